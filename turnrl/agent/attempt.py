@@ -167,8 +167,16 @@ class Attempt:
         self.conversations.append(self.rules.converse(messages, tools))
         return self.conversations[-1]
 
-    async def say(self, conversation: Conversation, stop: tuple[str, ...]) -> Reply:
-        """Sample the next turn in a history that has room."""
+    async def say(
+        self, conversation: Conversation, stop: tuple[str, ...], forced: tuple[int, ...] = ()
+    ) -> Reply:
+        """Sample the next turn in a history that has room.
+
+        Args:
+            conversation: The history.
+            stop: Texts that end the turn.
+            forced: Tokens to take in place of the first draws.
+        """
         if self.sampling:
             raise PluginError(
                 "a player asked for a reply while another is sampled. Await the first."
@@ -179,7 +187,8 @@ class Attempt:
         self.sampling = True
         try:
             reply = await conversation.say(
-                turn, replace(rules.sampling, max_tokens=most, seed=seed, stop=stop)
+                turn,
+                replace(rules.sampling, max_tokens=most, seed=seed, stop=stop, forced_ids=forced),
             )
         except BaseException:  # cancelled, for example: what was sampled until then is not known
             conversation.broken = True

@@ -107,6 +107,14 @@ class ChatFormat:
         ids = self._fill(self._between(tuple(m["role"] for m in messages)), messages, True)
         return ids[1:] if after is not None and after == self.end_of_turn == ids[0] else ids
 
+    def turn(self, text: str, stop: Sequence[str]) -> tuple[int, ...]:
+        """Ids of a turn as a model would write it: up to the first stop string, or with the token
+        that ends a turn."""
+        stops = [text.find(mark) + len(mark) for mark in stop if mark in text]
+        ids = self._ids(text[: min(stops, default=None)], goes_on=True)
+        end = self.tokenizer.eos_token_id if self.end_of_turn is None else self.end_of_turn
+        return tuple(ids) if stops else (*ids, cast(int, end))
+
     def text(self, ids: Sequence[int]) -> str:
         """Text of a turn: decoded ids without the token that ended it."""
         said = ids[:-1] if ids and ids[-1] in self.end_ids else ids

@@ -21,6 +21,7 @@ from turnrl import types
 from turnrl.agent.attempt import Attempt, Rules, let_play
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
+from turnrl.agent.dictation import Dictation
 from turnrl.agent.explore import Exploration
 from turnrl.agent.function_tools import toolsets_of
 from turnrl.agent.running import Underway
@@ -126,7 +127,10 @@ class Agent:
         """
         rollout, k = self._rollout, len(attempt.turns)
         (talk,) = attempt.conversations
-        reply = await attempt.say(talk, rollout.sampling.stop)
+        stop, forced = rollout.sampling.stop, tuple[int, ...]()
+        if isinstance(self._sampler, Dictation):
+            forced = await self._sampler.turn(attempt, rollout, self._chat)
+        reply = await attempt.say(talk, stop, forced)
         with rollout.blamed("read", reply.text):
             reading = rollout.scheme.read(reply.text, k, reply.cut)
         attempt.read(reading)

@@ -1,10 +1,12 @@
 """Check of a segmenter."""
 
+import contextlib
 import itertools
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from turnrl.errors import RecipeError
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import QUESTION
 from turnrl.text import neutralise
@@ -14,7 +16,8 @@ from turnrl.types.trajectory import Reading, ToolCall, ToolResult
 
 
 def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
-    """Check a segmenter: its prompt, that it reads any text, and that it shows results as they are.
+    """Check a segmenter: its prompt, that it reads any text, that it shows results as they are, and
+    that it reads what it writes, if it writes turns.
 
     Args:
         segmenter: The segmenter.
@@ -66,6 +69,30 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
     reading = segmenter.read("Lorem ipsum dolor sit amet.", 0, False)
     formless = reading.answer is None or reading.format_error is not None or not segmenter.tags
     require(formless, f"{name} takes plain text for a well-formed turn: {reading!r}")
+    if type(segmenter).write is not Segmenter.write:
+        _check_writing(segmenter)
+
+
+def _check_writing(segmenter: Segmenter) -> None:
+    """Check that a segmenter reads the turns that it writes as what they are to say. One that takes
+    no such calls, or no answers, has no form for them."""
+    name = type(segmenter).__name__
+    needs = {**_ECHO.parameters, "required": ["text"]}
+    segmenter.prompt(QUESTION, [ToolSpec(_ECHO.name, _ECHO.description, needs)])
+    texts = [
+        "x",
+        'a "quoted" {brace}',
+        "two\nlines",
+        *(f"<{tag}>y</{tag}>" for tag in segmenter.tags),
+    ]
+    several = segmenter.max_turns > 1  # in a single turn nobody would read a result
+    calls = [Reading((ToolCall("echo", {"text": text}),)) for text in texts if several]
+    for reading in (*calls, Reading(answer="Utrecht")):
+        with on(f"{name}.write({reading!r})"), contextlib.suppress(RecipeError):
+            text = segmenter.write(reading)
+            require(isinstance(text, str) and text.strip(), f"gives {text!r}, which is no text")
+            read = segmenter.read(text, 0, False)
+            require(read == reading, f"gives {text!r}, which it reads as {read!r}")
 
 
 def _shown(messages: Sequence[Mapping[str, str]], *roles: str) -> str:

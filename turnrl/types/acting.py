@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from turnrl.errors import TrajectoryLost
+from turnrl.errors import RecipeError, TrajectoryLost
 from turnrl.plugins import contract
 from turnrl.types.engine import Reply
 from turnrl.types.questions import Question
@@ -172,6 +172,20 @@ class Segmenter(ABC):
             cut: Whether the turn ran out of tokens. What a cut turn began and did not end is not
                 there: half an answer is none. Its calls are never run.
         """
+
+    def write(self, reading: Reading, thought: str = "") -> str:
+        """The text of a turn that `read` reads so, for demonstrations (`turnrl warmup`). Optional.
+
+        Args:
+            reading: The calls of the turn, or its answer.
+            thought: What the turn says before it acts, if the scheme has a place for that.
+        Raises:
+            RecipeError: If the scheme has no form for it. The default has none for anything.
+        """
+        raise RecipeError(
+            f"the turn scheme {type(self).__name__} does not say how a turn is written. Define "
+            "write in its class, or give 'turnrl warmup' texts of your own with --by."
+        )
 
     @abstractmethod
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:

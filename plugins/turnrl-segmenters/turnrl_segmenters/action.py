@@ -112,6 +112,18 @@ class Action(Scheme):
         call = ToolCall(self.tool, {self._name: self._value(said)})
         return Reading((call,), format_error=wrong)
 
+    def write(self, reading: Reading, thought: str = "") -> str:
+        """The action, in its tags if the form has them."""
+        fits = [call for call in reading.calls if [*call.arguments] == [self._name]]
+        if len(fits) != 1 or len(reading.calls) != 1 or fits[0].name != self.tool:
+            raise RecipeError(
+                f"a turn of Action is one call of {self.tool!r} with {self._name!r}, and not "
+                f"{reading!r:.200}. Demonstrate such calls."
+            )
+        said = fits[0].arguments[self._name]
+        text = said if isinstance(said, str) else json.dumps(said)
+        return text if self.form == "text" else f"{thought}<action>{text}</action>"
+
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
         """A user message with the observation, or with what is wrong with the action."""
         shown = [result.content if result.ok else f"Error: {result.content}." for result in results]

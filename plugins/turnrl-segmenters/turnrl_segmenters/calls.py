@@ -24,6 +24,17 @@ _SLIP = re.compile(
 _WORDS = {"True": "true", "False": "false", "None": "null"}
 
 
+def call_text(call: ToolCall, key: str) -> str:
+    """A call as JSON that holds no tag.
+
+    Args:
+        call: The call.
+        key: Key of its arguments.
+    """
+    said = {"name": call.name, key: dict(call.arguments)}
+    return json.dumps(said, ensure_ascii=False).replace("<", "\\u003c")
+
+
 def read_tool_call(body: str, fault: str | None, lenient: bool) -> ToolCall:
     """The call in a block.
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
 from turnrl import Message, Reading, RecipeError, ToolResult, ToolSpec
-from turnrl_segmenters.calls import read_tool_call
-from turnrl_segmenters.scheme import MUST_ANSWER, Scheme
+from turnrl_segmenters.calls import call_text, read_tool_call
+from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme
 
 _INSIDE = "tags inside tool_call; in the text of an argument, write < as \\u003c"
 
@@ -125,6 +125,19 @@ class ReAct(Scheme):
         wrong += dict.fromkeys(call.mended for call in calls if call.mended)
         errors = [call.error for call in calls if call.error]
         return Reading(calls, format_error="; ".join(wrong or errors[:1]) or None)
+
+    def write(self, reading: Reading, thought: str = "") -> str:
+        """A thought if the form requires one, or if one is given; then the calls or the answer."""
+        if reading.answer is not None:
+            place = {"tag": "<answer>{}</answer>", "boxed": "\\boxed{{{}}}", "plain": "{}"}
+            act = place[self.answer].format(reading.answer)
+        else:
+            calls = (call_text(call, "arguments") for call in reading.calls)
+            act = "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+        if self.think == "optional" and not thought:
+            return act
+        opening = "" if self.think == "opened" else "<think>"
+        return f"{opening}{thought or THOUGHT}</think>\n{act}"
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
         """A tool message with each result, and a user message with the format error if no result

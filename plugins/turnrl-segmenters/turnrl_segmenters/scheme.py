@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from turnrl import Message, Question, Segmenter, ToolSpec
 
 MUST_ANSWER = "the last turn must give an answer"
+THOUGHT = "I go step by step."
+"""A thought for a turn that must have one and was given none."""
 
 
 class Scheme(Segmenter):

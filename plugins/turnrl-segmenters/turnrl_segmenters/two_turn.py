@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import final
 
-from turnrl import Message, Reading, ToolCall, ToolResult, ToolSpec, read_call
-from turnrl_segmenters.scheme import MUST_ANSWER, Scheme
+from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec, read_call
+from turnrl_segmenters.calls import call_text
+from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme
 
 _TAG = re.compile(r"<(/?)(reasoning|tool|result|answer|error)>")
 
@@ -71,6 +72,19 @@ class TwoTurn(Scheme):
         unusable = ToolCall("", error="tags inside tool, or it is not closed")
         call = unusable if body is None else read_call(body, ("args", "arguments"))
         return Reading(calls=(call,), format_error=error or call.error)
+
+    def write(self, reading: Reading, thought: str = "") -> str:
+        """A thought, then the call or the answer. A single call fits a turn."""
+        if reading.answer is not None:
+            act = f"<answer>{reading.answer}</answer>"
+        elif len(reading.calls) != 1:
+            raise RecipeError(
+                f"a turn of TwoTurn has one call, and not {len(reading.calls)}. Demonstrate one."
+            )
+        else:
+            (call,) = reading.calls
+            act = f"<tool>{call_text(call, 'args')}</tool>"
+        return f"<reasoning>{thought or THOUGHT}</reasoning>{act}"
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
         """A user message with the result or error of each call, or with the turn's format error."""

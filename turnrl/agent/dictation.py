@@ -1,0 +1,118 @@
+"""Demonstrations: turns that a demonstrator dictates, played through a rollout as a policy's are.
+
+Tools, limits and tokens are those of a run, so a trajectory of demonstrations is what a policy that
+wrote these texts would have made.
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TYPE_CHECKING, Protocol, final
+
+from turnrl.agent.chat import ChatFormat
+from turnrl.errors import PluginError, RecipeError, blaming, kind_of
+from turnrl.types import (
+    Attempt,
+    Completion,
+    Engine,
+    Reading,
+    SampledPolicy,
+    Sampling,
+    Segmenter,
+    Session,
+)
+
+if TYPE_CHECKING:
+    from turnrl.agent import attempt as _attempt
+
+Says = str | Reading
+"""A turn as it is demonstrated: its text, or what it does, which the turn scheme writes."""
+Demonstrator = Callable[[Attempt, random.Random], Says | Awaitable[Says]]
+"""Gives the next turn of an attempt. The random numbers belong to the attempt and the turn."""
+
+
+class _Rules(Protocol):
+    """The part of a rollout that is asked here."""
+
+    @property
+    def max_turn_tokens(self) -> int:
+        """The most tokens of a turn."""
+
+    @property
+    def scheme(self) -> Segmenter:
+        """The turn scheme."""
+
+    @property
+    def sampling(self) -> Sampling:
+        """Settings to sample a turn."""
+
+
+@final
+class Dictation(Engine):
+    """Takes the place of an engine in `Rollout.play`, and has a demonstrator write the turns.
+
+    Args:
+        demonstrate: Gives the turns.
+    """
+
+    def __init__(self, demonstrate: Demonstrator) -> None:
+        self.demonstrate = demonstrate
+
+    async def turn(
+        self, attempt: _attempt.Attempt, rollout: _Rules, chat: ChatFormat
+    ) -> tuple[int, ...]:
+        """The tokens of an attempt's next turn.
+
+        Raises:
+            PluginError: If the demonstrator raises, or gives no text.
+            RecipeError: If the turn is longer than a policy's may be.
+        """
+        turn, what = len(attempt.turns), "the demonstrator"
+        rng = random.Random(repr((attempt.seed, turn)))
+        with blaming(PluginError, f"{what} on question {attempt.asked.id!r}", "Fix it."):
+            said = self.demonstrate(attempt, rng)
+            said = await said if inspect.isawaitable(said) else said
+        text = rollout.scheme.write(said) if isinstance(said, Reading) else said
+        if not isinstance(text, str) or not text.strip():
+            raise PluginError(
+                f"{what} gave {text!r:.80} ({kind_of(text)}) for turn {turn + 1} of question "
+                f"{attempt.asked.id!r}. Return the text of the turn, or a turnrl.Reading."
+            )
+        ids = chat.turn(text, rollout.sampling.stop)
+        if len(ids) > rollout.max_turn_tokens:
+            raise RecipeError(
+                f"{what} gave a turn of {len(ids)} tokens on question {attempt.asked.id!r}, more "
+                f"than rollout.max_turn_tokens = {rollout.max_turn_tokens}. Raise it, or write "
+                "less."
+            )
+        return ids
+
+    def start(self, policy: SampledPolicy, max_tokens: int) -> None:
+        """Nothing to do."""
+
+    def sync(self, version: int) -> None:
+        """Nothing to do: the turns do not depend on weights."""
+
+    def open(self, prompt_ids: Sequence[int]) -> Session:
+        return _Dictated()
+
+    async def drain(self) -> None:
+        """Nothing to give back."""
+
+    def close(self) -> None:
+        """Nothing to give back."""
+
+
+class _Dictated(Session):
+    async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+        ids = sampling.forced_ids[: sampling.max_tokens]
+        whole = len(ids) == len(sampling.forced_ids)
+        return Completion(ids, (0.0,) * len(ids), "stop" if whole else "length", 0)
+
+    def fork(self) -> Session:
+        return _Dictated()
+
+    def close(self) -> None:
+        """Nothing to give back."""
