@@ -161,6 +161,7 @@ LISTED = "test_recipes.test_every_recipe_is_listed_with_its_command_and_its_row"
 COPIED = "test_recipes.test_a_copy_is_a_file_to_change_and_replaces_none"
 BY_DOORS = "test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe"
 LAKE = "test_action.test_the_lake_of_the_page_runs_and_warns_that_nothing_ends"
+WARMUP = "test_warmup.test_"
 PAPER = Elsewhere("test_cli.test_the_papers_baselines_are_a_recipe_with_another_estimator")
 
 # By page: what stands in a command or block (the longest text decides), and how it is tested.
@@ -457,6 +458,29 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit quickstart lake.yaml": Elsewhere(LAKE),
         "of: last_step": Fits(),
         "no attempt of iteration 1": Elsewhere(LAKE),
+    },
+    "docs/howto/warmup.md": {
+        "turnrl warmup frozen_lake --to lake_starter": Runs(
+            ("written to lake_starter", "begin with it: turnrl fit frozen_lake"),
+            ("lake_starter/config.json",),
+            after=" --steps 20 --batch_size 8 --held_out 4",
+        ),
+        "turnrl fit frozen_lake": Runs(
+            (FINISHED,),
+            ("runs/frozen_lake/version_0/model",),
+            after=" --trainer.max_epochs 1 --data.questions_per_iteration 2 --data.val_limit 4",
+        ),
+        "attempts with a call that worked": Elsewhere(
+            "test_warmup.test_the_frozen_lake_of_the_page_is_learned"
+        ),
+        '"""A walker': Saved("walker.py"),
+        "--by walker.demonstrate": Runs(
+            ("written to walker_starter",),
+            ("walker_starter/demonstrations.txt",),
+            after=" --steps 2 --batch_size 4 --held_out 0",
+        ),
+        "def write(self, reading": Elsewhere(WARMUP + "a_scheme_that_writes_as_on_the_page"),
+        "warm_up(": Elsewhere(WARMUP + "the_python_of_the_page_warms_up"),
     },
     "docs/howto/players.md": {
         '"""A player in the embedded': Saved("searcher.py"),

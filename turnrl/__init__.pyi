@@ -1,11 +1,14 @@
 """The public interface: every name of `turnrl`, and the module that it comes from."""
 
 from turnrl.agent.chat import ChatFormat as ChatFormat
+from turnrl.agent.dictation import Demonstrator as Demonstrator
+from turnrl.agent.dictation import Dictation as Dictation
 from turnrl.agent.function_tools import FunctionTool as FunctionTool
 from turnrl.agent.function_tools import as_result as as_result
 from turnrl.agent.functions import Described as Described
 from turnrl.agent.functions import described as described
 from turnrl.agent.json_call import read_call as read_call
+from turnrl.agent.random_play import RandomPlay as RandomPlay
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.running import on_loop as on_loop
 from turnrl.agent.running import result_of as result_of
@@ -95,6 +98,7 @@ from turnrl.run.recording import Recorder as Recorder
 from turnrl.scoring import Tally as Tally
 from turnrl.scoring import curves as curves
 from turnrl.scoring import score_group as score_group
+from turnrl.supervised import Supervised as Supervised
 from turnrl.text import contained_answer as contained_answer
 from turnrl.text import neutralise as neutralise
 from turnrl.text import normalize_answer as normalize_answer
@@ -155,3 +159,6 @@ from turnrl.run.alarms.rules import Alarm as Alarm
 from turnrl.run.alarms.rules import alarms as alarms
 from turnrl.run.alarms.watch import Alarms as Alarms
 from turnrl.run.card.card import export as export
+from turnrl.warmup import Acting as Acting
+from turnrl.warmup import WarmedUp as WarmedUp
+from turnrl.warmup import warm_up as warm_up

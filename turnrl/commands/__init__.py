@@ -7,6 +7,7 @@ report/     an HTML page about runs
 compare/    runs on the same questions
 sweep/      a recipe trained with several seeds and settings
 scaffold/   the beginning of a plugin, and the list of the installed ones
+warmup      a policy that learns the form of its turns before `fit`
 completion  a completion script for the shell
 
 `fit` is `turnrl.recipe.fit`, because every command that takes a recipe is made there.
@@ -37,6 +38,7 @@ COMMANDS: Mapping[str, str] = {
     "plugins": "turnrl.commands.scaffold.listing:add_plugins_command",
     "report": "turnrl.commands.report.command:add_report_command",
     "sweep": "turnrl.commands.sweep.command:add_sweep_command",
+    "warmup": "turnrl.commands.warmup:add_warmup_command",
 }
 """The module of each command, which is imported only for it, and the function that adds it to
 argparse's sub-parsers."""

@@ -14,20 +14,17 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 import lightning.pytorch as pl
 import torch
-from lightning.fabric.utilities import move_data_to_device
-from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
-from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from turnrl import ChatFormat, Policy, RecipeError
+from turnrl import ChatFormat, Policy, RecipeError, Supervised, TokenRow
 from turnrl_atlas.demonstrators import Demonstrator, Habits, OneHop, Recall, TwoHop
 from turnrl_atlas.forms import Trace, encode, markup
 from turnrl_atlas.made_up_tools import MadeUpTools
@@ -100,22 +97,21 @@ class Demonstrations(pl.LightningDataModule):
         raise IndexError(step)
 
 
-class Warmup(pl.LightningModule):
+class Warmup(Supervised):
     """Supervised training of a tiny Qwen2, with the cross-entropy of the assistant's tokens.
 
     Args:
         save_to: Folder for the policy and its tokenizer, written at the end.
-        learning_rate: Its peak, reached in 100 steps; then it falls to a tenth along a half cosine.
+        learning_rate: Its peak; see `Supervised`.
         threads: CPU threads. Another number rounds differently, and so gives other weights.
     """
 
-    policy: Policy
+    budget = sys.maxsize
     chat: ChatFormat
 
     def __init__(self, save_to: str, learning_rate: float = 2e-3, threads: int = 1) -> None:
-        super().__init__()
+        super().__init__(learning_rate)
         self.save_to = save_to
-        self.learning_rate = learning_rate
         self.threads = threads
         self._configured = False
 
@@ -133,35 +129,9 @@ class Warmup(pl.LightningModule):
         self.policy.tokenizer = tokenizer
         self.chat = ChatFormat(tokenizer)
 
-    def transfer_batch_to_device(
-        self, batch: list[Trace], device: torch.device, dataloader_idx: int
-    ) -> list[Trace]:
-        """Return the batch, because traces are text."""
-        return batch
-
-    def training_step(self, batch: list[Trace], batch_idx: int) -> Tensor:
-        """Mean cross-entropy of the assistant's tokens."""
-        rows = [encode(self.chat, trace) for trace in batch]
-        ((_, layout),) = self.policy.passes(rows, sys.maxsize)
-        loss: Tensor = -self.policy(move_data_to_device(layout, self.device)).logprobs.mean()
-        self.log("train/loss", loss, prog_bar=True, batch_size=len(batch))
-        return loss
-
-    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
-        """AdamW with its schedule."""
-        optimizer = torch.optim.AdamW(
-            self.parameters(), lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
-        )
-        steps = int(self.trainer.estimated_stepping_batches)
-        schedule = torch.optim.lr_scheduler.OneCycleLR(
-            optimizer,
-            max_lr=self.learning_rate,
-            total_steps=steps,
-            pct_start=min(0.3, 100 / steps),
-            cycle_momentum=False,
-            final_div_factor=0.4,
-        )
-        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+    def rows(self, batch: Sequence[Trace]) -> list[TokenRow]:
+        """The traces as tokens."""
+        return [encode(self.chat, trace) for trace in batch]
 
     def on_train_end(self) -> None:
         """Write the policy."""

@@ -71,5 +71,6 @@ def escapes(trajectories: Sequence[Trajectory], iteration: int, max_turns: int) 
         f"{len(trajectories)}, {', '.join(ways)}; {idle} of {len(turns)} turns took no step. Read "
         "transcripts/ in the run's folder. If the policy gets out of the task, raise unfinished "
         "and idle of EnvironmentReward; if it has too little room, raise max_turns or "
-        "rollout.max_turn_tokens."
+        "rollout.max_turn_tokens; if it knows no such action, teach it the form with 'turnrl "
+        "warmup'."
     )

@@ -1,0 +1,528 @@
+"""The warm-up: demonstrations through a run's own rollout, what a policy learns from them, and an
+adapter's folder as the model that a run begins with."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import re
+from pathlib import Path
+
+import lightning as L
+import pytest
+import torch
+
+import turnrl
+from commands import fails, save
+from pages import pieces
+from runs import column
+from turnrl import (
+    Lora,
+    PluginError,
+    Policy,
+    Question,
+    RandomPlay,
+    Reading,
+    RecipeError,
+    Rollout,
+    Segmenter,
+    Tool,
+    ToolCall,
+    ToolResult,
+)
+from turnrl.agent.dictation import Dictation
+from turnrl.cli import main
+from turnrl.testing import check_segmenter
+from turnrl.warmup import Lesson
+from turnrl_environments import Environment
+from turnrl_environments.lake import Lake
+from turnrl_segmenters import Action, ReAct, TwoTurn
+from worlds import Echo
+
+QUESTION = Question("q", "What is the capital of France?", ("Paris",))
+
+
+class Page(Tool):
+    name, description = "look", "Look something up."
+    parameters = {
+        "type": "object",
+        "properties": {
+            "query": {"type": "string"},
+            "kind": {"enum": ["city", "country"]},
+            "most": {"type": "integer", "minimum": 2, "maximum": 4},
+            "deep": {"type": "boolean"},
+            "tags": {"type": "array", "items": {"type": "string"}, "minItems": 2},
+            "where": {"type": "object", "properties": {"x": {"type": "number"}}},
+            "other": {"anyOf": [{"type": "null"}, {"const": 7}]},
+        },
+        "required": ["query", "kind", "most", "deep", "tags", "where", "other"],
+    }
+
+    def run(self, calls):
+        return [ToolResult("Paris is the capital of France.") for _ in calls]
+
+
+def play(chat, demonstrate, scheme=None, tools=None, questions=(QUESTION,), size=1, **limits):
+    limits = {"max_turn_tokens": 400, "max_tokens": 4000, **limits}
+    rollout = Rollout(scheme or ReAct(), [Page()] if tools is None else tools, **limits)
+    with rollout.live():
+        return rollout.play(Dictation(demonstrate), chat, list(questions), size, (0,))
+
+
+# ---------------------------------------------------------------------- demonstrations
+
+
+@pytest.mark.parametrize("scheme", [TwoTurn(), ReAct(), ReAct(think="required"), ReAct(3, "boxed")])
+def test_random_play_calls_with_arguments_that_fit_and_answers_what_was_read(chat, scheme):
+    (attempts,) = play(chat, RandomPlay(scheme), scheme, size=40)
+    turns = [turn for attempt in attempts for turn in attempt.turns]
+    assert all(turn.reading.format_error is None for turn in turns)
+    assert all(attempt.answer == "Paris" for attempt in attempts)
+    calls = [call for turn in turns for call in turn.reading.calls]
+    # the toolbox has checked every argument by the schema of `Page`
+    assert all(result.ok for turn in turns for result in turn.results)
+    assert len(calls) >= 40
+    assert {call.arguments["kind"] for call in calls} == {"city", "country"}
+    assert {call.arguments["most"] for call in calls} == {2, 3, 4}
+    assert {call.arguments["other"] for call in calls} == {None, 7}
+    queries = {call.arguments["query"] for call in calls}
+    assert len(queries) > 5
+    assert all(
+        query in QUESTION.text or query in "Paris is the capital of France." for query in queries
+    )
+    lengths = {len(attempt.turns) for attempt in attempts}
+    assert lengths == ({2} if scheme.max_turns == 2 else set(range(2, scheme.max_turns + 1)))
+
+
+def test_demonstrations_are_the_same_for_the_same_seed_and_differ_among_attempts(chat):
+    def texts():
+        (attempts,) = play(chat, RandomPlay(ReAct()), size=6)
+        return [[turn.text for turn in attempt.turns] for attempt in attempts]
+
+    first = texts()
+    assert first == texts()
+    assert len({str(one) for one in first}) == 6
+
+
+def test_a_row_of_demonstrations_is_what_a_policy_that_wrote_it_would_have_made(chat):
+    said = [
+        '<tool>{"name": "look", "args": {"query": "x"}}</tool> and more',
+        "<answer>Paris</answer>",
+    ]
+    from turnrl.testing import ScriptedEngine
+
+    scheme = TwoTurn()
+    ((shown,),) = play(chat, lambda attempt, rng: said[len(attempt.turns)], scheme, [Echo()])
+    # a model stops at the end of a stop string, and nothing ends the turn but that
+    cut = said[0].removesuffix(" and more")
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: [cut, said[1]][turn])
+    rollout = Rollout(scheme, [Echo()], max_turn_tokens=400, max_tokens=4000)
+    with rollout.live():
+        ((wrote,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
+    assert shown.token_rows == wrote.token_rows
+    assert shown.turns == wrote.turns
+    # without a stop string the token that ends a turn is written too
+    ((plain,),) = play(chat, lambda attempt, rng: "left", Action(1, "text", "echo"), [Echo()])
+    ids, asked = plain.token_rows[0]
+    written = [i for i, mine in zip(ids, asked, strict=True) if mine]
+    assert written[-1] == chat.end_of_turn
+    assert chat.text(written) == "left"
+
+
+def test_a_demonstrator_may_wait_give_a_reading_and_see_what_came(chat):
+    seen = []
+
+    async def demonstrate(attempt, rng):
+        seen.append([result.content for turn in attempt.turns for result in turn.results])
+        assert isinstance(rng, random.Random)
+        if attempt.turns:
+            return Reading(answer=attempt.question.answers[0])
+        return Reading((ToolCall("echo", {"text": "hello <answer>"}),))
+
+    ((one,),) = play(chat, demonstrate, ReAct(), [Echo()])
+    assert one.answer == "Paris"
+    assert one.turns[0].reading.calls[0].arguments == {"text": "hello <answer>"}
+    assert seen == [[], [one.turns[0].results[0].content]]
+
+
+@pytest.mark.parametrize(
+    ("gives", "error", "told"),
+    [
+        (lambda attempt, rng: 1 / 0, PluginError, "division by zero"),
+        (lambda attempt, rng: None, PluginError, "gave None"),
+        (lambda attempt, rng: " ", PluginError, "gave ' '"),
+        (lambda attempt, rng: "x " * 500, RecipeError, "more than rollout.max_turn_tokens = 400"),
+        (lambda attempt, rng: Reading((ToolCall("a"), ToolCall("b"))), RecipeError, "has one call"),
+    ],
+)
+def test_a_demonstrator_that_gives_no_turn_is_named(chat, gives, error, told):
+    with pytest.raises(error, match=told) as raised:
+        play(chat, gives, TwoTurn())
+    assert "demonstrat" in str(raised.value).lower()
+
+
+def test_a_scheme_that_does_not_write_turns_says_what_to_define(chat):
+    class Bare(Segmenter):
+        max_turns = 2
+
+        def prompt(self, question, tools):
+            return [{"role": "user", "content": question.text}]
+
+        def read(self, text, turn, cut):
+            return Reading(answer=text.strip() or None, format_error=None if text.strip() else "no")
+
+        def observe(self, reading, results):
+            return [{"role": "user", "content": "go on"}]
+
+    with pytest.raises(
+        RecipeError, match=r"Bare does not say how a turn is written\. Define write"
+    ):
+        play(chat, RandomPlay(Bare()), Bare())
+
+    class Wrong(Bare):
+        tags = ("say",)
+
+        def read(self, text, turn, cut):
+            return Reading(answer=None if cut else text.strip() or None, format_error="no form")
+
+        def write(self, reading, thought=""):
+            return f"{reading.answer} or so"
+
+    with pytest.raises(RecipeError, match="Wrong writes 'Paris or so' and reads it as"):
+        play(chat, RandomPlay(Wrong()), Wrong(), [])
+    with pytest.raises(AssertionError, match=r"Wrong.write\(.*which it reads as"):
+        check_segmenter(Wrong(), 10)
+
+
+# ---------------------------------------------------------------------------- learning
+
+
+class Look(L.Callback):
+    """Keeps the loss and the gradient of a step."""
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        self.loss = float(trainer.callback_metrics["train/loss"])
+        self.gradient = {n: p.grad.clone() for n, p in pl_module.named_parameters()}
+
+
+def test_the_loss_is_the_mean_cross_entropy_of_the_marked_tokens_in_one_pass_or_in_many(
+    tiny_model,
+):
+    draw = random.Random(0)
+    lines = []
+    for length in (9, 14, 23, 30):
+        ids = [draw.randrange(5, 60) for _ in range(length)]
+        lines.append((ids, [n > length // 2 for n in range(length)]))
+    for budget in (None, 24):
+        policy = Policy(str(tiny_model))
+        policy.load()
+        lesson = Lesson(1e-3, policy)
+        lesson.budget = budget
+        look = Look()
+        trainer = L.Trainer(
+            max_epochs=1,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            accelerator="cpu",
+            callbacks=[look],
+        )
+        loader = torch.utils.data.DataLoader([lines], batch_size=None)
+        fresh = Policy(str(tiny_model))
+        fresh.load()
+        naive = []
+        for ids, asked in lines:
+            logits = fresh.network(torch.tensor([ids])).logits[0].float()
+            logp = logits.log_softmax(-1)
+            naive += [logp[n - 1, ids[n]] for n, mine in enumerate(asked) if mine]
+        loss = -torch.stack(naive).mean()
+        loss.backward()
+        trainer.fit(lesson, loader)
+        assert look.loss == pytest.approx(loss.item(), rel=1e-5)
+        wanted = {f"policy.{n}": p.grad for n, p in fresh.named_parameters()}
+        for name, gradient in look.gradient.items():
+            torch.testing.assert_close(gradient, wanted[name], rtol=1e-3, atol=1e-5)
+
+
+LAKE = {
+    "seed_everything": 0,
+    "model": {
+        "policy": {"model": "package://turnrl_atlas/starter"},
+        "rollout": {
+            "segmenter": {
+                "class_path": "Action",
+                "init_args": {"max_turns": 6, "form": "text", "instructions": ""},
+            },
+            "tools": [
+                {
+                    "class_path": "Environment",
+                    "init_args": {"environment": "turnrl_environments.lake.Lake"},
+                }
+            ],
+            "max_turn_tokens": 8,
+            "max_tokens": 512,
+        },
+        "rewards": ["EnvironmentReward", "EnvironmentOutcome"],
+        "group_size": 4,
+    },
+    "data": {
+        "train": {"class_path": "Seeds"},
+        "val": {"class_path": "Seeds"},
+        "questions_per_iteration": 4,
+        "val_limit": 16,
+    },
+    "trainer": {"max_epochs": 1, "accelerator": "cpu", "callbacks": []},
+}
+SHORT = ["--steps", "30", "--batch_size", "8", "--held_out", "12", "--lr"]
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+@pytest.mark.parametrize(("lora", "rate"), [(None, "2e-3"), ({"r": 16}, "5e-3")])
+def test_a_policy_that_never_calls_calls_after_a_warm_up_and_a_run_begins_with_it(
+    tmp_path, monkeypatch, capsys, lora, rate
+):
+    monkeypatch.chdir(tmp_path)
+    recipe = json.loads(json.dumps(LAKE))
+    recipe["model"]["policy"]["lora"] = lora
+    save(recipe, "lake.yaml")
+    assert main(["warmup", "lake.yaml", "--to", "warm", *SHORT, rate]) == 0
+    told = capsys.readouterr().out
+    shares = {
+        line[15:]: [float(word) for word in line.split()[:2]]
+        for line in told.splitlines()
+        if "in the right form" in line or "attempts" in line
+    }
+    before, after = shares["turns with a call that worked or an answer in the right form"]
+    assert before < 0.3
+    assert after > 0.8
+    assert "begin with it: turnrl fit lake.yaml --model.policy.model warm" in told
+    assert Path("warm", "adapter_config.json").is_file() == (lora is not None)
+    assert "-- turn 2" in Path("warm/demonstrations.txt").read_text()
+    assert not Path("runs").exists()
+    assert main(["fit", "lake.yaml", "--model.policy.model", "warm"]) == 0
+    assert column("runs/lake", "train/tool_execution")[0] > 0.8
+    # its own adapter, exported anew, says which base it is of
+    if lora is not None:
+        config = json.loads(Path("runs/lake/version_0/adapter/adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == "package://turnrl_atlas/starter"
+
+
+def test_mistakes_of_a_warm_up_are_told(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    save(LAKE, "lake.yaml")
+    go = ["warmup", "lake.yaml"]
+    assert "--to does not say where. Give a folder" in fails(capsys, go)
+    told = fails(capsys, [*go, "--to", "warm", "--steps", "0"])
+    assert told.endswith("steps is 0; it must be at least 1")
+    told = fails(capsys, [*go, "--to", "warm", "--by", "nowhere.demonstrate"])
+    assert "--by is 'nowhere.demonstrate', which cannot be imported" in told
+    told = fails(capsys, [*go, "--to", "warm", "--by", "json.decoder"])
+    assert told.endswith("--by is 'json.decoder', which is no function. Give a function's path.")
+    Path("file").touch()
+    told = fails(capsys, [*go, "--to", "file"])
+    assert told.endswith("--to is 'file', which is a file or the model. Give another.")
+    told = fails(capsys, [*go, "--to", "warm", "--trainer.devices", "2"])
+    assert told.endswith("'turnrl warmup' takes one process. Add --trainer.devices 1.")
+    recipe = json.loads(json.dumps(LAKE))
+    recipe["model"]["rollout"]["max_tokens"] = 60  # room for a prompt, and for one turn
+    recipe["model"]["rollout"]["tools"][0]["init_args"]["options"] = {"ice": 1.0}
+    save(recipe, "small.yaml")
+    told = fails(capsys, ["warmup", "small.yaml", "--to", "warm", *SHORT, "1e-3"])
+    assert "demonstrations ran out of tokens: rollout.max_tokens is 60. Raise it." in told
+    assert "Did you mean steps" in fails(capsys, [*go, "--to", "warm", "--stepz", "3"])
+
+
+def test_a_warm_up_in_python_takes_texts_of_ones_own(tmp_path, monkeypatch, tiny_model):
+    monkeypatch.chdir(tmp_path)
+    Path("shown.py").write_text(
+        "import random\n"
+        "def demonstrate(attempt, rng):\n"
+        "    return '<action>down</action>' if attempt.turns else 'now <action>right</action>'\n"
+    )
+    recipe = json.loads(json.dumps(LAKE))
+    recipe["model"]["rollout"]["segmenter"]["init_args"]["form"] = "tag"
+    save(recipe, "lake.yaml")
+    options = ["--steps", "1", "--batch_size", "2", "--held_out", "0"]
+    go = ["warmup", "lake.yaml", "--to", "warm", "--by", "shown.demonstrate", *options]
+    assert main(go) == 2
+    assert main([*go, "--model.rollout.max_turn_tokens", "40"]) == 0
+    assert "now <action>right</action>" in Path("warm/demonstrations.txt").read_text()
+
+
+# ----------------------------------------------------------------- an adapter as model
+
+
+def moved(policy, seed=0):
+    """A policy whose adapter is random."""
+    policy.load()
+    draw = torch.Generator().manual_seed(seed)
+    for parameter in policy.trainable_parameters().values():
+        parameter.data.add_(torch.randn(parameter.shape, generator=draw) * 0.02)
+    return policy
+
+
+def said(policy):
+    row = ([5, 6, 7, 8, 9, 10], [False] * 2 + [True] * 4)
+    return policy.read([row])[0].logprobs
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+@pytest.mark.parametrize("quantization", ["none", "nf4"])
+def test_an_adapter_is_trained_further_and_is_the_reference(tiny_model, tmp_path, quantization):
+    def made(model, **lora):
+        return Policy(str(model), quantization, Lora(r=4, **lora))
+
+    first = moved(made(tiny_model))
+    folder = turnrl.export(first, tmp_path / "adapter")
+    again = made(folder)
+    again.load()
+    assert again.identity == first.identity  # a checkpoint of either fits both
+    torch.testing.assert_close(said(again), said(first))
+    with again.reference():
+        torch.testing.assert_close(said(again), said(first))
+    moved(again, 1)
+    assert (said(again) - said(first)).abs().max() > 0.01
+    with again.reference():
+        torch.testing.assert_close(said(again), said(first))
+    with first.reference():  # a fresh adapter's reference is the base
+        base = said(first)
+    assert (base - said(first)).abs().max() > 0.01
+    # what comes of it is an adapter of the base too, and not of the adapter
+    last_one = made(turnrl.export(again, tmp_path / "last"))
+    last_one.load()
+    torch.testing.assert_close(said(last_one), said(again))
+    assert last_one.folder == again.folder == str(tiny_model)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+def test_an_adapter_that_does_not_fit_is_refused_before_weights_are_loaded(tiny_model, tmp_path):
+    folder = turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4))), tmp_path / "adapter")
+    for lora in (None, Lora(r=8), Lora(r=4, alpha=8)):
+        with pytest.raises(RecipeError, match=r"Set policy.lora to \{'r': 4, 'alpha': 32\}"):
+            _ = Policy(str(folder), lora=lora).folder
+    with pytest.raises(RecipeError, match=r"Set policy\.lora\.target_modules as in its adapter"):
+        Policy(str(folder), lora=Lora(r=4, target_modules=["q_proj"])).load()
+    config = json.loads((folder / "adapter_config.json").read_text())
+    config["base_model_name_or_path"] = "../../gone/away"
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        RecipeError, match=r"is an adapter of '../../gone/away', which is not there"
+    ):
+        _ = Policy(str(folder), lora=Lora(r=4)).folder
+
+
+# ---------------------------------------------------------------------------- the lake
+
+
+def test_steps_on_the_lake_pay_the_difference_of_a_potential(chat):
+    draw = random.Random(0)
+    goals = falls = 0
+    for seed in range(300):
+        lake = Lake()
+        shown = lake.reset(seed)
+        assert shown == Lake().reset(seed)
+        # the shortest safe way by an independent reading of the map: all ways of so many moves
+        size, places = lake.size, {lake.at}
+        moves = 0
+        while lake.goal not in places:
+            moves += 1
+            near = {p + 1 for p in places if (p + 1) % size}
+            near |= {p - 1 for p in places if p % size}
+            near |= {p + size for p in places if p + size < size**2}
+            near |= {p - size for p in places if p >= size}
+            places |= {p for p in near if lake.places[p // size][p % size] != "H"}
+        assert moves == lake.whole
+        assert 6 <= moves <= 8
+        earned = 0.0
+        for _ in range(60):
+            result = lake.step(draw.choice(["left", "down", "right", "up"]))
+            earned += result.reward
+            if lake.at in lake.ways:
+                assert math.isclose(earned, 1 - lake.ways[lake.at] / lake.whole, abs_tol=1e-9)
+            else:
+                assert result.reward <= 1e-9
+                assert earned <= 1e-9
+            if result.done:
+                break
+        goals += lake.get_reward()
+        falls += bool(result.done and not lake.get_reward())
+        assert lake.get_reward() == float("in the goal" in result.content)
+    assert goals > 10
+    assert falls > 100
+
+
+def test_the_lake_says_where_the_ice_is_and_where_the_goal_is():
+    lake = Lake()
+    lake.reset(5)
+    lake.places = [*map(list, ("FHF", "SFG", "FFF"))]
+    lake.size, lake.at, lake.goal = 3, 3, 5
+    assert lake._seen() == "ice down, right, up; goal 2 right"
+    lake.at = 4
+    assert lake._seen() == "ice left, down, right; goal 1 right"
+    with pytest.raises(
+        RecipeError, match=r"no map of Lake.size 2 with Lake.ice 0.9 has a way of 9"
+    ):
+        Lake(2, 0.9, 9).reset(0)
+    assert [*Environment("turnrl_environments.lake.Lake").tools] == ["step"]
+
+
+# ---------------------------------------------------------------------------- the page
+
+PAGE = "docs/howto/warmup.md"
+
+
+def test_a_scheme_that_writes_as_on_the_page():
+    (code,) = (p.text for p in pieces(PAGE) if "def write(self" in p.text)
+    names = {}
+    exec(code, names)
+
+    class Lines(Segmenter):
+        max_turns = 3
+        write = names["write"]
+
+        def prompt(self, question, tools):
+            return [{"role": "user", "content": question.text}]
+
+        def read(self, text, turn, cut):
+            kind, _, said = text.partition(": ")
+            if kind == "answer" and said and not cut:
+                return Reading(answer=said)
+            if kind == "look":
+                return Reading((ToolCall("look", {"query": said}),))
+            return Reading(format_error="neither")
+
+        def observe(self, reading, results):
+            said = "\n".join(result.content for result in results)
+            return [{"role": "user", "content": said or str(reading.format_error)}]
+
+    scheme = Lines()
+    assert scheme.write(Reading(answer="Paris")) == "answer: Paris"
+    reading = Reading((ToolCall("look", {"query": "France"}),))
+    assert scheme.read(scheme.write(reading), 0, False) == reading
+
+
+def test_the_python_of_the_page_warms_up(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (code,) = (p.text for p in pieces(PAGE) if "warm_up(" in p.text)
+    small = "learning_rate=1e-3, steps=20, batch_size=8, held_out=8"
+    assert "learning_rate=1e-3" in code
+    exec(code.replace("learning_rate=1e-3", small), {})
+    assert float(capsys.readouterr().out.split()[-1]) > 0.5
+    assert Path("lake_starter/model.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_the_frozen_lake_of_the_page_is_learned(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    commands = [line for p in pieces(PAGE) for line in p.text.splitlines() if "frozen_lake" in line]
+    warm, fit = [line.split()[1:] for line in commands if line.startswith("turnrl ")][:2]
+    assert main(warm) == 0
+    assert re.search(
+        r"^ +0\.0\d +1\.00  attempts with a call that worked$", capsys.readouterr().out, re.M
+    )
+    assert main(fit) == 0
+    outcomes = column("runs/frozen_lake", "val/reward/outcome")
+    assert outcomes[0] < 0.2
+    assert max(outcomes) > 0.5

@@ -1,0 +1,118 @@
+"""`turnrl warmup RECIPE --to FOLDER`: teach a policy the form of its turns before `turnrl fit`.
+
+Nothing heavy is imported before the command runs.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from turnrl.errors import RecipeError, in_short
+from turnrl.recipe.bundled import bundled_recipes
+from turnrl.recipe.fit import add_recipe_command
+from turnrl.recipe.given import Given
+
+if TYPE_CHECKING:
+    from turnrl.commands import Commands
+    from turnrl.recipe.build import Built
+
+_SETTINGS = {
+    "to": (str | None, None, "Folder that the policy is written to, for policy.model"),
+    "steps": (int, 50, "Optimiser steps"),
+    "batch_size": (int, 16, "Demonstrated attempts per step"),
+    "lr": (float | None, None, "Peak of the learning rate (default: 5e-4 under LoRA, else 2e-4)"),
+    "by": (
+        str | None,
+        None,
+        "A function of an attempt and of random numbers that gives the text of the next turn, by "
+        "its dotted path; null for random play",
+    ),
+    "held_out": (int, 32, "Questions that the policy is tried on before and after; 0 for none"),
+}
+
+
+def add_warmup_command(commands: Commands) -> None:
+    """Add `warmup` to argparse's sub-parsers."""
+    summary = "teach a policy the form of its turns, before fit"
+    add_recipe_command(commands, "warmup", summary, _warm_up, _SETTINGS, prepare=_prepare)
+
+
+def _prepare(given: Given) -> Given:
+    """Refuse a missing folder before torch is loaded. The run keeps no folder of its own."""
+    if given.asks_for_help:
+        return given
+    if not given.contents.get("to"):
+        raise RecipeError(
+            "turnrl warmup writes a policy, and --to does not say where. Give a folder that "
+            "'turnrl fit' then begins with: --to warm."
+        )
+    trainer = {**given.contents["trainer"], "logger": False}
+    return replace(given, contents={**given.contents, "trainer": trainer})
+
+
+def _warm_up(built: Built) -> None:
+    from turnrl.data.questions import QuestionData
+    from turnrl.module import MTGRPO
+    from turnrl.warmup import LEARNING_RATE, TRANSCRIPT, warm_up
+
+    module, data, settings = built.module, built.data, built.settings
+    if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
+        has = f"{type(module).__name__} and {type(data).__name__}"
+        raise RecipeError(f"'turnrl warmup' warms up MTGRPO on QuestionData, not {has}.")
+    if built.trainer.world_size > 1:
+        raise RecipeError("'turnrl warmup' takes one process. Add --trainer.devices 1.")
+    rate = settings["lr"] or (LEARNING_RATE if module.policy.lora is None else 5e-4)
+    kept = ("accelerator", "precision")
+    chosen = {k: v for k, v in built.given.contents["trainer"].items() if k in kept and v}
+    done = warm_up(
+        module,
+        data,
+        settings["to"],
+        settings["steps"],
+        settings["batch_size"],
+        rate,
+        _demonstrator(settings["by"]),
+        settings["held_out"],
+        chosen,
+    )
+    if done.before is not None and done.after is not None:
+        rows = {
+            "turns with a call that worked or an answer in the right form": "in_form",
+            "attempts with a call that worked": "calls",
+            "attempts that ended by an answer or their environment": "ends",
+        }
+        print("before  after")
+        for text, name in rows.items():
+            before, after = (one._asdict()[name] for one in (done.before, done.after))
+            print(f"{before:6.2f} {after:6.2f}  {text}")
+    print(f"{done.losses[0]:6.3f} {done.losses[1]:6.3f}  loss of the first and the last batch")
+    place = Path(settings["to"])
+    print(f"written to {place}; some of what it was taught is in {place / TRANSCRIPT}")
+    names = {str(file): name for name, file in bundled_recipes().items()}
+    recipes = " ".join(names.get(str(file), str(file)) for file in built.given.files)
+    print(f"begin with it: turnrl fit {recipes} --model.policy.model {place}")
+
+
+def _demonstrator(path: str | None) -> Callable[..., Any] | None:
+    """The function of `--by`.
+
+    Raises:
+        RecipeError: If there is none.
+    """
+    if path is None:
+        return None
+    module, _, name = path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except Exception as error:
+        raise RecipeError(
+            f"--by is {path!r}, which cannot be imported ({in_short(error)}). Give a function by "
+            "its dotted path, such as my_module.demonstrate, in the current folder or installed."
+        ) from error
+    if not callable(found):
+        raise RecipeError(f"--by is {path!r}, which is no function. Give a function's path.")
+    return cast("Callable[..., Any]", found)

@@ -1,0 +1,85 @@
+"""Supervised learning of a policy: the cross-entropy of tokens that somebody else chose."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import lightning as L
+import torch
+from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
+from torch import Tensor
+from torch.optim import Optimizer
+
+from turnrl.policy.model import Policy
+from turnrl.types import TokenRow
+
+
+class Supervised(L.LightningModule, ABC):
+    """Teaches a policy rows of tokens, with the mean cross-entropy of those that are marked.
+
+    Args:
+        learning_rate: Its peak, reached in 100 steps or 0.3 of all, whichever is less; then it
+            falls to a tenth along a half cosine.
+        policy: The policy, whose weights are loaded by the time the fit begins.
+    """
+
+    policy: Policy
+    budget: int | None = None
+    """The most tokens computed at once, but one row at least; None for the policy's own."""
+
+    def __init__(self, learning_rate: float, policy: Policy | None = None) -> None:
+        super().__init__()
+        self.learning_rate = learning_rate
+        if policy is not None:
+            self.policy = policy
+
+    @abstractmethod
+    def rows(self, batch: Sequence[Any]) -> Sequence[TokenRow]:
+        """The rows of a batch: token ids, and which of them are learned."""
+
+    def transfer_batch_to_device(
+        self, batch: Any, device: torch.device, dataloader_idx: int
+    ) -> Any:
+        """Return the batch: it holds no tensors."""
+        return batch
+
+    def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
+        """Mean cross-entropy of the batch's tokens. The gradients of all passes but the last are
+        added up here."""
+        for parameter in self.policy.parameters():
+            parameter.grad = None
+        rows = self.rows(batch)
+        total = sum(sum(asked) for _, asked in rows)
+        layouts = [layout for _, layout in self.policy.passes(rows, self.budget)]
+        loss, summed = torch.zeros(()), 0.0
+        for number, layout in enumerate(layouts, 1):
+            logprobs = self.policy(move_data_to_device(layout, self.device)).logprobs
+            loss = -logprobs.mean() if len(layouts) == 1 else -logprobs.sum() / total
+            summed += float(loss.detach())
+            if number < len(layouts):
+                loss.backward()
+        self.log("train/loss", summed, prog_bar=True, batch_size=len(batch))
+        return loss
+
+    def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
+        """Nothing: Lightning calls this after `training_step`, which begins by doing it."""
+
+    def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
+        """AdamW with its schedule."""
+        trained = [p for p in self.parameters() if p.requires_grad]
+        optimizer = torch.optim.AdamW(
+            trained, lr=self.learning_rate, betas=(0.9, 0.98), weight_decay=0.01
+        )
+        steps = int(self.trainer.estimated_stepping_batches)
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer,
+            max_lr=self.learning_rate,
+            total_steps=steps,
+            pct_start=min(0.3, 100 / steps),
+            cycle_momentum=False,
+            final_div_factor=0.4,
+        )
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}

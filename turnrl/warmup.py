@@ -1,0 +1,231 @@
+"""A warm-up: a policy learns the form of its turns from demonstrations, before anything else.
+
+A policy that never calls its tools never earns what a call pays, and so never learns to. Some fifty
+steps of supervised learning on random play are enough to have it begin.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count, islice
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, NamedTuple, NoReturn, cast, final
+
+import lightning as L
+from torch.utils.data import DataLoader, Dataset
+from tqdm.auto import tqdm
+
+from turnrl.agent.dictation import Demonstrator, Dictation
+from turnrl.agent.random_play import RandomPlay
+from turnrl.data.questions import QuestionData
+from turnrl.errors import DataError, RecipeError, at_least
+from turnrl.module import MTGRPO
+from turnrl.policy.model import Policy
+from turnrl.run.card.card import export
+from turnrl.supervised import Supervised
+from turnrl.types import Question, TokenRow, Trajectory
+from turnrl.types.examination import Start
+
+_KEY = 3
+"""First number of the random streams of demonstrations; see `module.py` for the others."""
+LEARNING_RATE = 2e-4
+TRANSCRIPT = "demonstrations.txt"
+"""File beside the policy with some of what it was taught."""
+_SHOWN = 8
+
+
+class WarmedUp(NamedTuple):
+    """What a warm-up did.
+
+    Args:
+        before: How the policy acted before; None if it was not tried.
+        after: How it acts now.
+        losses: The mean cross-entropy of the first batch and of the last.
+    """
+
+    before: Acting | None
+    after: Acting | None
+    losses: tuple[float, float]
+
+
+class Acting(NamedTuple):
+    """How a policy acts, as shares of sampled attempts at some questions.
+
+    Args:
+        in_form: Turns with a call that worked, or with an answer in the right form.
+        calls: Attempts with a call that worked.
+        ends: Attempts that ended by an answer or by their environment.
+    """
+
+    in_form: float
+    calls: float
+    ends: float
+
+
+@final
+class Lesson(Supervised):
+    """Batches of demonstrations, as rows."""
+
+    def __init__(self, learning_rate: float, policy: Policy) -> None:
+        super().__init__(learning_rate, policy)
+        self.losses: list[float] = []
+        self.bar: tqdm[NoReturn] | None = None
+
+    def rows(self, batch: Sequence[TokenRow]) -> Sequence[TokenRow]:
+        """The batch."""
+        return batch
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Note the loss, and show it."""
+        self.losses.append(self.trainer.callback_metrics["train/loss"].item())
+        if self.bar is not None:
+            self.bar.set_postfix(loss=f"{self.losses[-1]:.3f}", refresh=False)
+            self.bar.update()
+
+
+def warm_up(
+    module: MTGRPO,
+    data: QuestionData,
+    folder: str | Path,
+    steps: int = 50,
+    batch_size: int = 16,
+    learning_rate: float = LEARNING_RATE,
+    demonstrate: Demonstrator | None = None,
+    held_out: int = 32,
+    trainer: Mapping[str, Any] | None = None,
+) -> WarmedUp:
+    """Teach a module's policy the form of its turns, and write it to a folder. The folder is a
+    model for `policy.model`; under LoRA it holds the adapter.
+
+    Args:
+        module: The policy, with the rollout that demonstrations are played through.
+        data: The questions: those to train on are demonstrated.
+        folder: Where the policy is written.
+        steps: Optimiser steps.
+        batch_size: Demonstrated attempts per step; none is learned twice.
+        learning_rate: Its peak.
+        demonstrate: Gives the turns; None for `RandomPlay`.
+        held_out: Questions of `data.val`, or else of `data.train`, that the policy is tried on
+            before and after, with one sampled attempt each; 0 for none.
+        trainer: Arguments of Lightning's Trainer, such as `accelerator`.
+    Raises:
+        RecipeError: If the rollout has a player, or no demonstration fits its limits.
+        TurnRLError: As a run would, about a tool's world or a question.
+    """
+    given = SimpleNamespace(steps=steps, batch_size=batch_size, held_out=held_out)
+    at_least(1, "", given, "steps", "batch_size", whole=True, optional=False)
+    at_least(0, "", given, "held_out", whole=True, optional=False)
+    if module.rollout.player is not None:
+        raise RecipeError(
+            f"rollout.player is {module.rollout.driver}, and demonstrations are turns of a turn "
+            "scheme. Warm up with the segmenter that writes turns in the same form."
+        )
+    if Path(folder).is_file() or Path(folder).resolve() == Path(module.policy.folder).resolve():
+        raise RecipeError(f"--to is {str(folder)!r}, which is a file or the model. Give another.")
+    options = {"accelerator": "auto", "devices": 1, **(trainer or {})}
+    runner = L.Trainer(
+        max_epochs=1,
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=False,
+        gradient_clip_val=1.0,
+        **options,
+    )
+    module.collector.check()
+    data.setup("fit")
+    asked = list(islice(_questions(data), steps * batch_size))
+    shown = demonstrations(module, asked, demonstrate or RandomPlay(module.rollout.scheme))
+    where = runner.strategy.root_device
+    Start(where, module, data).settle()
+    module.policy.load(where)
+    module.to(where)
+    tried = _tried(data, held_out)
+    before = acting(module, tried)
+    module.collector.close()  # what it samples with would stand beside the gradients
+    rows = [row for trajectory in shown for row in trajectory.token_rows]
+    batches = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+    lesson = Lesson(learning_rate, module.policy)
+    with _quiet(), tqdm(total=len(batches), desc="learning", leave=False, disable=None) as bar:
+        lesson.bar = bar
+        runner.fit(lesson, DataLoader(cast("Dataset[Any]", batches), batch_size=None))
+    module.collector.forget()
+    module.to(where)
+    after = acting(module, tried)
+    written = export(module.policy, folder, {"warm-up": f"{len(shown)} demonstrated attempts"})
+    some = "\n\n".join(map(str, shown[:_SHOWN]))
+    (written / TRANSCRIPT).write_text(f"{some}\n", encoding="utf-8")
+    module.collector.close()
+    return WarmedUp(before, after, (lesson.losses[0], lesson.losses[-1]))
+
+
+def demonstrations(
+    module: MTGRPO, questions: Sequence[Question], demonstrate: Demonstrator
+) -> list[Trajectory]:
+    """Demonstrated attempts, one at each question, without those that ran out of tokens.
+
+    Raises:
+        RecipeError: If all of them did.
+    """
+    rollout = module.rollout
+    with rollout.live():
+        played = rollout.play(
+            Dictation(demonstrate),
+            module.chat,
+            questions,
+            1,
+            (_KEY, module.seed),
+            description="demonstrating",
+        )
+    whole = [trajectory for (trajectory,) in played if trajectory.ended_by != "length"]
+    if not whole:
+        raise RecipeError(
+            f"all {len(played)} demonstrations ran out of tokens: rollout.max_tokens is "
+            f"{rollout.max_tokens}. Raise it."
+        )
+    return whole
+
+
+def acting(module: MTGRPO, questions: Sequence[Question]) -> Acting | None:
+    """How a policy acts now, in one sampled attempt at each question; None without questions."""
+    if not questions:
+        return None
+    attempts = module.ask(questions, samples=1)
+    turns = [turn for attempt in attempts for turn in attempt.turns]
+    answers = [t.reading.answer is not None and not t.reading.format_error for t in turns]
+    worked = [any(result.ok for result in turn.results) for turn in turns]
+    in_form = sum(map(max, answers, worked)) / len(turns)
+    calls = sum(any(r.ok for t in one.turns for r in t.results) for one in attempts)
+    ends = sum(one.ended_by in ("answer", "tool") for one in attempts)
+    return Acting(in_form, calls / len(attempts), ends / len(attempts))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without Lightning's remarks on how it counts steps, and that they have ended."""
+    logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
+    level = logger.level
+    logger.setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def _questions(data: QuestionData) -> Iterator[Question]:
+    """The questions to train on, in the order of a run's iterations."""
+    return chain.from_iterable(data.iteration_questions(i, 0, 1) for i in count())
+
+
+def _tried(data: QuestionData, most: int) -> list[Question]:
+    """Questions that the policy is tried on."""
+    if not most:
+        return []
+    split = "train" if data.sources["val"] is None else "val"
+    questions = data.eval_questions(split)[:most]
+    if not questions:
+        raise DataError(f"data.{split} has no questions to try the policy on. Set --held_out 0.")
+    return questions
