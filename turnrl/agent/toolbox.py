@@ -58,10 +58,11 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
     """Refuse tools that no policy could call.
 
     Raises:
-        RecipeError: If one lacks an attribute, two share a name, parameters are no JSON Schema, or
-            `open` would never be called.
+        RecipeError: If one lacks an attribute, two share a name or a figure, parameters are no JSON
+            Schema, or `open` would never be called.
     """
     owners: dict[str, Toolset] = {}
+    give: dict[str, Toolset] = {}
     for toolset in toolsets:
         for attribute, example in _ATTRIBUTES.items() if isinstance(toolset, Tool) else ():
             if not hasattr(toolset, attribute):
@@ -83,6 +84,13 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
                 raise RecipeError(f"{what}. Rename one.")
             owners[spec.name] = toolset
             _check_schema(spec, toolset, RecipeError)
+        for figure in toolset.figure_names:
+            if figure in give:
+                raise RecipeError(
+                    f"{give[figure]} and {toolset} both hand over the figure {figure!r} of an "
+                    "attempt, so they do not go together. Leave one of them out of rollout.tools."
+                )
+            give[figure] = toolset
 
 
 def _check_schema(spec: ToolSpec, toolset: Toolset, fault: type[TurnRLError]) -> None:

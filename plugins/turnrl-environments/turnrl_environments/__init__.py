@@ -1,6 +1,8 @@
 """Environments: worlds that an agent acts in, and that pay for its steps.
 
-world     what all environments share: episodes, faults, figures
+world     what all environments share, and what is wrong with one
+episode   an attempt in an environment: its steps, its time, its end
+classes   `Environment`: classes of your own
 gym       `Gymnasium`: environments of Gymnasium's form
 tasks     `Seeds`: questions without a data file
 rewards   `EnvironmentReward` and `EnvironmentOutcome`: what steps pay, and other endings cost
