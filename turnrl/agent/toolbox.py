@@ -244,8 +244,8 @@ class ToolSessions:
     async def _keep(
         self, batcher: _Batcher, verb: str, make: Callable[..., Any], *arguments: Any, on: str = ""
     ) -> None:
-        """Have a toolset make a session, and keep it; its making is not cut short, because whatever
-        comes of it has to be closed like any other."""
+        """Have a toolset make a session, and keep it; its making is not cut short, unless the
+        toolset can do that, because whatever comes of it has to be closed like any other."""
 
         async def work() -> None:
             session = await run_tool(batcher.toolset, verb, make, *arguments, on=on)
@@ -255,7 +255,9 @@ class ToolSessions:
             self._sessions[batcher] = session
             self._add(batcher, session.specs)
 
-        await to_its_end(work())
+        tool = batcher.toolset
+        can = verb == "open" and isinstance(tool, Stateful) and tool.interruptible
+        await (work() if can else to_its_end(work()))
 
     def _add(self, batcher: _Batcher, specs: Sequence[ToolSpec]) -> None:
         """Add the tools that a session brings."""

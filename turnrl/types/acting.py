@@ -123,7 +123,15 @@ class Tool(Toolset):
 
 class Stateful(ABC):
     """Tools that open a session for each trajectory: `class Notes(Stateful, Tool)`, or
-    `class Shop(Stateful, Toolset)`. Their `run` finds the session in `call.session`."""
+    `class Shop(Stateful, Toolset)`. Their `run` finds the session in `call.session`.
+
+    Attributes:
+        interruptible: Whether `open`, a coroutine function, may be cancelled. It then gives back by
+            itself what it began. Otherwise it runs to its end, and its session is closed; set it if
+            that may take long, as waiting for a server does.
+    """
+
+    interruptible: bool = False
 
     @abstractmethod
     def open(self, question: Question) -> ToolSession | Awaitable[ToolSession]:

@@ -50,7 +50,7 @@ class World(Stateful, Toolset, ABC):
             or to begin, or to close, is lost.
     """
 
-    acts = True
+    acts = interruptible = True
     figure_names = FIGURES
 
     def __init__(self, name: str, capacity: int | None, step_timeout_s: float) -> None:
