@@ -860,3 +860,56 @@ def test_a_call_of_another_tool_is_no_step(chat):
     paid = [reward.score(trajectory, k) for k in range(3)]
     assert paid == pytest.approx([-0.1, -0.5, -1.1])
     assert "1 of 3 turns took no step" in escapes([trajectory], 1, 3)
+
+
+# ------------------------------------------------------------------------- random numbers
+
+
+class Dice:
+    """Draws from the random numbers of the whole process, as the games of gem do."""
+
+    def __init__(self, resets: bool = True):
+        self.resets, self.at_first = resets, random.random()
+
+    def reset(self, seed=None):
+        if self.resets:
+            random.seed(seed)
+            np.random.seed(seed)
+        time.sleep(0.002)  # others have time to seed them, too
+        self.first = f"{random.random():.6f} {np.random.rand():.6f}"
+        return (self.first if self.resets else f"{self.at_first} {self.first}"), {}
+
+    def step(self, action):
+        time.sleep(0.001)
+        return f"{random.random():.6f} {np.random.rand():.6f}", 0.0, False, False, {}
+
+
+def throws(chat, **options):
+    """What 8 attempts each of 4 seeds see."""
+    seeds = [Question(f"seed {n}", "Go.", metadata={"seed": n}) for n in range(4)]
+    tool = Gymnasium(make=Dice, **options)
+    groups = plays(chat, tool, ["on"], questions=seeds, size=8, turns=3).trajectories
+    return [[[r.content or r.unread for r in t.results] for t in group] for group in groups]
+
+
+@pytest.mark.parametrize("resets", [True, False])
+def test_attempts_have_random_numbers_of_their_own_if_the_recipe_says_so(chat, resets):
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    groups = throws(chat, options={"resets": resets}, global_random=True)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    for n, group in enumerate(groups):
+        assert all(seen == group[0] for seen in group)
+        assert group[0] != groups[n - 1][0]
+        if resets:
+            ours, theirs = random.Random(n), np.random.RandomState(n)
+            thrown = [f"{ours.random():.6f} {theirs.rand():.6f}" for _ in range(4)]
+            assert group[0] == thrown[1:]
+
+
+def test_a_branch_goes_on_with_the_same_random_numbers(chat):
+    tool = Gymnasium(make=Dice, global_random=True)
+    attempts = plays(chat, tool, ["on"], turns=2, probes=1)
+    ((trunk,),), ((*probes,),), _ = attempts
+    seen = [r.content or r.unread for r in trunk.results]
+    for probe in probes:
+        assert [r.content or r.unread for r in probe.trajectory.results] == seen

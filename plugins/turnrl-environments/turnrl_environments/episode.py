@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
@@ -27,6 +28,7 @@ from turnrl import (
     in_short,
     result_of,
 )
+from turnrl_environments.randomness import OwnRandom
 
 T = TypeVar("T")
 
@@ -69,6 +71,7 @@ class Episode(ToolSession, ABC):
         earned: What they paid.
         ended: Whether the environment has ended it.
         lost: Whether the environment broke, so that nothing more is asked of it.
+        random: Its own random numbers, if its environment draws from those of the process.
     """
 
     def __init__(self, world: Place) -> None:
@@ -76,6 +79,7 @@ class Episode(ToolSession, ABC):
         self.steps, self.earned, self.ended, self.lost = 0, 0.0, False, False
         self._until = 0.0
         self._last: asyncio.Task[Any] | None = None
+        self.random: OwnRandom | None = None
 
     # ------------------------------------------------------------------ what an environment does
 
@@ -192,6 +196,8 @@ class Episode(ToolSession, ABC):
     def _begun(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Task[Any]:
         """Code that is run once the call before it has ended."""
         before = self._last
+        if self.random is not None and not asyncio.iscoroutinefunction(function):
+            function = functools.partial(self.random.run, function)
 
         async def work() -> Any:
             if before is not None and not before.done():
@@ -251,6 +257,8 @@ class OwnEpisode(Episode, ForkableToolSession):
         branch = self.twin()
         branch.prompt, branch.steps = self.prompt, self.steps
         branch.earned, branch.ended = self.earned, self.ended
+
+        branch.random = self.random and self.random.copied()
 
         def copied() -> None:
             branch.environment = _copied(self.world, self.environment)

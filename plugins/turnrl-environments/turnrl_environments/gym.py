@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -20,7 +19,8 @@ from turnrl import (
     in_short,
 )
 from turnrl_environments.episode import OwnEpisode
-from turnrl_environments.world import TRUNCATED, World, named, paid, text_of
+from turnrl_environments.randomness import OwnRandom
+from turnrl_environments.world import TRUNCATED, World, named, paid, seed_of, text_of
 
 _COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)
 _UNPACKED = re.compile(r"values to unpack \(expected (\d), got (\d)\)")
@@ -49,6 +49,9 @@ class Gymnasium(World):
         capacity: How many attempts it can serve at once; null for any number.
         step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
             or to begin, is lost and begins again.
+        global_random: Whether it draws from the random numbers that the whole process shares
+            (`random` and `numpy.random`), as the games of gem and TextArena do. Each attempt then
+            has its own, which begin with the seed of the question, and calls take turns.
     """
 
     def __init__(
@@ -61,13 +64,14 @@ class Gymnasium(World):
         description: str | None = None,
         capacity: int | None = None,
         step_timeout_s: float = 60.0,
+        global_random: bool = False,
     ) -> None:
         if (id is None) == (make is None):
             raise RecipeError(
                 "Gymnasium takes an id, such as FrozenLake-v1, or a function in make, and exactly "
                 "one of them."
             )
-        super().__init__(str(id or make), capacity, step_timeout_s)
+        super().__init__(str(id or make), capacity, step_timeout_s, global_random)
         self.options = dict(options or {})
         self.actions = actions
         self.observe: Observe | None = None
@@ -95,7 +99,7 @@ class Gymnasium(World):
     def _taken(self) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
         """JSON Schema of an action, and what makes the environment's own of it."""
         try:
-            environment = self.made()
+            environment = OwnRandom(0).run(self.made) if self.global_random else self.made()
         except RecipeError:
             raise
         except Exception as error:
@@ -117,7 +121,7 @@ class Gymnasium(World):
         """An attempt that begins with the `seed` and the `options` of the question, as far as it
         has them. A question without a seed has one of its own, made of its id."""
         about = question.metadata
-        begins = {"seed": about.get("seed", zlib.crc32(question.id.encode()))}
+        begins: dict[str, Any] = {"seed": seed_of(question)}
         if "options" in about:
             begins["options"] = copy.deepcopy(about["options"])
         return Walk(self, begins)

@@ -6,7 +6,6 @@ import asyncio
 import functools
 import json
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -24,7 +23,7 @@ from turnrl import (
 from turnrl.servers import Patience
 from turnrl_environments.client import Broken, Connection, Full, Refused, imported, schema_of
 from turnrl_environments.episode import Episode
-from turnrl_environments.world import World, missing, named, paid, text_of
+from turnrl_environments.world import World, missing, named, paid, seed_of, text_of
 
 _MOST_TRIED = 64
 """So many sessions are opened at most to find out how many a server holds."""
@@ -186,9 +185,8 @@ class OpenEnv(World):
         about |= question.metadata
         if lacks := [column for column in self.columns if column not in about]:
             raise missing(self, ", ".join(lacks), question)
-        seed = question.metadata.get("seed", zlib.crc32(question.id.encode()))
         chosen = {column: about[column] for column in self.columns}
-        return Visit(self, {"seed": seed, **self.options, **chosen})
+        return Visit(self, {"seed": seed_of(question), **self.options, **chosen})
 
 
 class Visit(Episode):

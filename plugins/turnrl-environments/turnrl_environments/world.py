@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar, cast
@@ -29,6 +30,7 @@ from turnrl import (
     is_finite,
 )
 from turnrl_environments.episode import FIGURES, Episode
+from turnrl_environments.randomness import OwnRandom
 
 T = TypeVar("T")
 
@@ -48,13 +50,16 @@ class World(Stateful, Toolset, ABC):
         capacity: How many attempts it can serve at once; None for any number.
         step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
             or to begin, or to close, is lost.
+        global_random: Whether environments draw from the random numbers of the whole process.
     """
 
     acts = interruptible = True
     figure_names = FIGURES
 
-    def __init__(self, name: str, capacity: int | None, step_timeout_s: float) -> None:
-        self.name, self.step_timeout_s = name, step_timeout_s
+    def __init__(
+        self, name: str, capacity: int | None, step_timeout_s: float, global_random: bool = False
+    ) -> None:
+        self.name, self.step_timeout_s, self.global_random = name, step_timeout_s, global_random
         self.capacity = capacity
         kind = f"{type(self).__name__}."
         at_least(1, kind, self, "capacity", whole=True)
@@ -81,6 +86,8 @@ class World(Stateful, Toolset, ABC):
             ToolError: If it does not keep its contract.
         """
         episode = self.episode(question)
+        if self.global_random:
+            episode.random = OwnRandom(zlib.crc32(f"{seed_of(question)}".encode()))
         await episode.begin()
         return episode
 
@@ -116,6 +123,11 @@ class World(Stateful, Toolset, ABC):
         """Wait a little for environments that answer too late, which are then closed."""
         if self.under_way:
             await asyncio.wait(self.under_way, timeout=_STOP_S)
+
+
+def seed_of(question: Question) -> Any:
+    """The seed of a question: its column `seed`, or a number made of its id."""
+    return question.metadata.get("seed", zlib.crc32(question.id.encode()))
 
 
 def paid(world: World, verb: str, reward: Any) -> float:
