@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 
 import gymnasium
@@ -365,6 +366,18 @@ def test_no_more_environments_are_open_than_can_be(chat, rooms):
     attempts = plays(chat, tool, ["on"], size=8, turns=2)
     assert len(attempts.trajectories[0]) == 8
     assert max(most) == 3
+
+
+def test_an_environment_that_cannot_be_closed_before_it_begins_shows_its_actions(chat):
+    class Late(Room):
+        def reset(self, seed=None):
+            self.held = object()
+            return super().reset(seed)
+
+        def close(self):
+            del self.held
+
+    assert one(chat, Gymnasium(make=Late), ["look"], turns=1).figures["steps"] == 1
 
 
 def test_an_environment_that_does_not_close_is_told(chat):
@@ -893,9 +906,9 @@ def throws(chat, **options):
 
 
 @pytest.mark.parametrize("resets", [True, False])
-def test_attempts_have_random_numbers_of_their_own_if_the_recipe_says_so(chat, resets):
+def test_attempts_that_take_turns_have_random_numbers_of_their_own(chat, resets):
     before = random.getstate(), np.random.get_state()[1].tolist()
-    groups = throws(chat, options={"resets": resets}, global_random=True)
+    groups = throws(chat, options={"resets": resets}, thread_safe=False)
     assert (random.getstate(), np.random.get_state()[1].tolist()) == before
     for n, group in enumerate(groups):
         assert all(seen == group[0] for seen in group)
@@ -906,8 +919,25 @@ def test_attempts_have_random_numbers_of_their_own_if_the_recipe_says_so(chat, r
             assert group[0] == thrown[1:]
 
 
+@pytest.mark.parametrize("thread_safe", [True, False])
+def test_calls_of_a_world_that_is_not_thread_safe_take_turns(chat, thread_safe):
+    busy, met = threading.Semaphore(1), []
+
+    def alone(room, action):
+        met.append(not busy.acquire(blocking=False))
+        time.sleep(0.01)
+        if not met[-1]:
+            busy.release()
+        return "x", 0.0, False, False, {}
+
+    tool = Gymnasium(make=Room, options={"step": alone}, thread_safe=thread_safe)
+    plays(chat, tool, ["on"], size=8, turns=2)
+    assert len(met) == 16
+    assert any(met) == thread_safe
+
+
 def test_a_branch_goes_on_with_the_same_random_numbers(chat):
-    tool = Gymnasium(make=Dice, global_random=True)
+    tool = Gymnasium(make=Dice, thread_safe=False)
     attempts = plays(chat, tool, ["on"], turns=2, probes=1)
     ((trunk,),), ((*probes,),), _ = attempts
     seen = [r.content or r.unread for r in trunk.results]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import shlex
 import signal
 import socket
 import subprocess
@@ -17,6 +19,7 @@ from pathlib import Path
 import pytest
 from websockets.asyncio.client import connect
 
+import turnrl
 from turnrl import (
     DataError,
     Question,
@@ -28,6 +31,7 @@ from turnrl import (
     call_tools,
     on_loop,
 )
+from turnrl.cli import main
 from turnrl.testing import ScriptedEngine, check_tool
 from turnrl_environments import OpenEnv
 from turnrl_segmenters import Action
@@ -286,6 +290,20 @@ def test_reset_gets_the_seed_the_options_and_the_columns(chat, serve):
     assert "Go.\n\nFox 5 at<" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
     with pytest.raises(DataError, match="needs name to begin, and question 'q' does not say it"):
         rollout.play(engine, chat, [QUESTION], 1, (0,))
+
+
+def test_the_recipe_of_the_page_runs(serve, tmp_path, monkeypatch):
+    page = (HERE.parent / "docs" / "howto" / "environments.md").read_text()
+    (recipe,) = re.findall("<!-- server.yaml -->\n```yaml\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall("^turnrl (fit quickstart server.yaml .*)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    server = serve(sessions=3)
+    Path("server.yaml").write_text(recipe.replace("http://localhost:8000", server.url))
+    assert main(shlex.split(command)) == 0
+    (row, *_) = turnrl.record.read("runs/server/version_0/record")
+    assert {figure["name"] for figure in row["figures"]} == {"steps", "earned", "ended"}
+    server.kill()
+    assert main(shlex.split(command)) == 1
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ classes   `Environment`: classes of your own
 gym       `Gymnasium`: environments of Gymnasium's form
 openenv   `OpenEnv`: environments behind a server of OpenEnv
 client    a client of its server
-randomness  random numbers of an attempt's own
+randomness  turns, and random numbers of an attempt's own
 tasks     `Seeds`: questions without a data file
 rewards   `EnvironmentReward` and `EnvironmentOutcome`: what steps pay, and other endings cost
 watch     the warning that no attempt ends by its environment

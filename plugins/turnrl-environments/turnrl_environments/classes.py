@@ -39,9 +39,10 @@ class Environment(World):
         capacity: How many attempts it can serve at once; null for any number.
         step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
             or to begin, is lost and begins again.
-        global_random: Whether it draws from the random numbers that the whole process shares
-            (`random` and `numpy.random`), as the games of gem and TextArena do. Each attempt then
-            has its own, which begin with the seed of the question, and calls take turns.
+        thread_safe: Whether attempts side by side do not disturb each other. False has their calls
+            take turns, and gives each attempt random numbers of its own (`random` and
+            `numpy.random`): for games that draw from the process's, as those of gem and TextArena
+            do, and for others that are made for one thread, as TextWorld is.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class Environment(World):
         options: dict[str, Any] | None = None,
         capacity: int | None = None,
         step_timeout_s: float = 60.0,
-        global_random: bool = False,
+        thread_safe: bool = True,
     ) -> None:
         made = named("Environment.environment", environment)
         if not isinstance(made, type):
@@ -58,7 +59,7 @@ class Environment(World):
                 f"Environment.environment is {environment!r:.80}, which is no class. Give a class "
                 "with reset and typed methods."
             )
-        super().__init__(made.__name__, capacity, step_timeout_s, global_random)
+        super().__init__(made.__name__, capacity, step_timeout_s, thread_safe)
         self.made, self.options = made, dict(options or {})
         methods = {
             name: method

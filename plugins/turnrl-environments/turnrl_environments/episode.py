@@ -71,7 +71,7 @@ class Episode(ToolSession, ABC):
         earned: What they paid.
         ended: Whether the environment has ended it.
         lost: Whether the environment broke, so that nothing more is asked of it.
-        random: Its own random numbers, if its environment draws from those of the process.
+        random: Its own random numbers, in which calls take turns; None if the world is thread-safe.
     """
 
     def __init__(self, world: Place) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import re
@@ -49,9 +50,10 @@ class Gymnasium(World):
         capacity: How many attempts it can serve at once; null for any number.
         step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
             or to begin, is lost and begins again.
-        global_random: Whether it draws from the random numbers that the whole process shares
-            (`random` and `numpy.random`), as the games of gem and TextArena do. Each attempt then
-            has its own, which begin with the seed of the question, and calls take turns.
+        thread_safe: Whether attempts side by side do not disturb each other. False has their calls
+            take turns, and gives each attempt random numbers of its own (`random` and
+            `numpy.random`): for games that draw from the process's, as those of gem and TextArena
+            do, and for others that are made for one thread, as TextWorld is.
     """
 
     def __init__(
@@ -64,14 +66,14 @@ class Gymnasium(World):
         description: str | None = None,
         capacity: int | None = None,
         step_timeout_s: float = 60.0,
-        global_random: bool = False,
+        thread_safe: bool = True,
     ) -> None:
         if (id is None) == (make is None):
             raise RecipeError(
                 "Gymnasium takes an id, such as FrozenLake-v1, or a function in make, and exactly "
                 "one of them."
             )
-        super().__init__(str(id or make), capacity, step_timeout_s, global_random)
+        super().__init__(str(id or make), capacity, step_timeout_s, thread_safe)
         self.options = dict(options or {})
         self.actions = actions
         self.observe: Observe | None = None
@@ -99,7 +101,7 @@ class Gymnasium(World):
     def _taken(self) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
         """JSON Schema of an action, and what makes the environment's own of it."""
         try:
-            environment = OwnRandom(0).run(self.made) if self.global_random else self.made()
+            environment = self.made() if self.thread_safe else OwnRandom(0).run(self.made)
         except RecipeError:
             raise
         except Exception as error:
@@ -110,8 +112,10 @@ class Gymnasium(World):
         try:
             return _actions(self.name, getattr(environment, "action_space", None), self.actions)
         finally:
-            if (close := getattr(environment, "close", None)) is not None:
-                close()
+            close = getattr(environment, "close", None)
+            if callable(close):
+                with contextlib.suppress(Exception):  # it may hold nothing before it is reset
+                    close()
 
     def made(self) -> Any:
         """An environment that has not begun."""

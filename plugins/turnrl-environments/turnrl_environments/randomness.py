@@ -1,4 +1,4 @@
-"""Random numbers of an attempt's own, for environments that draw from those of the whole process.
+"""Turns, and random numbers of an attempt's own, for environments that are not thread-safe.
 
 Some environments seed `random` and `numpy.random` at `reset` and draw from them. Attempts side by
 side would then draw from each other's numbers, so the attempts of a group would not even begin in

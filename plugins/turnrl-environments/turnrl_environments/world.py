@@ -50,16 +50,16 @@ class World(Stateful, Toolset, ABC):
         capacity: How many attempts it can serve at once; None for any number.
         step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
             or to begin, or to close, is lost.
-        global_random: Whether environments draw from the random numbers of the whole process.
+        thread_safe: Whether episodes side by side do not disturb each other.
     """
 
     acts = interruptible = True
     figure_names = FIGURES
 
     def __init__(
-        self, name: str, capacity: int | None, step_timeout_s: float, global_random: bool = False
+        self, name: str, capacity: int | None, step_timeout_s: float, thread_safe: bool = True
     ) -> None:
-        self.name, self.step_timeout_s, self.global_random = name, step_timeout_s, global_random
+        self.name, self.step_timeout_s, self.thread_safe = name, step_timeout_s, thread_safe
         self.capacity = capacity
         kind = f"{type(self).__name__}."
         at_least(1, kind, self, "capacity", whole=True)
@@ -86,7 +86,7 @@ class World(Stateful, Toolset, ABC):
             ToolError: If it does not keep its contract.
         """
         episode = self.episode(question)
-        if self.global_random:
+        if not self.thread_safe:
             episode.random = OwnRandom(zlib.crc32(f"{seed_of(question)}".encode()))
         await episode.begin()
         return episode
