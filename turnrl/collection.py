@@ -407,8 +407,8 @@ class Collector:
         probes = " and their probes" if estimator.probes else ""
         if places is not None and places == holds and places < size:
             rank_zero_info(
-                f"{tool} has room for {places} of a group's {size} trajectories{probes}, so they "
-                "are played one after another, which is slow. Raise its capacity, if it can serve "
+                f"{tool} has room for {places} of a group's {size} trajectories{probes}, so the "
+                "others wait for their turn, which is slow. Raise its capacity, if it can serve "
                 "more."
             )
         elif holds is not None and holds < size:
