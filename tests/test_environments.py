@@ -842,6 +842,17 @@ def test_a_capacity_that_does_not_suffice_is_refused_before_a_model_is_loaded(
         fits(2, estimator=Branched(probes=2))
 
 
+def test_a_capacity_below_a_group_is_named_and_not_the_engine(tiny_model, caplog):
+    from test_training import Lies, module
+
+    it = module(tiny_model, engine=Lies())
+    it.rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=1)])
+    with caplog.at_level("INFO"):
+        it.ask("?")
+    assert f"Room'> has room for 1 of a group's {it.group_size} trajectories, so the" in caplog.text
+    assert "Lies has room" not in caplog.text
+
+
 # ------------------------------------------------------------------------- several tools
 
 
