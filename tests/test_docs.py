@@ -162,6 +162,9 @@ COPIED = "test_recipes.test_a_copy_is_a_file_to_change_and_replaces_none"
 BY_DOORS = "test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe"
 LAKE = "test_action.test_the_lake_of_the_page_runs_and_warns_that_nothing_ends"
 WARMUP = "test_warmup.test_"
+SERVER = "test_openenv.test_the_recipe_of_the_page_runs"
+ARENA = "test_games.test_a_game_of_textarena_is_won"
+QUEST = "test_games.test_a_quest_of_textworld_is_won"
 PAPER = Elsewhere("test_cli.test_the_papers_baselines_are_a_recipe_with_another_estimator")
 
 # By page: what stands in a command or block (the longest text decides), and how it is tested.
@@ -456,6 +459,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "pip install 'turnrl[environments]'": NotRun("the package index; it is installed"),
         "id: FrozenLake-v1": Saved("lake.yaml"),
         "turnrl fit quickstart lake.yaml": Elsewhere(LAKE),
+        "pip install 'turnrl[openenv]'": NotRun("the package index; it is installed"),
+        "url: http": Saved("server.yaml"),
+        "turnrl fit quickstart server.yaml": Elsewhere(SERVER),
         "of: last_step": Fits(),
         "no attempt of iteration 1": Elsewhere(LAKE),
     },
@@ -481,6 +487,19 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
         "def write(self, reading": Elsewhere(WARMUP + "a_scheme_that_writes_as_on_the_page"),
         "warm_up(": Elsewhere(WARMUP + "the_python_of_the_page_warms_up"),
+    },
+    "docs/howto/games.md": {
+        "pip install": NotRun("the package index"),
+        "gem.print_envs()": NotRun("gem is not installed"),
+        "make: gem.make": Elsewhere("test_games.test_a_game_of_gem_is_won"),
+        "turnrl fit quickstart gem.yaml": NotRun("gem is not installed"),
+        '"""A game of TextArena': Elsewhere(ARENA),
+        "environment: arena.Game": Elsewhere(ARENA),
+        "turnrl fit quickstart arena.yaml": NotRun("TextArena is not installed"),
+        "tw-make": Elsewhere(QUEST),
+        '"""Quests of TextWorld': Elsewhere(QUEST),
+        "make: quest.Quest": Elsewhere(QUEST),
+        "turnrl fit quickstart quest.yaml": NotRun("TextWorld is not installed"),
     },
     "docs/howto/players.md": {
         '"""A player in the embedded': Saved("searcher.py"),

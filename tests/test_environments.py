@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
+import threading
 import time
 
 import gymnasium
@@ -10,16 +12,21 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+from test_rollout import Look
 from turnrl import (
     DataError,
     PolicyMistake,
     Question,
+    Reading,
     RecipeError,
     Rollout,
+    ToolCall,
     ToolError,
     ToolResult,
     TrajectoryLost,
+    call_tools,
     load_questions,
+    on_loop,
     score_group,
 )
 from turnrl.testing import ScriptedEngine, check_reward, check_source, check_tool
@@ -31,6 +38,7 @@ from turnrl_environments import (
     Seeds,
 )
 from turnrl_environments.watch import escapes
+from turnrl_estimators import Branched
 from turnrl_segmenters import Action
 
 WAYS = ["left", "down", "right", "up"]
@@ -39,13 +47,13 @@ QUESTION = Question("seed 0", "Go.", metadata={"seed": 0})
 
 
 def plays(
-    chat, tool, says, questions=(QUESTION,), size=1, turns=8, form="text", probes=0, **limits
+    chat, tool, says, questions=(QUESTION,), size=1, turns=8, probes=0, tool_name="step", **limits
 ):
     """The attempts of a scripted policy that acts by its texts."""
     said = says if callable(says) else lambda session, turn: says[turn % len(says)]
     engine = ScriptedEngine(chat.tokenizer, said)
     limits = {"max_turn_tokens": 40, "max_tokens": 4000, **limits}
-    rollout = Rollout(Action(turns, "text"), [tool], **limits)
+    rollout = Rollout(Action(turns, "text", tool_name), [tool], **limits)
     rollout.check(chat)
     with rollout.live():
         attempts = rollout.explore(engine, chat, list(questions), size, (0,), probes)
@@ -360,6 +368,18 @@ def test_no_more_environments_are_open_than_can_be(chat, rooms):
     assert max(most) == 3
 
 
+def test_an_environment_that_cannot_be_closed_before_it_begins_shows_its_actions(chat):
+    class Late(Room):
+        def reset(self, seed=None):
+            self.held = object()
+            return super().reset(seed)
+
+        def close(self):
+            del self.held
+
+    assert one(chat, Gymnasium(make=Late), ["look"], turns=1).figures["steps"] == 1
+
+
 def test_an_environment_that_does_not_close_is_told(chat):
     def stuck():
         raise OSError("stuck")
@@ -451,7 +471,6 @@ def test_seeds_are_tasks_without_a_file(chat):
 
 def test_a_result_after_the_end_does_nothing():
     tool = lake()
-    from turnrl import ToolCall, on_loop
 
     async def walks():
         walk = await tool.open(QUESTION)
@@ -588,3 +607,350 @@ def test_a_class_that_is_no_environment_is_refused_with_the_next_step(chat):
     rollout = Rollout(Action(1, "text", "guess"), [Environment(Guess)], max_tokens=4000)
     with pytest.raises(DataError, match="environment Guess needs seed to begin, and question 'q'"):
         rollout.play(engine, chat, [Question("q", "Go.")], 1, (0,))
+
+
+# ------------------------------------------------------------------------- time, and what hangs
+
+
+class Clock:
+    """A world whose calls take as long as they are told; it notes in what order things happen."""
+
+    log: list[str] = []
+
+    def __init__(self, make: float = 0, reset: float = 0, close: float = 0, pays: float = 0):
+        Clock.log.append("made")
+        self.takes = {"reset": reset, "close": close, "get_reward": pays}
+        time.sleep(make)
+        Clock.log.append("ready")
+
+    def _spend(self, what: str, seconds: float) -> None:
+        Clock.log.append(what)
+        time.sleep(seconds)
+        Clock.log.append(f"{what} done")
+
+    def reset(self) -> str:
+        self._spend("reset", self.takes["reset"])
+        return "now"
+
+    def wait(self, seconds: float) -> str:
+        """Wait."""
+        self._spend("wait", seconds)
+        return "later"
+
+    def get_reward(self) -> float:
+        self._spend("get_reward", self.takes["get_reward"])
+        return 1.0
+
+    def close(self) -> None:
+        self._spend("close", self.takes["close"])
+
+
+def clock(limit_s, **options):
+    Clock.log.clear()
+    return Environment(Clock, options, step_timeout_s=limit_s)
+
+
+def waits(tool, *seconds):
+    """One turn that waits so often, and the seconds that all of it took."""
+    began = time.perf_counter()
+    calls = [ToolCall("wait", {"seconds": some}) for some in seconds]
+    with pytest.raises(TrajectoryLost) as lost:
+        on_loop(call_tools([tool], QUESTION, [calls]))
+    return str(lost.value), time.perf_counter() - began
+
+
+def settled(done):
+    """Wait for a thread that nobody else waits for."""
+    until = time.monotonic() + 5
+    while Clock.log[-1] != done and time.monotonic() < until:
+        time.sleep(0.01)
+    return Clock.log
+
+
+def test_the_calls_of_a_turn_share_a_limit():
+    message, _ = waits(clock(0.4), 0.25, 0.25)
+    assert "environment Clock in wait took longer than step_timeout_s = 0.4" in message
+    # the second began in time, so it has to end before the environment is closed
+    assert settled("close done")[-4:] == ["wait", "wait done", "close", "close done"]
+
+
+def test_nothing_is_called_beside_a_call_that_hangs_and_close_comes_after_it():
+    message, took_s = waits(clock(0.1), 0.5, 0.0)
+    assert "in wait took longer" in message
+    assert took_s < 0.4  # nobody waits for the call
+    assert Clock.log[-1] == "wait"
+    assert settled("close done")[-4:] == ["wait", "wait done", "close", "close done"]
+    assert "get_reward" not in Clock.log
+
+
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [
+        ({"make": 0.4}, ["made", "ready", "close", "close done"]),
+        ({"reset": 0.4, "close": 0.2}, ["reset", "reset done", "close", "close done"]),
+    ],
+)
+def test_an_environment_that_comes_too_late_is_closed_when_it_comes(options, last):
+    message, took_s = waits(clock(0.1, **options), 0.0)
+    assert "environment Clock in reset took longer than step_timeout_s = 0.1" in message
+    assert took_s < 0.3
+    assert settled("close done")[-4:] == last
+
+
+def test_what_ends_an_attempt_shares_a_limit_too():
+    tool = clock(0.3, pays=0.2, close=0.2)
+    message, took_s = waits(tool, 0.0)
+    assert "environment Clock in close took longer than step_timeout_s = 0.3" in message
+    assert took_s < 0.5
+    settled("close done")
+    message, took_s = waits(clock(0.1, pays=0.4), 0.0)
+    assert "in get_reward took longer" in message
+    assert settled("close done")[-3:] == ["get_reward done", "close", "close done"]
+
+
+def test_the_end_of_a_run_waits_for_what_comes_late(chat):
+    tool = clock(0.1)
+    with pytest.raises(TrajectoryLost):
+        plays(chat, tool, ["0.4"], tool_name="wait", turns=1, max_restarts=0)
+    assert Clock.log[-2:] == ["close", "close done"]
+
+
+def test_a_coroutine_that_hangs_is_cancelled(chat):
+    log = []
+
+    class Sleepy:
+        async def reset(self) -> str:
+            return "dusk"
+
+        async def sleep(self, n: int) -> str:
+            """Sleep."""
+            try:
+                await asyncio.sleep(30)
+            finally:
+                log.append("woken")
+            return "dawn"
+
+        async def close(self) -> None:
+            log.append("closed")
+
+    tool = Environment(Sleepy, step_timeout_s=0.1)
+    with pytest.raises(TrajectoryLost, match=r"in sleep took longer than step_timeout_s = 0\.1"):
+        plays(chat, tool, ["1"], tool_name="sleep", turns=1, max_restarts=0)
+    assert log == ["woken", "closed"]
+
+
+def test_what_close_raises_does_not_hide_what_went_wrong_before(chat):
+    def stuck():
+        raise OSError("stuck")
+
+    calls = []
+
+    def reset():
+        calls.append("reset")
+        raise KeyError("no level")
+
+    def close():
+        if calls:
+            calls.append("close")
+            stuck()
+
+    lost = r"in reset raised KeyError: 'no level'"
+    with pytest.raises(TrajectoryLost, match=lost):
+        plays(chat, room(reset=reset, close=close), ["look"], max_restarts=0)
+    assert calls == ["reset", "close"]
+
+    class Bad(Guess):
+        def get_reward(self) -> float:
+            return float("nan")
+
+        def close(self) -> None:
+            stuck()
+
+    with pytest.raises(ToolError, match="gave the reward nan from get_reward"):
+        plays(chat, Environment(Bad), ["0"], tool_name="guess", turns=1)
+
+
+def test_a_copy_that_takes_too_long_loses_its_attempt_and_is_closed(chat, rooms):
+    class Heavy(Room):
+        def __deepcopy__(self, memo):
+            time.sleep(0.4)
+            return Heavy()
+
+    tool = Gymnasium(make=Heavy, step_timeout_s=0.1)
+    with pytest.raises(TrajectoryLost, match=r"environment .* in copy took longer than"):
+        plays(chat, tool, ["look"], turns=2, probes=1, max_restarts=0)
+    until = time.monotonic() + 5
+    while not all(room.closed for room in rooms) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [room.closed for room in rooms] == [1] * 3  # of specs, of the attempt, and the copy
+
+
+# ------------------------------------------------------------------------- how many at once
+
+
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_no_more_environments_are_open_than_can_be_with_their_branches(chat, rooms, lockstep):
+    open_at_once = []
+
+    def counts(room, action):
+        open_at_once.append(sum(not one.closed for one in rooms))
+        return "x", 0.0, False, False, {}
+
+    class Copied(Room):
+        def __deepcopy__(self, memo):
+            return Copied(self.gives)
+
+    # an attempt of two turns with a branch each has three
+    tool = Gymnasium(make=Copied, options={"step": counts}, capacity=7)
+    attempts = plays(chat, tool, ["on"], size=5, turns=2, probes=1, lockstep=lockstep)
+    assert len(attempts.trajectories[0]) == 5
+    assert len(attempts.probes[0]) == 10
+    assert 3 < max(open_at_once) <= 6
+    message = (
+        r"environment .*Room.* has capacity = 2, and the least .* at a time is 3 \(1 x 1 x 3\): "
+    )
+    with pytest.raises(RecipeError, match=message):
+        plays(chat, Gymnasium(make=Room, capacity=2), ["on"], turns=2, probes=1)
+
+
+def test_processes_and_collections_share_the_capacity_of_an_environment(chat):
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: "on")
+    rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=8)])
+    assert rollout.at_once(engine, 0) == 8
+    assert rollout.at_once(engine, 0, collections=2) == 4
+    assert rollout.at_once(engine, 0, collections=2, processes=4) == 1
+    with pytest.raises(
+        RecipeError, match=r"capacity = 8, and the least .* is 9 \(3 x 3 x 1\): pro"
+    ):
+        rollout.at_once(engine, 0, 3, 3)
+    engine.capacity = 2
+    assert rollout.at_once(engine, 0) == 2
+    assert rollout.at_once(engine, 0, collections=4) == 1  # an engine serves more, if it has to
+
+
+def test_a_capacity_that_does_not_suffice_is_refused_before_a_model_is_loaded(
+    tiny_model, tmp_path, caplog
+):
+    def fits(capacity, **settings):
+        from test_training import data, module, trainer
+
+        it = module(tiny_model, engine=ScriptedEngine(None, None), **settings)
+        it.rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=capacity)])
+        trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+
+    with pytest.raises(RecipeError, match=r"capacity = 2, and .* is 5 \(1 x 1 x 5\)"):
+        fits(2, estimator=Branched(probes=2))
+
+
+def test_a_capacity_below_a_group_is_named_and_not_the_engine(tiny_model, caplog):
+    from test_training import Lies, module
+
+    it = module(tiny_model, engine=Lies())
+    it.rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=1)])
+    with caplog.at_level("INFO"):
+        it.ask("?")
+    assert f"Room'> has room for 1 of a group's {it.group_size} trajectories, so the" in caplog.text
+    assert "Lies has room" not in caplog.text
+
+
+# ------------------------------------------------------------------------- several tools
+
+
+def test_two_environments_in_one_recipe_are_refused_and_both_are_named():
+    tools = [Environment(Guess), lake()]
+    message = (
+        "environment Guess and environment FrozenLake-v1 both hand over the figure 'steps' of an "
+        "attempt, so they do not go together. Leave one of them out of rollout.tools."
+    )
+    with pytest.raises(RecipeError, match=message):
+        Rollout(Action(), tools)
+
+
+def test_a_call_of_another_tool_is_no_step(chat):
+    class Both(Action):
+        """Looks something up in the second turn, and acts in the others."""
+
+        def read(self, text, turn, cut):
+            if turn != 1:
+                return super().read(text, turn, cut)
+            return Reading((ToolCall("look", {"query": text}),))
+
+    says = ["down", "down", "down"]
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: says[turn])
+    rollout = Rollout(Both(3, "text"), [lake(), Look()], max_turn_tokens=40, max_tokens=4000)
+    ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
+    assert [turn.results[0].ok for turn in trajectory.turns] == [True] * 3
+    reward = EnvironmentReward(idle=0.5)
+    paid = [reward.score(trajectory, k) for k in range(3)]
+    assert paid == pytest.approx([-0.1, -0.5, -1.1])
+    assert "1 of 3 turns took no step" in escapes([trajectory], 1, 3)
+
+
+# ------------------------------------------------------------------------- random numbers
+
+
+class Dice:
+    """Draws from the random numbers of the whole process, as the games of gem do."""
+
+    def __init__(self, resets: bool = True):
+        self.resets, self.at_first = resets, random.random()
+
+    def reset(self, seed=None):
+        if self.resets:
+            random.seed(seed)
+            np.random.seed(seed)
+        time.sleep(0.002)  # others have time to seed them, too
+        self.first = f"{random.random():.6f} {np.random.rand():.6f}"
+        return (self.first if self.resets else f"{self.at_first} {self.first}"), {}
+
+    def step(self, action):
+        time.sleep(0.001)
+        return f"{random.random():.6f} {np.random.rand():.6f}", 0.0, False, False, {}
+
+
+def throws(chat, **options):
+    """What 8 attempts each of 4 seeds see."""
+    seeds = [Question(f"seed {n}", "Go.", metadata={"seed": n}) for n in range(4)]
+    tool = Gymnasium(make=Dice, **options)
+    groups = plays(chat, tool, ["on"], questions=seeds, size=8, turns=3).trajectories
+    return [[[r.content or r.unread for r in t.results] for t in group] for group in groups]
+
+
+@pytest.mark.parametrize("resets", [True, False])
+def test_attempts_that_take_turns_have_random_numbers_of_their_own(chat, resets):
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    groups = throws(chat, options={"resets": resets}, thread_safe=False)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    for n, group in enumerate(groups):
+        assert all(seen == group[0] for seen in group)
+        assert group[0] != groups[n - 1][0]
+        if resets:
+            ours, theirs = random.Random(n), np.random.RandomState(n)
+            thrown = [f"{ours.random():.6f} {theirs.rand():.6f}" for _ in range(4)]
+            assert group[0] == thrown[1:]
+
+
+@pytest.mark.parametrize("thread_safe", [True, False])
+def test_calls_of_a_world_that_is_not_thread_safe_take_turns(chat, thread_safe):
+    busy, met = threading.Semaphore(1), []
+
+    def alone(room, action):
+        met.append(not busy.acquire(blocking=False))
+        time.sleep(0.01)
+        if not met[-1]:
+            busy.release()
+        return "x", 0.0, False, False, {}
+
+    tool = Gymnasium(make=Room, options={"step": alone}, thread_safe=thread_safe)
+    plays(chat, tool, ["on"], size=8, turns=2)
+    assert len(met) == 16
+    assert any(met) == thread_safe
+
+
+def test_a_branch_goes_on_with_the_same_random_numbers(chat):
+    tool = Gymnasium(make=Dice, thread_safe=False)
+    attempts = plays(chat, tool, ["on"], turns=2, probes=1)
+    ((trunk,),), ((*probes,),), _ = attempts
+    seen = [r.content or r.unread for r in trunk.results]
+    for probe in probes:
+        assert [r.content or r.unread for r in probe.trajectory.results] == seen

@@ -845,7 +845,11 @@ class Keeps(Stateful, Look):
         super().__init__()
         self.kind, self.timeout_s = kind, timeout_s
         self.made, self.closed, self.begins = [], [], threading.Semaphore(0)
-        self.before = set(threading.enumerate())  # of tools of other tests, which nobody waits for
+        self.before = self.busy()  # of tools of other tests, which nobody waits for
+
+    def busy(self):
+        """Threads that run a tool's code; those of earlier calls wait under another name."""
+        return {thread for thread in threading.enumerate() if thread.name == "turnrl-tool"}
 
     def open(self, question):
         return self.kind(self)
@@ -853,7 +857,7 @@ class Keeps(Stateful, Look):
     def check_closed(self):
         """Every session was closed, once; of a copy that nobody waits for, soon after it comes."""
         until = time.monotonic() + 5
-        while any(t.name == "turnrl-tool" for t in set(threading.enumerate()) - self.before):
+        while self.busy() - self.before:
             assert time.monotonic() < until
             time.sleep(0.01)
         assert len(self.made) > 1

@@ -29,6 +29,8 @@ from turnrl import (
     ToolResult,
     ToolSession,
     call_tools,
+    on_loop,
+    result_of,
 )
 from turnrl.agent.rollout import Agent
 from turnrl.agent.running import run_tool
@@ -772,3 +774,23 @@ def test_a_session_is_no_part_of_a_call_that_is_compared_or_shown():
     call, same = ToolCall("add", {"n": 1}, session=ToolSession()), ToolCall("add", {"n": 1})
     assert call == same
     assert repr(call) == repr(same)
+
+
+def test_threads_are_used_again_and_one_that_hangs_keeps_nobody_waiting():
+    held, before = threading.Event(), set(threading.enumerate())
+
+    async def calls():
+        hung = asyncio.create_task(result_of(held.wait))
+        names, threads = set(), set()
+        for _ in range(200):
+            thread = await result_of(threading.current_thread)
+            threads.add(thread)
+            names.add(thread.daemon)
+        assert not hung.done()
+        held.set()
+        await hung
+        return threads, names
+
+    threads, daemons = on_loop(calls())
+    assert len(threads - before) < 20  # one or two; more if the machine is busy
+    assert daemons == {True}  # none keeps a program that is interrupted

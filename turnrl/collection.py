@@ -208,6 +208,10 @@ class Setup(Protocol):
     max_staleness: int
     memory: Memory
 
+    @property
+    def processes(self) -> int:
+        """Processes that share the tools."""
+
     def read(self, rows: Sequence[TokenRow]) -> list[TokenScores]:
         """The learner's log-probabilities and values of token sequences."""
 
@@ -246,6 +250,7 @@ class Collector:
                 f"between the turns of a turn scheme. Attempts of the player {rollout.driver} "
                 "cannot be branched. Take an estimator without probes, such as TurnLevel."
             )
+        rollout.tool_places(estimator.probes, *self._shares)
         self.setup.engine.check(self.setup.policy, self.setup.rollout.max_tokens)
 
     def attempt(
@@ -333,6 +338,7 @@ class Collector:
             if version != self._synced:
                 self.setup.engine.sync(version)
                 self._synced = version
+            collections, processes = self._shares
             work = (rollout or self.setup.rollout).begin(
                 self.setup.engine,
                 self.chat,
@@ -342,7 +348,8 @@ class Collector:
                 probes,
                 greedy=size is None,
                 description=bar,
-                collections=1 + self.setup.max_staleness,
+                collections=collections,
+                processes=processes,
             )
         return _Sampling(work, version)
 
@@ -352,6 +359,11 @@ class Collector:
             attempts = sampling.work.result()
         self._check_versions(attempts, sampling.version)
         return sampling.work.seconds, attempts
+
+    @property
+    def _shares(self) -> tuple[int, int]:
+        """Collections that may be under way at a time, and processes that have them."""
+        return 1 + self.setup.max_staleness, self.setup.processes
 
     def _phase(self) -> contextlib.AbstractContextManager[None]:
         return self.setup.memory.phase("sampling", self.setup.engine.memory_setting)
@@ -389,10 +401,17 @@ class Collector:
         engine.start(self.setup.policy, rollout.max_tokens)
         self._started = True
         self._world.enter_context(rollout.live())
-        holds = rollout.at_once(engine, estimator.probes, 1 + self.setup.max_staleness)
+        holds = rollout.at_once(engine, estimator.probes, *self._shares)
+        places, tool = rollout.tool_places(estimator.probes, *self._shares)
         size = self.setup.group_size
-        if holds is not None and holds < size:
-            probes = " and their probes" if estimator.probes else ""
+        probes = " and their probes" if estimator.probes else ""
+        if places is not None and places == holds and places < size:
+            rank_zero_info(
+                f"{tool} has room for {places} of a group's {size} trajectories{probes}, so the "
+                "others wait for their turn, which is slow. Raise its capacity, if it can serve "
+                "more."
+            )
+        elif holds is not None and holds < size:
             rank_zero_info(
                 f"{type(engine).__name__} has room for {holds} of a group's {size} trajectories of "
                 f"rollout.max_tokens = {rollout.max_tokens}{probes}, and running so few at once "

@@ -79,6 +79,11 @@ class PolicyModule(L.LightningModule, ABC):
         was sampled yet."""
 
     @property
+    def processes(self) -> int:
+        """Processes of the run, which share what its tools can serve."""
+        return 1 if self._trainer is None else self._trainer.world_size
+
+    @property
     def chat(self) -> ChatFormat:
         """The policy's chat format."""
         return self.collector.chat

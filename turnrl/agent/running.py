@@ -8,6 +8,7 @@ import concurrent.futures
 import contextlib
 import functools
 import os
+import queue
 import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine
@@ -20,6 +21,10 @@ T = TypeVar("T")
 
 _SHUTDOWN_S = 30.0
 """After Ctrl-C, how long the forward pass under way may take to end."""
+_MOST_IDLE = 128
+"""Threads that are kept for later calls."""
+_BUSY, _IDLE = "turnrl-tool", "turnrl-idle"
+"""Names of a thread that runs a tool's code, and of one that waits for more."""
 
 
 async def to_its_end(work: Awaitable[T]) -> T:
@@ -111,12 +116,53 @@ async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
             plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
             done.set_exception(error if plain else _Ended(error))
 
-    threading.Thread(target=work, daemon=True, name="turnrl-tool").start()
+    _threads().run(work)
     try:
         return await asyncio.wrap_future(done)
     except asyncio.CancelledError:
         done.add_done_callback(functools.partial(_close_late, loop=asyncio.get_running_loop()))
         raise
+
+
+@final
+class _Threads:
+    """Daemon threads, which wait for more work when theirs is done: to start one costs several
+    times as much as a short call. One that hangs is not waited for; others take its place."""
+
+    def __init__(self) -> None:
+        self._works: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._idle = 0  # threads that wait, less the works that are queued for them
+
+    def run(self, work: Callable[[], None]) -> None:
+        """Run it at once, in a thread that is idle or in a new one."""
+        with self._lock:
+            new = self._idle == 0
+            if not new:
+                self._idle -= 1
+        if new:
+            threading.Thread(target=self._serve, args=(work,), daemon=True, name=_BUSY).start()
+        else:
+            self._works.put(work)
+
+    def _serve(self, work: Callable[[], None]) -> None:
+        thread = threading.current_thread()
+        while True:
+            work()
+            del work  # else it would keep what it holds until the next one comes
+            thread.name = _IDLE
+            with self._lock:
+                if self._idle >= _MOST_IDLE:
+                    return
+                self._idle += 1
+            work = self._works.get()
+            thread.name = _BUSY
+
+
+@functools.cache
+def _threads() -> _Threads:
+    """The threads of all tools."""
+    return _Threads()
 
 
 def _close_late(done: concurrent.futures.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
@@ -141,8 +187,9 @@ def _run_for_ever(loop: asyncio.AbstractEventLoop) -> None:
             loop.run_forever()
 
 
-# a forked process has the loop but not its thread; it begins with one of its own
+# a forked process has the loop and the queue but not their threads; it begins with its own
 os.register_at_fork(after_in_child=_loop.cache_clear)
+os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 @final

@@ -58,10 +58,11 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
     """Refuse tools that no policy could call.
 
     Raises:
-        RecipeError: If one lacks an attribute, two share a name, parameters are no JSON Schema, or
-            `open` would never be called.
+        RecipeError: If one lacks an attribute, two share a name or a figure, parameters are no JSON
+            Schema, or `open` would never be called.
     """
     owners: dict[str, Toolset] = {}
+    give: dict[str, Toolset] = {}
     for toolset in toolsets:
         for attribute, example in _ATTRIBUTES.items() if isinstance(toolset, Tool) else ():
             if not hasattr(toolset, attribute):
@@ -83,6 +84,13 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
                 raise RecipeError(f"{what}. Rename one.")
             owners[spec.name] = toolset
             _check_schema(spec, toolset, RecipeError)
+        for figure in toolset.figure_names:
+            if figure in give:
+                raise RecipeError(
+                    f"{give[figure]} and {toolset} both hand over the figure {figure!r} of an "
+                    "attempt, so they do not go together. Leave one of them out of rollout.tools."
+                )
+            give[figure] = toolset
 
 
 def _check_schema(spec: ToolSpec, toolset: Toolset, fault: type[TurnRLError]) -> None:
@@ -236,8 +244,8 @@ class ToolSessions:
     async def _keep(
         self, batcher: _Batcher, verb: str, make: Callable[..., Any], *arguments: Any, on: str = ""
     ) -> None:
-        """Have a toolset make a session, and keep it; its making is not cut short, because whatever
-        comes of it has to be closed like any other."""
+        """Have a toolset make a session, and keep it; its making is not cut short, unless the
+        toolset can do that, because whatever comes of it has to be closed like any other."""
 
         async def work() -> None:
             session = await run_tool(batcher.toolset, verb, make, *arguments, on=on)
@@ -247,7 +255,9 @@ class ToolSessions:
             self._sessions[batcher] = session
             self._add(batcher, session.specs)
 
-        await to_its_end(work())
+        tool = batcher.toolset
+        can = verb == "open" and isinstance(tool, Stateful) and tool.interruptible
+        await (work() if can else to_its_end(work()))
 
     def _add(self, batcher: _Batcher, specs: Sequence[ToolSpec]) -> None:
         """Add the tools that a session brings."""

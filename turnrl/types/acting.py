@@ -28,12 +28,16 @@ class Toolset(ABC):
             seconds stops the run.
         acts: Whether a call changes the world, as a step of an environment does. Such a call is run
             in the last turn too, where nobody reads the reply: its reward counts all the same.
-        capacity: How many trajectories it can serve at once; None for any number.
+        capacity: How many trajectories it can serve at once, probes included, over all processes of
+            the run; None for any number. No more sessions are ever open.
+        figure_names: Names of the figures that its sessions may hand over. Two sets with the same
+            name are refused before anything runs.
     """
 
     timeout_s: float = 60.0
     acts: bool = False
     capacity: int | None = None
+    figure_names: Sequence[str] = ()
 
     @property
     @abstractmethod
@@ -119,7 +123,15 @@ class Tool(Toolset):
 
 class Stateful(ABC):
     """Tools that open a session for each trajectory: `class Notes(Stateful, Tool)`, or
-    `class Shop(Stateful, Toolset)`. Their `run` finds the session in `call.session`."""
+    `class Shop(Stateful, Toolset)`. Their `run` finds the session in `call.session`.
+
+    Attributes:
+        interruptible: Whether `open`, a coroutine function, may be cancelled. It then gives back by
+            itself what it began. Otherwise it runs to its end, and its session is closed; set it if
+            that may take long, as waiting for a server does.
+    """
+
+    interruptible: bool = False
 
     @abstractmethod
     def open(self, question: Question) -> ToolSession | Awaitable[ToolSession]:

@@ -1,7 +1,12 @@
 """Environments: worlds that an agent acts in, and that pay for its steps.
 
-world     what all environments share: episodes, faults, figures
+world     what all environments share, and what is wrong with one
+episode   an attempt in an environment: its steps, its time, its end
+classes   `Environment`: classes of your own
 gym       `Gymnasium`: environments of Gymnasium's form
+openenv   `OpenEnv`: environments behind a server of OpenEnv
+client    a client of its server
+randomness  turns, and random numbers of an attempt's own
 tasks     `Seeds`: questions without a data file
 rewards   `EnvironmentReward` and `EnvironmentOutcome`: what steps pay, and other endings cost
 watch     the warning that no attempt ends by its environment
@@ -14,6 +19,7 @@ from collections.abc import Callable, Iterable
 from turnrl import QuestionSource, Reward, Toolset, hookimpl
 from turnrl_environments.classes import Environment as Environment
 from turnrl_environments.gym import Gymnasium as Gymnasium
+from turnrl_environments.openenv import OpenEnv as OpenEnv
 from turnrl_environments.rewards import EnvironmentOutcome as EnvironmentOutcome
 from turnrl_environments.rewards import EnvironmentReward as EnvironmentReward
 from turnrl_environments.tasks import Seeds as Seeds
@@ -22,7 +28,7 @@ from turnrl_environments.tasks import Seeds as Seeds
 @hookimpl
 def turnrl_tools() -> Iterable[type[Toolset]]:
     """The environments."""
-    return [Environment, Gymnasium]
+    return [Environment, Gymnasium, OpenEnv]
 
 
 @hookimpl

@@ -10,7 +10,6 @@ from typing import Any, final
 
 from turnrl import (
     Described,
-    ForkableToolSession,
     PolicyMistake,
     Question,
     RecipeError,
@@ -19,15 +18,8 @@ from turnrl import (
     ToolSpec,
     described,
 )
-from turnrl_environments.world import (
-    Episode,
-    World,
-    copied,
-    missing,
-    named,
-    paid,
-    text_of,
-)
+from turnrl_environments.episode import OwnEpisode
+from turnrl_environments.world import World, missing, named, paid, text_of
 
 _OWN = ("reset", "get_reward", "close")
 
@@ -47,6 +39,10 @@ class Environment(World):
         capacity: How many attempts it can serve at once; null for any number.
         step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
             or to begin, is lost and begins again.
+        thread_safe: Whether attempts side by side do not disturb each other. False has their calls
+            take turns, and gives each attempt random numbers of its own (`random` and
+            `numpy.random`): for games that draw from the process's, as those of gem and TextArena
+            do, and for others that are made for one thread, as TextWorld is.
     """
 
     def __init__(
@@ -55,6 +51,7 @@ class Environment(World):
         options: dict[str, Any] | None = None,
         capacity: int | None = None,
         step_timeout_s: float = 60.0,
+        thread_safe: bool = True,
     ) -> None:
         made = named("Environment.environment", environment)
         if not isinstance(made, type):
@@ -62,7 +59,7 @@ class Environment(World):
                 f"Environment.environment is {environment!r:.80}, which is no class. Give a class "
                 "with reset and typed methods."
             )
-        super().__init__(made.__name__, capacity, step_timeout_s)
+        super().__init__(made.__name__, capacity, step_timeout_s, thread_safe)
         self.made, self.options = made, dict(options or {})
         methods = {
             name: method
@@ -74,7 +71,7 @@ class Environment(World):
                 f"{self} has no reset, which begins an attempt. Add 'def reset(self, seed: int) -> "
                 "str:' to the class, or 'def reset(self, **columns)'."
             )
-        self.ends = {name: name in methods for name in ("get_reward", "close")}
+        self.pays_at_the_end = "get_reward" in methods
         self._reset = inspect.signature(methods["reset"])
         self.tools: Mapping[str, Described] = {
             name: described(method, skip=("self",))
@@ -92,23 +89,13 @@ class Environment(World):
         """A tool for each public method."""
         return tuple(tool.spec for tool in self.tools.values())
 
-    async def begin(self, question: Question) -> Stay:
-        """An instance, reset with the columns of the question.
+    def episode(self, question: Question) -> Stay:
+        """An attempt that has not begun.
 
         Raises:
             DataError: If the question lacks a column that `reset` needs.
         """
-        columns = self._columns(question)
-        options = copy.deepcopy(self.options)
-        instance = await self.within("reset", functools.partial(self.made, **options))
-        stay = Stay(self, instance)
-        try:
-            first = await self.within("reset", functools.partial(instance.reset, **columns))
-            stay.prompt = "" if first is None else text_of(self, "reset", first)
-        except BaseException:
-            await stay.leave()
-            raise
-        return stay
+        return Stay(self, self._columns(question))
 
     def _columns(self, question: Question) -> dict[str, Any]:
         """What `reset` takes of a question, as a copy: an attempt may change what it was given."""
@@ -123,24 +110,35 @@ class Environment(World):
         return copy.deepcopy({one.name: about[one.name] for one in taken if one.name in about})
 
 
-class Stay(Episode, ForkableToolSession):
+class Stay(OwnEpisode):
     """An attempt in an instance of a class.
 
     Args:
         world: What it is an episode of.
-        instance: Its own instance.
-        prompt: The first observation.
+        columns: What `reset` takes of the question.
     """
 
-    def __init__(self, world: Environment, instance: Any, prompt: str = "") -> None:
-        super().__init__(world, prompt)
-        self.kind, self.instance = world, instance
+    def __init__(self, world: Environment, columns: Mapping[str, Any]) -> None:
+        super().__init__(world)
+        self.kind, self.columns = world, columns
+
+    def twin(self) -> Stay:
+        return Stay(self.kind, self.columns)
+
+    async def enter(self) -> str:
+        await self.do("reset", self._make)
+        reset = functools.partial(self.environment.reset, **self.columns)
+        first = await self.do("reset", reset)
+        return "" if first is None else text_of(self.kind, "reset", first)
+
+    def _make(self) -> None:
+        self.environment = self.kind.made(**copy.deepcopy(self.kind.options))
 
     async def act(self, call: ToolCall) -> ToolResult:
         try:
             arguments = self.kind.tools[call.name].bind(call.arguments)
-            method = functools.partial(getattr(self.instance, call.name), **arguments)
-            given = await self.kind.within(call.name, _guarded(method))
+            method = functools.partial(getattr(self.environment, call.name), **arguments)
+            given = await self.do(call.name, _guarded(method))
         except PolicyMistake as mistake:
             return ToolResult(str(mistake), ok=False)
         if isinstance(given, PolicyMistake):
@@ -151,20 +149,10 @@ class Stay(Episode, ForkableToolSession):
         return ToolResult(text_of(self.kind, call.name, given))
 
     async def outcome(self) -> float | None:
-        if not self.kind.ends["get_reward"]:
+        if not self.kind.pays_at_the_end:
             return None
-        given = await self.kind.within("get_reward", self.instance.get_reward)
+        given = await self.do("get_reward", self.environment.get_reward)
         return paid(self.kind, "get_reward", given)
-
-    async def leave(self) -> None:
-        if self.kind.ends["close"]:
-            await self.kind.within("close", self.instance.close)
-
-    def fork(self) -> Stay:
-        """An instance of its own in the same state."""
-        branch = Stay(self.kind, copied(self.kind, self.instance), self.prompt)
-        branch.steps, branch.earned, branch.ended = self.steps, self.earned, self.ended
-        return branch
 
 
 def _guarded(method: Callable[[], Any]) -> Callable[[], Any]:

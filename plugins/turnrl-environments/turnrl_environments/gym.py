@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import re
-import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from turnrl import (
-    ForkableToolSession,
     PolicyMistake,
     Question,
     RecipeError,
@@ -20,15 +19,9 @@ from turnrl import (
     ToolSpec,
     in_short,
 )
-from turnrl_environments.world import (
-    TRUNCATED,
-    Episode,
-    World,
-    copied,
-    named,
-    paid,
-    text_of,
-)
+from turnrl_environments.episode import OwnEpisode
+from turnrl_environments.randomness import OwnRandom
+from turnrl_environments.world import TRUNCATED, World, named, paid, seed_of, text_of
 
 _COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)
 _UNPACKED = re.compile(r"values to unpack \(expected (\d), got (\d)\)")
@@ -57,6 +50,10 @@ class Gymnasium(World):
         capacity: How many attempts it can serve at once; null for any number.
         step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
             or to begin, is lost and begins again.
+        thread_safe: Whether attempts side by side do not disturb each other. False has their calls
+            take turns, and gives each attempt random numbers of its own (`random` and
+            `numpy.random`): for games that draw from the process's, as those of gem and TextArena
+            do, and for others that are made for one thread, as TextWorld is.
     """
 
     def __init__(
@@ -69,13 +66,14 @@ class Gymnasium(World):
         description: str | None = None,
         capacity: int | None = None,
         step_timeout_s: float = 60.0,
+        thread_safe: bool = True,
     ) -> None:
         if (id is None) == (make is None):
             raise RecipeError(
                 "Gymnasium takes an id, such as FrozenLake-v1, or a function in make, and exactly "
                 "one of them."
             )
-        super().__init__(str(id or make), capacity, step_timeout_s)
+        super().__init__(str(id or make), capacity, step_timeout_s, thread_safe)
         self.options = dict(options or {})
         self.actions = actions
         self.observe: Observe | None = None
@@ -103,7 +101,7 @@ class Gymnasium(World):
     def _taken(self) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
         """JSON Schema of an action, and what makes the environment's own of it."""
         try:
-            environment = self.made()
+            environment = self.made() if self.thread_safe else OwnRandom(0).run(self.made)
         except RecipeError:
             raise
         except Exception as error:
@@ -114,34 +112,23 @@ class Gymnasium(World):
         try:
             return _actions(self.name, getattr(environment, "action_space", None), self.actions)
         finally:
-            _leave(environment)
+            close = getattr(environment, "close", None)
+            if callable(close):
+                with contextlib.suppress(Exception):  # it may hold nothing before it is reset
+                    close()
 
     def made(self) -> Any:
         """An environment that has not begun."""
         return self._maker(**copy.deepcopy(self.options))
 
-    async def begin(self, question: Question) -> Walk:
-        """An environment, reset with the `seed` and the `options` of the question, as far as it has
-        them. A question without a seed has one of its own, made of its id."""
-        environment, shown = await self.within("reset", self._begun, question)
-        return Walk(self, environment, shown)
-
-    def _begun(self, question: Question) -> tuple[Any, str]:
+    def episode(self, question: Question) -> Walk:
+        """An attempt that begins with the `seed` and the `options` of the question, as far as it
+        has them. A question without a seed has one of its own, made of its id."""
         about = question.metadata
-        seed = about.get("seed", zlib.crc32(question.id.encode()))
-        options = {"options": copy.deepcopy(about["options"])} if "options" in about else {}
-        environment = self.made()
-        try:
-            given = environment.reset(seed=seed, **options)
-            if not isinstance(given, tuple) or len(given) != 2:
-                raise ToolError(
-                    f"{self} gave {given!r:.80} from reset. Gymnasium's reset gives two values, "
-                    "the observation and a dict: return both, or wrap the environment."
-                )
-            return environment, self.shown("reset", environment, given[0])
-        except BaseException:
-            _leave(environment)
-            raise
+        begins: dict[str, Any] = {"seed": seed_of(question)}
+        if "options" in about:
+            begins["options"] = copy.deepcopy(about["options"])
+        return Walk(self, begins)
 
     def shown(self, verb: str, environment: Any, observation: Any) -> str:
         """An observation as the policy reads it."""
@@ -182,31 +169,38 @@ class Gymnasium(World):
         )
 
 
-class Walk(Episode, ForkableToolSession):
+class Walk(OwnEpisode):
     """An attempt in an environment of Gymnasium's form.
 
     Args:
         world: What it is an episode of.
-        environment: Its own environment.
-        prompt: The first observation.
+        begins: What `reset` takes.
     """
 
-    def __init__(self, world: Gymnasium, environment: Any, prompt: str) -> None:
-        super().__init__(world, prompt)
-        self.gym, self.environment = world, environment
+    def __init__(self, world: Gymnasium, begins: Mapping[str, Any]) -> None:
+        super().__init__(world)
+        self.gym, self.begins = world, begins
+
+    def twin(self) -> Walk:
+        return Walk(self.gym, self.begins)
+
+    async def enter(self) -> str:
+        """Make the environment, and reset it."""
+        return await self.do("reset", self._reset)
+
+    def _reset(self) -> str:
+        self.environment = self.gym.made()
+        given = self.environment.reset(**self.begins)
+        if not isinstance(given, tuple) or len(given) != 2:
+            raise ToolError(
+                f"{self.gym} gave {given!r:.80} from reset. Gymnasium's reset gives two values, "
+                "the observation and a dict: return both, or wrap the environment."
+            )
+        return self.gym.shown("reset", self.environment, given[0])
 
     async def act(self, call: ToolCall) -> ToolResult:
         action = call.arguments["action"]
-        return await self.gym.within("step", self.gym.stepped, self.environment, action)
-
-    async def leave(self) -> None:
-        await self.gym.within("close", _leave, self.environment)
-
-    def fork(self) -> Walk:
-        """An environment of its own in the same state."""
-        branch = Walk(self.gym, copied(self.gym, self.environment), self.prompt)
-        branch.steps, branch.earned, branch.ended = self.steps, self.earned, self.ended
-        return branch
+        return await self.do("step", self.gym.stepped, self.environment, action)
 
 
 def _make_registered(id: str, **options: Any) -> Any:
@@ -220,12 +214,6 @@ def _make_registered(id: str, **options: Any) -> Any:
         ) from error
     # its checker only warns of what is checked here
     return gymnasium.make(id, disable_env_checker=True, **options)
-
-
-def _leave(environment: Any) -> None:
-    """Close an environment, if it can be closed."""
-    if (close := getattr(environment, "close", None)) is not None:
-        close()
 
 
 def _actions(

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from typing import Literal, final
 
-from turnrl import OutcomeReward, RecipeError, Trajectory, TurnReward, at_least, within
+from turnrl import OutcomeReward, RecipeError, Trajectory, Turn, TurnReward, at_least, within
+from turnrl_environments.episode import STEP
 from turnrl_environments.world import TRUNCATED
+
+
+def steps_of(turn: Turn) -> int:
+    """Number of successful steps of a turn in the environment. Calls of other tools are none."""
+    return sum(result.ok and STEP in result.metadata for result in turn.results)
 
 
 def ended(trajectory: Trajectory) -> bool:
@@ -17,7 +23,7 @@ def ended(trajectory: Trajectory) -> bool:
 @final
 class EnvironmentReward(TurnReward):
     """r_k = weight x what the environment paid for turn k
-    - idle, if no step of turn k succeeded
+    - idle, if no step of turn k in the environment succeeded
     - unfinished, in the last turn of an attempt that the environment did not end.
 
     The weighted part is the environment's own reward, so it changes which policy is best exactly as
@@ -28,7 +34,8 @@ class EnvironmentReward(TurnReward):
 
     Args:
         weight: Factor of the environment's reward.
-        idle: Reward lost by a turn without a successful step.
+        idle: Reward lost by a turn without a successful step in the environment; a call of another
+            tool is none.
         unfinished: Reward lost by an attempt that the environment does not end, or truncates.
         last_step: Whether the step with which the environment ends the attempt pays for its turn.
             False leaves it to `EnvironmentOutcome` with `of: last_step`.
@@ -50,7 +57,7 @@ class EnvironmentReward(TurnReward):
         taken, last = trajectory.turns[turn], turn == len(trajectory.turns) - 1
         left_out = last and ended(trajectory) and not self.last_step
         reward = 0.0 if left_out else self.weight * taken.reward
-        if not any(result.ok for result in taken.results):
+        if not steps_of(taken):
             reward -= self.idle
         if last and not ended(trajectory):
             reward -= self.unfinished

@@ -10,7 +10,7 @@ from typing import Any
 import lightning as L
 
 from turnrl import Trajectory
-from turnrl_environments.rewards import ended
+from turnrl_environments.rewards import ended, steps_of
 from turnrl_environments.world import World
 
 _logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def escapes(trajectories: Sequence[Trajectory], iteration: int, max_turns: int) 
     counts = Counter(trajectory.ended_by for trajectory in trajectories)
     ways = [f"{count} {_WHY[why].format(turns=max_turns)}" for why, count in counts.most_common()]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
-    idle = sum(not any(result.ok for result in turn.results) for turn in turns)
+    idle = sum(not steps_of(turn) for turn in turns)
     return (
         f"no attempt of iteration {iteration} was ended by its environment: of "
         f"{len(trajectories)}, {', '.join(ways)}; {idle} of {len(turns)} turns took no step. Read "

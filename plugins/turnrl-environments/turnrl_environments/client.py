@@ -1,0 +1,261 @@
+"""A client of OpenEnv's server: a WebSocket for each session, and the page with its schema.
+
+    ->  {"type": "reset" | "step", "data": {...}}, {"type": "state"}, {"type": "close"}
+    <-  {"type": "observation", "data": {"observation": {...}, "reward": -0.1, "done": false}}
+    <-  {"type": "state", "data": {...}}
+    <-  {"type": "error", "data": {"message": "...", "code": "EXECUTION_ERROR"}}
+
+A server that is full accepts the connection all the same, says so unasked, and closes it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, final
+
+from turnrl import RecipeError, ToolError
+from turnrl.servers import Unavailable
+
+if TYPE_CHECKING:
+    from websockets.asyncio.client import ClientConnection
+
+_LONGEST_MESSAGE_BYTES = 100 * 2**20
+_PING_EVERY_S = 20.0
+"""Keeps a connection alive on which nothing happens while the policy writes."""
+_CLOSE_S = 5.0
+
+
+class Full(Exception):
+    """The server has no place for another session.
+
+    Args:
+        most: Sessions that it can hold; None if it does not say.
+    """
+
+    def __init__(self, message: str, most: int | None) -> None:
+        super().__init__(message)
+        self.most = most
+
+
+class Refused(Exception):
+    """An error that the server answers with.
+
+    Args:
+        code: Its code.
+        message: What it says.
+        fields: The fields that it says are wrong.
+    """
+
+    def __init__(self, code: str, message: str, fields: Sequence[str] = ()) -> None:
+        super().__init__(f"{code}: {message}" if message else code)
+        self.code, self.message, self.fields = code, message, fields
+
+
+class Broken(Exception):
+    """The connection broke, so the session is gone."""
+
+
+@final
+class Connection:
+    """A session of the server, one request at a time.
+
+    Args:
+        socket: Its WebSocket.
+    """
+
+    def __init__(self, socket: ClientConnection) -> None:
+        self._socket = socket
+        self._lost = False
+
+    @classmethod
+    async def opened(cls, url: str, timeout_s: float) -> Connection:
+        """A session that the server has accepted.
+
+        Args:
+            url: The server's address, with http or https.
+            timeout_s: The most seconds to wait for it.
+        Raises:
+            Full: If it has no place.
+            Refused: If it cannot make an environment.
+            Unavailable: If it cannot be reached, and may be later.
+        """
+        connection: Connection | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                connection = cls(await _connected(f"ws{url.removeprefix('http')}/ws"))
+                try:
+                    await connection.ask("state")
+                except Refused as refused:
+                    if refused.code != "EXECUTION_ERROR":  # a state before the first reset
+                        raise
+            return connection
+        except BaseException as error:
+            if connection is not None:
+                connection.drop()
+            if isinstance(error, TimeoutError):
+                raise Unavailable(f"no session within {timeout_s:g} s") from None
+            if isinstance(error, Broken):
+                raise Unavailable(str(error)) from None
+            raise
+
+    async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Send a request, and read its answer. If it is cancelled, the session is gone: the answer
+        may come later, and would be read as that of another request.
+
+        Returns:
+            The data of the answer.
+        Raises:
+            Full: If the server had no place for the session.
+            Refused: If it answers with an error.
+            Broken: If the connection breaks.
+            ToolError: If it answers with what OpenEnv does not.
+        """
+        from websockets.exceptions import ConnectionClosed
+
+        request = {"type": kind} if data is None else {"type": kind, "data": dict(data)}
+        done, self._lost = self._lost, True
+        if done:
+            raise Broken("the connection was dropped")
+        try:
+            with contextlib.suppress(ConnectionClosed):  # what it said before is still to be read
+                await self._socket.send(json.dumps(request))
+            answer = _answer(await self._socket.recv())
+        except (ConnectionClosed, OSError) as error:
+            raise Broken(f"the connection broke ({error or type(error).__name__})") from None
+        self._lost = False
+        if answer["type"] != "error":
+            return dict(answer["data"])
+        raise _error(answer["data"])
+
+    async def close(self) -> None:
+        """End the session, and wait until the server has; a session that is gone is dropped."""
+        from websockets.exceptions import ConnectionClosed
+
+        if not self._lost:
+            with contextlib.suppress(ConnectionClosed, OSError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_S):
+                    await self._socket.send('{"type": "close"}')
+                    await self._socket.wait_closed()
+        self.drop()
+
+    def drop(self) -> None:
+        """Cut the connection."""
+        self._lost = True
+        self._socket.transport.abort()
+
+
+def _answer(text: str | bytes) -> dict[str, Any]:
+    """The server's message.
+
+    Raises:
+        ToolError: If it is none of OpenEnv's.
+    """
+    try:
+        answer = json.loads(text)
+    except ValueError:
+        answer = None
+    if (
+        not isinstance(answer, dict)
+        or answer.get("type") not in ("observation", "state", "error")
+        or not isinstance(answer.get("data"), dict)
+    ):
+        raise ToolError(
+            f"an OpenEnv server answered with {str(text)!r:.200}, which is none of its messages. "
+            "Correct OpenEnv.url, or see what the server printed."
+        )
+    return answer
+
+
+def _error(data: Mapping[str, Any]) -> Exception:
+    """The exception that a message of an error means."""
+    code, message = str(data.get("code")), str(data.get("message", ""))
+    if code == "CAPACITY_REACHED":
+        most = data.get("max_sessions")
+        return Full(message, most if isinstance(most, int) and most > 0 else None)
+    errors = data.get("errors")
+    faults = [one for one in errors if isinstance(one, dict)] if isinstance(errors, list) else []
+    where = [[str(part) for part in fault.get("loc", ())] for fault in faults]
+    said = [
+        f"{'.'.join(path)}: {fault.get('msg')}" for path, fault in zip(where, faults, strict=True)
+    ]
+    fields = [path[0] for path in where if path]
+    return Refused(code, "; ".join(said)[:300] or message, fields)
+
+
+async def _connected(address: str) -> ClientConnection:
+    """A WebSocket.
+
+    Raises:
+        RecipeError: If the package is not installed.
+        ToolError: If the server has no WebSocket at this address.
+        Unavailable: If it cannot be reached.
+    """
+    client = imported()
+    from websockets.exceptions import InvalidStatus, WebSocketException
+
+    try:
+        # no end of time for a ping's answer: an environment may keep its server busy for a while
+        connection: ClientConnection = await client.connect(
+            address,
+            max_size=_LONGEST_MESSAGE_BYTES,
+            ping_interval=_PING_EVERY_S,
+            ping_timeout=None,
+            open_timeout=None,
+            close_timeout=_CLOSE_S,
+        )
+        return connection
+    except InvalidStatus as error:
+        status = error.response.status_code
+        if status in (408, 429) or status >= 500:
+            retry_after = error.response.headers.get("retry-after")
+            raise Unavailable(f"status {status}", retry_after) from None
+        raise ToolError(
+            f"{address} is no WebSocket of OpenEnv (status {status}). Correct OpenEnv.url: the "
+            "server's address without /ws."
+        ) from None
+    except (OSError, WebSocketException) as error:
+        raise Unavailable(_line(error)) from None
+
+
+def imported() -> Any:
+    """The client of the package websockets.
+
+    Raises:
+        RecipeError: If it is not installed.
+    """
+    try:
+        import websockets.asyncio.client as client
+    except ImportError as error:
+        raise RecipeError(
+            "OpenEnv needs the package websockets, which is not installed. Run "
+            "\"pip install 'turnrl[openenv]'\"."
+        ) from error
+    return client
+
+
+def schema_of(url: str, timeout_s: float) -> Any:
+    """What the server's page `/schema` says.
+
+    Raises:
+        Unavailable: If it cannot be reached.
+        ToolError: If there is no such page.
+    """
+    import httpx2
+
+    try:
+        page = httpx2.get(f"{url}/schema", timeout=timeout_s, follow_redirects=True)
+    except httpx2.RequestError as error:
+        raise Unavailable(_line(error)) from None
+    if page.status_code in (408, 429) or page.status_code >= 500:
+        raise Unavailable(f"status {page.status_code}", page.headers.get("retry-after"))
+    try:
+        return page.json() if page.is_success else None
+    except ValueError:
+        return None
+
+
+def _line(error: Exception) -> str:
+    return " ".join(str(error).split())[:200] or type(error).__name__

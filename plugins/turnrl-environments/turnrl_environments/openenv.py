@@ -1,0 +1,318 @@
+"""Environments behind a server of OpenEnv: a session of the server for each attempt."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, final
+
+from turnrl import (
+    Question,
+    RecipeError,
+    ToolCall,
+    ToolError,
+    ToolResult,
+    ToolSpec,
+    TrajectoryLost,
+    at_least,
+    on_loop,
+)
+from turnrl.servers import Patience
+from turnrl_environments.client import Broken, Connection, Full, Refused, imported, schema_of
+from turnrl_environments.episode import Episode
+from turnrl_environments.world import World, missing, named, paid, seed_of, text_of
+
+_MOST_TRIED = 64
+"""So many sessions are opened at most to find out how many a server holds."""
+_QUICK_RETRIES = 2
+_LOOK_EVERY_S = 0.25
+"""A place at a server that was full is asked for again after this time, and then less often."""
+
+Observe = Callable[[Mapping[str, Any]], str]
+
+
+@final
+class OpenEnv(World):
+    """An environment behind a server of OpenEnv. Each attempt has a session of the server. The
+    policy calls the tool `step` with the action that the server describes. While the server is
+    away the run waits.
+
+    Args:
+        url: The server's address, such as `http://localhost:8000`.
+        options: Arguments of every `reset`, such as `{difficulty: hard}`.
+        columns: Columns of the question that `reset` gets besides. It gets the `seed` of the
+            question (`Seeds`) in any case.
+        description: What the policy reads of the tool; by default what the server says of the
+            action.
+        observe: Makes a text of an observation, a dict: a function, or its path. By default the
+            policy reads an observation of one text as it is, and any other as JSON.
+        capacity: How many sessions the server can hold at once. By default the run finds out, by
+            opening up to 64 for a moment.
+        step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
+            or to begin, is lost and begins again.
+        wait_s: How long the run waits for a server that is away, or full.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        options: dict[str, Any] | None = None,
+        columns: list[str] | None = None,
+        description: str | None = None,
+        observe: str | Observe | None = None,
+        capacity: int | None = None,
+        step_timeout_s: float = 60.0,
+        wait_s: float = 300.0,
+    ) -> None:
+        if not isinstance(url, str) or not re.match(r"https?://[^/]", url):
+            raise RecipeError(
+                f"OpenEnv.url is {url!r:.100}, which is no address of a server. Write one such as "
+                "http://localhost:8000."
+            )
+        super().__init__(url, capacity, step_timeout_s)
+        self.url = url.rstrip("/")
+        self.options, self.columns = dict(options or {}), list(columns or ())
+        self.description, self.wait_s = description, wait_s
+        at_least(0, "OpenEnv.", self, "wait_s", optional=False)
+        self.observe: Observe = _shown
+        if observe is not None:
+            self.observe = named("OpenEnv.observe", observe)
+        # to open a session may mean to wait for a server that is away, and then for a place
+        self.timeout_s += 2 * wait_s + step_timeout_s
+        self._quick = Patience(str(self), 0.0, self._absent, _QUICK_RETRIES)
+        self._patience = Patience(str(self), wait_s, self._away, _QUICK_RETRIES, setting="wait_s")
+        self._counted = capacity is not None
+        imported()
+
+    @functools.cached_property
+    def specs(self) -> Sequence[ToolSpec]:
+        """The tool `step`, as the server describes its action."""
+        schemas = self._quick.ask(lambda: schema_of(self.url, self.step_timeout_s))
+        action = schemas.get("action") if isinstance(schemas, Mapping) else None
+        if not isinstance(action, Mapping) or "properties" not in action:
+            raise ToolError(
+                f"{self} has no page /schema with the properties of an action. Correct "
+                "OpenEnv.url: the address of a server of OpenEnv."
+            )
+        told = self.description or action.get("description") or "Take one step."
+        return (ToolSpec("step", str(told), _parameters(action)),)
+
+    def check(self) -> None:
+        """Ask the server for a session, and find out how many it holds.
+
+        Raises:
+            ToolError: If it is away.
+        """
+        on_loop(self._count())
+
+    async def start(self) -> None:
+        await self._count()
+
+    async def _count(self) -> None:
+        """Find out how many sessions the server holds, unless that is known."""
+        tried = 1 if self._counted else _MOST_TRIED
+        connections: list[Connection] = []
+        try:
+            for number in (n for n in (1, 2, 4, 8, 16, 32, 64) if n <= tried):
+                more = (self._tried() for _ in range(number - len(connections)))
+                given = await asyncio.gather(*more, return_exceptions=True)
+                connections += [one for one in given if isinstance(one, Connection)]
+                for one in given:
+                    if isinstance(one, Full):
+                        if not self._counted:
+                            self.capacity = one.most or max(len(connections), 1)
+                        self._counted = True
+                        return
+                    if isinstance(one, BaseException):
+                        raise one
+            if not self._counted:
+                self.capacity, self._counted = len(connections), True
+        finally:
+            await asyncio.gather(*(one.close() for one in connections))
+
+    async def _tried(self) -> Connection:
+        return await self._quick.ask_async(self._connected)
+
+    async def _connected(self) -> Connection:
+        try:
+            return await Connection.opened(self.url, self.step_timeout_s)
+        except Refused as refused:
+            raise TrajectoryLost(
+                f"{self} made no session: {refused}. See what the server printed."
+            ) from None
+
+    async def accepted(self) -> Connection:
+        """A session of the server, once it has a place.
+
+        Raises:
+            ToolError: If the server is away for too long, or full.
+            TrajectoryLost: If it cannot make an environment.
+        """
+        loop = asyncio.get_running_loop()
+        until, pause_s = loop.time() + self.wait_s, _LOOK_EVERY_S
+        while True:
+            try:
+                return await self._patience.ask_async(self._connected)
+            except Full as full:
+                if loop.time() >= until:
+                    raise ToolError(
+                        f"{self} had no place for {self.wait_s:g} s ({full}). If others use it "
+                        "too, set OpenEnv.capacity to the number of sessions that are left for "
+                        "this run, or raise OpenEnv.wait_s."
+                    ) from None
+            await asyncio.sleep(pause_s)
+            pause_s = min(1.5 * pause_s, 2.0)
+
+    def _absent(self, problem: str) -> ToolError:
+        return ToolError(f"{self} {problem} Start the server, or correct OpenEnv.url.")
+
+    def _away(self, problem: str) -> ToolError:
+        return ToolError(
+            f"{self} {problem} Start the server; then resume the run from its last checkpoint with "
+            "--ckpt_path, or raise OpenEnv.wait_s to wait longer."
+        )
+
+    def episode(self, question: Question) -> Visit:
+        """An attempt that has not begun.
+
+        Raises:
+            DataError: If the question lacks a column that `reset` gets.
+        """
+        about = {"id": question.id, "question": question.text, "answers": [*question.answers]}
+        about |= question.metadata
+        if lacks := [column for column in self.columns if column not in about]:
+            raise missing(self, ", ".join(lacks), question)
+        chosen = {column: about[column] for column in self.columns}
+        return Visit(self, {"seed": seed_of(question), **self.options, **chosen})
+
+
+class Visit(Episode):
+    """An attempt in a session of the server.
+
+    Args:
+        world: What it is an episode of.
+        begins: Arguments of `reset`.
+    """
+
+    def __init__(self, world: OpenEnv, begins: Mapping[str, Any]) -> None:
+        super().__init__(world)
+        self.server, self.begins = world, begins
+        self.connection: Connection | None = None
+
+    async def enter(self) -> str:
+        self.connection = await self.server.accepted()
+        self.limit()  # to wait for a server takes nothing of an environment's time
+        shown, _, self.ended = await self._asked("reset", self.begins)
+        return shown
+
+    async def act(self, call: ToolCall) -> ToolResult:
+        try:
+            shown, reward, done = await self._asked("step", call.arguments)
+        except Refused as mistake:
+            return ToolResult(mistake.message, ok=False)
+        return ToolResult(shown, reward=reward, done=done)
+
+    async def _asked(self, verb: str, data: Mapping[str, Any]) -> tuple[str, float, bool]:
+        """What the policy reads, the reward, and whether the attempt is over.
+
+        Raises:
+            Refused: If the server does not take the action.
+            TrajectoryLost: If it answers with another error, not at all, or too late.
+            ToolError: If it answers with something else.
+        """
+        assert self.connection is not None
+        ask = functools.partial(self._answer, self.connection, verb, data)
+        answer: dict[str, Any] | Refused = await self.do(verb, ask)
+        if isinstance(answer, Refused):
+            raise answer
+        reward, done = answer.get("reward"), answer.get("done")
+        if not isinstance(observation := answer.get("observation"), Mapping):
+            raise ToolError(
+                f"{self.server} answered to {verb} without an observation. Correct OpenEnv.url, or "
+                "the server."
+            )
+        shown = text_of(self.server, f"observe, after {verb}", self.server.observe(observation))
+        return shown, 0.0 if reward is None else paid(self.server, verb, reward), bool(done)
+
+    async def _answer(
+        self, connection: Connection, verb: str, data: Mapping[str, Any]
+    ) -> dict[str, Any] | Refused:
+        try:
+            return await connection.ask(verb, data)
+        except Refused as refused:
+            if verb == "step" and self._mistaken(refused, data):
+                return refused
+            advice = "See what the server printed."
+            if refused.code == "SESSION_ERROR" and "ValueError" in refused.message:
+                advice = (
+                    "A validator of the action raised a ValueError, which OpenEnv's server cannot "
+                    "send. Write what it checks into the types of the action."
+                )
+            raise TrajectoryLost(f"{self.server} answered to {verb}: {refused}. {advice}") from None
+        except (Broken, Full) as broken:
+            raise TrajectoryLost(
+                f"{self.server} was lost in {verb}: {broken}. The attempt begins again, at most "
+                "rollout.max_restarts times; see whether the server still runs."
+            ) from None
+
+    def _mistaken(self, refused: Refused, data: Mapping[str, Any]) -> bool:
+        """True if it is the action that the server refuses. It has the same code for whatever else
+        is not valid, such as an observation of the environment."""
+        (spec,) = self.server.specs
+        known = {*spec.parameters["properties"], *data}
+        return refused.code == "VALIDATION_ERROR" and known.issuperset(refused.fields)
+
+    async def leave(self) -> None:
+        if self.connection is not None:
+            await self.connection.close()
+
+
+def _shown(observation: Mapping[str, Any]) -> str:
+    """An observation as the policy reads it."""
+    fields = {name: value for name, value in observation.items() if name != "metadata"}
+    if len(fields) == 1 and isinstance(only := next(iter(fields.values())), str):
+        return only
+    return json.dumps(fields, ensure_ascii=False)
+
+
+def _parameters(action: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON Schema of a call: the action's, without what a policy does not fill in or need."""
+    properties = {n: one for n, one in action["properties"].items() if n != "metadata"}
+    required = [name for name in action.get("required", ()) if name != "metadata"]
+    return {
+        "type": "object",
+        "properties": {n: _plain(one, action.get("$defs", {})) for n, one in properties.items()},
+        **({"required": required} if required else {}),
+        "additionalProperties": False,
+    }
+
+
+def _plain(schema: Any, parts: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
+    """A schema with its parts in their places, and without titles.
+
+    Raises:
+        RecipeError: If a part contains itself.
+    """
+    if isinstance(schema, list):
+        return [_plain(one, parts, within) for one in schema]
+    if not isinstance(schema, Mapping):
+        return schema
+    if "$ref" in schema:
+        name = str(schema["$ref"]).rpartition("/")[2]
+        if name in within or name not in parts:
+            raise RecipeError(
+                f"the action of an OpenEnv server has the type {name!r}, which contains itself or "
+                "is not described. Take an action of plain types."
+            )
+        others = {key: value for key, value in schema.items() if key != "$ref"}
+        return _plain({**parts[name], **others}, parts, (*within, name))
+    return {
+        key: {name: _plain(one, parts, within) for name, one in value.items()}
+        if key == "properties"
+        else _plain(value, parts, within)
+        for key, value in schema.items()
+        if key not in ("title", "discriminator")
+    }

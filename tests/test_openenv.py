@@ -1,0 +1,401 @@
+"""OpenEnv's servers: sessions in turn, what breaks in them, and how long a run waits."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+from websockets.asyncio.client import connect
+
+import turnrl
+from turnrl import (
+    DataError,
+    Question,
+    RecipeError,
+    Rollout,
+    ToolCall,
+    ToolError,
+    TrajectoryLost,
+    call_tools,
+    on_loop,
+)
+from turnrl.cli import main
+from turnrl.testing import ScriptedEngine, check_tool
+from turnrl_environments import OpenEnv
+from turnrl_segmenters import Action
+
+HERE = Path(__file__).parent
+REAL = os.environ.get("TURNRL_TEST_OPENENV_PYTHON", "")
+"""An interpreter that has openenv, whose packages do not go together with turnrl's."""
+real = [
+    pytest.mark.slow,
+    pytest.mark.skipif(not REAL, reason="TURNRL_TEST_OPENENV_PYTHON names no interpreter"),
+]
+KINDS = ["ours", pytest.param("openenv", marks=real)]
+QUESTION = Question("q", "Go.", metadata={"seed": 7})
+
+
+class Served:
+    """A server in a process of its own."""
+
+    def __init__(self, kind, sessions, port=None):
+        self.kind, self.sessions = kind, sessions
+        if port is None:
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                port = free.getsockname()[1]
+        self.port, self.url = port, f"http://127.0.0.1:{port}"
+        self.start()
+
+    def start(self):
+        python, script = (sys.executable, "lift_server.py")
+        if self.kind == "openenv":
+            python, script = REAL, "openenv_lift.py"
+        command = [python, str(HERE / script), str(self.port), str(self.sessions)]
+        self.process = subprocess.Popen(command)
+        until = time.monotonic() + 60
+        while True:
+            try:
+                return socket.create_connection(("127.0.0.1", self.port)).close()
+            except OSError:
+                assert self.process.poll() is None, "the server ended"
+                assert time.monotonic() < until, "the server did not begin"
+                time.sleep(0.05)
+
+    def kill(self):
+        self.process.send_signal(signal.SIGKILL)
+        self.process.wait()
+
+
+@pytest.fixture
+def serve():
+    begun = []
+
+    def begin(kind="ours", sessions=1):
+        begun.append(Served(kind, sessions))
+        return begun[-1]
+
+    yield begin
+    for server in begun:
+        server.kill()
+
+
+def plays(chat, tool, says, count=1, size=1, turns=6, checked=True, **limits):
+    """The attempts of a scripted policy, each at a question of its own seed."""
+    said = says if callable(says) else lambda session, turn: says[turn % len(says)]
+    rollout = Rollout(
+        Action(turns, "text"), [tool], **{"max_turn_tokens": 40, "max_tokens": 4000, **limits}
+    )
+    if checked:
+        rollout.check(chat)
+    questions = [Question(f"seed {n}", "Go.", metadata={"seed": n}) for n in range(count)]
+    with rollout.live():
+        engine = ScriptedEngine(chat.tokenizer, said)
+        return rollout.explore(engine, chat, questions, size, (0,), 0)
+
+
+def one(chat, tool, says, **options):
+    ((trajectory,),) = plays(chat, tool, says, **options).trajectories
+    return trajectory
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_attempt_has_a_session_that_pays_by_the_step_and_ends_the_attempt(chat, serve, kind):
+    tool = OpenEnv(serve(kind).url, {"top": 2, "name": "Paternoster"})
+    trajectory = one(chat, tool, ["up", "down", "up", "up", "up"])
+    assert trajectory.ended_by == "tool"
+    assert "Go.\n\nPaternoster 0 at 0 of 2." in chat.tokenizer.decode(trajectory.sample.prompt_ids)
+    # a reward of null pays nothing
+    assert [turn.reward for turn in trajectory.turns] == [-0.1, 0.0, -0.1, 1.0]
+    assert [turn.results[0].content for turn in trajectory.turns] == ["At 1.", "At 0.", "At 1.", ""]
+    assert trajectory.figures == {"steps": 4, "earned": pytest.approx(0.8), "ended": 1}
+    good = [{"go": "up", "floors": 3}]
+    check_tool(tool, good, [{"go": "left"}, {"floors": 1}, {"go": "up", "x": 1}], QUESTION)
+
+
+def test_the_tool_is_what_the_server_says_of_its_action(serve):
+    url = serve().url
+    (spec,) = OpenEnv(url).specs
+    assert (spec.name, spec.description) == ("step", "Move the lift.")
+    assert spec.parameters == {
+        "type": "object",
+        "properties": {
+            "go": {
+                "description": "Where to go.",
+                "enum": ["up", "down", "crash", "hang", "blur"],
+                "type": "string",
+            },
+            "floors": {"default": 1, "maximum": 3, "minimum": 1, "type": "integer"},
+        },
+        "required": ["go"],
+        "additionalProperties": False,
+    }
+    assert OpenEnv(url + "/", description="Ride.").specs[0].description == "Ride."
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("sessions", [1, 4])
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_any_number_of_attempts_are_played_in_turn(chat, serve, kind, sessions, lockstep):
+    tool = OpenEnv(serve(kind, sessions).url, {"top": 2})
+    attempts = plays(chat, tool, ["up"], count=16, size=8, lockstep=lockstep)
+    assert tool.capacity == sessions
+    assert attempts.restarted == 0
+    every = [trajectory for group in attempts.trajectories for trajectory in group]
+    assert len(every) == 128
+    assert {trajectory.ended_by for trajectory in every} == {"tool"}
+
+
+def test_the_capacity_is_found_out_without_a_check_too_and_one_that_is_set_is_kept(chat, serve):
+    server = serve(sessions=3)
+    tool = OpenEnv(server.url)
+    assert len(plays(chat, tool, ["up"], size=5, checked=False).trajectories[0]) == 5
+    assert tool.capacity == 3
+    tool = OpenEnv(server.url, capacity=2)
+    plays(chat, tool, ["up"], size=5)
+    assert tool.capacity == 2
+    tool = OpenEnv(serve(sessions=70).url)
+    tool.check()
+    assert tool.capacity == 64
+
+
+def test_a_full_server_is_waited_for_and_then_named(chat, serve):
+    server = serve()
+
+    async def keep(seconds):
+        async with connect(f"ws{server.url[4:]}/ws") as other:
+            await other.send('{"type": "state"}')
+            await other.recv()
+            held.set()
+            await asyncio.sleep(seconds)
+
+    tool = OpenEnv(server.url, capacity=1, wait_s=0.5)
+    for seconds in (0.3, 3.0):
+        held = threading.Event()
+        somebody = threading.Thread(target=lambda s=seconds: asyncio.run(keep(s)))
+        somebody.start()
+        held.wait(5)
+        if seconds < 1:
+            assert one(chat, tool, ["up"], checked=False).ended_by == "tool"
+        else:
+            message = r"had no place for 0.5 s \(Server at capacity: 1/1 .*set OpenEnv.capacity to"
+            with pytest.raises(ToolError, match=message):
+                one(chat, tool, ["up"], checked=False)
+        somebody.join()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_server_refuses_is_the_policys_mistake_and_what_breaks_is_not(chat, serve, kind):
+    tool = OpenEnv(serve(kind).url)
+
+    def calls(*arguments):
+        some = [ToolCall("step", each) for each in arguments]
+        return on_loop(call_tools([tool], QUESTION, [some]))[0]
+
+    # the schema of the action refuses it before, so it has to be asked behind its back
+    tool.specs[0].parameters["properties"]["go"].pop("enum")
+    wrong, right = calls({"go": "left"}, {"go": "up"})
+    assert (wrong.ok, right.ok) == (False, True)
+    assert wrong.content.startswith("go: Input should be 'up', 'down', 'crash'")
+    with pytest.raises(TrajectoryLost, match=r"answered to step: EXECUTION_ERROR: the rope. See"):
+        calls({"go": "crash"})
+    # an observation that is not valid has the code of an action that is not
+    with pytest.raises(TrajectoryLost, match="answered to step: VALIDATION_ERROR: text: Input"):
+        calls({"go": "blur"})
+    message = "SESSION_ERROR: .*ValueError.* Write what it checks into the types of the action"
+    with pytest.raises(TrajectoryLost, match=message):
+        calls({"go": "up", "floors": 2})
+    with pytest.raises(TrajectoryLost, match="answered to reset: EXECUTION_ERROR: a lift without"):
+        one(chat, OpenEnv(tool.url, {"top": -1}), ["up"])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_session_is_dropped_after_a_time_out_and_its_answer_is_never_read(chat, serve, kind):
+    tool = OpenEnv(serve(kind).url, step_timeout_s=0.5)
+    said = iter(["up", "hang", "up", "down", "down", "up", "down", "down"])
+    trajectory = one(chat, tool, lambda session, turn: next(said), turns=3)
+    # its server is full until the step is done
+    assert [turn.results[0].content for turn in trajectory.turns[:2]] == ["At 1.", "At 0."]
+    assert trajectory.figures["steps"] == 3
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_attempts_of_a_server_that_is_killed_begin_again(chat, serve, capfd, kind):
+    server, begun = serve(kind, 4), []
+
+    def says(session, turn):
+        if turn == 1 and not begun:
+            begun.append(1)
+            server.kill()
+            threading.Timer(2.0, server.start).start()
+        return "up"
+
+    tool = OpenEnv(server.url)
+    attempts = plays(chat, tool, says, count=3, size=4)
+    every = [trajectory for group in attempts.trajectories for trajectory in group]
+    assert [trajectory.figures["steps"] for trajectory in every] == [3] * 12
+    assert attempts.restarted == 4
+    told = capfd.readouterr().err
+    assert f"turnrl: environment {server.url} does not answer (" in told
+    assert "the run waits for it, 300 s at most (wait_s)" in told
+    assert "answers again after" in told
+
+
+def test_a_server_that_stays_away_ends_the_run_with_the_next_step(chat, serve):
+    server = serve()
+
+    def says(session, turn):
+        if turn == 1:
+            server.kill()
+        return "up"
+
+    message = r"does not answer \(.*\). turnrl waited 1 s for it. Start the server; then resume"
+    with pytest.raises(ToolError, match=message):
+        one(chat, OpenEnv(server.url, wait_s=1), says)
+    with pytest.raises(ToolError, match=r"does not answer .* Start the server, or correct OpenEnv"):
+        Rollout(Action(), [OpenEnv(server.url)])
+
+
+def test_a_cancelled_run_does_not_wait_for_its_server(chat, serve):
+    server = serve()
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: "up")
+    rollout = Rollout(Action(3, "text"), [OpenEnv(server.url)], max_tokens=4000)
+    rollout.check(chat)
+    server.kill()
+    work = rollout.begin(engine, chat, [QUESTION], 1, (0,), 0)
+    time.sleep(0.5)
+    began = time.monotonic()
+    work.cancel()
+    assert time.monotonic() - began < 5
+
+
+def test_reset_gets_the_seed_the_options_and_the_columns(chat, serve):
+    tool = OpenEnv(serve().url, {"top": 9}, columns=["name"], observe=lambda seen: seen["text"][:8])
+    question = Question("q", "Go.", metadata={"seed": 5, "name": "Fox", "floor": 2})
+    rollout = Rollout(Action(1, "text"), [tool], max_tokens=4000)
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: "up")
+    ((trajectory,),) = rollout.play(engine, chat, [question], 1, (0,))
+    assert "Go.\n\nFox 5 at<" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
+    with pytest.raises(DataError, match="needs name to begin, and question 'q' does not say it"):
+        rollout.play(engine, chat, [QUESTION], 1, (0,))
+
+
+def test_the_recipe_of_the_page_runs(serve, tmp_path, monkeypatch):
+    page = (HERE.parent / "docs" / "howto" / "environments.md").read_text()
+    (recipe,) = re.findall("<!-- server.yaml -->\n```yaml\n(.*?)```", page, re.DOTALL)
+    (command,) = re.findall("^turnrl (fit quickstart server.yaml .*)$", page, re.MULTILINE)
+    monkeypatch.chdir(tmp_path)
+    server = serve(sessions=3)
+    Path("server.yaml").write_text(recipe.replace("http://localhost:8000", server.url))
+    assert main(shlex.split(command)) == 0
+    (row, *_) = turnrl.record.read("runs/server/version_0/record")
+    assert {figure["name"] for figure in row["figures"]} == {"steps", "earned", "ended"}
+    server.kill()
+    assert main(shlex.split(command)) == 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"url": "localhost:8000"}, "OpenEnv.url is 'localhost:8000', which is no address"),
+        ({"url": None}, "OpenEnv.url is None, which is no address of a server. Write one such as"),
+        ({"capacity": 0}, "OpenEnv.capacity is 0; it must be at least 1"),
+        ({"wait_s": -1}, "OpenEnv.wait_s is -1; it must be at least 0"),
+        (
+            {"observe": "no_such.text"},
+            "observe is 'no_such.text', which cannot be imported",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_are_refused(settings, message):
+    with pytest.raises(RecipeError, match=message):
+        OpenEnv(**{"url": "http://localhost:1", **settings})
+
+
+def test_a_server_of_another_kind_is_named(chat, serve):
+    url = serve().url
+    with pytest.raises(ToolError, match=r"has no page /schema with the properties of an action"):
+        Rollout(Action(), [OpenEnv(f"{url}/elsewhere")])
+    tool = OpenEnv(url)
+    assert tool.specs
+    tool.url = f"{url}/elsewhere"
+    with pytest.raises(ToolError, match=r"elsewhere/ws is no WebSocket of OpenEnv \(status 404\)"):
+        tool.check()
+
+
+def test_without_websockets_the_line_that_installs_them_is_told(monkeypatch):
+    monkeypatch.setitem(sys.modules, "websockets.asyncio.client", None)
+    with pytest.raises(RecipeError, match=r"Run \"pip install 'turnrl\[openenv\]'\""):
+        OpenEnv("http://localhost:1")
+
+
+# ------------------------------------------------------------------------- the two servers
+
+TALK = [
+    {"type": "state"},
+    {"type": "reset", "data": {"seed": 3, "top": 2, "junk": 1}},
+    {"type": "reset", "data": {"top": -2}},
+    {"type": "reset"},
+    {"type": "state"},
+    {"type": "step", "data": {"go": "sideways"}},
+    {"type": "step", "data": {"go": "up", "x": 2}},
+    {"type": "step", "data": {}},
+    {"type": "step"},
+    {"type": "step", "data": {"go": "down"}},
+    {"type": "step", "data": {"go": "crash"}},
+    {"type": "step", "data": {"go": "blur"}},
+    "junk",
+    {"type": "fly"},
+    {"type": "step", "data": {"go": "up", "floors": 3}},
+    {"type": "step", "data": {"go": "up", "floors": 3}},
+    {"type": "step", "data": {"go": "up", "floors": 2}},
+]
+
+
+async def talk(url):
+    """All that a server says, until it closes the connection, and to whom it has no place for."""
+    said = []
+    async with connect(f"ws{url[4:]}/ws") as first:
+        for message in TALK:
+            await first.send(message if isinstance(message, str) else json.dumps(message))
+            said.append(json.loads(await first.recv()))
+            if message == "junk":
+                async with connect(f"ws{url[4:]}/ws") as second:
+                    said.append(json.loads(await second.recv()))
+                    await second.wait_closed()
+                    said.append(second.close_code)
+        await first.wait_closed()
+        said.append(first.close_code)
+    async with connect(f"ws{url[4:]}/ws") as third:
+        await third.send('{"type": "close"}')
+        await third.wait_closed()
+        return [*said, third.close_code]
+
+
+def plain(said):
+    """Without the page of pydantic's documentation, which depends on its version."""
+    if isinstance(said, dict):
+        return {key: plain(value) for key, value in said.items() if key != "url"}
+    return [plain(one) for one in said] if isinstance(said, list) else said
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not REAL, reason="TURNRL_TEST_OPENENV_PYTHON names no interpreter")
+def test_the_server_of_these_tests_says_what_openenvs_says(serve):
+    ours, theirs = serve("ours"), serve("openenv")
+    said = [plain(asyncio.run(talk(server.url))) for server in (ours, theirs)]
+    assert said[0] == said[1]
+    schemas = [json.load(urllib.request.urlopen(f"{s.url}/schema")) for s in (ours, theirs)]
+    assert schemas[0]["action"] == {**schemas[1]["action"]}
