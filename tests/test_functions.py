@@ -7,6 +7,7 @@ import datetime
 import enum
 import functools
 import gc
+import inspect
 import math
 import re
 import statistics
@@ -43,6 +44,7 @@ from turnrl import (
     on_loop,
     score_group,
 )
+from turnrl.agent.toolbox import Toolbox, ToolSessions
 from turnrl.testing import check_reward, check_tool
 from turnrl_segmenters import ReAct, SearchR1, TwoTurn
 
@@ -407,20 +409,39 @@ def test_a_tool_that_is_a_function_costs_little_more_than_one_by_hand():
         def run(self, calls):
             return [ToolResult(double(**call.arguments)) for call in calls]
 
-    def double_cpu(tool: Any) -> float:
-        calls = [[ToolCall("double", {"n": 1})] for _ in range(1000)]
+    class Async(Hand):
+        async def run(self, calls):
+            return [ToolResult(await double_async(**call.arguments)) for call in calls]
+
+    def cpu(tool: Any, size: int, times: int) -> float:
+        """Seconds a call, in batches of a size."""
+        box = Toolbox([tool], str, size)
+        calls = [ToolCall("double", {"n": 1})] * size
+
+        async def batches() -> None:
+            for _ in range(times):
+                given = tool.run(calls)  # on this thread; to start one costs a different time each
+                _ = await given if inspect.isawaitable(given) else given
+
         gc.collect()
         gc.disable()  # else the garbage of other tests counts
         try:
             began = time.process_time()
-            on_loop(call_tools([tool], QUESTION, calls))
-            return (time.process_time() - began) / 1000
+            on_loop(ToolSessions(box).answer(calls) if size > 1 else batches())
+            return (time.process_time() - began) / times / size
         finally:
             gc.enable()
 
-    tool = FunctionTool(double)
-    pairs = [(double_cpu(tool), double_cpu(Hand())) for _ in range(5)]
-    assert statistics.median(a - b for a, b in pairs) < 10e-6
+    for function, hand in ((double, Hand()), (double_async, Async())):
+        tool = FunctionTool(function, "double")
+        for size, times in ((1000, 1), (1, 500)):
+            pairs = [(cpu(tool, size, times), cpu(hand, size, times)) for _ in range(9)]
+            assert statistics.median(a - b for a, b in pairs) < 10e-6, (function, size)
+
+
+async def double_async(n: int) -> str:
+    """Double a number."""
+    return double(n)
 
 
 def double(n: int) -> str:
