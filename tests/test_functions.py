@@ -275,6 +275,7 @@ def refused(source: str) -> str:
         ("f = lambda x: x", "a lambda has no name and no types. Write it as a function"),
         ("class f: pass", "f is no function. Give a function"),
         ("f = 3", "3 is no function"),
+        ("class A:\n def go(self, x: str): 'Go.'\nf = A.go", "A.go is a method without its object"),
         ("f = math.sqrt", "math.sqrt can only be given by its place"),
         ("f = max", "max does not say what it takes"),
         (
