@@ -565,6 +565,36 @@ def test_a_batch_is_what_trl_gives():
     assert (seen["level"], seen["answers"], seen["solution"]) == ([1, 1], [["NL"]] * 2, ["NL"] * 2)
 
 
+def test_columns_come_by_their_own_names_and_to_a_batch_as_they_are_in_the_data():
+    rows = [{"prompt": "A?", "answer": 4, "gold": 5.5, "note": None, "few": [1]} for _ in range(2)]
+    (asked, *_) = load_questions(rows, fields=Fields(None, "prompt", ["answer", "gold"]))
+    assert (asked.answers, asked.metadata) == (("4", "5.5"), {"few": [1]})
+    trajectory = dataclasses.replace(attempt_of("a"), question=asked)
+    seen: dict[str, Any] = {}
+
+    def batch(completions, answer, gold, solution, note, **rest):
+        seen.update(rest, answer=answer, gold=gold, solution=solution, note=note)
+        return [0.0]
+
+    def attempt(trajectory, answer, gold, answers, note="default"):
+        seen.update(attempt=(answer, gold, answers, note))
+        return 0.0
+
+    score_group([trajectory], [batch, attempt])
+    assert seen.pop("attempt") == ("4", 5.5, ["4", "5.5"], "default")
+    assert {"prompts", "completion_ids"} < {*seen}
+    assert {name: one for name, one in seen.items() if "prompts" != name != "completion_ids"} == {
+        "answer": [4],
+        "gold": [5.5],
+        "solution": ["4"],
+        "ground_truth": ["4"],
+        "target": ["4"],
+        "answers": [["4", "5.5"]],
+        "note": [None],
+        "few": [[1]],
+    }
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [
@@ -576,6 +606,8 @@ def test_a_batch_is_what_trl_gives():
         ("def f(completions): return 1.0", "returned a float for 2 completions"),
         ("def f(completions): return ['a', 'b']", "returned 'a', which is no finite number"),
         ("def f(x): pass", r"f takes \(x\), and a reward takes an attempt: write 'def f\(trajec"),
+        ("def f(completions, trainer_state): pass", "f takes 'trainer_state', which only TRL's"),
+        ("def f(completions, log_extra): pass", "Write 'log_extra=None' if the function can do"),
         ("async def f(trajectory): pass", "f is async, which only a reward of a batch may be"),
         ("f = lambda trajectory: 1.0", r"rewards\[0\]: a lambda has no name"),
         ("class f: pass", r"rewards\[0\] is the class f\. Pass an instance of .* or a function"),
