@@ -8,6 +8,7 @@ import enum
 import functools
 import gc
 import inspect
+import json
 import math
 import re
 import statistics
@@ -45,6 +46,9 @@ from turnrl import (
     score_group,
 )
 from turnrl.agent.toolbox import Toolbox, ToolSessions
+from turnrl.function_rewards import rewards_of
+from turnrl.run.recording import rows
+from turnrl.scoring import Tally, group_tallies, score_groups
 from turnrl.testing import check_reward, check_tool
 from turnrl_segmenters import ReAct, SearchR1, TwoTurn
 
@@ -582,8 +586,11 @@ def test_columns_come_by_their_own_names_and_to_a_batch_as_they_are_in_the_data(
 
     score_group([trajectory], [batch, attempt])
     assert seen.pop("attempt") == ("4", 5.5, ["4", "5.5"], "default")
-    assert {"prompts", "completion_ids"} < {*seen}
-    assert {name: one for name, one in seen.items() if "prompts" != name != "completion_ids"} == {
+    given = {name: seen.pop(name) for name in ("prompts", "completion_ids")}
+    assert given["completion_ids"] == [[]]
+    assert callable(seen.pop("log_metric"))
+    assert callable(seen.pop("log_extra"))
+    assert seen == {
         "answer": [4],
         "gold": [5.5],
         "solution": ["4"],
@@ -595,9 +602,31 @@ def test_columns_come_by_their_own_names_and_to_a_batch_as_they_are_in_the_data(
     }
 
 
+def noting(completions, log_metric, log_extra, **columns):
+    log_metric("length", len(completions))
+    log_metric("length", 0)
+    log_extra("last", [one[-1]["content"] for one in completions])
+    return [1.0] * len(completions)
+
+
+def test_what_a_function_logs_is_a_metric_and_a_column_of_the_record():
+    other = [dataclasses.replace(one, question=Question("q2", "Who?", NL)) for one in GROUP]
+    groups = score_groups([GROUP, other[:1]], rewards_of([noting]))
+    assert [group.extra for group in groups] == [
+        ({"last": "it is NL"}, {"last": "no idea"}),
+        ({"last": "it is NL"},),
+    ]
+    assert [group.logged for group in groups] == [{"length": 1.5}] * 2  # (3 + 0) / 2
+    assert group_tallies(groups, rewards_of([noting]))["log/length"] == Tally(4.5, 3)
+    row, _ = rows([groups[0]], [None], "val", 0, 0)
+    assert json.loads(row["extra"]) == {"last": "it is NL"}
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [
+        ("def f(completions, log_extra): log_extra('a', [1])", "a value for each of the 2 complet"),
+        ("def f(completions, log_metric): log_metric('a', 'b')", "Give a name and a finite number"),
         ("def f(trajectory): return 'good'", "the function f returned 'good', which is no finite"),
         ("def f(trajectory): pass", "the function f returned None, which is no finite number"),
         ("def f(trajectory): return 1 / 0", r"the function f on question 'q1' raised ZeroDivision"),
@@ -607,7 +636,7 @@ def test_columns_come_by_their_own_names_and_to_a_batch_as_they_are_in_the_data(
         ("def f(completions): return ['a', 'b']", "returned 'a', which is no finite number"),
         ("def f(x): pass", r"f takes \(x\), and a reward takes an attempt: write 'def f\(trajec"),
         ("def f(completions, trainer_state): pass", "f takes 'trainer_state', which only TRL's"),
-        ("def f(completions, log_extra): pass", "Write 'log_extra=None' if the function can do"),
+        ("def f(completions, environments): pass", "Write 'environments=None' if the function can"),
         ("async def f(trajectory): pass", "f is async, which only a reward of a batch may be"),
         ("f = lambda trajectory: 1.0", r"rewards\[0\]: a lambda has no name"),
         ("class f: pass", r"rewards\[0\] is the class f\. Pass an instance of .* or a function"),
@@ -623,7 +652,7 @@ def test_a_reward_that_is_none_is_named(source, says):
 # as questions
 
 
-def rows() -> Any:
+def asked() -> Any:
     yield {"prompt": [{"role": "user", "content": "Who?"}], "solution": "Ada", "info": {"a": [1]}}
 
 
@@ -637,10 +666,10 @@ def with_default(seed: int = 0, *, split: str = "train") -> list[Question]:
 
 def test_a_function_gives_questions_as_rows_or_questions():
     fields = Fields(None, "prompt", "solution")
-    (question,) = load_questions(rows, fields=fields)
+    (question,) = load_questions(asked, fields=fields)
     assert (question.text, question.answers) == ("Who?", ("Ada",))
     assert question.metadata == {"info": {"a": [1]}}
-    assert load_questions("test_functions.rows", fields=fields) == [question]
+    assert load_questions("test_functions.asked", fields=fields) == [question]
     assert load_questions("test_functions.of_split", role="train")[0].id == "train"
     assert load_questions(of_split, "held_out")[0].id == "held_out"
     assert load_questions(with_default, role="val")[0].id == "val"

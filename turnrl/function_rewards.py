@@ -11,11 +11,11 @@ from typing import Any, final
 
 from turnrl.agent.functions import name_of, parameters_of, with_functions
 from turnrl.agent.running import on_loop
-from turnrl.errors import PluginError, RecipeError, check_numbers, kind_of
+from turnrl.errors import PluginError, RecipeError, check_numbers, is_finite, kind_of
 from turnrl.types import Question, Reward, SampledPolicy, Trajectory
 
-_OF_TRL = ("trainer_state", "log_extra", "log_metric", "environments")
-"""Parameters of TRL's trainer, which nothing here could fill."""
+_OF_TRL = ("trainer_state", "environments")
+"""Parameters that TRL's trainer fills, and nothing here could."""
 _OWN = ("prompt", "completion", "completion_ids")
 """Columns that TRL gives no reward function: it gives what it made of them."""
 _ANSWER = ("answer", "solution", "ground_truth", "target")
@@ -76,6 +76,10 @@ class FunctionReward(Reward):
                 f"'{strange[0]}=None' if the function can do without it, or take it out."
             )
         self._paid: dict[int, tuple[Trajectory, float]] = {}
+        self.logged: dict[str, list[float]] = {}
+        """What the function of the last batch gave to `log_metric`, by name."""
+        self.extra: dict[str, list[Any]] = {}
+        """What it gave to `log_extra`: by column a value of each trajectory."""
 
     def __str__(self) -> str:
         return f"the function {self._which}"
@@ -84,6 +88,7 @@ class FunctionReward(Reward):
         """Have a function of a batch score all of them at once."""
         if not self.of_batch or not trajectories:
             return
+        self.logged, self.extra = {}, {}
         given = self._function(**self._of_batch(trajectories))
         if inspect.iscoroutine(given):
             given = on_loop(given)
@@ -110,6 +115,22 @@ class FunctionReward(Reward):
         own = {"trajectory": trajectory, **({"turn": turn[0]} if turn else {})}
         columns = self._columns([trajectory.question], own)
         return self._number(self._function(**{name: one for name, (one,) in columns.items()} | own))
+
+    def _log_metric(self, name: str, value: float) -> None:
+        if not isinstance(name, str) or not name or not is_finite(value):
+            raise PluginError(
+                f"{self} called log_metric({name!r:.40}, {value!r:.40}). Give a name and a finite "
+                "number."
+            )
+        self.logged.setdefault(name, []).append(float(value))
+
+    def _log_extra(self, count: int, column: str, values: Sequence[Any]) -> None:
+        if not isinstance(column, str) or not isinstance(values, list) or len(values) != count:
+            raise PluginError(
+                f"{self} called log_extra({column!r:.40}, {values!r:.40}). Give a name, and a list "
+                f"with a value for each of the {count} completions."
+            )
+        self.extra[column] = values
 
     def _number(self, given: Any) -> float:
         value = math.nan
@@ -149,6 +170,8 @@ class FunctionReward(Reward):
             "prompts": [_prompt(one.question) for one in trajectories],
             "completions": [_completion(one) for one in trajectories],
             "completion_ids": [_completion_ids(one) for one in trajectories],
+            "log_metric": self._log_metric,
+            "log_extra": partial(self._log_extra, len(trajectories)),
         }
         columns = self._columns([one.question for one in trajectories], of_trl)
         own = {name: one for name, one in of_trl.items() if name in self._needs or self._open}
