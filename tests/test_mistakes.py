@@ -330,7 +330,7 @@ LATE = [
     ("a class of another kind", {"model.estimator": "torch.nn.Linear"}, "model.estimator",
      "'torch.nn.Linear'", "Installed: "),
     ("a class that extends nothing", {"model.rollout.tools": ["worlds.NotATool"]}, "tools[0]",
-     "'worlds.NotATool'", "it does not extend Tool or Toolset."),
+     "'worlds.NotATool'", "which does not extend Tool or Toolset. Write 'class NotATool(turnrl.T"),
     ("a player that extends nothing", PLAYER | {"model.rollout.player": "worlds.NotPlayer"},
      "rollout.player", "'worlds.NotPlayer'", "it does not extend Player. Installed: "),
     ("a player without max_turns", PLAYER | {"model.rollout.player": "worlds.Boundless"},
