@@ -7,6 +7,8 @@ import datetime
 import enum
 import functools
 import gc
+import inspect
+import json
 import math
 import re
 import statistics
@@ -43,6 +45,10 @@ from turnrl import (
     on_loop,
     score_group,
 )
+from turnrl.agent.toolbox import Toolbox, ToolSessions
+from turnrl.function_rewards import rewards_of
+from turnrl.run.recording import rows
+from turnrl.scoring import Tally, group_tallies, score_groups
 from turnrl.testing import check_reward, check_tool
 from turnrl_segmenters import ReAct, SearchR1, TwoTurn
 
@@ -273,6 +279,7 @@ def refused(source: str) -> str:
         ("f = lambda x: x", "a lambda has no name and no types. Write it as a function"),
         ("class f: pass", "f is no function. Give a function"),
         ("f = 3", "3 is no function"),
+        ("class A:\n def go(self, x: str): 'Go.'\nf = A.go", "A.go is a method without its object"),
         ("f = math.sqrt", "math.sqrt can only be given by its place"),
         ("f = max", "max does not say what it takes"),
         (
@@ -407,20 +414,39 @@ def test_a_tool_that_is_a_function_costs_little_more_than_one_by_hand():
         def run(self, calls):
             return [ToolResult(double(**call.arguments)) for call in calls]
 
-    def double_cpu(tool: Any) -> float:
-        calls = [[ToolCall("double", {"n": 1})] for _ in range(1000)]
+    class Async(Hand):
+        async def run(self, calls):
+            return [ToolResult(await double_async(**call.arguments)) for call in calls]
+
+    def cpu(tool: Any, size: int, times: int) -> float:
+        """Seconds a call, in batches of a size."""
+        box = Toolbox([tool], str, size)
+        calls = [ToolCall("double", {"n": 1})] * size
+
+        async def batches() -> None:
+            for _ in range(times):
+                given = tool.run(calls)  # on this thread; to start one costs a different time each
+                _ = await given if inspect.isawaitable(given) else given
+
         gc.collect()
         gc.disable()  # else the garbage of other tests counts
         try:
             began = time.process_time()
-            on_loop(call_tools([tool], QUESTION, calls))
-            return (time.process_time() - began) / 1000
+            on_loop(ToolSessions(box).answer(calls) if size > 1 else batches())
+            return (time.process_time() - began) / times / size
         finally:
             gc.enable()
 
-    tool = FunctionTool(double)
-    pairs = [(double_cpu(tool), double_cpu(Hand())) for _ in range(5)]
-    assert statistics.median(a - b for a, b in pairs) < 10e-6
+    for function, hand in ((double, Hand()), (double_async, Async())):
+        tool = FunctionTool(function, "double")
+        for size, times in ((1000, 1), (1, 500)):
+            pairs = [(cpu(tool, size, times), cpu(hand, size, times)) for _ in range(9)]
+            assert statistics.median(a - b for a, b in pairs) < 10e-6, (function, size)
+
+
+async def double_async(n: int) -> str:
+    """Double a number."""
+    return double(n)
 
 
 def double(n: int) -> str:
@@ -543,9 +569,64 @@ def test_a_batch_is_what_trl_gives():
     assert (seen["level"], seen["answers"], seen["solution"]) == ([1, 1], [["NL"]] * 2, ["NL"] * 2)
 
 
+def test_columns_come_by_their_own_names_and_to_a_batch_as_they_are_in_the_data():
+    rows = [{"prompt": "A?", "answer": 4, "gold": 5.5, "note": None, "few": [1]} for _ in range(2)]
+    (asked, *_) = load_questions(rows, fields=Fields(None, "prompt", ["answer", "gold"]))
+    assert (asked.answers, asked.metadata) == (("4", "5.5"), {"few": [1]})
+    trajectory = dataclasses.replace(attempt_of("a"), question=asked)
+    seen: dict[str, Any] = {}
+
+    def batch(completions, answer, gold, solution, note, **rest):
+        seen.update(rest, answer=answer, gold=gold, solution=solution, note=note)
+        return [0.0]
+
+    def attempt(trajectory, answer, gold, answers, note="default"):
+        seen.update(attempt=(answer, gold, answers, note))
+        return 0.0
+
+    score_group([trajectory], [batch, attempt])
+    assert seen.pop("attempt") == ("4", 5.5, ["4", "5.5"], "default")
+    given = {name: seen.pop(name) for name in ("prompts", "completion_ids")}
+    assert given["completion_ids"] == [[]]
+    assert callable(seen.pop("log_metric"))
+    assert callable(seen.pop("log_extra"))
+    assert seen == {
+        "answer": [4],
+        "gold": [5.5],
+        "solution": ["4"],
+        "ground_truth": ["4"],
+        "target": ["4"],
+        "answers": [["4", "5.5"]],
+        "note": [None],
+        "few": [[1]],
+    }
+
+
+def noting(completions, log_metric, log_extra, **columns):
+    log_metric("length", len(completions))
+    log_metric("length", 0)
+    log_extra("last", [one[-1]["content"] for one in completions])
+    return [1.0] * len(completions)
+
+
+def test_what_a_function_logs_is_a_metric_and_a_column_of_the_record():
+    other = [dataclasses.replace(one, question=Question("q2", "Who?", NL)) for one in GROUP]
+    groups = score_groups([GROUP, other[:1]], rewards_of([noting]))
+    assert [group.extra for group in groups] == [
+        ({"last": "it is NL"}, {"last": "no idea"}),
+        ({"last": "it is NL"},),
+    ]
+    assert [group.logged for group in groups] == [{"length": 1.5}] * 2  # (3 + 0) / 2
+    assert group_tallies(groups, rewards_of([noting]))["log/length"] == Tally(4.5, 3)
+    row, _ = rows([groups[0]], [None], "val", 0, 0)
+    assert json.loads(row["extra"]) == {"last": "it is NL"}
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [
+        ("def f(completions, log_extra): log_extra('a', [1])", "a value for each of the 2 complet"),
+        ("def f(completions, log_metric): log_metric('a', 'b')", "Give a name and a finite number"),
         ("def f(trajectory): return 'good'", "the function f returned 'good', which is no finite"),
         ("def f(trajectory): pass", "the function f returned None, which is no finite number"),
         ("def f(trajectory): return 1 / 0", r"the function f on question 'q1' raised ZeroDivision"),
@@ -554,6 +635,8 @@ def test_a_batch_is_what_trl_gives():
         ("def f(completions): return 1.0", "returned a float for 2 completions"),
         ("def f(completions): return ['a', 'b']", "returned 'a', which is no finite number"),
         ("def f(x): pass", r"f takes \(x\), and a reward takes an attempt: write 'def f\(trajec"),
+        ("def f(completions, trainer_state): pass", "f takes 'trainer_state', which only TRL's"),
+        ("def f(completions, environments): pass", "Write 'environments=None' if the function can"),
         ("async def f(trajectory): pass", "f is async, which only a reward of a batch may be"),
         ("f = lambda trajectory: 1.0", r"rewards\[0\]: a lambda has no name"),
         ("class f: pass", r"rewards\[0\] is the class f\. Pass an instance of .* or a function"),
@@ -569,7 +652,7 @@ def test_a_reward_that_is_none_is_named(source, says):
 # as questions
 
 
-def rows() -> Any:
+def asked() -> Any:
     yield {"prompt": [{"role": "user", "content": "Who?"}], "solution": "Ada", "info": {"a": [1]}}
 
 
@@ -583,10 +666,10 @@ def with_default(seed: int = 0, *, split: str = "train") -> list[Question]:
 
 def test_a_function_gives_questions_as_rows_or_questions():
     fields = Fields(None, "prompt", "solution")
-    (question,) = load_questions(rows, fields=fields)
+    (question,) = load_questions(asked, fields=fields)
     assert (question.text, question.answers) == ("Who?", ("Ada",))
     assert question.metadata == {"info": {"a": [1]}}
-    assert load_questions("test_functions.rows", fields=fields) == [question]
+    assert load_questions("test_functions.asked", fields=fields) == [question]
     assert load_questions("test_functions.of_split", role="train")[0].id == "train"
     assert load_questions(of_split, "held_out")[0].id == "held_out"
     assert load_questions(with_default, role="val")[0].id == "val"

@@ -330,7 +330,7 @@ LATE = [
     ("a class of another kind", {"model.estimator": "torch.nn.Linear"}, "model.estimator",
      "'torch.nn.Linear'", "Installed: "),
     ("a class that extends nothing", {"model.rollout.tools": ["worlds.NotATool"]}, "tools[0]",
-     "'worlds.NotATool'", "it does not extend Tool or Toolset."),
+     "'worlds.NotATool'", "which does not extend Tool or Toolset. Write 'class NotATool(turnrl.T"),
     ("a player that extends nothing", PLAYER | {"model.rollout.player": "worlds.NotPlayer"},
      "rollout.player", "'worlds.NotPlayer'", "it does not extend Player. Installed: "),
     ("a player without max_turns", PLAYER | {"model.rollout.player": "worlds.Boundless"},
@@ -739,6 +739,49 @@ def test_a_module_beside_the_recipe_is_suggested(recipe, capsys):
     Path("arithmetic.py").touch()
     told = fails(capsys, ["fit", "recipe.yaml", "--model.rollout.tools", "[arithmetc.Echo]"])
     assert "no module 'arithmetc' in this folder or beside the recipe. Did you mean arith" in told
+
+
+MINE = """
+import turnrl
+
+class Plain: ...
+class Below(Plain): ...
+class Far(turnrl.Player): ...
+class Echo(turnrl.Tool): ...
+class Mine(Echo): ...
+class Unknown(turnrl.nowhere): ...
+def questions(): ...
+"""
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "says"),
+    [
+        ("model.rollout.tools", ["mine.Plain"],
+         r"model.rollout.tools\[0\] names the class 'mine.Plain', which does not extend Tool or "
+         r"Toolset. Write 'class Plain\(turnrl.Tool\):', or name a function"),
+        ("model.rollout.tools", ["mine.Far"], "names the class 'mine.Far', .* Tool or Toolset"),
+        ("model.rewards", [{"class_path": "mine.Below", "init_args": {"n": 3}}],
+         r"rewards\[0\] names the class 'mine.Below', .*Write 'class Below\(turnrl.OutcomeReward"),
+        ("data.val", "mine.Plain", r"data.val names .* Write 'class Plain\(turnrl.QuestionSource"),
+        ("data.train", "mine.quesions", "mine.py has no 'quesions'. Did you mean questions?"),
+        ("data.train", "mien.questions", "there is no module 'mien' .* Did you mean mine?"),
+        ("model.rollout.tools", ["mine.Mine", "mine.Unknown"], None),
+        ("data.val", "mine.questions", None),
+        ("data.val", "mine.json", None),  # a file, which the data look for
+        ("data.val", "far_away.questions", None),  # a package's name, perhaps
+    ],
+)  # fmt: skip
+def test_a_class_for_a_function_and_a_typo_are_refused_before_torch(key, value, says, tmp_path):
+    (tmp_path / "mine.py").write_text(MINE)
+    contents = {"model": {}, "data": {}, "trainer": {}}
+    section, *inner, name = key.split(".")
+    settings = contents[section]
+    for one in inner:
+        settings = settings.setdefault(one, {})
+    settings[name] = value
+    with pytest.raises(RecipeError, match=says) if says else contextlib.nullcontext():
+        refuse_unfit(contents, SECTIONS, {}, [str(tmp_path / "recipe.yaml")])
 
 
 def test_answers_in_a_recipe_are_a_list_of_any_length(recipe, capsys):

@@ -256,6 +256,7 @@ RUNS = {
         "--model.objective.importance_cap=2",
         "--model.objective.kl_coef=0.1",
         "--model.policy.lora.r=2",
+        "--model.rewards+=kept.note",
     ],
     "ahead": [
         *("--model.engine=kept.Kept", "--model.max_staleness=1", "--data.val=null"),

@@ -11,9 +11,13 @@ from typing import Any, final
 
 from turnrl.agent.functions import name_of, parameters_of, with_functions
 from turnrl.agent.running import on_loop
-from turnrl.errors import PluginError, RecipeError, check_numbers, kind_of
+from turnrl.errors import PluginError, RecipeError, check_numbers, is_finite, kind_of
 from turnrl.types import Question, Reward, SampledPolicy, Trajectory
 
+_OF_TRL = ("trainer_state", "environments")
+"""Parameters that TRL's trainer fills, and nothing here could."""
+_OWN = ("prompt", "completion", "completion_ids")
+"""Columns that TRL gives no reward function: it gives what it made of them."""
 _ANSWER = ("answer", "solution", "ground_truth", "target")
 """Names under which functions ask for the accepted answer, unless the data have such a column."""
 
@@ -27,9 +31,9 @@ class FunctionReward(Reward):
         def f(trajectory, turn)         turn number `turn`, from 0
         def f(completions, **columns)   a batch of attempts, as TRL calls it: a list of numbers
 
-    Any other parameter is a column of the data, by its name. The column that `data.fields.answers`
-    names comes as `answers`, a list, and its first one as `answer`, `solution`, `ground_truth` or
-    `target`.
+    Any other parameter is a column of the data, by its name. The accepted answers come as
+    `answers`, a list of texts, and the first one as `answer`, `solution`, `ground_truth` or
+    `target`; for a batch, a column of that name comes as it is in the data.
 
     Args:
         function: The function. One of a batch may be async.
@@ -66,7 +70,16 @@ class FunctionReward(Reward):
         self._open = any(one.kind is one.VAR_KEYWORD for one in taken)
         named = [one for one in taken if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
         self._needs = {one.name: one.default is one.empty for one in named}
+        if strange := [one for one in _OF_TRL if self.of_batch and self._needs.get(one)]:
+            raise RecipeError(
+                f"the function {which} takes {strange[0]!r}, which only TRL's trainer gives. Write "
+                f"'{strange[0]}=None' if the function can do without it, or take it out."
+            )
         self._paid: dict[int, tuple[Trajectory, float]] = {}
+        self.logged: dict[str, list[float]] = {}
+        """What the function of the last batch gave to `log_metric`, by name."""
+        self.extra: dict[str, list[Any]] = {}
+        """What it gave to `log_extra`: by column a value of each trajectory."""
 
     def __str__(self) -> str:
         return f"the function {self._which}"
@@ -75,6 +88,7 @@ class FunctionReward(Reward):
         """Have a function of a batch score all of them at once."""
         if not self.of_batch or not trajectories:
             return
+        self.logged, self.extra = {}, {}
         given = self._function(**self._of_batch(trajectories))
         if inspect.iscoroutine(given):
             given = on_loop(given)
@@ -102,6 +116,22 @@ class FunctionReward(Reward):
         columns = self._columns([trajectory.question], own)
         return self._number(self._function(**{name: one for name, (one,) in columns.items()} | own))
 
+    def _log_metric(self, name: str, value: float) -> None:
+        if not isinstance(name, str) or not name or not is_finite(value):
+            raise PluginError(
+                f"{self} called log_metric({name!r:.40}, {value!r:.40}). Give a name and a finite "
+                "number."
+            )
+        self.logged.setdefault(name, []).append(float(value))
+
+    def _log_extra(self, count: int, column: str, values: Sequence[Any]) -> None:
+        if not isinstance(column, str) or not isinstance(values, list) or len(values) != count:
+            raise PluginError(
+                f"{self} called log_extra({column!r:.40}, {values!r:.40}). Give a name, and a list "
+                f"with a value for each of the {count} completions."
+            )
+        self.extra[column] = values
+
     def _number(self, given: Any) -> float:
         value = math.nan
         with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
@@ -117,18 +147,19 @@ class FunctionReward(Reward):
         self, questions: Sequence[Question], own: Mapping[str, Any]
     ) -> dict[str, list[Any]]:
         """The columns of the data that the function takes, a value per question."""
-        there = dict.fromkeys(name for one in questions for name in one.metadata)
-        known = {name: [one.metadata.get(name) for one in questions] for name in there}
         best = [one.answers[0] if one.answers else None for one in questions]
-        every: list[Any] = [list(one.answers) for one in questions]
-        known = {**dict.fromkeys(_ANSWER, best), "answers": every, **known}
+        answers = dict.fromkeys(_ANSWER, best)
+        every: dict[str, list[Any]] = {"answers": [list(one.answers) for one in questions]}
+        own_names = _by_name([one.row for one in questions], nulls=self.of_batch)
+        # TRL gives a batch its own `answer`, a number perhaps; others rely on the accepted text
+        named = answers | own_names | every if self.of_batch else own_names | answers | every
+        known = named | _by_name([one.metadata for one in questions], nulls=True)
         for name, needed in self._needs.items():
             if needed and name not in own and name not in known:
                 raise PluginError(
                     f"{self} takes {name!r}, which is no column of the question "
                     f"{questions[0].id!r}. It has {', '.join(known)}. Add the column to the data, "
-                    "or give the parameter a default. A null counts as missing, and the column "
-                    "that data.fields.answers names comes as 'answers' or 'answer'."
+                    "or give the parameter a default."
                 )
         taken = (name for name in known if name in self._needs or self._open)
         return {name: known[name] for name in taken if name not in self._bound}
@@ -139,10 +170,19 @@ class FunctionReward(Reward):
             "prompts": [_prompt(one.question) for one in trajectories],
             "completions": [_completion(one) for one in trajectories],
             "completion_ids": [_completion_ids(one) for one in trajectories],
+            "log_metric": self._log_metric,
+            "log_extra": partial(self._log_extra, len(trajectories)),
         }
         columns = self._columns([one.question for one in trajectories], of_trl)
         own = {name: one for name, one in of_trl.items() if name in self._needs or self._open}
         return {**columns, **own}
+
+
+def _by_name(rows: Sequence[Mapping[str, Any]], nulls: bool) -> dict[str, list[Any]]:
+    """The columns of rows, None where a row has none; without `nulls` only those with a value."""
+    names = dict.fromkeys(name for row in rows for name in row if name not in _OWN)
+    columns = {name: [row.get(name) for row in rows] for name in names}
+    return {name: one for name, one in columns.items() if nulls or any(v is not None for v in one)}
 
 
 def _prompt(question: Question) -> list[dict[str, str]]:

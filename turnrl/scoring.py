@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import itertools
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -16,7 +18,7 @@ from torch import Tensor
 from turnrl.answers import CURVES as CURVES
 from turnrl.answers import answer_in_results, can_be_found, exact_match
 from turnrl.errors import DataError, PluginError, blaming
-from turnrl.function_rewards import rewards_of
+from turnrl.function_rewards import FunctionReward, rewards_of
 from turnrl.types import Group, Reward, SampledPolicy, Trajectory
 
 
@@ -71,7 +73,18 @@ def score_groups(
         what = f"{reward} on {len(every)} trajectories"
         with blaming(PluginError, what, "A reward must score any trajectory."):
             reward.prepare(every, policy)
-    return tuple(_scored(group, rewards, turns) for group in groups)
+    functions = [one for one in rewards if isinstance(one, FunctionReward)]
+    logged = {name: fmean(some) for one in functions for name, some in one.logged.items()}
+    columns = {name: values for one in functions for name, values in one.extra.items()}
+    rows = iter(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
+    return tuple(
+        replace(
+            _scored(group, rewards, turns),
+            logged=logged,
+            extra=tuple(itertools.islice(rows, len(group))),
+        )
+        for group in groups
+    )
 
 
 def _check_group(trajectories: Sequence[Trajectory]) -> None:
@@ -204,8 +217,8 @@ def group_tallies(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[st
     """The figures of scored groups over their trajectories, without branches.
 
     They are the four curves, `findable` (the share of trajectories for which `answer_in_results`
-    says something, which is a mean over those alone), and the rewards by component, by kind and in
-    total.
+    says something, which is a mean over those alone), the rewards by component, by kind and in
+    total, and what functions in TRL's signature log.
     """
     shown = [curves(group.trajectories[i]) for group in groups for i in group.trunks]
     size = len(shown)
@@ -215,6 +228,10 @@ def group_tallies(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[st
     for name in dict.fromkeys(component_name(reward) for reward in rewards):
         values = (value for parts, trunks in totals for value in parts[name][trunks].tolist())
         tallies[f"reward/{name}"] = Tally(sum(values), size)
+    for name in dict.fromkeys(name for group in groups for name in group.logged):
+        those = [(g.logged[name], len(g.trunks)) for g in groups if name in g.logged]
+        counts = sum(count for _, count in those)
+        tallies[f"log/{name}"] = Tally(sum(mean * count for mean, count in those), counts)
     turn = sum(float(group.turn_rewards[group.trunks].sum()) for group in groups)
     outcome = sum(float(group.outcome[group.trunks].sum()) for group in groups)
     sums = {"turn": turn, "outcome": outcome, "total": turn + outcome}

@@ -11,7 +11,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, final
 
 from turnrl.agent.functions import described, hint_of, name_of, parameters_of, with_functions
-from turnrl.agent.running import result_of
 from turnrl.errors import (
     ArgumentTypeError,
     PolicyMistake,
@@ -62,27 +61,27 @@ class FunctionTool(Tool):
         self.timeout_s = timeout_s
         at_least(1e-3, "FunctionTool.", self, "timeout_s", optional=False)
         self._function, self._bind = function, about.bind
-        self._awaits = inspect.iscoroutinefunction(function)
+        if inspect.iscoroutinefunction(function):
+            vars(self)["run"] = self._run_async  # which takes no thread
 
     def __str__(self) -> str:
         return f"the function {self._which}"
 
-    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
-        if self._awaits:
-            return await asyncio.gather(*map(self._awaited, calls))
-        return await result_of(self._answer, calls)
-
-    def _answer(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
+    def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
         """Call by call; once one waits, the others at the same time. Neither computing nor a
         collection of garbage counts as waiting: threads would not speed them up."""
         replies = list[ToolResult | TrajectoryLost]()
-        for number, call in enumerate(calls, 1):
+        for number, call in enumerate(calls[:-1], 1):
             began = time.perf_counter() - time.thread_time()
             replies.append(self._reply(call))
-            waited = time.perf_counter() - time.thread_time() - began
-            if number < len(calls) and waited > _WAITS_S:
+            if time.perf_counter() - time.thread_time() - began > _WAITS_S:
                 return [*replies, *self._in_threads(calls[number:])]
-        return replies
+        return [*replies, self._reply(calls[-1])]
+
+    async def _run_async(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
+        if len(calls) == 1:  # without a task of its own, which costs as much as the rest
+            return [await self._awaited(calls[0])]
+        return await asyncio.gather(*map(self._awaited, calls))
 
     def _in_threads(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
         """In threads that do not keep a process alive, as those of a pool would."""

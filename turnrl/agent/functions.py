@@ -91,6 +91,11 @@ def described(
         _refuse_kind(one, its_name)
     if untyped := [one for one in taken if one.annotation is one.empty]:
         typed = ", ".join(map(_with_a_type, taken))
+        if untyped[0].name == "self":
+            raise RecipeError(
+                f"the function {its_name} is a method without its object. Give the method of an "
+                "object in Python, as in tools=[it.method], or write a function that calls it."
+            )
         raise RecipeError(
             f"the parameter {untyped[0].name!r} of the function {its_name} has no type. Write "
             f"'def {its_name.rpartition('.')[2]}({typed})', with the types you mean."

@@ -422,7 +422,9 @@ def questions_of(
         asked = _at(row, fields.question)
         system, text = _asked(asked, fields.question, place, f"{setting}.question")
         metadata = {k: v for k, v in row.items() if k not in used and v is not None}
-        question = Question(own or str(number), text.strip(), metadata=metadata, system=system)
+        rest = {k: v for k, v in row.items() if k not in metadata and k not in without}
+        named = own or str(number)
+        question = Question(named, text.strip(), metadata=metadata, system=system, row=rest)
         yield replace(question, answers=answers) if answers else question
     if missing and names:
         _refuse_missing(missing, names, where, setting, needs_id)

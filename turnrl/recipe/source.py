@@ -19,6 +19,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
 from typing import Literal, Optional, Union
 
+from turnrl.data.rows import FILE_KINDS
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.recipe.explain import explain, is_plain
 from turnrl.recipe.keys import SYNONYMS, unknown_key
@@ -44,6 +45,12 @@ _PLAIN = ("final", "dataclass", "contract")
 """Decorators that leave a class's arguments as its source writes them."""
 _FUNCTION = "Callable[..., Any]"
 """The type of a setting that a function may be given for, by its dotted path."""
+_EXTENDED = {
+    "Toolset": ("Tool", "Toolset"),
+    "Reward": ("OutcomeReward", "TurnReward"),
+    "QuestionSource": ("QuestionSource",),
+}
+"""The classes that a user's own extends, for each contract in whose place a function may stand."""
 _BUILT_IN = {
     **{kind.__name__: kind for kind in (bool, int, float, str, list, tuple)},
     **{"Literal": Literal, "Optional": Optional, "Union": Union, "List": list, "Tuple": tuple},
@@ -182,8 +189,10 @@ class Source:
             for number, one in enumerate(item):
                 self._refuse_below(one, kind, module, f"{key}[{number}]")
         kinds = [ast.unparse(one) for one in _members(kind)]
-        if isinstance(item, str) and _FUNCTION in kinds and "str" not in kinds:
-            self._refuse_name(item, key)
+        path = item.get("class_path") if isinstance(item, Mapping) else item
+        if isinstance(path, str) and _FUNCTION in kinds:
+            self._refuse_name(path, key, doubtful="str" in kinds)
+            self._refuse_class(path, kind, module, key)
         if isinstance(item, Mapping) and "class_path" in item:
             # a function's first parameter is not the recipe's: turnrl passes it
             self.refuse(item, key, skip=int(ast.unparse(kind).startswith("Callable[")))
@@ -197,15 +206,21 @@ class Source:
             if len(sections) == 1:
                 self._refuse_in(item, sections[0], key, component=False)
 
-    def _refuse_name(self, path: str, key: str) -> None:
-        """Refuse the dotted path of a class or function that is in no module here."""
+    def _refuse_name(self, path: str, key: str, doubtful: bool) -> None:
+        """Refuse the dotted path of a class or function that is in no module here. If it is
+        `doubtful` that a path is meant, because a name of another kind may stand there, a module
+        that is not here is refused only if a similar one is.
+        """
         module, _, name = path.rpartition(".")
-        if not re.fullmatch(r"\w+(\.\w+)*", module) or Path(path).is_file():
+        is_path = re.fullmatch(r"[^\W\d]\w*(\.\w+)*", module) and not Path(path).exists()
+        if not is_path or f".{name.lower()}" in FILE_KINDS:
             return
         if (file := self._file(module)) is None:
             if self._spec(module.partition(".")[0]) is None:
                 files = (file for place in self._places for file in Path(place).glob("*.py"))
                 near = did_you_mean(module, [one.stem for one in files])
+                if doubtful and not near:
+                    return
                 raise RecipeError(
                     f"{key} names {path!r}, and there is no module {module!r} in this folder or "
                     f"beside the recipe.{near} Correct the name, or install the package."
@@ -217,6 +232,30 @@ class Source:
                 f"{key} names {path!r}, and {file.name} has no {name!r}."
                 f"{did_you_mean(name, names) or ' Correct the name.'}"
             )
+
+    def _refuse_class(self, path: str, kind: ast.expr, module: str, key: str) -> None:
+        """Refuse a class that extends none of the contracts that a type names."""
+        owner = self.at(path) if "." in path else None
+        members = [self._meant(module, one) for one in _members(kind)]
+        contracts = [one for one in members if one is not None and one.node.name in _EXTENDED]
+        if owner is None or not contracts or self._extends(owner, contracts) is not False:
+            return
+        name = owner.node.name
+        bases = [base for one in contracts for base in _EXTENDED[one.node.name]]
+        raise RecipeError(
+            f"{key} names the class {path!r}, which does not extend {' or '.join(bases)}. Write "
+            f"'class {name}(turnrl.{bases[0]}):', or name a function, such as my_module.function."
+        )
+
+    def _extends(self, owner: _Class, contracts: Sequence[_Class]) -> bool | None:
+        """True if a class extends one of the others, at any depth; None if its source leaves a
+        doubt."""
+        if owner in contracts:
+            return True
+        bases = [one.value if isinstance(one, ast.Subscript) else one for one in owner.node.bases]
+        found = [self._meant(owner.module, one) for one in bases if _last(one) not in _EMPTY]
+        known = [None if one is None else self._extends(one, contracts) for one in found]
+        return True if True in known else None if None in known else False
 
     def parameters(self, owner: _Class) -> _Parameters | None:
         """The parameters of a class's constructor; None if its source leaves a doubt."""

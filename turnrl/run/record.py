@@ -33,6 +33,8 @@ The columns:
                     so (`Reward.bounds`): a list of {name, low, high}
     figures         numbers that tool sessions handed over: a list of {name, values}, with one
                     value, or one per turn
+    extra           JSON of what reward functions in TRL's signature gave to `log_extra`, by column;
+                    null without any
     group_mean, group_std       of the total reward over the group; null where there was no group
     estimator       JSON of the rule that gave the credit: its `name`, the path of its `class`, and
                     its `arguments` as far as its attributes tell them; null where nothing was
@@ -135,6 +137,7 @@ _COLUMNS = {
         pa.struct({"name": pa.string(), "low": pa.float64(), "high": pa.float64()})
     ),
     "figures": pa.list_(pa.struct({"name": pa.string(), "values": pa.list_(pa.float64())})),
+    "extra": pa.string(),
     "estimator": pa.string(),
     "turns": pa.list_(pa.struct(_TURN)),
     **dict.fromkeys(TOKENS[:2], pa.list_(pa.int32())),

@@ -214,6 +214,7 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
             {"name": name, "values": value if isinstance(value, Sequence) else [value]}
             for name, value in trajectory.figures.items()
         ],
+        "extra": _json(group.extra[i]) if group.extra else None,
         "group_mean": float(totals.mean()) if len(totals) > 1 else None,
         "group_std": float(totals.std()) if len(totals) > 1 else None,
         "turns": [_turn(group, credit, i, k) for k in range(len(trajectory.turns))],

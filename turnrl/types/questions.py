@@ -123,6 +123,8 @@ class Question:
             it.
         system: A system message of its own, which stands in front of the segmenter's instructions;
             empty for none.
+        row: The columns that are no metadata, as the data have them: those of the id, the question
+            and the answers, and nulls.
     Raises:
         DataError: If the id, the question or the system message is no text, the answers are no
             texts, or there are none in what is given.
@@ -135,6 +137,7 @@ class Question:
     metadata: Mapping[str, Any] = field(default_factory=dict)
     rule: AnswerRule = _PHRASE
     system: str = ""
+    row: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, part in (("id", self.id), ("text", self.text), ("system", self.system)):

@@ -378,6 +378,8 @@ class Group:
             `begins`; its own number if it did not. Given to an estimator that `trains_probes`.
         bounds: The least and the most that one score of a reward can be, by its name, of the
             rewards that say so (`Reward.bounds`).
+        logged: Means of what functions in TRL's signature gave to `log_metric` for the batch.
+        extra: For each trajectory what they gave to `log_extra`, by column; empty without any.
     """
 
     question: Question
@@ -390,6 +392,8 @@ class Group:
     token_values: tuple[Tensor, ...] = ()
     parents: tuple[int, ...] = ()
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    logged: Mapping[str, float] = field(default_factory=dict)
+    extra: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def trunks(self) -> list[int]:
