@@ -218,12 +218,19 @@ class WikiSearch(Tool):
         return ToolResult(_BETWEEN.join(shown) or "Nothing found.", metadata=metadata)
 
 
-def open_index(backend: Backend, index: str, server: Server) -> SearchIndex:
-    """Open an index. An embedded one ignores `server`."""
+def open_index(backend: Backend, index: str, server: Server, of_run: bool = True) -> SearchIndex:
+    """Open an index. An embedded one ignores `server`.
+
+    Args:
+        backend: Its backend.
+        index: Its folder, name or address.
+        server: Its server.
+        of_run: Whether a run searches, which messages then tell how to resume or to replay.
+    """
     if backend == "elasticsearch":
-        return ElasticIndex(server, index)
+        return ElasticIndex(server, index, of_run)
     if backend == "retrieve":
-        return RetrieveIndex(server, index)
+        return RetrieveIndex(server, index, of_run)
     from turnrl_wiki_search.embedded import EmbeddedIndex  # which loads tantivy
 
     return EmbeddedIndex(index)
