@@ -297,7 +297,7 @@ def _search(args: argparse.Namespace) -> None:
 
 
 def _shown(hit: Hit) -> str:
-    score = "" if hit.score is None else f"{hit.score:.2f}  "
+    score = "" if hit.score is None else f"{hit.score:.4g}  "
     return f"{score}{hit.passage.title}  [{hit.passage.id}]\n{hit.passage.text}"
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 VECTOR = "vector"
 """The field of the vectors in an index that turnrl built."""
 
-_FUSED = 50
+_FUSED = 20
 """The best passages of each ranking that a hybrid search joins."""
 _CANDIDATES = 100
 """The fewest passages per shard whose similarity a search by vectors compares."""
