@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import encoders
 from searching import ROWS, ask, corpus_of, found, index_command, write_rows
 from test_elasticsearch import QUICK, Proxy, url  # noqa: F401 - a fixture
-from turnrl import RecipeError, ToolError
+from turnrl import Passage, RecipeError, ToolError
 from turnrl_wiki_search import WikiSearch, elastic
 from turnrl_wiki_search.elastic import ElasticIndex, Server
 from turnrl_wiki_search.elastic.asking import Asking
@@ -155,7 +155,9 @@ def test_a_document_of_somebody_else_may_have_several_values_or_none():
         {"_id": "2", "_score": 1.0},
         {"_id": "3", "_score": 0.5, "fields": {"body": ["three"]}},
     ]
-    shown = [(hit.passage.id, hit.passage.title, hit.passage.text) for hit in asking.hits([hits], 3)]
+    shown = [
+        (hit.passage.id, hit.passage.title, hit.passage.text) for hit in asking.hits([hits], 3)
+    ]
     assert shown == [("1", "A B", "one\ntwo"), ("3", "", "three")]
 
 
@@ -444,7 +446,9 @@ def test_the_command_builds_describes_and_searches_by_vectors(url, tmp_path, cap
         assert index_command("search", "a dom tower in Utrecht", *place, *how) == 0
         assert [hit["id"] for hit in json.loads(capsys.readouterr().out)] == ["1"]
     assert index_command("search", "x", "--index", "i", "--ranking", "knn") == 2
-    assert "--ranking: an embedded index has no server, and ranks by BM25" in capsys.readouterr().err
+    assert (
+        "--ranking: an embedded index has no server, and ranks by BM25" in capsys.readouterr().err
+    )
 
 
 # --- on a server: indexes of somebody else ---

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from turnrl import (
+    AnswerRule,
+    DataError,
     Fields,
     Question,
     RecipeError,
@@ -341,7 +343,7 @@ def _check(args: argparse.Namespace) -> None:
         raise RecipeError(f"--limit is {args.limit}; it must be 1 or more.")
     if args.missing is not None and Path(args.missing).is_dir():
         raise RecipeError(f"--missing {args.missing!r} is a folder. Name a file in it.")
-    rule = None if args.answers is None else answer_rule(args.answers)
+    rule = None if args.answers is None else _rule_of(args.answers)
     questions = _read_questions(
         args.questions, args.sample, args.seed, args.limit, split=args.split, rule=rule
     )
@@ -366,6 +368,13 @@ def _check(args: argparse.Namespace) -> None:
     _print_coverage(args, found, info, time.perf_counter() - begin)
     if args.missing is not None:
         _write_missing(Path(args.missing), found.missing)
+
+
+def _rule_of(name: str) -> AnswerRule:
+    try:
+        return answer_rule(name)
+    except RecipeError as error:
+        raise RecipeError(str(error).replace("data.answers", "--answers")) from None
 
 
 def _write_missing(file: Path, missing: Sequence[Question]) -> None:
@@ -444,7 +453,14 @@ def _read_questions(
     """The questions of a source; `how` is for `load_questions`."""
     from turnrl import load_questions
 
-    questions = load_questions(source, **how)[:limit]
+    try:
+        questions = load_questions(source, setting="--questions", **how)[:limit]
+    except DataError as error:
+        if "data.fields" not in str(error):
+            raise
+        raise DataError(
+            f"{error} That is a setting of recipes; for this command, rename the field."
+        ) from None
     if sample is not None:
         if not 1 <= sample <= len(questions):
             raise RecipeError(f"--sample {sample}: {source} has {len(questions)} questions.")

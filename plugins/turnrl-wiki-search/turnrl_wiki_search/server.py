@@ -37,7 +37,18 @@ _MARGIN_S = 60.0
 _ENCODING_S = 240.0
 """Seconds more that a search by vectors may take."""
 _PARTS = ("text", "title", "vector")
-_SECRET_WORDS = ("key", "token", "secret", "password", "passwd", "auth", "sig", "signature")
+_SECRET_WORDS = (
+    "key",
+    "token",
+    "secret",
+    "password",
+    "passwd",
+    "auth",
+    "sig",
+    "signature",
+    "pwd",
+    "authorization",
+)
 """A parameter of an address with one of these words in its name holds a secret."""
 
 
