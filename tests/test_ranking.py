@@ -1,8 +1,10 @@
 """Search by vectors and by both rankings, and indexes that turnrl did not build: what needs no
 server, and what a real Elasticsearch answers."""
 
+import csv
 import json
 import random
+import re
 import sys
 import uuid
 from dataclasses import replace
@@ -10,18 +12,21 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 import encoders
 from searching import ROWS, ask, corpus_of, found, index_command, write_rows
 from test_elasticsearch import QUICK, Proxy, url  # noqa: F401 - a fixture
+from test_outage_elasticsearch import ROOT, turnrl
 from turnrl import Passage, RecipeError, ToolError
 from turnrl_wiki_search import WikiSearch, elastic
 from turnrl_wiki_search.elastic import ElasticIndex, Server
 from turnrl_wiki_search.elastic.asking import Asking
 from turnrl_wiki_search.encoding import open_encoder, unit
 from turnrl_wiki_search.fusion import fuse
+from turnrl_wiki_search.sources import Corpus, open_source
 
 # --- fusion ---
 
@@ -155,10 +160,8 @@ def test_a_document_of_somebody_else_may_have_several_values_or_none():
         {"_id": "2", "_score": 1.0},
         {"_id": "3", "_score": 0.5, "fields": {"body": ["three"]}},
     ]
-    shown = [
-        (hit.passage.id, hit.passage.title, hit.passage.text) for hit in asking.hits([hits], 3)
-    ]
-    assert shown == [("1", "A B", "one\ntwo"), ("3", "", "three")]
+    passages = [hit.passage for hit in asking.hits([hits], 3)]
+    assert passages == [Passage("1", "A B", "one\ntwo"), Passage("3", "", "three")]
 
 
 # --- encoders ---
@@ -576,3 +579,61 @@ def test_the_answers_in_somebody_elses_index_are_counted(news, url, tmp_path, ca
     with pytest.raises(SystemExit):
         index_command("info", *place, "--fields", "body")
     assert "must look like text=body,title=headline" in capsys.readouterr().err
+
+
+# --- runs ---
+
+
+@pytest.fixture(scope="module")
+def places(url, tmp_path_factory):  # noqa: F811
+    """Atlas as an index of somebody else, and as one of ours with vectors; their names."""
+    import elasticsearch
+    from elasticsearch import helpers
+
+    source = open_source("Atlas")
+    names = {"news": new_name(), "corpus": new_name()}
+    rows = [{"_index": names["news"], "_id": one.id, "headline": one.title, "body": one.text}
+            for one in source.read()]  # fmt: skip
+    with elasticsearch.Elasticsearch(url) as client:
+        helpers.bulk(client, rows, refresh=True)
+    encoder = open_encoder("encoders.words")
+    elastic.build(Server(url=url), names["corpus"], Corpus(source), encoder=encoder)
+    return names
+
+
+@server_test
+@pytest.mark.usefixtures("one_thread")
+@pytest.mark.parametrize(("words", "name"), [("headline", "news"), ("ranking: hybrid", "corpus")])
+def test_a_few_lines_of_a_recipe_of_the_page_train(places, url, tmp_path, words, name):  # noqa: F811
+    page = (ROOT / "docs" / "howto" / "wikipedia-search.md").read_text()
+    (block,) = [b for b in re.findall(r"```yaml\n(.*?)```", page, re.S) if words in b]
+    assert f"index: {name}" in block
+    assert len(block.splitlines()) <= 9
+    text = block.replace(f"index: {name}", f"index: {places[name]}")
+    text = text.replace("sentence-transformers/all-MiniLM-L6-v2", "encoders.noted")
+    (tmp_path / "mine.yaml").write_text(text)
+    small = ["--trainer.max_epochs", "1", "--data.val_limit", "8"]
+    small += ["--data.questions_per_iteration", "4", "--model.group_size", "4"]
+    recipe = str(ROOT / "recipes" / "quickstart.yaml")
+    arguments = ["fit", recipe, "mine.yaml", *small]
+    code, said, told = turnrl(None, tmp_path, arguments, TURNRL_ES_URL=url)
+    assert code == 0, told
+    assert "iteration   1/1" in said
+    (metrics,) = (tmp_path / "runs").rglob("metrics.csv")
+    rows = list(csv.DictReader(metrics.read_text().splitlines()))
+    assert max(float(row["train/tool_execution"] or 0) for row in rows) > 0
+    assert bool(encoders.ASKED) == (name == "corpus")
+
+
+@server_test
+def test_a_run_with_another_encoder_than_the_indexs_does_not_begin(places, url, tmp_path):  # noqa: F811
+    tool = {"backend": "elasticsearch", "index": places["corpus"], "url": url}
+    tool |= {"ranking": "knn", "encoder": "encoders.others"}
+    recipe = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
+    recipe["model"]["rollout"]["tools"] = [{"class_path": "WikiSearch", "init_args": tool}]
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    code, said, told = turnrl(None, tmp_path, ["fit", "recipe.yaml"])
+    assert code == 1
+    assert "Traceback" not in told
+    assert "the encoder 'encoders.others' gives other vectors" in told
+    assert "iteration" not in said
