@@ -54,7 +54,8 @@ _SECRET_WORDS = (
 
 @dataclass(frozen=True)
 class Server:
-    """Access to a search server, without any secret in it: this is what a recipe holds.
+    """Access to a search server, without any secret in it, and how its index is searched: this is
+    what a recipe holds.
 
     Secrets are written `${NAME}`, after an environment variable. A literal secret is refused, so
     that none is ever saved with a run.
