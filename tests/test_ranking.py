@@ -261,7 +261,7 @@ QUERIES = [" ".join(DRAWN.choices(WORDS, k=3)) for _ in range(70)]
 
 
 def new_name() -> str:
-    return f"test-ranking-{uuid.uuid4().hex[:8]}"
+    return f"tests-of-ranking-{uuid.uuid4().hex[:8]}"
 
 
 @pytest.fixture(scope="module")
