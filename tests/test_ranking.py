@@ -236,6 +236,19 @@ def test_a_model_needs_a_library_that_the_message_names(monkeypatch):
         open_encoder("all-MiniLM-L6-v2")
 
 
+def test_a_folder_with_a_model_encodes_and_leaves_the_random_numbers_alone(tiny_model):
+    library = pytest.importorskip("sentence_transformers", reason="needs turnrl[encoders]")
+    import torch
+
+    state = torch.random.get_rng_state()
+    encoder = open_encoder(str(tiny_model), "cpu")
+    assert torch.equal(torch.random.get_rng_state(), state)
+    texts = ["the capital of France", "London", "Rome and Paris", "What is it?"]
+    plain = library.SentenceTransformer(str(tiny_model), device="cpu")
+    for kind in ("query", "passage"):
+        assert np.allclose(encoder(texts, kind), plain.encode(texts), atol=1e-5)
+
+
 # --- addresses with a key ---
 
 
