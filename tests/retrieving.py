@@ -40,8 +40,9 @@ class _Handler(BaseHTTPRequestHandler):
         if self.path == "/behave":
             self.behaviour[:] = body
             return self._send(200, "{}")
-        self.requests.append({**body, "authorization": self.headers.get("Authorization")})
-        name = self.path.strip("/")
+        sent = {"authorization": self.headers.get("Authorization"), "path": self.path}
+        self.requests.append({**body, **sent})
+        name = self.path.partition("?")[0].strip("/")
         if name == "retrieve" and self.behaviour:
             name = self.behaviour.pop(0)
         return self._answer(name, body)
@@ -149,6 +150,10 @@ class Retriever:
     def requests(self) -> list[dict]:
         with urllib.request.urlopen(self.at("requests"), timeout=5) as answer:
             return json.loads(answer.read())
+
+    def paths(self) -> list[str]:
+        """The addresses that were asked, from the path on."""
+        return [request["path"] for request in self.requests()]
 
     def signal(self, number: int) -> None:
         os.kill(self._process.pid, number)

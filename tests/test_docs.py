@@ -660,6 +660,22 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "backend: retrieve": Elsewhere(
             "test_outage_retrieve.test_five_lines_of_a_recipe_train_with_the_server_of_the_page"
         ),
+        "fields: {text: body, title: headline}": Elsewhere(
+            "test_ranking.test_a_few_lines_of_a_recipe_of_the_page_train"
+        ),
+        "--index news --fields": Elsewhere(
+            "test_ranking.test_the_answers_in_somebody_elses_index_are_counted"
+        ),
+        "pip install 'turnrl[encoders]'": NotRun("the package index, and a model of the hub"),
+        "--passage-prefix": Elsewhere(
+            "test_ranking.test_a_passage_prefix_is_encoded_and_part_of_the_version"
+        ),
+        "--encoder sentence-transformers/all-MiniLM-L6-v2": Elsewhere(
+            "test_ranking.test_the_command_builds_describes_and_searches_by_vectors"
+        ),
+        "encoder: sentence-transformers/all-MiniLM-L6-v2": Elsewhere(
+            "test_ranking.test_a_few_lines_of_a_recipe_of_the_page_train"
+        ),
         "image: docker": Elsewhere("test_wiki_search.test_the_recipes_in_the_docs_make_tools"),
         "docker compose": NotRun("needs docker; the tests start the server without a container"),
         "export TURNRL_ES_URL": Runs(server=True),

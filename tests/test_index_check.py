@@ -2,6 +2,7 @@
 
 import json
 import random
+import re
 import uuid
 from pathlib import Path
 
@@ -335,12 +336,13 @@ def test_nothing_in_a_question_acts_on_the_terminal(folder, tmp_path, capsys):
 
 @pytest.mark.parametrize(("words", "message"), [
     (["--index", "nowhere"], "no search index in 'nowhere'"),
-    (["--questions", "gone.jsonl"], "no file 'gone.jsonl'"),
+    (["--questions", "gone.jsonl"], "Check --questions."),
+    (["--questions", "my.gone"], "--questions names 'my.gone', which cannot be used"),
     (["--questions", "Atlas", "--split", "tets"], "'tets'"),
     (["--limit", "0"], "--limit is 0; it must be 1 or more"),
     (["-k", "0"], "-k is 0; it must be 1 or more"),
     (["--sample", "99"], "--sample 99: "),
-    (["--answers", "nubmer"], "data.answers is 'nubmer'"),
+    (["--answers", "nubmer"], "--answers is 'nubmer', which is no rule. Did you mean number?"),
     (["--answers", "math"], "none of the 10 questions of"),
     (["--missing", "."], "--missing '.' is a folder. Name a file in it."),
     (["--index", "http://localhost:1/retrieve", "--backend", "retrieve"], "Start it, or correct"),
@@ -354,7 +356,16 @@ def test_a_mistake_is_a_message_with_the_next_step(
     monkeypatch.chdir(tmp_path)
     given = ["--index", folder, "--questions", asked, *words]  # the last of an option counts
     assert index_command("check", *given) in (1, 2)
-    assert message in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert message in error
+    # what a recipe sets, and what a run does, is no next step of this command
+    assert not re.search(r"data\.|offline|--ckpt_path|wait_s", error)
+
+
+def test_a_file_with_other_fields_is_to_be_changed(folder, tmp_path, capsys):
+    file = write_rows(tmp_path / "q.jsonl", [{"id": "1", "prompt": "Is it?", "answers": ["x"]}])
+    assert index_command("check", "--index", folder, "--questions", file) == 2
+    assert "for this command, rename the field." in capsys.readouterr().err
 
 
 def test_a_file_that_cannot_be_written_does_not_cost_the_count(folder, asked, capsys):

@@ -240,6 +240,30 @@ def test_the_key_is_sent_and_struck_out_of_what_a_server_says_back(server, monke
     assert server.requests()[-1]["authorization"] == "Bearer another"
 
 
+def test_a_key_in_the_address_is_sent_and_not_shown(server, monkeypatch, caplog, tmp_path):
+    caplog.set_level(logging.DEBUG)
+    monkeypatch.setenv("MY_KEY", f"{KEY}&x")
+    address = f"{server.at('status404')}?api_key=${{MY_KEY}}"
+    tool = search_tool(address, version="a", cache=str(tmp_path / "cache.sqlite"))
+    with pytest.raises(
+        ToolError, match=r"status404\?api_key=\$\{MY_KEY\} does not answer"
+    ) as error:
+        tool.check()
+    assert server.paths()[-1] == f"/status404?api_key={KEY}%26x"
+    answering = search_tool(f"{server.url}?api_key=${{MY_KEY}}", version="a",
+                            cache=str(tmp_path / "cache.sqlite"))  # fmt: skip
+    assert ask(answering, "tower")[0].ok
+    shown = [str(error.value), caplog.text, repr(tool.__dict__)]
+    shown += [path.read_bytes().decode("latin-1") for path in tmp_path.iterdir()]
+    assert "HTTP Request" in caplog.text
+    assert not [text for text in shown if KEY in text]
+    monkeypatch.delenv("MY_KEY")
+    with pytest.raises(
+        RecipeError, match="names the environment variable MY_KEY, which is not set"
+    ):
+        search_tool(address).check()
+
+
 @pytest.mark.parametrize(("value", "message"), [
     ("two words", r"with the API key in \$\{MY_KEY\}: it has a space"),
     ("kéy", r"it has a space or another character"), ("", "variable MY_KEY, which is not set"),

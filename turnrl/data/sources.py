@@ -6,7 +6,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextvars import ContextVar
+from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol, TypeAlias
 
@@ -107,6 +107,7 @@ def load_questions(
     role: Role = "val",
     rule: AnswerRule | None = None,
     name: str = "",
+    setting: str = "",
 ) -> list[Question]:
     """Load all usable questions of a source, in its own order.
 
@@ -122,9 +123,15 @@ def load_questions(
         role: Chooses the split, if `split` is None.
         rule: How answers compare; None leaves it to the questions themselves.
         name: The source's name in messages.
+        setting: What names the source, for messages, such as `--questions`; by default
+            `data.train` and `data.val`.
     Raises:
         DataError: If the source or split does not exist, lacks a field, or has no usable question.
     """
+    if setting:
+        named = copy_context()
+        named.run(NAMED_BY.set, (setting,))
+        return named.run(load_questions, source, split, fields, config, role, rule, name)
     opened = open_source(source, fields, config)
     text = isinstance(source, str | os.PathLike)
     name = name or (str(source) if text else type(opened).__name__)

@@ -4,8 +4,10 @@
     splitting   articles cut into passages
     sources     corpora, read so that a build can resume
     embedded    an index in a folder (tantivy), no server
-    server      settings of a server, and its secrets
-    elastic     an index on an Elasticsearch server: access, faults, search, building
+    server      settings of a server and of how it is searched, and its secrets
+    encoding    texts as vectors, by a model or a function of the user's
+    fusion      two rankings joined by their ranks
+    elastic     an index on an Elasticsearch server, in six modules
     retrieve    an index behind a server that speaks Search-R1's `/retrieve`
     progress    the progress bar of a build
     cache       search results on disk, for repeated epochs and for replay without a server

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from turnrl import (
+    AnswerRule,
+    DataError,
     Fields,
     Question,
     RecipeError,
@@ -25,7 +27,15 @@ from turnrl import (
 )
 from turnrl_wiki_search import elastic
 from turnrl_wiki_search.coverage import Coverage, coverage
-from turnrl_wiki_search.index import Analyzer, Backend, Hit, IndexInfo, SearchIndex, clean_query
+from turnrl_wiki_search.index import (
+    Analyzer,
+    Backend,
+    Hit,
+    IndexInfo,
+    Ranking,
+    SearchIndex,
+    clean_query,
+)
 from turnrl_wiki_search.progress import Progress
 from turnrl_wiki_search.server import OF_RETRIEVE, Server, explained
 from turnrl_wiki_search.sources import Corpus, open_source
@@ -41,6 +51,9 @@ _SHOWN = 5
 """Questions without an answer that are printed, and accepted answers of each."""
 _ACCESS = ("url", "api_key", "username", "password", "cloud_id", "ca_certs")
 """The arguments of `Server` that name a server."""
+_SEARCHED = ("fields", "ranking", "encoder", "query_prefix")
+"""The arguments of `Server` that say how its index is searched."""
+_BUILT = ("shards", "k1", "b", "encoder", "passage_prefix")
 
 
 def add_index_command(commands: Commands) -> None:
@@ -79,7 +92,31 @@ def _action(
     server = parser.add_argument_group("servers", "Quote '${NAME}' on a command line.")
     for name in _ACCESS:
         server.add_argument(f"--{name.replace('_', '-')}", help=explained()[name])
+    if run is not _build:
+        _add_searched(parser)
     return parser
+
+
+def _add_searched(parser: argparse.ArgumentParser) -> None:
+    how = parser.add_argument_group("how Elasticsearch searches")
+    how.add_argument(
+        "--fields",
+        type=_fields_of,
+        metavar="text=NAME[,title=NAME][,vector=NAME]",
+        help="the fields of an index that turnrl did not build",
+    )
+    how.add_argument("--ranking", choices=get_args(Ranking), help=explained()["ranking"])
+    for name in ("encoder", "query_prefix"):
+        how.add_argument(f"--{name.replace('_', '-')}", help=explained()[name])
+
+
+def _fields_of(text: str) -> dict[str, str]:
+    pairs = [pair.partition("=") for pair in text.split(",")]
+    if not all(name and sign and value for name, sign, value in pairs):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} must look like text=body,title=headline,vector=embedding"
+        )
+    return {name.strip(): value.strip() for name, _, value in pairs}
 
 
 def _add_build(build: argparse.ArgumentParser) -> None:
@@ -109,6 +146,15 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     )
     build.add_argument(
         "--b", type=float, help="BM25's b on the server (default: 0.75, as in the embedded index)"
+    )
+    build.add_argument(
+        "--encoder",
+        help="encode the passages for the rankings knn and hybrid, on a GPU if there is one: the "
+        "name or folder of a sentence-transformers model, or a function, my_module.encode",
+    )
+    build.add_argument(
+        "--passage-prefix",
+        help="put in front of each passage before it is encoded, such as 'passage: '",
     )
 
 
@@ -168,8 +214,8 @@ def _options(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
     options = ", ".join("--" + name.replace("_", "-") for name in wrong)
     if wrong and args.backend == "embedded":
         raise RecipeError(
-            f"{options}: an embedded index has no server. Add --backend elasticsearch, or leave it "
-            "out."
+            f"{options}: an embedded index has no server, and ranks by BM25 alone. Add --backend "
+            "elasticsearch, or leave it out."
         )
     if wrong:
         raise RecipeError(
@@ -180,12 +226,21 @@ def _options(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _open(args: argparse.Namespace) -> contextlib.closing[SearchIndex]:
-    server = Server(**_options(args, _ACCESS), wait_s=0)
-    return contextlib.closing(open_index(args.backend, args.index, server))
+    server = Server(**_options(args, (*_ACCESS, *_SEARCHED)), wait_s=0)
+    return contextlib.closing(open_index(args.backend, args.index, server, of_run=False))
 
 
 def _build(args: argparse.Namespace) -> None:
-    settings, server = _options(args, ("shards", "k1", "b")), Server(**_options(args, _ACCESS))
+    settings, server = _options(args, _BUILT), Server(**_options(args, _ACCESS))
+    if "passage_prefix" in settings and "encoder" not in settings:
+        raise RecipeError(
+            "--passage-prefix would have no effect, because nothing is encoded. Add --encoder, or "
+            "leave it out."
+        )
+    if "encoder" in settings:
+        from turnrl_wiki_search.encoding import open_encoder  # which loads numpy
+
+        settings["encoder"] = open_encoder(settings["encoder"])
     splitter = None if args.split is None else Splitter.parse(args.split)
     corpus = Corpus(open_source(args.source), splitter)
     progress = Progress(corpus.source.fraction)
@@ -244,7 +299,7 @@ def _search(args: argparse.Namespace) -> None:
 
 
 def _shown(hit: Hit) -> str:
-    score = "" if hit.score is None else f"{hit.score:.2f}  "
+    score = "" if hit.score is None else f"{hit.score:.4g}  "
     return f"{score}{hit.passage.title}  [{hit.passage.id}]\n{hit.passage.text}"
 
 
@@ -288,7 +343,7 @@ def _check(args: argparse.Namespace) -> None:
         raise RecipeError(f"--limit is {args.limit}; it must be 1 or more.")
     if args.missing is not None and Path(args.missing).is_dir():
         raise RecipeError(f"--missing {args.missing!r} is a folder. Name a file in it.")
-    rule = None if args.answers is None else answer_rule(args.answers)
+    rule = None if args.answers is None else _rule_of(args.answers)
     questions = _read_questions(
         args.questions, args.sample, args.seed, args.limit, split=args.split, rule=rule
     )
@@ -313,6 +368,13 @@ def _check(args: argparse.Namespace) -> None:
     _print_coverage(args, found, info, time.perf_counter() - begin)
     if args.missing is not None:
         _write_missing(Path(args.missing), found.missing)
+
+
+def _rule_of(name: str) -> AnswerRule:
+    try:
+        return answer_rule(name)
+    except RecipeError as error:
+        raise RecipeError(str(error).replace("data.answers", "--answers")) from None
 
 
 def _write_missing(file: Path, missing: Sequence[Question]) -> None:
@@ -391,7 +453,14 @@ def _read_questions(
     """The questions of a source; `how` is for `load_questions`."""
     from turnrl import load_questions
 
-    questions = load_questions(source, **how)[:limit]
+    try:
+        questions = load_questions(source, setting="--questions", **how)[:limit]
+    except DataError as error:
+        if "data.fields" not in str(error):
+            raise
+        raise DataError(
+            f"{error} That is a setting of recipes; for this command, rename the field."
+        ) from None
     if sample is not None:
         if not 1 <= sample <= len(questions):
             raise RecipeError(f"--sample {sample}: {source} has {len(questions)} questions.")

@@ -13,6 +13,7 @@ from turnrl import Passage, ToolError
 
 Backend = Literal["embedded", "elasticsearch", "retrieve"]
 Analyzer = Literal["english", "standard"]
+Ranking = Literal["bm25", "knn", "hybrid"]
 
 FORMAT = 1
 """Version of the fields and metadata; indexes of other versions are refused."""
@@ -45,6 +46,7 @@ class IndexInfo:
         passages: The number of passages.
         built: The end of the build, ISO 8601, UTC.
         format: Version of the layout.
+        encoder: What made the vectors of the passages; `none` if there are none.
     """
 
     backend: Backend
@@ -56,6 +58,7 @@ class IndexInfo:
     passages: int | None = None
     built: str = "unknown"
     format: int = FORMAT
+    encoder: str = "none"
 
 
 class SearchIndex(ABC):
@@ -103,10 +106,12 @@ def clean_query(text: str) -> str:
     return text[: MAX_QUERY_CHARACTERS + 1].rpartition(" ")[0] or text[:MAX_QUERY_CHARACTERS]
 
 
-def build_command(backend: Backend, index: str, source: str = "SOURCE") -> str:
+def build_command(
+    backend: Backend, index: str, source: str = "SOURCE", encoder: str | None = None
+) -> str:
     """The command that builds an index, for messages."""
-    words = ("turnrl", "index", "build", "--backend", backend, "--index", index, "--source", source)
-    return shlex.join(words)
+    words = ["turnrl", "index", "build", "--backend", backend, "--index", index, "--source", source]
+    return shlex.join(words if encoder is None else [*words, "--encoder", encoder])
 
 
 def described(data: Mapping[str, object], backend: Backend, index: str, where: str) -> IndexInfo:

@@ -30,7 +30,8 @@ class Progress:
         self._start = time.perf_counter()
         self._bar: tqdm[NoReturn] | None = None
 
-    def __call__(self, count: int) -> None:
+    def __call__(self, count: int, read: int | None = None) -> None:
+        """Show a count. If more of the corpus has been read, `read` is what its share is of."""
         if self._bar is None:
             every_s = 0.5 if sys.stderr.isatty() else 10
             # a resumed build has passages already, which do not count towards its rate
@@ -44,7 +45,7 @@ class Progress:
                 delay=every_s,
             )
         if part := self._fraction():
-            self._bar.total = round(count / part)
+            self._bar.total = round((read or count) / part)
         self._bar.update(count - self._bar.n)
 
     @property

@@ -23,7 +23,15 @@ from typing import TYPE_CHECKING
 from turnrl import Passage, ToolError
 from turnrl.servers import Patience, Unavailable
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex
-from turnrl_wiki_search.server import Server, check_url, one_line
+from turnrl_wiki_search.server import (
+    REPLAY,
+    RESUME,
+    Server,
+    check_url,
+    hide_from_logs,
+    one_line,
+    resolved,
+)
 from turnrl_wiki_search.sources import passage_of, title_and_text
 
 if TYPE_CHECKING:
@@ -33,6 +41,7 @@ _PREFIX = "TURNRL_RETRIEVE_"
 _BATCH = 512
 """The most queries in a request, as many as Search-R1's own server encodes at a time."""
 _LONGEST_ANSWER_BYTES = 256_000_000
+_LOGGERS = ("httpx2", "httpcore2.connection", "httpcore2.http11", "httpcore2.http2")
 _PROBES = ("the capital of France", "the longest river of the world")
 """Asked before a run: a server that takes one query at a time would answer these with one list."""
 
@@ -44,20 +53,25 @@ class RetrieveIndex(SearchIndex):
 
     Args:
         server: Settings of the server.
-        address: Its address, up to and including `/retrieve`.
+        address: Its address, up to and including `/retrieve`. A secret in it is written `${NAME}`,
+            after an environment variable.
+        of_run: Whether a run searches, which messages then tell how to resume or to replay.
     Raises:
         RecipeError: If the address is malformed, or a secret is missing.
     """
 
-    def __init__(self, server: Server, address: str) -> None:
+    def __init__(self, server: Server, address: str, of_run: bool = True) -> None:
         self._clients: dict[int, httpx2.Client] = {}
         check_url(address, "index", "http://localhost:8000/retrieve")
-        self._address, self._version = address, server.version
+        self._address, self._version, self._of_run = address, server.version, of_run
+        self._target, self._secrets = resolved(address)
         self._timeout_s = server.request_s("retrieve")
         self._key, variable = server.secret("api_key", _PREFIX)
         self._credentials = (
             f"the API key in ${{{variable}}}" if self._key else f"no credentials (set {variable})"
         )
+        if self._secrets:
+            hide_from_logs(self._secrets, _LOGGERS)
         https = address.startswith("https:")
         self._certificates = server.certificates(_PREFIX, address, https)
         self._lock, self._free = threading.Lock(), threading.Semaphore()
@@ -70,7 +84,7 @@ class RetrieveIndex(SearchIndex):
         """What little is known of it. The server is asked, and not waited for."""
         self._quick.ask(partial(self._ask, _PROBES, 2))
         version = None if self._version is None else f"retrieve-{self._version}"
-        return IndexInfo("retrieve", self._address, version)
+        return IndexInfo("retrieve", self._address, version, encoder="unknown")
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         hits: list[list[Hit]] = []
@@ -90,15 +104,14 @@ class RetrieveIndex(SearchIndex):
 
     def _absent(self, problem: str) -> ToolError:
         return ToolError(
-            f"the search server {self._address} {problem} Start it, or correct 'index'. With "
-            "'cache' and 'offline: true' a finished run replays without a server."
+            f"the search server {self._address} {problem} Start it, or correct 'index'."
+            f"{REPLAY if self._of_run else ''}"
         )
 
     def _away(self, problem: str) -> ToolError:
         return ToolError(
-            f"the search server {self._address} {problem} Start it, or correct 'index'; then "
-            "resume the run from its last checkpoint with --ckpt_path, or raise 'wait_s' to wait "
-            "longer. With 'cache' and 'offline: true' a finished run replays without a server."
+            f"the search server {self._address} {problem} Start it, or correct 'index'"
+            f"{RESUME if self._of_run else ''}.{REPLAY if self._of_run else ''}"
         )
 
     def _ask(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -112,7 +125,7 @@ class RetrieveIndex(SearchIndex):
 
         body = {"queries": [*queries], "topk": k, "return_scores": True}
         try:
-            with self._client().stream("POST", self._address, json=body) as response:
+            with self._client().stream("POST", self._target, json=body) as response:
                 data = self._read(response)
         except httpx2.TimeoutException:
             raise Unavailable(f"no whole answer within timeout_s = {self._timeout_s:g}") from None
@@ -240,4 +253,4 @@ class RetrieveIndex(SearchIndex):
 
     def _line(self, text: object) -> str:
         shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return one_line(shown, (self._key,) if self._key else ())
+        return one_line(shown, (*self._secrets, *filter(None, [self._key])))

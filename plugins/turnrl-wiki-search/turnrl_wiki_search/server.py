@@ -1,4 +1,4 @@
-"""Access to a search server, without any secret in it.
+"""Access to a search server, without any secret in it, and how its index is searched.
 
 Secrets are read from the environment when a connection is made, and are struck out of every message
 and log line.
@@ -6,29 +6,56 @@ and log line.
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import os
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
-from urllib.parse import urlsplit
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import get_args
+from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
 import docstring_parser
 
-from turnrl import RecipeError, at_least
+from turnrl import RecipeError, at_least, did_you_mean
 from turnrl.servers import LONGEST_PAUSE_S
+from turnrl_wiki_search.index import Ranking
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _TIMEOUT_S = {"elasticsearch": 10.0, "retrieve": 60.0}
 OF_RETRIEVE = ("api_key", "ca_certs", "version", "timeout_s", "retries", "wait_s")
 """The settings that a server with `/retrieve` has."""
+RESUME = (
+    "; then resume the run from its last checkpoint with --ckpt_path, or raise 'wait_s' to wait "
+    "longer"
+)
+REPLAY = " With 'cache' and 'offline: true' a finished run replays without a server."
+"""Next steps of a run whose server is away, which a command has no use for."""
 _BEFORE: dict[str, object] = {"timeout_s": 10.0}
 """Defaults of earlier versions, which the saved recipes of their runs spell out."""
 _MARGIN_S = 60.0
+_ENCODING_S = 240.0
+"""Seconds more that a search by vectors may take."""
+_PARTS = ("text", "title", "vector")
+_SECRET_WORDS = (
+    "key",
+    "token",
+    "secret",
+    "password",
+    "passwd",
+    "auth",
+    "sig",
+    "signature",
+    "pwd",
+    "authorization",
+)
+"""A parameter of an address with one of these words in its name holds a secret."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """Access to a search server, without any secret in it: this is what a recipe holds.
+    """Access to a search server, without any secret in it, and how its index is searched: this is
+    what a recipe holds.
 
     Secrets are written `${NAME}`, after an environment variable. A literal secret is refused, so
     that none is ever saved with a run.
@@ -48,6 +75,15 @@ class Server:
         version: A name of your choice for the passages of an index that turnrl did not build, and
             for how they are searched. A cache needs it, and servers of one name share its answers.
             Choose another one when either changes.
+        fields: The fields of an Elasticsearch index that turnrl did not build: `{text: body, title:
+            headline, vector: embedding}`. The title may be left out. The vector is for rankings
+            that search by it.
+        ranking: bm25; knn, by the similarity of vectors; or hybrid, both of them joined by
+            reciprocal rank fusion.
+        encoder: What turns a query into a vector, for knn and hybrid: the name or the folder of a
+            sentence-transformers model, or a function, `my_module.encode`, which takes a list of
+            texts and returns an array (texts, dimensions).
+        query_prefix: Put in front of each query before it is encoded, such as "query: ".
         timeout_s: Seconds that one request may take; by default 10, and 60 for `retrieve`.
         retries: Attempts after a first failure, before the server counts as unreachable.
         wait_s: Seconds that the run waits for an unreachable server before it stops.
@@ -63,6 +99,10 @@ class Server:
     cloud_id: str | None = None
     ca_certs: str | None = None
     version: str | None = None
+    fields: dict[str, str] | None = None
+    ranking: Ranking = "bm25"
+    encoder: str | None = None
+    query_prefix: str = ""
     timeout_s: float | None = None
     retries: int = 5
     wait_s: float = 900.0
@@ -83,11 +123,43 @@ class Server:
             )
         if self.version is not None and not self.version.strip():
             raise RecipeError("version is empty. Give the passages a name, such as wiki-18.")
+        self._check_ranking()
         at_least(0.001, "", self, "timeout_s")
         at_least(0, "", self, "wait_s")
         at_least(0, "", self, "retries", whole=True)
         for url in [self.url] if isinstance(self.url, str) else self.url or []:
             check_url(url, "url")
+
+    def _check_ranking(self) -> None:
+        if self.ranking not in get_args(Ranking):
+            near = did_you_mean(str(self.ranking), get_args(Ranking))
+            raise RecipeError(
+                f"ranking is {self.ranking!r}.{near} Choose 'bm25', 'knn' or 'hybrid'."
+            )
+        if self.fields is not None:
+            _check_fields(self.fields)
+        has_vector = self.fields is not None and "vector" in self.fields
+        if self.ranking == "bm25":
+            of_vectors = {"encoder": self.encoder, "query_prefix": self.query_prefix}
+            given = [name for name, value in of_vectors.items() if value]
+            given += ["fields.vector"] if has_vector else []
+            if given:
+                raise RecipeError(
+                    f"{', '.join(given)} would have no effect, because the ranking is 'bm25'. Set "
+                    "ranking to 'knn' or 'hybrid', or leave it out."
+                )
+            return
+        if not self.encoder:
+            raise RecipeError(
+                f"the ranking {self.ranking!r} needs an encoder for the queries. Set encoder to "
+                "the name or folder of a sentence-transformers model, or to a function, as "
+                "my_module.encode."
+            )
+        if self.fields is not None and not has_vector:
+            raise RecipeError(
+                f"the ranking {self.ranking!r} needs the field that holds the vectors. Add it to "
+                "fields, as vector: NAME."
+            )
 
     @property
     def _secrets(self) -> dict[str, str | None]:
@@ -100,11 +172,21 @@ class Server:
     def longest_answer_s(self, backend: str) -> float:
         """The longest time that a search may take: all attempts, the wait, and a margin."""
         attempts = (self.retries + 2) * (self.request_s(backend) + LONGEST_PAUSE_S)
-        return attempts + self.wait_s + _MARGIN_S
+        encoding = 0.0 if self.ranking == "bm25" else _ENCODING_S
+        return attempts + self.wait_s + encoding + _MARGIN_S
 
     def known_as(self, index: str) -> str:
         """The name by which a cache knows an index that is searched with these settings."""
-        return index if self.version is None else f"{index}, version {self.version}"
+        return ", ".join((index, *self.searched_by()))
+
+    def searched_by(self) -> list[str]:
+        """The settings that decide what a search finds, other than the index."""
+        said = [] if self.version is None else [f"version {self.version}"]
+        if self.fields is not None:
+            said += [f"{part} in {self.fields[part]}" for part in _PARTS if part in self.fields]
+        if self.ranking != "bm25":
+            said.append(f"{self.ranking} by {self.encoder}")
+        return [*said, f"after {self.query_prefix!r}"] if self.query_prefix else said
 
     def refuse_others(self, backend: str) -> None:
         """Raise if a setting is given that this backend does not have.
@@ -113,11 +195,24 @@ class Server:
             RecipeError: Naming the settings.
         """
         if backend == "elasticsearch":
+            if self.version is not None and self.fields is None:
+                raise RecipeError(
+                    "WikiSearch: version would have no effect, because an index that turnrl built "
+                    "has one. Leave it out, or set fields to search an index that turnrl did not "
+                    "build."
+                )
             return
+        if backend == "embedded" and self.ranking != "bm25":
+            raise RecipeError(
+                f"WikiSearch: ranking is {self.ranking!r}, and an embedded index ranks by 'bm25' "
+                "alone. Build an index on Elasticsearch with 'turnrl index build --backend "
+                "elasticsearch --encoder ...', and set backend to 'elasticsearch'; or leave "
+                "ranking and encoder out."
+            )
         own = OF_RETRIEVE if backend == "retrieve" else ()
         given = [
             field.name
-            for field in fields(self)
+            for field in dataclasses.fields(self)
             if field.name not in own
             and vars(self)[field.name]
             not in (field.default, _BEFORE.get(field.name, field.default))
@@ -179,11 +274,29 @@ def explained() -> dict[str, str]:
     return {param.arg_name: " ".join((param.description or "").split()) for param in params}
 
 
+def _check_fields(given: object) -> None:
+    """Raise if the setting `fields` is not a mapping of its parts to names of fields."""
+    example = "Write it as {text: body, title: headline}."
+    if not isinstance(given, Mapping):
+        raise RecipeError(f"fields is {given!r}, which is no mapping. {example}")
+    for part, name in given.items():
+        if part not in _PARTS:
+            near = did_you_mean(str(part), _PARTS)
+            raise RecipeError(
+                f"fields has the part {part!r}.{near} It takes 'text', 'title' and 'vector', each "
+                f"with the name of a field of the index. {example}"
+            )
+        if not isinstance(name, str) or not name.strip() or "*" in name:
+            raise RecipeError(f"fields.{part} is {name!r}, which is no name of a field. {example}")
+    if "text" not in given:
+        raise RecipeError(f"fields has no 'text', the field with the passages. {example}")
+
+
 def check_url(url: str, name: str, example: str = "http://localhost:9200") -> None:
-    """Raise if a text is no address, or holds a password.
+    """Raise if a text is no address, or holds a password or a key.
 
     Raises:
-        RecipeError: Naming the setting; a password is not shown.
+        RecipeError: Naming the setting; a password or a key is not shown.
     """
     if "@" in url:
         raise RecipeError(
@@ -197,6 +310,36 @@ def check_url(url: str, name: str, example: str = "http://localhost:9200") -> No
         good = False
     if not good:
         raise RecipeError(f"{name} is {url!r}; it must look like {example}.")
+    for parameter, value in parse_qsl(parts.query):
+        words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", parameter).lower())
+        secret = any(word.removeprefix("api") in _SECRET_WORDS for word in words)
+        if secret and not _REFERENCE.fullmatch(value):
+            raise RecipeError(
+                f"{name} holds the secret {parameter!r}, which is not shown. Name an environment "
+                f"variable in its place, as '?{parameter}=${{NAME}}'. Recipes are saved with "
+                "every run."
+            )
+
+
+def resolved(address: str) -> tuple[str, list[str]]:
+    """An address with the values of the environment variables that it names, and these values.
+
+    Raises:
+        RecipeError: If a variable is not set.
+    """
+    secrets: list[str] = []
+
+    def value(reference: re.Match[str]) -> str:
+        found = os.environ.get(reference[1])
+        if not found:
+            raise RecipeError(
+                f"the address {address} names the environment variable {reference[1]}, which is "
+                "not set. Set it."
+            )
+        secrets.extend({found, quote(found, safe=""), quote_plus(found)})
+        return quote(found, safe="")
+
+    return _REFERENCE.sub(value, address), secrets
 
 
 def strike(text: str, secrets: Iterable[str]) -> str:
@@ -209,3 +352,22 @@ def strike(text: str, secrets: Iterable[str]) -> str:
 def one_line(error: object, secrets: Iterable[str]) -> str:
     """The text of an error in one short line, without secrets."""
     return strike(" ".join(str(error).split()), secrets)[:300]
+
+
+_struck_out: set[str] = set()
+"""The secrets of every connection of this process."""
+
+
+def hide_from_logs(secrets: Iterable[str], loggers: Iterable[str]) -> None:
+    """Strike secrets out of all further lines of some loggers."""
+    _struck_out.update(secrets)
+    for name in loggers:
+        logging.getLogger(name).addFilter(_strike_line)
+
+
+def _strike_line(record: logging.LogRecord) -> bool:
+    message = record.getMessage()
+    struck = strike(message, _struck_out)
+    if struck != message or record.exc_info:
+        record.msg, record.args, record.exc_info, record.exc_text = struck, (), None, None
+    return True

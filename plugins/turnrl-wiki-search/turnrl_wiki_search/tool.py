@@ -31,8 +31,9 @@ class WikiSearch(Tool):
     """Searches passages and shows the best ones to the policy, each under its title.
 
     The index is embedded, in a folder that any number of processes can read; on an Elasticsearch
-    server; or behind a server with the `/retrieve` of Search-R1. Nothing in a query is an operator.
-    An empty query is the policy's mistake; a query without matches is not.
+    server, built by turnrl or not (`fields`), and ranked by words, by vectors or by both
+    (`ranking`); or behind a server with the `/retrieve` of Search-R1. Nothing in a query is an
+    operator. An empty query is the policy's mistake; a query without matches is not.
 
     While a server is unreachable, calls and the run wait. When it comes back, calls are answered as
     if nothing had happened. If it stays away for `wait_s`, the run stops. The policy never reads a
@@ -51,8 +52,8 @@ class WikiSearch(Tool):
         cache: File that caches search results, so that no query is sent twice. Runs may share it.
         cache_mb: The most megabytes (10^6 bytes) of results in it.
         offline: Use the cache only. This replays a run with its server off.
-        server: Access to a server: any argument of `Server` (`api_key`, `wait_s`, ...), by its own
-            name.
+        server: A server, and how it is searched: any argument of `Server` (`api_key`, `ranking`,
+            ...), by its own name.
     """
 
     name = "search"
@@ -218,12 +219,19 @@ class WikiSearch(Tool):
         return ToolResult(_BETWEEN.join(shown) or "Nothing found.", metadata=metadata)
 
 
-def open_index(backend: Backend, index: str, server: Server) -> SearchIndex:
-    """Open an index. An embedded one ignores `server`."""
+def open_index(backend: Backend, index: str, server: Server, of_run: bool = True) -> SearchIndex:
+    """Open an index. An embedded one ignores `server`.
+
+    Args:
+        backend: Its backend.
+        index: Its folder, name or address.
+        server: Its server.
+        of_run: Whether a run searches, which messages then tell how to resume or to replay.
+    """
     if backend == "elasticsearch":
-        return ElasticIndex(server, index)
+        return ElasticIndex(server, index, of_run)
     if backend == "retrieve":
-        return RetrieveIndex(server, index)
+        return RetrieveIndex(server, index, of_run)
     from turnrl_wiki_search.embedded import EmbeddedIndex  # which loads tantivy
 
     return EmbeddedIndex(index)

@@ -1,7 +1,9 @@
-"""An index on an Elasticsearch server, in four modules; each uses those above it.
+"""An index on an Elasticsearch server, in six modules; each uses those above it.
 
     access      addresses and secrets as the client takes them
     faults      the meaning of errors, and retries
+    asking      the searches for a query under each ranking, and the passages in their hits
+    examining   fields and vectors that an index must have for its ranking
     search      asking an index
     building    building one, or resuming an interrupted build
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import base64
 import binascii
-import logging
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from turnrl import RecipeError, ToolError
-from turnrl_wiki_search.server import Server, check_url, one_line, strike
+from turnrl_wiki_search.server import Server, check_url, hide_from_logs, one_line
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
@@ -87,9 +86,7 @@ class Access:
                 "version 8, which works with servers of major 8 and 9. Install it: pip install "
                 "'elasticsearch>=8.19,<9'"
             )
-        _struck_out.update(self.secrets)
-        for name in _LOGGERS:
-            logging.getLogger(name).addFilter(_strike_line)
+        hide_from_logs(self.secrets, _LOGGERS)
         try:
             return elasticsearch.Elasticsearch(
                 **self.options, request_timeout=timeout_s, max_retries=0, retry_on_timeout=False
@@ -119,19 +116,6 @@ def _with_port(url: str) -> str:
         return url
     port = 443 if parts.scheme == "https" else 9200
     return parts._replace(netloc=f"{parts.netloc}:{port}").geturl()
-
-
-_struck_out: set[str] = set()
-"""The secrets of every connection of this process."""
-
-
-def _strike_line(record: logging.LogRecord) -> bool:
-    """Strike secrets out of a log line of the client, which names hosts."""
-    message = record.getMessage()
-    struck = strike(message, _struck_out)
-    if struck != message or record.exc_info:
-        record.msg, record.args, record.exc_info, record.exc_text = struck, (), None, None
-    return True
 
 
 _LOGGERS = (

@@ -5,22 +5,25 @@ from __future__ import annotations
 import collections
 import datetime
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from turnrl import Passage, ToolError
 from turnrl.servers import Unavailable, pause_s
 from turnrl_wiki_search.elastic.access import Access
+from turnrl_wiki_search.elastic.asking import VECTOR
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
-from turnrl_wiki_search.elastic.search import check_version, describe
+from turnrl_wiki_search.elastic.search import check_version, describe, digest
 from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, described, say
 from turnrl_wiki_search.server import Server
 from turnrl_wiki_search.sources import Corpus, Mark
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
+
+    from turnrl_wiki_search.encoding import Encoder
 
 T = TypeVar("T")
 
@@ -37,10 +40,12 @@ def build(
     corpus: Corpus,
     analyzer: Analyzer = "english",
     overwrite: bool = False,
-    on_progress: Callable[[int], None] | None = None,
+    on_progress: Callable[..., None] | None = None,
     shards: int = 1,
     k1: float = 1.2,
     b: float = 0.75,
+    encoder: Encoder | None = None,
+    passage_prefix: str = "",
 ) -> IndexInfo:
     """Build an index on a server, or resume an interrupted build of the same corpus.
 
@@ -53,10 +58,13 @@ def build(
         corpus: The passages.
         analyzer: How text becomes terms.
         overwrite: Delete an index of this name first, if turnrl built it.
-        on_progress: Called with the number of passages indexed so far.
+        on_progress: Called with the number of passages indexed so far; if they are encoded, with
+            the number encoded so far, and as `read` the number read.
         shards: Primary shards.
         k1: BM25's saturation of term frequency.
         b: BM25's normalisation by length.
+        encoder: Makes a vector of each passage's title and text; None for an index without vectors.
+        passage_prefix: Put in front of each passage before it is encoded, such as "passage: ".
     Returns:
         The description of the index.
     Raises:
@@ -71,10 +79,27 @@ def build(
         "format": FORMAT,
         "build": {**corpus.identity, "shards": shards, "k1": k1, "b": b},
     }
+    if encoder is not None:
+        meta["vectors"] = _identity(encoder, passage_prefix)
     with access.connect(max(server.request_s("elasticsearch"), 60.0)) as client:
-        return _Builder(client, access, server.retries, name, corpus, meta, on_progress).build(
-            overwrite
+        builder = _Builder(
+            client, access, server.retries, name, corpus, meta, encoder, passage_prefix, on_progress
         )
+        return builder.build(overwrite)
+
+
+def _identity(encoder: Encoder, passage_prefix: str) -> dict[str, Any]:
+    """What an index says of its vectors."""
+    probe = encoder.probe.tolist()
+    # few decimals, so that the same encoder has the same digest on most machines
+    rough = [f"{number:.2f}" for number in probe]
+    return {
+        "encoder": encoder.name,
+        "dimensions": len(probe),
+        "passage_prefix": passage_prefix,
+        "probe": probe,
+        "version": digest(encoder.name, passage_prefix, *rough),
+    }
 
 
 @dataclass
@@ -85,7 +110,9 @@ class _Builder:
     name: str
     corpus: Corpus
     meta: dict[str, Any]
-    on_progress: Callable[[int], None] | None
+    encoder: Encoder | None
+    passage_prefix: str
+    on_progress: Callable[..., None] | None
 
     def __post_init__(self) -> None:
         self.reached = self.saved = Mark()
@@ -124,7 +151,7 @@ class _Builder:
         if self._do(lambda: indices.exists(index=self.name)):
             meta = describe(self.client, self.access, self.name, 2)
             progress = meta.pop("progress", None)
-            if progress and not overwrite and meta == self.meta:
+            if progress and not overwrite and self._is_of_this_build(meta):
                 say(f"resuming index {self.name!r} after passage {progress['passages']:,}")
                 return Mark(**progress)
             if not overwrite:
@@ -141,7 +168,7 @@ class _Builder:
             "similarity": "turnrl",
             "index_options": "freqs",
         }
-        mappings = {
+        mappings: dict[str, Any] = {
             "dynamic": "strict",
             "_meta": {"turnrl": {**self.meta, "progress": asdict(Mark())}},
             "properties": {
@@ -151,6 +178,16 @@ class _Builder:
                 "contents": text,
             },
         }
+        if self.encoder is not None:
+            mappings["properties"][VECTOR] = {
+                "type": "dense_vector",
+                "dims": len(self.encoder.probe),
+                "index": True,
+                "similarity": "cosine",
+                "index_options": {"type": "int8_hnsw"},
+            }
+            # numbers that only a search has a use for, and that would be most of each answer
+            mappings["_source"] = {"excludes": [VECTOR]}
         settings = {
             "number_of_shards": asked["shards"],
             "number_of_replicas": 0,
@@ -159,6 +196,32 @@ class _Builder:
         }
         self._do(lambda: indices.create(index=self.name, mappings=mappings, settings=settings))
         return Mark()
+
+    def _is_of_this_build(self, meta: dict[str, Any]) -> bool:
+        """Whether an index's description is of this build. The vector of its encoder's probe may
+        differ in its last digits."""
+        from turnrl_wiki_search.encoding import agrees
+
+        held, own = meta.get("vectors"), self.meta.get("vectors")
+        if held and own and self.encoder and agrees(self.encoder, held["probe"]):
+            names = ("encoder", "passage_prefix")
+            return {**meta, "vectors": own} == self.meta and all(held[n] == own[n] for n in names)
+        return meta == self.meta
+
+    def _encode(self, passages: Sequence[Passage], read: int) -> list[list[float]]:
+        """Vectors of passages, of which the last is number `read` of the corpus."""
+        from turnrl_wiki_search.encoding import unit
+
+        if self.encoder is None:
+            return []
+
+        def report(done: int) -> None:
+            if self.on_progress:
+                self.on_progress(read - len(passages) + done, read=read)
+
+        texts = [f"{self.passage_prefix}{p.title}\n{p.text}".strip() for p in passages]
+        vectors: list[list[float]] = unit(self.encoder(texts, "passage", report)).tolist()
+        return vectors
 
     def _load(self, start: Mark) -> Mark:
         """Send everything after `start`. `reached` follows the server's acknowledgements."""
@@ -169,7 +232,8 @@ class _Builder:
         with ThreadPoolExecutor(_LOADERS) as pool:
             try:
                 for chunk, mark in self.corpus.chunks(start):
-                    sent.append((mark, pool.submit(self._send, chunk)))
+                    vectors = self._encode(chunk, mark.passages)
+                    sent.append((mark, pool.submit(self._send, chunk, vectors)))
                     if len(sent) > 2 * _LOADERS:
                         self._acknowledge(*sent.popleft())
                 while sent:
@@ -178,11 +242,13 @@ class _Builder:
                 pool.shutdown(cancel_futures=True)
         return self.reached
 
-    def _send(self, chunk: list[Passage]) -> None:
+    def _send(self, chunk: list[Passage], vectors: list[list[float]]) -> None:
         from elasticsearch import helpers
 
+        near = [{VECTOR: one} for one in vectors] or [{}] * len(chunk)
         actions = (
-            {"_index": self.name, "_id": p.id, "title": p.title, "text": p.text} for p in chunk
+            {"_index": self.name, "_id": p.id, "title": p.title, "text": p.text, **more}
+            for p, more in zip(chunk, near, strict=True)
         )
         try:
             helpers.bulk(
@@ -196,9 +262,11 @@ class _Builder:
     def _acknowledge(self, mark: Mark, sent: Future[None]) -> None:
         sent.result()
         self.reached = mark
-        if self.on_progress:
+        if self.on_progress and self.encoder is None:
             self.on_progress(mark.passages)
-        if mark.passages - self.saved.passages >= _SAVE_EVERY_CHUNKS * self.corpus.chunk:
+        # what was encoded cost more than a mark does
+        chunks = 1 if self.encoder else _SAVE_EVERY_CHUNKS
+        if mark.passages - self.saved.passages >= chunks * self.corpus.chunk:
             self.saved = mark
             self._save({**self.meta, "progress": asdict(mark)})
 
@@ -232,7 +300,8 @@ class _Builder:
             "built": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }
         self._save(meta)
-        return described(meta, "elasticsearch", self.name, f"index {self.name!r}")
+        info = described(meta, "elasticsearch", self.name, f"index {self.name!r}")
+        return replace(info, encoder=self.encoder.name) if self.encoder else info
 
     def _merge(self, mark: Mark) -> None:
         """Merge the finished index into one segment, which saves a quarter of the work per query.

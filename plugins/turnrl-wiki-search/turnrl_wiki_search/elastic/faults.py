@@ -8,6 +8,7 @@ from typing import TypeVar
 from turnrl import ToolError
 from turnrl.servers import Patience, Unavailable
 from turnrl_wiki_search.elastic.access import MAJORS, Access
+from turnrl_wiki_search.server import REPLAY
 
 T = TypeVar("T")
 
@@ -70,8 +71,8 @@ def _cause(error: Exception) -> object:
     return error
 
 
-def call(access: Access, request: Callable[[], T], retries: int) -> T:
-    """Send one administrative request, with a few retries."""
+def call(access: Access, request: Callable[[], T], retries: int, of_run: bool = False) -> T:
+    """Send one administrative request, with a few retries; `of_run` as in `ElasticIndex`."""
 
     def attempt() -> T:
         try:
@@ -82,8 +83,7 @@ def call(access: Access, request: Callable[[], T], retries: int) -> T:
     def away(problem: str) -> ToolError:
         return ToolError(
             f"the search server {access.label} {problem} Start it, or correct 'url' "
-            "(TURNRL_ES_URL). With 'cache' and 'offline: true' a finished run replays without a "
-            "server."
+            f"(TURNRL_ES_URL).{REPLAY if of_run else ''}"
         )
 
     return Patience(access.label, 0.0, away, retries).ask(attempt)

@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, cast
 
 from turnrl import Passage, ToolError, on_loop, result_of
 from turnrl.servers import Patience, Unavailable
 from turnrl_wiki_search.elastic.access import MAJORS, Access
+from turnrl_wiki_search.elastic.asking import Asking
+from turnrl_wiki_search.elastic.examining import dimensions, examine_fields, examine_vectors
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, build_command, described
-from turnrl_wiki_search.server import Server
+from turnrl_wiki_search.server import REPLAY, RESUME, Server
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
+
+    from turnrl_wiki_search.encoding import Encoder, Vectors
 
 _BATCH = 64
 _PAGE = 1000
@@ -29,16 +36,23 @@ class ElasticIndex(SearchIndex):
     """An index on a server. It connects on the first `info` or `search`.
 
     Args:
-        server: The server.
+        server: The server, and how its index is searched.
         index: Name of the index.
+        of_run: Whether a run searches, which messages then tell how to resume or to replay.
     """
 
-    def __init__(self, server: Server, index: str) -> None:
+    def __init__(self, server: Server, index: str, of_run: bool = True) -> None:
         self._access = Access.of(server)
+        self._server, self._of_run = server, of_run
         self._timeout_s = server.request_s("elasticsearch")
         self._clients = {os.getpid(): self._access.connect(self._timeout_s)}
         self._retries = server.retries
         self._name = index
+        self._asking = Asking.of(server)
+        self._unit = True
+        # what turnrl built is described by itself; anything else is examined before it is searched
+        self._examined = self._asking == Asking("bm25", None)
+        self._examining = threading.Lock()
         self._free = threading.Semaphore(_LANES)
         name, wait_s = self._access.label, server.wait_s
         self._patience = Patience(name, wait_s, self._away, server.retries, setting="wait_s")
@@ -52,9 +66,23 @@ class ElasticIndex(SearchIndex):
             client = self._clients.setdefault(os.getpid(), client)
         return client
 
+    @cached_property
+    def _encoder(self) -> Encoder:
+        """The encoder of queries. It computes on the CPU, because a GPU is planned for the run."""
+        from turnrl_wiki_search.encoding import open_encoder
+
+        return open_encoder(str(self._server.encoder), "cpu")
+
     def info(self) -> IndexInfo:
         """Its description. Asked before a run, so it does not wait for a server that is away."""
-        meta = describe(self._client, self._access, self._name, min(self._retries, 2))
+        with self._examining:
+            retries = min(self._retries, 2)
+            info = self._foreign(retries) if self._server.fields else self._own(retries)
+            self._examined = True
+            return info
+
+    def _own(self, retries: int) -> IndexInfo:
+        meta = describe(self._client, self._access, self._name, retries, self._of_run)
         where = f"index {self._name!r} at {self._access.label}"
         if "progress" in meta:
             raise ToolError(
@@ -62,23 +90,62 @@ class ElasticIndex(SearchIndex):
                 f"{meta['progress']['passages']:,} passages so far. Finish it with "
                 f"'{build_command('elasticsearch', self._name, str(meta['source']))}'."
             )
-        return described(meta, "elasticsearch", self._name, where)
+        vectors = meta.get("vectors")
+        info = described(meta, "elasticsearch", self._name, where)
+        info = replace(info, encoder=vectors["encoder"] if vectors else "none")
+        if self._server.ranking == "bm25":
+            return info
+        examine_vectors(meta, where, self._name, self._encoder)
+        way = digest(str(meta["vectors"]["version"]), *self._server.searched_by())
+        return replace(info, version=f"{info.version}-{self._server.ranking}-{way}")
+
+    def _foreign(self, retries: int) -> IndexInfo:
+        """Describe an index that turnrl did not build, whose fields the settings name."""
+        client, access, server = self._client, self._access, self._server
+        fields, encoder = server.fields or {}, "unknown"
+        check_version(client, access, retries, self._of_run)
+        quiet = client.options(ignore_status=[404])
+        count = call(access, lambda: quiet.count(index=self._name), retries, self._of_run)
+        if count.meta.status == 404:
+            raise _absent(client, access, self._name, retries, "Correct 'index'.")
+        examine_fields(client, access, self._name, fields, retries)
+        if server.ranking != "bm25":
+            encoder, field = self._encoder.name, fields["vector"]
+            self._unit = dimensions(client, access, self._name, field, self._encoder, retries)
+        said = server.version and f"elasticsearch-{server.version}-{digest(*server.searched_by())}"
+        return IndexInfo(
+            "elasticsearch", self._name, said, passages=count["count"], encoder=encoder
+        )
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        batches = [queries[start : start + _BATCH] for start in range(0, len(queries), _BATCH)]
-        if len(batches) == 1:
-            return self._answer(queries, k)
+        if not self._examined:
+            self.info()
+        vectors = self._encoded(queries)
+        starts = range(0, len(queries), _BATCH)
+        if len(starts) == 1:
+            return self._answer(queries, vectors, k)
 
         # not a pool: its threads are no daemons, so Ctrl-C could not end a run that waits for a
         # dead server
         async def answers() -> list[list[list[Hit]]]:
-            requests = [result_of(self._answer, batch, k) for batch in batches]
+            parts = [slice(start, start + _BATCH) for start in starts]
+            requests = [result_of(self._answer, queries[one], vectors[one], k) for one in parts]
             replies = await asyncio.gather(*requests, return_exceptions=True)  # wait for all
             if error := next((r for r in replies if isinstance(r, BaseException)), None):
                 raise error
             return cast("list[list[list[Hit]]]", replies)
 
         return [hits for found in on_loop(answers()) for hits in found]
+
+    def _encoded(self, queries: Sequence[str]) -> Sequence[Vectors | None]:
+        """The vector of each query; None if the ranking has no use for it."""
+        if self._server.ranking == "bm25":
+            return [None] * len(queries)
+        from turnrl_wiki_search.encoding import unit
+
+        prefix = self._server.query_prefix
+        vectors = self._encoder([f"{prefix}{query}" for query in queries], "query")
+        return [*(unit(vectors) if self._unit else vectors)]
 
     def passages(self) -> Iterator[Passage]:
         """Every passage, read in the order in which the server stores them. A fault ends the
@@ -87,12 +154,16 @@ class ElasticIndex(SearchIndex):
 
         count, expected = 0, self.info().passages
         pages = helpers.scan(
-            self._client, index=self._name, size=_PAGE, allow_partial_search_results=False
+            self._client,
+            query=self._asking.shown,
+            index=self._name,
+            size=_PAGE,
+            allow_partial_search_results=False,
         )
         try:
             for hit in pages:
                 count += 1
-                yield Passage(hit["_id"], hit["_source"]["title"], hit["_source"]["text"])
+                yield self._asking.passage(hit)
         except helpers.ScanError as error:
             raise self._broke_off(count, self._access.clean(error)) from None
         except Exception as error:
@@ -100,7 +171,7 @@ class ElasticIndex(SearchIndex):
             if not isinstance(fault, Unavailable):
                 raise fault from None
             raise self._broke_off(count, str(fault)) from None
-        if count != expected:
+        if count != expected and self._server.fields is None:  # somebody else's may have grown
             raise self._broke_off(count, f"the index should have {expected} passages")
 
     def _broke_off(self, count: int, reason: str) -> ToolError:
@@ -112,69 +183,89 @@ class ElasticIndex(SearchIndex):
     def close(self) -> None:
         self._client.close()
 
-    def _answer(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
+    def _answer(
+        self, queries: Sequence[str], vectors: Sequence[Vectors | None], k: int
+    ) -> list[list[Hit]]:
         """Answer a batch; only failed queries are sent again."""
         answers: dict[int, list[Hit]] = {}
         request = self._patience.request()
+        searches = [*map(partial(self._asking.bodies, k=k), queries, vectors)]
         with self._free:
-            request.ask(lambda: self._ask(queries, k, answers))
+            request.ask(lambda: self._ask(searches, k, answers))
         return [answers[i] for i in range(len(queries))]
 
     def _away(self, problem: str) -> ToolError:
         return ToolError(
-            f"the search server {self._access.label} {problem} Start it, or correct 'url'; then "
-            "resume the run from its last checkpoint with --ckpt_path, or raise 'wait_s' to wait "
-            "longer. With 'cache' and 'offline: true' a finished run replays without a server."
+            f"the search server {self._access.label} {problem} Start it, or correct 'url'"
+            f"{RESUME if self._of_run else ''}.{REPLAY if self._of_run else ''}"
         )
 
-    def _ask(self, queries: Sequence[str], k: int, answers: dict[int, list[Hit]]) -> None:
+    def _ask(
+        self, searches: Sequence[list[dict[str, Any]]], k: int, answers: dict[int, list[Hit]]
+    ) -> None:
         """Send one request, store its answers, and raise if some are missing."""
-        waiting = [i for i in range(len(queries)) if i not in answers]
+        waiting = [i for i in range(len(searches)) if i not in answers]
         # a missing shard would silently shorten the answer, so partial results are refused
         where = {"index": self._name, "allow_partial_search_results": False}
-        how = {"size": k, "track_total_hits": False}
-        searches: list[dict[str, object]] = []
-        for i in waiting:
-            searches += [where, {"query": {"match": {"contents": {"query": queries[i]}}}, **how}]
+        lines = [line for i in waiting for body in searches[i] for line in (where, body)]
         try:
-            response = self._client.msearch(searches=searches)
+            response = self._client.msearch(searches=lines)
         except Exception as error:
             raise translate(error, self._access) from None
-        replies = response["responses"]
+        parts, replies = self._asking.parts, response["responses"]
         fault: Unavailable | None = None
-        for i, reply in zip(waiting, replies, strict=True):
-            status = reply.get("status", 200)
-            partial = reply.get("timed_out") or reply.get("_shards", {}).get("failed")
-            if status == 200 and not partial:
-                answers[i] = [
-                    Hit(Passage(h["_id"], h["_source"]["title"], h["_source"]["text"]), h["_score"])
-                    for h in reply["hits"]["hits"]
-                ]
-                continue
-            reason = self._access.clean(
-                reply.get("error", {}).get("reason") or "some shards did not answer"
-            )
-            if status == 404:
-                raise ToolError(
-                    f"index {self._name!r} is gone from {self._access.label} ({reason}). Build it "
-                    f"with '{build_command('elasticsearch', self._name)}'."
-                )
-            if status not in (200, *RETRIED):
-                raise ToolError(
-                    f"{self._access.label} refused a search (status {status}: {reason})."
-                )
-            fault = Unavailable(f"status {status}: {reason}")
+        for at, i in enumerate(waiting):
+            of_query = replies[at * parts : (at + 1) * parts]
+            faults = [found for one in of_query if (found := self._fault(one))]
+            if faults:
+                fault = faults[0]
+            else:
+                answers[i] = self._asking.hits([one["hits"]["hits"] for one in of_query], k)
         if fault is not None:
             raise fault
 
+    def _fault(self, reply: Mapping[str, Any]) -> Unavailable | None:
+        """Why a search has no whole answer; None if it has one.
 
-def check_version(client: Elasticsearch, access: Access, retries: int) -> None:
+        Raises:
+            ToolError: If it will never have one.
+        """
+        status = reply.get("status", 200)
+        partial = reply.get("timed_out") or reply.get("_shards", {}).get("failed")
+        if status == 200 and not partial:
+            return None
+        error = reply.get("error", {})
+        causes = [one.get("reason") for one in error.get("root_cause", ())]
+        reason = self._access.clean(
+            next(filter(None, [*causes, error.get("reason")]), "some shards did not answer")
+        )
+        if status == 404:
+            gone = f"index {self._name!r} is gone from {self._access.label} ({reason})."
+            if self._server.fields:
+                raise ToolError(f"{gone} Correct 'index'.")
+            command = build_command("elasticsearch", self._name, encoder=self._server.encoder)
+            raise ToolError(f"{gone} Build it with '{command}'.")
+        if status not in (200, *RETRIED):
+            raise ToolError(f"{self._access.label} refused a search (status {status}: {reason}).")
+        return Unavailable(f"status {status}: {reason}")
+
+
+def digest(*parts: str) -> str:
+    """A short name for settings."""
+    return hashlib.blake2b("\x1f".join(parts).encode(), digest_size=8).hexdigest()
+
+
+def check_version(
+    client: Elasticsearch, access: Access, retries: int, of_run: bool = False
+) -> None:
     """Raise if a node has a major version that the client does not support.
 
     An API key that may not ask for versions is fine.
     """
     quiet = client.options(ignore_status=[403])
-    response = call(access, lambda: quiet.nodes.info(filter_path="nodes.*.version"), retries)
+    response = call(
+        access, lambda: quiet.nodes.info(filter_path="nodes.*.version"), retries, of_run
+    )
     for node in response.get("nodes", {}).values():
         if int(node["version"].split(".")[0]) not in MAJORS:
             raise ToolError(
@@ -183,26 +274,32 @@ def check_version(client: Elasticsearch, access: Access, retries: int) -> None:
             )
 
 
-def describe(client: Elasticsearch, access: Access, name: str, retries: int) -> dict[str, Any]:
+def describe(
+    client: Elasticsearch, access: Access, name: str, retries: int, of_run: bool = False
+) -> dict[str, Any]:
     """The description that turnrl wrote into an index's mapping."""
-    check_version(client, access, retries)
+    check_version(client, access, retries, of_run)
     quiet = client.options(ignore_status=[404])
-    response = call(access, lambda: quiet.indices.get_mapping(index=name), retries)
+    response = call(access, lambda: quiet.indices.get_mapping(index=name), retries, of_run)
     if response.meta.status == 404:
-        names = sorted(n for n in _names(client, access, retries) if not n.startswith("."))
-        indices = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "none"
-        raise ToolError(
-            f"no index {name!r} at {access.label} (found: {indices}). Build it with "
-            f"'{build_command('elasticsearch', name)}', or correct 'index'."
-        )
+        command = build_command("elasticsearch", name)
+        step = f"Build it with '{command}', or correct 'index'."
+        raise _absent(client, access, name, retries, step)
     meta = [m["mappings"].get("_meta", {}).get("turnrl") for m in response.values()]
     if len(meta) != 1 or not isinstance(meta[0], dict):
         raise ToolError(
             f"index {name!r} at {access.label} was not built by turnrl: its mapping has no "
-            "description. Choose another name, and build it with "
+            "description. To search it as it is, name its fields: fields, as {text: body, title: "
+            "headline}. Or choose another name, and build it with "
             f"'{build_command('elasticsearch', 'NAME')}'."
         )
     return dict(meta[0])
+
+
+def _absent(client: Elasticsearch, access: Access, name: str, retries: int, step: str) -> ToolError:
+    names = sorted(n for n in _names(client, access, retries) if not n.startswith("."))
+    indices = ", ".join(names[:10]) + (", ..." if len(names) > 10 else "") or "none"
+    return ToolError(f"no index {name!r} at {access.label} (found: {indices}). {step}")
 
 
 def _names(client: Elasticsearch, access: Access, retries: int) -> list[str]:

@@ -1,0 +1,112 @@
+"""What a server is sent for a query under each ranking, and the passages in its hits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from turnrl import Passage
+from turnrl_wiki_search.fusion import fuse
+from turnrl_wiki_search.index import Hit, Ranking
+from turnrl_wiki_search.server import Server
+from turnrl_wiki_search.sources import passage_of
+
+if TYPE_CHECKING:
+    from turnrl_wiki_search.encoding import Vectors
+
+VECTOR = "vector"
+"""The field of the vectors in an index that turnrl built."""
+
+_FUSED = 20
+"""The best passages of each ranking that a hybrid search joins."""
+_CANDIDATES = 100
+"""The fewest passages per shard whose similarity a search by vectors compares."""
+_MOST_CANDIDATES = 10_000
+"""The server's own limit."""
+
+
+@dataclass(frozen=True)
+class Asking:
+    """How an index is asked.
+
+    Args:
+        ranking: The ranking.
+        fields: The fields of an index that turnrl did not build; None for one that it did.
+    """
+
+    ranking: Ranking
+    fields: Mapping[str, str] | None
+
+    @classmethod
+    def of(cls, server: Server) -> Asking:
+        return cls(server.ranking, server.fields)
+
+    @property
+    def parts(self) -> int:
+        """Searches that the server is sent for a query."""
+        return 2 if self.ranking == "hybrid" else 1
+
+    def bodies(self, query: str, vector: Vectors | None, k: int) -> list[dict[str, Any]]:
+        """The searches for a query.
+
+        Args:
+            query: Its text.
+            vector: Its vector (dimensions,); None if the ranking has no use for it.
+            k: The most hits.
+        """
+        size = k if self.parts == 1 else max(k, _FUSED)
+        bodies: list[dict[str, Any]] = []
+        if self.ranking != "knn":
+            bodies.append({"query": self._matching(query)})
+        if vector is not None:
+            near = {
+                "field": self.fields["vector"] if self.fields else VECTOR,
+                "query_vector": vector.tolist(),
+                "k": size,
+                "num_candidates": min(max(2 * size, _CANDIDATES), _MOST_CANDIDATES),
+            }
+            bodies.append({"knn": near})
+        return [{**one, "size": size, "track_total_hits": False, **self.shown} for one in bodies]
+
+    def _matching(self, query: str) -> dict[str, Any]:
+        if self.fields is None:
+            return {"match": {"contents": {"query": query}}}
+        text, title = self.fields["text"], self.fields.get("title")
+        if title is None:
+            return {"match": {text: {"query": query}}}
+        # as if title and text were one field, which they are in an index of ours
+        return {"multi_match": {"query": query, "type": "cross_fields", "fields": [title, text]}}
+
+    @property
+    def shown(self) -> dict[str, Any]:
+        """What a search asks to see of a document."""
+        if self.fields is None:
+            return {"_source": ["title", "text"]}
+        names = [self.fields[part] for part in ("title", "text") if part in self.fields]
+        # unlike `_source`, this knows a field within a field, such as body.english
+        return {"_source": False, "fields": names}
+
+    def passage(self, hit: Mapping[str, Any]) -> Passage:
+        """The passage in a hit, of which only the fields `shown` are read."""
+        if self.fields is None:
+            return Passage(hit["_id"], hit["_source"]["title"], hit["_source"]["text"])
+        values = hit.get("fields", {})
+        title, text = (
+            "\n".join(map(str, values.get(self.fields.get(part), ()))) for part in ("title", "text")
+        )
+        return passage_of(hit["_id"], title, text)
+
+    def hits(self, replies: Sequence[Sequence[Mapping[str, Any]]], k: int) -> list[Hit]:
+        """The best hits, from those of each search of `bodies`."""
+        if self.parts == 1:
+            (found,) = replies
+            hits = [Hit(self.passage(one), one["_score"]) for one in found]
+        else:
+            keyed = [{(one["_id"], one["_index"]): one for one in reply} for reply in replies]
+            words, near = keyed
+            both = {**near, **words}
+            fused = fuse([*words], [*near])[:k]
+            hits = [Hit(self.passage(both[key]), score) for key, score in fused]
+        # a document of somebody else's may lack the fields
+        return [one for one in hits if one.passage.title or one.passage.text.strip()]
