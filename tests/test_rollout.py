@@ -318,7 +318,7 @@ def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
         ask(session, k),
     )[1]
     rollout = Rollout(Brackets(), [Look()])
-    assert rollout.at_once(engine, 2) == 2
+    assert rollout.places.at_once(engine, 2) == 2
     groups, tried, _ = rollout.explore(engine, chat, questions, 2, (0,), 2)
     assert max(open_at_once) <= engine.capacity
     assert [len(group) for group in groups] == [2, 2]

@@ -250,7 +250,7 @@ class Collector:
                 f"between the turns of a turn scheme. Attempts of the player {rollout.driver} "
                 "cannot be branched. Take an estimator without probes, such as TurnLevel."
             )
-        rollout.tool_places(estimator.probes, *self._shares)
+        rollout.places.of_tools(estimator.probes, *self._shares)
         self.setup.engine.check(self.setup.policy, self.setup.rollout.max_tokens)
 
     def attempt(
@@ -401,8 +401,8 @@ class Collector:
         engine.start(self.setup.policy, rollout.max_tokens)
         self._started = True
         self._world.enter_context(rollout.live())
-        holds = rollout.at_once(engine, estimator.probes, *self._shares)
-        places, tool = rollout.tool_places(estimator.probes, *self._shares)
+        holds = rollout.places.at_once(engine, estimator.probes, *self._shares)
+        places, tool = rollout.places.of_tools(estimator.probes, *self._shares)
         size = self.setup.group_size
         probes = " and their probes" if estimator.probes else ""
         if places is not None and places == holds and places < size:

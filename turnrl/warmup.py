@@ -23,6 +23,7 @@ from turnrl.agent.random_play import RandomPlay
 from turnrl.data.questions import QuestionData
 from turnrl.errors import DataError, RecipeError, at_least
 from turnrl.module import MTGRPO
+from turnrl.policy.files import locate
 from turnrl.policy.model import Policy
 from turnrl.run.card.card import export
 from turnrl.supervised import Supervised
@@ -115,16 +116,7 @@ def warm_up(
         RecipeError: If the rollout has a player, or no demonstration fits its limits.
         TurnRLError: As a run would, about a tool's world or a question.
     """
-    given = SimpleNamespace(steps=steps, batch_size=batch_size, held_out=held_out)
-    at_least(1, "", given, "steps", "batch_size", whole=True, optional=False)
-    at_least(0, "", given, "held_out", whole=True, optional=False)
-    if module.rollout.player is not None:
-        raise RecipeError(
-            f"rollout.player is {module.rollout.driver}, and demonstrations are turns of a turn "
-            "scheme. Warm up with the segmenter that writes turns in the same form."
-        )
-    if Path(folder).is_file() or Path(folder).resolve() == Path(module.policy.folder).resolve():
-        raise RecipeError(f"--to is {str(folder)!r}, which is a file or the model. Give another.")
+    _check(module, folder, SimpleNamespace(steps=steps, batch_size=batch_size, held_out=held_out))
     options = {"accelerator": "auto", "devices": 1, **(trainer or {})}
     runner = L.Trainer(
         max_epochs=1,
@@ -147,11 +139,7 @@ def warm_up(
     before = acting(module, tried)
     module.collector.close()  # what it samples with would stand beside the gradients
     rows = [row for trajectory in shown for row in trajectory.token_rows]
-    batches = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
-    lesson = Lesson(learning_rate, module.policy)
-    with _quiet(), tqdm(total=len(batches), desc="learning", leave=False, disable=None) as bar:
-        lesson.bar = bar
-        runner.fit(lesson, DataLoader(cast("Dataset[Any]", batches), batch_size=None))
+    losses = _learn(runner, Lesson(learning_rate, module.policy), rows, batch_size)
     module.collector.forget()
     module.to(where)
     after = acting(module, tried)
@@ -159,7 +147,32 @@ def warm_up(
     some = "\n\n".join(map(str, shown[:_SHOWN]))
     (written / TRANSCRIPT).write_text(f"{some}\n", encoding="utf-8")
     module.collector.close()
-    return WarmedUp(before, after, (lesson.losses[0], lesson.losses[-1]))
+    return WarmedUp(before, after, losses)
+
+
+def _learn(
+    runner: L.Trainer, lesson: Lesson, rows: Sequence[TokenRow], size: int
+) -> tuple[float, float]:
+    """Learn rows, so many a step, once each. Returns the first loss and the last."""
+    batches = [rows[i : i + size] for i in range(0, len(rows), size)]
+    with _quiet(), tqdm(total=len(batches), desc="learning", leave=False, disable=None) as bar:
+        lesson.bar = bar
+        runner.fit(lesson, DataLoader(cast("Dataset[Any]", batches), batch_size=None))
+    return lesson.losses[0], lesson.losses[-1]
+
+
+def _check(module: MTGRPO, folder: str | Path, given: SimpleNamespace) -> None:
+    """Refuse what cannot work, before anything is played."""
+    at_least(1, "", given, "steps", "batch_size", whole=True, optional=False)
+    at_least(0, "", given, "held_out", whole=True, optional=False)
+    if module.rollout.player is not None:
+        raise RecipeError(
+            f"rollout.player is {module.rollout.driver}, and demonstrations are turns of a turn "
+            "scheme. Warm up with the segmenter that writes turns in the same form."
+        )
+    begins = [Path(one).resolve() for one in (module.policy.folder, locate(module.policy.model))]
+    if Path(folder).is_file() or Path(folder).resolve() in begins:
+        raise RecipeError(f"--to is {str(folder)!r}, which is a file or the model. Give another.")
 
 
 def demonstrations(

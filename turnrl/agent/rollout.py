@@ -24,6 +24,7 @@ from turnrl.agent.conversation import Conversation, MessageConversation, TokenCo
 from turnrl.agent.dictation import Dictation
 from turnrl.agent.explore import Exploration
 from turnrl.agent.function_tools import toolsets_of
+from turnrl.agent.places import Places
 from turnrl.agent.running import Underway
 from turnrl.agent.toolbox import Live, Toolbox, ToolSessions, check_tools
 from turnrl.errors import (
@@ -352,55 +353,10 @@ class Rollout:
                 )
             chat.observation(messages, None)
 
-    def at_once(
-        self, sampler: types.Sampler, probes: int, collections: int = 1, processes: int = 1
-    ) -> int | None:
-        """Number of trajectories that may be under way at a time; None for any number.
-
-        Args:
-            sampler: What samples; it may come to hold more than it says now.
-            probes: Continuations from the beginning of each turn.
-            collections: How many share the places.
-            processes: How many processes share the places of tools.
-        Raises:
-            RecipeError: If a tool has no place for a single one.
-        """
-        limits = [self.tool_places(probes, collections, processes)[0]]
-        if sampler.capacity is not None:  # which serves more, if it has to
-            limits.append(max(sampler.capacity // collections // self._sessions(probes), 1))
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    def _sessions(self, probes: int) -> int:
-        """Sessions of a trajectory with its probes: at worst it has all its turns, and all the
-        branches of each of them are still alive."""
-        return 1 + probes * self.max_turns
-
-    def tool_places(
-        self, probes: int, collections: int = 1, processes: int = 1
-    ) -> tuple[int | None, types.Toolset | None]:
-        """Number of trajectories that the tools of a process can serve at a time, and the tool that
-        serves the fewest; None if any number. See `at_once` for the arguments.
-
-        Raises:
-            RecipeError: If a tool has no place for a single one.
-        """
-        least: tuple[int | None, types.Toolset | None] = None, None
-        for toolset in self.toolsets:
-            if toolset.capacity is None:
-                continue
-            needed = processes * collections * self._sessions(probes)
-            if toolset.capacity < needed:
-                raise RecipeError(
-                    f"{toolset} has capacity = {toolset.capacity}, and the least that this run "
-                    f"needs at a time is {needed} ({processes} x {collections} x "
-                    f"{self._sessions(probes)}): processes (trainer.devices), times collections "
-                    "(1 + model.max_staleness), times sessions of an attempt (1 + the estimator's "
-                    "probes in each turn). Raise the capacity, or lower one of these."
-                )
-            places = toolset.capacity // needed
-            if least[0] is None or places < least[0]:
-                least = places, toolset
-        return least
+    @property
+    def places(self) -> Places:
+        """How many attempts its tools and a sampler can serve."""
+        return Places(self.toolsets, self.max_turns)
 
     def messages(
         self,
@@ -534,7 +490,7 @@ class Rollout:
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
         exploration = Exploration(
             Agent(self, sampler, chat, greedy),
-            lambda: self.at_once(sampler, probes, collections, processes),
+            lambda: self.places.at_once(sampler, probes, collections, processes),
             questions,
             group_size,
             tuple(seed),

@@ -446,7 +446,7 @@ class Policy(nn.Module):
         """
         assert self.network is not None, "Policy.load() comes first"
         folder = Path(folder)
-        if folder.resolve() == Path(self.folder).resolve():
+        if folder.resolve() in [Path(one).resolve() for one in (self.folder, locate(self.model))]:
             raise RecipeError(
                 f"{str(folder)!r} holds the model that training starts from. Give another folder."
             )

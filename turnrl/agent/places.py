@@ -1,0 +1,72 @@
+"""Places: how many attempts a sampler and tools with a capacity can serve side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from turnrl.errors import RecipeError
+from turnrl.types import Sampler, Toolset
+
+
+@dataclass(frozen=True)
+class Places:
+    """Counts attempts, each with the branches that probes take from it.
+
+    Args:
+        toolsets: The tools.
+        max_turns: The most turns of an attempt.
+    """
+
+    toolsets: Sequence[Toolset]
+    max_turns: int
+
+    def at_once(
+        self, sampler: Sampler, probes: int, collections: int = 1, processes: int = 1
+    ) -> int | None:
+        """Number of attempts that may be under way at a time; None for any number.
+
+        Args:
+            sampler: What samples; it may come to hold more than it says now.
+            probes: Continuations from the beginning of each turn.
+            collections: How many share the places.
+            processes: How many processes share the places of tools.
+        Raises:
+            RecipeError: If a tool has no place for a single one.
+        """
+        limits = [self.of_tools(probes, collections, processes)[0]]
+        if sampler.capacity is not None:  # which serves more, if it has to
+            limits.append(max(sampler.capacity // collections // self._sessions(probes), 1))
+        return min((limit for limit in limits if limit is not None), default=None)
+
+    def of_tools(
+        self, probes: int, collections: int = 1, processes: int = 1
+    ) -> tuple[int | None, Toolset | None]:
+        """Number of attempts that the tools of a process can serve at a time, and the tool that
+        serves the fewest; None if any number. See `at_once` for the arguments.
+
+        Raises:
+            RecipeError: If a tool has no place for a single one.
+        """
+        least: tuple[int | None, Toolset | None] = None, None
+        needed = processes * collections * self._sessions(probes)
+        for toolset in self.toolsets:
+            if toolset.capacity is None:
+                continue
+            if toolset.capacity < needed:
+                raise RecipeError(
+                    f"{toolset} has capacity = {toolset.capacity}, and the least that this run "
+                    f"needs at a time is {needed} ({processes} x {collections} x "
+                    f"{self._sessions(probes)}): processes (trainer.devices), times collections "
+                    "(1 + model.max_staleness), times sessions of an attempt (1 + the estimator's "
+                    "probes in each turn). Raise the capacity, or lower one of these."
+                )
+            places = toolset.capacity // needed
+            if least[0] is None or places < least[0]:
+                least = places, toolset
+        return least
+
+    def _sessions(self, probes: int) -> int:
+        """Sessions of an attempt with its probes: at worst it has all its turns, and all the
+        branches of each of them are still alive."""
+        return 1 + probes * self.max_turns
