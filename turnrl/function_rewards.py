@@ -116,7 +116,9 @@ class FunctionReward(Reward):
         columns = self._columns([trajectory.question], own)
         return self._number(self._function(**{name: one for name, (one,) in columns.items()} | own))
 
-    def _log_metric(self, name: str, value: float) -> None:
+    def _log_metric(self, name: str, value: Any) -> None:
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # a tensor of one number too
+            value = value if isinstance(value, str) else float(value)
         if not isinstance(name, str) or not name or not is_finite(value):
             raise PluginError(
                 f"{self} called log_metric({name!r:.40}, {value!r:.40}). Give a name and a finite "
@@ -125,6 +127,7 @@ class FunctionReward(Reward):
         self.logged.setdefault(name, []).append(float(value))
 
     def _log_extra(self, count: int, column: str, values: Sequence[Any]) -> None:
+        values = [*values] if isinstance(values, list | tuple) else values
         if not isinstance(column, str) or not isinstance(values, list) or len(values) != count:
             raise PluginError(
                 f"{self} called log_extra({column!r:.40}, {values!r:.40}). Give a name, and a list "

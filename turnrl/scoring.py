@@ -74,7 +74,11 @@ def score_groups(
         with blaming(PluginError, what, "A reward must score any trajectory."):
             reward.prepare(every, policy)
     functions = [one for one in rewards if isinstance(one, FunctionReward)]
-    logged = {name: fmean(some) for one in functions for name, some in one.logged.items()}
+    numbers: dict[str, list[float]] = {}
+    for one in functions:
+        for name, some in one.logged.items():
+            numbers.setdefault(name, []).extend(some)
+    logged = {name: fmean(some) for name, some in numbers.items()}
     columns = {name: values for one in functions for name, values in one.extra.items()}
     rows = iter(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     return tuple(

@@ -20,10 +20,11 @@ from tqdm.auto import tqdm
 
 from turnrl.agent.dictation import Demonstrator, Dictation
 from turnrl.agent.random_play import RandomPlay
+from turnrl.checks import check_trainer
 from turnrl.data.questions import QuestionData
-from turnrl.errors import DataError, RecipeError, at_least
+from turnrl.errors import RecipeError, at_least
 from turnrl.module import MTGRPO
-from turnrl.policy.files import locate
+from turnrl.policy.files import locate, refuse_other_kind
 from turnrl.policy.model import Policy
 from turnrl.run.card.card import export
 from turnrl.supervised import Supervised
@@ -36,6 +37,12 @@ LEARNING_RATE = 2e-4
 TRANSCRIPT = "demonstrations.txt"
 """File beside the policy with some of what it was taught."""
 _SHOWN = 8
+_FAR = 1_000_000
+"""Number of an iteration that no run gets to: its questions are in another order."""
+_DEFAULTS: dict[str, Any] = {"accelerator": "auto", "devices": 1, "gradient_clip_val": 1.0}
+_OURS: dict[str, Any] = {"max_epochs": 1, "logger": False, "enable_checkpointing": False}
+_OURS |= {"enable_model_summary": False, "enable_progress_bar": False}
+_logger = logging.getLogger(__name__)
 
 
 class WarmedUp(NamedTuple):
@@ -116,37 +123,40 @@ def warm_up(
         RecipeError: If the rollout has a player, or no demonstration fits its limits.
         TurnRLError: As a run would, about a tool's world or a question.
     """
-    _check(module, folder, SimpleNamespace(steps=steps, batch_size=batch_size, held_out=held_out))
-    options = {"accelerator": "auto", "devices": 1, **(trainer or {})}
-    runner = L.Trainer(
-        max_epochs=1,
-        logger=False,
-        enable_checkpointing=False,
-        enable_model_summary=False,
-        enable_progress_bar=False,
-        gradient_clip_val=1.0,
-        **options,
-    )
+    given = SimpleNamespace(steps=steps, batch_size=batch_size, held_out=held_out, lr=learning_rate)
+    _check(module, folder, given)
+    runner = L.Trainer(**(_DEFAULTS | dict(trainer or {})), **_OURS)
+    check_trainer(runner)
+    if runner.world_size > 1:
+        raise RecipeError("a warm-up takes one process. Add --trainer.devices 1.")
     module.collector.check()
     data.setup("fit")
-    asked = list(islice(_questions(data), steps * batch_size))
-    shown = demonstrations(module, asked, demonstrate or RandomPlay(module.rollout.scheme))
+    questions = _questions(data)
+    asked = list(islice(questions, steps * batch_size))
+    tried = data.eval_questions("val")[:held_out] if data.sources["val"] else []
+    tried = tried or list(islice(questions, held_out))
+    most = data.questions_per_iteration * module.group_size
+    how = demonstrate or RandomPlay(module.rollout.scheme)
+    shown = demonstrations(module, asked, how, most)
     where = runner.strategy.root_device
     Start(where, module, data).settle()
-    module.policy.load(where)
-    module.to(where)
-    tried = _tried(data, held_out)
-    before = acting(module, tried)
-    module.collector.close()  # what it samples with would stand beside the gradients
-    rows = [row for trajectory in shown for row in trajectory.token_rows]
-    losses = _learn(runner, Lesson(learning_rate, module.policy), rows, batch_size)
-    module.collector.forget()
-    module.to(where)
-    after = acting(module, tried)
+    try:
+        with module.memory.phase("loading"):
+            module.policy.load(where)
+        module.to(where)
+        before = acting(module, tried)
+        module.collector.close()  # what it samples with would stand beside the gradients
+        rows = [row for trajectory in shown for row in trajectory.token_rows]
+        with module.memory.phase("learning"):
+            losses = _learn(runner, Lesson(learning_rate, module.policy), rows, batch_size)
+        module.to(where)
+        module.policy.refer_to_now()
+        after = acting(module, tried)
+    finally:
+        module.collector.close()
     written = export(module.policy, folder, {"warm-up": f"{len(shown)} demonstrated attempts"})
     some = "\n\n".join(map(str, shown[:_SHOWN]))
     (written / TRANSCRIPT).write_text(f"{some}\n", encoding="utf-8")
-    module.collector.close()
     return WarmedUp(before, after, losses)
 
 
@@ -157,7 +167,11 @@ def _learn(
     batches = [rows[i : i + size] for i in range(0, len(rows), size)]
     with _quiet(), tqdm(total=len(batches), desc="learning", leave=False, disable=None) as bar:
         lesson.bar = bar
-        runner.fit(lesson, DataLoader(cast("Dataset[Any]", batches), batch_size=None))
+        try:
+            runner.fit(lesson, DataLoader(cast("Dataset[Any]", batches), batch_size=None))
+        except SystemExit as stop:  # Lightning's, for Ctrl-C
+            raise stop.__context__ or stop from None
+    lesson.policy.zero_grad(set_to_none=True)  # the engine needs the room
     return lesson.losses[0], lesson.losses[-1]
 
 
@@ -165,6 +179,7 @@ def _check(module: MTGRPO, folder: str | Path, given: SimpleNamespace) -> None:
     """Refuse what cannot work, before anything is played."""
     at_least(1, "", given, "steps", "batch_size", whole=True, optional=False)
     at_least(0, "", given, "held_out", whole=True, optional=False)
+    at_least(1e-12, "", given, "lr", optional=False)
     if module.rollout.player is not None:
         raise RecipeError(
             f"rollout.player is {module.rollout.driver}, and demonstrations are turns of a turn "
@@ -173,20 +188,29 @@ def _check(module: MTGRPO, folder: str | Path, given: SimpleNamespace) -> None:
     begins = [Path(one).resolve() for one in (module.policy.folder, locate(module.policy.model))]
     if Path(folder).is_file() or Path(folder).resolve() in begins:
         raise RecipeError(f"--to is {str(folder)!r}, which is a file or the model. Give another.")
+    refuse_other_kind(Path(folder), module.policy.lora is not None)
 
 
 def demonstrations(
-    module: MTGRPO, questions: Sequence[Question], demonstrate: Demonstrator
+    module: MTGRPO,
+    questions: Sequence[Question],
+    demonstrate: Demonstrator,
+    at_once: int | None = None,
 ) -> list[Trajectory]:
     """Demonstrated attempts, one at each question, without those that ran out of tokens.
 
+    Args:
+        module: With the rollout that they are played through.
+        questions: What to ask.
+        demonstrate: Gives the turns.
+        at_once: The most that are under way at a time.
     Raises:
         RecipeError: If all of them did.
     """
     rollout = module.rollout
     with rollout.live():
         played = rollout.play(
-            Dictation(demonstrate),
+            Dictation(demonstrate, at_once),
             module.chat,
             questions,
             1,
@@ -198,6 +222,11 @@ def demonstrations(
         raise RecipeError(
             f"all {len(played)} demonstrations ran out of tokens: rollout.max_tokens is "
             f"{rollout.max_tokens}. Raise it."
+        )
+    if len(whole) < len(played):
+        _logger.warning(
+            f"{len(played) - len(whole)} of {len(played)} demonstrations ran out of tokens and are "
+            f"left out: rollout.max_tokens is {rollout.max_tokens}. Raise it to have the others."
         )
     return whole
 
@@ -229,16 +258,5 @@ def _quiet() -> Iterator[None]:
 
 
 def _questions(data: QuestionData) -> Iterator[Question]:
-    """The questions to train on, in the order of a run's iterations."""
-    return chain.from_iterable(data.iteration_questions(i, 0, 1) for i in count())
-
-
-def _tried(data: QuestionData, most: int) -> list[Question]:
-    """Questions that the policy is tried on."""
-    if not most:
-        return []
-    split = "train" if data.sources["val"] is None else "val"
-    questions = data.eval_questions(split)[:most]
-    if not questions:
-        raise DataError(f"data.{split} has no questions to try the policy on. Set --held_out 0.")
-    return questions
+    """The questions to train on, in another order than that of a run."""
+    return chain.from_iterable(data.iteration_questions(i, 0, 1) for i in count(_FAR))

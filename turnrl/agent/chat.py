@@ -109,11 +109,25 @@ class ChatFormat:
 
     def turn(self, text: str, stop: Sequence[str]) -> tuple[int, ...]:
         """Ids of a turn as a model would write it: up to the first stop string, or with the token
-        that ends a turn."""
+        that ends a turn.
+
+        Raises:
+            RecipeError: If there is no such token, and no stop string in the text.
+        """
         stops = [text.find(mark) + len(mark) for mark in stop if mark in text]
         ids = self._ids(text[: min(stops, default=None)], goes_on=True)
         end = self.tokenizer.eos_token_id if self.end_of_turn is None else self.end_of_turn
-        return tuple(ids) if stops else (*ids, cast(int, end))
+        ended = next((n for n, one in enumerate(ids) if one in self.end_ids), None)
+        if ended is not None:
+            return tuple(ids[: ended + 1])
+        if stops:
+            return tuple(ids)
+        if end is None:
+            raise self._fault(
+                "ends a turn by no token, and its tokenizer has no eos_token, so nothing can end a "
+                "demonstrated turn. Set policy.chat_template to one that does."
+            )
+        return (*ids, cast(int, end))
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of a turn: decoded ids without the token that ended it."""

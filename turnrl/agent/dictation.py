@@ -55,10 +55,11 @@ class Dictation(Engine):
 
     Args:
         demonstrate: Gives the turns.
+        at_once: The most attempts that are under way at a time; None for any number.
     """
 
-    def __init__(self, demonstrate: Demonstrator) -> None:
-        self.demonstrate = demonstrate
+    def __init__(self, demonstrate: Demonstrator, at_once: int | None = None) -> None:
+        self.demonstrate, self.capacity = demonstrate, at_once
 
     async def turn(
         self, attempt: _attempt.Attempt, rollout: _Rules, chat: ChatFormat

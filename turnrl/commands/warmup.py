@@ -6,13 +6,13 @@ Nothing heavy is imported before the command runs.
 from __future__ import annotations
 
 import importlib
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from turnrl.errors import RecipeError, in_short
-from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.fit import add_recipe_command
 from turnrl.recipe.given import Given
 
@@ -63,11 +63,11 @@ def _warm_up(built: Built) -> None:
     if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
         has = f"{type(module).__name__} and {type(data).__name__}"
         raise RecipeError(f"'turnrl warmup' warms up MTGRPO on QuestionData, not {has}.")
-    if built.trainer.world_size > 1:
-        raise RecipeError("'turnrl warmup' takes one process. Add --trainer.devices 1.")
-    rate = settings["lr"] or (LEARNING_RATE if module.policy.lora is None else 5e-4)
-    kept = ("accelerator", "precision")
-    chosen = {k: v for k, v in built.given.contents["trainer"].items() if k in kept and v}
+    rate = LEARNING_RATE if module.policy.lora is None else 5e-4
+    rate = rate if settings["lr"] is None else settings["lr"]
+    kept = ("accelerator", "devices", "precision")
+    given = built.given.contents["trainer"]
+    chosen = {name: given[name] for name in kept if given.get(name) is not None}
     done = warm_up(
         module,
         data,
@@ -92,9 +92,20 @@ def _warm_up(built: Built) -> None:
     print(f"{done.losses[0]:6.3f} {done.losses[1]:6.3f}  loss of the first and the last batch")
     place = Path(settings["to"])
     print(f"written to {place}; some of what it was taught is in {place / TRANSCRIPT}")
-    names = {str(file): name for name, file in bundled_recipes().items()}
-    recipes = " ".join(names.get(str(file), str(file)) for file in built.given.files)
-    print(f"begin with it: turnrl fit {recipes} --model.policy.model {place}")
+    print(f"begin with it: turnrl fit {_same(built.given)} --model.policy.model {place}")
+
+
+def _same(given: Given) -> str:
+    """The recipes and options of the command, for `fit`: without its own, and the model's."""
+    words, kept = [*given.arguments], list[str]()
+    own = [f"--{name}" for name in (*_SETTINGS, "model.policy.model")]
+    while words:
+        word = words.pop(0)
+        if word in own and words:
+            words.pop(0)
+        elif word.partition("=")[0] not in own:
+            kept.append(word)
+    return shlex.join(kept)
 
 
 def _demonstrator(path: str | None) -> Callable[..., Any] | None:

@@ -1,6 +1,7 @@
 """A low-rank adapter: its settings, and the base that it is added to."""
 
 import contextlib
+import hashlib
 import json
 import warnings
 from collections.abc import Iterator, Mapping
@@ -12,6 +13,12 @@ from torch import Tensor, nn
 
 from turnrl.errors import RecipeError, at_least, in_short, within
 from turnrl.policy.compute import adapt_in_place
+
+_OTHER_KINDS = (
+    *("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "lora_bias", "modules_to_save"),
+    *("layer_replication", "trainable_token_indices", "target_parameters"),
+)
+"""Settings of peft that compute something else."""
 
 
 @dataclass(frozen=True)
@@ -102,14 +109,34 @@ class Exported(NamedTuple):
 
 
 def read_adapter(folder: Path) -> Exported | None:
-    """The adapter that was exported into a folder; None if it holds none."""
+    """The adapter that was exported into a folder; None if it holds none.
+
+    Raises:
+        RecipeError: If it is another kind of adapter than `Lora`.
+    """
     file = folder / "adapter_config.json"
     if not file.is_file():
         return None
     config = json.loads(file.read_text("utf-8"))
+    odd = [f"{key}: {json.dumps(config[key])}" for key in _OTHER_KINDS if config.get(key)]
+    odd += [] if config.get("bias", "none") == "none" else [f"bias: {config['bias']}"]
+    odd += [] if config.get("peft_type") == "LORA" else [f"peft_type: {config.get('peft_type')}"]
+    if odd:
+        raise RecipeError(
+            f"the adapter in {str(folder)!r} has {', '.join(odd)}, which policy.lora cannot go on "
+            "with. Merge it into its base, and set policy.model to the merged model."
+        )
     base = str(config.get("base_model_name_or_path"))
     shape = {"r": config["r"], "alpha": config["lora_alpha"]}
     return Exported(base, config.get("revision"), shape)
+
+
+def digest_of(folder: Path | None) -> str | None:
+    """A digest of the weights of an exported adapter; None without one."""
+    if folder is None:
+        return None
+    files = sorted(folder.glob("adapter_model.*"))
+    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
 def take_adapter(network: Any, folder: Path) -> None:

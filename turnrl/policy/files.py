@@ -63,6 +63,22 @@ class Origin(NamedTuple):
     adapter: Path | None = None
 
 
+def refuse_other_kind(folder: Path, adapter: bool) -> None:
+    """Refuse to write a policy into a folder that holds one of the other kind: nobody could tell
+    which of the two is meant.
+
+    Args:
+        folder: Where an adapter or a whole model will be written.
+        adapter: Which of them.
+    Raises:
+        RecipeError: If it does.
+    """
+    if (folder / ("config.json" if adapter else "adapter_config.json")).is_file():
+        held = "a whole model, and what is trained is an adapter"
+        held = held if adapter else "an adapter, and what is trained is a whole model"
+        raise RecipeError(f"{str(folder)!r} holds {held}. Give another folder.")
+
+
 def origin_of(model: str, revision: str | None, shape: dict[str, int] | None) -> Origin:
     """The base and the adapter that a recipe's `policy.model` means.
 
@@ -75,8 +91,13 @@ def origin_of(model: str, revision: str | None, shape: dict[str, int] | None) ->
             adapter is of another shape.
     """
     folder = Path(locate(model))
-    if (adapter := read_adapter(folder)) is None or (folder / "config.json").is_file():
+    if (adapter := read_adapter(folder)) is None:
         return Origin(model, revision)
+    if (folder / "config.json").is_file():
+        raise RecipeError(
+            f"policy.model {model!r} holds a whole model and an adapter. Move one of them into a "
+            "folder of its own."
+        )
     base, beside = adapter.base, folder / adapter.base
     if "://" not in base and beside.is_dir():
         base = str(beside.resolve())

@@ -26,7 +26,7 @@ from turnrl.errors import (
     instance_of,
     kind_of,
 )
-from turnrl.policy.adapter import Lora, exchanged, start_adapter, with_adapter
+from turnrl.policy.adapter import Lora, digest_of, exchanged, start_adapter, with_adapter
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
 from turnrl.policy.files import (
@@ -37,6 +37,7 @@ from turnrl.policy.files import (
     load_tokenizer,
     locate,
     origin_of,
+    refuse_other_kind,
 )
 from turnrl.policy.layout import Layout, Pass, passes
 from turnrl.policy.sizes import LOGITS, MINIBATCH_TOKENS, sizes_of
@@ -235,8 +236,11 @@ class Policy(nn.Module):
         self.network = network
         self._fingerprint = fingerprint(self.folder, self.origin.revision)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
-        check_head(self)
-        self.share_prefixes, self._kernel, attention = choose_way(self)
+        with (
+            self.evaluating()
+        ):  # the dropout of an adapter that has learned would be taken for more
+            check_head(self)
+            self.share_prefixes, self._kernel, attention = choose_way(self)
         self.in_force = {"attention while learning": attention, "fused kernels": kernels}
 
     @property
@@ -401,8 +405,19 @@ class Policy(nn.Module):
         training began with. No gradient may be computed meanwhile."""
         assert self.lora is not None, "only a policy with an adapter has a reference"
         if self._start:
-            return exchanged(self._start)
+            return self._as_it_began()
         return cast(AbstractContextManager[None], cast(Any, self.network).disable_adapter())
+
+    @contextlib.contextmanager
+    def _as_it_began(self) -> Iterator[None]:
+        """The adapter as training began with it, without its dropout."""
+        with self.evaluating(), exchanged(self._start):
+            yield
+
+    def refer_to_now(self) -> None:
+        """Let the adapter as it is now be the reference, from here on."""
+        if self.lora is not None:
+            self._start = {p: p.detach().clone() for p in self.trainable_parameters().values()}
 
     def trainable_state(self) -> dict[str, Tensor]:
         """The trained weights by name: what a checkpoint holds."""
@@ -429,6 +444,7 @@ class Policy(nn.Module):
             **{name: getattr(self.base.config, name) for name in shape},
             "lora": self.lora and self.lora.shape,
             "weights": self._fingerprint,
+            "begun with": digest_of(self.origin.adapter),
         }
 
     def export(self, folder: str | Path) -> Path:
@@ -450,6 +466,7 @@ class Policy(nn.Module):
             raise RecipeError(
                 f"{str(folder)!r} holds the model that training starts from. Give another folder."
             )
+        refuse_other_kind(folder, self.lora is not None)
         folder.mkdir(parents=True, exist_ok=True)
         self.network.save_pretrained(folder)
         self.tokenizer.save_pretrained(folder)
