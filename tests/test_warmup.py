@@ -3,6 +3,7 @@ adapter's folder as the model that a run begins with."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import random
@@ -93,6 +94,107 @@ def test_random_play_calls_with_arguments_that_fit_and_answers_what_was_read(cha
     )
     lengths = {len(attempt.turns) for attempt in attempts}
     assert lengths == ({2} if scheme.max_turns == 2 else set(range(2, scheme.max_turns + 1)))
+
+
+SCHEMAS = [
+    {"$ref": "#/$defs/place"},
+    {"allOf": [{"$ref": "#/$defs/place"}, {"description": "where"}]},
+    {"type": "array", "prefixItems": [{"type": "integer"}, {"const": "x"}], "items": False},
+    {"type": "array", "items": {"type": "string"}, "maxItems": 0},
+    {"type": "string", "minLength": 90},
+    {"type": "string", "maxLength": 2},
+    {"type": "number", "maximum": -5},
+    {"type": "integer", "exclusiveMinimum": 0, "multipleOf": 7},
+    {"type": ["integer", "null"], "minimum": 3},
+    {"oneOf": [{"type": "boolean"}, {"type": "object", "properties": {"a": {"const": 1}}}]},
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
+def test_random_arguments_fit_schemas_of_many_kinds(chat, schema):
+    place = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+
+    class Odd(Page):
+        parameters = {
+            "type": "object",
+            "properties": {"odd": schema},
+            "required": ["odd"],
+            "$defs": {"place": place},
+        }
+
+    (attempts,) = play(chat, RandomPlay(ReAct()), tools=[Odd()], size=20)
+    results = [result for one in attempts for turn in one.turns for result in turn.results]
+    assert len(results) >= 20
+    assert all(result.ok for result in results)
+
+
+def test_a_schema_that_random_values_do_not_fit_is_named(chat):
+    class Odd(Page):
+        parameters = {"type": "object", "properties": {"code": {"pattern": "^[0-9]{9}$"}}}
+
+    with pytest.raises(RecipeError, match=r"no arguments for the tool 'look' \(.*does not match"):
+        play(chat, RandomPlay(ReAct()), tools=[Odd()])
+
+
+def test_random_play_recites_no_answer_that_it_has_not_read(chat):
+    class Elsewhere(Page):
+        def run(self, calls):
+            return [ToolResult("Oslo is a city in Norway, and no other.") for _ in calls]
+
+    asked = Question("q", "Where?", ("Sweden", "No", "Norway"))
+    (attempts,) = play(chat, RandomPlay(ReAct()), tools=[Elsewhere()], questions=[asked], size=10)
+    assert {one.answer for one in attempts} <= {"No", "Norway"}  # whole words of the result
+    asked = Question("q", "Where?", ("Sweden",))
+    (attempts,) = play(chat, RandomPlay(ReAct()), tools=[Elsewhere()], questions=[asked], size=10)
+    assert all(one.answer in "Oslo is a city in Norway, and no other." for one in attempts)
+    # where nothing can be read, the form of an answer is shown by an accepted one
+    ((one,),) = play(chat, RandomPlay(ReAct()), tools=[], questions=[asked])
+    assert one.answer == "Sweden"
+
+
+def test_random_play_acts_in_an_environment_whatever_stands_beside_it(chat):
+    scheme = Action(4, "text", "step")
+    tools = [Page(), Environment("turnrl_environments.lake.Lake")]
+    asked = Question("q", "Cross.", ("Paris",), metadata={"seed": 3})  # it has an answer, too
+    (attempts,) = play(chat, RandomPlay(scheme), scheme, tools, [asked], size=12)
+    called = {call.name for one in attempts for turn in one.turns for call in turn.reading.calls}
+    assert called == {"step"}
+    assert all(one.answer is None for one in attempts)
+
+
+def test_a_long_text_without_spaces_is_cut(chat):
+    class Pages(Page):
+        parameters = {"type": "object", "properties": {"query": {"type": "string"}}}
+
+        def run(self, calls):
+            return [ToolResult("\u4eac" * 3000) for _ in calls]
+
+    (attempts,) = play(
+        chat, RandomPlay(ReAct()), tools=[Pages()], size=5, max_result_tokens=3000, max_tokens=30000
+    )
+    assert all(one.ended_by == "answer" for one in attempts)
+
+
+def test_a_turn_ends_at_the_first_token_that_ends_one(chat):
+    whole = chat.turn("a<|im_end|>b", ())
+    assert [one in chat.end_ids for one in whole].index(True) == len(whole) - 1
+    assert chat.text(whole) == "a"
+
+
+def test_no_more_demonstrations_are_under_way_than_asked_for(chat):
+    under_way, most = 0, 0
+
+    async def demonstrate(attempt, rng):
+        nonlocal under_way, most
+        under_way += 1
+        most = max(most, under_way)
+        await asyncio.sleep(0.01)
+        under_way -= 1
+        return Reading(answer="x")
+
+    rollout = Rollout(ReAct(), [], max_tokens=4000)
+    rollout.play(Dictation(demonstrate, 3), chat, [QUESTION] * 10, 1, (0,))
+    assert most == 3
 
 
 def test_demonstrations_are_the_same_for_the_same_seed_and_differ_among_attempts(chat):
@@ -189,7 +291,7 @@ def test_a_scheme_that_does_not_write_turns_says_what_to_define(chat):
         def write(self, reading, thought=""):
             return f"{reading.answer} or so"
 
-    with pytest.raises(RecipeError, match="Wrong writes 'Paris or so' and reads it as"):
+    with pytest.raises(RecipeError, match="finds no turn 1 that Wrong can write and reads again"):
         play(chat, RandomPlay(Wrong()), Wrong(), [])
     with pytest.raises(AssertionError, match=r"Wrong.write\(.*which it reads as"):
         check_segmenter(Wrong(), 10)
@@ -380,7 +482,7 @@ def test_an_adapter_is_trained_further_and_is_the_reference(tiny_model, tmp_path
     again.load()
     # a checkpoint says which adapter it began with, because that one is the reference
     differs = {k for k, v in again.identity.items() if first.identity[k] != v}
-    assert differs == {"begun with"}
+    assert differs == {"starting adapter"}
     torch.testing.assert_close(said(again), said(first))
     with again.reference():
         torch.testing.assert_close(said(again), said(first))
@@ -396,6 +498,87 @@ def test_an_adapter_is_trained_further_and_is_the_reference(tiny_model, tmp_path
     last_one.load()
     torch.testing.assert_close(said(last_one), said(again))
     assert last_one.folder == again.folder == str(tiny_model)
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+def test_an_adapter_with_dropout_loads_and_its_reference_has_none(tiny_model, tmp_path):
+    folder = turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4))), tmp_path / "adapter")
+    begun = Policy(str(folder), lora=Lora(r=4, dropout=0.5))
+    begun.load()
+    assert begun.share_prefixes  # as for a policy without dropout
+    row = ([5, 6, 7, 8, 9, 10], [False] * 2 + [True] * 4)
+    (layout,) = (layout for _, layout in begun.passes([row], 100))
+    begun.train()
+    with torch.no_grad(), begun.reference():
+        first, again = (begun(layout).logprobs for _ in range(2))
+    assert begun.training
+    torch.testing.assert_close(first, again, rtol=0, atol=0)
+    torch.testing.assert_close(first, said(begun))  # in eval mode, and nothing has been learned
+    begun.refer_to_now()
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+def test_gradients_are_the_same_with_the_reference_between_forward_and_backward(
+    tiny_model, tmp_path
+):
+    folder = turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4))), tmp_path / "adapter")
+    row = ([5, 6, 7, 8, 9, 10], [False] * 2 + [True] * 4)
+    gradients = []
+    for checkpointing, between in ((False, False), (False, True), (True, True)):
+        policy = Policy(str(folder), lora=Lora(r=4), gradient_checkpointing=checkpointing)
+        policy.load()
+        moved(policy, 1)
+        (layout,) = (layout for _, layout in policy.passes([row], 100))
+        loss = policy(layout).logprobs.sum()
+        if between:
+            with torch.no_grad(), policy.reference():
+                policy(layout)
+        loss.backward()
+        gradients.append([p.grad for p in policy.trainable_parameters().values()])
+    for other in gradients[1:]:
+        torch.testing.assert_close(other, gradients[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+@pytest.mark.parametrize(
+    "setting",
+    [{"use_rslora": True}, {"alpha_pattern": {"q_proj": 8}}, {"peft_type": "IA3"}, {"bias": "all"}],
+)
+def test_an_adapter_that_peft_computes_otherwise_is_refused(tiny_model, tmp_path, setting):
+    folder = turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4))), tmp_path / "adapter")
+    config = json.loads((folder / "adapter_config.json").read_text()) | setting
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    with pytest.raises(RecipeError, match=f"has {next(iter(setting))}: .*Merge it into its base"):
+        _ = Policy(str(folder), lora=Lora(r=4)).folder
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+def test_a_folder_holds_a_model_or_an_adapter_and_not_both(tiny_model, tmp_path):
+    whole, part = Policy(str(tiny_model)), Policy(str(tiny_model), lora=Lora(r=4))
+    whole.load()
+    part.load()
+    turnrl.export(whole, tmp_path / "whole")
+    turnrl.export(part, tmp_path / "part")
+    with pytest.raises(RecipeError, match="holds a whole model, and what is trained is an adapter"):
+        turnrl.export(part, tmp_path / "whole")
+    with pytest.raises(RecipeError, match="holds an adapter, and what is trained is a whole model"):
+        turnrl.export(whole, tmp_path / "part")
+    (tmp_path / "part" / "config.json").write_text("{}")
+    with pytest.raises(RecipeError, match="holds a whole model and an adapter"):
+        _ = Policy(str(tmp_path / "part"), lora=Lora(r=4)).folder
+
+
+@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
+def test_a_run_does_not_resume_with_another_adapter_as_its_reference(recipe, tiny_model, capsys):
+    for seed, name in enumerate(("one", "two")):
+        turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4)), seed), name)
+    recipe["model"]["policy"] = {"model": "one", "lora": {"r": 4}}
+    recipe["model"]["objective"] = {"kl_coef": 0.1}
+    save(recipe)
+    assert main(["fit", "recipe.yaml"]) == 0
+    go = ["fit", "recipe.yaml", "--ckpt_path", "last", "--trainer.max_epochs", "3"]
+    assert "its starting adapter is" in fails(capsys, [*go, "--model.policy.model", "two"])
+    assert main(go) == 0
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft

@@ -444,7 +444,7 @@ class Policy(nn.Module):
             **{name: getattr(self.base.config, name) for name in shape},
             "lora": self.lora and self.lora.shape,
             "weights": self._fingerprint,
-            "begun with": digest_of(self.origin.adapter),
+            "starting adapter": digest_of(self.origin.adapter),
         }
 
     def export(self, folder: str | Path) -> Path:
