@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from turnrl.errors import RecipeError, in_short
+from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.fit import add_recipe_command
 from turnrl.recipe.given import Given
 
@@ -98,13 +99,14 @@ def _warm_up(built: Built) -> None:
 def _same(given: Given) -> str:
     """The recipes and options of the command, for `fit`: without its own, and the model's."""
     words, kept = [*given.arguments], list[str]()
+    bundled = {f"--config={file}": name for name, file in bundled_recipes().items()}
     own = [f"--{name}" for name in (*_SETTINGS, "model.policy.model")]
     while words:
         word = words.pop(0)
         if word in own and words:
             words.pop(0)
         elif word.partition("=")[0] not in own:
-            kept.append(word)
+            kept.append(bundled.get(word, word.removeprefix("--config=")))
     return shlex.join(kept)
 
 
