@@ -424,7 +424,12 @@ def test_mistakes_of_a_warm_up_are_told(tmp_path, monkeypatch, capsys):
     assert told.endswith("--by is 'json.decoder', which is no function. Give a function's path.")
     Path("file").touch()
     told = fails(capsys, [*go, "--to", "file"])
-    assert told.endswith("--to is 'file', which is a file or the model. Give another.")
+    assert "--to is 'file', which is a file. Give a new folder" in told
+    Path("keep").mkdir()
+    Path("keep/README.md").write_text("my own notes")
+    assert "--to is 'keep', which holds README.md. Give" in fails(capsys, [*go, "--to", "keep"])
+    told = fails(capsys, [*go, "--to", "warm", "--by", "json.load_"])
+    assert "json has no 'load_'. Did you mean load?" in told
     told = fails(capsys, [*go, "--to", "warm", "--trainer.devices", "2"])
     assert told.endswith("a warm-up takes one process. Add --trainer.devices 1.")
     recipe = json.loads(json.dumps(LAKE))
@@ -585,7 +590,7 @@ def test_a_run_does_not_resume_with_another_adapter_as_its_reference(recipe, tin
 def test_an_adapter_that_does_not_fit_is_refused_before_weights_are_loaded(tiny_model, tmp_path):
     folder = turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4))), tmp_path / "adapter")
     for lora in (None, Lora(r=8), Lora(r=4, alpha=8)):
-        with pytest.raises(RecipeError, match=r"Set policy.lora to \{'r': 4, 'alpha': 32\}"):
+        with pytest.raises(RecipeError, match=r"Set policy.lora: \{r: 4, alpha: 32\}"):
             _ = Policy(str(folder), lora=lora).folder
     with pytest.raises(RecipeError, match=r"Set policy\.lora\.target_modules as in its adapter"):
         Policy(str(folder), lora=Lora(r=4, target_modules=["q_proj"])).load()

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib
 import shlex
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
-from turnrl.errors import RecipeError, in_short
+from turnrl.errors import RecipeError, at_least, did_you_mean, in_short
 from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.fit import add_recipe_command
 from turnrl.recipe.given import Given
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
     from turnrl.commands import Commands
     from turnrl.recipe.build import Built
 
+_TRANSCRIPT = "demonstrations.txt"
 _SETTINGS = {
     "to": (str | None, None, "Folder that the policy is written to, for policy.model"),
     "steps": (int, 50, "Optimiser steps"),
@@ -51,6 +54,17 @@ def _prepare(given: Given) -> Given:
             "turnrl warmup writes a policy, and --to does not say where. Give a folder that "
             "'turnrl fit' then begins with: --to warm."
         )
+    place = Path(given.contents["to"])
+    held = sorted(file.name for file in place.iterdir()) if place.is_dir() else []
+    if place.is_file() or (held and _TRANSCRIPT not in held):
+        is_what = f"holds {held[0]}" if held else "is a file"
+        raise RecipeError(
+            f"--to is {str(place)!r}, which {is_what}. Give a new folder, or one that a warm-up "
+            "wrote, which is replaced."
+        )
+    asked = SimpleNamespace(**{name: given.contents.get(name) for name in ("steps", "batch_size")})
+    at_least(1, "", asked, "steps", "batch_size", whole=True)
+    demonstrator(given.contents.get("by"))
     trainer = {**given.contents["trainer"], "logger": False}
     return replace(given, contents={**given.contents, "trainer": trainer})
 
@@ -58,7 +72,7 @@ def _prepare(given: Given) -> Given:
 def _warm_up(built: Built) -> None:
     from turnrl.data.questions import QuestionData
     from turnrl.module import MTGRPO
-    from turnrl.warmup import LEARNING_RATE, TRANSCRIPT, warm_up
+    from turnrl.warmup import LEARNING_RATE, warm_up
 
     module, data, settings = built.module, built.data, built.settings
     if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
@@ -76,7 +90,7 @@ def _warm_up(built: Built) -> None:
         settings["steps"],
         settings["batch_size"],
         rate,
-        _demonstrator(settings["by"]),
+        demonstrator(settings["by"]),
         settings["held_out"],
         chosen,
     )
@@ -92,7 +106,13 @@ def _warm_up(built: Built) -> None:
             print(f"{before:6.2f} {after:6.2f}  {text}")
     print(f"{done.losses[0]:6.3f} {done.losses[1]:6.3f}  loss of the first and the last batch")
     place = Path(settings["to"])
-    print(f"written to {place}; some of what it was taught is in {place / TRANSCRIPT}")
+    print(f"written to {place}; some of what it was taught is in {place / _TRANSCRIPT}")
+    if done.after is not None and module.rollout.specs and not done.after.calls:
+        print(
+            "no call worked after the warm-up: take more --steps (it took "
+            f"{settings['steps']}), or another --lr, before you begin with it"
+        )
+        return
     print(f"begin with it: turnrl fit {_same(built.given)} --model.policy.model {place}")
 
 
@@ -110,7 +130,7 @@ def _same(given: Given) -> str:
     return shlex.join(kept)
 
 
-def _demonstrator(path: str | None) -> Callable[..., Any] | None:
+def demonstrator(path: str | None) -> Callable[..., Any] | None:
     """The function of `--by`.
 
     Raises:
@@ -119,13 +139,19 @@ def _demonstrator(path: str | None) -> Callable[..., Any] | None:
     if path is None:
         return None
     module, _, name = path.rpartition(".")
+    if str(Path.cwd()) not in sys.path:
+        sys.path.insert(0, str(Path.cwd()))
     try:
-        found = getattr(importlib.import_module(module), name)
+        home = importlib.import_module(module)
     except Exception as error:
         raise RecipeError(
             f"--by is {path!r}, which cannot be imported ({in_short(error)}). Give a function by "
             "its dotted path, such as my_module.demonstrate, in the current folder or installed."
         ) from error
+    found = vars(home).get(name)
+    if found is None:
+        near = did_you_mean(name, vars(home)) or " Give a function by its dotted path."
+        raise RecipeError(f"--by is {path!r}, and {module} has no {name!r}.{near}")
     if not callable(found):
         raise RecipeError(f"--by is {path!r}, which is no function. Give a function's path.")
     return cast("Callable[..., Any]", found)

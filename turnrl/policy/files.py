@@ -110,10 +110,15 @@ def origin_of(model: str, revision: str | None, shape: dict[str, int] | None) ->
         ) from error
     if adapter.shape != shape:
         raise RecipeError(
-            f"policy.model {model!r} is an adapter of the shape {adapter.shape}, and policy.lora "
-            f"is {shape}. Set policy.lora to {adapter.shape}."
+            f"policy.model {model!r} is an adapter of {_yaml(adapter.shape)}, and the recipe's "
+            f"policy.lora is {_yaml(shape)}. Set policy.lora: {_yaml(adapter.shape)}."
         )
     return Origin(base, adapter.revision if revision is None else revision, folder)
+
+
+def _yaml(shape: dict[str, int] | None) -> str:
+    rows = [f"{name}: {value}" for name, value in (shape or {}).items()]
+    return f"{{{', '.join(rows)}}}" if rows else "not set"
 
 
 def load_part(kind: str, model: str, revision: str | None, **options: Any) -> Any:

@@ -149,6 +149,8 @@ class Given:
     @property
     def place(self) -> str:
         """Phrase about the folder, which follows `writing`."""
+        if "to" in self.settings:
+            return f"to {self.contents['to']}"
         if self._is_trial:
             return "no files: trainer.fast_dev_run is a trial"
         if self.folder is not None:

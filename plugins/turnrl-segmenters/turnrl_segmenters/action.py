@@ -42,7 +42,7 @@ class Action(Scheme):
         max_turns: The most turns; the action of the last one is taken too.
         form: `tag` if the action stands in `<action>`, after any text; `text` if it is all that the
             turn says.
-        tool: The tool that takes the action.
+        tool: The tool that takes the action; by default `step`, or the only one there is.
         argument: The parameter that is the action; by default the one that the tool requires.
         instructions: The system message, word for word; empty for none. By default it explains the
             form and the actions.
@@ -52,14 +52,15 @@ class Action(Scheme):
         self,
         max_turns: int = 8,
         form: Literal["tag", "text"] = "tag",
-        tool: str = "step",
+        tool: str | None = None,
         argument: str | None = None,
         instructions: str | None = None,
     ) -> None:
         if form not in _END:
             raise RecipeError(f"Action.form is {form!r}; choose one of {', '.join(_END)}")
         self.max_turns, self.form = max_turns, form
-        self.tool, self.argument, self.instructions = tool, argument, instructions
+        self._given = tool
+        self.tool, self.argument, self.instructions = tool or "step", argument, instructions
         self.stop = ("</action>",) if form == "tag" else ()
         self.tags = ("action",) if form == "tag" else ()
         self._schema: Mapping[str, Any] = {}
@@ -67,6 +68,7 @@ class Action(Scheme):
 
     def check(self, tools: Sequence[ToolSpec]) -> None:
         """Verify that there is such a tool, and that an action is all it needs."""
+        self._learn(tools)
         known = ", ".join(spec.name for spec in tools) or "none"
         spec = next((spec for spec in tools if spec.name == self.tool), None)
         if spec is None:
@@ -130,7 +132,9 @@ class Action(Scheme):
         return [{"role": "user", "content": "\n".join(shown) or f"Error: {reading.format_error}."}]
 
     def _learn(self, tools: Sequence[ToolSpec]) -> None:
-        """Note what the tool takes, which is the same in all attempts."""
+        """Note the tool and what it takes, which is the same in all attempts."""
+        if self._given is None:
+            self.tool = tools[0].name if len(tools) == 1 else "step"
         for spec in tools:
             if spec.name == self.tool:
                 required = spec.parameters.get("required", [])

@@ -10,6 +10,7 @@ Turn 1 may answer at once, which ends the trajectory.
 from __future__ import annotations
 
 import json
+import logging
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,6 +20,7 @@ from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec
 from turnrl_segmenters.calls import call_text
 from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme
 
+_logger = logging.getLogger(__name__)
 _TAG = re.compile(r"<(/?)(reasoning|tool|result|answer|error)>")
 
 _ACTIONS = ("tool", "answer")
@@ -44,6 +46,16 @@ class TwoTurn(Scheme):
 
     def __init__(self, instructions: str | None = None) -> None:
         self.instructions = instructions
+
+    def check(self, tools: Sequence[ToolSpec]) -> None:
+        """Warn about tools that instructions of the recipe's own do not name."""
+        given = self.instructions
+        unknown = [tool.name for tool in tools if given is not None and tool.name not in given]
+        if unknown:
+            _logger.warning(
+                f"the instructions of TwoTurn do not name the tool {unknown[0]!r}, so the policy "
+                "cannot know it. Name it in them, or leave them out: then they describe the tools."
+            )
 
     def explain(self, tools: Sequence[ToolSpec]) -> str:
         listing = "\n\n".join(map(_describe, tools))
