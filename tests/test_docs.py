@@ -464,6 +464,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit quickstart server.yaml": Elsewhere(SERVER),
         "of: last_step": Fits(),
         "no attempt of iteration 1": Elsewhere(LAKE),
+        "turnrl sweep frozen_lake": NotRun("it takes an hour and a half"),
         "turnrl warmup frozen_lake": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "turnrl fit frozen_lake": Elsewhere(
             "test_warmup.test_the_frozen_lake_of_the_page_is_learned"

@@ -429,7 +429,7 @@ def test_mistakes_of_a_warm_up_are_told(tmp_path, monkeypatch, capsys):
     Path("keep/README.md").write_text("my own notes")
     assert "--to is 'keep', which holds README.md. Give" in fails(capsys, [*go, "--to", "keep"])
     told = fails(capsys, [*go, "--to", "warm", "--by", "json.load_"])
-    assert "json has no 'load_'. Did you mean load?" in told
+    assert "json has no 'load_'. Did you mean load or loads?" in told
     told = fails(capsys, [*go, "--to", "warm", "--trainer.devices", "2"])
     assert told.endswith("a warm-up takes one process. Add --trainer.devices 1.")
     recipe = json.loads(json.dumps(LAKE))

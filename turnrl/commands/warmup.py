@@ -14,6 +14,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
+import yaml
+
 from turnrl.errors import RecipeError, at_least, did_you_mean, in_short
 from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.fit import add_recipe_command
@@ -62,8 +64,11 @@ def _prepare(given: Given) -> Given:
             f"--to is {str(place)!r}, which {is_what}. Give a new folder, or one that a warm-up "
             "wrote, which is replaced."
         )
-    asked = SimpleNamespace(**{name: given.contents.get(name) for name in ("steps", "batch_size")})
-    at_least(1, "", asked, "steps", "batch_size", whole=True)
+    written = {
+        name: given.contents.get(name, _SETTINGS[name][1]) for name in ("steps", "batch_size")
+    }
+    numbers = {name: yaml.safe_load(str(value)) for name, value in written.items()}
+    at_least(1, "", SimpleNamespace(**numbers), *numbers, whole=True, optional=False)
     demonstrator(given.contents.get("by"))
     trainer = {**given.contents["trainer"], "logger": False}
     return replace(given, contents={**given.contents, "trainer": trainer})

@@ -117,13 +117,14 @@ class Action(Scheme):
     def write(self, reading: Reading, thought: str = "") -> str:
         """The action, in its tags if the form has them."""
         fits = [call for call in reading.calls if [*call.arguments] == [self._name]]
-        if len(fits) != 1 or len(reading.calls) != 1 or fits[0].name != self.tool:
-            raise RecipeError(
-                f"a turn of Action is one call of {self.tool!r} with {self._name!r}, and not "
-                f"{reading!r:.200}. Demonstrate such calls."
-            )
-        said = fits[0].arguments[self._name]
+        said = fits[0].arguments[self._name] if fits else ""
         text = said if isinstance(said, str) else json.dumps(said)
+        alone = len(reading.calls) == 1 and fits and fits[0].name == self.tool
+        if not alone or (self.form == "tag" and _TAG.search(text)):
+            raise RecipeError(
+                f"a turn of Action is one call of {self.tool!r} with {self._name!r}, without tags, "
+                f"and not {reading!r:.200}. Demonstrate such calls."
+            )
         return text if self.form == "text" else f"{thought}<action>{text}</action>"
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
