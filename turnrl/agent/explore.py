@@ -212,7 +212,8 @@ class Exploration:
         others would bias the sample if the loss depends on what the policy did. Its probes go too,
         because the new one may do something else where they left it."""
         if track.restarts >= self.max_restarts:
-            raise lost
+            times = f"{track.restarts + 1} times" if track.restarts else "once"
+            raise TrajectoryLost(f"{lost} The attempt was lost {times}: the run stops.") from lost
         old = track.attempt
         gone = [probe for probe in self._branches if probe.number == track.number]
         for attempt in (old, *(probe.attempt for probe in gone)):

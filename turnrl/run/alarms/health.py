@@ -14,6 +14,7 @@ from turnrl.text import visible
 from turnrl.types.trajectory import Trajectory
 
 _ALL = 1 - 1e-6
+_WARM_UP = " If it never calls a tool, teach it the form with 'turnrl warmup'."
 
 
 def idle(
@@ -32,6 +33,7 @@ def idle(
         trajectories: What it did, as far as it is at hand.
     """
     alike = figures.get("train/degenerate_groups", 0.0) > _ALL
+    silent = bool(rollout.specs) and figures.get("train/tool_execution", 1.0) < 1e-6
     if figures.get("rollout/truncated", 0.0) > _ALL:
         effect = "nothing to learn from" if alike else "no answer"
         full = figures["rollout/tokens"] > 0.9 * rollout.max_tokens
@@ -39,7 +41,7 @@ def idle(
         setting = f"max_tokens (it is {whole})" if full else f"max_turn_tokens (it is {turn})"
         return (
             f"{effect} in iteration {iteration}: every trajectory ran out of tokens before it "
-            f"answered. Raise rollout.{setting}."
+            f"answered. Raise rollout.{setting}.{_WARM_UP if silent else ''}"
         )
     if not alike:
         return ""
@@ -50,7 +52,7 @@ def idle(
             f"The attempts hardly differ (entropy {figures['train/entropy']:.4f} nats a token): "
             f"raise rollout.temperature (it is {rollout.temperature:g})."
         )
-    elif figures["train/format"] < 1e-6:
+    elif figures["train/format"] < 1e-6 and not any(one.acts for one in rollout.toolsets):
         kind = "player" if rollout.segmenter is None else "segmenter"
         advice = (
             "No trajectory was well formed: read transcripts/ in the run's folder, then make the "
