@@ -39,6 +39,7 @@ from turnrl_environments import (
     Gymnasium,
     Seeds,
 )
+from turnrl_environments.classes import Stay
 from turnrl_environments.randomness import _line
 from turnrl_environments.watch import escapes
 from turnrl_estimators import Branched
@@ -812,6 +813,29 @@ def test_an_environment_is_closed_though_the_time_is_up(chat):
     assert len(closed) == 1
 
 
+def test_what_leaves_an_environment_is_not_stopped():
+    left = []
+
+    class Late(Stay):
+        async def outcome(self):
+            return None
+
+        async def leave(self):
+            await asyncio.sleep(0.2)
+            left.append(self)
+
+    async def lives():
+        world = Environment(Guess, step_timeout_s=0.1)
+        stay = Late(world, {"seed": 0})
+        await stay.begin()
+        with pytest.raises(TrajectoryLost, match="Guess in close took longer"):
+            await stay.close()
+        await world.stop()
+
+    on_loop(lives())
+    assert len(left) == 1
+
+
 def test_a_coroutine_that_is_cancelled_from_within_loses_its_attempt_and_no_other(chat):
     cancelled = []
 
@@ -1081,7 +1105,8 @@ def turned():
     assert not _line()._turns
 
 
-def test_to_wait_for_a_turn_takes_nothing_of_an_environments_time(chat, turned):
+def test_to_wait_for_a_turn_takes_nothing_of_an_environments_time(chat, turned, monkeypatch):
+    monkeypatch.setattr("turnrl_environments.world._MARGIN_S", 0.1)  # nor of the whole batch's
     attempts = plays(chat, turned(0.5), ["0.02"], size=40, turns=1, max_restarts=0)
     assert len(attempts.trajectories[0]) == 40
     assert attempts.restarted == 0
