@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
 import threading
 import time
@@ -37,6 +39,8 @@ from turnrl_environments import (
     Gymnasium,
     Seeds,
 )
+from turnrl_environments.classes import Stay
+from turnrl_environments.randomness import _line
 from turnrl_environments.watch import escapes
 from turnrl_estimators import Branched
 from turnrl_segmenters import Action
@@ -785,6 +789,114 @@ def test_a_copy_that_takes_too_long_loses_its_attempt_and_is_closed(chat, rooms)
     assert [room.closed for room in rooms] == [1] * 3  # of specs, of the attempt, and the copy
 
 
+def test_an_environment_is_closed_though_the_time_is_up(chat):
+    closed = []
+
+    class Slow(Guess):
+        async def get_reward(self) -> float:
+            time.sleep(0.2)
+            return 1.0
+
+        async def close(self) -> None:
+            await asyncio.sleep(0.05)
+            closed.append(self)
+
+    with pytest.raises(TrajectoryLost, match="Slow in close took longer"):
+        plays(
+            chat,
+            Environment(Slow, step_timeout_s=0.1),
+            ["0"],
+            tool_name="guess",
+            turns=1,
+            max_restarts=0,
+        )
+    assert len(closed) == 1
+
+
+def test_what_leaves_an_environment_is_not_stopped():
+    left = []
+
+    class Late(Stay):
+        async def outcome(self):
+            return None
+
+        async def leave(self):
+            await asyncio.sleep(0.2)
+            left.append(self)
+
+    async def lives():
+        world = Environment(Guess, step_timeout_s=0.1)
+        stay = Late(world, {"seed": 0})
+        await stay.begin()
+        with pytest.raises(TrajectoryLost, match="Guess in close took longer"):
+            await stay.close()
+        await world.stop()
+
+    on_loop(lives())
+    assert len(left) == 1
+
+
+def test_a_coroutine_that_is_cancelled_from_within_loses_its_attempt_and_no_other(chat):
+    cancelled = []
+
+    class Inner(Guess):
+        async def look(self, n: int) -> str:
+            """Look."""
+            task = asyncio.create_task(asyncio.sleep(30))
+            if not cancelled:
+                cancelled.append(task)
+                task.cancel()
+                await task
+            task.cancel()
+            return "dark"
+
+    tool = Environment(Inner)
+    Inner.get_reward = lambda self: 1.0
+    assert plays(chat, tool, ["1"], size=3, tool_name="look", turns=1).restarted == 1
+    cancelled.clear()
+    with pytest.raises(TrajectoryLost, match="Inner in look was cancelled from within"):
+        plays(chat, tool, ["1"], tool_name="look", turns=1, max_restarts=0)
+
+
+@pytest.mark.parametrize("kind", [StopIteration, SystemExit, asyncio.CancelledError])
+def test_what_ends_other_things_is_named_as_it_is(chat, kind):
+    def ends(room, action):
+        raise kind("over")
+
+    with pytest.raises(TrajectoryLost, match=rf"in step raised {kind.__name__}: over \(test_env"):
+        plays(chat, room(step=ends), ["on"], max_restarts=0)
+
+
+def test_a_lost_environment_is_asked_for_no_reward(chat):
+    asked = []
+
+    class Breaks(Guess):
+        def guess(self, number: int) -> str:
+            """Guess."""
+            raise KeyError("broken")
+
+        def get_reward(self) -> float:
+            asked.append(self)
+            return 1.0
+
+    with pytest.raises(TrajectoryLost, match="KeyError: 'broken'"):
+        plays(chat, Environment(Breaks), ["1"], tool_name="guess", turns=1, max_restarts=1)
+    assert not asked
+
+
+def test_an_attempt_that_takes_every_column_changes_nothing_of_what_another_is_given():
+    class Any(Countdown):
+        def reset(self, **columns) -> str:
+            return super().reset(columns["numbers"])
+
+    question = Question("c", "Go.", metadata={"numbers": [1, 2]})
+    for _ in range(2):
+        calls = [ToolCall("take", {"n": n}) for n in (1, 2)]
+        (results,) = on_loop(call_tools([Environment(Any)], question, [calls]))
+        assert [result.content for result in results] == ["[2]", "[]"]
+    assert question.metadata == {"numbers": [1, 2]}
+
+
 # ------------------------------------------------------------------------- how many at once
 
 
@@ -956,3 +1068,125 @@ def test_a_branch_goes_on_with_the_same_random_numbers(chat):
     seen = [r.content or r.unread for r in trunk.results]
     for probe in probes:
         assert [r.content or r.unread for r in probe.trajectory.results] == seen
+
+
+# ------------------------------------------------------------------------- turns
+
+
+def steps(room, action):
+    """A step whose action says what it does."""
+    Turned.seen.append(action)
+    if action == "hang":
+        Turned.held.wait(10)
+    elif action != "go":
+        time.sleep(float(action))
+    return "x", 0.0, False, False, {}
+
+
+class Turned:
+    """What `steps` saw, and what it waits for."""
+
+    seen: list[str] = []
+    held = threading.Event()
+
+
+@pytest.fixture
+def turned():
+    """Rooms whose calls take turns, and that do what they are told to."""
+    Turned.seen.clear()
+    Turned.held.clear()
+    yield lambda limit_s: Gymnasium(
+        make=Room, options={"step": steps}, step_timeout_s=limit_s, thread_safe=False
+    )
+    Turned.held.set()
+    until = time.monotonic() + 5
+    while _line()._turns and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not _line()._turns
+
+
+def test_to_wait_for_a_turn_takes_nothing_of_an_environments_time(chat, turned, monkeypatch):
+    monkeypatch.setattr("turnrl_environments.world._MARGIN_S", 0.1)  # nor of the whole batch's
+    attempts = plays(chat, turned(0.5), ["0.02"], size=40, turns=1, max_restarts=0)
+    assert len(attempts.trajectories[0]) == 40
+    assert attempts.restarted == 0
+
+
+def test_a_call_that_nobody_waits_for_is_dropped_before_its_turn(turned):
+    tool = turned(1)
+
+    def step(session, action):
+        return asyncio.create_task(
+            tool.run([ToolCall("step", {"action": action}, session=session)])
+        )
+
+    async def calls():
+        first, second = await tool.open(QUESTION), await tool.open(QUESTION)
+        slow = step(first, "0.2")
+        await asyncio.sleep(0.05)
+        queued = step(second, "go")
+        await asyncio.sleep(0.05)
+        queued.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await queued
+        await slow
+        await first.close()
+        await second.close()
+
+    on_loop(calls())
+    assert Turned.seen == ["0.2"]
+
+
+def test_a_call_that_keeps_its_turn_is_named_and_blamed(chat, turned, monkeypatch):
+    monkeypatch.setattr("turnrl_environments.world._STOP_S", 0.1)
+    message = (
+        r"environment .*Room'> in step has not ended for \S+ s, and with thread_safe: false nothing"
+        r" else is called .*, so environment .* cannot begin\. Find out why it hangs, or raise"
+    )
+    says = lambda session, turn: "hang" if session == 0 and turn == 0 else "go"  # noqa: E731
+    with pytest.raises(ToolError, match=message):
+        plays(chat, turned(0.2), says, size=3, turns=3, max_restarts=5)
+    with pytest.raises(ToolError, match=message):
+        _ = turned(0.2).specs
+    child = os.fork()
+    if not child:  # it has its own line, and not the thread that would leave this one
+        with contextlib.suppress(BaseException):
+            os._exit(0 if room(step=steps).specs and turned(0.2).specs else 1)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_what_comes_too_late_does_not_turn_back_the_random_numbers_of_others(turned):
+    tool = turned(0.1)
+    with pytest.raises(TrajectoryLost, match="in step took longer"):
+        on_loop(call_tools([tool], QUESTION, [[ToolCall("step", {"action": "hang"})]]))
+    random.seed(5)
+    np.random.seed(5)
+    Turned.held.set()
+    until = time.monotonic() + 5
+    while _line()._turns and time.monotonic() < until:
+        time.sleep(0.01)
+    assert random.random() == random.Random(5).random()
+    assert np.random.rand() == np.random.RandomState(5).rand()
+
+
+def test_actions_are_looked_up_within_a_turn_too(turned):
+    tool = turned(1)
+
+    async def walks():
+        walk = await tool.open(QUESTION)
+        return await tool.run([ToolCall("step", {"action": "go"}, session=walk)])
+
+    (result,) = on_loop(walks())
+    assert result.content == "x"
+
+
+def test_coroutines_cannot_take_turns():
+    class Sleepy(Guess):
+        async def nap(self) -> str:
+            """Nap."""
+            return "dawn"
+
+    message = "environment Sleepy has the coroutine nap, and with thread_safe: false calls take"
+    with pytest.raises(RecipeError, match=message):
+        Environment(Sleepy, thread_safe=False)

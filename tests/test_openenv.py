@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime
 import json
 import os
 import re
@@ -32,8 +33,10 @@ from turnrl import (
     on_loop,
 )
 from turnrl.cli import main
+from turnrl.servers import Unavailable
 from turnrl.testing import ScriptedEngine, check_tool
 from turnrl_environments import OpenEnv
+from turnrl_environments.client import Full
 from turnrl_segmenters import Action
 
 HERE = Path(__file__).parent
@@ -339,6 +342,62 @@ def test_without_websockets_the_line_that_installs_them_is_told(monkeypatch):
     monkeypatch.setitem(sys.modules, "websockets.asyncio.client", None)
     with pytest.raises(RecipeError, match=r"Run \"pip install 'turnrl\[openenv\]'\""):
         OpenEnv("http://localhost:1")
+
+
+def test_a_function_that_cannot_read_an_observation_loses_an_attempt_and_not_the_run(chat, serve):
+    threads, url = [], serve(sessions=2).url
+
+    def read(seen):
+        threads.append(threading.current_thread().name)
+        if len(threads) == 2:
+            raise KeyError("words")
+        return seen["text"]
+
+    attempts = plays(chat, OpenEnv(url, observe=read), ["up"], size=2, turns=2)
+    assert attempts.restarted == 1
+    assert "turnrl-rollout" not in threads  # the event loop of all collections
+
+    def never(seen):
+        raise KeyError("words")
+
+    message = r"in observe, after reset raised KeyError: 'words' \(test_openenv.py:\d+\)\. The att"
+    with pytest.raises(TrajectoryLost, match=message):
+        one(chat, OpenEnv(url, observe=never), ["up"], max_restarts=1)
+
+
+@pytest.mark.parametrize("url", ["http://me:hunter2@there", "https://there/?token=hunter2"])
+def test_an_address_with_a_secret_is_refused_and_not_shown(url):
+    with pytest.raises(RecipeError, match="holds a user, a password or a query") as refused:
+        OpenEnv(url)
+    assert "hunter2" not in str(refused.value)
+
+
+def test_what_json_cannot_hold_is_refused_before_the_server_is_asked():
+    day = datetime.date(2026, 1, 1)
+    with pytest.raises(
+        RecipeError, match=r"OpenEnv.options.day is datetime.date\(2026, 1, 1\), wh"
+    ):
+        OpenEnv("http://localhost:1", {"day": day})
+    tool = OpenEnv("http://localhost:1", columns=["day"])
+    message = "question 'q', and day is datetime.*, which cannot be sent as JSON"
+    with pytest.raises(DataError, match=message):
+        on_loop(tool.open(Question("q", "Go.", metadata={"day": day})))
+
+
+def test_a_full_server_answers_after_an_outage_and_open_may_take_so_long(capsys, monkeypatch):
+    tool, asked = OpenEnv("http://localhost:1", capacity=1, wait_s=1.5, step_timeout_s=9), []
+
+    async def away_then_full():
+        asked.append(1)
+        if len(asked) <= 3:
+            raise Unavailable("status 503")
+        raise Full("Server at capacity", 1)
+
+    monkeypatch.setattr(tool, "_connected", away_then_full)
+    with pytest.raises(ToolError, match=r"had no place for 1.5 s \(Server at capacity\)"):
+        on_loop(tool.open(QUESTION))
+    assert "answers again after" in capsys.readouterr().err
+    assert tool.timeout_s >= 2 * 1.5 + 8 * 9 + 9  # four attempts, twice, and reset
 
 
 # ------------------------------------------------------------------------- the two servers

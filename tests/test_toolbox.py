@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
+import decimal
 import gc
 import os
 import random
@@ -794,3 +796,18 @@ def test_threads_are_used_again_and_one_that_hangs_keeps_nobody_waiting():
     threads, daemons = on_loop(calls())
     assert len(threads - before) < 20  # one or two; more if the machine is busy
     assert daemons == {True}  # none keeps a program that is interrupted
+
+
+def test_what_a_call_sets_in_its_context_is_not_for_the_next():
+    kept = contextvars.ContextVar("kept", default=0)
+
+    def sets():
+        decimal.getcontext().prec = 3
+        kept.set(1)
+
+    async def calls():
+        for _ in range(5):
+            await result_of(sets)
+        return await result_of(lambda: (kept.get(), decimal.getcontext().prec))
+
+    assert on_loop(calls()) == (0, decimal.DefaultContext.prec)

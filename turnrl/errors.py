@@ -290,6 +290,19 @@ def place_of(error: BaseException) -> str:
     return "".join(f" ({Path(one.filename).name}:{one.lineno})" for one in last)
 
 
+class Ended(RuntimeError):
+    """Holds what a thread raised that cannot be raised out of a future, as a StopIteration, or is
+    to end the run and not the event loop, as a SystemExit.
+
+    Args:
+        cause: What it raised.
+    """
+
+    def __init__(self, cause: BaseException) -> None:
+        super().__init__(f"{type(cause).__name__}: {cause}")
+        self.cause = cause
+
+
 @contextlib.contextmanager
 def blaming(kind: type[TurnRLError], what: str, advice: str) -> Iterator[None]:
     """Report what a package's code raises as a fault of the package.
@@ -304,5 +317,6 @@ def blaming(kind: type[TurnRLError], what: str, advice: str) -> Iterator[None]:
     except TurnRLError:
         raise
     except (Exception, SystemExit) as error:
-        name = type(error).__name__
-        raise kind(f"{what} raised {name}: {error}{place_of(error)}. {advice}") from error
+        cause = error.cause if isinstance(error, Ended) else error
+        name = type(cause).__name__
+        raise kind(f"{what} raised {name}: {cause}{place_of(cause)}. {advice}") from cause

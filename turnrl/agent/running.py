@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import contextvars
 import functools
 import os
 import queue
@@ -14,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast, final
 
-from turnrl.errors import ToolError, TurnRLError, place_of
+from turnrl.errors import Ended, ToolError, TurnRLError, place_of
 from turnrl.types import ToolSession, Toolset
 
 T = TypeVar("T")
@@ -73,7 +74,7 @@ async def run_tool(
         advice = "Fix the tool; for a mistake of the policy it should return ToolResult(ok=False)."
         if verb == "open":
             advice = "Fix the tool, or name data that have what it needs."
-        cause = error.cause if isinstance(error, _Ended) else error
+        cause = error.cause if isinstance(error, Ended) else error
         what = f"{tool} raised {type(cause).__name__}: {cause} in {verb}{on}{place_of(cause)}"
         raise ToolError(f"{what}. {advice}") from cause
 
@@ -93,15 +94,6 @@ async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) 
     return cast(T, await result if isinstance(result, Awaitable) else result)
 
 
-class _Ended(RuntimeError):
-    """Holds what a thread raised that cannot be raised out of a future, as a StopIteration, or is
-    to end the run and not the event loop, as a SystemExit."""
-
-    def __init__(self, cause: BaseException) -> None:
-        super().__init__(f"{type(cause).__name__}: {cause}")
-        self.cause = cause
-
-
 async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
     """Run in a thread that does not keep the process alive: a hanging tool cannot be killed, only
     left.
@@ -111,10 +103,11 @@ async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
 
     def work() -> None:
         try:
-            done.set_result(function(*arguments))
+            # threads are used again, and what code sets in its context is not for the next
+            done.set_result(contextvars.Context().run(function, *arguments))
         except BaseException as error:
             plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            done.set_exception(error if plain else _Ended(error))
+            done.set_exception(error if plain else Ended(error))
 
     _threads().run(work)
     try:

@@ -71,6 +71,13 @@ class Environment(World):
                 f"{self} has no reset, which begins an attempt. Add 'def reset(self, seed: int) -> "
                 "str:' to the class, or 'def reset(self, **columns)'."
             )
+        waits = [name for name, one in methods.items() if inspect.iscoroutinefunction(one)]
+        if waits and not thread_safe:
+            raise RecipeError(
+                f"{self} has the coroutine {', '.join(waits)}, and with thread_safe: false calls "
+                "take turns in threads. Write 'def' in place of 'async def', or leave thread_safe "
+                "out."
+            )
         self.pays_at_the_end = "get_reward" in methods
         self._reset = inspect.signature(methods["reset"])
         self.tools: Mapping[str, Described] = {

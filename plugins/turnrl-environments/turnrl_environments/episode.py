@@ -28,7 +28,7 @@ from turnrl import (
     in_short,
     result_of,
 )
-from turnrl_environments.randomness import OwnRandom
+from turnrl_environments.randomness import OwnRandom, Turn
 
 T = TypeVar("T")
 
@@ -172,20 +172,32 @@ class Episode(ToolSession, ABC):
             function: Its code.
             arguments: What it is called with.
         Raises:
-            TrajectoryLost: If it raises, or if the time is up.
+            TrajectoryLost: If it raises, or if the time is up. What leaves the environment is begun
+                even then, and is not stopped.
+            ToolError: If it takes turns, and the call whose turn it is hangs.
         """
-        what = f"{self.world} in {verb}"
-        left_s = self._until - asyncio.get_running_loop().time()
-        if left_s > 0:
-            work = self._begun(function, *arguments)
+        what, loop = f"{self.world} in {verb}", asyncio.get_running_loop()
+        left_s, leaves = self._until - loop.time(), function == self.leave
+        if left_s > 0 or leaves:
+            work, turn = self._begun(what, function, *arguments)
             try:
-                await asyncio.wait([work], timeout=left_s)
+                if turn is not None:  # to wait for a turn takes nothing of an environment's time
+                    joined, come = loop.time(), asyncio.wrap_future(turn.come)
+                    await asyncio.wait([work, come], return_when=asyncio.FIRST_COMPLETED)
+                    self._until += loop.time() - joined
+                await asyncio.wait([work], timeout=max(left_s, 0.0))
             finally:
                 late = not work.done()
-                if late and asyncio.iscoroutinefunction(function):  # a thread cannot be stopped
-                    work.cancel()
+                if late:
+                    stops = asyncio.iscoroutinefunction(function)  # a thread cannot be stopped
+                    if turn is not None:
+                        stops, turn.late = not turn.come.done(), True
+                    if stops and not leaves:
+                        work.cancel()
             if not late:
                 advice = _ADVICE_ON_RESET if verb == "reset" else _ADVICE
+                if work.cancelled():
+                    raise TrajectoryLost(f"{what} was cancelled from within. {advice}")
                 with blaming(TrajectoryLost, what, advice):
                     return cast(T, work.result())
         raise TrajectoryLost(
@@ -193,21 +205,26 @@ class Episode(ToolSession, ABC):
             "find out why the environment hangs."
         )
 
-    def _begun(self, function: Callable[..., Any], *arguments: Any) -> asyncio.Task[Any]:
-        """Code that is run once the call before it has ended."""
-        before = self._last
+    def _begun(
+        self, what: str, function: Callable[..., Any], *arguments: Any
+    ) -> tuple[asyncio.Task[Any], Turn | None]:
+        """Code that is run once the call before it has ended; and its turn, if it takes one."""
+        before, turn = self._last, None
         if self.random is not None and not asyncio.iscoroutinefunction(function):
-            function = functools.partial(self.random.run, function)
+            turn = Turn(what, self.world.step_timeout_s)
+            function = functools.partial(self.random.run, turn, function)
 
         async def work() -> Any:
             if before is not None and not before.done():
                 await asyncio.wait([before])
+            if turn is not None:
+                await turn.taken()
             return await result_of(function, *arguments)
 
         self._last = asyncio.create_task(work())
         self.world.under_way.add(self._last)
         self._last.add_done_callback(self._done)
-        return self._last
+        return self._last, turn
 
     def _done(self, work: asyncio.Task[Any]) -> None:
         self.world.under_way.discard(work)
@@ -223,7 +240,7 @@ class Episode(ToolSession, ABC):
         """Leave because something else failed, whose error is the one to see. If a call has not
         ended, the environment is left when it has, and nobody waits for that."""
         if self._hangs:
-            self._begun(self.leave)
+            self._begun(f"{self.world} in close", self.leave)
         else:
             with contextlib.suppress(Exception):
                 await self.do("close", self.leave)

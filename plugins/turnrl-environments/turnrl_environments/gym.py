@@ -100,8 +100,13 @@ class Gymnasium(World):
     @functools.cached_property
     def _taken(self) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
         """JSON Schema of an action, and what makes the environment's own of it."""
+        if self.thread_safe:
+            return self._looked()
+        return OwnRandom(0).run_here(f"{self} in make", self.step_timeout_s, self._looked)
+
+    def _looked(self) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
         try:
-            environment = self.made() if self.thread_safe else OwnRandom(0).run(self.made)
+            environment = self.made()
         except RecipeError:
             raise
         except Exception as error:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
 from turnrl import (
+    DataError,
     Question,
     RecipeError,
     ToolCall,
@@ -67,21 +68,22 @@ class OpenEnv(World):
         step_timeout_s: float = 60.0,
         wait_s: float = 300.0,
     ) -> None:
-        if not isinstance(url, str) or not re.match(r"https?://[^/]", url):
-            raise RecipeError(
-                f"OpenEnv.url is {url!r:.100}, which is no address of a server. Write one such as "
-                "http://localhost:8000."
-            )
+        _check_address(url)
         super().__init__(url, capacity, step_timeout_s)
         self.url = url.rstrip("/")
         self.options, self.columns = dict(options or {}), list(columns or ())
         self.description, self.wait_s = description, wait_s
         at_least(0, "OpenEnv.", self, "wait_s", optional=False)
-        self.observe: Observe = _shown
+        if wrong := _not_json(self.options):
+            raise RecipeError(
+                f"OpenEnv.options.{wrong}, which cannot be sent as JSON. Give a text, a number, a "
+                "list or a mapping of them."
+            )
+        self.observe: Observe | None = None
         if observe is not None:
             self.observe = named("OpenEnv.observe", observe)
         # to open a session may mean to wait for a server that is away, and then for a place
-        self.timeout_s += 2 * wait_s + step_timeout_s
+        self.timeout_s += 2 * (wait_s + (_QUICK_RETRIES + 2) * step_timeout_s)
         self._quick = Patience(str(self), 0.0, self._absent, _QUICK_RETRIES)
         self._patience = Patience(str(self), wait_s, self._away, _QUICK_RETRIES, setting="wait_s")
         self._counted = capacity is not None
@@ -154,17 +156,26 @@ class OpenEnv(World):
         loop = asyncio.get_running_loop()
         until, pause_s = loop.time() + self.wait_s, _LOOK_EVERY_S
         while True:
-            try:
-                return await self._patience.ask_async(self._connected)
-            except Full as full:
-                if loop.time() >= until:
-                    raise ToolError(
-                        f"{self} had no place for {self.wait_s:g} s ({full}). If others use it "
-                        "too, set OpenEnv.capacity to the number of sessions that are left for "
-                        "this run, or raise OpenEnv.wait_s."
-                    ) from None
+            answer = await self._patience.ask_async(self._answer)
+            if isinstance(answer, Connection):
+                return answer
+            if not isinstance(answer, Full):
+                raise answer
+            if loop.time() >= until:
+                raise ToolError(
+                    f"{self} had no place for {self.wait_s:g} s ({answer}). If others use it too, "
+                    "set OpenEnv.capacity to the number of sessions that are left for this run, or "
+                    "raise OpenEnv.wait_s."
+                )
             await asyncio.sleep(pause_s)
             pause_s = min(1.5 * pause_s, 2.0)
+
+    async def _answer(self) -> Connection | Full | TrajectoryLost:
+        """What the server answers: a server that refuses is not away."""
+        try:
+            return await self._connected()
+        except (Full, TrajectoryLost) as refused:
+            return refused
 
     def _absent(self, problem: str) -> ToolError:
         return ToolError(f"{self} {problem} Start the server, or correct OpenEnv.url.")
@@ -179,14 +190,20 @@ class OpenEnv(World):
         """An attempt that has not begun.
 
         Raises:
-            DataError: If the question lacks a column that `reset` gets.
+            DataError: If the question lacks a column that `reset` gets, or JSON cannot hold one.
         """
         about = {"id": question.id, "question": question.text, "answers": [*question.answers]}
         about |= question.metadata
         if lacks := [column for column in self.columns if column not in about]:
             raise missing(self, ", ".join(lacks), question)
         chosen = {column: about[column] for column in self.columns}
-        return Visit(self, {"seed": seed_of(question), **self.options, **chosen})
+        begins = {"seed": seed_of(question), **self.options, **chosen}
+        if wrong := _not_json(begins):
+            raise DataError(
+                f"{self} begins with the columns of question {question.id!r}, and {wrong}, which "
+                "cannot be sent as JSON. Make it a text, a number, a list or a mapping in the data."
+            )
+        return Visit(self, begins)
 
 
 class Visit(Episode):
@@ -234,7 +251,9 @@ class Visit(Episode):
                 f"{self.server} answered to {verb} without an observation. Correct OpenEnv.url, or "
                 "the server."
             )
-        shown = text_of(self.server, f"observe, after {verb}", self.server.observe(observation))
+        then, own = f"observe, after {verb}", self.server.observe
+        seen = await self.do(then, own, observation) if own else _shown(observation)
+        shown = text_of(self.server, then, seen)
         return shown, 0.0 if reward is None else paid(self.server, verb, reward), bool(done)
 
     async def _answer(
@@ -268,6 +287,34 @@ class Visit(Episode):
     async def leave(self) -> None:
         if self.connection is not None:
             await self.connection.close()
+
+
+def _check_address(url: object) -> None:
+    """Raise if it is no address of a server, or may hold a secret.
+
+    Raises:
+        RecipeError: What may be a secret is not shown.
+    """
+    if isinstance(url, str) and re.search("[@?#]", url):
+        raise RecipeError(
+            "OpenEnv.url holds a user, a password or a query, which is not shown. Give only the "
+            "address, such as http://localhost:8000: recipes are saved with every run."
+        )
+    if not isinstance(url, str) or not re.match(r"https?://[^/]", url):
+        raise RecipeError(
+            f"OpenEnv.url is {url!r:.100}, which is no address of a server. Write one such as "
+            "http://localhost:8000."
+        )
+
+
+def _not_json(values: Mapping[str, Any]) -> str:
+    """The first value that JSON cannot hold, as `NAME is VALUE`; empty if there is none."""
+    for name, value in values.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError):
+            return f"{name} is {value!r:.80}"
+    return ""
 
 
 def _shown(observation: Mapping[str, Any]) -> str:

@@ -36,6 +36,8 @@ T = TypeVar("T")
 
 _MARGIN_S = 30.0
 """How much longer than `step_timeout_s` a whole batch may take; an episode never does."""
+_IN_LINE_S = 86_400.0
+"""A batch of calls that take turns may wait for many others, each within limits of its own."""
 _STOP_S = 5.0
 """How long the end of a run waits for environments that answer too late, to close them."""
 TRUNCATED = "truncated"
@@ -64,7 +66,7 @@ class World(Stateful, Toolset, ABC):
         kind = f"{type(self).__name__}."
         at_least(1, kind, self, "capacity", whole=True)
         at_least(1e-3, kind, self, "step_timeout_s", optional=False)
-        self.timeout_s = step_timeout_s + _MARGIN_S
+        self.timeout_s = step_timeout_s + _MARGIN_S if thread_safe else _IN_LINE_S
         self.under_way: set[asyncio.Task[Any]] = set()
 
     def __str__(self) -> str:
