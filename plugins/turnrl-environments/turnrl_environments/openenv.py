@@ -273,7 +273,7 @@ class Visit(Episode):
             raise TrajectoryLost(f"{self.server} answered to {verb}: {refused}. {advice}") from None
         except (Broken, Full) as broken:
             raise TrajectoryLost(
-                f"{self.server} was lost in {verb}: {broken}. The attempt begins again, at most "
+                f"{self.server} was lost in {verb}: {broken}. An attempt begins again at most "
                 "rollout.max_restarts times; see whether the server still runs."
             ) from None
 
