@@ -363,6 +363,21 @@ def test_vectors_stay_out_of_what_is_stored_and_the_version_of_words_stays(dense
 
 
 @server_test
+def test_shards_change_the_answers_and_so_the_version(url, tmp_path):  # noqa: F811
+    path = write_rows(tmp_path / "rows.jsonl", MANY)
+    versions, answers = [], []
+    for shards in (1, 3):
+        name = new_name()
+        info = elastic.build(Server(url=url), name, corpus_of(path), shards=shards)
+        versions.append(info.version)
+        answers.append(index_of(url, name, "bm25").search(QUERIES, 3))
+        assert index_of(url, name, "bm25").info().version == info.version
+    assert answers[0] != answers[1]
+    assert versions[0].endswith("-english-1.2-0.75")  # as caches of earlier versions know it
+    assert versions[1] == f"{versions[0]}-3-shards"
+
+
+@server_test
 @pytest.mark.parametrize(("encoder", "message"), [
     ("encoders.others", r"'encoders.words', and the encoder 'encoders.others' gives other vectors"),
     ("encoders.wide", "gives vectors of 96 dimensions, and the index has 64. Set encoder to"),
@@ -571,6 +586,23 @@ def test_a_cache_over_somebody_elses_index_needs_a_version(news, url, tmp_path):
     assert ask(replay, "tower") == first
     with pytest.raises(ToolError, match="has never seen"):
         news_tool(url, news, {"text": "body"}, cache=cache, version="a", offline=True).check()
+
+
+@server_test
+def test_two_indexes_of_somebody_else_share_no_answers(
+    news,
+    url,  # noqa: F811
+    tmp_path,
+):
+    import elasticsearch
+
+    other = new_name()
+    with elasticsearch.Elasticsearch(url) as client:
+        document = {"body": "Another tower", "meta": {"head": "Other"}}
+        client.index(index=other, id="other", document=document, refresh=True)
+    how = {"cache": str(tmp_path / "cache.sqlite"), "version": "a"}
+    assert sorted(found(news_tool(url, news, **how), "tower")) == ["1", "2"]
+    assert found(news_tool(url, other, **how), "tower") == ["other"]
 
 
 @server_test

@@ -73,8 +73,8 @@ class Server:
         ca_certs: File with the certificates to trust; by default the environment's
             TURNRL_ES_CA_CERTS, or TURNRL_RETRIEVE_CA_CERTS for `retrieve`.
         version: A name of your choice for the passages of an index that turnrl did not build, and
-            for how they are searched. A cache needs it, and servers of one name share its answers.
-            Choose another one when either changes.
+            for how they are searched. A cache needs it. `/retrieve` servers of one version share
+            its answers. Choose another one when either changes.
         fields: The fields of an Elasticsearch index that turnrl did not build: `{text: body, title:
             headline, vector: embedding}`. The title may be left out. The vector is for rankings
             that search by it.

@@ -292,10 +292,13 @@ class _Builder:
         self._merge(mark)
         settings = {"refresh_interval": None, "auto_expand_replicas": "0-1"}
         self._do(lambda: self.client.indices.put_settings(index=self.name, settings=settings))
-        analyzer, k1, b = self.meta["analyzer"], *(self.meta["build"][n] for n in ("k1", "b"))
+        analyzer = self.meta["analyzer"]
+        k1, b, shards = (self.meta["build"][n] for n in ("k1", "b", "shards"))
+        # each shard weighs words by its own passages
+        split = "" if shards == 1 else f"-{shards}-shards"
         meta = {
             **self.meta,
-            "version": f"elasticsearch-{mark.digest}-{analyzer}-{k1:g}-{b:g}",
+            "version": f"elasticsearch-{mark.digest}-{analyzer}-{k1:g}-{b:g}{split}",
             "passages": mark.passages,
             "built": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }

@@ -112,7 +112,8 @@ class ElasticIndex(SearchIndex):
         if server.ranking != "bm25":
             encoder, field = self._encoder.name, fields["vector"]
             self._unit = dimensions(client, access, self._name, field, self._encoder, retries)
-        said = server.version and f"elasticsearch-{server.version}-{digest(*server.searched_by())}"
+        how = digest(self._name, *server.searched_by())
+        said = server.version and f"elasticsearch-{server.version}-{how}"
         return IndexInfo(
             "elasticsearch", self._name, said, passages=count["count"], encoder=encoder
         )
