@@ -198,8 +198,14 @@ def test_texts_keep_their_order_though_batches_are_by_length():
 ])  # fmt: skip
 def test_vectors_that_are_none_are_refused_with_the_encoders_name(name, message):
     with pytest.raises(ToolError, match=message) as error:
-        open_encoder(f"encoders.{name}")(["tower", "a longer text"], "query")
+        open_encoder(f"encoders.{name}")(["tower", "a longer text"], "passage")
     assert f"'encoders.{name}'" in str(error.value)
+
+
+def test_a_query_whose_words_an_encoder_does_not_know_is_no_fault_but_nan_is():
+    assert not open_encoder("encoders.zeros")(["tower"], "query").any()
+    with pytest.raises(ToolError, match="returned a vector with NaN or infinity for the text"):
+        open_encoder("encoders.nan")(["tower"], "query")
 
 
 def test_an_encoder_whose_dimensions_change_is_refused():
@@ -320,6 +326,20 @@ def test_hybrid_fuses_what_the_two_rankings_find(dense, url, k):  # noqa: F811
         assert [hit.score for hit in fused] == pytest.approx([float(score) for _, score in naive])
         moved += lists[0][:k] != [key for key, _ in naive]
     assert moved > 5
+
+
+@server_test
+def test_a_query_with_a_vector_of_zeros_has_no_neighbours_and_stops_nothing(dense, url):  # noqa: F811
+    unknown, known = "tower ZZZ", "castle lake"
+    (words,) = index_of(url, dense, "bm25").search([unknown], 3)
+    how = {"encoder": "encoders.zeros_for_z"}
+    near, nothing = index_of(url, dense, "knn", **how).search([known, unknown], 3)
+    assert (len(near), nothing) == (3, [])
+    assert index_of(url, dense, "knn", **how).search([unknown], 3) == [[]]
+    before, fused, after = index_of(url, dense, "hybrid", **how).search([known, unknown, "lake"], 3)
+    assert [hit.passage for hit in fused] == [hit.passage for hit in words]
+    assert [hit.score for hit in fused] == pytest.approx([1 / 61, 1 / 62, 1 / 63])
+    assert [before, after] == index_of(url, dense, "hybrid").search([known, "lake"], 3)
 
 
 @server_test

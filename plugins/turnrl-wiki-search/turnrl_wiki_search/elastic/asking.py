@@ -42,20 +42,16 @@ class Asking:
     def of(cls, server: Server) -> Asking:
         return cls(server.ranking, server.fields)
 
-    @property
-    def parts(self) -> int:
-        """Searches that the server is sent for a query."""
-        return 2 if self.ranking == "hybrid" else 1
-
     def bodies(self, query: str, vector: Vectors | None, k: int) -> list[dict[str, Any]]:
         """The searches for a query.
 
         Args:
             query: Its text.
-            vector: Its vector (dimensions,); None if the ranking has no use for it.
+            vector: Its vector (dimensions,); None if the ranking has no use for it, or if it is
+                zero, which is near to nothing.
             k: The most hits.
         """
-        size = k if self.parts == 1 else max(k, _FUSED)
+        size = max(k, _FUSED) if self.ranking == "hybrid" else k
         bodies: list[dict[str, Any]] = []
         if self.ranking != "knn":
             bodies.append({"query": self._matching(query)})
@@ -99,12 +95,12 @@ class Asking:
 
     def hits(self, replies: Sequence[Sequence[Mapping[str, Any]]], k: int) -> list[Hit]:
         """The best hits, from those of each search of `bodies`."""
-        if self.parts == 1:
-            (found,) = replies
+        if self.ranking != "hybrid":
+            found = replies[0] if replies else ()
             hits = [Hit(self.passage(one), one["_score"]) for one in found]
         else:
             keyed = [{(one["_id"], one["_index"]): one for one in reply} for reply in replies]
-            words, near = keyed
+            words, near = keyed if len(keyed) == 2 else (*keyed, {})
             both = {**near, **words}
             fused = fuse([*words], [*near])[:k]
             hits = [Hit(self.passage(both[key]), score) for key, score in fused]

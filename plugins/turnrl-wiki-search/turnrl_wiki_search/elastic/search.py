@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from turnrl import Passage, ToolError, on_loop, result_of
@@ -139,14 +140,15 @@ class ElasticIndex(SearchIndex):
         return [hits for found in on_loop(answers()) for hits in found]
 
     def _encoded(self, queries: Sequence[str]) -> Sequence[Vectors | None]:
-        """The vector of each query; None if the ranking has no use for it."""
+        """The vector of each query; None if the ranking has no use for it, or it is zero."""
         if self._server.ranking == "bm25":
             return [None] * len(queries)
         from turnrl_wiki_search.encoding import unit
 
         prefix = self._server.query_prefix
         vectors = self._encoder([f"{prefix}{query}" for query in queries], "query")
-        return [*(unit(vectors) if self._unit else vectors)]
+        made = [(unit(one) if self._unit else one) if one.any() else None for one in vectors]
+        return cast("list[Vectors | None]", made)
 
     def passages(self) -> Iterator[Passage]:
         """Every passage, read in the order in which the server stores them. A fault ends the
@@ -210,13 +212,13 @@ class ElasticIndex(SearchIndex):
         where = {"index": self._name, "allow_partial_search_results": False}
         lines = [line for i in waiting for body in searches[i] for line in (where, body)]
         try:
-            response = self._client.msearch(searches=lines)
+            replies = self._client.msearch(searches=lines)["responses"] if lines else []
         except Exception as error:
             raise translate(error, self._access) from None
-        parts, replies = self._asking.parts, response["responses"]
         fault: Unavailable | None = None
-        for at, i in enumerate(waiting):
-            of_query = replies[at * parts : (at + 1) * parts]
+        rest = iter(replies)
+        for i in waiting:
+            of_query = [*islice(rest, len(searches[i]))]
             faults = [found for one in of_query if (found := self._fault(one))]
             if faults:
                 fault = faults[0]
