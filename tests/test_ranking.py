@@ -147,10 +147,13 @@ def test_title_and_text_of_somebody_elses_index_are_asked_as_one_field():
     titled = Asking("bm25", {"text": "body", "title": "head"})
     (body,) = titled.bodies("dom tower", None, 3)
     fields = {"type": "cross_fields", "fields": ["head", "body"]}
-    assert body["query"] == {"multi_match": {"query": "dom tower", **fields}}
+    there = {"exists": {"field": "body"}}
+    matching = {"multi_match": {"query": "dom tower", **fields}}
+    assert body["query"] == {"bool": {"must": matching, "filter": there}}
     assert (body["size"], body["_source"], body["fields"]) == (3, False, ["head", "body"])
     (body,) = Asking("bm25", {"text": "body"}).bodies("dom tower", None, 3)
-    assert body["query"] == {"match": {"body": {"query": "dom tower"}}}
+    matching = {"match": {"body": {"query": "dom tower"}}}
+    assert body["query"] == {"bool": {"must": matching, "filter": there}}
 
 
 def test_a_document_of_somebody_else_may_have_several_values_or_none():
@@ -162,6 +165,37 @@ def test_a_document_of_somebody_else_may_have_several_values_or_none():
     ]
     passages = [hit.passage for hit in asking.hits([hits], 3)]
     assert passages == [Passage("1", "A B", "one\ntwo"), Passage("3", "", "three")]
+    # in hybrid they are left out before the best k are taken, and not after
+    hits = [{**hit, "_index": "i"} for hit in reversed(hits)]
+    for n, hit in enumerate(hits):
+        hit["_score"] = 1.0 - n * 0.1
+    hybrid = Asking("hybrid", {"text": "body", "vector": "v"})
+    assert [hit.passage.id for hit in hybrid.hits([hits, hits], 2)] == ["3", "1"]
+
+
+def test_ids_decide_between_equal_scores():
+    def hit(name, score):
+        return {"_id": name, "_index": "i", "_score": score,
+                "_source": {"title": name, "text": name}}  # fmt: skip
+
+    hits = [hit("z", 2.0), hit("c", 1.0), hit("a", 1.0), hit("b", 1.0)]
+    for ranking in ("bm25", "knn"):
+        ids = [one.passage.id for one in Asking(ranking, None).hits([hits], 3)]
+        assert ids == ["z", "a", "b"]
+    hybrid = Asking("hybrid", None).hits([hits, hits], 3)
+    assert [one.passage.id for one in hybrid] == ["z", "a", "b"]
+    assert [one.score for one in hybrid] == pytest.approx([2 / 61, 2 / 62, 2 / 63])
+
+
+def test_hits_of_which_none_shows_its_text_are_no_empty_answer():
+    asking = Asking("bm25", {"text": "body", "title": "head"})
+    hits = [{"_id": f"{n}", "_index": "news", "_score": 1.0} for n in range(2)]
+    assert asking.hits([[]], 3) == []
+    with pytest.raises(ToolError, match=r"index 'news' is searched by its field 'body', but does"):
+        asking.hits([hits], 3)
+    titled = [{**hit, "fields": {"head": ["A"]}} for hit in hits]
+    with pytest.raises(ToolError, match=r"leaves the field out of '_source'\. Set fields.text"):
+        asking.hits([titled], 3)
 
 
 # --- encoders ---
@@ -331,13 +365,13 @@ def test_hybrid_fuses_what_the_two_rankings_find(dense, url, k):  # noqa: F811
 @server_test
 def test_a_query_with_a_vector_of_zeros_has_no_neighbours_and_stops_nothing(dense, url):  # noqa: F811
     unknown, known = "tower ZZZ", "castle lake"
-    (words,) = index_of(url, dense, "bm25").search([unknown], 3)
+    (words,) = index_of(url, dense, "bm25").search([unknown], 20)
     how = {"encoder": "encoders.zeros_for_z"}
     near, nothing = index_of(url, dense, "knn", **how).search([known, unknown], 3)
     assert (len(near), nothing) == (3, [])
     assert index_of(url, dense, "knn", **how).search([unknown], 3) == [[]]
     before, fused, after = index_of(url, dense, "hybrid", **how).search([known, unknown, "lake"], 3)
-    assert [hit.passage for hit in fused] == [hit.passage for hit in words]
+    assert [hit.passage for hit in fused] == [hit.passage for hit in words[:3]]
     assert [hit.score for hit in fused] == pytest.approx([1 / 61, 1 / 62, 1 / 63])
     assert [before, after] == index_of(url, dense, "hybrid").search([known, "lake"], 3)
 
@@ -352,6 +386,13 @@ def test_two_searches_for_each_query_leave_in_one_request(dense, url):  # noqa: 
         (body,) = [body for _, path, _, body in proxy.requests if "_msearch" in path]
         assert body.count(b"\n") == 2 * 2 * len({*QUERIES[:20]})
         assert sum(len(batch) for batch in encoders.ASKED[1:]) == len({*QUERIES[:20]})
+        # copies of a shard may score differently: each query has its own, and keeps them
+        lines = [json.loads(line) for line in body.splitlines()]
+        copies = [line["preference"] for line in lines[::2]]
+        assert copies[::2] == copies[1::2]
+        assert len(set(copies)) == len({*QUERIES[:20]})
+        ask(tool, QUERIES[0])
+        assert json.loads(proxy.requests[-1][3].splitlines()[0])["preference"] == copies[0]
         busy = {"status": 429, "error": {"reason": "queue full"}}
         proxy.faults.append((200, {}, {"responses": [busy] * 2}))
         assert ask(tool, QUERIES[0]) == calm[:1]
@@ -580,6 +621,57 @@ def test_a_field_that_is_not_there_or_of_another_type_is_named(news, url, fields
         with pytest.raises(ToolError, match=message) as error:
             act()
         assert news in str(error.value)
+
+
+@server_test
+@pytest.mark.parametrize(("source", "text"), [
+    ({"excludes": ["body"]}, "body"), ({"excludes": ["body"]}, "body.en"),
+    ({"enabled": False}, "body"),
+])  # fmt: skip
+def test_an_index_that_does_not_return_its_text_is_refused_before_a_run(url, source, text):  # noqa: F811
+    import elasticsearch
+
+    name = new_name()
+    body = {"type": "text", "fields": {"en": {"type": "text"}}}
+    properties = {"body": body, "head": {"type": "text"}}
+    with elasticsearch.Elasticsearch(url) as client:
+        client.indices.create(index=name, mappings={"properties": properties, "_source": source})
+        tool = news_tool(url, name, {"text": text, "title": "head"})
+        tool.check()  # an index without documents is no mistake yet
+        client.index(index=name, document={"head": "A tower"}, refresh=True)
+        tool.check()
+        assert found(tool, "tower") == []
+        client.index(index=name, document={"body": "A tower", "head": "B"}, refresh=True)
+    message = rf"index '{name}' is searched by its field '{text}', but does not return its text"
+    for act in (tool.check, lambda: ask(tool, "tower")):
+        with pytest.raises(ToolError, match=message):
+            act()
+
+
+@server_test
+@pytest.mark.parametrize("ranking", ["bm25", "knn", "hybrid"])
+def test_documents_without_the_text_take_no_places_of_others(url, ranking):  # noqa: F811
+    import elasticsearch
+
+    name = new_name()
+    text, vector = {"type": "text"}, {"type": "dense_vector", "dims": 64, "similarity": "cosine"}
+    properties = {"body": text, "head": text, "embedding": vector}
+    near = encoders.words(["tower"])[0].tolist()
+    far = encoders.words(["tower of a castle"])[0].tolist()
+    with elasticsearch.Elasticsearch(url) as client:
+        client.indices.create(index=name, mappings={"properties": properties})
+        for _ in range(30):
+            client.index(index=name, document={"head": "tower", "embedding": near})
+        for n in range(3):
+            document = {"head": "A", "body": "A tower of a castle", "embedding": far}
+            client.index(index=name, id=f"{n}", document=document)
+        client.indices.refresh(index=name)
+    fields, how = {"text": "body", "title": "head"}, {"top_k": 3}
+    if ranking != "bm25":
+        fields["vector"] = "embedding"
+        how |= {"ranking": ranking, "encoder": "encoders.words"}
+    tool = news_tool(url, name, fields, **how)
+    assert found(tool, "tower") == ["0", "1", "2"]
 
 
 @server_test

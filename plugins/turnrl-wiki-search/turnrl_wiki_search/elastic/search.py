@@ -16,7 +16,12 @@ from turnrl import Passage, ToolError, on_loop, result_of
 from turnrl.servers import Patience, Unavailable
 from turnrl_wiki_search.elastic.access import MAJORS, Access
 from turnrl_wiki_search.elastic.asking import Asking
-from turnrl_wiki_search.elastic.examining import dimensions, examine_fields, examine_vectors
+from turnrl_wiki_search.elastic.examining import (
+    dimensions,
+    examine_fields,
+    examine_text,
+    examine_vectors,
+)
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, build_command, described
 from turnrl_wiki_search.server import REPLAY, RESUME, Server
@@ -110,6 +115,7 @@ class ElasticIndex(SearchIndex):
         if count.meta.status == 404:
             raise _absent(client, access, self._name, retries, "Correct 'index'.")
         examine_fields(client, access, self._name, fields, retries)
+        examine_text(client, access, self._name, fields["text"], retries)
         if server.ranking != "bm25":
             encoder, field = self._encoder.name, fields["vector"]
             self._unit = dimensions(client, access, self._name, field, self._encoder, retries)
@@ -194,7 +200,7 @@ class ElasticIndex(SearchIndex):
         request = self._patience.request()
         searches = [*map(partial(self._asking.bodies, k=k), queries, vectors)]
         with self._free:
-            request.ask(lambda: self._ask(searches, k, answers))
+            request.ask(lambda: self._ask(queries, searches, k, answers))
         return [answers[i] for i in range(len(queries))]
 
     def _away(self, problem: str) -> ToolError:
@@ -204,13 +210,22 @@ class ElasticIndex(SearchIndex):
         )
 
     def _ask(
-        self, searches: Sequence[list[dict[str, Any]]], k: int, answers: dict[int, list[Hit]]
+        self,
+        queries: Sequence[str],
+        searches: Sequence[list[dict[str, Any]]],
+        k: int,
+        answers: dict[int, list[Hit]],
     ) -> None:
         """Send one request, store its answers, and raise if some are missing."""
         waiting = [i for i in range(len(searches)) if i not in answers]
-        # a missing shard would silently shorten the answer, so partial results are refused
-        where = {"index": self._name, "allow_partial_search_results": False}
-        lines = [line for i in waiting for body in searches[i] for line in (where, body)]
+        lines: list[dict[str, Any]] = []
+        for i in waiting:
+            # copies of a shard may differ in their deleted documents, and so in their scores: a
+            # query always asks the same copies, and different queries use them all
+            where: dict[str, Any] = {"index": self._name, "preference": digest(queries[i])}
+            # a missing shard would silently shorten the answer, so partial results are refused
+            where["allow_partial_search_results"] = False
+            lines += [line for body in searches[i] for line in (where, body)]
         try:
             replies = self._client.msearch(searches=lines)["responses"] if lines else []
         except Exception as error:
