@@ -41,6 +41,11 @@ def zeros(texts):
     return np.zeros((len(texts), 64))
 
 
+def zeros_for_z(texts):
+    """`words`, but for texts with a word that it does not know."""
+    return np.array([[0.0] * 64 if "ZZZ" in text else words([text])[0] for text in texts])
+
+
 def flat(texts):
     return words(texts).ravel()
 

@@ -365,7 +365,13 @@ def test_a_mistake_is_a_message_with_the_next_step(
 def test_a_file_with_other_fields_is_to_be_changed(folder, tmp_path, capsys):
     file = write_rows(tmp_path / "q.jsonl", [{"id": "1", "prompt": "Is it?", "answers": ["x"]}])
     assert index_command("check", "--index", folder, "--questions", file) == 2
-    assert "for this command, rename the field." in capsys.readouterr().err
+    error = capsys.readouterr().err
+    assert (
+        "has no field 'question'. It has: answers, id, prompt. Rename the one that holds it"
+        in error
+    )
+    assert "holds it to 'question'." in error
+    assert "data." not in error
 
 
 def test_a_file_that_cannot_be_written_does_not_cost_the_count(folder, asked, capsys):

@@ -26,6 +26,7 @@ from turnrl_wiki_search.elastic import ElasticIndex, Server
 from turnrl_wiki_search.elastic.asking import Asking
 from turnrl_wiki_search.encoding import open_encoder, unit
 from turnrl_wiki_search.fusion import fuse
+from turnrl_wiki_search.server import check_url
 from turnrl_wiki_search.sources import Corpus, open_source
 
 # --- fusion ---
@@ -147,10 +148,13 @@ def test_title_and_text_of_somebody_elses_index_are_asked_as_one_field():
     titled = Asking("bm25", {"text": "body", "title": "head"})
     (body,) = titled.bodies("dom tower", None, 3)
     fields = {"type": "cross_fields", "fields": ["head", "body"]}
-    assert body["query"] == {"multi_match": {"query": "dom tower", **fields}}
+    there = {"exists": {"field": "body"}}
+    matching = {"multi_match": {"query": "dom tower", **fields}}
+    assert body["query"] == {"bool": {"must": matching, "filter": there}}
     assert (body["size"], body["_source"], body["fields"]) == (3, False, ["head", "body"])
     (body,) = Asking("bm25", {"text": "body"}).bodies("dom tower", None, 3)
-    assert body["query"] == {"match": {"body": {"query": "dom tower"}}}
+    matching = {"match": {"body": {"query": "dom tower"}}}
+    assert body["query"] == {"bool": {"must": matching, "filter": there}}
 
 
 def test_a_document_of_somebody_else_may_have_several_values_or_none():
@@ -162,6 +166,37 @@ def test_a_document_of_somebody_else_may_have_several_values_or_none():
     ]
     passages = [hit.passage for hit in asking.hits([hits], 3)]
     assert passages == [Passage("1", "A B", "one\ntwo"), Passage("3", "", "three")]
+    # in hybrid they are left out before the best k are taken, and not after
+    hits = [{**hit, "_index": "i"} for hit in reversed(hits)]
+    for n, hit in enumerate(hits):
+        hit["_score"] = 1.0 - n * 0.1
+    hybrid = Asking("hybrid", {"text": "body", "vector": "v"})
+    assert [hit.passage.id for hit in hybrid.hits([hits, hits], 2)] == ["3", "1"]
+
+
+def test_ids_decide_between_equal_scores():
+    def hit(name, score):
+        return {"_id": name, "_index": "i", "_score": score,
+                "_source": {"title": name, "text": name}}  # fmt: skip
+
+    hits = [hit("z", 2.0), hit("c", 1.0), hit("a", 1.0), hit("b", 1.0)]
+    for ranking in ("bm25", "knn"):
+        ids = [one.passage.id for one in Asking(ranking, None).hits([hits], 3)]
+        assert ids == ["z", "a", "b"]
+    hybrid = Asking("hybrid", None).hits([hits, hits], 3)
+    assert [one.passage.id for one in hybrid] == ["z", "a", "b"]
+    assert [one.score for one in hybrid] == pytest.approx([2 / 61, 2 / 62, 2 / 63])
+
+
+def test_hits_of_which_none_shows_its_text_are_no_empty_answer():
+    asking = Asking("bm25", {"text": "body", "title": "head"})
+    hits = [{"_id": f"{n}", "_index": "news", "_score": 1.0} for n in range(2)]
+    assert asking.hits([[]], 3) == []
+    with pytest.raises(ToolError, match=r"index 'news' is searched by its field 'body', but does"):
+        asking.hits([hits], 3)
+    titled = [{**hit, "fields": {"head": ["A"]}} for hit in hits]
+    with pytest.raises(ToolError, match=r"leaves the field out of '_source'\. Set fields.text"):
+        asking.hits([titled], 3)
 
 
 # --- encoders ---
@@ -198,8 +233,14 @@ def test_texts_keep_their_order_though_batches_are_by_length():
 ])  # fmt: skip
 def test_vectors_that_are_none_are_refused_with_the_encoders_name(name, message):
     with pytest.raises(ToolError, match=message) as error:
-        open_encoder(f"encoders.{name}")(["tower", "a longer text"], "query")
+        open_encoder(f"encoders.{name}")(["tower", "a longer text"], "passage")
     assert f"'encoders.{name}'" in str(error.value)
+
+
+def test_a_query_whose_words_an_encoder_does_not_know_is_no_fault_but_nan_is():
+    assert not open_encoder("encoders.zeros")(["tower"], "query").any()
+    with pytest.raises(ToolError, match="returned a vector with NaN or infinity for the text"):
+        open_encoder("encoders.nan")(["tower"], "query")
 
 
 def test_an_encoder_whose_dimensions_change_is_refused():
@@ -252,13 +293,21 @@ def test_a_folder_with_a_model_encodes_and_leaves_the_random_numbers_alone(tiny_
 # --- addresses with a key ---
 
 
-@pytest.mark.parametrize("parameter", ["api_key", "apikey", "apiKey", "token", "access-token"])
+@pytest.mark.parametrize("parameter", [
+    "api_key", "apikey", "apiKey", "token", "access-token", "accesskey", "authtoken",
+    "subscriptionkey", "subscription-key", "jwt", "id_jwt", "bearer", "credential", "X-Credentials",
+])  # fmt: skip
 def test_a_key_in_an_address_is_refused_and_not_shown(parameter):
     address = f"http://localhost:1/retrieve?k=3&{parameter}=SEKRET"
     with pytest.raises(RecipeError, match=rf"index holds the secret '{parameter}'") as error:
         WikiSearch(address, "retrieve").check()
     assert "SEKRET" not in str(error.value)
     assert f"?{parameter}=${{NAME}}" in str(error.value)
+
+
+@pytest.mark.parametrize("parameter", ["k", "max_tokens", "author", "keyword", "design", "sign"])
+def test_another_parameter_of_an_address_is_no_key(parameter):
+    check_url(f"http://localhost:1/retrieve?{parameter}=3", "index")
 
 
 # --- on a server: indexes of ours with vectors ---
@@ -323,6 +372,20 @@ def test_hybrid_fuses_what_the_two_rankings_find(dense, url, k):  # noqa: F811
 
 
 @server_test
+def test_a_query_with_a_vector_of_zeros_has_no_neighbours_and_stops_nothing(dense, url):  # noqa: F811
+    unknown, known = "tower ZZZ", "castle lake"
+    (words,) = index_of(url, dense, "bm25").search([unknown], 20)
+    how = {"encoder": "encoders.zeros_for_z"}
+    near, nothing = index_of(url, dense, "knn", **how).search([known, unknown], 3)
+    assert (len(near), nothing) == (3, [])
+    assert index_of(url, dense, "knn", **how).search([unknown], 3) == [[]]
+    before, fused, after = index_of(url, dense, "hybrid", **how).search([known, unknown, "lake"], 3)
+    assert [hit.passage for hit in fused] == [hit.passage for hit in words[:3]]
+    assert [hit.score for hit in fused] == pytest.approx([1 / 61, 1 / 62, 1 / 63])
+    assert [before, after] == index_of(url, dense, "hybrid").search([known, "lake"], 3)
+
+
+@server_test
 def test_two_searches_for_each_query_leave_in_one_request(dense, url):  # noqa: F811
     proxy = Proxy(url)
     try:
@@ -332,6 +395,13 @@ def test_two_searches_for_each_query_leave_in_one_request(dense, url):  # noqa: 
         (body,) = [body for _, path, _, body in proxy.requests if "_msearch" in path]
         assert body.count(b"\n") == 2 * 2 * len({*QUERIES[:20]})
         assert sum(len(batch) for batch in encoders.ASKED[1:]) == len({*QUERIES[:20]})
+        # copies of a shard may score differently: each query has its own, and keeps them
+        lines = [json.loads(line) for line in body.splitlines()]
+        copies = [line["preference"] for line in lines[::2]]
+        assert copies[::2] == copies[1::2]
+        assert len(set(copies)) == len({*QUERIES[:20]})
+        ask(tool, QUERIES[0])
+        assert json.loads(proxy.requests[-1][3].splitlines()[0])["preference"] == copies[0]
         busy = {"status": 429, "error": {"reason": "queue full"}}
         proxy.faults.append((200, {}, {"responses": [busy] * 2}))
         assert ask(tool, QUERIES[0]) == calm[:1]
@@ -360,6 +430,21 @@ def test_vectors_stay_out_of_what_is_stored_and_the_version_of_words_stays(dense
     assert replace(without, encoder="encoders.words", built="") == replace(
         infos["bm25"], index=plain, source=str(path), built=""
     )
+
+
+@server_test
+def test_shards_change_the_answers_and_so_the_version(url, tmp_path):  # noqa: F811
+    path = write_rows(tmp_path / "rows.jsonl", MANY)
+    versions, answers = [], []
+    for shards in (1, 3):
+        name = new_name()
+        info = elastic.build(Server(url=url), name, corpus_of(path), shards=shards)
+        versions.append(info.version)
+        answers.append(index_of(url, name, "bm25").search(QUERIES, 3))
+        assert index_of(url, name, "bm25").info().version == info.version
+    assert answers[0] != answers[1]
+    assert versions[0].endswith("-english-1.2-0.75")  # as caches of earlier versions know it
+    assert versions[1] == f"{versions[0]}-3-shards"
 
 
 @server_test
@@ -425,7 +510,7 @@ def test_an_interrupted_build_resumes_and_encodes_nothing_twice(url, tmp_path): 
     assert build(lambda count, read: counts.append(count)).passages == 400
     assert counts == sorted(counts)
     encoded = sum(map(len, encoders.ASKED))
-    assert encoded <= 400 - 200
+    assert encoded == 400 - 280  # the chunk that ends at 300 was under way
     found = index_of(url, name, "knn").search(QUERIES, 3)
     assert all(len(hits) == 3 for hits in found)
 
@@ -548,6 +633,57 @@ def test_a_field_that_is_not_there_or_of_another_type_is_named(news, url, fields
 
 
 @server_test
+@pytest.mark.parametrize(("source", "text"), [
+    ({"excludes": ["body"]}, "body"), ({"excludes": ["body"]}, "body.en"),
+    ({"enabled": False}, "body"),
+])  # fmt: skip
+def test_an_index_that_does_not_return_its_text_is_refused_before_a_run(url, source, text):  # noqa: F811
+    import elasticsearch
+
+    name = new_name()
+    body = {"type": "text", "fields": {"en": {"type": "text"}}}
+    properties = {"body": body, "head": {"type": "text"}}
+    with elasticsearch.Elasticsearch(url) as client:
+        client.indices.create(index=name, mappings={"properties": properties, "_source": source})
+        tool = news_tool(url, name, {"text": text, "title": "head"})
+        tool.check()  # an index without documents is no mistake yet
+        client.index(index=name, document={"head": "A tower"}, refresh=True)
+        tool.check()
+        assert found(tool, "tower") == []
+        client.index(index=name, document={"body": "A tower", "head": "B"}, refresh=True)
+    message = rf"index '{name}' is searched by its field '{text}', but does not return its text"
+    for act in (tool.check, lambda: ask(tool, "tower")):
+        with pytest.raises(ToolError, match=message):
+            act()
+
+
+@server_test
+@pytest.mark.parametrize("ranking", ["bm25", "knn", "hybrid"])
+def test_documents_without_the_text_take_no_places_of_others(url, ranking):  # noqa: F811
+    import elasticsearch
+
+    name = new_name()
+    text, vector = {"type": "text"}, {"type": "dense_vector", "dims": 64, "similarity": "cosine"}
+    properties = {"body": text, "head": text, "embedding": vector}
+    near = encoders.words(["tower"])[0].tolist()
+    far = encoders.words(["tower of a castle"])[0].tolist()
+    with elasticsearch.Elasticsearch(url) as client:
+        client.indices.create(index=name, mappings={"properties": properties})
+        for _ in range(30):
+            client.index(index=name, document={"head": "tower", "embedding": near})
+        for n in range(3):
+            document = {"head": "A", "body": "A tower of a castle", "embedding": far}
+            client.index(index=name, id=f"{n}", document=document)
+        client.indices.refresh(index=name)
+    fields, how = {"text": "body", "title": "head"}, {"top_k": 3}
+    if ranking != "bm25":
+        fields["vector"] = "embedding"
+        how |= {"ranking": ranking, "encoder": "encoders.words"}
+    tool = news_tool(url, name, fields, **how)
+    assert found(tool, "tower") == ["0", "1", "2"]
+
+
+@server_test
 def test_vectors_of_somebody_else_of_other_dimensions_are_refused(news, url):  # noqa: F811
     fields = {"text": "body", "vector": "embedding"}
     message = r"has vectors of 64 dimensions, and the encoder 'encoders.wide' gives 96"
@@ -571,6 +707,23 @@ def test_a_cache_over_somebody_elses_index_needs_a_version(news, url, tmp_path):
     assert ask(replay, "tower") == first
     with pytest.raises(ToolError, match="has never seen"):
         news_tool(url, news, {"text": "body"}, cache=cache, version="a", offline=True).check()
+
+
+@server_test
+def test_two_indexes_of_somebody_else_share_no_answers(
+    news,
+    url,  # noqa: F811
+    tmp_path,
+):
+    import elasticsearch
+
+    other = new_name()
+    with elasticsearch.Elasticsearch(url) as client:
+        document = {"body": "Another tower", "meta": {"head": "Other"}}
+        client.index(index=other, id="other", document=document, refresh=True)
+    how = {"cache": str(tmp_path / "cache.sqlite"), "version": "a"}
+    assert sorted(found(news_tool(url, news, **how), "tower")) == ["1", "2"]
+    assert found(news_tool(url, other, **how), "tower") == ["other"]
 
 
 @server_test

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import json
 import random
+import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -447,6 +448,13 @@ def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexI
         print(f"{name:10} {value:.3f}")
 
 
+_OF_RECIPES = {
+    r"Set data\.fields\.(\w+) to the one that.*": r"Rename the one that holds it to '\1'.",
+    r"Check data\.fields and data\.answers, or": "Correct them, or",
+    r"data\.fields\.(\w+)": r"the field '\1'",
+}
+
+
 def _read_questions(
     source: str, sample: int | None, seed: int, limit: int | None = None, **how: Any
 ) -> list[Question]:
@@ -458,9 +466,10 @@ def _read_questions(
     except DataError as error:
         if "data.fields" not in str(error):
             raise
-        raise DataError(
-            f"{error} That is a setting of recipes; for this command, rename the field."
-        ) from None
+        text = str(error)
+        for setting, step in _OF_RECIPES.items():  # which this command does not have
+            text = re.sub(setting, step, text)
+        raise DataError(text) from None
     if sample is not None:
         if not 1 <= sample <= len(questions):
             raise RecipeError(f"--sample {sample}: {source} has {len(questions)} questions.")

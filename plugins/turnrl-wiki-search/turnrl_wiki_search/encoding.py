@@ -57,7 +57,8 @@ class Encoder:
             kind: Whether they are queries or passages.
             report: Called with the number of texts encoded so far.
         Returns:
-            Vectors (texts, dimensions), finite and not zero.
+            Vectors (texts, dimensions), finite. That of a query may be zero, which is similar to
+            nothing: the encoder may know none of its words.
         Raises:
             ToolError: If the encoder raises, or returns something else.
         """
@@ -98,7 +99,9 @@ class Encoder:
                 f"{who} returned vectors of {vectors.shape[1]} dimensions, and of "
                 f"{self._dimensions} before. Return as many for each text."
             )
-        bad = ~np.isfinite(vectors).all(axis=1) | ~vectors.any(axis=1)
+        bad = ~np.isfinite(vectors).all(axis=1)
+        if kind == "passage":
+            bad |= ~vectors.any(axis=1)
         if bad.any():
             row = int(bad.argmax())
             what = "of zeros" if np.isfinite(vectors[row]).all() else "with NaN or infinity"

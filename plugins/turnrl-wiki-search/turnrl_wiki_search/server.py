@@ -43,13 +43,18 @@ _SECRET_WORDS = (
     "secret",
     "password",
     "passwd",
+    "passphrase",
     "auth",
     "sig",
     "signature",
     "pwd",
     "authorization",
+    "jwt",
+    "bearer",
+    "credential",
+    "credentials",
 )
-"""A parameter of an address with one of these words in its name holds a secret."""
+"""A parameter of an address with a word in its name that ends with one of these holds a secret."""
 
 
 @dataclass(frozen=True)
@@ -73,8 +78,8 @@ class Server:
         ca_certs: File with the certificates to trust; by default the environment's
             TURNRL_ES_CA_CERTS, or TURNRL_RETRIEVE_CA_CERTS for `retrieve`.
         version: A name of your choice for the passages of an index that turnrl did not build, and
-            for how they are searched. A cache needs it, and servers of one name share its answers.
-            Choose another one when either changes.
+            for how they are searched. A cache needs it. `/retrieve` servers of one version share
+            its answers. Choose another one when either changes.
         fields: The fields of an Elasticsearch index that turnrl did not build: `{text: body, title:
             headline, vector: embedding}`. The title may be left out. The vector is for rankings
             that search by it.
@@ -312,7 +317,7 @@ def check_url(url: str, name: str, example: str = "http://localhost:9200") -> No
         raise RecipeError(f"{name} is {url!r}; it must look like {example}.")
     for parameter, value in parse_qsl(parts.query):
         words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", parameter).lower())
-        secret = any(word.removeprefix("api") in _SECRET_WORDS for word in words)
+        secret = any(word.endswith(_SECRET_WORDS) for word in words)
         if secret and not _REFERENCE.fullmatch(value):
             raise RecipeError(
                 f"{name} holds the secret {parameter!r}, which is not shown. Name an environment "

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from turnrl import Passage
+from turnrl import Passage, ToolError
 from turnrl_wiki_search.fusion import fuse
 from turnrl_wiki_search.index import Hit, Ranking
 from turnrl_wiki_search.server import Server
@@ -42,30 +43,28 @@ class Asking:
     def of(cls, server: Server) -> Asking:
         return cls(server.ranking, server.fields)
 
-    @property
-    def parts(self) -> int:
-        """Searches that the server is sent for a query."""
-        return 2 if self.ranking == "hybrid" else 1
-
     def bodies(self, query: str, vector: Vectors | None, k: int) -> list[dict[str, Any]]:
         """The searches for a query.
 
         Args:
             query: Its text.
-            vector: Its vector (dimensions,); None if the ranking has no use for it.
+            vector: Its vector (dimensions,); None if the ranking has no use for it, or if it is
+                zero, which is near to nothing.
             k: The most hits.
         """
-        size = k if self.parts == 1 else max(k, _FUSED)
+        size = max(k, _FUSED) if self.ranking == "hybrid" else k
         bodies: list[dict[str, Any]] = []
         if self.ranking != "knn":
             bodies.append({"query": self._matching(query)})
         if vector is not None:
-            near = {
+            near: dict[str, Any] = {
                 "field": self.fields["vector"] if self.fields else VECTOR,
                 "query_vector": vector.tolist(),
                 "k": size,
                 "num_candidates": min(max(2 * size, _CANDIDATES), _MOST_CANDIDATES),
             }
+            if self.fields is not None:
+                near["filter"] = has_field(self.fields["text"])
             bodies.append({"knn": near})
         return [{**one, "size": size, "track_total_hits": False, **self.shown} for one in bodies]
 
@@ -73,10 +72,12 @@ class Asking:
         if self.fields is None:
             return {"match": {"contents": {"query": query}}}
         text, title = self.fields["text"], self.fields.get("title")
-        if title is None:
-            return {"match": {text: {"query": query}}}
-        # as if title and text were one field, which they are in an index of ours
-        return {"multi_match": {"query": query, "type": "cross_fields", "fields": [title, text]}}
+        matching: dict[str, Any] = {"match": {text: {"query": query}}}
+        if title is not None:
+            # as if title and text were one field, which they are in an index of ours
+            both = {"query": query, "type": "cross_fields", "fields": [title, text]}
+            matching = {"multi_match": both}
+        return {"bool": {"must": matching, "filter": has_field(text)}}
 
     @property
     def shown(self) -> dict[str, Any]:
@@ -98,15 +99,43 @@ class Asking:
         return passage_of(hit["_id"], title, text)
 
     def hits(self, replies: Sequence[Sequence[Mapping[str, Any]]], k: int) -> list[Hit]:
-        """The best hits, from those of each search of `bodies`."""
-        if self.parts == 1:
-            (found,) = replies
-            hits = [Hit(self.passage(one), one["_score"]) for one in found]
+        """The best hits, from those of each search of `bodies`; ids decide between equal scores.
+
+        Raises:
+            ToolError: If there are hits in an index of somebody else, and none shows its text.
+        """
+        replies = [sorted(one, key=lambda hit: (-hit["_score"], hit["_id"])) for one in replies]
+        if self.fields is not None:
+            refuse_hidden([hit for one in replies for hit in one], self.fields["text"])
+        if self.ranking != "hybrid":
+            scored = [(one, one["_score"]) for one in (replies[0] if replies else ())]
         else:
             keyed = [{(one["_id"], one["_index"]): one for one in reply} for reply in replies]
-            words, near = keyed
+            words, near = keyed if len(keyed) == 2 else (*keyed, {})
             both = {**near, **words}
-            fused = fuse([*words], [*near])[:k]
-            hits = [Hit(self.passage(both[key]), score) for key, score in fused]
+            scored = [(both[key], score) for key, score in fuse([*words], [*near])]
+        hits = (Hit(self.passage(one), score) for one, score in scored)
         # a document of somebody else's may lack the fields
-        return [one for one in hits if one.passage.title or one.passage.text.strip()]
+        return [*islice((hit for hit in hits if hit.passage.title or hit.passage.text.strip()), k)]
+
+
+def has_field(name: str) -> dict[str, Any]:
+    """The query for all documents with a field."""
+    return {"exists": {"field": name}}
+
+
+def refuse_hidden(hits: Sequence[Mapping[str, Any]], text: str) -> None:
+    """Raise if there are hits in an index that turnrl did not build, and none shows its text.
+
+    Args:
+        hits: Documents that have the field `text`, as a search with `Asking.shown` returns them.
+        text: The field.
+    Raises:
+        ToolError: Naming an index.
+    """
+    if hits and not any(hit.get("fields", {}).get(text) for hit in hits):
+        raise ToolError(
+            f"index {hits[0]['_index']!r} is searched by its field {text!r}, but does not return "
+            "its text: the mapping leaves the field out of '_source'. Set fields.text to a field "
+            "that is in it."
+        )

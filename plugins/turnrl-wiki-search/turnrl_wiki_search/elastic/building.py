@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import datetime
 import time
 from collections.abc import Callable, Sequence
@@ -234,12 +235,17 @@ class _Builder:
                 for chunk, mark in self.corpus.chunks(start):
                     vectors = self._encode(chunk, mark.passages)
                     sent.append((mark, pool.submit(self._send, chunk, vectors)))
-                    if len(sent) > 2 * _LOADERS:
-                        self._acknowledge(*sent.popleft())
+                    while sent and (sent[0][1].done() or len(sent) > 2 * _LOADERS):
+                        self._acknowledge(*sent[0])
+                        sent.popleft()
                 while sent:
-                    self._acknowledge(*sent.popleft())
+                    self._acknowledge(*sent[0])
+                    sent.popleft()
             finally:
-                pool.shutdown(cancel_futures=True)
+                failed = any(one.done() and one.exception() for _, one in sent)
+                # what is encoded already is sent, unless the server is what failed
+                pool.shutdown(cancel_futures=failed or self.encoder is None)
+                self._keep(sent)
         return self.reached
 
     def _send(self, chunk: list[Passage], vectors: list[list[float]]) -> None:
@@ -270,6 +276,16 @@ class _Builder:
             self.saved = mark
             self._save({**self.meta, "progress": asdict(mark)})
 
+    def _keep(self, sent: Sequence[tuple[Mark, Future[None]]]) -> None:
+        """Save the place that a build has reached which is about to end early."""
+        for mark, future in sent:
+            if future.cancelled() or future.exception() is not None:
+                break
+            self.reached = mark
+        if sent and self.encoder is not None and self.reached != self.saved:
+            with contextlib.suppress(ToolError):  # the server is away, which is another's to tell
+                self._save({**self.meta, "progress": asdict(self.reached)})
+
     def _refusal(self, item: dict[str, Any]) -> Exception:
         (reply,) = item.values()
         reason = self.access.clean(reply.get("error"))
@@ -292,10 +308,13 @@ class _Builder:
         self._merge(mark)
         settings = {"refresh_interval": None, "auto_expand_replicas": "0-1"}
         self._do(lambda: self.client.indices.put_settings(index=self.name, settings=settings))
-        analyzer, k1, b = self.meta["analyzer"], *(self.meta["build"][n] for n in ("k1", "b"))
+        analyzer = self.meta["analyzer"]
+        k1, b, shards = (self.meta["build"][n] for n in ("k1", "b", "shards"))
+        # each shard weighs words by its own passages
+        split = "" if shards == 1 else f"-{shards}-shards"
         meta = {
             **self.meta,
-            "version": f"elasticsearch-{mark.digest}-{analyzer}-{k1:g}-{b:g}",
+            "version": f"elasticsearch-{mark.digest}-{analyzer}-{k1:g}-{b:g}{split}",
             "passages": mark.passages,
             "built": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         }

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from turnrl import ToolError
 from turnrl_wiki_search.elastic.access import Access
+from turnrl_wiki_search.elastic.asking import has_field, refuse_hidden
 from turnrl_wiki_search.elastic.faults import call
 from turnrl_wiki_search.index import build_command
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 _TYPES = {"text": "text", "title": "text", "vector": "dense_vector"}
 _SHOWN = 20
+_SAMPLE = 10
+"""Documents that are read to see whether an index returns their text."""
 
 
 def examine_vectors(meta: Mapping[str, Any], where: str, name: str, encoder: Encoder) -> None:
@@ -83,6 +86,23 @@ def examine_fields(
             f"index {name!r} at {access.label} cannot be searched by fields.{part}: the field "
             f"{field!r} {fault}. Its {right} fields are: {shown or 'none'}. Correct fields.{part}."
         )
+
+
+def examine_text(client: Elasticsearch, access: Access, name: str, text: str, retries: int) -> None:
+    """Raise if an index that turnrl did not build does not return the text that it is searched by.
+
+    Raises:
+        ToolError: Naming the index and the field.
+    """
+    fields: list[Mapping[str, Any]] = [{"field": text}]
+    response = call(
+        access,
+        lambda: client.search(
+            index=name, query=has_field(text), size=_SAMPLE, source=False, fields=fields
+        ),
+        retries,
+    )
+    refuse_hidden(response["hits"]["hits"], text)
 
 
 def dimensions(

@@ -9,13 +9,19 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
+from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
 
 from turnrl import Passage, ToolError, on_loop, result_of
 from turnrl.servers import Patience, Unavailable
 from turnrl_wiki_search.elastic.access import MAJORS, Access
 from turnrl_wiki_search.elastic.asking import Asking
-from turnrl_wiki_search.elastic.examining import dimensions, examine_fields, examine_vectors
+from turnrl_wiki_search.elastic.examining import (
+    dimensions,
+    examine_fields,
+    examine_text,
+    examine_vectors,
+)
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, build_command, described
 from turnrl_wiki_search.server import REPLAY, RESUME, Server
@@ -109,10 +115,12 @@ class ElasticIndex(SearchIndex):
         if count.meta.status == 404:
             raise _absent(client, access, self._name, retries, "Correct 'index'.")
         examine_fields(client, access, self._name, fields, retries)
+        examine_text(client, access, self._name, fields["text"], retries)
         if server.ranking != "bm25":
             encoder, field = self._encoder.name, fields["vector"]
             self._unit = dimensions(client, access, self._name, field, self._encoder, retries)
-        said = server.version and f"elasticsearch-{server.version}-{digest(*server.searched_by())}"
+        how = digest(self._name, *server.searched_by())
+        said = server.version and f"elasticsearch-{server.version}-{how}"
         return IndexInfo(
             "elasticsearch", self._name, said, passages=count["count"], encoder=encoder
         )
@@ -138,14 +146,15 @@ class ElasticIndex(SearchIndex):
         return [hits for found in on_loop(answers()) for hits in found]
 
     def _encoded(self, queries: Sequence[str]) -> Sequence[Vectors | None]:
-        """The vector of each query; None if the ranking has no use for it."""
+        """The vector of each query; None if the ranking has no use for it, or it is zero."""
         if self._server.ranking == "bm25":
             return [None] * len(queries)
         from turnrl_wiki_search.encoding import unit
 
         prefix = self._server.query_prefix
         vectors = self._encoder([f"{prefix}{query}" for query in queries], "query")
-        return [*(unit(vectors) if self._unit else vectors)]
+        made = [(unit(one) if self._unit else one) if one.any() else None for one in vectors]
+        return cast("list[Vectors | None]", made)
 
     def passages(self) -> Iterator[Passage]:
         """Every passage, read in the order in which the server stores them. A fault ends the
@@ -191,7 +200,7 @@ class ElasticIndex(SearchIndex):
         request = self._patience.request()
         searches = [*map(partial(self._asking.bodies, k=k), queries, vectors)]
         with self._free:
-            request.ask(lambda: self._ask(searches, k, answers))
+            request.ask(lambda: self._ask(queries, searches, k, answers))
         return [answers[i] for i in range(len(queries))]
 
     def _away(self, problem: str) -> ToolError:
@@ -201,21 +210,30 @@ class ElasticIndex(SearchIndex):
         )
 
     def _ask(
-        self, searches: Sequence[list[dict[str, Any]]], k: int, answers: dict[int, list[Hit]]
+        self,
+        queries: Sequence[str],
+        searches: Sequence[list[dict[str, Any]]],
+        k: int,
+        answers: dict[int, list[Hit]],
     ) -> None:
         """Send one request, store its answers, and raise if some are missing."""
         waiting = [i for i in range(len(searches)) if i not in answers]
-        # a missing shard would silently shorten the answer, so partial results are refused
-        where = {"index": self._name, "allow_partial_search_results": False}
-        lines = [line for i in waiting for body in searches[i] for line in (where, body)]
+        lines: list[dict[str, Any]] = []
+        for i in waiting:
+            # copies of a shard may differ in their deleted documents, and so in their scores: a
+            # query always asks the same copies, and different queries use them all
+            where: dict[str, Any] = {"index": self._name, "preference": digest(queries[i])}
+            # a missing shard would silently shorten the answer, so partial results are refused
+            where["allow_partial_search_results"] = False
+            lines += [line for body in searches[i] for line in (where, body)]
         try:
-            response = self._client.msearch(searches=lines)
+            replies = self._client.msearch(searches=lines)["responses"] if lines else []
         except Exception as error:
             raise translate(error, self._access) from None
-        parts, replies = self._asking.parts, response["responses"]
         fault: Unavailable | None = None
-        for at, i in enumerate(waiting):
-            of_query = replies[at * parts : (at + 1) * parts]
+        rest = iter(replies)
+        for i in waiting:
+            of_query = [*islice(rest, len(searches[i]))]
             faults = [found for one in of_query if (found := self._fault(one))]
             if faults:
                 fault = faults[0]
