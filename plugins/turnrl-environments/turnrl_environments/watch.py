@@ -66,12 +66,12 @@ def escapes(trajectories: Sequence[Trajectory], iteration: int, max_turns: int) 
     ways = [f"{count} {_WHY[why].format(turns=max_turns)}" for why, count in counts.most_common()]
     turns = [turn for trajectory in trajectories for turn in trajectory.turns]
     idle = sum(not steps_of(turn) for turn in turns)
-    form = "If it knows no such action, teach it the form with 'turnrl warmup'. "
+    form = "If the policy knows no such action, teach it the form with 'turnrl warmup'. "
     end = "; if it acts as it should, have the environment end an attempt (done)"
     return (
         f"no attempt of iteration {iteration} was ended by its environment: of "
         f"{len(trajectories)}, {', '.join(ways)}; {idle} of {len(turns)} turns took no step. Read "
-        f"transcripts/ in the run's folder. {form if 2 * idle > len(turns) else ''}If the policy "
+        f"transcripts/ in the run's folder. {form if 2 * idle > len(turns) else ''}If it "
         "avoids the task, raise unfinished and idle of EnvironmentReward; if it has too little "
         f"room, raise max_turns or rollout.max_turn_tokens{'' if idle else end}."
     )
