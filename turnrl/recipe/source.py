@@ -242,6 +242,12 @@ class Source:
             return
         name = owner.node.name
         bases = [base for one in contracts for base in _EXTENDED[one.node.name]]
+        methods = [one.name for one in owner.node.body if isinstance(one, ast.FunctionDef)]
+        if "Toolset" in bases and "reset" in methods:
+            raise RecipeError(
+                f"{key} names the class {path!r}, which is not a tool. It has reset, so it may be "
+                f"an environment: {{class_path: Environment, init_args: {{environment: {path}}}}}."
+            )
         raise RecipeError(
             f"{key} names the class {path!r}, which does not extend {' or '.join(bases)}. Write "
             f"'class {name}(turnrl.{bases[0]}):', or name a function, such as my_module.function."
