@@ -299,7 +299,7 @@ def test_an_environment_that_always_raises_stops_the_run_after_its_restarts(chat
     def breaks(room, action):
         raise KeyError("the door")
 
-    lost = r"in step raised KeyError: 'the door' \(test_environments.py:\d+\). The attempt begins"
+    lost = r"in step raised KeyError: 'the door' \(test_environments.py:\d+\). An attempt begins"
     with pytest.raises(TrajectoryLost, match=lost):
         plays(chat, room(step=breaks), ["look"], max_restarts=2)
     assert [one.closed for one in rooms] == [1] * 4  # one to see its actions, three attempts

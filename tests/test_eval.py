@@ -493,8 +493,10 @@ def test_a_merged_adapter_is_scored_as_its_run(recipe, capsys):
     merged = ["--model.policy.model", "merged", "--model.policy.lora", "null"]
     assert scored(capsys, "recipe.yaml", *merged)["figures"] == by_run["figures"]
     told = fails(capsys, ["eval", "adapter", *merged])
-    assert "It holds an adapter: 'turnrl play RECIPE --checkpoint adapter' asks it. To" in told
-    assert told.endswith("To score it, give its run, or merge it into its base.")
+    assert "It holds an adapter: 'turnrl play RECIPE --checkpoint adapter' asks it, and" in told
+    assert told.endswith("'turnrl eval RECIPE --model.policy.model adapter' scores it.")
+    as_model = ["--model.policy.model", "adapter", "--model.policy.lora.r", "4"]
+    assert scored(capsys, "recipe.yaml", *as_model)["figures"] == by_run["figures"]
 
 
 def test_the_help_explains_the_settings_of_an_evaluation(recipe, capsys):

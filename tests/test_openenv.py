@@ -360,7 +360,7 @@ def test_a_function_that_cannot_read_an_observation_loses_an_attempt_and_not_the
     def never(seen):
         raise KeyError("words")
 
-    message = r"in observe, after reset raised KeyError: 'words' \(test_openenv.py:\d+\)\. The att"
+    message = r"in observe, after reset raised KeyError: 'words' \(test_openenv.py:\d+\)\. An att"
     with pytest.raises(TrajectoryLost, match=message):
         one(chat, OpenEnv(url, observe=never), ["up"], max_restarts=1)
 

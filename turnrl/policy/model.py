@@ -462,7 +462,8 @@ class Policy(nn.Module):
         """
         assert self.network is not None, "Policy.load() comes first"
         folder = Path(folder)
-        if folder.resolve() in [Path(one).resolve() for one in (self.folder, locate(self.model))]:
+        begins = [Path(one).resolve() for one in (self.folder, self.origin.adapter) if one]
+        if folder.resolve() in begins:
             raise RecipeError(
                 f"{str(folder)!r} holds the model that training starts from. Give another folder."
             )
