@@ -76,7 +76,7 @@ def test_the_page_needs_at_most_thirty_lines_for_a_game():
 
 @pytest.mark.parametrize("seed", [0, 1, 7])
 def test_a_game_of_gem_is_won(chat, page, seed):
-    pytest.importorskip("gem")
+    pytest.importorskip("gem", reason="needs gem-llm, which no extra brings")
     number = random.Random(seed).randint(1, 10)
     says = [f"\\boxed{{{number % 10 + 1}}}", f"I say \\boxed{{{number}}}"]
     group = played(chat, "gem.yaml", seed, says, size=16)
@@ -89,7 +89,7 @@ def test_a_game_of_gem_is_won(chat, page, seed):
 
 @pytest.mark.parametrize("seed", [0, 1, 7])
 def test_a_game_of_textarena_is_won(chat, page, seed):
-    pytest.importorskip("textarena")
+    pytest.importorskip("textarena", reason="needs textarena, which no extra brings")
     number = random.Random(seed).randint(1, 20)
     group = played(chat, "arena.yaml", seed, [f"[{number % 20 + 1}]", f"[{number}]"], size=16)
     assert all("between 1 and 20" in opening(chat, one) for one in group)
@@ -102,7 +102,7 @@ def test_a_game_of_textarena_is_won(chat, page, seed):
 
 @pytest.mark.filterwarnings("ignore:.*is not fully supported")
 def test_a_quest_of_textworld_is_won(chat, page):
-    textworld = pytest.importorskip("textworld")
+    textworld = pytest.importorskip("textworld", reason="needs textworld, which no extra brings")
     (page / "games").mkdir()
     made = re.search(r"do (tw-make custom .*?);", PAGE)[1]
     make = shutil.which("tw-make") or str(Path(sys.executable).with_name("tw-make"))
