@@ -154,10 +154,15 @@ def warm_up(
         after = acting(module, tried)
     finally:
         module.collector.close()
-    written = export(module.policy, folder, {"warm-up": f"{len(shown)} demonstrated attempts"})
+    _write(module.policy, folder, shown)
+    return WarmedUp(before, after, losses)
+
+
+def _write(policy: Policy, folder: str | Path, shown: Sequence[Trajectory]) -> None:
+    """Write the policy, and some of what it was taught beside it."""
+    written = export(policy, folder, {"warm-up": f"{len(shown)} demonstrated attempts"})
     some = "\n\n".join(map(str, shown[:_SHOWN]))
     (written / TRANSCRIPT).write_text(f"{some}\n", encoding="utf-8")
-    return WarmedUp(before, after, losses)
 
 
 def _learn(
