@@ -421,7 +421,9 @@ def test_mistakes_of_a_warm_up_are_told(tmp_path, monkeypatch, capsys):
     told = fails(capsys, [*go, "--to", "warm", "--by", "nowhere.demonstrate"])
     assert "--by is 'nowhere.demonstrate', which cannot be imported" in told
     told = fails(capsys, [*go, "--to", "warm", "--by", "json.decoder"])
-    assert told.endswith("--by is 'json.decoder', which is no function. Give a function's path.")
+    assert told.endswith(
+        "--by is 'json.decoder', which cannot be called. Give a class or a function."
+    )
     Path("file").touch()
     told = fails(capsys, [*go, "--to", "file"])
     assert "--to is 'file', which is a file. Give a new folder" in told

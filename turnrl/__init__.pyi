@@ -70,6 +70,7 @@ from turnrl.plugins import find_class as find_class
 from turnrl.plugins import hookimpl as hookimpl
 from turnrl.plugins import installed as installed
 from turnrl.plugins import load_plugins as load_plugins
+from turnrl.plugins import named as named
 from turnrl.policy.adapter import Lora as Lora
 from turnrl.policy.compute import adapted_layers as adapted_layers
 from turnrl.policy.compute import recompute as recompute

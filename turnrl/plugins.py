@@ -17,14 +17,15 @@ import importlib
 import importlib.metadata
 import inspect
 import os
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 import pluggy
 
-from turnrl.errors import PluginError, did_you_mean, in_short
+from turnrl.errors import PluginError, RecipeError, did_you_mean, in_short
 
 GROUP = "turnrl"
 LOAD_VARIABLE = "TURNRL_LOAD_PLUGINS"
@@ -48,6 +49,7 @@ take no argument, or functions of the trainer that return a callback or None.
 Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"
 """argparse's sub-parsers, to which a command is added."""
 _Class = TypeVar("_Class", bound=type)
+_T = TypeVar("_T")
 
 
 def contract(hook: str) -> Callable[[_Class], _Class]:
@@ -226,6 +228,46 @@ def _extending(kind: type) -> Iterator[type]:
     for cls in below:
         yield cls
         yield from _extending(cls)
+
+
+def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
+    """The function or class that a recipe or an option names. Its module may lie in the current
+    folder.
+
+    Args:
+        setting: The setting, for messages.
+        value: Its path, such as `my_module.Guess`; from Python, the thing itself.
+    Raises:
+        RecipeError: If there is none.
+    """
+    found: Any = value
+    if isinstance(value, str):
+        module, _, attribute = value.rpartition(".")
+        if not module:
+            raise RecipeError(
+                f"{setting} is {value!r}, which is no path. Give the module too, such as "
+                f"my_module.{value or 'something'}."
+            )
+        if (here := str(Path.cwd())) not in sys.path:
+            sys.path.append(here)
+        try:
+            home = importlib.import_module(module)
+        except Exception as error:
+            raise RecipeError(
+                f"{setting} is {value!r}, which cannot be imported ({in_short(error)}). The module "
+                "has to be installed, or lie in the current folder."
+            ) from error
+        if not hasattr(home, attribute):
+            near = did_you_mean(attribute, vars(home)) or " Correct the name."
+            raise RecipeError(
+                f"{setting} is {value!r}, and the module {module} has no {attribute!r}.{near}"
+            )
+        found = getattr(home, attribute)
+    if not callable(found):
+        raise RecipeError(
+            f"{setting} is {value!r:.80}, which cannot be called. Give a class or a function."
+        )
+    return cast("Callable[..., _T]", found)
 
 
 def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:

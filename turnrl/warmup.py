@@ -27,15 +27,14 @@ from turnrl.module import MTGRPO
 from turnrl.policy.files import locate, refuse_other_kind
 from turnrl.policy.model import Policy
 from turnrl.run.card.card import export
+from turnrl.run.folders import TRANSCRIPT
 from turnrl.supervised import Supervised
 from turnrl.types import Question, TokenRow, Trajectory
 from turnrl.types.examination import Start
 
 _KEY = 3
 """First number of the random streams of demonstrations; see `module.py` for the others."""
-LEARNING_RATE = 2e-4
-TRANSCRIPT = "demonstrations.txt"
-"""File beside the policy with some of what it was taught."""
+_RATE, _LORA_RATE = 2e-4, 5e-4
 _SHOWN = 8
 _FAR = 1_000_000
 """Number of an iteration that no run gets to: its questions are in another order."""
@@ -100,7 +99,7 @@ def warm_up(
     folder: str | Path,
     steps: int = 50,
     batch_size: int = 16,
-    learning_rate: float = LEARNING_RATE,
+    learning_rate: float | None = None,
     demonstrate: Demonstrator | None = None,
     held_out: int = 32,
     trainer: Mapping[str, Any] | None = None,
@@ -114,7 +113,7 @@ def warm_up(
         folder: Where the policy is written.
         steps: Optimiser steps.
         batch_size: Demonstrated attempts per step; none is learned twice.
-        learning_rate: Its peak.
+        learning_rate: Its peak; None for 5e-4 under LoRA, else 2e-4.
         demonstrate: Gives the turns; None for `RandomPlay`.
         held_out: Questions of `data.val`, or else of `data.train`, that the policy is tried on
             before and after, with one sampled attempt each; 0 for none.
@@ -123,7 +122,9 @@ def warm_up(
         RecipeError: If the rollout has a player, or no demonstration fits its limits.
         TurnRLError: As a run would, about a tool's world or a question.
     """
-    given = SimpleNamespace(steps=steps, batch_size=batch_size, held_out=held_out, lr=learning_rate)
+    usual = _RATE if module.policy.lora is None else _LORA_RATE
+    rate = usual if learning_rate is None else learning_rate
+    given = SimpleNamespace(steps=steps, batch_size=batch_size, held_out=held_out, lr=rate)
     _check(module, folder, given)
     runner = L.Trainer(**(_DEFAULTS | dict(trainer or {})), **_OURS)
     check_trainer(runner)
@@ -148,7 +149,7 @@ def warm_up(
         module.collector.close()  # what it samples with would stand beside the gradients
         rows = [row for trajectory in shown for row in trajectory.token_rows]
         with module.memory.phase("learning"):
-            losses = _learn(runner, Lesson(learning_rate, module.policy), rows, batch_size)
+            losses = _learn(runner, Lesson(rate, module.policy), rows, batch_size)
         module.to(where)
         module.policy.refer_to_now()
         after = acting(module, tried)
@@ -192,7 +193,10 @@ def _check(module: MTGRPO, folder: str | Path, given: SimpleNamespace) -> None:
         )
     begins = [Path(one).resolve() for one in (module.policy.folder, locate(module.policy.model))]
     if Path(folder).is_file() or Path(folder).resolve() in begins:
-        raise RecipeError(f"--to is {str(folder)!r}, which is a file or the model. Give another.")
+        raise RecipeError(
+            f"the policy cannot be written to {str(folder)!r}, which is a file, or the model that "
+            "it begins with. Give another folder."
+        )
     refuse_other_kind(Path(folder), module.policy.lora is not None)
 
 
@@ -245,7 +249,7 @@ def acting(module: MTGRPO, questions: Sequence[Question]) -> Acting | None:
     answers = [t.reading.answer is not None and not t.reading.format_error for t in turns]
     worked = [any(result.ok for result in turn.results) for turn in turns]
     in_form = sum(map(max, answers, worked)) / len(turns)
-    calls = sum(any(r.ok for t in one.turns for r in t.results) for one in attempts)
+    calls = sum(any(result.ok for result in one.results) for one in attempts)
     ends = sum(one.ended_by in ("answer", "tool") for one in attempts)
     return Acting(in_form, calls / len(attempts), ends / len(attempts))
 

@@ -5,27 +5,25 @@ Nothing heavy is imported before the command runs.
 
 from __future__ import annotations
 
-import importlib
 import shlex
-import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING
 
 import yaml
 
-from turnrl.errors import RecipeError, at_least, did_you_mean, in_short
+from turnrl.errors import RecipeError, at_least
+from turnrl.plugins import named
 from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.fit import add_recipe_command
 from turnrl.recipe.given import Given
+from turnrl.run.folders import TRANSCRIPT
 
 if TYPE_CHECKING:
     from turnrl.commands import Commands
     from turnrl.recipe.build import Built
 
-_TRANSCRIPT = "demonstrations.txt"
 _SETTINGS = {
     "to": (str | None, None, "Folder that the policy is written to, for policy.model"),
     "steps": (int, 50, "Optimiser steps"),
@@ -58,7 +56,7 @@ def _prepare(given: Given) -> Given:
         )
     place = Path(given.contents["to"])
     held = sorted(file.name for file in place.iterdir()) if place.is_dir() else []
-    if place.is_file() or (held and _TRANSCRIPT not in held):
+    if place.is_file() or (held and TRANSCRIPT not in held):
         is_what = f"holds {held[0]}" if held else "is a file"
         raise RecipeError(
             f"--to is {str(place)!r}, which {is_what}. Give a new folder, or one that a warm-up "
@@ -69,23 +67,23 @@ def _prepare(given: Given) -> Given:
     }
     numbers = {name: yaml.safe_load(str(value)) for name, value in written.items()}
     at_least(1, "", SimpleNamespace(**numbers), *numbers, whole=True, optional=False)
-    demonstrator(given.contents.get("by"))
+    if given.contents.get("by"):
+        named("--by", given.contents["by"])
     trainer = {**given.contents["trainer"], "logger": False}
-    return replace(given, contents={**given.contents, "trainer": trainer})
+    contents = {**given.contents, "trainer": trainer}
+    return replace(given, contents=contents, destination=str(place))
 
 
 def _warm_up(built: Built) -> None:
     from turnrl.data.questions import QuestionData
     from turnrl.module import MTGRPO
-    from turnrl.warmup import LEARNING_RATE, warm_up
+    from turnrl.warmup import warm_up
 
     module, data, settings = built.module, built.data, built.settings
     if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
         has = f"{type(module).__name__} and {type(data).__name__}"
         raise RecipeError(f"'turnrl warmup' warms up MTGRPO on QuestionData, not {has}.")
-    rate = LEARNING_RATE if module.policy.lora is None else 5e-4
-    rate = rate if settings["lr"] is None else settings["lr"]
-    kept = ("accelerator", "devices", "precision")
+    kept = ("accelerator", "devices", "precision", "gradient_clip_val")
     given = built.given.contents["trainer"]
     chosen = {name: given[name] for name in kept if given.get(name) is not None}
     done = warm_up(
@@ -94,8 +92,8 @@ def _warm_up(built: Built) -> None:
         settings["to"],
         settings["steps"],
         settings["batch_size"],
-        rate,
-        demonstrator(settings["by"]),
+        settings["lr"],
+        named("--by", settings["by"]) if settings["by"] else None,
         settings["held_out"],
         chosen,
     )
@@ -111,7 +109,7 @@ def _warm_up(built: Built) -> None:
             print(f"{before:6.2f} {after:6.2f}  {text}")
     print(f"{done.losses[0]:6.3f} {done.losses[1]:6.3f}  loss of the first and the last batch")
     place = Path(settings["to"])
-    print(f"written to {place}; some of what it was taught is in {place / _TRANSCRIPT}")
+    print(f"written to {place}; some of what it was taught is in {place / TRANSCRIPT}")
     if done.after is not None and module.rollout.specs and not done.after.calls:
         print(
             "no call worked after the warm-up: take more --steps (it took "
@@ -133,30 +131,3 @@ def _same(given: Given) -> str:
         elif word.partition("=")[0] not in own:
             kept.append(bundled.get(word, word.removeprefix("--config=")))
     return shlex.join(kept)
-
-
-def demonstrator(path: str | None) -> Callable[..., Any] | None:
-    """The function of `--by`.
-
-    Raises:
-        RecipeError: If there is none.
-    """
-    if path is None:
-        return None
-    module, _, name = path.rpartition(".")
-    if str(Path.cwd()) not in sys.path:
-        sys.path.insert(0, str(Path.cwd()))
-    try:
-        home = importlib.import_module(module)
-    except Exception as error:
-        raise RecipeError(
-            f"--by is {path!r}, which cannot be imported ({in_short(error)}). Give a function by "
-            "its dotted path, such as my_module.demonstrate, in the current folder or installed."
-        ) from error
-    found = vars(home).get(name)
-    if found is None:
-        near = did_you_mean(name, vars(home)) or " Give a function by its dotted path."
-        raise RecipeError(f"--by is {path!r}, and {module} has no {name!r}.{near}")
-    if not callable(found):
-        raise RecipeError(f"--by is {path!r}, which is no function. Give a function's path.")
-    return cast("Callable[..., Any]", found)

@@ -68,6 +68,7 @@ class Given:
         agent: The run that the first word names, whose recipe is then the first; None if it names
             a recipe.
         number: The number that the run has claimed; None before that.
+        destination: Where a command writes that keeps no folder of runs; empty for the others.
     """
 
     command: str
@@ -81,6 +82,7 @@ class Given:
     raised: Sequence[str] = ()
     agent: NamedAgent | None = None
     number: int | None = None
+    destination: str = ""
 
     @property
     def kinds(self) -> dict[str, object]:
@@ -149,8 +151,8 @@ class Given:
     @property
     def place(self) -> str:
         """Phrase about the folder, which follows `writing`."""
-        if "to" in self.settings:
-            return f"to {self.contents['to']}"
+        if self.destination:
+            return f"to {self.destination}"
         if self._is_trial:
             return "no files: trainer.fast_dev_run is a trial"
         if self.folder is not None:

@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import lightning as L
 
+TRANSCRIPT = "demonstrations.txt"
+"""File beside a policy that was warmed up, with some of what it was taught."""
+
 
 def is_trial(trainer: L.Trainer) -> bool:
     """True if this is a `fast_dev_run`, which leaves nothing behind."""

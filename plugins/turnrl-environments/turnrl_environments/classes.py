@@ -17,9 +17,10 @@ from turnrl import (
     ToolResult,
     ToolSpec,
     described,
+    named,
 )
 from turnrl_environments.episode import OwnEpisode
-from turnrl_environments.world import World, missing, named, paid, text_of
+from turnrl_environments.world import World, missing, paid, text_of
 
 _OWN = ("reset", "get_reward", "close")
 

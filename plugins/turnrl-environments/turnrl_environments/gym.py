@@ -18,10 +18,11 @@ from turnrl import (
     ToolResult,
     ToolSpec,
     in_short,
+    named,
 )
 from turnrl_environments.episode import OwnEpisode
 from turnrl_environments.randomness import OwnRandom
-from turnrl_environments.world import TRUNCATED, World, named, paid, seed_of, text_of
+from turnrl_environments.world import TRUNCATED, World, paid, seed_of, text_of
 
 _COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)
 _UNPACKED = re.compile(r"values to unpack \(expected (\d), got (\d)\)")

@@ -19,12 +19,13 @@ from turnrl import (
     ToolSpec,
     TrajectoryLost,
     at_least,
+    named,
     on_loop,
 )
 from turnrl.servers import Patience
 from turnrl_environments.client import Broken, Connection, Full, Refused, imported, schema_of
 from turnrl_environments.episode import Episode
-from turnrl_environments.world import World, missing, named, paid, seed_of, text_of
+from turnrl_environments.world import World, missing, paid, seed_of, text_of
 
 _MOST_TRIED = 64
 """So many sessions are opened at most to find out how many a server holds."""

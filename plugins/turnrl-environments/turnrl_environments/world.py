@@ -9,16 +9,14 @@ attempt has it.
 from __future__ import annotations
 
 import asyncio
-import importlib
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
+from typing import Any, TypeVar
 
 from turnrl import (
     DataError,
     Question,
-    RecipeError,
     Stateful,
     ToolCall,
     ToolError,
@@ -26,7 +24,6 @@ from turnrl import (
     Toolset,
     TrajectoryLost,
     at_least,
-    in_short,
     is_finite,
 )
 from turnrl_environments.episode import FIGURES, Episode
@@ -158,37 +155,6 @@ def text_of(world: World, verb: str, observation: Any) -> str:
             "words that the policy reads."
         )
     return observation
-
-
-def named(setting: str, value: str | Callable[..., T]) -> Callable[..., T]:
-    """The function or class that a recipe names.
-
-    Args:
-        setting: The setting, for messages.
-        value: Its path, such as `my_module.Guess`; from Python, the thing itself.
-    Raises:
-        RecipeError: If there is none.
-    """
-    found: Any = value
-    if isinstance(value, str):
-        module, _, attribute = value.rpartition(".")
-        if not module:
-            raise RecipeError(
-                f"{setting} is {value!r}, which is no path. Give the module too, such as "
-                f"my_module.{value or 'MyEnvironment'}."
-            )
-        try:
-            found = getattr(importlib.import_module(module), attribute)
-        except Exception as error:
-            raise RecipeError(
-                f"{setting} is {value!r}, which cannot be imported ({in_short(error)}). The module "
-                "has to be installed, or lie in the current folder."
-            ) from error
-    if not callable(found):
-        raise RecipeError(
-            f"{setting} is {value!r:.80}, which cannot be called. Give a class or a function."
-        )
-    return cast("Callable[..., T]", found)
 
 
 def missing(world: World, columns: str, question: Question) -> DataError:
