@@ -321,7 +321,7 @@ CANNOT_RUN = {
     "a column that the data lack": (
         {"model__rollout__tools": ["worlds.Aims"], "data__train": "aims.jsonl"},
         "tool echo",
-        "raised KeyError: 'goal' in open for question 'b' (further columns: room)",
+        "raised KeyError: 'goal' in open for question 'b' (its columns: id, question,",
         "name data that have what it needs",
     ),
     "a server that is down": (

@@ -17,6 +17,7 @@ from gymnasium import spaces
 from test_rollout import Look
 from turnrl import (
     DataError,
+    Fields,
     PolicyMistake,
     Question,
     Reading,
@@ -895,6 +896,16 @@ def test_an_attempt_that_takes_every_column_changes_nothing_of_what_another_is_g
         (results,) = on_loop(call_tools([Environment(Any)], question, [calls]))
         assert [result.content for result in results] == ["[2]", "[]"]
     assert question.metadata == {"numbers": [1, 2]}
+
+
+def test_reset_gets_the_columns_that_fields_name_as_answers_by_their_own_names():
+    class Shown(Countdown):
+        def reset(self, solution, answers, level=3) -> str:
+            return f"{solution} {answers} {level}"
+
+    rows = [{"prompt": "Go.", "solution": 7, "level": None}]
+    (question,) = load_questions(rows, fields=Fields(None, "prompt", "solution"))
+    assert Environment(Shown).episode(question).columns == {"solution": 7, "answers": ["7"]}
 
 
 # ------------------------------------------------------------------------- how many at once

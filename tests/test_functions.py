@@ -175,6 +175,24 @@ def test_arguments_arrive_as_objects_with_the_defaults_of_the_function():
     assert isinstance(bound["most"], int)
 
 
+def test_plain_arguments_arrive_as_they_are_and_others_through_pydantic():
+    def plain(query: str, top: float = 0.5) -> str:
+        """Search."""
+        return query
+
+    def with_field(query: str, top: int = pydantic.Field(3, ge=1)) -> str:
+        """Search."""
+        return query
+
+    assert described(plain).bind({"query": "x"}) == {"query": "x"}
+    bound = described(plain).bind({"query": "x", "top": 1})
+    assert bound == {"query": "x", "top": 1.0}
+    assert isinstance(bound["top"], float)
+    with pytest.raises(PolicyMistake, match="bad arguments: query: Missing"):
+        described(plain).bind({"top": 0.1})
+    assert described(with_field).bind({"query": "x"}) == {"query": "x", "top": 3}
+
+
 def test_what_the_schema_cannot_say_is_the_policys_mistake():
     with pytest.raises(PolicyMistake, match=r"^bad arguments: day: .*valid date"):
         described(distance).bind(
@@ -510,7 +528,7 @@ GROUP = [attempt_of("find it", "it is NL", answer="NL"), attempt_of("no idea", a
 
 
 def test_a_function_scores_attempts_turns_or_batches_by_its_parameters():
-    group = score_group(GROUP, [short, early, exact, FunctionReward(early, weight=-0.5)][:3])
+    group = score_group(GROUP, [short, early, exact])
     assert group.components["outcome/short"].tolist() == [0.5, 1.0]
     assert group.components["turn/early"].tolist() == [[3.0, 0.0], [3.0, 0.0]]
     assert group.components["outcome/exact"].tolist() == [3.0, 0.0]
@@ -680,7 +698,7 @@ def test_a_function_gives_questions_as_rows_or_questions():
     [
         ("def f(): return 3", "the function f raised TypeError"),
         ("def f(): return ['Who?']", "the function f gives the string 'Who\\?'.* is no question"),
-        ("def f(): pass", "f has no usable question: it is empty|has no usable question"),
+        ("def f(): pass", "has no usable question: it is empty"),
         ("def f(): 1 / 0", r"the function f raised ZeroDivisionError: division by zero \(f.py:1"),
         ("def f(a, b): pass", "cannot be called for questions: it takes a, b"),
         ("async def f(): pass", "cannot be called for questions"),

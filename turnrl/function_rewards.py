@@ -7,6 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import chain
 from typing import Any, final
 
 from turnrl.agent.functions import name_of, parameters_of, with_functions
@@ -150,13 +151,8 @@ class FunctionReward(Reward):
         self, questions: Sequence[Question], own: Mapping[str, Any]
     ) -> dict[str, list[Any]]:
         """The columns of the data that the function takes, a value per question."""
-        best = [one.answers[0] if one.answers else None for one in questions]
-        answers = dict.fromkeys(_ANSWER, best)
-        every: dict[str, list[Any]] = {"answers": [list(one.answers) for one in questions]}
-        own_names = _by_name([one.row for one in questions], nulls=self.of_batch)
-        # TRL gives a batch its own `answer`, a number perhaps; others rely on the accepted text
-        named = answers | own_names | every if self.of_batch else own_names | answers | every
-        known = named | _by_name([one.metadata for one in questions], nulls=True)
+        rows = [self._row(one) for one in questions]
+        known = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain(*rows))}
         for name, needed in self._needs.items():
             if needed and name not in own and name not in known:
                 raise PluginError(
@@ -166,6 +162,15 @@ class FunctionReward(Reward):
                 )
         taken = (name for name in known if name in self._needs or self._open)
         return {name: known[name] for name in taken if name not in self._bound}
+
+    def _row(self, question: Question) -> dict[str, Any]:
+        """The columns of one question. TRL gives a batch the data's own `answer`, a number perhaps,
+        and nulls; others rely on the accepted text."""
+        answers = dict.fromkeys(_ANSWER, question.answers[0] if question.answers else None)
+        if not self.of_batch:
+            return {**question.columns, **answers, **question.metadata}
+        row = {name: value for name, value in question.row.items() if name not in _OWN}
+        return {**answers, **row, "answers": [*question.answers], **question.metadata}
 
     def _of_batch(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
         """What TRL gives a reward function."""
@@ -179,13 +184,6 @@ class FunctionReward(Reward):
         columns = self._columns([one.question for one in trajectories], of_trl)
         own = {name: one for name, one in of_trl.items() if name in self._needs or self._open}
         return {**columns, **own}
-
-
-def _by_name(rows: Sequence[Mapping[str, Any]], nulls: bool) -> dict[str, list[Any]]:
-    """The columns of rows, None where a row has none; without `nulls` only those with a value."""
-    names = dict.fromkeys(name for row in rows for name in row if name not in _OWN)
-    columns = {name: [row.get(name) for row in rows] for name in names}
-    return {name: one for name, one in columns.items() if nulls or any(v is not None for v in one)}
 
 
 def _prompt(question: Question) -> list[dict[str, str]]:

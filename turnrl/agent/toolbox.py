@@ -170,8 +170,8 @@ class ToolSessions:
         self._question = question
         for batcher in self._box.batchers:
             if isinstance(batcher.toolset, Stateful):
-                columns = ", ".join(map(str, question.metadata)) or "none"
-                on = f" for question {question.id!r} (further columns: {columns})"
+                columns = ", ".join(map(str, question.columns))
+                on = f" for question {question.id!r} (its columns: {columns})"
                 await self._keep(batcher, "open", batcher.toolset.open, question, on=on)
 
     @property

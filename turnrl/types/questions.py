@@ -156,3 +156,11 @@ class Question:
                 "or leave answers out if none are known."
             )
         object.__setattr__(self, "rule", answer_rule(self.rule))
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """What the data say, by column: `id`, `question`, `answers` as a list, and every other
+        column that is not null by its own name, those behind `fields` too."""
+        own = {name: value for name, value in self.row.items() if value is not None}
+        read = {"id": self.id, "question": self.text, "answers": [*self.answers]}
+        return {**own, **read, **self.metadata}

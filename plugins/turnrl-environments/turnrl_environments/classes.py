@@ -107,8 +107,7 @@ class Environment(World):
 
     def _columns(self, question: Question) -> dict[str, Any]:
         """What `reset` takes of a question, as a copy: an attempt may change what it was given."""
-        about = {"id": question.id, "question": question.text, "answers": question.answers}
-        about |= question.metadata
+        about = question.columns
         _, *taken = self._reset.parameters.values()
         if any(one.kind is one.VAR_KEYWORD for one in taken):
             return copy.deepcopy(about)

@@ -193,8 +193,7 @@ class OpenEnv(World):
         Raises:
             DataError: If the question lacks a column that `reset` gets, or JSON cannot hold one.
         """
-        about = {"id": question.id, "question": question.text, "answers": [*question.answers]}
-        about |= question.metadata
+        about = question.columns
         if lacks := [column for column in self.columns if column not in about]:
             raise missing(self, ", ".join(lacks), question)
         chosen = {column: about[column] for column in self.columns}

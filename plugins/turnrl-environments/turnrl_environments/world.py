@@ -159,8 +159,8 @@ def text_of(world: World, verb: str, observation: Any) -> str:
 
 def missing(world: World, columns: str, question: Question) -> DataError:
     """The error about data that lack what an environment begins with."""
-    has = ", ".join(map(str, question.metadata)) or "none"
+    has = ", ".join(map(str, question.columns))
     return DataError(
         f"{world} needs {columns} to begin, and question {question.id!r} does not say it (its "
-        f"further columns: {has}). Take data that have it, or give it a default in reset."
+        f"columns: {has}). Take data that have it, or give it a default in reset."
     )
