@@ -52,8 +52,9 @@ class FunctionTool(Tool):
                 f"FunctionTool.function is the class {function.__name__}. Give a function, or put "
                 "an instance of a Tool or Toolset into rollout.tools."
             )
-        self._which = name_of(function)
-        self._asks = _takes_question(function, self._which)
+        which = name_of(function)
+        self._its_name = f"the function {which}"
+        self._asks = _takes_question(function, which)
         skip = (_QUESTION,) if self._asks else ()
         about = described(function, skip=skip, name=name or "")
         self.name, self.description = about.spec.name, about.spec.description
@@ -65,12 +66,14 @@ class FunctionTool(Tool):
             vars(self)["run"] = self._run_async  # which takes no thread
 
     def __str__(self) -> str:
-        return f"the function {self._which}"
+        return self._its_name
 
     def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
         """Call by call; once one waits, the others at the same time. Neither computing nor a
         collection of garbage counts as waiting: threads would not speed them up."""
-        replies = list[ToolResult | TrajectoryLost]()
+        if len(calls) == 1:
+            return [self._reply(calls[0])]
+        replies: list[ToolResult | TrajectoryLost] = []
         for number, call in enumerate(calls[:-1], 1):
             began = time.perf_counter() - time.thread_time()
             replies.append(self._reply(call))
@@ -110,13 +113,13 @@ class FunctionTool(Tool):
 
     def _reply(self, call: ToolCall) -> ToolResult | TrajectoryLost:
         try:
-            return as_result(self._function(**self._bound(call)), str(self))
+            return as_result(self._function(**self._bound(call)), self._its_name)
         except (Exception, SystemExit) as error:
             return self._fault(error, call)
 
     async def _awaited(self, call: ToolCall) -> ToolResult | TrajectoryLost:
         try:
-            return as_result(await self._function(**self._bound(call)), str(self))
+            return as_result(await self._function(**self._bound(call)), self._its_name)
         except (Exception, SystemExit) as error:
             return self._fault(error, call)
 
