@@ -17,8 +17,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from turnrl.plugins import Commands
+from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.folders import claimed, writable_part
 from turnrl.recipe.given import SETTLED, Flags, Given, Settings, read_given
+from turnrl.text import say
 
 if TYPE_CHECKING:
     from turnrl.recipe.build import Built
@@ -136,7 +138,9 @@ def _act(given: Given, act: Callable[[Built], None]) -> int:
     if first:
         gc.disable()  # a fifth of the time that importing torch and Lightning takes
     from turnrl.recipe.build import make
+    from turnrl.run.console.warnings import fit_warnings
 
+    fit_warnings()
     if first:
         gc.freeze()  # what was imported stays, so no collection has to look through it
         gc.enable()
@@ -165,8 +169,8 @@ def _words_of_others(given: Given) -> list[str]:
 
 
 def _announce(given: Given) -> None:
-    print(f"turnrl {given.command}: {' + '.join(given.files)}")
-    print(f"writing {given.place}, on {given.device}")
+    say(f"turnrl {given.command}: {' + '.join(map(shown_recipe, given.files))}")
+    say(f"writing {given.place}, on {given.device}")
     if checkpoint := given.contents.get("ckpt_path"):
-        print(f"checkpoint {checkpoint}")
-    print("loading torch and Lightning", flush=True)
+        say(f"checkpoint {checkpoint}")
+    say("loading torch and Lightning")
