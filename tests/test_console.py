@@ -28,6 +28,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 
+import turnrl
 import turnrl.agent.rollout
 from commands import save
 from runs import data, last, module, rows, trainer
@@ -522,3 +523,18 @@ def test_a_run_names_a_bundled_recipe_by_its_name_and_a_file_by_its_path(recipe,
     out = capsys.readouterr().out
     assert f"turnrl fit: hotpotqa_qwen2.5_1.5b + {variant}\n" in out
     assert "turnrl fit: recipe.yaml\n" in out
+
+
+def test_a_run_that_is_interrupted_while_weights_load_says_that_nothing_is_kept(
+    recipe, monkeypatch, capsys
+):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(turnrl.Policy, "load", interrupted)
+    assert main(["fit", "recipe.yaml"]) == 130
+    told = capsys.readouterr().err
+    assert told.endswith(
+        "\nNo iteration is finished. Repeat the command to start again.\n"
+        "\nturnrl: stopped by Ctrl-C\n"
+    )

@@ -11,9 +11,10 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnrl.plugins import Commands
@@ -130,6 +131,8 @@ def _run(given: Given, act: Callable[[Built], None]) -> int:
             given = replace(given, number=ending.enter_context(claimed(given.home)))
         if first:
             _announce(given)
+        if first and given.destination:
+            ending.enter_context(_accounting_for(Path(given.destination)))
         return _act(given, act)
 
 
@@ -166,6 +169,24 @@ def _words_of_others(given: Given) -> list[str]:
         *given.arguments,
         f"{SETTLED}={json.dumps(settled, default=str)}",
     ]
+
+
+@contextlib.contextmanager
+def _accounting_for(folder: Path) -> Iterator[None]:
+    """Say after an interrupt whether the folder that a command writes was touched."""
+
+    def files() -> dict[Path, int]:
+        return {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+
+    before = files()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if files() == before:
+            say(f"\nNothing was written to {folder}.", sys.stderr)
+        else:
+            say(f"\n{folder} is incomplete. Delete it, and repeat the command.", sys.stderr)
+        raise
 
 
 def _announce(given: Given) -> None:
