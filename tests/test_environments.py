@@ -246,7 +246,7 @@ def test_the_options_of_a_question_reach_reset(chat):
         ({"id": "FrozenLake-v1", "actions": ["l", "r"]}, r"names 2 actions \(l, r\), .* has 4"),
         ({"id": "FrozenLake-v1", "capacity": 0}, "capacity is 0; it must be at least 1"),
         ({"id": "FrozenLake-v1", "step_timeout_s": "1"}, "step_timeout_s is the string '1'"),
-        ({"make": "lakes"}, "Gymnasium.make is 'lakes', which is no path"),
+        ({"make": "lakes"}, "Gymnasium.make is 'lakes', which is not a path"),
         ({"make": "lakes.make"}, "Gymnasium.make is 'lakes.make', which cannot be imported"),
         ({"make": "math.pi"}, "Gymnasium.make is 'math.pi', which cannot be called"),
         (

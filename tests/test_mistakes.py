@@ -229,7 +229,7 @@ EARLY = [
     ("a typo in a class beside the recipe",
      "fit recipe.yaml --model.engine mine.Engine --model.engine.colour x", "unknown key",
      "model.engine.colour", "Did you mean color"),
-    ("a file that is no checkpoint", "fit recipe.yaml --ckpt_path recipe.yaml", "'recipe.yaml'",
+    ("a file that is not a checkpoint", "fit recipe.yaml --ckpt_path recipe.yaml", "'recipe.yaml'",
      "is not a checkpoint", "Give a last.ckpt of a run."),
     ("a key that is like no other", "fit recipe.yaml --zorb 3", "unknown key", "zorb",
      "There are seed_everything, model,"),
@@ -385,7 +385,7 @@ LATE = [
     # what is not there
     ("no model", {"model.policy.model": "./none"}, "no model folder", "'./none'",
      "Set policy.model to a folder"),
-    ("a folder that is no model", {"model.policy.model": "."}, "policy.model", "'.'",
+    ("a folder that is not a model", {"model.policy.model": "."}, "policy.model", "'.'",
      "Give a folder with config.json"),
     ("no package for a model", {"model.policy.model": "package://nowhere/x"}, "policy.model",
      "'package://nowhere/x'", "Install it."),

@@ -133,8 +133,8 @@ ODD = {
     "document": r"'a text' in place of a document",
     "empty": r"a document without 'contents' \(found: none\)",
     "number": r"a document without 'contents' \(found: contents\)",
-    "score": r"the score 'high', which is no number",
-    "nan": r"the score 'nan', which is no number",
+    "score": r"the score 'high', which is not a number",
+    "nan": r"the score 'nan', which is not a number",
 }
 REFUSED = {
     "status404": r"does not answer searches \(status 404: .*Correct 'index': it is the address",

@@ -169,8 +169,8 @@ def as_result(value: Any, who: str) -> ToolResult:
         if inspect.iscoroutine(value):
             value.close()  # else Python reports that nobody awaited it
         raise ToolError(
-            f"{who} returned {kind_of(value)}, {value!r:.60}, which is no text and no JSON. Return "
-            "a text, a turnrl.ToolResult, or numbers, texts, lists and mappings."
+            f"{who} returned {kind_of(value)}, {value!r:.60}, which is neither text nor JSON. "
+            "Return a text, a turnrl.ToolResult, or numbers, texts, lists and mappings."
         ) from error
 
 
@@ -200,7 +200,7 @@ def toolsets_of(tools: Sequence[Toolset | Callable[..., Any]]) -> tuple[Toolset,
     """The toolsets of a list in which functions may stand.
 
     Raises:
-        ArgumentTypeError: If it is no list of tools and functions.
+        ArgumentTypeError: If it is not a list of tools and functions.
         RecipeError: If the policy could not call one of the functions.
     """
     return tuple(with_functions(Toolset, "tools", tools, FunctionTool, "Tool or Toolset"))

@@ -67,7 +67,7 @@ def add_recipe_command(
             types, defaults and lines of help, such as
             `{"split": (Literal["val", "test"], "val", "What to score")}`. Their values are in
             `Built.settings`. One that may be a list takes several words.
-        flags: Options without a value that are no settings of a recipe, with their lines of help,
+        flags: Options without a value that are not settings of a recipe, with their lines of help,
             such as `{"json": "Print JSON"}`. Those that the user gives are in `Built.given.raised`,
             and argparse knows each as `parsed.json`.
         takes_run: A run may stand in the place of the first recipe, by any word that

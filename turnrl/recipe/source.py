@@ -71,7 +71,7 @@ def refuse_unfit(
     Args:
         contents: Recipes and options, merged.
         sections: The keys at the top of every recipe.
-        kinds: Types of the keys at the top that are no sections.
+        kinds: Types of the keys at the top that are not sections.
         recipes: The files. The user's own classes may lie beside them.
     Raises:
         RecipeError: Naming the key, and what to write.

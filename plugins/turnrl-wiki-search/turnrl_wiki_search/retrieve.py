@@ -242,7 +242,7 @@ class RetrieveIndex(SearchIndex):
             or not isinstance(score, int | float)
             or not math.isfinite(score)
         ):
-            raise self._odd(f"the score '{self._line(score)[:80]}', which is no number")
+            raise self._odd(f"the score '{self._line(score)[:80]}', which is not a number")
         return Hit(self._passage(document), score)
 
     def _passage(self, document: Mapping[str, object]) -> Passage:
