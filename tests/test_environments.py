@@ -974,7 +974,7 @@ def test_two_environments_in_one_recipe_are_refused_and_both_are_named():
     tools = [Environment(Guess), lake()]
     message = (
         "environment Guess and environment FrozenLake-v1 both hand over the figure 'steps' of an "
-        "attempt, so they do not go together. Leave one of them out of rollout.tools."
+        "attempt, so they do not go together. Leave one of them out of model.rollout.tools."
     )
     with pytest.raises(RecipeError, match=message):
         Rollout(Action(), tools)

@@ -254,7 +254,11 @@ def test_a_demonstrator_may_wait_give_a_reading_and_see_what_came(chat):
         (lambda attempt, rng: 1 / 0, PluginError, "division by zero"),
         (lambda attempt, rng: None, PluginError, "gave None"),
         (lambda attempt, rng: " ", PluginError, "gave ' '"),
-        (lambda attempt, rng: "x " * 500, RecipeError, "more than rollout.max_turn_tokens = 400"),
+        (
+            lambda attempt, rng: "x " * 500,
+            RecipeError,
+            "more than model.rollout.max_turn_tokens = 400",
+        ),
         (lambda attempt, rng: Reading((ToolCall("a"), ToolCall("b"))), RecipeError, "has one call"),
     ],
 )

@@ -50,7 +50,7 @@ class FunctionTool(Tool):
         if isinstance(function, type):
             raise ArgumentTypeError(
                 f"FunctionTool.function is the class {function.__name__}. Give a function, or put "
-                "an instance of a Tool or Toolset into rollout.tools."
+                "an instance of a Tool or Toolset into model.rollout.tools."
             )
         self._which = name_of(function)
         self._asks = _takes_question(function, self._which)

@@ -178,7 +178,8 @@ class Policy(nn.Module):
         most = sizes_of(self.config).positions
         if most is not None and tokens > most:
             raise RecipeError(
-                f"rollout.max_tokens is {tokens}, and {self.model!r} has positions for {most} "
+                f"model.rollout.max_tokens is {tokens}, and {self.model!r} has positions for "
+                f"{most} "
                 f"tokens (max_position_embeddings). Set it to {most} or less."
             )
 
