@@ -453,7 +453,7 @@ IDLE = {
         ({"rollout/truncated": 1.0}, "Raise rollout.max_turn_tokens (it is 6)"),
         ({"rollout/truncated": 1.0, "rollout/tokens": 127}, "Raise rollout.max_tokens (it is 128)"),
         ({"train/exact_match": 1.0, "reward/total": 2.0}, "train on harder questions"),
-        ({"train/entropy": 0.001}, "raise rollout.temperature (it is 1)"),
+        ({"train/entropy": 0.001}, "raise model.rollout.temperature (it is 1)"),
         ({"train/format": 0.0}, "make the instructions of the segmenter Letters plainer"),
         ({}, "Add a reward that tells attempts apart"),
     ],

@@ -414,7 +414,7 @@ class Reversed(AnswerRule):
 
 
 def test_a_package_brings_a_rule_that_recipes_know_by_its_name(monkeypatch):
-    with pytest.raises(RecipeError, match="'reversed', which is no rule"):
+    with pytest.raises(RecipeError, match="'reversed', which is not a rule"):
         answer_rule("reversed")
     monkeypatch.setattr(turnrl_rewards, "turnrl_answers", hookimpl(lambda: [Reversed]))
     load_plugins.cache_clear()
@@ -427,7 +427,7 @@ def test_a_package_brings_a_rule_that_recipes_know_by_its_name(monkeypatch):
 
 
 @pytest.mark.parametrize(("named", "told"), [
-    ("numbr", "data.answers is 'numbr', which is no rule. Did you mean number"),
+    ("numbr", "data.answers is 'numbr', which is not a rule. Did you mean number"),
     ("exact", "There are phrase, number, choice, math, the path of a function of two texts"),
     ("nowhere.same", "data.answers names 'nowhere.same', which cannot be imported: No module"),
     ("string.digits", "'string.digits' ('0123456789'), which cannot be used: it is not a func"),
@@ -442,7 +442,7 @@ def test_a_rule_that_there_is_not_is_told(named, told):
 def test_a_question_takes_what_a_recipe_takes_for_its_rule():
     assert exact_match("1.0", asking("1", rule="number"))
     assert exact_match("abc", asking("xyz", rule=same_length))
-    with pytest.raises(RecipeError, match=r"data\.answers is 'numbr', which is no rule"):
+    with pytest.raises(RecipeError, match=r"data\.answers is 'numbr', which is not a rule"):
         asking("1", rule="numbr")
 
 

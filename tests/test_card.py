@@ -139,7 +139,7 @@ def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypat
         saved["model"]["policy"]["model"] = model
         return each_value(saved, partial(relocated, run))["model"]["policy"]["model"]
 
-    # a folder is no model, and a name of the hub may end as one does
+    # a folder is not a model, and a name of the hub may end as one does
     for name in ("/gone/models/base", "Qwen/base", "hub://models/base"):
         assert found_as(name) == name
     base = tmp_path / "old/models/base"

@@ -131,9 +131,9 @@ def test_an_engine_without_room_for_a_group_is_told(recipe, caplog):
     command = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--model.engine", "Slots"]
     command += ["--model.rollout.max_tokens", "128"]
     assert main([*command, "--model.engine.kv_memory", "100KB"]) == 0
-    told = "Slots has room for 1 of a group's 4 trajectories of rollout.max_tokens = 128"
+    told = "Slots has room for 1 of a group's 4 trajectories of model.rollout.max_tokens = 128"
     assert told in caplog.text
-    assert "Raise model.engine.kv_memory, or lower rollout.max_tokens." in caplog.text
+    assert "Raise model.engine.kv_memory, or lower model.rollout.max_tokens." in caplog.text
     caplog.clear()
     assert main(command) == 0
     assert "has room for" not in caplog.text

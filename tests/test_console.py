@@ -28,13 +28,18 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.loggers import CSVLogger
 
+import turnrl
 import turnrl.agent.rollout
 from commands import save
 from runs import data, last, module, rows, trainer
 from turnrl.cli import main
+from turnrl.recipe.bundled import bundled_recipes
+from turnrl.recipe.fit import _announce
 from turnrl.recipe.given import read_given
 from turnrl.run.console.lines import IterationLines, duration
 from turnrl.run.console.resumed import _changes, _line
+from turnrl.run.console.warnings import Fitted
+from turnrl.text import fitted
 
 HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0, on the CPU"]
 
@@ -453,8 +458,7 @@ def test_a_finished_run_of_a_plain_trainer_is_told_in_its_own_words(tiny_model, 
     )
 
 
-def test_changed_settings_are_told_one_by_one_within_the_terminal(monkeypatch):
-    monkeypatch.setenv("COLUMNS", "60")
+def test_changed_settings_are_told_one_by_one_within_the_terminal():
     prompt = "You may search before you answer. " * 20
     old = {
         "a": {"rewards": [{"w": 1.0}, {"w": 0.5}], "prompt": f"{prompt}Be brief."},
@@ -462,7 +466,10 @@ def test_changed_settings_are_told_one_by_one_within_the_terminal(monkeypatch):
     }
     new = {"a": {"rewards": [{"w": 1.0}, {"w": 0.2}], "prompt": f"{prompt}Be polite, and take "
            "as many words as it needs, but no more."}, "tools": ["Search"], "seed": 1}  # fmt: skip
-    lines = [_line(*change).splitlines() for change in sorted(_changes(old, new))]
+    lines = [
+        fitted(_line(*change), 60, indent="    ").splitlines()
+        for change in sorted(_changes(old, new))
+    ]
     assert lines == [
         [
             '  a.prompt: ...fore you answer. Be brief." -> ...fore you',
@@ -485,3 +492,49 @@ def test_the_console_of_a_run_that_goes_on_with_much_changed_fits_a_terminal(rec
         '  model.rewards: ...: "worlds.Answered"}, {"class_path": "worlds.Called"}] ->',
         '      ...: "worlds.Answered"}]',
     ]
+
+
+# ------------------------------------------------------------------ lines too long for a terminal
+
+
+def test_a_mistake_is_wrapped_at_words_on_a_terminal_and_is_one_line_in_a_pipe(capsys):
+    with terminal() as lines:
+        assert main(["fit", "nosuch"]) == 2
+    shown = [line for line in lines if line]
+    assert main(["fit", "nosuch"]) == 2
+    (whole,) = capsys.readouterr().err.splitlines()
+    assert len(whole) > 80
+    assert len(shown) > 1
+    assert " ".join(line.strip() for line in shown) == whole
+
+
+def test_a_warning_is_wrapped_at_words_on_a_terminal_and_is_one_line_in_a_pipe(capsys):
+    record = logging.LogRecord("turnrl", logging.WARNING, "", 0, "many words " * 20, None, None)
+    with terminal():
+        narrow = Fitted().format(record)
+    assert max(map(len, narrow.splitlines())) <= 80
+    assert Fitted().format(record) == "many words " * 20
+
+
+def test_a_run_names_a_bundled_recipe_by_its_name_and_a_file_by_its_path(recipe, capsys):
+    (variant,) = [name for name in bundled_recipes() if name.endswith("hotpotqa_qwen2.5_3b")]
+    _announce(read_given("fit", ["hotpotqa_qwen2.5_1.5b", variant]))
+    _announce(read_given("fit", ["recipe.yaml"]))
+    out = capsys.readouterr().out
+    assert f"turnrl fit: hotpotqa_qwen2.5_1.5b + {variant}\n" in out
+    assert "turnrl fit: recipe.yaml\n" in out
+
+
+def test_a_run_that_is_interrupted_while_weights_load_says_that_nothing_is_kept(
+    recipe, monkeypatch, capsys
+):
+    def interrupted(*args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(turnrl.Policy, "load", interrupted)
+    assert main(["fit", "recipe.yaml"]) == 130
+    told = capsys.readouterr().err
+    assert told.endswith(
+        "\nNo iteration is finished. Repeat the command to start again.\n"
+        "\nturnrl: stopped by Ctrl-C\n"
+    )

@@ -164,8 +164,8 @@ def test_a_prompt_of_chat_messages_is_a_question_with_a_system_message_of_its_ow
     [
         ([*CHAT, {"role": "assistant", "content": "She."}], "messages of system, user, assistant."),
         ([CHAT[0]], "has messages of system. turnrl takes one of the user"),
-        ([{"role": "user", "content": [{"type": "image"}]}], "content is no text"),
-        ([{"role": "user", "content": None}], "content is no text"),
+        ([{"role": "user", "content": [{"type": "image"}]}], "content is not text"),
+        ([{"role": "user", "content": None}], "content is not text"),
     ],
 )
 def test_a_prompt_of_other_messages_is_refused(prompt, told):

@@ -395,7 +395,7 @@ def test_retry_after_is_honoured(small_index, proxy, value):
 
 @pytest.mark.parametrize(("fault", "message"), [
     ((400, {}, {"error": {"reason": "odd"}}), "refused a request .*400"),
-    ((401, {}, {"error": {"reason": "who"}}), "refused no credentials .*TURNRL_ES_API_KEY.*401"),
+    ((401, {}, {"error": {"reason": "who"}}), "without credentials .*401.*TURNRL_ES_API_KEY"),
     ((403, {}, {"error": {"reason": "no"}}), "'read' and 'view_index_metadata'"),
     ((406, {}, {"error": {"reason": "media-type"}}), r"servers of major 8 and 9; upgrade"),
     ((200, {"X-Elastic-Product": "Other"}, {}), "is not an Elasticsearch server"),

@@ -247,7 +247,7 @@ def test_the_options_of_a_question_reach_reset(chat):
         ({"id": "FrozenLake-v1", "actions": ["l", "r"]}, r"names 2 actions \(l, r\), .* has 4"),
         ({"id": "FrozenLake-v1", "capacity": 0}, "capacity is 0; it must be at least 1"),
         ({"id": "FrozenLake-v1", "step_timeout_s": "1"}, "step_timeout_s is the string '1'"),
-        ({"make": "lakes"}, "Gymnasium.make is 'lakes', which is no path"),
+        ({"make": "lakes"}, "Gymnasium.make is 'lakes', which is not a path"),
         ({"make": "lakes.make"}, "Gymnasium.make is 'lakes.make', which cannot be imported"),
         ({"make": "math.pi"}, "Gymnasium.make is 'math.pi', which cannot be called"),
         (
@@ -985,7 +985,7 @@ def test_two_environments_in_one_recipe_are_refused_and_both_are_named():
     tools = [Environment(Guess), lake()]
     message = (
         "environment Guess and environment FrozenLake-v1 both hand over the figure 'steps' of an "
-        "attempt, so they do not go together. Leave one of them out of rollout.tools."
+        "attempt, so they do not go together. Leave one of them out of model.rollout.tools."
     )
     with pytest.raises(RecipeError, match=message):
         Rollout(Action(), tools)

@@ -295,8 +295,8 @@ def refused(source: str) -> str:
         ("def f(x: Callable[[], str]): 'Doc.'", "type Callable, which has no JSON Schema"),
         ("def f(x: 'Nowhere'): 'Doc.'", "'Nowhere', cannot be read: .* TYPE_CHECKING"),
         ("f = lambda x: x", "a lambda has no name and no types. Write it as a function"),
-        ("class f: pass", "f is no function. Give a function"),
-        ("f = 3", "3 is no function"),
+        ("class f: pass", "f is not a function. Give a function"),
+        ("f = 3", "3 is not a function"),
         ("class A:\n def go(self, x: str): 'Go.'\nf = A.go", "A.go is a method without its object"),
         ("f = math.sqrt", "math.sqrt can only be given by its place"),
         ("f = max", "max does not say what it takes"),
@@ -399,7 +399,7 @@ def test_what_a_function_returns_is_the_text_of_the_result(value, content):
     [
         (None, "returned None, which tells the policy nothing. Return a text"),
         (object(), "returned an object, <object"),
-        (math.nan, "returned a float, nan, which is no text and no JSON"),
+        (math.nan, "returned a float, nan, which is neither text nor JSON"),
     ],
 )
 def test_what_is_no_text_and_no_json_stops_the_run(value, says):
@@ -645,13 +645,16 @@ def test_what_a_function_logs_is_a_metric_and_a_column_of_the_record():
     [
         ("def f(completions, log_extra): log_extra('a', [1])", "a value for each of the 2 complet"),
         ("def f(completions, log_metric): log_metric('a', 'b')", "Give a name and a finite number"),
-        ("def f(trajectory): return 'good'", "the function f returned 'good', which is no finite"),
-        ("def f(trajectory): pass", "the function f returned None, which is no finite number"),
+        (
+            "def f(trajectory): return 'good'",
+            "the function f returned 'good', which is not a finite",
+        ),
+        ("def f(trajectory): pass", "the function f returned None, which is not a finite number"),
         ("def f(trajectory): return 1 / 0", r"the function f on question 'q1' raised ZeroDivision"),
-        ("def f(trajectory, nowhere): pass", "takes 'nowhere', which is no column of .*level"),
+        ("def f(trajectory, nowhere): pass", "takes 'nowhere', which is not a column of .*level"),
         ("def f(completions): return [1.0]", "returned 1 numbers for 2 completions"),
         ("def f(completions): return 1.0", "returned a float for 2 completions"),
-        ("def f(completions): return ['a', 'b']", "returned 'a', which is no finite number"),
+        ("def f(completions): return ['a', 'b']", "returned 'a', which is not a finite number"),
         ("def f(x): pass", r"f takes \(x\), and a reward takes an attempt: write 'def f\(trajec"),
         ("def f(completions, trainer_state): pass", "f takes 'trainer_state', which only TRL's"),
         ("def f(completions, environments): pass", "Write 'environments=None' if the function can"),
@@ -697,7 +700,10 @@ def test_a_function_gives_questions_as_rows_or_questions():
     ("source", "says"),
     [
         ("def f(): return 3", "the function f raised TypeError"),
-        ("def f(): return ['Who?']", "the function f gives the string 'Who\\?'.* is no question"),
+        (
+            "def f(): return ['Who?']",
+            "the function f gives the string 'Who\\?'.* is not a question",
+        ),
         ("def f(): pass", "has no usable question: it is empty"),
         ("def f(): 1 / 0", r"the function f raised ZeroDivisionError: division by zero \(f.py:1"),
         ("def f(a, b): pass", "cannot be called for questions: it takes a, b"),

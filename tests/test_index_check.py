@@ -342,7 +342,7 @@ def test_nothing_in_a_question_acts_on_the_terminal(folder, tmp_path, capsys):
     (["--limit", "0"], "--limit is 0; it must be 1 or more"),
     (["-k", "0"], "-k is 0; it must be 1 or more"),
     (["--sample", "99"], "--sample 99: "),
-    (["--answers", "nubmer"], "--answers is 'nubmer', which is no rule. Did you mean number?"),
+    (["--answers", "nubmer"], "--answers is 'nubmer', which is not a rule. Did you mean number?"),
     (["--answers", "math"], "none of the 10 questions of"),
     (["--missing", "."], "--missing '.' is a folder. Name a file in it."),
     (["--index", "http://localhost:1/retrieve", "--backend", "retrieve"], "Start it, or correct"),

@@ -1,4 +1,4 @@
-"""The rooms of the design: a module imports only from its own and those above it in the list."""
+"""The rooms of the design: its list names every module, and imports form no circle."""
 
 import ast
 import importlib

@@ -8,6 +8,7 @@ import io
 import math
 import os
 import random
+import re
 import shlex
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from lightning.pytorch.loggers import Logger
 from torch.optim.lr_scheduler import LRScheduler
 
 import recorded
+import turnrl
 from commands import fails, save
 from runs import module, trainer
 from turnrl import (
@@ -51,6 +53,7 @@ from turnrl.cli import main
 from turnrl.errors import is_finite
 from turnrl.recipe.explain import _classes, parameters
 from turnrl.recipe.given import read_given
+from turnrl.recipe.keys import ABSENT, SYNONYMS, unknown_key
 from turnrl.recipe.reading import SECTIONS
 from turnrl.recipe.source import Source, refuse_unfit
 from turnrl_estimators import Branched
@@ -226,7 +229,7 @@ EARLY = [
     ("a typo in a class beside the recipe",
      "fit recipe.yaml --model.engine mine.Engine --model.engine.colour x", "unknown key",
      "model.engine.colour", "Did you mean color"),
-    ("a file that is no checkpoint", "fit recipe.yaml --ckpt_path recipe.yaml", "'recipe.yaml'",
+    ("a file that is not a checkpoint", "fit recipe.yaml --ckpt_path recipe.yaml", "'recipe.yaml'",
      "is not a checkpoint", "Give a last.ckpt of a run."),
     ("a key that is like no other", "fit recipe.yaml --zorb 3", "unknown key", "zorb",
      "There are seed_everything, model,"),
@@ -382,7 +385,7 @@ LATE = [
     # what is not there
     ("no model", {"model.policy.model": "./none"}, "no model folder", "'./none'",
      "Set policy.model to a folder"),
-    ("a folder that is no model", {"model.policy.model": "."}, "policy.model", "'.'",
+    ("a folder that is not a model", {"model.policy.model": "."}, "policy.model", "'.'",
      "Give a folder with config.json"),
     ("no package for a model", {"model.policy.model": "package://nowhere/x"}, "policy.model",
      "'package://nowhere/x'", "Install it."),
@@ -1150,3 +1153,63 @@ def test_a_finite_number_is_one_that_a_float_can_hold():
     assert all(map(is_finite, numbers))
     others = [math.nan, -math.inf, 10**400, -(10**400), np.float32("inf"), "1", None, 1j, [1.0]]
     assert not any(map(is_finite, others))
+
+
+# ------------------------------------------------------------------------------ other libraries
+
+GRPO_CONFIG = """
+model_init_kwargs disable_dropout cast_lm_head_to_fp32 remove_unused_columns num_generations
+num_generations_eval max_completion_length ds3_gather_for_generation shuffle_dataset
+generation_batch_size steps_per_generation temperature top_p top_k min_p generation_kwargs
+chat_template_kwargs repetition_penalty use_transformers_paged cache_implementation use_vllm
+vllm_mode vllm_model_impl vllm_structured_outputs_regex vllm_server_base_url vllm_server_host
+vllm_server_port vllm_server_timeout vllm_group_port vllm_gpu_memory_utilization
+vllm_max_model_length vllm_tensor_parallel_size vllm_enable_sleep_mode beta num_iterations epsilon
+delta epsilon_high sapo_temperature_neg sapo_temperature_pos importance_sampling_level
+reward_weights multi_objective_aggregation scale_rewards loss_type mask_truncated_completions
+sync_ref_model ref_model_mixup_alpha ref_model_sync_steps top_entropy_quantile
+max_tool_calling_iterations vllm_importance_sampling_correction vllm_importance_sampling_mode
+vllm_importance_sampling_cap off_policy_mask_threshold use_bias_correction_kl log_completions
+num_completions_to_print log_unique_prompts log_completions_hub_repo
+"""
+"""GRPOConfig's own fields in TRL 1."""
+TRAINING_ARGUMENTS = """
+learning_rate per_device_train_batch_size per_device_eval_batch_size gradient_accumulation_steps
+max_grad_norm num_train_epochs lr_scheduler_type warmup_steps warmup_ratio weight_decay optim
+adam_beta1 adam_beta2 adam_epsilon bf16 fp16 gradient_checkpointing logging_steps save_steps
+save_strategy save_total_limit eval_steps eval_strategy report_to run_name output_dir seed
+data_seed deepspeed fsdp use_liger_kernel push_to_hub hub_model_id resume_from_checkpoint
+"""
+"""Fields of transformers' TrainingArguments that scripts of GRPO set."""
+
+
+@pytest.mark.parametrize("name", [*GRPO_CONFIG.split(), *TRAINING_ARGUMENTS.split()])
+def test_every_setting_of_trl_has_an_answer(name):
+    told = unknown_key(f"model.{name}", ["group_size"], "MTGRPO")
+    assert re.search(r"\. Set .+ instead\.$|\. turnrl has no such setting, because .+\.$", told)
+
+
+def test_every_setting_that_stands_for_another_exists():
+    for ours in dict.fromkeys(SYNONYMS.values()):
+        keys = re.findall(r"\b(?:model|data|trainer|record|plan)(?:\.[a-z_]+)+", ours)
+        assert keys or ours in ("seed_everything", "ckpt_path"), ours
+        for key in keys:
+            read_given("fit", ["quickstart", f"--{key}=null"]).check()  # refuses an unknown key
+    with pytest.raises(RecipeError, match="unknown key"):
+        read_given("fit", ["quickstart", "--model.rollout.max_turn_token=null"]).check()
+
+
+def test_no_setting_has_two_answers_and_every_reason_is_a_clause():
+    assert not SYNONYMS.keys() & ABSENT.keys()
+    for file in ("synonyms", "absent"):
+        text = Path(turnrl.__file__).with_name("recipe") / f"{file}.yaml"
+        names = " ".join(yaml.safe_load(text.read_text("utf-8")).values()).split()
+        assert len(names) == len(set(names))
+    assert not [reason for reason in ABSENT.values() if reason.endswith(".") or len(reason) > 200]
+
+
+def test_a_setting_that_turnrl_does_not_have_is_answered_in_a_recipe_and_in_python():
+    with pytest.raises(RecipeError, match=r"^unknown key 'use_vllm'\. turnrl has no .* no vLLM"):
+        read_given("fit", ["quickstart", "--use_vllm=true"]).check()
+    with pytest.raises(TypeError, match=r"no argument 'use_vllm'\. turnrl has no such setting"):
+        MTGRPO(use_vllm=True)

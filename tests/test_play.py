@@ -25,7 +25,7 @@ def test_a_question_is_answered_turn_by_turn(recipe, capsys):
     printed = said(capsys, "recipe.yaml", "Number 7?", "--answer", "seven")
     assert printed.count("-- turn 1\n") == 1
     assert printed.startswith("question   Number 7?\n-- turn 1\n")
-    assert "checked" not in printed  # a check of the scheme is no turn
+    assert "checked" not in printed  # a check of the scheme is not a turn
     assert re.search(r"answer     .*, (right|wrong); ended by (answer|turns|length)\n$", printed)
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import warnings
 from pathlib import Path
 
@@ -60,6 +63,25 @@ def test_reading_names_the_numbers_of_each_sequence(tiny_policy):
     assert torch.allclose(torch.cat([s.logprobs for s in read]), expected, atol=1e-5)
     assert torch.allclose(torch.cat([s.entropy for s in read]), entropies, atol=1e-4)
     assert not torch.cat([s.values for s in read]).any()
+
+
+def test_bitsandbytes_is_imported_without_its_remark_on_a_kernel_and_says_the_rest(tmp_path):
+    """A module of its name stands in for it: the remark depends on the machine's processor."""
+    (tmp_path / "bitsandbytes.py").write_text(
+        "import logging\n"
+        "log = logging.getLogger('bitsandbytes.backends.cpu.ops')\n"
+        "log.warning('Failed to load CPU gemm_4bit_forward from kernels-community: %s.', 'none')\n"
+        "log.warning('another remark')\n"
+    )
+    script = "from turnrl.policy.adapter import import_bitsandbytes; import_bitsandbytes()"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stderr == "another remark\n"
 
 
 def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path):

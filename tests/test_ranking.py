@@ -85,10 +85,10 @@ DENSE = {"ranking": "knn", "encoder": "encoders.words"}
     ({**DENSE, "fields": {"text": "body"}}, "needs the field that holds the vectors. Add it to f"),
     ({"fields": {"title": "a"}}, "fields has no 'text', the field with the passages"),
     ({"fields": {"txt": "a"}}, r"fields has the part 'txt'\. Did you mean text\? It takes 'text'"),
-    ({"fields": {"text": ""}}, "fields.text is '', which is no name of a field"),
-    ({"fields": {"text": "*"}}, r"fields.text is '\*', which is no name of a field"),
-    ({"fields": {"text": ["a"]}}, r"fields.text is \['a'\], which is no name of a field"),
-    ({"fields": "body"}, r"fields is 'body', which is no mapping\. Write it as \{text: body"),
+    ({"fields": {"text": ""}}, "fields.text is '', which is not the name of a field"),
+    ({"fields": {"text": "*"}}, r"fields.text is '\*', which is not the name of a field"),
+    ({"fields": {"text": ["a"]}}, r"fields.text is \['a'\], which is not the name of a field"),
+    ({"fields": "body"}, r"fields is 'body', which is not a mapping\. Write it as \{text: body"),
     ({"version": "a"}, "version would have no effect, because an index that turnrl built has one"),
 ])  # fmt: skip
 def test_settings_that_cannot_be_or_would_be_ignored_are_refused(arguments, message):
@@ -226,8 +226,8 @@ def test_texts_keep_their_order_though_batches_are_by_length():
     ("zeros", "returned a vector of zeros for the text 'tower'"),
     ("flat", r"returned an array of shape \(128,\) for 2 texts. Return one row for each text"),
     ("one", r"returned an array of shape \(1, 64\) for 2 texts"),
-    ("strings", "returned something that is no array of numbers"),
-    ("ragged", "returned something that is no array of numbers"),
+    ("strings", "returned something that is not an array of numbers"),
+    ("ragged", "returned something that is not an array of numbers"),
     ("nothing", r"returned an array of shape \(\) for 2 texts"),
     ("raises", r"the encoder 'encoders.raises' raised KeyError: .*encoders.py:\d+\). Correct it"),
 ])  # fmt: skip
@@ -252,9 +252,9 @@ def test_an_encoder_whose_dimensions_change_is_refused():
 
 @pytest.mark.parametrize(("name", "message"), [
     ("gone_module.encode", "cannot be imported: no module 'gone_module'. Correct its path"),
-    ("encoders.gone", "is no function of the module encoders. Write a function there"),
-    ("encoders.NOT_A_FUNCTION", "is no function of the module encoders"),
-    ("encoders:", "cannot be|is no function|names no function"),
+    ("encoders.gone", "is not a function of the module encoders. Write a function there"),
+    ("encoders.NOT_A_FUNCTION", "is not a function of the module encoders"),
+    ("encoders:", "cannot be|is not a function|names no function"),
 ])  # fmt: skip
 def test_an_encoder_that_is_not_there_is_named_with_the_next_step(name, message):
     with pytest.raises(RecipeError, match=message) as error:

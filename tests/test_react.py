@@ -268,8 +268,8 @@ def test_a_call_that_is_not_closed_is_run_only_if_lenient_and_complete(tail, cal
     (broken('"Utrecht"', "NaN"), "bad JSON: NaN, Infinity, or a number too large for any"),
     (broken('"Utrecht"', "1e999"), "bad JSON: NaN, Infinity, or a number too large for any"),
     (broken('"Utrecht"', "9" * 5000), "bad JSON: a number is too long"),
-    (broken("Utrecht", r"\ud800"), "bad JSON: half a surrogate pair is no text"),
-    (broken("Utrecht", "\ud800"), "bad JSON: half a surrogate pair is no text"),
+    (broken("Utrecht", r"\ud800"), "bad JSON: half a surrogate pair is not text"),
+    (broken("Utrecht", "\ud800"), "bad JSON: half a surrogate pair is not text"),
     ("[" * 100_000, "the call is nested too deeply"),
     ('{"a":' * 50_000, "the call is nested too deeply"),
 ])  # fmt: skip
@@ -339,8 +339,9 @@ def test_what_a_cut_turn_did_not_close_is_not_there(answer):
      "the search is empty"),
     (f"{THOUGHT}<search>a<think>b</search>", (ToolCall("", error="tags inside search"),), None,
      "tags inside search"),
-    (f"{THOUGHT}<search>\ud800</search>", (ToolCall("", error="half a surrogate pair is no text"),),
-     None, "half a surrogate pair is no text"),
+    (f"{THOUGHT}<search>\ud800</search>",
+     (ToolCall("", error="half a surrogate pair is not text"),), None,
+     "half a surrogate pair is not text"),
     (f"{THOUGHT}<information>x</information><search>Utrecht</search>", (SEARCH,), None,
      "information is not yours to write"),
 ])  # fmt: skip

@@ -133,14 +133,15 @@ ODD = {
     "document": r"'a text' in place of a document",
     "empty": r"a document without 'contents' \(found: none\)",
     "number": r"a document without 'contents' \(found: contents\)",
-    "score": r"the score 'high', which is no number",
-    "nan": r"the score 'nan', which is no number",
+    "score": r"the score 'high', which is not a number",
+    "nan": r"the score 'nan', which is not a number",
 }
 REFUSED = {
     "status404": r"does not answer searches \(status 404: .*Correct 'index': it is the address",
     "status405": r"does not answer searches \(status 405",
     "moved": r"does not answer searches \(status 307: /retrieve\)",
-    "status401": r"refused no credentials \(set TURNRL_RETRIEVE_API_KEY\) \(status 401",
+    "status401": r"not answer without a key \(status 401.*variable TURNRL_RETRIEVE_API_KEY, which",
+    "status403": r"not answer without a key \(status 403.*sent as 'Authorization: Bearer KEY'; or",
     "status422": r"refused a search \(status 422: .*'queries', 'topk' and 'return_scores'",
 }
 
@@ -150,7 +151,9 @@ def test_a_server_of_another_shape_is_refused_before_a_run_with_the_next_step(se
     with pytest.raises(ToolError, match=message) as error:
         search_tool(server.at(way)).check()
     assert server.at(way) in str(error.value)
-    assert re.search(r"Correct 'index'|Set api_key|see what it printed", str(error.value))
+    assert re.search(
+        r"Correct 'index'|Set the environment variable|see what it printed", str(error.value)
+    )
 
 
 @pytest.mark.parametrize("way", [*ODD, *REFUSED])
@@ -238,6 +241,21 @@ def test_the_key_is_sent_and_struck_out_of_what_a_server_says_back(server, monke
     monkeypatch.setenv("TURNRL_RETRIEVE_API_KEY", "another")
     ask(search_tool(server.url), "tower")
     assert server.requests()[-1]["authorization"] == "Bearer another"
+
+
+@pytest.mark.parametrize(("setting", "ending", "message"), [
+    ({"api_key": "${MY_KEY}"}, "", r"refused the API key in \$\{MY_KEY\}, sent as 'Authorization: "
+     r"Bearer KEY' \(status 403: .*\)\. Correct MY_KEY\."),
+    ({}, "?api_key=${MY_KEY}", r"refused the key in its address \(status 403: .*\)\. Correct the "
+     r"environment variable that 'index' names, or set TURNRL_RETRIEVE_API_KEY"),
+])  # fmt: skip
+def test_a_key_that_the_server_refuses_is_named_by_its_variable(
+    server, monkeypatch, setting, ending, message
+):
+    monkeypatch.setenv("MY_KEY", KEY)
+    with pytest.raises(ToolError, match=message) as error:
+        search_tool(f"{server.at('status403')}{ending}", **setting).check()
+    assert KEY not in str(error.value)
 
 
 def test_a_key_in_the_address_is_sent_and_not_shown(server, monkeypatch, caplog, tmp_path):

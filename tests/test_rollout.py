@@ -489,7 +489,7 @@ def test_a_prompt_that_leaves_no_room_names_the_question(chat):
 def test_a_prompt_leaves_room_for_a_token_at_least(chat):
     prompt = len(one(Rollout(Brackets(), []), chat, say("=x")).sample.prompt_ids)
     assert one(Rollout(Brackets(), [], max_tokens=prompt + 1), chat, say("=x")).ended_by == "length"
-    told = f"a prompt of {prompt} tokens: no room within rollout.max_tokens = {prompt}"
+    told = f"a prompt of {prompt} tokens: no room within model.rollout.max_tokens = {prompt}"
     with pytest.raises(DataError, match=told):
         collect(Rollout(Brackets(), [], max_tokens=prompt), chat, say("=x"))
 

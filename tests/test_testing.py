@@ -481,11 +481,11 @@ def shows(text, role="user"):
             r"^Plain\.observe\(Reading\(calls=\(\), answer='', .*\), \[\]\) raised ValueError: no$",
         ),
         ({"read": asserts}, r"^Plain\.read\('', 0, cut=False\) raised AssertionError: a text"),
-        ({"read": lambda text, turn, cut: Reading(answer=7)}, "answer is no text"),
+        ({"read": lambda text, turn, cut: Reading(answer=7)}, "answer is not text"),
         ({"read": lambda text, turn, cut: Reading(("x",))}, "'x' is no ToolCall"),
         (
             {"read": lambda text, turn, cut: Reading((ToolCall("x", []),))},
-            "arguments are no mapping",
+            "arguments are not a mapping",
         ),
         ({"read": alternates()}, "and the second time"),
         (

@@ -15,6 +15,7 @@ from turnrl import (
     contained_answer,
     contains_answer,
     exact_match,
+    fitted,
     in_short,
     neutralise,
     normalize_answer,
@@ -185,3 +186,33 @@ def test_trajectories_transcripts_and_errors_are_visible(recipe, capsys, monkeyp
     told = capsys.readouterr().err
     assert r"raised OSError: \x1b[2J\x1b]0;title" in told
     assert not ACTS.search(told.replace("\r", ""))
+
+
+def test_lines_too_long_for_a_terminal_are_wrapped_at_words_and_stay_whole_elsewhere():
+    text = "short\n  written to a/" + "long/" * 12 + "path; the rest of it is in one more place"
+    assert fitted(text, None) == text
+    assert fitted(text, 200) == text
+    path = "a/" + "long/" * 12 + "path;"
+    assert fitted(text, 40).split("\n") == [
+        "short",
+        "  written to",
+        f"    {path}",  # a word longer than a line stays whole
+        "    the rest of it is in one more place",
+    ]
+    # never narrower than 40, and a table's row keeps its columns
+    assert fitted("a  b   c", 3) == "a  b   c"
+
+
+def test_a_command_in_a_message_stays_on_one_line():
+    text = "there is no index here. Build it with 'turnrl index build --index x' and go on"
+    assert fitted(text, 60).split("\n") == [
+        "there is no index here. Build it with",
+        "  'turnrl index build --index x' and go on",
+    ]
+
+
+@given(st.text(alphabet="ab \n-/", max_size=200), st.integers(40, 90))
+def test_wrapping_changes_nothing_but_white_space(text, columns):
+    wrapped = fitted(text, columns)
+    assert wrapped.split() == text.split()
+    assert all(len(one) <= columns or len(one.split()) == 1 for one in wrapped.split("\n"))

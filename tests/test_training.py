@@ -311,7 +311,7 @@ def test_messages_about_memory_name_the_setting_of_the_engine(
     with caplog.at_level("INFO"):
         it.ask("?")
     assert f"Lies has room for 1 of a group's {it.group_size} trajectories" in caplog.text
-    assert f"Raise {to_raise}, or lower rollout.max_tokens." in caplog.text
+    assert f"Raise {to_raise}, or lower model.rollout.max_tokens." in caplog.text
     engine.sync = full
     with pytest.raises(DeviceMemoryError, match=f"while sampling .* Lower {to_lower}, or see"):
         it.ask("?")

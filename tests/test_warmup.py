@@ -254,7 +254,11 @@ def test_a_demonstrator_may_wait_give_a_reading_and_see_what_came(chat):
         (lambda attempt, rng: 1 / 0, PluginError, "division by zero"),
         (lambda attempt, rng: None, PluginError, "gave None"),
         (lambda attempt, rng: " ", PluginError, "gave ' '"),
-        (lambda attempt, rng: "x " * 500, RecipeError, "more than rollout.max_turn_tokens = 400"),
+        (
+            lambda attempt, rng: "x " * 500,
+            RecipeError,
+            "more than model.rollout.max_turn_tokens = 400",
+        ),
         (lambda attempt, rng: Reading((ToolCall("a"), ToolCall("b"))), RecipeError, "has one call"),
     ],
 )
@@ -718,3 +722,27 @@ def test_the_frozen_lake_of_the_page_is_learned(tmp_path, monkeypatch, capsys):
     outcomes = column("runs/frozen_lake", "val/reward/outcome")
     assert outcomes[0] < 0.1
     assert max(outcomes) > 0.25
+
+
+@pytest.mark.parametrize(("when", "message"), [
+    ("begin", r"\nNothing was written to warm\.\n\nturnrl: stopped by Ctrl-C\n"),
+    ("write", r"\nwarm is incomplete\. Delete it, and repeat the command\.\n\nturnrl: stopped"),
+])  # fmt: skip
+def test_an_interrupt_says_whether_anything_was_written(
+    tmp_path, monkeypatch, capsys, when, message
+):
+    monkeypatch.chdir(tmp_path)
+    save(LAKE, "lake.yaml")
+
+    def interrupted(*args, **kwargs):
+        raise KeyboardInterrupt
+
+    if when == "begin":
+        monkeypatch.setattr(Policy, "load", interrupted)
+    else:
+        monkeypatch.setattr("turnrl.run.card.card.write_card", interrupted)
+    assert main(["warmup", "lake.yaml", "--to", "warm", *SHORT, "2e-3"]) == 130
+    told = capsys.readouterr().err
+    assert re.search(message, told)
+    assert "Traceback" not in told
+    assert Path("warm").is_dir() == (when == "write")

@@ -101,8 +101,11 @@ from turnrl.scoring import curves as curves
 from turnrl.scoring import score_group as score_group
 from turnrl.supervised import Supervised as Supervised
 from turnrl.text import contained_answer as contained_answer
+from turnrl.text import fitted as fitted
 from turnrl.text import neutralise as neutralise
 from turnrl.text import normalize_answer as normalize_answer
+from turnrl.text import say as say
+from turnrl.text import terminal_columns as terminal_columns
 from turnrl.text import visible as visible
 from turnrl.types.acting import Attempt as Attempt
 from turnrl.types.acting import AttemptOver as AttemptOver

@@ -23,7 +23,7 @@ from turnrl.errors import (
 from turnrl.loader import data_of
 from turnrl.objective import ClippedSurrogate
 from turnrl.policy.model import Policy
-from turnrl.recipe.keys import SYNONYMS
+from turnrl.recipe.keys import elsewhere
 from turnrl.run.recording import Recorder
 from turnrl.scoring import component_name
 from turnrl.text import visible
@@ -42,8 +42,7 @@ def names_unknown_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
     def checked(*args: _P.args, **settings: _P.kwargs) -> None:
         for name in settings:
             if name not in known:
-                ours = SYNONYMS.get(name, "").removeprefix("model.")
-                advice = f" Set {ours} instead." if ours else did_you_mean(name, known)
+                advice = elsewhere(name, prefix="model.") or did_you_mean(name, known)
                 has = f" It has {', '.join(known)}."
                 fault = f"{init.__qualname__.partition('.')[0]} has no argument {name!r}."
                 raise ArgumentTypeError(fault + (advice or has))

@@ -16,7 +16,7 @@ from turnrl.commands import COMMANDS, adder
 from turnrl.errors import PluginError, RecipeError, TurnRLError, WorldError, did_you_mean
 from turnrl.plugins import LOAD_VARIABLE, Commands, Plugin, load_plugins
 from turnrl.signals import stopping
-from turnrl.text import visible
+from turnrl.text import say, visible
 
 _DEBUG = "TURNRL_DEBUG"
 _USUAL = ("fit", "eval", "recipes", "doctor")
@@ -55,7 +55,7 @@ def _report(error: BaseException) -> int:
         message = " ".join(message.split())[:600]
     if of_a_package or not isinstance(error, TurnRLError):
         message += f" ({_DEBUG}=1 shows where.)"
-    print(f"turnrl: {type(error).__name__}: {visible(message)}", file=sys.stderr)
+    say(f"turnrl: {type(error).__name__}: {visible(message)}", sys.stderr)
     return error.exit_code if isinstance(error, TurnRLError) else 1
 
 

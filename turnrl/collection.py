@@ -414,9 +414,10 @@ class Collector:
         elif holds is not None and holds < size:
             rank_zero_info(
                 f"{type(engine).__name__} has room for {holds} of a group's {size} trajectories of "
-                f"rollout.max_tokens = {rollout.max_tokens}{probes}, and running so few at once "
+                f"model.rollout.max_tokens = {rollout.max_tokens}{probes}, and running so few at "
+                "once "
                 f"is slow. Raise {engine.memory_setting or 'its memory'}, or lower "
-                "rollout.max_tokens."
+                "model.rollout.max_tokens."
             )
 
     def cancel(self) -> None:

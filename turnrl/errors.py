@@ -155,7 +155,7 @@ def within(low: float, high: float, where: str, owner: object, *names: str) -> N
 def check_numbers(
     where: str, owner: object, *names: str, whole: bool = False, optional: bool = True
 ) -> None:
-    """Refuse settings that are no numbers. True is a number to Python, but not to a recipe. See
+    """Refuse settings that are not numbers. True is a number to Python, but not to a recipe. See
     `at_least` for the arguments.
 
     Raises:
@@ -180,7 +180,7 @@ def is_finite(value: object) -> bool:
 
 
 def instance_of(kind: type, name: str, value: object, extends: str = "") -> None:
-    """Refuse an argument from Python that is no instance of a class.
+    """Refuse an argument from Python that is not an instance of a class.
 
     Args:
         kind: The class.
@@ -199,7 +199,7 @@ def instance_of(kind: type, name: str, value: object, extends: str = "") -> None
 
 
 def instances_of(kind: type, name: str, value: object, extends: str = "") -> None:
-    """Refuse an argument from Python that is no list of instances; see `instance_of`."""
+    """Refuse an argument from Python that is not a list of instances; see `instance_of`."""
     if not isinstance(value, Sequence) or isinstance(value, str):
         one = f"{type(value).__name__}(...)" if isinstance(value, kind) else ""
         example = f"{name}=[{one or _call(kind, value, extends) or '...'}]"
@@ -259,7 +259,7 @@ def parse_bytes(text: str, setting: str, instead: str = "") -> int:
         setting: The setting that has it, for the message.
         instead: Another value that the setting takes, such as "'auto', or ".
     Raises:
-        RecipeError: If it is no size.
+        RecipeError: If it is not a size.
     """
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]i?B)\s*", str(text), re.IGNORECASE)
     if match is None or not (size := int(float(match[1]) * _UNITS[match[2].upper()])):

@@ -142,7 +142,7 @@ class FunctionReward(Reward):
             value = math.nan if isinstance(given, str) else float(given)
         if not math.isfinite(value):
             raise PluginError(
-                f"{self} returned {given!r:.80}, which is no finite number. Return one, such as "
+                f"{self} returned {given!r:.80}, which is not a finite number. Return one, such as "
                 "0.0 where it has nothing to pay for."
             )
         return self.weight * value
@@ -156,7 +156,7 @@ class FunctionReward(Reward):
         for name, needed in self._needs.items():
             if needed and name not in own and name not in known:
                 raise PluginError(
-                    f"{self} takes {name!r}, which is no column of the question "
+                    f"{self} takes {name!r}, which is not a column of the question "
                     f"{questions[0].id!r}. It has {', '.join(known)}. Add the column to the data, "
                     "or give the parameter a default."
                 )
@@ -213,7 +213,7 @@ def rewards_of(rewards: Sequence[Reward | Callable[..., Any]]) -> list[Reward]:
     """The rewards of a list in which functions may stand.
 
     Raises:
-        ArgumentTypeError: If it is no list of rewards and functions.
+        ArgumentTypeError: If it is not a list of rewards and functions.
         RecipeError: If a function takes something else than an attempt.
     """
     return with_functions(Reward, "rewards", rewards, FunctionReward, "TurnReward or OutcomeReward")

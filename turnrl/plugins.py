@@ -245,7 +245,7 @@ def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
         module, _, attribute = value.rpartition(".")
         if not module:
             raise RecipeError(
-                f"{setting} is {value!r}, which is no path. Give the module too, such as "
+                f"{setting} is {value!r}, which is not a path. Give the module too, such as "
                 f"my_module.{value or 'something'}."
             )
         if (here := str(Path.cwd())) not in sys.path:

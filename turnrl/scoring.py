@@ -119,7 +119,7 @@ def _check_score(reward: Any) -> None:
         raise PluginError(f"{what}. Write `{wanted}`; send all requests at once in prepare.")
     try:
         signature = inspect.signature(score)
-    except (TypeError, ValueError):  # it is no function, or one in C that does not tell
+    except (TypeError, ValueError):  # it is not a function, or one in C that does not tell
         return
     try:
         signature.bind(*asked)

@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TypeVar, final
 
 from turnrl.errors import WorldError
-from turnrl.text import visible
+from turnrl.text import say, visible
 
 __all__ = ["LONGEST_PAUSE_S", "Cache", "Patience", "Request", "Unavailable", "pause_s"]
 
@@ -180,7 +180,7 @@ class Patience:
             self._away_since, self._announced = None, False
 
     def _print(self, news: str) -> None:
-        print(f"turnrl: {self._name} {visible(news)}", file=sys.stderr, flush=True)
+        say(f"turnrl: {self._name} {visible(news)}", sys.stderr)
 
 
 @final

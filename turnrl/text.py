@@ -1,4 +1,5 @@
-"""Text functions that rewards, metrics and rollouts share: phrases, neutralising, visible text.
+"""Text functions that rewards, metrics and rollouts share: phrases, neutralising, visible text,
+and lines for people to read, which are wrapped on a terminal.
 
 Phrases are normalised as in SQuAD's evaluation script (Rajpurkar et al. 2016, arXiv 1606.05250):
 lower case, no punctuation, no articles, single spaces. Unlike there, a text that becomes empty
@@ -7,11 +8,15 @@ matches nothing, so neither an empty answer nor a gold answer such as "The" matc
 
 import re
 import string
+import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
+_COMMAND = re.compile(r"'turnrl [^'\n]*'")
+_NARROWEST = 40
 
 
 def normalize_answer(text: str) -> str:
@@ -72,3 +77,59 @@ def visible(text: str) -> str:
         else one.encode("unicode_escape").decode()
         for one in text
     )
+
+
+def say(text: str, file: TextIO | None = None, indent: str = "  ") -> None:
+    """Print a text for people to read, wrapped at words if it goes to a terminal.
+
+    In a pipe or a log file its lines stay whole, for `grep`.
+
+    Args:
+        text: The text.
+        file: Where to; None for the standard output.
+        indent: What a line continues with; see `fitted`.
+    """
+    stream = file or sys.stdout
+    print(fitted(text, terminal_columns(stream), indent), file=stream, flush=True)
+
+
+def terminal_columns(stream: TextIO) -> int | None:
+    """The width of the terminal that a stream writes to. None if it writes to a file or a pipe."""
+    import shutil  # here, and textwrap below: `import turnrl` stays light
+
+    return shutil.get_terminal_size().columns if stream.isatty() else None
+
+
+def fitted(text: str, columns: int | None, indent: str = "  ") -> str:
+    """Wrap the lines of `text` that are too long, at words. Shorter lines stay as they are.
+
+    A word that is longer than a line, such as a path, stays whole, and so does a command in quotes,
+    `'turnrl ...'`, so that it can be pasted.
+
+    Args:
+        text: The text.
+        columns: The most characters of a line, at least 40; None wraps nothing.
+        indent: What a line continues with, after the spaces that it begins with.
+    """
+    if columns is None:
+        return text
+    import textwrap
+
+    def wrap(line: str) -> str:
+        if len(line) <= width:
+            return line
+        begin = line[: len(line) - len(line.lstrip(" "))]
+        whole = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), line)
+        lines = textwrap.wrap(
+            whole,
+            width,
+            subsequent_indent=begin + indent,
+            break_long_words=False,
+            break_on_hyphens=False,
+            replace_whitespace=False,
+            expand_tabs=False,
+        )
+        return "\n".join(lines).replace("\0", " ")
+
+    width = max(columns, _NARROWEST)
+    return "\n".join(map(wrap, text.split("\n")))

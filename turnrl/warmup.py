@@ -188,7 +188,8 @@ def _check(module: MTGRPO, folder: str | Path, given: SimpleNamespace) -> None:
     at_least(1e-12, "", given, "lr", optional=False)
     if module.rollout.player is not None:
         raise RecipeError(
-            f"rollout.player is {module.rollout.driver}, and demonstrations are turns of a turn "
+            f"model.rollout.player is {module.rollout.driver}, and demonstrations are turns of a "
+            "turn "
             "scheme. Warm up with the segmenter that writes turns in the same form."
         )
     begins = [Path(one).resolve() for one in (module.policy.folder, locate(module.policy.model))]
@@ -229,13 +230,14 @@ def demonstrations(
     whole = [trajectory for (trajectory,) in played if trajectory.ended_by != "length"]
     if not whole:
         raise RecipeError(
-            f"all {len(played)} demonstrations ran out of tokens: rollout.max_tokens is "
+            f"all {len(played)} demonstrations ran out of tokens: model.rollout.max_tokens is "
             f"{rollout.max_tokens}. Raise it."
         )
     if len(whole) < len(played):
         _logger.warning(
             f"{len(played) - len(whole)} of {len(played)} demonstrations ran out of tokens and are "
-            f"left out: rollout.max_tokens is {rollout.max_tokens}. Raise it to have the others."
+            f"left out: model.rollout.max_tokens is {rollout.max_tokens}. Raise it to have the "
+            "others."
         )
     return whole
 

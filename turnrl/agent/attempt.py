@@ -155,7 +155,7 @@ class Attempt:
         """The error that a prompt of so many tokens makes."""
         return DataError(
             f"question {self.asked.id!r} makes a prompt of {tokens} tokens: no room within "
-            f"rollout.max_tokens = {self.rules.max_tokens}. Raise it, or leave it out."
+            f"model.rollout.max_tokens = {self.rules.max_tokens}. Raise it, or leave it out."
         )
 
     def _history_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Conversation:

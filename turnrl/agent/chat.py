@@ -239,7 +239,7 @@ class ChatFormat:
 
     def _ids(self, text: str, control: bool = True, goes_on: bool = False) -> list[int]:
         def encode(text: str) -> list[int]:
-            text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is no text
+            text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is not text
             options = {"add_special_tokens": False, "split_special_tokens": not control}
             return cast("list[int]", self.tokenizer(text, **options)["input_ids"])
 

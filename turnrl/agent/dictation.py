@@ -85,7 +85,8 @@ class Dictation(Engine):
         if len(ids) > rollout.max_turn_tokens:
             raise RecipeError(
                 f"{what} gave a turn of {len(ids)} tokens on question {attempt.asked.id!r}, more "
-                f"than rollout.max_turn_tokens = {rollout.max_turn_tokens}. Raise it, or write "
+                f"than model.rollout.max_turn_tokens = {rollout.max_turn_tokens}. Raise it, or "
+                "write "
                 "less."
             )
         return ids

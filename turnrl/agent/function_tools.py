@@ -50,7 +50,7 @@ class FunctionTool(Tool):
         if isinstance(function, type):
             raise ArgumentTypeError(
                 f"FunctionTool.function is the class {function.__name__}. Give a function, or put "
-                "an instance of a Tool or Toolset into rollout.tools."
+                "an instance of a Tool or Toolset into model.rollout.tools."
             )
         which = name_of(function)
         self._its_name = f"the function {which}"
@@ -172,8 +172,8 @@ def as_result(value: Any, who: str) -> ToolResult:
         if inspect.iscoroutine(value):
             value.close()  # else Python reports that nobody awaited it
         raise ToolError(
-            f"{who} returned {kind_of(value)}, {value!r:.60}, which is no text and no JSON. Return "
-            "a text, a turnrl.ToolResult, or numbers, texts, lists and mappings."
+            f"{who} returned {kind_of(value)}, {value!r:.60}, which is neither text nor JSON. "
+            "Return a text, a turnrl.ToolResult, or numbers, texts, lists and mappings."
         ) from error
 
 
@@ -203,7 +203,7 @@ def toolsets_of(tools: Sequence[Toolset | Callable[..., Any]]) -> tuple[Toolset,
     """The toolsets of a list in which functions may stand.
 
     Raises:
-        ArgumentTypeError: If it is no list of tools and functions.
+        ArgumentTypeError: If it is not a list of tools and functions.
         RecipeError: If the policy could not call one of the functions.
     """
     return tuple(with_functions(Toolset, "tools", tools, FunctionTool, "Tool or Toolset"))

@@ -130,12 +130,12 @@ def name_of(function: Callable[..., Any]) -> str:
     """`my_module.search`: what a message calls a function.
 
     Raises:
-        RecipeError: If it is a lambda, or an object that is no function.
+        RecipeError: If it is a lambda, or an object that is not a function.
     """
     plain = _unbound(function)
     if not inspect.isroutine(plain):
         raise RecipeError(
-            f"{plain!r:.80} is no function. Give a function, or a bound method of an object."
+            f"{plain!r:.80} is not a function. Give a function, or a bound method of an object."
         )
     if plain.__name__ == "<lambda>":
         raise RecipeError(
@@ -182,7 +182,7 @@ def with_functions(
         make: Makes a component of a function.
         extends: The classes that a user's own may extend, for messages.
     Raises:
-        ArgumentTypeError: If it is no list of components and functions.
+        ArgumentTypeError: If it is not a list of components and functions.
         RecipeError: From `make`.
     """
     if inspect.isroutine(values):

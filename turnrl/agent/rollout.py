@@ -229,15 +229,19 @@ class Rollout:
             instance_of(types.Segmenter, "segmenter", self.segmenter)
         if self.player is not None:
             instance_of(types.Player, "player", self.player)
-        check_numbers("rollout.", self, "temperature", "top_p", optional=False)
+        check_numbers("model.rollout.", self, "temperature", "top_p", optional=False)
         if not self.temperature > 0:
-            raise RecipeError(f"rollout.temperature is {self.temperature}; it must be above 0")
+            raise RecipeError(
+                f"model.rollout.temperature is {self.temperature}; it must be above 0"
+            )
         if not 0 < self.top_p <= 1:
-            raise RecipeError(f"rollout.top_p is {self.top_p}; it must be above 0, and at most 1")
-        within(0, 1, "rollout.", self, "min_p")
-        at_least(0, "rollout.", self, "top_k", "max_restarts", whole=True, optional=False)
+            raise RecipeError(
+                f"model.rollout.top_p is {self.top_p}; it must be above 0, and at most 1"
+            )
+        within(0, 1, "model.rollout.", self, "min_p")
+        at_least(0, "model.rollout.", self, "top_k", "max_restarts", whole=True, optional=False)
         limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
-        at_least(1, "rollout.", self, *limits, whole=True, optional=False)
+        at_least(1, "model.rollout.", self, *limits, whole=True, optional=False)
         if not hasattr(self._drives, "max_turns"):
             raise RecipeError(
                 f"{self.driver} has no max_turns, the most turns of an attempt. Write a line such "
@@ -311,7 +315,8 @@ class Rollout:
         """
         if self.sampling.cuts_distribution:
             _logger.warning(
-                "rollout.top_k, min_p or top_p cuts the distribution that tokens are drawn from. "
+                "model.rollout.top_k, min_p or top_p cuts the distribution that tokens are drawn "
+                "from. "
                 "The sampler's log-probabilities are of what is left and the learner's are not, so "
                 "their ratio is biased; a policy gradient assumes that all of it was drawn from."
             )
@@ -328,7 +333,8 @@ class Rollout:
         name = type(segmenter).__name__
         if not self.specs and segmenter.max_turns > 1:
             _logger.warning(
-                f"rollout.tools is empty, and {name} takes up to {segmenter.max_turns} turns: "
+                f"model.rollout.tools is empty, and {name} takes up to {segmenter.max_turns} "
+                "turns: "
                 "whatever the policy calls, it reads that there is no such tool. Name tools in "
                 "model.rollout.tools, unless it is to answer from memory."
             )

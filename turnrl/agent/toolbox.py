@@ -88,7 +88,8 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
             if figure in give:
                 raise RecipeError(
                     f"{give[figure]} and {toolset} both hand over the figure {figure!r} of an "
-                    "attempt, so they do not go together. Leave one of them out of rollout.tools."
+                    "attempt, so they do not go together. Leave one of them out of "
+                    "model.rollout.tools."
                 )
             give[figure] = toolset
 

@@ -22,7 +22,7 @@ from turnrl.errors import RecipeError
 from turnrl.plugins import Commands
 from turnrl.recipe.agents import find_agent
 from turnrl.recipe.given import read_given
-from turnrl.text import visible
+from turnrl.text import say, visible
 from turnrl.types.acting import Segmenter
 from turnrl.types.questions import Question
 from turnrl.types.sessions import ToolSpec
@@ -79,9 +79,11 @@ def _run(args: argparse.Namespace) -> None:
     agent.needs_recipe()
     if agent.is_recipe:
         read_given("fit", ["--config", str(agent.recipe)]).check()
-    print(f"turnrl play: {agent}", file=sys.stderr, flush=True)
+    say(f"turnrl play: {agent}", sys.stderr)
     from turnrl.recipe.build import load
+    from turnrl.run.console.warnings import fit_warnings
 
+    fit_warnings()
     word, weights = (agent.recipe, file) if agent.is_recipe else (file or agent.recipe, None)
     module = load(word, args.device, weights)
     if args.question:
@@ -109,7 +111,7 @@ def _lines() -> Iterator[str]:
 
 def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
     """Let the agent answer a question, and print what it does."""
-    print(f"question   {visible(question.text)}", flush=True)
+    say(f"question   {visible(question.text)}", indent=" " * 11)
     if args.samples is None:
         plain = module.rollout
         if plain.segmenter is not None:  # its turns are printed as they come
@@ -120,13 +122,13 @@ def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
             module.rollout = plain
         if plain.segmenter is None:
             _show(module, trajectory)
-        print(_end(trajectory), flush=True)
+        say(_end(trajectory), indent=" " * 11)
         return
     attempts = module.ask(question, args.samples, temperature=args.temperature)
     for number, attempt in enumerate(attempts, 1):
         print(f"\n== attempt {number}")
         _show(module, attempt)
-        print(_end(attempt))
+        say(_end(attempt), indent=" " * 11)
     if args.estimators:
         print("\n".join(_credit(module, attempts)))
 
@@ -135,7 +137,7 @@ def _show(module: MTGRPO, trajectory: Trajectory) -> None:
     """Print the turns, and what a player sent before each."""
     sent = module.chat.sent(trajectory) if module.rollout.player is not None else []
     for k, turn in enumerate(trajectory.turns, 1):
-        print("\n".join([f"-- turn {k}", *map(visible, sent[k - 1 : k]), str(turn)]))
+        say("\n".join([f"-- turn {k}", *map(visible, sent[k - 1 : k]), str(turn)]), indent="")
 
 
 def _end(trajectory: Trajectory) -> str:
@@ -173,16 +175,16 @@ class Printing(Segmenter):
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
         self._reads = True
-        print(f"-- turn {turn + 1}\n{visible(text)}", flush=True)
+        say(f"-- turn {turn + 1}\n{visible(text)}", indent="")
         return self.inside.read(text, turn, cut)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
         if self._reads:  # a check of the scheme observes without a turn
             for result in results:
                 kind = "result" if result.ok else "error"
-                print(f"   {kind}: {visible(result.content)}", flush=True)
+                say(f"   {kind}: {visible(result.content)}", indent="")
             if reading.format_error:
-                print(f"   form: {visible(reading.format_error)}", flush=True)
+                say(f"   form: {visible(reading.format_error)}", indent="")
         self._reads = False
         return self.inside.observe(reading, results)
 

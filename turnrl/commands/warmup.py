@@ -15,10 +15,11 @@ import yaml
 
 from turnrl.errors import RecipeError, at_least
 from turnrl.plugins import named
-from turnrl.recipe.bundled import bundled_recipes
+from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.fit import add_recipe_command
 from turnrl.recipe.given import Given
 from turnrl.run.folders import TRANSCRIPT
+from turnrl.text import say
 
 if TYPE_CHECKING:
     from turnrl.commands import Commands
@@ -109,9 +110,9 @@ def _warm_up(built: Built) -> None:
             print(f"{before:6.2f} {after:6.2f}  {text}")
     print(f"{done.losses[0]:6.3f} {done.losses[1]:6.3f}  loss of the first and the last batch")
     place = Path(settings["to"])
-    print(f"written to {place}; some of what it was taught is in {place / TRANSCRIPT}")
+    say(f"written to {place}; some of what it was taught is in {place / TRANSCRIPT}")
     if done.after is not None and module.rollout.specs and not done.after.calls:
-        print(
+        say(
             "no call worked after the warm-up: take more --steps (it took "
             f"{settings['steps']}), or another --lr, before you begin with it"
         )
@@ -122,12 +123,11 @@ def _warm_up(built: Built) -> None:
 def _same(given: Given) -> str:
     """The recipes and options of the command, for `fit`: without its own, and the model's."""
     words, kept = [*given.arguments], list[str]()
-    bundled = {f"--config={file}": name for name, file in bundled_recipes().items()}
     own = [f"--{name}" for name in (*_SETTINGS, "model.policy.model")]
     while words:
         word = words.pop(0)
         if word in own and words:
             words.pop(0)
         elif word.partition("=")[0] not in own:
-            kept.append(bundled.get(word, word.removeprefix("--config=")))
+            kept.append(shown_recipe(word.removeprefix("--config=")))
     return shlex.join(kept)

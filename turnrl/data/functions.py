@@ -56,8 +56,8 @@ class FunctionQuestions(QuestionSource):
         if isinstance(rows, str | Mapping) or len(rows) not in kinds.values():
             odd = rows if isinstance(rows, str | Mapping) else _odd(rows)
             raise DataError(
-                f"{self._which} gives {kind_of(odd)}, {odd!r:.60}, which is no question. Return or "
-                "yield rows as mappings, or turnrl.Question objects, and only one kind of them."
+                f"{self._which} gives {kind_of(odd)}, {odd!r:.60}, which is not a question. Return "
+                "or yield rows as mappings, or turnrl.Question objects, and only one kind of them."
             )
         if kinds[Question]:
             return rows
@@ -73,7 +73,7 @@ def _odd(rows: list[Any]) -> Any:
 
 
 def function_at(path: str) -> Callable[..., Any] | None:
-    """The function of a dotted path; None if there is none of that name, or it is no function.
+    """The function of a dotted path; None if there is none of that name, or it is not a function.
 
     Raises:
         DataError: If its module cannot be imported.

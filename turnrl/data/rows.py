@@ -40,7 +40,7 @@ def read_file(source: str) -> Iterator[Row]:
     """The rows of a file.
 
     Raises:
-        DataError: If it is no file of one of `FILE_KINDS`, or cannot be read.
+        DataError: If it is not a file of one of `FILE_KINDS`, or cannot be read.
     """
     path, kind = Path(source), Path(source).suffix.lower()
     file_here(source)
@@ -344,7 +344,7 @@ def _asked(value: object, path: str, place: str, setting: str) -> tuple[str, str
         )
     if None in (texts := [text for _, text in said]):
         raise DataError(
-            f"{place}: {path!r} has a message whose content is no text, {value!r:.60}. Write a "
+            f"{place}: {path!r} has a message whose content is not text, {value!r:.60}. Write a "
             "text there; images are not supported."
         )
     system, text = ["", *cast(list[str], texts)][-2:]
@@ -398,7 +398,7 @@ def questions_of(
         without: Columns that become no metadata, because they are large.
     Raises:
         DataError: If no row has a needed field (at the end, when all rows have been read); or
-            naming the row whose question or answer is no text.
+            naming the row whose question or answer is not text.
     """
     of_answers = [fields.answers] if isinstance(fields.answers, str) else list(fields.answers)
     paths = [("id", fields.id)] if fields.id else []

@@ -2,7 +2,9 @@
 
 import contextlib
 import hashlib
+import importlib
 import json
+import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -50,6 +52,23 @@ class Lora:
     def shape(self) -> dict[str, int]:
         """What its weights on disk must agree on."""
         return {"r": self.r, "alpha": self.alpha}
+
+
+def import_bitsandbytes() -> None:
+    """Import bitsandbytes without its remark that a CPU lacks a kernel of the package `kernels`: no
+    policy uses it, see `with_adapter`. If the import fails, that of transformers says why."""
+    remarks = logging.getLogger("bitsandbytes.backends.cpu.ops")
+    remarks.addFilter(_is_no_remark)
+    try:
+        importlib.import_module("bitsandbytes")
+    except Exception:
+        return
+    finally:
+        remarks.removeFilter(_is_no_remark)
+
+
+def _is_no_remark(record: logging.LogRecord) -> bool:
+    return "gemm_4bit_forward from kernels-community" not in record.getMessage()
 
 
 def with_adapter(network: Any, lora: Lora, quantized: bool) -> Any:

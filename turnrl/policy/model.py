@@ -26,7 +26,14 @@ from turnrl.errors import (
     instance_of,
     kind_of,
 )
-from turnrl.policy.adapter import Lora, digest_of, exchanged, start_adapter, with_adapter
+from turnrl.policy.adapter import (
+    Lora,
+    digest_of,
+    exchanged,
+    import_bitsandbytes,
+    start_adapter,
+    with_adapter,
+)
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
 from turnrl.policy.files import (
@@ -171,7 +178,8 @@ class Policy(nn.Module):
         most = sizes_of(self.config).positions
         if most is not None and tokens > most:
             raise RecipeError(
-                f"rollout.max_tokens is {tokens}, and {self.model!r} has positions for {most} "
+                f"model.rollout.max_tokens is {tokens}, and {self.model!r} has positions for "
+                f"{most} "
                 f"tokens (max_position_embeddings). Set it to {most} or less."
             )
 
@@ -210,6 +218,7 @@ class Policy(nn.Module):
             "attn_implementation": "sdpa",
         }
         if self.quantization == "nf4":
+            import_bitsandbytes()
             options["quantization_config"] = transformers.BitsAndBytesConfig(
                 load_in_4bit=True,
                 bnb_4bit_quant_type="nf4",

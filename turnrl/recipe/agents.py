@@ -198,7 +198,7 @@ def _kept(place: Path, run: Path) -> Path | None:
 
 
 def _no_run(folder: Path) -> str:
-    """The message that a folder is no run, with the next step."""
+    """The message that a folder is not a run, with the next step."""
     step = runs_with_checkpoints(folder)
     if (folder / "adapter_config.json").is_file():
         step = (

@@ -89,7 +89,7 @@ def build(arguments: Sequence[str]) -> Built:
         The recipe's module, data and trainer, and where they would run.
     Raises:
         RecipeError: If something is wrong with the arguments.
-        CheckpointError: If the file of `ckpt_path` is not there, or is no checkpoint.
+        CheckpointError: If the file of `ckpt_path` is not there, or is not a checkpoint.
     """
     given = read_given("fit", arguments)
     given.check()
@@ -304,7 +304,7 @@ class _CLI(LightningCLI):
         group = parser.add_argument_group(f"Settings of turnrl {given.command}")
         for key, (kind, default, *text) in given.settings.items():
             group.add_argument(f"--{key}", type=kind, default=default, help=" ".join(text))
-        for flag, line in given.flags.items() if for_help else ():  # they are no settings
+        for flag, line in given.flags.items() if for_help else ():  # they are not settings
             group.add_argument(f"--{flag}", action="store_true", help=line)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:

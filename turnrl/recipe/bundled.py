@@ -16,6 +16,13 @@ def bundled_recipes() -> dict[str, Path]:
     return {file.relative_to(folder).with_suffix("").as_posix(): file for file in files}
 
 
+def shown_recipe(file: str) -> str:
+    """The name of a bundled recipe's file, which the command line takes too. Any other file as it
+    is."""
+    names = {str(bundled): name for name, bundled in bundled_recipes().items()}
+    return names.get(file, file)
+
+
 def recipe_like(name: str) -> str:
     """` Did you mean variants/triviaqa_qwen2.5_3b?` if a bundled recipe has a similar name."""
     bare, known = name.removeprefix("recipes/").removesuffix(".yaml"), bundled_recipes()

@@ -116,7 +116,7 @@ def _base(kind: Any) -> Any:
     """The class whose subclass a type asks for, made or to be called; None if it asks for none."""
     if get_origin(kind) is Callable:
         made = get_args(kind)[-1]
-        return None if made is Any else made  # a function of any kind is no class
+        return None if made is Any else made  # a function of any kind is not a class
     known = _plain_name(kind) or kind.__module__ == "builtins" or _is_section(kind)
     return kind if inspect.isclass(kind) and not known else None
 

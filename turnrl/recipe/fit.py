@@ -11,14 +11,17 @@ import gc
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from turnrl.plugins import Commands
+from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.folders import claimed, writable_part
 from turnrl.recipe.given import SETTLED, Flags, Given, Settings, read_given
+from turnrl.text import say
 
 if TYPE_CHECKING:
     from turnrl.recipe.build import Built
@@ -64,7 +67,7 @@ def add_recipe_command(
             types, defaults and lines of help, such as
             `{"split": (Literal["val", "test"], "val", "What to score")}`. Their values are in
             `Built.settings`. One that may be a list takes several words.
-        flags: Options without a value that are no settings of a recipe, with their lines of help,
+        flags: Options without a value that are not settings of a recipe, with their lines of help,
             such as `{"json": "Print JSON"}`. Those that the user gives are in `Built.given.raised`,
             and argparse knows each as `parsed.json`.
         takes_run: A run may stand in the place of the first recipe, by any word that
@@ -128,6 +131,8 @@ def _run(given: Given, act: Callable[[Built], None]) -> int:
             given = replace(given, number=ending.enter_context(claimed(given.home)))
         if first:
             _announce(given)
+        if first and given.destination:
+            ending.enter_context(_accounting_for(Path(given.destination)))
         return _act(given, act)
 
 
@@ -136,7 +141,9 @@ def _act(given: Given, act: Callable[[Built], None]) -> int:
     if first:
         gc.disable()  # a fifth of the time that importing torch and Lightning takes
     from turnrl.recipe.build import make
+    from turnrl.run.console.warnings import fit_warnings
 
+    fit_warnings()
     if first:
         gc.freeze()  # what was imported stays, so no collection has to look through it
         gc.enable()
@@ -164,9 +171,27 @@ def _words_of_others(given: Given) -> list[str]:
     ]
 
 
+@contextlib.contextmanager
+def _accounting_for(folder: Path) -> Iterator[None]:
+    """Say after an interrupt whether the folder that a command writes was touched."""
+
+    def files() -> dict[Path, int]:
+        return {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
+
+    before = files()
+    try:
+        yield
+    except KeyboardInterrupt:
+        if files() == before:
+            say(f"\nNothing was written to {folder}.", sys.stderr)
+        else:
+            say(f"\n{folder} is incomplete. Delete it, and repeat the command.", sys.stderr)
+        raise
+
+
 def _announce(given: Given) -> None:
-    print(f"turnrl {given.command}: {' + '.join(given.files)}")
-    print(f"writing {given.place}, on {given.device}")
+    say(f"turnrl {given.command}: {' + '.join(map(shown_recipe, given.files))}")
+    say(f"writing {given.place}, on {given.device}")
     if checkpoint := given.contents.get("ckpt_path"):
-        print(f"checkpoint {checkpoint}")
-    print("loading torch and Lightning", flush=True)
+        say(f"checkpoint {checkpoint}")
+    say("loading torch and Lightning")

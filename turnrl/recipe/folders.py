@@ -268,7 +268,7 @@ def checkpoint_to_resume(path: str) -> str:
     `adapter`, the run's `last.ckpt`, or else its newest.
 
     Raises:
-        CheckpointError: If there is none, or the file is no checkpoint.
+        CheckpointError: If there is none, or the file is not a checkpoint.
     """
     if "://" in path or zipfile.is_zipfile(path):
         return path
@@ -295,6 +295,6 @@ def checkpoint_to_resume(path: str) -> str:
 
 
 def runs_with_checkpoints(folder: Path) -> str:
-    """`Runs in it: runs/quickstart/version_0.`: the next step where a folder is no run."""
+    """`Runs in it: runs/quickstart/version_0.`: the next step where a folder is not a run."""
     runs = sorted({str(file.parents[1]) for file in folder.glob(f"*/{_KEPT}")})
     return f"Runs in it: {', '.join(runs)}." if runs else "Give the folder of a run that has one."

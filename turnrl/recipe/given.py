@@ -44,7 +44,7 @@ from turnrl.recipe.source import refuse_unfit
 Settings = Mapping[str, tuple[Any, ...]]
 """Type and default of each further key, and perhaps its line of help."""
 Flags = Mapping[str, str]
-"""Lines of help of options that have no value. They are no settings of a recipe."""
+"""Lines of help of options that have no value. They are not settings of a recipe."""
 COMMAND = "command"
 """Key of a run's `config.yaml` that names its command."""
 SETTLED = "--settled"
@@ -86,7 +86,7 @@ class Given:
 
     @property
     def kinds(self) -> dict[str, object]:
-        """Types of the keys at the top that are no sections."""
+        """Types of the keys at the top that are not sections."""
         further = {key: kind for key, (kind, *_) in self.settings.items()}
         return {"seed_everything": int, "ckpt_path": str | None, **further}
 
@@ -209,8 +209,8 @@ def read_given(
         raised: The flags that the user gave.
     Raises:
         RecipeError: If there is no recipe, one cannot be read, or an option is not one.
-        CheckpointError: If the file of `ckpt_path` is not there, or is no checkpoint; or if the
-            first word is no run, no checkpoint and no recipe.
+        CheckpointError: If the file of `ckpt_path` is not there, or is not a checkpoint; or if the
+            first word is not a run, a checkpoint or a recipe.
     """
     settings, flags, words, agent = settings or {}, flags or {}, [*arguments], None
     if takes_run and words and not words[0].startswith(DASHES):

@@ -7,11 +7,32 @@ import yaml
 
 from turnrl.errors import did_you_mean
 
-_OTHERS = yaml.safe_load(Path(__file__).with_name("synonyms.yaml").read_text(encoding="utf-8"))
-SYNONYMS = {other: ours for ours, others in _OTHERS.items() for other in others.split()}
+
+def _by_name(file: str) -> dict[str, str]:
+    text = Path(__file__).with_name(file).read_text(encoding="utf-8")
+    return {name: key for key, names in yaml.safe_load(text).items() for name in names.split()}
+
+
+SYNONYMS = _by_name("synonyms.yaml")
 """Settings of TRL, verl, Search-R1 and verifiers, and what to set here."""
+ABSENT = _by_name("absent.yaml")
+"""Settings of TRL that turnrl does not have, and the reason."""
 _MOVED = {"minibatch_tokens": "model.policy.minibatch_tokens", "trunk": "trains_policy"}
 """Keys of components in earlier recipes, and what to set in their place."""
+
+
+def elsewhere(name: str, instead_of: str = "", prefix: str = "") -> str:
+    """` Set model.group_size instead.` for a setting of another library, or the reason why turnrl
+    does not have it; empty if no other library has it.
+
+    Args:
+        name: The setting.
+        instead_of: What follows `instead`.
+        prefix: Left out before the setting here: `model.` for arguments of `MTGRPO`.
+    """
+    if name in SYNONYMS:
+        return f" Set {SYNONYMS[name].removeprefix(prefix)} instead{instead_of}."
+    return f" turnrl has no such setting, because {ABSENT[name]}." if name in ABSENT else ""
 
 
 def unknown_key(key: str, known: Iterable[str], owner: str, component: bool = False) -> str:
@@ -29,7 +50,7 @@ def unknown_key(key: str, known: Iterable[str], owner: str, component: bool = Fa
     keys = f"{owner} has the keys {', '.join(known) or 'none'}."
     if component and name in _MOVED:
         return f"unknown key {key!r}. Set {_MOVED[name]} instead. {keys}"
-    if not component and name in SYNONYMS:
-        return f"unknown key {key!r}. Set {SYNONYMS[name]} instead."
+    if not component and (there := elsewhere(name)):
+        return f"unknown key {key!r}.{there}"
     colon = " In YAML a space follows the colon." if ":" in name else ""
     return f"unknown key {key!r}.{colon}{did_you_mean(name, known) or f' {keys}'}"

@@ -67,7 +67,7 @@ def merged(old: object, new: object, key: str = "") -> Any:
 
 
 def each_value(value: object, change: Callable[[object, str], object], key: str = "") -> Any:
-    """Change every value in a recipe that is no mapping and no list.
+    """Change every value in a recipe that is neither a mapping nor a list.
 
     Args:
         value: The recipe, or a part of it, as YAML gives it.

@@ -9,6 +9,7 @@ from typing import Any
 
 import turnrl
 from turnrl.recipe.merging import Contents, Editable
+from turnrl.text import say
 
 _PACKAGES = {
     "turnrl_alarms": "turnrl.run.alarms",
@@ -170,4 +171,4 @@ def _settle_value_coef(saved: Editable) -> None:
 
 @functools.cache
 def _print_once(line: str) -> None:
-    print(line, file=sys.stderr)
+    say(line, sys.stderr)

@@ -22,7 +22,7 @@ from typing import Literal, Optional, Union
 from turnrl.data.rows import FILE_KINDS
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.recipe.explain import explain, is_plain
-from turnrl.recipe.keys import SYNONYMS, unknown_key
+from turnrl.recipe.keys import elsewhere, unknown_key
 from turnrl.recipe.merging import PARTS, Contents
 
 _ROOTS = {
@@ -71,7 +71,7 @@ def refuse_unfit(
     Args:
         contents: Recipes and options, merged.
         sections: The keys at the top of every recipe.
-        kinds: Types of the keys at the top that are no sections.
+        kinds: Types of the keys at the top that are not sections.
         recipes: The files. The user's own classes may lie beside them.
     Raises:
         RecipeError: Naming the key, and what to write.
@@ -98,11 +98,11 @@ def refuse_unfit(
 
 
 def _synonym(key: str, value: object) -> str:
-    """` Set model.group_size instead.` for a key of another library, or for a mapping that has one;
-    else nothing."""
+    """` Set model.group_size instead.` for a key of another library, or for a mapping that has one,
+    or the reason why turnrl does not have it; else nothing."""
     for name in (key, *_keys_below(value)):
-        if name in SYNONYMS:
-            return f" Set {SYNONYMS[name]} instead{'' if name == key else f' of {name}'}."
+        if there := elsewhere(name, "" if name == key else f" of {name}"):
+            return there
     return ""
 
 

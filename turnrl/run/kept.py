@@ -14,6 +14,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from turnrl.run.folders import is_trial, run_folder, whole_file
+from turnrl.text import say
 
 __all__ = ["BestCheckpoint", "LastCheckpoint", "WholeFiles"]
 
@@ -49,9 +50,11 @@ class LastCheckpoint(Checkpoint):
     def __init__(self) -> None:
         self._path: Path | None = None
         self._kept = ""
+        self._begins = False
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         _write_whole_files(trainer)
+        self._begins = stage == "fit" and not is_trial(trainer)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.global_step == 0:
@@ -79,6 +82,8 @@ class LastCheckpoint(Checkpoint):
                 f"  --ckpt_path {self._path}",
                 file=sys.stderr,
             )
+        elif trainer.is_global_zero and isinstance(exception, KeyboardInterrupt) and self._begins:
+            say("\nNo iteration is finished. Repeat the command to start again.", sys.stderr)
 
 
 class BestCheckpoint(ModelCheckpoint):

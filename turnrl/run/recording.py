@@ -309,7 +309,7 @@ def _plain(value: Any) -> Any:
 
 
 def _text(text: str | None) -> str | None:
-    """Half a surrogate pair, which JSON lets anyone write, is no text, and Parquet refuses it."""
+    """Half a surrogate pair, which JSON lets anyone write, is not text, and Parquet refuses it."""
     return None if text is None else text.encode("utf-8", "replace").decode()
 
 

@@ -46,10 +46,10 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
             gave = f"gives {reading!r}"
             require(isinstance(reading, Reading), f"{gave}, which is not a Reading")
             require(reading == again, f"{gave}, and the second time {again!r}")
-            require(isinstance(reading.answer, str | None), f"{gave}: answer is no text")
+            require(isinstance(reading.answer, str | None), f"{gave}: answer is not text")
             for call in reading.calls:
                 require(isinstance(call, ToolCall), f"{gave}: {call!r} is no ToolCall")
-                require(isinstance(call.arguments, Mapping), f"{gave}: arguments are no mapping")
+                require(isinstance(call.arguments, Mapping), f"{gave}: arguments are not a mapping")
                 require(call.name or call.error, f"{gave}: a call has neither name nor error")
                 owned = call.mended is None or reading.format_error is not None
                 require(owned, f"{gave}: a turn with a mended call needs a format_error")
@@ -90,7 +90,7 @@ def _check_writing(segmenter: Segmenter) -> None:
     for reading in (*calls, Reading(answer="Utrecht")):
         with on(f"{name}.write({reading!r})"), contextlib.suppress(RecipeError):
             text = segmenter.write(reading)
-            require(isinstance(text, str) and text.strip(), f"gives {text!r}, which is no text")
+            require(isinstance(text, str) and text.strip(), f"gives {text!r}, which is not text")
             read = segmenter.read(text, 0, False)
             require(read == reading, f"gives {text!r}, which it reads as {read!r}")
 

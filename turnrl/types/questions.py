@@ -98,7 +98,7 @@ def answer_rule(given: AnswerRule | Callable[[str, str], bool] | str) -> AnswerR
     known = [rule.goes_by or rule.__name__.lower() for rule in rules]
     near = did_you_mean(str(given), known)
     there = f"There are {', '.join(known)}"
-    raise RecipeError(f"data.answers is {given!r}, which is no rule.{near} {there}.")
+    raise RecipeError(f"data.answers is {given!r}, which is not a rule.{near} {there}.")
 
 
 _PHRASE = Phrase()
@@ -123,10 +123,10 @@ class Question:
             it.
         system: A system message of its own, which stands in front of the segmenter's instructions;
             empty for none.
-        row: The columns that are no metadata, as the data have them: those of the id, the question
+        row: The columns that are not metadata, as the data have them: those of the id, the question
             and the answers, and nulls.
     Raises:
-        DataError: If the id, the question or the system message is no text, the answers are no
+        DataError: If the id, the question or the system message is not text, the answers are not
             texts, or there are none in what is given.
         RecipeError: If there is no such rule.
     """

@@ -39,7 +39,7 @@ def arguments_of(spec: ToolSpec, text: str) -> Sequence[Schema]:
         spec: The tool.
         text: A question of the data, for properties that take any text.
     Raises:
-        PluginError: If an example is no mapping or does not fit the schema, or nothing was found
+        PluginError: If an example is not a mapping or does not fit the schema, or nothing was found
             that does.
     """
     validator = Draft202012Validator(spec.parameters)

@@ -5,9 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import logging
-import shutil
 import sys
-import textwrap
 import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -21,8 +19,10 @@ from turnrl import (
     Start,
     Status,
     TurnRLError,
+    fitted,
     installed,
     parse_bytes,
+    terminal_columns,
     visible,
 )
 
@@ -178,7 +178,8 @@ def _shown(findings: Iterable[Finding], code: int) -> int:
 
 def _columns() -> int | None:
     """The width to keep to on a terminal, None elsewhere: scripts read a line at a time."""
-    return min(80, shutil.get_terminal_size().columns) if sys.stdout.isatty() else None
+    columns = terminal_columns(sys.stdout)
+    return None if columns is None else min(80, columns)
 
 
 def lines_of(finding: Finding, columns: int | None) -> list[str]:
@@ -190,12 +191,10 @@ def lines_of(finding: Finding, columns: int | None) -> list[str]:
     """
     indent = " " * (6 + _NAME + 2)
     begin = f"{finding.status}  {finding.name:{_NAME}}  "
-    width = sys.maxsize if columns is None else max(columns, 40)
-    return [
-        line
-        for head, text in ((begin, visible(finding.text)), (indent, visible(finding.step)))
-        for line in textwrap.wrap(text, width, initial_indent=head, subsequent_indent=indent)
-    ]
+    text, step = (" ".join(visible(one).split()) for one in (finding.text, finding.step))
+    lines = [fitted(begin + text, columns, indent)]
+    lines += [fitted(indent + step, columns, "")] if step else []
+    return "\n".join(lines).split("\n")
 
 
 @contextlib.contextmanager

@@ -24,7 +24,7 @@ from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from turnrl import Question, RecipeError, TurnRLError, installed
+from turnrl import Question, RecipeError, TurnRLError, installed, say
 
 if TYPE_CHECKING:
     from turnrl import MTGRPO
@@ -114,7 +114,7 @@ def _print_toy(classes: Mapping[str, type], as_json: bool) -> None:
         if row.note:
             notes.append(f"{row.estimator}: {row.note}, groups of {row.group_size}")
     for note in notes:
-        print(note)
+        say(note)
 
 
 # ------------------------------------------------------------------------------------ real rollouts
@@ -182,4 +182,4 @@ def _print_rollouts(
             print(f"{name:37} {row.turn + 1:4} {row.advantage:9.3f} {snr:>9} {row.pairs:7}")
     for name, reason in notes:
         skipped = {"estimator": name, "reason": reason}
-        print(json.dumps(skipped) if as_json else f"{name}: not tried: {reason}")
+        say(json.dumps(skipped) if as_json else f"{name}: not tried: {reason}")

@@ -49,7 +49,7 @@ class Endpoint(MessageSampler):
             server,
             f"{server.model!r} at {server.base_url}",
             EndpointError,
-            "Correct model or extra, or lower rollout.max_turn_tokens.",
+            "Correct model or extra, or lower model.rollout.max_turn_tokens.",
         )
 
     async def reply(self, messages: Sequence[Message], sampling: Sampling) -> Reply:

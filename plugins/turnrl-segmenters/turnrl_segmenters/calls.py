@@ -122,7 +122,7 @@ def _reason(body: str, error: str) -> str:
     except json.JSONDecodeError:
         return error
     except UnicodeEncodeError:
-        return "bad JSON: half a surrogate pair is no text"
+        return "bad JSON: half a surrogate pair is not text"
     except (ValueError, RecursionError):
         return "bad JSON: a number is too long"
     rest = body[end:].lstrip(", \n")

@@ -94,7 +94,7 @@ class SearchR1(Scheme):
         if self.is_last(turn):
             return Reading(format_error=error or MUST_ANSWER)
         if wrong is None and body.encode("utf-8", "replace").decode() != body:
-            wrong = "half a surrogate pair is no text"
+            wrong = "half a surrogate pair is not text"
         call = ToolCall("", error=wrong) if wrong else ToolCall(self.tool, {self.argument: body})
         return Reading(calls=(call,), format_error=error or wrong)
 

@@ -66,7 +66,8 @@ def refuse(config: PretrainedConfig, why: str, cause: Exception | None = None) -
     at_most = f" ({window} or less)" if window else ""
     raise RecipeError(
         f"{name} cannot be sampled by the engine Slots, which keeps keys and values of full "
-        f"attention {why}. Set rollout.max_tokens within the model's attention window{at_most}, or "
+        f"attention {why}. Set model.rollout.max_tokens within the model's attention "
+        f"window{at_most}, or "
         "choose another model."
     ) from cause
 
@@ -108,9 +109,10 @@ def check_room(kv_memory: str, budget: int, page_bytes: int, spare: int, tokens:
     if count < needed:
         raise RecipeError(
             f"model.engine.kv_memory is {kv_memory!r}: room for {max(count, 0) * PAGE} tokens of "
-            f"{page_bytes // PAGE} bytes each, and one trajectory of rollout.max_tokens = {tokens} "
+            f"{page_bytes // PAGE} bytes each, and one trajectory of model.rollout.max_tokens = "
+            f"{tokens} "
             f"takes {needed * page_bytes / 1e6:.1f} MB. Raise kv_memory, or lower "
-            "rollout.max_tokens."
+            "model.rollout.max_tokens."
         )
     return count
 

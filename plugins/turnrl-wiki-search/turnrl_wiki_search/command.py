@@ -23,6 +23,7 @@ from turnrl import (
     answer_rule,
     can_be_found,
     contains_answer,
+    say,
     visible,
     whole_file,
 )
@@ -256,7 +257,7 @@ def _build(args: argparse.Namespace) -> None:
         )
     progress.end()
     rate = f", {progress.rate:,.0f} passages/s" if progress.rate else ""
-    print(
+    say(
         f"{info.index}: {info.passages:,} passages from {info.source} in {progress.seconds:.1f} "
         f"s{rate}, counted"
     )
@@ -269,7 +270,8 @@ def _info(args: argparse.Namespace) -> None:
         print(json.dumps(fields))
     else:
         known = {name: "unknown" if value is None else value for name, value in fields.items()}
-        print(visible("\n".join(f"{name:9} {value}" for name, value in known.items())))
+        text = "\n".join(f"{name:9} {value}" for name, value in known.items())
+        say(visible(text), indent=" " * 10)
 
 
 def _search(args: argparse.Namespace) -> None:
@@ -294,7 +296,7 @@ def _search(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps([{**vars(hit.passage), "score": hit.score} for hit in hits]))
         return
-    print(visible("\n\n".join(map(_shown, hits))))
+    say(visible("\n\n".join(map(_shown, hits))), indent="")
     if not hits:
         print(f"nothing found for {query!r}", file=sys.stderr)
 
@@ -404,28 +406,28 @@ def _print_coverage(
         print(json.dumps({**counts, **share, **passages}))
         return
     if high is None:
-        print(
+        say(
             f"At least {held} of {checked} questions ({_percent(held / checked)}) have an accepted "
             "answer in the index."
         )
-        print(
+        say(
             f"A /retrieve server cannot be read whole: only the {args.k} best passages of each "
             "search were, so more questions may have one. Raise -k to look at more."
         )
     else:
-        print(
+        say(
             f"{held} of {checked} questions ({_percent(held / checked)}, 95 % interval "
             f"{_percent(low)} to {_percent(high)}) have an accepted answer in the index."
         )
     if found.unchecked:
-        print(
+        say(
             f"{len(found.unchecked)} more cannot be checked: the answer is yes or no, stands in "
             "the question, or is of a kind that is not looked for in texts."
         )
-    print(f"{seconds:.1f} s; {found.scanned:,} of {_counted(info)} read after the searches")
+    say(f"{seconds:.1f} s; {found.scanned:,} of {_counted(info)} read after the searches")
     for question in found.missing[:_SHOWN]:
         answers = "; ".join(question.answers[:_SHOWN])
-        print(visible(f"  not found: {question.text!r:.200} ({answers:.100}) [{question.id}]"))
+        say(visible(f"  not found: {question.text!r:.200} ({answers:.100}) [{question.id}]"))
     if len(found.missing) > _SHOWN:
         print(f"  and {len(found.missing) - _SHOWN} more; --missing FILE writes all of them")
 
@@ -443,7 +445,7 @@ def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexI
         print(json.dumps({**score, "passages": info.passages}))
         return
     rate = f"{score.pop('queries_per_s'):,.0f} queries/s"
-    print(f"{score.pop('questions')} questions over {_counted(info)}, {rate}")
+    say(f"{score.pop('questions')} questions over {_counted(info)}, {rate}")
     for name, value in score.items():
         print(f"{name:10} {value:.3f}")
 

@@ -37,7 +37,7 @@ from turnrl_wiki_search.index import (
     SearchIndex,
     build_command,
     described,
-    say,
+    remark,
 )
 from turnrl_wiki_search.sources import Corpus, Mark
 
@@ -318,7 +318,7 @@ def _lock(path: Path) -> contextlib.AbstractContextManager[object]:
     try:
         return lock.acquire(timeout=0)
     except filelock.Timeout:
-        say(f"waiting for another process that is building {str(path)!r}")
+        remark(f"waiting for another process that is building {str(path)!r}")
         return lock.acquire()
 
 

@@ -86,8 +86,8 @@ class Encoder:
             vectors = np.asarray(given, dtype=np.float64)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ToolError(
-                f"{who} returned something that is no array of numbers ({error}). Return an array "
-                "(texts, dimensions), on the CPU."
+                f"{who} returned something that is not an array of numbers ({error}). Return an "
+                "array (texts, dimensions), on the CPU."
             ) from None
         if vectors.ndim != 2 or len(vectors) != len(texts) or not vectors.shape[1]:
             raise ToolError(
@@ -172,8 +172,8 @@ def _function(name: str, module: str, attribute: str) -> Callable[[list[str]], o
         ) from None
     if not callable(found) or inspect.isclass(found):
         raise RecipeError(
-            f"the encoder {name!r} is no function of the module {module}. Write a function there "
-            "that takes a list of texts and returns an array (texts, dimensions)."
+            f"the encoder {name!r} is not a function of the module {module}. Write a function "
+            "there that takes a list of texts and returns an array (texts, dimensions)."
         )
     return cast("Callable[[list[str]], object]", found)
 

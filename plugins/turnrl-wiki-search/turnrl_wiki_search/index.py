@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from turnrl import Passage, ToolError
+from turnrl import Passage, ToolError, say
 
 Backend = Literal["embedded", "elasticsearch", "retrieve"]
 Analyzer = Literal["english", "standard"]
@@ -136,6 +136,6 @@ def described(data: Mapping[str, object], backend: Backend, index: str, where: s
     return IndexInfo(**{**fields, "index": index})  # type: ignore[arg-type]
 
 
-def say(message: str) -> None:
+def remark(message: str) -> None:
     """Print a message to the user on stderr."""
-    print(f"turnrl: {message}", file=sys.stderr, flush=True)
+    say(f"turnrl: {message}", sys.stderr)

@@ -67,9 +67,7 @@ class RetrieveIndex(SearchIndex):
         self._target, self._secrets = resolved(address)
         self._timeout_s = server.request_s("retrieve")
         self._key, variable = server.secret("api_key", _PREFIX)
-        self._credentials = (
-            f"the API key in ${{{variable}}}" if self._key else f"no credentials (set {variable})"
-        )
+        self._variable = variable
         if self._secrets:
             hide_from_logs(self._secrets, _LOGGERS)
         https = address.startswith("https:")
@@ -144,8 +142,9 @@ class RetrieveIndex(SearchIndex):
             if (client := self._clients.get(os.getpid())) is None:
                 if not re.fullmatch(r"[!-~]*", self._key or ""):  # the client's error would show it
                     raise ToolError(
-                        f"{self._address} cannot be asked with {self._credentials}: it has a space "
-                        "or another character that no key has. Correct it."
+                        f"{self._address} cannot be asked with the API key in "
+                        f"${{{self._variable}}}: it has a space or another character that no key "
+                        "has. Correct it."
                     )
                 headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
                 trusted = ssl.create_default_context(cafile=self._certificates)
@@ -183,10 +182,7 @@ class RetrieveIndex(SearchIndex):
         if status in (408, 429) or status >= 500:
             return Unavailable(reason, response.headers.get("retry-after"))
         if status in (401, 403):
-            return ToolError(
-                f"{self._address} refused {self._credentials} ({reason}). Set api_key to "
-                "'${NAME}', after the environment variable that holds the key."
-            )
+            return self._locked(reason)
         if status in (404, 405) or status < 400:
             return ToolError(
                 f"{self._address} does not answer searches ({reason}). Correct 'index': it is the "
@@ -195,6 +191,26 @@ class RetrieveIndex(SearchIndex):
         return ToolError(
             f"{self._address} refused a search ({reason}). It must take the fields 'queries', "
             "'topk' and 'return_scores', as Search-R1's server does; see what it printed."
+        )
+
+    def _locked(self, reason: str) -> ToolError:
+        """The server wants a key, or another one."""
+        address = self._address
+        if self._key:
+            return ToolError(
+                f"{address} refused the API key in ${{{self._variable}}}, sent as 'Authorization: "
+                f"Bearer KEY' ({reason}). Correct {self._variable}."
+            )
+        if self._secrets:
+            return ToolError(
+                f"{address} refused the key in its address ({reason}). Correct the environment "
+                f"variable that 'index' names, or set {self._variable} if the server expects "
+                "'Authorization: Bearer KEY'."
+            )
+        return ToolError(
+            f"{address} does not answer without a key ({reason}). Set the environment variable "
+            f"{self._variable}, which is sent as 'Authorization: Bearer KEY'; or name a variable "
+            "in 'index', such as http://localhost:8000/retrieve?api_key=${MY_KEY}."
         )
 
     def _hits(self, data: bytes, wanted: int, k: int) -> list[list[Hit]]:
@@ -226,7 +242,7 @@ class RetrieveIndex(SearchIndex):
             or not isinstance(score, int | float)
             or not math.isfinite(score)
         ):
-            raise self._odd(f"the score '{self._line(score)[:80]}', which is no number")
+            raise self._odd(f"the score '{self._line(score)[:80]}', which is not a number")
         return Hit(self._passage(document), score)
 
     def _passage(self, document: Mapping[str, object]) -> Passage:

@@ -283,7 +283,7 @@ def _check_fields(given: object) -> None:
     """Raise if the setting `fields` is not a mapping of its parts to names of fields."""
     example = "Write it as {text: body, title: headline}."
     if not isinstance(given, Mapping):
-        raise RecipeError(f"fields is {given!r}, which is no mapping. {example}")
+        raise RecipeError(f"fields is {given!r}, which is not a mapping. {example}")
     for part, name in given.items():
         if part not in _PARTS:
             near = did_you_mean(str(part), _PARTS)
@@ -292,13 +292,15 @@ def _check_fields(given: object) -> None:
                 f"with the name of a field of the index. {example}"
             )
         if not isinstance(name, str) or not name.strip() or "*" in name:
-            raise RecipeError(f"fields.{part} is {name!r}, which is no name of a field. {example}")
+            raise RecipeError(
+                f"fields.{part} is {name!r}, which is not the name of a field. {example}"
+            )
     if "text" not in given:
         raise RecipeError(f"fields has no 'text', the field with the passages. {example}")
 
 
 def check_url(url: str, name: str, example: str = "http://localhost:9200") -> None:
-    """Raise if a text is no address, or holds a password or a key.
+    """Raise if a text is not an address, or holds a password or a key.
 
     Raises:
         RecipeError: Naming the setting; a password or a key is not shown.

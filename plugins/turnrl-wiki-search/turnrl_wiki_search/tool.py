@@ -15,7 +15,7 @@ from typing import Any, final, get_args
 from turnrl import QuestionSource, RecipeError, Tool, ToolCall, ToolError, ToolResult, at_least
 from turnrl_wiki_search.cache import AnswerCache, CachedIndex
 from turnrl_wiki_search.elastic import ElasticIndex
-from turnrl_wiki_search.index import Backend, Hit, SearchIndex, build_command, clean_query, say
+from turnrl_wiki_search.index import Backend, Hit, SearchIndex, build_command, clean_query, remark
 from turnrl_wiki_search.progress import Progress
 from turnrl_wiki_search.retrieve import RetrieveIndex
 from turnrl_wiki_search.server import Server
@@ -176,13 +176,13 @@ class WikiSearch(Tool):
 
         path, name = Path(self.index), source_name(source)
         if not path.exists():
-            say(f"building the search index {self.index!r} from {name}")
+            remark(f"building the search index {self.index!r} from {name}")
             corpus = Corpus(open_source(source))
             progress = Progress(corpus.source.fraction)
             try:
                 embedded.build(path, corpus, existing="keep", on_progress=progress)
             except KeyboardInterrupt:
-                say(f"the search index {self.index!r} is unfinished; the next run resumes it")
+                remark(f"the search index {self.index!r} is unfinished; the next run resumes it")
                 raise
             finally:
                 progress.end()

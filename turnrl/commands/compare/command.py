@@ -18,7 +18,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from turnrl.text import visible
+from turnrl.text import say, visible
 
 if TYPE_CHECKING:
     from turnrl.commands import Commands
@@ -58,7 +58,8 @@ def _run(args: argparse.Namespace) -> None:
         if args.json:
             print(json.dumps(as_json(comparison)))
         else:
-            print("\n" * (number > 0) + "\n".join(as_text(comparison, args.split, args.all)))
+            text = "\n".join(as_text(comparison, args.split, args.all))
+            say("\n" * (number > 0) + text)
     if not args.json:
         every = [one for side in sides for one in side.evaluations]
         # in the order of the command line, by which a report numbers its runs

@@ -23,6 +23,7 @@ from turnrl.module import MTGRPO
 from turnrl.recipe.build import Built
 from turnrl.run import record, recording
 from turnrl.scoring import score_group
+from turnrl.text import say
 from turnrl.types.questions import Question
 from turnrl_openai import Endpoint, Server
 
@@ -75,8 +76,8 @@ def _evaluate(built: Built, out: TextIO) -> None:
     if not trainer.is_global_zero:
         return
     if _is_optimistic(built):
-        print("best.ckpt was chosen by its score on these questions: its figures are optimistic")
-        print("use other --questions, or score the last checkpoint with --ckpt_path last")
+        say("best.ckpt was chosen by its score on these questions: its figures are optimistic")
+        say("use other --questions, or score the last checkpoint with --ckpt_path last")
     samples = module.samples
     figures = report_of(rows, samples is not None)
     if "json" in built.given.raised:
@@ -91,7 +92,7 @@ def _evaluate(built: Built, out: TextIO) -> None:
         return
     print("\n".join(lines(figures, "greedy" if samples is None else f"{samples} sampled of each")))
     if built.given.folder:
-        print(f"written to {built.given.folder / 'metrics.csv'}; every trajectory in record/")
+        say(f"written to {built.given.folder / 'metrics.csv'}; every trajectory in record/")
 
 
 def _is_optimistic(built: Built) -> bool:
@@ -178,7 +179,7 @@ def _by_policy(
 ) -> dict[str, list[record.Row]]:
     """The rows of each data set, by the policy, over all processes."""
     if checkpoint is None and trainer.is_global_zero:
-        print("no --ckpt_path: this scores the policy as the recipe names it, before any training")
+        say("no --ckpt_path: this scores the policy as the recipe names it, before any training")
     rows: dict[str, list[record.Row]] = {}
     for name, data in sets.items():
         named = data if data.split == name else _Named(data, name)
@@ -207,7 +208,7 @@ def _by_server(
     # replies of a server cannot be repeated, so no trajectory waits for another's turn
     rollout = replace(module.rollout, lockstep=False)
     rollout.check(module.chat)
-    print(f"asking {server.model!r} at {server.base_url}")
+    say(f"asking {server.model!r} at {server.base_url}")
     rows: dict[str, list[record.Row]] = {}
     for name, data in sets.items():
         data.setup("validate")

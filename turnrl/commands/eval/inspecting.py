@@ -12,6 +12,7 @@ import yaml
 
 from turnrl.errors import DataError, PluginError
 from turnrl.run import record
+from turnrl.text import say
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample, EvalScore
@@ -47,7 +48,7 @@ def export(run: str, file: str, split: str | None = None) -> None:
         write_eval_log(_log(rows, files[0]), file)
     except OSError as error:
         raise DataError(f"cannot write {file!r}: {error.strerror}. Name another file.") from error
-    print(f"written {len(rows)} trajectories of {rows[0]['split']!r} to {file}")
+    say(f"written {len(rows)} trajectories of {rows[0]['split']!r} to {file}")
     print("look at them: inspect view --log-dir " + str(Path(file).absolute().parent))
 
 

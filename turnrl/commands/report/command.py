@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from turnrl.errors import DataError
 from turnrl.recipe.folders import is_beginning
 from turnrl.run.folders import whole_file
-from turnrl.text import visible
+from turnrl.text import say, visible
 
 if TYPE_CHECKING:
     from turnrl.commands import Commands
@@ -54,10 +54,10 @@ def _run(args: argparse.Namespace) -> None:
         _wait(args.runs)
     seen = _state(args.runs)  # before the page is written, so that it catches later changes
     write(args.runs, file, args.title, args.trajectories)
-    print(f"written to {file} ({file.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
+    say(f"written to {file} ({file.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
     if not args.watch:
         return
-    print("watching: the page is rewritten after every iteration. Ctrl-C ends this.", flush=True)
+    say("watching: the page is rewritten after every iteration. Ctrl-C ends this.")
     while True:
         time.sleep(_EVERY_S)
         if (now := _state(args.runs)) != seen:
@@ -93,7 +93,7 @@ def write(
         raise DataError(f"cannot write {str(file)!r}: {error.strerror}. Name another.") from error
     for run in opened:
         for problem in run.problems:
-            print(visible(f"{run.name}: {problem}"))
+            say(visible(f"{run.name}: {problem}"))
 
 
 def _wait(runs: Sequence[str]) -> None:
@@ -102,7 +102,7 @@ def _wait(runs: Sequence[str]) -> None:
     while begins := [run for run in runs if is_beginning(run)]:
         if waited != begins[0]:
             waited = begins[0]
-            print(f"waiting: {waited} has nothing to show yet. Ctrl-C ends this.", flush=True)
+            say(f"waiting: {waited} has nothing to show yet. Ctrl-C ends this.")
         time.sleep(_EVERY_S)
 
 

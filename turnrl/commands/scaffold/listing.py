@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 
 from turnrl.plugins import HOOKS, Commands, load_plugins
+from turnrl.text import say
 
 
 def add_plugins_command(commands: Commands) -> None:
@@ -29,4 +30,4 @@ def _list(_: argparse.Namespace) -> None:
             else:
                 names = [getattr(thing, "__name__", repr(thing)) for thing in brought]
             if names:
-                print(f"    {hook:18} {', '.join(names)}")
+                say(f"    {hook:18} {', '.join(names)}", indent=" " * 19)

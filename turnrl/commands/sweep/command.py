@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnrl.errors import RecipeError
+from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.folders import writable_part
+from turnrl.text import say
 
 if TYPE_CHECKING:
     from turnrl.commands import Commands
@@ -99,7 +101,7 @@ def _run(args: argparse.Namespace, words: list[str], own: list[str]) -> Table | 
     if lines.is_dir():
         raise RecipeError(f"--results is {str(lines)!r}, which is a folder. Name a file.")
     writable_part(lines.parent)
-    print(f"turnrl sweep: {' + '.join(given.files)}")
+    say(f"turnrl sweep: {' + '.join(map(shown_recipe, given.files))}")
     if args.list:
         sweep = Sweep(folder, cells, given.name, lines)
         sweep.prepare(args.jobs, args.devices)

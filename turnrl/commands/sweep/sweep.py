@@ -24,7 +24,7 @@ from turnrl.commands.sweep import results
 from turnrl.commands.sweep.matrix import Cell, check
 from turnrl.errors import DataError, TurnRLError
 from turnrl.run.folders import whole_file
-from turnrl.text import visible
+from turnrl.text import say, visible
 
 if TYPE_CHECKING:
     from turnrl.commands.sweep.jobs import Job, Jobs, Places
@@ -56,7 +56,7 @@ class Sweep:
         of_each = f" ({settings} settings x {seeds} seed{'s' * (seeds > 1)})"
         product = of_each if settings > 1 else ""
         done = f", {count - len(todo)} of them done" if len(todo) < count else ""
-        print(f"{_count(count)}{product} in {folder}{done}", *problems, sep="\n", flush=True)
+        say("\n".join([f"{_count(count)}{product} in {folder}{done}", *problems]))
 
     @property
     def todo(self) -> list[Cell]:
@@ -78,7 +78,7 @@ class Sweep:
         cells = self.todo or self._cells[:1]
         recipes = len({cell.digest for cell in cells})
         subject = f"{recipes} settings" if recipes > 1 else "the recipe"
-        print(f"checking {subject}; this loads torch and Lightning", flush=True)
+        say(f"checking {subject}; this loads torch and Lightning")
         kind = check(cells, self._folder)
         several = next((one.devices for one in self._cells if one.devices not in ONE), None)
         where = places(jobs, devices, kind, several)
@@ -95,7 +95,7 @@ class Sweep:
         for cell in self._cells:
             begun = any((self._folder / cell.name).glob("version_*/checkpoints/last.ckpt"))
             state = "done" if cell not in todo else "begun" if begun else "to do"
-            print(f"  {state:7}{cell}")
+            say(f"  {state:7}{cell}", indent=" " * 7)
 
     # --------------------------------------------------------------------------------- at work
 
@@ -121,7 +121,7 @@ class Sweep:
         except KeyboardInterrupt:
             count = len(self._cells)
             done = count - len(self.todo)
-            print(f"\n{done} of {_count(count)} are done. Repeat the command to resume.")
+            say(f"\n{done} of {_count(count)} are done. Repeat the command to resume.")
             raise
 
     def _begin(self, cell: Cell, jobs: Jobs) -> None:
@@ -155,8 +155,8 @@ class Sweep:
         except TurnRLError as error:
             _log(f"FAILED  {job.cell}: {error}. {rest}")
             for line in job.tail(_TAIL):
-                print(f"          | {visible(line)}")
-            print(f"          the whole log: {job.log}", flush=True)
+                say(f"          | {visible(line)}")
+            say(f"          the whole log: {job.log}")
             return
         results.append(self._lines, result)
         self._results[job.cell.key] = result
@@ -209,7 +209,7 @@ class Sweep:
         versions = Counter(self._results[cell.key].turnrl for cell in done)
         if len(versions) > 1:
             counts = ", ".join(f"{count} by {name}" for name, count in sorted(versions.items()))
-            print(f"the runs are of several versions of turnrl: {counts}")
+            say(f"the runs are of several versions of turnrl: {counts}")
         return table
 
     def _report(self, runs: Sequence[Path]) -> None:
@@ -222,11 +222,11 @@ class Sweep:
         try:
             write(there, file, f"{self._recipe}, a sweep", max(1, _IN_REPORT // len(there)))
         except TurnRLError as error:
-            print(f"no report: {error}")
+            say(f"no report: {error}")
             return
         elsewhere = len(runs) - len(there)
         but = f" The folders of {elsewhere} others are not here." if elsewhere else ""
-        print(f"report of {_count(len(there))}: {file}. Open it in a browser.{but}")
+        say(f"report of {_count(len(there))}: {file}. Open it in a browser.{but}")
 
 
 def _count(runs: int) -> str:
@@ -234,7 +234,7 @@ def _count(runs: int) -> str:
 
 
 def _log(text: str) -> None:
-    print(f"{time.strftime('%H:%M:%S')}  {text}", flush=True)
+    say(f"{time.strftime('%H:%M:%S')}  {text}", indent=" " * 10)
 
 
 def _reason(code: int) -> str:

@@ -50,7 +50,7 @@ def idle(
     elif figures.get("train/entropy", 1.0) < 0.01:
         advice = (
             f"The attempts hardly differ (entropy {figures['train/entropy']:.4f} nats a token): "
-            f"raise rollout.temperature (it is {rollout.temperature:g})."
+            f"raise model.rollout.temperature (it is {rollout.temperature:g})."
         )
     elif figures["train/format"] < 1e-6 and not any(one.acts for one in rollout.toolsets):
         kind = "player" if rollout.segmenter is None else "segmenter"

@@ -9,6 +9,7 @@ A row is printed once its iteration is kept, so what the console shows is on dis
 
 import importlib.util
 import logging
+import sys
 import time
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -29,6 +30,7 @@ from turnrl.recipe.by_recipe import ByRecipe
 from turnrl.run.console.resumed import FirstFigures
 from turnrl.run.folders import is_trial, run_folder
 from turnrl.run.metrics import SHOWN
+from turnrl.text import fitted, terminal_columns
 
 _COLUMNS = ("reward", "exact_match", "tool_execution")
 _HEADER_EVERY = 25
@@ -112,8 +114,9 @@ class IterationLines(ProgressBar):
         self._trains = False
 
     def print(self, *args: Any, **kwargs: Any) -> None:
-        """Print at once, also into a pipe."""
-        super().print(*args, flush=True, **kwargs)
+        """Print at once, also into a pipe; on a terminal, wrapped at words."""
+        columns = terminal_columns(sys.stdout)
+        super().print(*(fitted(str(one), columns) for one in args), flush=True, **kwargs)
 
     def _print_line(self, text: str) -> None:
         if self.trainer.is_global_zero:

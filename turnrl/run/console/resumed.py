@@ -1,9 +1,7 @@
 """Resumed runs: their first figures, and settings that have changed since."""
 
 import json
-import shutil
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,6 +11,7 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from turnrl.recipe.moved import up_to_date
 from turnrl.recipe.reading import MAPPINGS
+from turnrl.text import say
 
 _SCORING = (
     *("data.val", "data.answers", "data.fields", "data.config"),
@@ -22,7 +21,6 @@ _SCORING = (
 _ABSENT = object()
 _LONGEST, _AROUND = 60, 20
 """Characters of a value that are shown, and how many of these come before its first difference."""
-_NARROWEST = 20
 
 
 class FirstFigures(L.Callback):
@@ -52,7 +50,7 @@ class FirstFigures(L.Callback):
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         """Print last that there was nothing to do, below Lightning's own lines."""
         if self._finished and trainer.is_global_zero:
-            print(self._finished, file=sys.stderr)
+            say(self._finished, sys.stderr)
         self._finished = ""
 
     def on_save_checkpoint(
@@ -98,9 +96,9 @@ class FirstFigures(L.Callback):
         if any(key.startswith(_SCORING) for key in changed):
             self.figures = {}  # they were scored differently, so they cannot be compared
         if trainer.is_global_zero and changed:
-            print("turnrl: resumes with changed settings:", file=sys.stderr)
+            say("turnrl: resumes with changed settings:", sys.stderr)
             for key, (old, new) in sorted(changed.items()):
-                print(_line(key, old, new), file=sys.stderr)
+                say(_line(key, old, new), sys.stderr, indent="    ")
 
 
 def _changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str, str]]:
@@ -120,15 +118,12 @@ def _changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str
 
 
 def _line(key: str, old: str, new: str) -> str:
-    """A setting with its old and its new value, within the width of the terminal."""
+    """A setting with its old and its new value, around the place where they differ."""
     pairs = enumerate(zip(old, new, strict=False))
     same = next((n for n, (a, b) in pairs if a != b), 0)
     begin = max(0, same - _AROUND) if max(len(old), len(new)) > _LONGEST else 0
     old, new = (_cut(value, begin) for value in (old, new))
-    width = max(_NARROWEST, shutil.get_terminal_size().columns)
-    indent = {"initial_indent": "  ", "subsequent_indent": "      "}
-    text = f"{key}: {old} -> {new}"
-    return textwrap.fill(text, width, **indent, break_on_hyphens=False)  # type: ignore[arg-type]
+    return f"  {key}: {old} -> {new}"
 
 
 def _cut(value: str, begin: int) -> str:

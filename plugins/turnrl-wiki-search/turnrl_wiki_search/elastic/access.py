@@ -55,7 +55,7 @@ class Access:
             options["hosts"] = [_with_port(url) for url in hosts]
             label = ", ".join(hosts)
         api_key, variable = secret("api_key") if server.password is None else (None, "")
-        credentials = "no credentials (set TURNRL_ES_API_KEY or TURNRL_ES_PASSWORD)"
+        credentials = ""
         if api_key:
             options["api_key"] = api_key
             credentials = f"the API key in ${{{variable}}}"

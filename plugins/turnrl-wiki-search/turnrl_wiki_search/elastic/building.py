@@ -17,7 +17,7 @@ from turnrl_wiki_search.elastic.access import Access
 from turnrl_wiki_search.elastic.asking import VECTOR
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.elastic.search import check_version, describe, digest
-from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, described, say
+from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, described, remark
 from turnrl_wiki_search.server import Server
 from turnrl_wiki_search.sources import Corpus, Mark
 
@@ -135,7 +135,7 @@ class _Builder:
                         f"{mark.passages:,} ({fault}). Once it works again, the same command "
                         "resumes there."
                     ) from None
-                say(
+                remark(
                     f"{self.access.label} failed after passage {mark.passages:,} ({fault}); "
                     "resuming there"
                 )
@@ -153,7 +153,7 @@ class _Builder:
             meta = describe(self.client, self.access, self.name, 2)
             progress = meta.pop("progress", None)
             if progress and not overwrite and self._is_of_this_build(meta):
-                say(f"resuming index {self.name!r} after passage {progress['passages']:,}")
+                remark(f"resuming index {self.name!r} after passage {progress['passages']:,}")
                 return Mark(**progress)
             if not overwrite:
                 exists = "holds another, unfinished build" if progress else "exists already"
@@ -328,7 +328,7 @@ class _Builder:
         An unmerged index is complete too, so a failure is only printed.
         """
         if mark.passages > _LONG_MERGE:
-            say(f"index {self.name!r} has all passages; the server merges it for some minutes")
+            remark(f"index {self.name!r} has all passages; the server merges it for some minutes")
         patient = self.client.options(request_timeout=_LONGEST_MERGE_S)
         try:
             patient.indices.forcemerge(index=self.name, max_num_segments=1)
@@ -336,4 +336,4 @@ class _Builder:
             meaning = translate(error, self.access)
             if meaning is error:
                 raise
-            say(f"index {self.name!r} was not merged, so it is slower ({meaning})")
+            remark(f"index {self.name!r} was not merged, so it is slower ({meaning})")

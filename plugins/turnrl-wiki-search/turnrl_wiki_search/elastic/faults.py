@@ -36,9 +36,16 @@ def translate(error: Exception, access: Access) -> Exception:
                 f"({cause}). turnrl works with servers of major {' and '.join(map(str, MAJORS))}; "
                 "upgrade the server."
             )
-        if status in (401, 403):
+        if status == 401 and not access.credentials:
             return ToolError(
-                f"{access.label} refused {access.credentials} (status {status}: {cause}). Correct "
+                f"{access.label} does not answer without credentials (status {status}: {cause}). "
+                "Set the environment variable TURNRL_ES_API_KEY, or TURNRL_ES_PASSWORD for the "
+                "user in TURNRL_ES_USERNAME."
+            )
+        if status in (401, 403):
+            refused = access.credentials or "a request without credentials"
+            return ToolError(
+                f"{access.label} refused {refused} (status {status}: {cause}). Correct "
                 "them, or grant 'monitor' on the cluster and 'read' and 'view_index_metadata' on "
                 "the index; building needs 'manage' and 'write' on it too."
             )
