@@ -1044,7 +1044,7 @@ class Page:
         folder = self.folder / "alone" if claim.alone else self.folder
         assert [path for path in claim.leaves if not list(folder.glob(path))] == []
         # a line that is drawn again and again, or that is turnrl's own, fits the terminal
-        own = [line for line in done.lines if re.match("untrained|iteration|validation", line)]
+        own = [line for line in done.lines if re.match("before|iteration|validation", line)]
         drawn = [part for line in done.plain.split("\n") for part in line.split("\r")[1:]]
         assert [line for line in [*own, *drawn] if len(line) > 80] == []
 

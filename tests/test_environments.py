@@ -966,7 +966,10 @@ def test_a_capacity_below_a_group_is_named_and_not_the_engine(tiny_model, caplog
     it.rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=1)])
     with caplog.at_level("INFO"):
         it.ask("?")
-    assert f"environment Room has room for 1 of a group's {it.group_size} trajectories, so the" in caplog.text
+    assert (
+        f"environment Room has room for 1 of a group's {it.group_size} trajectories, so the"
+        in caplog.text
+    )
     assert "Lies has room" not in caplog.text
 
 

@@ -100,6 +100,12 @@ class Aims(Stateful, Echo):
         return ToolSession()
 
 
+class Acts(Echo):
+    """Changes the world."""
+
+    acts = True
+
+
 class Wall(Stateful, Echo):
     """Adds two lines to the question, one of which would act on a terminal and close a tag."""
 
