@@ -204,7 +204,7 @@ class IterationLines(ProgressBar):
         self._print()  # the first moment after the checkpoint; the row is in metrics.csv as well
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Print why it ended, what training changed, where the policy is, and how to ask it."""
+        """Print why it ended, what training changed, where the policy is, and how to see it act."""
         if not self._trains and _note(trainer) is not None:
             return  # nothing was left to train, and `FirstFigures` prints that
         if self._validated:
