@@ -60,7 +60,8 @@ def attempt(draw, question, turns, text=None, version=0):
             calls, answer, (text() if text else "bad") if draw.random() < 0.2 else None
         )
         made.append(said(words, ids, (-0.5,) * len(ids), reading, results, version=version))
-    return trajectory(question, (1, 2, 3), made, "answer")
+    opening = text() if text else f"a room\nof {question.id}"
+    return trajectory(question, (1, 2, 3), made, "answer", opening=opening)
 
 
 def group(draw, number, size=4, turns=(1, 4), text=None, version=0):

@@ -146,11 +146,20 @@ def test_the_policy_reads_the_form_the_tool_and_what_went_wrong():
         assert segmenter.observe(reading, results) == [{"role": "user", "content": shown}]
 
 
+@pytest.mark.parametrize(("name", "most"), [("library", 20), ("guess", 15)])
+def test_an_environment_of_ones_own_is_few_lines(name, most):
+    page = (ROOT / "docs" / "howto" / "environments.md").read_text()
+    parts = re.findall(rf"<!-- {name}\.\w+ -->\n```\w+\n(.*?)```", page, re.DOTALL)
+    lines = [line for part in parts for line in part.splitlines() if line.strip()]
+    assert len(parts) == 2
+    assert len(lines) <= most
+
+
 def test_the_lake_of_the_page_runs_and_warns_that_nothing_ends(tmp_path, monkeypatch, caplog):
     page = (ROOT / "docs" / "howto" / "environments.md").read_text()
     (recipe,) = re.findall("<!-- lake.yaml -->\n```yaml\n(.*?)```", page, re.DOTALL)
     assert len(recipe.splitlines()) <= 15
-    (command,) = re.findall("^turnrl (fit quickstart lake.yaml .*)$", page, re.MULTILINE)
+    (command,) = re.findall("^turnrl (fit quickstart lake.yaml --data.*)$", page, re.MULTILINE)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lake.yaml").write_text(recipe)
     assert main(shlex.split(command)) == 0

@@ -53,7 +53,7 @@ def test_fit_leaves_metrics_recipe_checkpoint_transcripts_and_model(recipe, caps
     assert "question   Number" in text
     assert "advantage" in text
     printed = capsys.readouterr().out
-    assert "untrained" in printed
+    assert "before training" in printed
     assert "iteration   2/2" in printed
 
 

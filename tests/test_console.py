@@ -90,7 +90,7 @@ def test_a_run_says_what_it_does_until_its_first_figures_and_no_summary_with_flo
         "reading the questions",
         f"loading {recipe['model']['policy']['model']}",
         "96,768 trained parameters on the CPU",
-        "evaluating the untrained policy",
+        "evaluating the policy before training",
         "                      time    left  split  reward exact_match tool_execution",
     ]
     assert "FLOPs" not in "\n".join(lines)
@@ -98,10 +98,10 @@ def test_a_run_says_what_it_does_until_its_first_figures_and_no_summary_with_flo
 
 def test_lines_say_the_split_the_time_left_and_fit_into_80_columns(recipe, capsys):
     lines = fit(capsys, "--trainer.max_epochs", "3", "--trainer.check_val_every_n_epoch", "2")
-    shown = [line for line in lines if re.match("untrained|iteration|validation", line)]
+    shown = [line for line in lines if re.match("before training|iteration|validation", line)]
     kinds = [(line[:17].strip(), line[36:41].strip(), line[27:34].strip()) for line in shown]
     assert [(title, split) for title, split, _ in kinds] == [
-        ("untrained", "val"),
+        ("before training", "val"),
         ("iteration   1/3", "train"),
         ("iteration   2/3", "train"),
         ("validation", "val"),
@@ -133,7 +133,7 @@ def test_bars_leave_the_rows_whole_on_a_terminal_of_80_columns(recipe, bars_at_o
     )
     last = lines.index("", first)
     assert [line[:17].rstrip() for line in lines[first + 1 : last]] == [
-        "untrained",
+        "before training",
         *("iteration   1/4", "iteration   2/4", "validation"),
         *("iteration   3/4", "iteration   4/4", "validation"),
     ]
@@ -147,7 +147,7 @@ def test_a_validation_inside_an_iteration_leaves_the_rows_whole(tiny_model, tmp_
         run = trainer(tmp_path, 1, [IterationLines()], **options)
         run.fit(module(tiny_model, steps_per_update=3), data())
     titles = [line[:17].rstrip() for line in lines if re.search(r" \d\d:\d\d ", line)]
-    assert titles == ["untrained", "at step 1", "at step 2", "iteration   1/1", "validation"]
+    assert titles == ["before training", "at step 1", "at step 2", "iteration   1/1", "validation"]
 
 
 def test_nothing_of_lightnings_stands_between_the_rows_at_the_end(tiny_model, tmp_path, caplog):
@@ -195,29 +195,43 @@ def test_time_left_is_short(seconds, text):
     assert duration(seconds) == text
 
 
-def test_a_run_ends_with_untrained_beside_final_and_how_to_ask_it(recipe, capsys):
+def test_a_run_ends_with_before_beside_final_and_how_to_ask_it(recipe, capsys):
     lines = fit(capsys)
-    (title,) = [n for n, line in enumerate(lines) if line.split() == ["untrained", "final"]]
-    (untrained,) = [line.split() for line in lines if line.startswith("untrained")]
+    (title,) = [
+        n for n, line in enumerate(lines) if line.split() == ["before", "training", "final"]
+    ]
+    (before,) = [line.split() for line in lines if line.startswith("before training")]
     final = [line.split() for line in lines if line.startswith("validation")][-1]
     table = [line.split() for line in lines[title + 1 : title + 4]]
     names = ["val/reward/total", "val/exact_match", "val/tool_execution"]
-    assert table == [list(row) for row in zip(names, untrained[-3:], final[-3:], strict=True)]
+    assert table == [list(row) for row in zip(names, before[-3:], final[-3:], strict=True)]
     assert lines[title + 4 :] == [
         "the trained model is in runs/recipe/version_0/model",
         'ask it: turnrl.load("runs/recipe/version_0").ask("a question")',
     ]
     # a run that goes on knows what it began from
     again = fit(capsys, "--ckpt_path", "last", "--trainer.max_epochs", "3")
-    (title,) = [n for n, line in enumerate(again) if line.split() == ["untrained", "final"]]
+    (title,) = [
+        n for n, line in enumerate(again) if line.split() == ["before", "training", "final"]
+    ]
     assert again[title + 1].split()[:2] == table[0][:2]
     assert "collecting trajectories" in again
-    assert not any(line.startswith("untrained  ") for line in again)
+    assert not any(line.startswith("before training  ") for line in again)
+
+
+def test_a_run_in_a_world_ends_with_how_to_see_what_the_policy_does(recipe, capsys):
+    recipe["model"]["rollout"]["tools"] = ["worlds.Acts"]
+    save(recipe)
+    lines = fit(capsys, "--trainer.max_epochs", "1")
+    assert lines[-1] == "see what it does: turnrl report runs/recipe/version_0"
+    assert main(lines[-1].partition("turnrl ")[2].split()) == 0
+    unkept = fit(capsys, "--trainer.max_epochs", "1", "--record.per_iteration", "0")
+    assert "ask it" not in unkept[-1]
 
 
 def test_nothing_is_said_of_an_evaluation_of_no_questions(recipe, capsys):
     lines = fit(capsys, "--data.val", "null", "--trainer.max_epochs", "1")
-    assert "evaluating the untrained policy" not in lines
+    assert "evaluating the policy before training" not in lines
     assert "collecting trajectories" in lines
 
 
@@ -262,7 +276,12 @@ def test_a_plain_trainer_shows_the_same_lines_and_no_summary(tiny_model, tmp_pat
     lines = capsys.readouterr().out.splitlines()
     assert "FLOPs" not in "\n".join(lines)
     assert f"writing to {tmp_path}/version_0" in lines
-    for title in ("evaluating the untrained", "untrained  ", "iteration   1/1  ", "validation  "):
+    for title in (
+        "evaluating the policy",
+        "before training  ",
+        "iteration   1/1  ",
+        "validation  ",
+    ):
         assert sum(line.startswith(title) for line in lines) == 1
     assert lines[-2:] == [
         f"the trained model is in {tmp_path}/version_0/model",
@@ -278,13 +297,15 @@ def test_a_plain_trainer_shows_the_same_lines_and_no_summary(tiny_model, tmp_pat
     assert sum(isinstance(c, IterationLines) for c in run.callbacks) == 1
 
 
-def test_a_run_after_an_evaluation_begins_with_the_untrained_policy(tiny_model, tmp_path, capsys):
+def test_a_run_after_an_evaluation_begins_with_the_policy_before_training(
+    tiny_model, tmp_path, capsys
+):
     run = trainer(tmp_path, 1, enable_progress_bar=True)
     it = module(tiny_model)
     run.validate(it, data(), verbose=False)
     run.fit(it, data())
     lines = capsys.readouterr().out.splitlines()
-    titles = ("evaluating the untrained", "untrained  ", "iteration   1/1  ", "validation  ")
+    titles = ("evaluating the policy", "before training  ", "iteration   1/1  ", "validation  ")
     shown = [line for line in lines if line.startswith(titles)]
     assert [line.startswith(title) for line, title in zip(shown, titles, strict=True)] == [True] * 4
 
@@ -294,11 +315,13 @@ def test_a_validation_inside_an_iteration_is_no_validation_of_its_end(tiny_model
     run.fit(module(tiny_model), data())
     lines = capsys.readouterr().out.splitlines()
     shown = [
-        line.split() for line in lines if re.match("untrained  |iter.*/|validation|at s", line)
+        line.split()
+        for line in lines
+        if re.match("before training  |iter.*/|validation|at s", line)
     ]
     titles = [" ".join(line[: 3 if line[0] == "at" else 2]) for line in shown]
     assert [re.sub(r"\d\d:\d\d", "", title).strip() for title in titles] == [
-        "untrained",
+        "before training",
         *["at step 1", "iteration 1/2", "validation"],
         *["at step 3", "iteration 2/2", "validation"],
     ]
@@ -319,7 +342,7 @@ def test_a_second_run_shows_nothing_of_the_first(tiny_model, tmp_path, capsys):
     assert "iteration   1/1" not in capsys.readouterr().out  # its checkpoint was not written
     trainer(tmp_path / "b", 1, [lines], **shown).fit(module(tiny_model), data())
     printed = capsys.readouterr().out.splitlines()
-    for title in ("iteration   1/1", "untrained"):
+    for title in ("iteration   1/1", "before training"):
         assert sum(line.startswith(title) for line in printed) == 1
 
 

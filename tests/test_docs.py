@@ -147,6 +147,8 @@ CREDIT_TABLE = "TURNRL_LOAD_PLUGINS=estimators turnrl credit-check"
 LAST = "runs/quickstart/version_0/checkpoints/last.ckpt"
 BUILD = "turnrl index build --source"
 FINISHED = 'ask it: turnrl.load("'
+SEEN = "see what it does: turnrl report "
+"""How a run in an environment ends."""
 NOTHING_LEFT = "this run is finished"
 FULL_SIZE = Elsewhere("test_docs.test_the_tutorial_at_its_full_size_prints_what_it_shows")
 COMPARED = Elsewhere("test_bench.test_every_comparison_of_the_page_is_one_of_the_script")
@@ -452,14 +454,22 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--split none": Runs(("300 passages",), before=f"{BUILD} corpus.jsonl --index i2 "),
     },
     "docs/howto/environments.md": {
-        '"""A library': Saved("library.py"),
+        "class Library": Saved("library.py"),
         "environment: library.Library": Saved("library.yaml"),
         "turnrl fit quickstart library.yaml": Runs(
-            (FINISHED,), ("runs/library/version_0/model",), slow=True
+            (SEEN,), ("runs/library/version_0/model",), slow=True
         ),
         "pip install 'turnrl[environments]'": NotRun("the package index; it is installed"),
         "id: FrozenLake-v1": Saved("lake.yaml"),
-        "turnrl fit quickstart lake.yaml": Elsewhere(LAKE),
+        "turnrl fit quickstart lake.yaml --data": Elsewhere(LAKE),
+        "turnrl warmup quickstart lake.yaml": Elsewhere(
+            "test_warmup.test_the_lake_of_gymnasium_on_the_page_is_learned"
+        ),
+        "class Guess": Saved("guess.py"),
+        "make: guess.Guess": Saved("guess.yaml"),
+        "turnrl warmup quickstart guess.yaml": Runs(
+            (SEEN,), ("runs/guess/version_0/model",), slow=True
+        ),
         "pip install 'turnrl[openenv]'": NotRun("the package index; it is installed"),
         "url: http": Saved("server.yaml"),
         "turnrl fit quickstart server.yaml": Elsewhere(SERVER),
@@ -478,7 +488,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             after=" --steps 20 --batch_size 8 --held_out 4",
         ),
         "turnrl fit frozen_lake": Runs(
-            (FINISHED,),
+            (SEEN,),
             ("runs/frozen_lake/version_0/model",),
             after=" --trainer.max_epochs 1 --data.questions_per_iteration 2 --data.val_limit 4",
         ),
@@ -1044,7 +1054,7 @@ class Page:
         folder = self.folder / "alone" if claim.alone else self.folder
         assert [path for path in claim.leaves if not list(folder.glob(path))] == []
         # a line that is drawn again and again, or that is turnrl's own, fits the terminal
-        own = [line for line in done.lines if re.match("untrained|iteration|validation", line)]
+        own = [line for line in done.lines if re.match("before|iteration|validation", line)]
         drawn = [part for line in done.plain.split("\n") for part in line.split("\r")[1:]]
         assert [line for line in [*own, *drawn] if len(line) > 80] == []
 

@@ -6,14 +6,17 @@ import asyncio
 import contextlib
 import os
 import random
+import re
 import threading
 import time
+from pathlib import Path
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium import spaces
 
+from commands import fails
 from test_rollout import Look
 from turnrl import (
     DataError,
@@ -974,7 +977,10 @@ def test_a_capacity_below_a_group_is_named_and_not_the_engine(tiny_model, caplog
     it.rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=1)])
     with caplog.at_level("INFO"):
         it.ask("?")
-    assert f"Room'> has room for 1 of a group's {it.group_size} trajectories, so the" in caplog.text
+    assert (
+        f"environment Room has room for 1 of a group's {it.group_size} trajectories, so the"
+        in caplog.text
+    )
     assert "Lies has room" not in caplog.text
 
 
@@ -1151,7 +1157,7 @@ def test_a_call_that_nobody_waits_for_is_dropped_before_its_turn(turned):
 def test_a_call_that_keeps_its_turn_is_named_and_blamed(chat, turned, monkeypatch):
     monkeypatch.setattr("turnrl_environments.world._STOP_S", 0.1)
     message = (
-        r"environment .*Room'> in step has not ended for \S+ s, and with thread_safe: false nothing"
+        r"environment Room in step has not ended for \S+ s, and with thread_safe: false nothing"
         r" else is called .*, so environment .* cannot begin\. Find out why it hangs, or raise"
     )
     says = lambda session, turn: "hang" if session == 0 and turn == 0 else "go"  # noqa: E731
@@ -1201,3 +1207,151 @@ def test_coroutines_cannot_take_turns():
     message = "environment Sleepy has the coroutine nap, and with thread_safe: false calls take"
     with pytest.raises(RecipeError, match=message):
         Environment(Sleepy, thread_safe=False)
+
+
+# ------------------------------------------------------------------------- of another form
+
+
+class Switch(gymnasium.Env):
+    """Two actions, and any `reset` and `step`."""
+
+    action_space, observation_space = spaces.Discrete(2), spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        return 0, {}
+
+    def step(self, action):
+        return 0, 1.0, True, False, {}
+
+
+def switch(**methods):
+    return type("Switched", (Switch,), methods)
+
+
+TWO = "from reset. Gymnasium's reset gives two values, the observation and a dict: return both"
+FIVE = "from step. Gymnasium's step gives five: observation, reward, terminated, truncated, info"
+
+
+@pytest.mark.parametrize("registered", [True, False])
+@pytest.mark.parametrize(
+    ("methods", "says"),
+    [
+        ({"reset": lambda self: (0, {})}, "does not take 'seed'.* 'def reset.self, \\*, seed=N"),
+        ({"reset": lambda self: 0, "step": lambda self, a: (0, 1.0, True, {})}, "not take 'seed'"),
+        ({"reset": lambda self, seed=None, options=None: 0}, f"gave 0 {TWO}"),
+        ({"reset": lambda self, seed=None, options=None: "ab"}, f"gave 'ab' {TWO}"),
+        ({"reset": lambda self, seed=None, options=None: (3, 4)}, f"gave .3, 4. {TWO}"),
+        ({"reset": lambda self, seed=None, options=None: None}, f"gave None {TWO}"),
+        ({"step": lambda self, action: (0, 1.0, True, {})}, f"gave 4 values {FIVE}"),
+        ({"step": lambda self, action: None}, f"gave (None|no five values) {FIVE}"),
+    ],
+)
+def test_an_environment_of_the_old_form_is_told_the_line_to_write(chat, registered, methods, says):
+    made = switch(**methods)
+    if registered:
+        gymnasium.register("Old-v0", made, max_episode_steps=9)
+    try:
+        tool = Gymnasium("Old-v0") if registered else Gymnasium(make=made)
+        with pytest.raises(ToolError, match=says) as error:
+            one(chat, tool, ["0"])
+        assert f"environment {'Old-v0' if registered else 'Switched'} " in str(error.value)
+    finally:
+        gymnasium.registry.pop("Old-v0", None)
+
+
+def test_a_reset_that_takes_no_options_is_told_once_a_question_has_some(chat):
+    tool = Gymnasium(make=switch(reset=lambda self, seed=None: (0, {})))
+    one(chat, tool, ["0"])
+    question = Question("q", "Go.", metadata={"options": {}})
+    with pytest.raises(ToolError, match="reset of environment Switched does not take 'options'"):
+        one(chat, tool, ["0"], questions=[question])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: 3, "Gymnasium.make gave an int, which has no method reset. It has to give an"),
+        (type("Mute", (), {"reset": Room.reset}), "a Mute, which has no method step"),
+    ],
+)
+def test_what_makes_no_environment_is_refused(make, says):
+    with pytest.raises(RecipeError, match=says):
+        Rollout(Action(), [Gymnasium(make=make)])
+
+
+@pytest.mark.parametrize(
+    ("actions", "says"),
+    [
+        ([True, False], r"Gymnasium.actions\[0\] is True, which is no text. Put it in quotes"),
+        (["a", 1], r"Gymnasium.actions\[1\] is 1, which is no text"),
+        (["a", "a"], r"Gymnasium.actions\[1\] is 'a', which stands there twice"),
+        ("ab", "Gymnasium.actions is 'ab'; it must be a list of words"),
+        ([], "it must be a list of words"),
+        ({"a": 1}, "it must be a list of words"),
+    ],
+)
+@pytest.mark.parametrize("make", [Switch, Room])
+def test_actions_that_are_no_words_are_refused(make, actions, says):
+    with pytest.raises(RecipeError, match=says):
+        Gymnasium(make=make, actions=actions)
+
+
+def test_a_recipe_says_which_word_needs_quotes(recipe, capsys):
+    text = Path("recipe.yaml").read_text()
+    for words, says in (
+        (
+            "[on, off]",
+            "actions[0] is True; it must be a text. In YAML on, off, yes and no are true",
+        ),
+        ("[go, No]", "actions[1] is False; it must be a text. In YAML on, off, yes and no"),
+        ("[1, 2]", "actions[0] is 1; it must be a text. In YAML a text that looks like a number"),
+        ("[a, 2001-01-01]", "(2001, 1, 1); it must be a text. In YAML a text that looks like a n"),
+    ):
+        tool = f"[{{class_path: Gymnasium, init_args: {{id: X, actions: {words}}}}}]"
+        Path("recipe.yaml").write_text(re.sub(r"tools:\n    - worlds.Echo", f"tools: {tool}", text))
+        assert says in fails(capsys, ["fit", "recipe.yaml"])
+
+
+def own(reset="self, seed: int", press="self, button: str", gives="'x'", begins="'start'"):
+    """A class of the user's with a tool."""
+    space = {}
+    lines = (
+        f"class Lift:\n def reset({reset}): return {begins}\n",
+        f" def press({press}):\n  'Press a button.'\n  return {gives}\n",
+    )
+    exec(compile("".join(lines), "lift.py", "exec", dont_inherit=True), space)
+    return space["Lift"]
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"press": "self, button"}, r"Write 'def press\(self, button: str\)'"),
+        ({"press": "button: str"}, r"the method press of environment Lift lacks self. Write 'def "),
+        ({"reset": "seed: int"}, r"method reset of .* lacks self. Write 'def reset\(self, seed: i"),
+        ({"reset": ""}, r"method reset of environment Lift lacks self. Write 'def reset\(self\)'"),
+        ({"reset": "self, seed, /"}, "reset of environment Lift takes 'seed' by its place, .* '/'"),
+    ],
+)
+def test_a_class_that_cannot_be_called_is_told_the_line_to_write(parts, says):
+    with pytest.raises(RecipeError, match=says):
+        Environment(own(**parts))
+
+
+def test_options_that_a_class_does_not_take_are_refused():
+    with pytest.raises(RecipeError, match=r"Lift cannot be made with the options \{'lev"):
+        Environment(own(), options={"level": 3})
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"begins": "3"}, "gave 3 from reset, which is no text. Return a text, or nothing.$"),
+        ({"begins": "('x', {})"}, "Return a text, or nothing. If Lift has Gymnasium's form, name"),
+        ({"gives": "None"}, "gave None from press, .*ToolResult.'the text', reward=1.0, done=True"),
+        ({"gives": "('x', 1.0, True, False, {})"}, "from press, .* If Lift has Gymnasium's form"),
+    ],
+)
+def test_a_class_that_gives_no_text_is_told_what_to_return(chat, parts, says):
+    with pytest.raises(ToolError, match=says):
+        one(chat, Environment(own(**parts)), ["up"], tool_name="press")

@@ -255,7 +255,9 @@ def test_the_best_checkpoint_is_taken_or_else_the_last(recipe, capsys):
     assert turnrl.load("recipe").ask(["Number 7?"])[0].turns
     shutil.rmtree(run / "model")
     told = fails(capsys, ["play", "recipe", "Why?"])
-    assert told.endswith(f"or give its recipe, which is untrained: {run / 'config.yaml'}")
+    assert told.endswith(
+        f"or give its recipe, for the policy before training: {run / 'config.yaml'}"
+    )
 
 
 def test_a_bundled_recipe_goes_before_runs_of_its_name(recipe, capsys):

@@ -478,6 +478,12 @@ def double(n: int) -> str:
         ([double, double], "two tools are called 'double', in the function test_functions.double"),
         ([lambda x: x], r"tools\[0\]: a lambda has no name and no types"),
         ([Place], r"tools\[0\] is the class Place. Pass an instance of .*, or a function"),
+        ([3], r"tools\[0\] is an int. Pass an instance of a class that extends .*, or a function"),
+        ([{"a": 1}], r"tools\[0\] is a dict. Pass an instance of"),
+        ([None], r"tools\[0\] is None. Pass an instance of"),
+        (["places.search"], r"'places.search'. In Python, pass the function itself: search\."),
+        (["WikiSearch"], r"'WikiSearch'. In Python, pass an instance: WikiSearch\(\)"),
+        (3, r"tools is an int, not a list. Pass a list: tools=\[...\]"),
         ([max], r"tools\[0\]: the function max does not say what it takes"),
     ],
 )

@@ -103,7 +103,7 @@ def test_two_processes_finish_with_a_bar_by_the_command_line(tiny_model, tmp_pat
 
 def test_two_processes_finish_with_lines_and_print_each_once(folder):
     printed = (folder / "printed").read_text()
-    for title in ("untrained", "iteration   1/2", "iteration   2/2"):
+    for title in ("before training", "iteration   1/2", "iteration   2/2"):
         # of the recipe's run, and of a plain Trainer's
         assert len(re.findall(rf"^{title} +\d", printed, re.MULTILINE)) == 2
     agree(folder / "runs" / "two")

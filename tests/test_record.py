@@ -21,6 +21,8 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 import recorded
+import turnrl
+from commands import save
 from runs import data, last, module, trainer
 from trajectories import ids_of, said, trajectory
 from turnrl import (
@@ -40,6 +42,7 @@ from turnrl import (
     record,
     visible,
 )
+from turnrl.cli import main
 from turnrl.run import recording
 from turnrl.scoring import curves, score_group
 from turnrl.types import Critic
@@ -640,3 +643,34 @@ def test_every_field_that_is_read_equals_the_one_that_was_written(tmp_path):
     read = record.read(tmp_path / "one.parquet")
     assert set(read[0]) == set(written[0]) == set(record.SCHEMA.names)
     assert read == written
+
+
+OPENING = "opening    a wall\\x1b[2J\n           ‹/result› and a door\n-- turn 1"
+
+
+def test_whoever_reads_an_attempt_sees_what_the_policy_saw_before_its_first_turn(recipe, capsys):
+    recipe["model"]["rollout"]["tools"] = ["worlds.Wall"]
+    save(recipe)
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    run = Path("runs/recipe/version_0")
+    row = record.read(run)[0]
+    assert row["opening"] == "a wall\x1b[2J\n‹/result› and a door"
+    (text,) = (run / "transcripts").iterdir()
+    assert OPENING.partition("-- turn")[0] in text.read_text(encoding="utf-8")
+    capsys.readouterr()
+    for more in ([], ["--samples", "2"]):
+        assert main(["play", "recipe.yaml", "Number 7?", *more]) == 0
+        assert OPENING in capsys.readouterr().out
+    assert f"question   Number 7?\n{OPENING}" in str(turnrl.load(str(run)).ask("Number 7?")[0])
+    assert main(["report", str(run)]) == 0
+
+
+def test_a_record_without_openings_is_read(recipe):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    for file in record.files("runs/recipe/version_0"):
+        older = pq.read_table(file).drop_columns("opening")
+        pq.write_table(older, file)
+    (row, *_) = record.read("runs/recipe/version_0")
+    assert row["opening"] is None
+    assert "opening" not in record.transcript(row)
+    assert main(["report", "runs/recipe/version_0"]) == 0

@@ -611,9 +611,11 @@ def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, opene
     page = opened(tmp_path / "out.html", link(0, row))
     assert page.locator("h1").inner_text() == row["question"]
     assert row["turns"][0]["text"] in page.locator("section.turn").first.inner_text()
+    assert page.get_by_label("Opening").inner_text() == row["opening"]
     size = len([one for one in record.read(folder) if one["group"] == row["group"]])
     page = opened(tmp_path / "out.html", link(0, row, attempt=False))
     assert page.locator("section.attempt").count() == size == 4
+    assert page.get_by_label("Opening").count() == 1  # the same for all
     assert not re.search(r"[\s#?]", link(0, row)[1:])
 
 

@@ -62,7 +62,7 @@ def test_a_disk_that_fills_with_the_first_iteration_keeps_the_untrained_policy(
     full_disk(1)
     assert main(["fit", "recipe.yaml", *NO_VALIDATION]) == 1
     printed, told = capsys.readouterr()
-    assert "The untrained policy is kept." in told
+    assert "The policy before training is kept." in told
     assert "iteration is kept" not in told
     assert "iteration   1/" not in printed  # its line comes after its checkpoint
     (file,) = Path("runs/recipe/version_0/checkpoints").iterdir()

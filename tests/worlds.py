@@ -100,6 +100,21 @@ class Aims(Stateful, Echo):
         return ToolSession()
 
 
+class Acts(Echo):
+    """Changes the world."""
+
+    acts = True
+
+
+class Wall(Stateful, Echo):
+    """Adds two lines to the question, one of which would act on a terminal and close a tag."""
+
+    def open(self, question):
+        session = ToolSession()
+        session.prompt = "a wall\x1b[2J\n</result> and a door"
+        return session
+
+
 class Unfair(OutcomeReward):
     """Raises for an attempt that gave no answer."""
 

@@ -61,6 +61,11 @@ def neutralise(text: str, tags: Iterable[str], control_tokens: Sequence[str]) ->
     return text
 
 
+def labelled(label: str, text: str) -> str:
+    """A text of one or several lines behind its label, in a column of its own."""
+    return f"{label:11}" + text.replace("\n", "\n" + " " * 11)
+
+
 def visible(text: str) -> str:
     r"""`text` for people to read, with escapes such as `\x1b` or `\u202e` for characters that act
     on a terminal or cannot be seen.

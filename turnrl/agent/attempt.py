@@ -335,7 +335,8 @@ class Attempt:
         results = tuple(map(_unread, last.results, acted)) if any(acted) else ()
         turns = (*before, replace(last, results=results))
         samples = tuple(c.sample for c in self.conversations if c.sample and c.sample.sampled)
-        return Trajectory(self.asked, turns, self.ended_by, samples, self.begins, self.figures)
+        whole = (self.asked, turns, self.ended_by, samples, self.begins, self.figures)
+        return Trajectory(*whole, opening=self.opening)
 
 
 async def let_play(player: Player, attempt: Attempt) -> None:

@@ -99,7 +99,8 @@ def described(
     for one in taken:
         _refuse_kind(one, its_name)
     if untyped := [one for one in taken if one.annotation is one.empty]:
-        typed = ", ".join(map(_with_a_type, taken))
+        own = ["self"] if "self" in skip else []
+        typed = ", ".join([*own, *map(_with_a_type, taken)])
         if untyped[0].name == "self":
             raise RecipeError(
                 f"the function {its_name} is a method without its object. Give the method of an "
@@ -196,6 +197,10 @@ def with_functions(
         where = f"{name}[{number}]"
         if isinstance(one, kind):
             parts.append(one)
+        elif isinstance(one, str) and (last := one.rpartition(".")[2])[:1].islower():
+            raise ArgumentTypeError(
+                f"{where} is {kind_of(one)}. In Python, pass the function itself: {last}."
+            )
         elif callable(one) and not isinstance(one, type):
             try:
                 parts.append(make(one))

@@ -159,6 +159,7 @@ class ToolSessions:
         self._box = box
         self._tools = box.tools
         self._sessions: dict[_Batcher, ToolSession] = {}
+        self._prompts: tuple[str, ...] = ()  # kept when the sessions are closed
         self._question: Question | None = None
 
     async def open(self, question: Question) -> None:
@@ -178,7 +179,7 @@ class ToolSessions:
     @property
     def prompt(self) -> str:
         """Text that the sessions add to the question."""
-        return "\n\n".join(session.prompt for session in self._sessions.values() if session.prompt)
+        return "\n\n".join(filter(None, self._prompts))
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
@@ -254,6 +255,7 @@ class ToolSessions:
                 wanted = "it gives a ToolSession, whose prompt is a text"
                 raise ToolError(f"{batcher.toolset} gave {session!r} from {verb}; {wanted}.")
             self._sessions[batcher] = session
+            self._prompts += (session.prompt,)
             self._add(batcher, session.specs)
 
         tool = batcher.toolset

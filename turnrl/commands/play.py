@@ -22,7 +22,7 @@ from turnrl.errors import RecipeError
 from turnrl.plugins import Commands
 from turnrl.recipe.agents import find_agent
 from turnrl.recipe.given import read_given
-from turnrl.text import say, visible
+from turnrl.text import labelled, say, visible
 from turnrl.types.acting import Segmenter
 from turnrl.types.questions import Question
 from turnrl.types.sessions import ToolSpec
@@ -115,7 +115,8 @@ def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
     if args.samples is None:
         plain = module.rollout
         if plain.segmenter is not None:  # its turns are printed as they come
-            module.rollout = replace(plain, segmenter=Printing(plain.segmenter))
+            asked = module.chat.inert(question.text, plain.tags)
+            module.rollout = replace(plain, segmenter=Printing(plain.segmenter, asked))
         try:
             (trajectory,) = module.ask(question, temperature=args.temperature)
         finally:
@@ -134,7 +135,10 @@ def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
 
 
 def _show(module: MTGRPO, trajectory: Trajectory) -> None:
-    """Print the turns, and what a player sent before each."""
+    """Print what tool sessions added to the question, the turns, and what a player sent before
+    each."""
+    if trajectory.opening:
+        say(visible(labelled("opening", trajectory.opening)), indent="")
     sent = module.chat.sent(trajectory) if module.rollout.player is not None else []
     for k, turn in enumerate(trajectory.turns, 1):
         say("\n".join([f"-- turn {k}", *map(visible, sent[k - 1 : k]), str(turn)]), indent="")
@@ -159,10 +163,11 @@ class Printing(Segmenter):
 
     Args:
         inside: The turn scheme that does the work.
+        asked: The question, as the policy reads it, without what tool sessions add to it.
     """
 
-    def __init__(self, inside: Segmenter) -> None:
-        self.inside = inside
+    def __init__(self, inside: Segmenter, asked: str = "") -> None:
+        self.inside, self._asked, self._opening = inside, asked, ""
         self.max_turns, self.stop, self.tags = inside.max_turns, inside.stop, inside.tags
         self.tools_in_template = inside.tools_in_template
         self._reads = False
@@ -171,10 +176,14 @@ class Printing(Segmenter):
         self.inside.check(tools)
 
     def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
+        before, _, more = question.text.partition(f"{self._asked}\n\n")
+        self._opening = "" if before else more
         return self.inside.prompt(question, tools)
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
         self._reads = True
+        if turn == 0 and self._opening:
+            say(visible(labelled("opening", self._opening)), indent="")
         say(f"-- turn {turn + 1}\n{visible(text)}", indent="")
         return self.inside.read(text, turn, cut)
 

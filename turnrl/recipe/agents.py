@@ -76,7 +76,7 @@ class NamedAgent:
             step = f"It has {other}."
         elif self.recipe.is_file():
             step = (
-                "Wait for its first iteration, or give its recipe, which is untrained: "
+                "Wait for its first iteration, or give its recipe, for the policy before training: "
                 f"{self.recipe}"
             )
         raise CheckpointError(f"the run {str(self.run)!r} has no {lacks}. {step}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import datetime
 import inspect
 import types
 import typing
@@ -33,6 +34,14 @@ _NAMES: dict[object, str] = {
     dict: "a mapping",
     types.NoneType: "null",
 }
+
+_LOOKS_ELSE = " In YAML a text that looks like a number or a date needs quotes: write '1', not 1."
+_QUOTES: dict[type, str] = {
+    types.NoneType: " In YAML a # begins a comment: put a text with one in quotes.",
+    bool: " In YAML on, off, yes and no are true and false: put them in quotes, such as 'on'.",
+    **dict.fromkeys((int, float, datetime.date, datetime.datetime), _LOOKS_ELSE),
+}
+"""What a value may have been meant as, where a text should stand."""
 
 
 def is_plain(kind: object) -> bool:
@@ -68,8 +77,7 @@ def explain(value: object, kind: object, key: str) -> str | None:
     # libraries write float | int in either order, and every whole number is a number
     kinds = [one for one in _members(kind) if one is not int or float not in _members(kind)]
     named = " or ".join(dict.fromkeys(map(_named, kinds)))
-    quotes = " In YAML a # begins a comment: put a text with one in quotes."
-    hint = quotes if value is None and str in _members(kind) else ""
+    hint = _QUOTES.get(type(value), "") if str in _members(kind) else ""
     return f"{key} is {shown}; it must be {named}.{did_you_mean(str(value), choices)}{hint}"
 
 
@@ -133,6 +141,8 @@ def _named(kind: Any) -> str:
         return "one of " + ", ".join(map(repr, args))
     if _is_section(kind):
         return f"a mapping with keys of {', '.join(parameters(kind))}"
+    if get_origin(kind) is Callable and _base(kind) is None:
+        return "the path of a function, such as my_module.my_function"
     if base := _base(kind):
         return f"the name of a class, such as {', '.join(_classes(base)) or 'my_package.MyClass'}"
     exact = get_origin(kind) is tuple and ... not in args

@@ -16,6 +16,9 @@ The columns:
     split           `train` (sampled), or what was evaluated: `val`, `test`, a data set by its name
                     (greedy, unless `turnrl eval --samples` asked for more)
     question_id, question, answers      what was asked, and what counts as right
+    opening         what tool sessions added to the question, as the policy read it: the first
+                    observation of an environment; null if they added nothing, and in records of
+                    turnrl 0.13 and before
     group, member   number of the question in the collection, over all processes; of the attempt
     begins          its first turn of its own: above 0 for a branch, which shares those before it
     parent          of a branch, the member that it came from; null of what is none
@@ -84,7 +87,7 @@ from turnrl.answers import CURVES as CURVES
 from turnrl.errors import DataError, did_you_mean, in_short
 from turnrl.recipe.folders import find_run
 from turnrl.run.statistics import interval as interval
-from turnrl.text import normalize_answer, visible
+from turnrl.text import labelled, normalize_answer, visible
 from turnrl.types.questions import Phrase, Question
 from turnrl.types.trajectory import Group, Reading, Sample, ToolCall, ToolResult, Trajectory, Turn
 
@@ -130,6 +133,7 @@ _COLUMNS = {
     **dict.fromkeys(("split", "question_id", "question", "ended_by", "answer"), pa.string()),
     **dict.fromkeys((*CURVES, "f1", "outcome", "group_mean", "group_std"), pa.float64()),
     "answers": pa.list_(pa.string()),
+    "opening": pa.string(),
     "prompt_tokens": pa.int64(),
     "sample_tokens": pa.list_(pa.int64()),
     "rewards": _REWARDS,
@@ -305,7 +309,8 @@ def _trajectory(row: Row) -> Trajectory:
     sample = Sample().read((0,) * (row["prompt_tokens"] or 0))
     for k, turn in enumerate(row["turns"]):
         sample = sample.wrote(k, (0,) * turn["tokens"], (0.0,) * turn["tokens"])
-    return Trajectory(question, turns, row["ended_by"], (sample,), row["begins"] or 0)
+    whole = (question, turns, row["ended_by"], (sample,), row["begins"] or 0)
+    return Trajectory(*whole, opening=row["opening"] or "")
 
 
 def call(part: Columns) -> ToolCall:
@@ -468,8 +473,9 @@ def _figure(values: Sequence[float | None], possible: tuple[float, float] | None
 
 
 def transcript(row: Columns, sent: Sequence[str] = ()) -> str:
-    """One trajectory as text to read: the question, each turn with its rewards and its advantage,
-    and the rewards of the whole. See `turnrl.visible` for characters that nobody would see.
+    """One trajectory as text to read: the question, what tool sessions added to it, each turn with
+    its rewards and its advantage, and the rewards of the whole. See `turnrl.visible` for characters
+    that nobody would see.
 
     Args:
         row: A row of the record.
@@ -477,6 +483,7 @@ def transcript(row: Columns, sent: Sequence[str] = ()) -> str:
     """
     lines = [
         f"question   {row['question']}",
+        *([labelled("opening", row["opening"])] if row["opening"] else []),
         f"accepted   {' | '.join(row['answers'][:5])}",
         f"outcome    {row['outcome']:.3f}   ended by {row['ended_by']}",
     ]

@@ -196,6 +196,7 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
         "question_id": _text(question.id),
         "question": _text(question.text),
         "answers": [_text(answer) for answer in question.answers],
+        "opening": _text(trajectory.opening or None),
         "member": i,
         "begins": trajectory.begins,
         "parent": group.parents[i] if branch else None,

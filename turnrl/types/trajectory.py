@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from turnrl.errors import RecipeError
-from turnrl.text import visible
+from turnrl.text import labelled, visible
 from turnrl.types.questions import Question
 from turnrl.types.sessions import ToolFigures, ToolSession
 
@@ -242,6 +242,8 @@ class Trajectory:
             are the other's to learn from, and context here.
         figures: Numbers that its tool sessions handed over when they closed; a tuple has one per
             turn.
+        opening: What its tool sessions added to the question, as the policy read it: the first
+            observation of an environment. Empty if they added nothing.
     """
 
     question: Question
@@ -250,6 +252,7 @@ class Trajectory:
     samples: tuple[Sample, ...] = field(default=(), repr=False)
     begins: int = 0
     figures: ToolFigures = field(default_factory=dict)
+    opening: str = ""
 
     def __repr__(self) -> str:
         ending = self.ended_by
@@ -260,7 +263,8 @@ class Trajectory:
     def __str__(self) -> str:
         turns = (f"-- turn {k}\n{turn}" for k, turn in enumerate(self.turns, 1))
         asked, ending = f"question   {self.question.text}", f"ended by   {self.ended_by}"
-        return "\n".join([visible(asked), *turns, ending])
+        opening = [visible(labelled("opening", self.opening))] if self.opening else []
+        return "\n".join([visible(asked), *opening, *turns, ending])
 
     @property
     def answer(self) -> str | None:

@@ -14,13 +14,14 @@ from turnrl import (
     Question,
     RecipeError,
     ToolCall,
+    ToolError,
     ToolResult,
     ToolSpec,
     described,
     named,
 )
 from turnrl_environments.episode import OwnEpisode
-from turnrl_environments.world import World, missing, paid, text_of
+from turnrl_environments.world import World, missing, paid
 
 _OWN = ("reset", "get_reward", "close")
 
@@ -62,6 +63,7 @@ class Environment(World):
             )
         super().__init__(made.__name__, capacity, step_timeout_s, thread_safe)
         self.made, self.options = made, dict(options or {})
+        _check_options(self)
         methods = {
             name: method
             for name, method in inspect.getmembers(made, inspect.isfunction)
@@ -80,7 +82,9 @@ class Environment(World):
                 "out."
             )
         self.pays_at_the_end = "get_reward" in methods
-        self._reset = inspect.signature(methods["reset"])
+        for name, method in methods.items():
+            _check_self(self, name, method)
+        self._taken = _taken_by_reset(self, methods["reset"])
         self.tools: Mapping[str, Described] = {
             name: described(method, skip=("self",))
             for name, method in methods.items()
@@ -108,7 +112,7 @@ class Environment(World):
     def _columns(self, question: Question) -> dict[str, Any]:
         """What `reset` takes of a question, as a copy: an attempt may change what it was given."""
         about = question.columns
-        _, *taken = self._reset.parameters.values()
+        taken = self._taken
         if any(one.kind is one.VAR_KEYWORD for one in taken):
             return copy.deepcopy(about)
         needed = [one.name for one in taken if one.default is one.empty and one.name not in about]
@@ -136,7 +140,7 @@ class Stay(OwnEpisode):
         await self.do("reset", self._make)
         reset = functools.partial(self.environment.reset, **self.columns)
         first = await self.do("reset", reset)
-        return "" if first is None else text_of(self.kind, "reset", first)
+        return "" if first is None else _text(self.kind, "reset", first, "a text, or nothing")
 
     def _make(self) -> None:
         self.environment = self.kind.made(**copy.deepcopy(self.kind.options))
@@ -153,13 +157,85 @@ class Stay(OwnEpisode):
         if isinstance(given, ToolResult):
             paid(self.kind, call.name, given.reward)
             return given
-        return ToolResult(text_of(self.kind, call.name, given))
+        result = "a text, or turnrl.ToolResult('the text', reward=1.0, done=True)"
+        return ToolResult(_text(self.kind, call.name, given, result))
 
     async def outcome(self) -> float | None:
         if not self.kind.pays_at_the_end:
             return None
         given = await self.do("get_reward", self.environment.get_reward)
         return paid(self.kind, "get_reward", given)
+
+
+def _text(world: Environment, method: str, given: Any, wanted: str) -> str:
+    """A text that a method gave.
+
+    Raises:
+        ToolError: If it is none.
+    """
+    if isinstance(given, str):
+        return given
+    form = (
+        f" If {world.made.__name__} has Gymnasium's form, name it in make of Gymnasium."
+        if isinstance(given, tuple)
+        else ""
+    )
+    raise ToolError(
+        f"{world} gave {given!r:.80} from {method}, which is no text. Return {wanted}.{form}"
+    )
+
+
+def _check_options(world: Environment) -> None:
+    """Refuse options that the class does not take.
+
+    Raises:
+        RecipeError: If it takes others.
+    """
+    try:
+        taken = inspect.signature(world.made)
+    except (TypeError, ValueError):  # a class that is written in C does not say
+        return
+    try:
+        taken.bind(**world.options)
+    except TypeError as error:
+        raise RecipeError(
+            f"{world} cannot be made with the options {world.options} ({error}). Correct "
+            "Environment.options."
+        ) from error
+
+
+def _check_self(world: Environment, name: str, method: Callable[..., Any]) -> None:
+    """Refuse a method that lacks its first parameter.
+
+    Raises:
+        RecipeError: If it does.
+    """
+    if isinstance(inspect.getattr_static(world.made, name), staticmethod):
+        return
+    parameters = list(inspect.signature(method).parameters.values())
+    if not parameters or (
+        parameters[0].name != "self" and parameters[0].kind is not parameters[0].VAR_POSITIONAL
+    ):
+        raise RecipeError(
+            f"the method {name} of {world} lacks self. Write 'def {name}"
+            f"({', '.join(['self', *map(str, parameters)])})'."
+        )
+
+
+def _taken_by_reset(world: Environment, reset: Callable[..., Any]) -> Sequence[inspect.Parameter]:
+    """The parameters of `reset`, which are columns.
+
+    Raises:
+        RecipeError: If one of them cannot be given by its name.
+    """
+    taken = [one for one in inspect.signature(reset).parameters.values() if one.name != "self"]
+    for one in taken:
+        if one.kind is one.POSITIONAL_ONLY:
+            raise RecipeError(
+                f"reset of {world} takes {one.name!r} by its place, and columns of the question "
+                "are given by their names. Take the '/' out of its 'def'."
+            )
+    return [one for one in taken if one.kind is not one.VAR_POSITIONAL]
 
 
 def _guarded(method: Callable[[], Any]) -> Callable[[], Any]:

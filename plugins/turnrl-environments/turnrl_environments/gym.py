@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
+import inspect
 import re
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, final
 
 from turnrl import (
@@ -18,6 +21,7 @@ from turnrl import (
     ToolResult,
     ToolSpec,
     in_short,
+    kind_of,
     named,
 )
 from turnrl_environments.episode import OwnEpisode
@@ -26,6 +30,7 @@ from turnrl_environments.world import TRUNCATED, World, paid, seed_of, text_of
 
 _COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)
 _UNPACKED = re.compile(r"values to unpack \(expected (\d), got (\d)\)")
+_UNTAKEN = re.compile(r"got an unexpected keyword argument '(seed|options)'")
 
 Observe = Callable[[Any], str]
 
@@ -74,9 +79,11 @@ class Gymnasium(World):
                 "Gymnasium takes an id, such as FrozenLake-v1, or a function in make, and exactly "
                 "one of them."
             )
-        super().__init__(str(id or make), capacity, step_timeout_s, thread_safe)
+        plain = inspect.isclass(make) or inspect.isroutine(make)
+        name = make.__name__ if plain else str(id or make)  # type: ignore[union-attr]
+        super().__init__(name, capacity, step_timeout_s, thread_safe)
         self.options = dict(options or {})
-        self.actions = actions
+        self.actions = None if actions is None else _words(actions)
         self.observe: Observe | None = None
         if observe is not None:
             self.observe = named("Gymnasium.observe", observe)
@@ -115,6 +122,12 @@ class Gymnasium(World):
                 f"{self} cannot be made with the options {self.options} ({in_short(error)}). "
                 "Correct id, make or options of Gymnasium."
             ) from error
+        for method in ("reset", "step"):
+            if not callable(getattr(environment, method, None)):
+                raise RecipeError(
+                    f"Gymnasium.make gave {kind_of(environment)}, which has no method {method}. It "
+                    "has to give an environment with reset(seed=...) and step(action)."
+                )
         try:
             return _actions(self.name, getattr(environment, "action_space", None), self.actions)
         finally:
@@ -152,14 +165,15 @@ class Gymnasium(World):
             given = environment.step(own(action))
         except PolicyMistake as mistake:
             return ToolResult(str(mistake), ok=False)
-        except ValueError as error:  # wrappers of Gymnasium unpack what they wrap
+        except (TypeError, ValueError) as error:
             if (count := _UNPACKED.search(str(error))) and count[1] == "5":
                 raise self._not_five(f"{count[2]} values") from error
+            if "unpack" in str(error) and _raised_by_a_caller(error):
+                raise self._not_five("no five values") from error
             raise
-        if not isinstance(given, tuple) or len(given) != 5:
-            raise self._not_five(
-                f"{len(given)} values" if isinstance(given, tuple) else f"{given!r:.80}"
-            )
+        several = isinstance(given, tuple | list)
+        if not several or len(given) != 5:
+            raise self._not_five(f"{len(given)} values" if several else f"{given!r:.80}")
         observation, reward, terminated, truncated, _ = given
         return ToolResult(
             self.shown("step", environment, observation),
@@ -172,6 +186,39 @@ class Gymnasium(World):
         return ToolError(
             f"{self} gave {gave} from step. Gymnasium's step gives five: observation, reward, "
             "terminated, truncated, info. Return those, or wrap the environment."
+        )
+
+    def begun(self, environment: Any, begins: Mapping[str, Any]) -> str:
+        """The first observation of an environment.
+
+        Args:
+            environment: One that has not begun.
+            begins: What its `reset` takes.
+        Raises:
+            ToolError: If `reset` takes or gives something else than Gymnasium's does.
+        """
+        try:
+            given = environment.reset(**begins)
+        except (TypeError, ValueError) as error:
+            untaken = _UNTAKEN.search(str(error))
+            if untaken and _raised_by_a_caller(error):
+                raise ToolError(
+                    f"reset of {self} does not take {untaken[1]!r}, with which an attempt begins. "
+                    "Write 'def reset(self, *, seed=None, options=None):', or wrap the "
+                    "environment: wrappers for the old form are in the package shimmy."
+                ) from error
+            if "unpack" in str(error) and _raised_by_a_caller(error):
+                raise self._not_two("no two values") from error
+            raise
+        pair = isinstance(given, tuple | list) and len(given) == 2
+        if not pair or not isinstance(given[1], Mapping):
+            raise self._not_two(f"{given!r:.80}")
+        return self.shown("reset", environment, given[0])
+
+    def _not_two(self, gave: str) -> ToolError:
+        return ToolError(
+            f"{self} gave {gave} from reset. Gymnasium's reset gives two values, the observation "
+            "and a dict: return both, or wrap the environment."
         )
 
 
@@ -196,17 +243,43 @@ class Walk(OwnEpisode):
 
     def _reset(self) -> str:
         self.environment = self.gym.made()
-        given = self.environment.reset(**self.begins)
-        if not isinstance(given, tuple) or len(given) != 2:
-            raise ToolError(
-                f"{self.gym} gave {given!r:.80} from reset. Gymnasium's reset gives two values, "
-                "the observation and a dict: return both, or wrap the environment."
-            )
-        return self.gym.shown("reset", self.environment, given[0])
+        return self.gym.begun(self.environment, self.begins)
 
     async def act(self, call: ToolCall) -> ToolResult:
         action = call.arguments["action"]
         return await self.do("step", self.gym.stepped, self.environment, action)
+
+
+def _raised_by_a_caller(error: Exception) -> bool:
+    """True if turnrl or a wrapper of Gymnasium could not call an environment or unpack what it
+    gave, and its own code did not raise the error."""
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    return last == __file__ or "gymnasium" in Path(last).parts
+
+
+def _words(actions: Sequence[str]) -> list[str]:
+    """Words for actions, which may not be words.
+
+    Raises:
+        RecipeError: If they are no list of different texts.
+    """
+    if not isinstance(actions, list | tuple) or not actions:
+        raise RecipeError(
+            f"Gymnasium.actions is {actions!r:.80}; it must be a list of words, such as "
+            "['left', 'right']."
+        )
+    for number, word in enumerate(actions):
+        if not isinstance(word, str):
+            raise RecipeError(
+                f"Gymnasium.actions[{number}] is {word!r:.80}, which is no text. Put it in quotes, "
+                "such as '1' or 'on'."
+            )
+        if word in actions[:number]:
+            raise RecipeError(
+                f"Gymnasium.actions[{number}] is {word!r:.80}, which stands there twice. Name each "
+                "action once."
+            )
+    return list(actions)
 
 
 def _make_registered(id: str, **options: Any) -> Any:

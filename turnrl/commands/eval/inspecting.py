@@ -132,7 +132,7 @@ def _messages(row: record.Row) -> Iterator[ChatMessage]:
     from inspect_ai.model import ChatMessageAssistant, ChatMessageTool, ChatMessageUser
     from inspect_ai.tool import ToolCall, ToolCallError
 
-    yield ChatMessageUser(content=row["question"])
+    yield ChatMessageUser(content="\n\n".join(filter(None, (row["question"], row["opening"]))))
     for k, turn in enumerate(row["turns"]):
         made = map(record.call, turn["calls"])
         calls = [

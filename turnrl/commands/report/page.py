@@ -160,7 +160,8 @@ def _detail(members: Sequence[record.Row]) -> Shown:
 
 
 def _row(row: record.Row) -> Shown:
-    names = ("answers", "answer", "begins", "prompt_tokens", "rewards", "figures", "turns")
+    asked = ("answers", "answer", "opening", "begins", "prompt_tokens")
+    names = (*asked, "rewards", "figures", "turns")
     kept = {name: row[name] for name in names}
     if row["token_ids"]:
         kept |= {name: row[name] for name in ("turn_index", "learner_logprobs", "entropies")}

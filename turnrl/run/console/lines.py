@@ -1,7 +1,7 @@
 """Lines on the console: the progress of a run, a row of figures per iteration, and how it ended.
 
                           time    left  split  reward exact_match tool_execution
-    untrained            00:03          val     0.400       0.000          0.000
+    before training      00:03          val     0.400       0.000          0.000
     iteration   1/40     00:13  6m 40s  train   0.869       0.188          0.312
 
 A row is printed once its iteration is kept, so what the console shows is on disk.
@@ -136,7 +136,7 @@ class IterationLines(ProgressBar):
         self._print_line(f"{count:,} trained parameters on {_name(pl_module.device)}")
         validates = trainer.enable_validation and sum(trainer.num_val_batches) > 0
         if trainer.global_step == 0 and validates and not trial:
-            self._print_line("evaluating the untrained policy")
+            self._print_line("evaluating the policy before training")
         else:
             self._print_line("collecting trajectories")
 
@@ -180,7 +180,7 @@ class IterationLines(ProgressBar):
         if trainer.state.fn != "fit" or trainer.sanity_checking:
             return
         if trainer.global_step == 0:
-            self._add(trainer, _Row("untrained", "val"))
+            self._add(trainer, _Row("before training", "val"))
             self._trained_from = time.perf_counter()
         elif trainer.is_last_batch:
             self._validated = True
@@ -206,8 +206,8 @@ class IterationLines(ProgressBar):
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._print()  # the first moment after the checkpoint; the row is in metrics.csv as well
 
-    def on_fit_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        """Print why it ended, what training changed, where the policy is, and how to ask it."""
+    def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Print why it ended, what training changed, where the policy is, and how to see it act."""
         if not self._trains and _note(trainer) is not None:
             return  # nothing was left to train, and `FirstFigures` prints that
         if self._validated:
@@ -226,7 +226,12 @@ class IterationLines(ProgressBar):
             if self._folder and (path := folder / kind).is_dir():
                 self._print_line(f"the trained {kind} is in {path}")
         loads = self._folder and (folder / "config.yaml").is_file()
-        if loads and (folder / "checkpoints" / "last.ckpt").is_file():
+        if any(
+            tool.acts for tool in pl_module.rollout.toolsets
+        ):  # a question is no task in a world
+            if self._folder and (folder / "record").is_dir():
+                self._print_line(f"see what it does: turnrl report {self._folder}")
+        elif loads and (folder / "checkpoints" / "last.ckpt").is_file():
             self._print_line(f'ask it: turnrl.load("{self._folder}").ask("a question")')
         else:
             self._print_line('ask it: module.ask("a question")')
@@ -238,10 +243,10 @@ class IterationLines(ProgressBar):
         place = int(first.get("iteration", 0))
         for names in SHOWN.values():
             if shown := [name for name in names if name in first and name in self._last]:
-                before = f"iteration {place}" if place else "untrained"
-                self._print_line(f"\n{'':22}  {before:>13}  {'final':>7}")
+                before = f"iteration {place}" if place else "before training"
+                self._print_line(f"\n{'':22}  {before:>15}  {'final':>7}")
                 for name in shown:
-                    self._print_line(f"{name:22}  {first[name]:13.3f}  {self._last[name]:7.3f}")
+                    self._print_line(f"{name:22}  {first[name]:15.3f}  {self._last[name]:7.3f}")
 
     def _add(self, trainer: L.Trainer, row: _Row) -> None:
         """Keep a row until it may be printed, with its figures as they are now."""

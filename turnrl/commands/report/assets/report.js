@@ -402,7 +402,7 @@
       member = key === before ? member + 1 : 0;
       before = key;
       const row = parts[at("place", i)].rows[member];
-      const texts = [...asked(i), row.answer || "", ...row.turns.flatMap((turn) => [turn.text, ...turn.results.map((r) => r.content)])];
+      const texts = [...asked(i), row.opening, row.answer, ...row.turns.flatMap((turn) => [turn.text, ...turn.results.map((r) => r.content)])];
       if (texts.some((text) => (text || "").toLowerCase().includes(q))) hits.add(i);
     }
     return hits;
@@ -427,6 +427,7 @@
     return [
       el("h1", {}, bdi(asked(first)[1])),
       whole(asked(first)[1], "question"),
+      sameOpening(detail) ? opening(detail.rows[0].opening) : null,
       groupFacts(first, detail),
       whole(accepted(detail), "accepted"),
       el("p", {}, `${members.length} attempt${members.length > 1 ? "s" : ""} at one question, side by side.`),
@@ -436,6 +437,7 @@
           el("header", {}, el("h2", {}, el("a", { href: link(i) }, `Attempt ${n + 1}`)), verdict(i)),
           facts([["total", number(at("total", i))], ["ended by", at("ended_by", i)], ["answer", row.answer === null ? "none" : bdi(row.answer)]]),
           whole(row.answer, "answer"),
+          sameOpening(detail) ? null : opening(row.opening),
           row.turns.map((turn, k) => el("div", {},
             el("p", { class: "label" }, `turn ${k + 1} `, advantage(turn.advantage), ` reward ${number(turn.reward)}`),
             block(turn.text, `Turn ${k + 1} of attempt ${n + 1}`),
@@ -443,6 +445,10 @@
       })),
     ];
   }
+
+  // what an environment showed before the first turn, where it is shown once for all attempts
+  const opening = (text) => (text ? [el("p", { class: "label" }, "opening"), block(text, "Opening")] : null);
+  const sameOpening = (detail) => detail.rows.every((row) => row.opening === detail.rows[0].opening);
 
   function verdict(i) {
     return at("exact_match", i) === 1 ? el("span", { class: "right" }, "right") : el("span", { class: "bad" }, "wrong");
@@ -476,6 +482,7 @@
       el("nav", { class: "pager", "aria-label": "Trajectories" }, step(-1, "Previous"), step(1, "Next"), members.length > 1 ? el("a", { href: groupLink(i) }, `Group of ${members.length}`) : null, el("a", { href: "#/list" }, "List")),
       el("h1", {}, bdi(asked(i)[1])),
       whole(asked(i)[1], "question"),
+      opening(row.opening),
       groupFacts(i, detail),
       whole(accepted(detail), "accepted"),
       facts([["attempt", `${n + 1} of ${members.length}`], ["answer", row.answer === null ? "none" : bdi(row.answer)], ["", verdict(i)], ["ended by", at("ended_by", i)],
