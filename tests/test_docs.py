@@ -464,6 +464,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "url: http": Saved("server.yaml"),
         "turnrl fit quickstart server.yaml": Elsewhere(SERVER),
         "of: last_step": Fits(),
+        "StepCost": Fits(),
         "no attempt of iteration 1": Elsewhere(LAKE),
         "turnrl sweep frozen_lake": NotRun("it takes an hour and a half"),
         "turnrl warmup frozen_lake": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
