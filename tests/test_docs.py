@@ -251,6 +251,13 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "g = 1/G sum_i": Elsewhere("test_estimators.test_the_figures_are_those_of_drawn_groups"),
         "bias       |E[g]": Elsewhere("test_estimators.test_the_figures_are_those_of_drawn_groups"),
         "LOAD_PLUGINS=estimators": Runs(("TurnCritic: exact values",)),
+        "A_{i,k} = outcome_coef z(R)_i + turn_coef": Elsewhere(
+            "test_costs.test_costs_among_right_equals_its_equation_written_as_loops"
+        ),
+        "d_k E[R + sum": Elsewhere(
+            "test_costs.test_unscaled_it_estimates_the_gradient_that_its_page_gives"
+        ),
+        "  for costs among right answers": Printed(f"{CREDIT_TABLE} --toy costs"),
         "bias   along   angle": Printed(CREDIT_TABLE),
         "turnrl credit-check": Runs(("signal to noise", "model.estimator")),
         "quickstart.yaml --ckpt_path": Runs(
@@ -736,6 +743,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "plugins/turnrl-doctor/README.md": {"turnrl doctor": Runs(("pass  learning",))},
     "plugins/turnrl-estimators/README.md": {
         "class_path: GroupInGroup": Fits("model"),
+        "estimator: CostsAmongRight": Fits("model"),
         "import applied": Elsewhere(
             "test_applied.test_the_example_of_the_page_names_every_estimator"
         ),
