@@ -24,7 +24,13 @@ from turnrl import (
     assign_credit,
 )
 from turnrl.run.recording import rows, write
-from turnrl_estimators import DiscountedReturn, GroupInGroup, PaperExact, PerTurnIndex
+from turnrl_estimators import (
+    CostsAmongRight,
+    DiscountedReturn,
+    GroupInGroup,
+    PaperExact,
+    PerTurnIndex,
+)
 
 RULES = [
     rule
@@ -41,6 +47,7 @@ RULES = [
         PerTurnIndex(**options),
         DiscountedReturn(gamma=0.6, **options),
         GroupInGroup(gamma=0.8, omega=0.3, **options),
+        CostsAmongRight(gamma=0.9, outcome_coef=0.7, turn_coef=0.5, cost_coef=1.3, **options),
     )
 ] + [PaperExact(), PaperExact(turn_coef=0.3)]
 """Every estimator that needs rewards alone. No setting is everywhere its default."""
@@ -76,9 +83,23 @@ def group(draw, number, size=4, turns=(1, 4), text=None, version=0):
         reached[i, :count] = True
         turn_rewards[i, :count] = torch.tensor([draw.randint(0, 5) / 10 for _ in range(count)])
     outcome = torch.tensor([draw.randint(0, 10) / 10 for _ in range(size)])
-    parts = {"turn/paid": turn_rewards.double(), "outcome/right": outcome.double()}
-    bounds = {"outcome/right": (0.0, 1.0)}
-    return Group(question, trajectories, turn_rewards, outcome, reached, parts, bounds=bounds)
+    cost = -0.1 * torch.arange(max(lengths)) * reached
+    parts = {
+        "turn/paid": (turn_rewards - cost).double(),
+        "turn/cost": cost.double(),
+        "outcome/right": outcome.double(),
+    }
+    return Group(
+        question,
+        trajectories,
+        turn_rewards,
+        outcome,
+        reached,
+        parts,
+        bounds={"outcome/right": (0.0, 1.0)},
+        costs=("turn/cost",),
+        right_at={"outcome/right": 0.4},
+    )
 
 
 def noted(read):

@@ -253,6 +253,13 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "g = 1/G sum_i": Elsewhere("test_estimators.test_the_figures_are_those_of_drawn_groups"),
         "bias       |E[g]": Elsewhere("test_estimators.test_the_figures_are_those_of_drawn_groups"),
         "LOAD_PLUGINS=estimators": Runs(("TurnCritic: exact values",)),
+        "A_{i,k} = outcome_coef z(R)_i + turn_coef": Elsewhere(
+            "test_costs.test_costs_among_right_equals_its_equation_written_as_loops"
+        ),
+        "d_k E[R + sum": Elsewhere(
+            "test_costs.test_unscaled_it_estimates_the_gradient_that_its_page_gives"
+        ),
+        "  for costs among right answers": Printed(f"{CREDIT_TABLE} --toy costs"),
         "bias   along   angle": Printed(CREDIT_TABLE),
         "turnrl credit-check": Runs(("signal to noise", "model.estimator")),
         "quickstart.yaml --ckpt_path": Runs(
@@ -474,6 +481,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "url: http": Saved("server.yaml"),
         "turnrl fit quickstart server.yaml": Elsewhere(SERVER),
         "of: last_step": Fits(),
+        "StepCost": Fits(),
         "no attempt of iteration 1": Elsewhere(LAKE),
         "turnrl sweep frozen_lake": NotRun("it takes an hour and a half"),
         "turnrl warmup frozen_lake": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
@@ -745,6 +753,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "plugins/turnrl-doctor/README.md": {"turnrl doctor": Runs(("pass  learning",))},
     "plugins/turnrl-estimators/README.md": {
         "class_path: GroupInGroup": Fits("model"),
+        "estimator: CostsAmongRight": Fits("model"),
         "import applied": Elsewhere(
             "test_applied.test_the_example_of_the_page_names_every_estimator"
         ),

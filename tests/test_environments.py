@@ -42,6 +42,7 @@ from turnrl_environments import (
     EnvironmentReward,
     Gymnasium,
     Seeds,
+    StepCost,
 )
 from turnrl_environments.classes import Stay
 from turnrl_environments.randomness import _line
@@ -437,6 +438,23 @@ def test_the_last_step_is_the_outcome_if_the_recipe_says_so(chat):
     assert turns[0] == pytest.approx([-0.1] * 5 + [0])
     assert turns[1] == pytest.approx([-0.1] * 5 + [-1.1])
     assert outcome == [5, 0]
+
+
+def test_each_step_costs_and_the_attempts_that_reach_the_goal_are_right(chat):
+    outcome = EnvironmentOutcome(0.5, "last_step", right_at=5.0)
+    rewards = [EnvironmentReward(last_step=False), outcome, StepCost(0.2)]
+    attempts = [one(chat, lake(), says, turns=7) for says in (GOAL, ["left", "fly", "left"])]
+    group = score_group(attempts, rewards)
+    steps = [int(attempt.figures["steps"]) for attempt in attempts]
+    assert steps[0] == 6
+    assert group.costs == ("turn/step_cost",)
+    assert group.turn_costs.sum(1).tolist() == pytest.approx([-0.2 * n for n in steps])
+    assert float(group.turn_costs[1, 1]) == 0  # "fly" is no step
+    assert group.right.tolist() == [True, False]
+    assert EnvironmentOutcome().right_at is None
+    check_reward(StepCost())
+    with pytest.raises(RecipeError, match="weight is -1; it must be at least 0"):
+        StepCost(-1)
 
 
 def test_an_outcome_that_no_environment_gives_is_told(chat):

@@ -816,14 +816,14 @@ def test_signal_of_tokens_is_that_of_the_mean_of_a_turns_tokens():
 
 
 @functools.cache
-def figures_of(classes):
-    return check(dict(classes))
+def figures_of(classes, process):
+    return check(dict(classes), process)
 
 
 @pytest.fixture(autouse=True)
 def table_is_computed_once(monkeypatch):
     """Every group of every estimator takes seconds, and four commands below print the same."""
-    monkeypatch.setattr(toy, "check", lambda classes: figures_of(tuple(classes.items())))
+    monkeypatch.setattr(toy, "check", lambda classes, one: figures_of(tuple(classes.items()), one))
 
 
 def said(capsys, *arguments):

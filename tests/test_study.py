@@ -5,6 +5,7 @@ import importlib
 import itertools
 import json
 import math
+import random
 import re
 import shutil
 import statistics
@@ -298,6 +299,53 @@ def test_the_estimator_between_the_two_has_the_weights_of_one_and_the_split_of_t
             for values in (sums, outcome.tolist())
         ]
         assert row == pytest.approx([sum(both) * there for there in reached[i].tolist()], abs=1e-5)
+
+
+def _z(values):
+    spread = max(statistics.stdev(values), 0.1) if len(values) > 1 else 1.0
+    return [(value - statistics.mean(values)) / spread for value in values]
+
+
+def test_other_ways_with_costs_equal_their_equations_written_as_loops(conditions):
+    draw, options = random.Random(0), []
+    for _ in range(20):
+        lengths = [draw.randint(1, 3) for _ in range(4)]
+        gains, costs = (
+            [[draw.randint(0, 4) * unit for _ in range(n)] for n in lengths] for unit in (0.3, -0.1)
+        )
+        outcome = [draw.randint(0, 4) * 0.5 for _ in lengths]
+        pad = [[0.0] * (3 - n) for n in lengths]
+        of_gains, of_costs = (
+            torch.tensor([row + rest for row, rest in zip(rows, pad, strict=True)]).double()
+            for rows in (gains, costs)
+        )
+        reached = torch.arange(3) < torch.tensor(lengths)[:, None]
+        group = Group(
+            Question("q", "?", ("x",)), (None,) * 4, of_gains + of_costs,
+            torch.tensor(outcome).double(), reached,
+            {"turn/a": of_gains, "turn/b": of_costs}, costs=("turn/b",),
+        )  # fmt: skip
+        first, kept, apart = (
+            rule()(group)
+            for rule in (conditions.AddedFirst, conditions.SignKept, conditions.CostsApart)
+        )
+        for k in range(max(lengths)):
+            there = [i for i, n in enumerate(lengths) if n > k]
+            gain, cost = ([sum(rows[i][k:]) for i in there] for rows in (gains, costs))
+            rho = [a + b for a, b in zip(gain, cost, strict=True)]
+            added = _z([outcome[i] + one for i, one in zip(there, rho, strict=True)])
+            by_gain = _z(gain)
+            width = max(rho) - min(rho)
+            for n, i in enumerate(there):
+                own = _z(outcome)[i]
+                q = (rho[n] - min(rho)) / width if width > 1e-6 else 0.0
+                options.append(q)
+                assert float(first[i, k]) == pytest.approx(added[n], abs=1e-6)
+                assert float(kept[i, k]) == pytest.approx(own * (1 - q * (own < 0)), abs=1e-6)
+                wanted = own + by_gain[n] + cost[n] - statistics.mean(cost)
+                assert float(apart[i, k]) == pytest.approx(wanted, abs=1e-6)
+        assert not any(rule[~reached].any() for rule in (first, kept, apart))
+    assert {0.0, 1.0} < set(options)
 
 
 def test_one_scale_divides_the_turn_rewards_of_all_groups_by_one_number(conditions):

@@ -638,7 +638,9 @@ def by_its_trajectories(group):
 
 
 def by_its_components(group):
-    assert group.components["turn/b"].float().equal(group.turn_rewards)
+    turns = group.components["turn/b"] + group.components["turn/cost"]
+    assert turns.float().equal(group.turn_rewards)
+    assert group.turn_costs.equal(group.components["turn/cost"].float())
     total = sum(group.component_totals.values()).float()
     assert torch.allclose(total, group.totals)
     return (total - total.mean())[:, None] * group.reached

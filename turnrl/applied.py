@@ -128,6 +128,8 @@ def _attempts(group: Group) -> Group | None:
         group.outcome[at],
         group.reached[at, :turns],
         {name: part[at, :turns] if part.ndim == 2 else part[at] for name, part in parts},
+        costs=group.costs,
+        right_at=group.right_at,
     )
 
 

@@ -12,8 +12,11 @@ import lightning as L
 from turnrl.agent.rollout import Rollout
 from turnrl.errors import (
     ArgumentTypeError,
+    PluginError,
     RecipeError,
     at_least,
+    blaming,
+    check_numbers,
     did_you_mean,
     function_of,
     instance_of,
@@ -88,6 +91,8 @@ def check_settings(module: Any) -> None:
     _check_staleness(module.max_staleness, module.engine, module.objective)
     _check_estimator(module.estimator, module.group_size, module.redraws)
     _check_rewards(module.rewards)
+    with blaming(PluginError, f"{type(module.estimator).__name__}.check", "Fix the estimator."):
+        module.estimator.check(module.rewards)
     if module.objective.kl_coef > 0 and module.policy.lora is None:
         raise RecipeError(
             f"objective.kl_coef is {module.objective.kl_coef}, which compares with the policy "
@@ -134,6 +139,13 @@ def _check_rewards(rewards: Sequence[Reward]) -> None:
         raise RecipeError(
             f"model.rewards has {min(twice)!r} twice. Leave one out, or raise its weight."
         )
+    for name, reward in zip(names, rewards, strict=True):
+        check_numbers(f"{name}: ", reward, "right_at")
+        if reward.by_turn and reward.right_at is not None:
+            raise RecipeError(
+                f"{name} has right_at = {reward.right_at}, but it scores turns, and only a whole "
+                "attempt is right or wrong. Leave it out, or extend OutcomeReward."
+            )
 
 
 def check_batch(batch: Any, kind: type, use: str, advice: str) -> None:

@@ -40,12 +40,20 @@ class FunctionReward(Reward):
         function: The function. One of a batch may be async.
         weight: Factor of what the function returns.
         name: Its name in metrics; None for the function's.
+        is_cost: Whether it is a price of acting; see `Reward.is_cost`.
+        right_at: The least that it gives to a right attempt, weight included, if it says what is
+            right; see `Reward.right_at`.
     """
 
     def __init__(
-        self, function: Callable[..., Any], weight: float = 1.0, name: str | None = None
+        self,
+        function: Callable[..., Any],
+        weight: float = 1.0,
+        name: str | None = None,
+        is_cost: bool = False,
+        right_at: float | None = None,
     ) -> None:
-        self.weight = weight
+        self.weight, self.is_cost, self.right_at = weight, is_cost, right_at
         check_numbers("FunctionReward.", self, "weight", optional=False)
         which = name_of(function)
         bound = function.keywords if isinstance(function, partial) else {}

@@ -155,7 +155,17 @@ def _scored(
         (turn_rewards if by_turn else outcome).add_(values.float())
         components[name] = components[name] + values if name in components else values
     some = tuple(trajectories)
-    return Group(some[0].question, some, turn_rewards, outcome, reached, components, bounds=bounds)
+    return Group(
+        some[0].question,
+        some,
+        turn_rewards,
+        outcome,
+        reached,
+        components,
+        bounds=bounds,
+        costs=tuple(dict.fromkeys(component_name(one) for one in rewards if one.is_cost)),
+        right_at={component_name(r): r.right_at for r in rewards if r.right_at is not None},
+    )
 
 
 def _value(

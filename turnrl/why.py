@@ -54,6 +54,8 @@ class Contrast:
             into one set.
         weight: Factor of the contrast, or (G, K) factors if turns differ.
         plus: Added to the deviation, instead of a floor; None uses the estimator's floor.
+        divisor: Divides the differences in place of their own deviation; None uses that. A value
+            that is alone in its set then has no part.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Contrast:
     sets: Tensor | None = None
     weight: float | Tensor = 1.0
     plus: float | None = None
+    divisor: float | None = None
 
 
 @dataclass(frozen=True)
@@ -181,7 +184,9 @@ def _term(
     if isinstance(estimator, GroupRelative):
         if estimator.baseline == "leave_one_out":
             baseline = (mean * count - value) / (count - 1) if count > 1 else 0.0
-        if estimator.scale == "std":
+        if one.divisor is not None:
+            divisor, baseline = one.divisor, value if std is None else baseline
+        elif estimator.scale == "std":
             divisor = max(std or 0.0, estimator.min_std)
             baseline = value if std is None else baseline  # alone: there is no scale
     elif one.plus is not None:

@@ -21,6 +21,7 @@ from turnrl import (
     QuestionSource,
     Scorer,
     Trajectory,
+    TurnLevel,
     TurnReward,
 )
 from turnrl.credit import returns_to_go, standardize
@@ -93,6 +94,61 @@ def _differences(group: Group) -> tuple[Tensor, Tensor]:
         standardize(outcome, everyone, "leave_one_out", "none"),
         standardize(rest, group.reached, "leave_one_out", "none"),
     )
+
+
+@final
+@dataclass
+class AddedFirst(GroupRelative):
+    """Rewards are added first and normalised after, turn by turn: `Merged` with credit by turns.
+
+    A_{i,k} = z_{j reached k}(R + rho_{.,k})_i, with rho the turn rewards from turn k on.
+    """
+
+    def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+        """The equation."""
+        return self.z(returns_to_go(turn_rewards, 1.0) + outcome[:, None], reached)
+
+
+@final
+@dataclass
+class SignKept(GroupRelative):
+    """The outcome's advantage, of which turn rewards take off blame, as in CalibAdv.
+
+    A_{i,k} = z(R)_i, times 1 - q_{i,k} where it is below 0. q_{i,k} is where the turn rewards from
+    turn k on lie between the least (0) and the greatest (1) of those that reached the turn; 0 if
+    all are equal.
+    """
+
+    def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+        """The equation."""
+        rho = returns_to_go(turn_rewards, 1.0)
+        low = rho.masked_fill(~reached, torch.inf).amin(0)
+        width = rho.masked_fill(~reached, -torch.inf).amax(0) - low
+        q = ((rho - low) / width).where(width > 1e-6, 0.0)
+        everyone = torch.ones_like(outcome)[:, None].bool()
+        given = self.z(outcome[:, None], everyone).expand_as(rho)
+        return torch.where(given < 0, given * (1 - q), given) * reached
+
+
+@final
+@dataclass
+class CostsApart(GroupRelative):
+    """MT-GRPO of what is paid, and costs of all attempts in units of reward.
+
+    A_{i,k} = z(R)_i + z_{j reached k}(rho_{.,k})_i + c_{i,k} - mean of c_{.,k}, with rho what turns
+    are paid from turn k on, and c what they cost.
+    """
+
+    def __call__(self, group: Group) -> Tensor:
+        costs = group.turn_costs * group.reached
+        paid = group.turn_rewards * group.reached - costs
+        lost = standardize(returns_to_go(costs, 1.0), group.reached, self.baseline, "none")
+        return self.advantages(paid, group.outcome, group.reached) + lost
+
+    def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+        """What is paid."""
+        rule = TurnLevel(baseline=self.baseline, scale=self.scale, min_std=self.min_std)
+        return rule.advantages(turn_rewards, outcome, reached)
 
 
 class Noisy(TurnReward):

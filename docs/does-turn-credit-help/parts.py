@@ -30,6 +30,14 @@ ESTIMATORS = {
     "MT-GRPO, released code": "PaperExact",
     "Branched": "{class_path: Branched, init_args: {probes: 2}}",
     "Tree": "{class_path: Tree, init_args: {probes: 2}}",
+    "costs among right": "CostsAmongRight",
+    "costs among right, in units of reward": (
+        "{class_path: CostsAmongRight, init_args: {cost_scale: none}}"
+    ),
+    "costs apart": "conditions.CostsApart",
+    "added first": "conditions.AddedFirst",
+    "sign kept": "conditions.SignKept",
+    "MT-GRPO, floor 0.5": "{class_path: TurnLevel, init_args: {min_std: 0.5}}",
 }
 """The value of `model.estimator` for each name of the page."""
 

@@ -34,6 +34,9 @@ The columns:
     rewards         each component's total: a list of {name, value}
     reward_bounds   the least and the most that one score of a component can be, of those that say
                     so (`Reward.bounds`): a list of {name, low, high}
+    costs           names of the components that are costs (`Reward.is_cost`)
+    right_at        the least that a right attempt gets of a component, of those that say what is
+                    right (`Reward.right_at`): a list of {name, value}
     figures         numbers that tool sessions handed over: a list of {name, values}, with one
                     value, or one per turn
     extra           JSON of what reward functions in TRL's signature gave to `log_extra`, by column;
@@ -78,7 +81,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -90,6 +93,9 @@ from turnrl.run.statistics import interval as interval
 from turnrl.text import labelled, normalize_answer, visible
 from turnrl.types.questions import Phrase, Question
 from turnrl.types.trajectory import Group, Reading, Sample, ToolCall, ToolResult, Trajectory, Turn
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 Row = dict[str, Any]
 """One trajectory, by the names of the columns."""
@@ -140,6 +146,8 @@ _COLUMNS = {
     "reward_bounds": pa.list_(
         pa.struct({"name": pa.string(), "low": pa.float64(), "high": pa.float64()})
     ),
+    "costs": pa.list_(pa.string()),
+    "right_at": _REWARDS,
     "figures": pa.list_(pa.struct({"name": pa.string(), "values": pa.list_(pa.float64())})),
     "extra": pa.string(),
     "estimator": pa.string(),
@@ -298,8 +306,35 @@ def group(rows: Sequence[Row]) -> Group:
     parents = [row["parent"] for row in rows]
     branched = any(parent is not None for parent in parents)
     given = tuple(i if parent is None else parent for i, parent in enumerate(parents))
-    scored = (trajectories[0].question, trajectories, turn_rewards, outcome, reached)
-    return Group(*scored, parents=given if branched else ())
+    first, costs = rows[0], rows[0].get("costs")
+    return Group(
+        trajectories[0].question,
+        trajectories,
+        turn_rewards,
+        outcome,
+        reached,
+        _components(rows, turns),
+        parents=given if branched else (),
+        costs=None if costs is None else tuple(costs),
+        right_at={part["name"]: part["value"] for part in first.get("right_at") or ()},
+    )
+
+
+def _components(rows: Sequence[Row], turns: int) -> "dict[str, Tensor]":
+    """Each reward of a group by its name, as `Group.components` has them."""
+    import torch
+
+    parts: dict[str, Tensor] = {}
+    for i, row in enumerate(rows):
+        for part in row["rewards"] or ():
+            if not part["name"].startswith("turn/"):
+                new = torch.zeros(len(rows), dtype=torch.float64)
+                parts.setdefault(part["name"], new)[i] = part["value"]
+        for k, turn in enumerate(row["turns"]):
+            for part in turn["rewards"] or ():
+                new = torch.zeros(len(rows), turns, dtype=torch.float64)
+                parts.setdefault(part["name"], new)[i, k] = part["value"]
+    return parts
 
 
 def _trajectory(row: Row) -> Trajectory:

@@ -211,6 +211,8 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
         "reward_bounds": [
             {"name": name, "low": low, "high": high} for name, (low, high) in group.bounds.items()
         ],
+        "costs": None if group.costs is None else list(group.costs),
+        "right_at": _rewards(group.right_at),
         "figures": [
             {"name": name, "values": value if isinstance(value, Sequence) else [value]}
             for name, value in trajectory.figures.items()
@@ -242,7 +244,7 @@ def _turn(group: Group, credit: Credit | None, i: int, k: int) -> Row:
     }
 
 
-def _rewards(parts: Mapping[str, Tensor]) -> list[Row]:
+def _rewards(parts: Mapping[str, Tensor] | Mapping[str, float]) -> list[Row]:
     return [{"name": name, "value": float(value)} for name, value in parts.items()]
 
 

@@ -112,10 +112,19 @@ def _group(drawn: _Drawn, order: Sequence[int], tree: bool) -> Group:
     attempts = tuple(
         replace(attempt(*steps[m], text=f"attempt {m}"), begins=max(k, 0)) for m, _, k in members
     )
-    parts = {"outcome/a": rewards[:, 0].double(), "turn/b": rewards[:, 1:].double()}
+    paid = rewards[:, 1:].double()
+    parts = {"outcome/a": rewards[:, 0].double(), "turn/b": paid.clamp(min=0)}
+    parts["turn/cost"] = paid.clamp(max=0)
     values = rewards[:, 1:].flip(1) * reached
     own = [len(attempt.sampled_turns) for attempt in attempts]
     of_tokens = tuple(row[0] * torch.arange(n) for row, n in zip(values, own, strict=True))
     group = Group(QUESTION, attempts, rewards[:, 1:], rewards[:, 0], reached, parts)
     parents = tuple([*order].index(trunk) for _, trunk, _ in members)
-    return replace(group, state_values=values, token_values=of_tokens, parents=parents)
+    return replace(
+        group,
+        state_values=values,
+        token_values=of_tokens,
+        parents=parents,
+        costs=("turn/cost",),
+        right_at={"outcome/a": 0.5},
+    )

@@ -34,6 +34,14 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
     """The two values that one `score` lies between, in either order; None if that is not known. The
     intervals of `turnrl eval` end there, unless several turns together earned more."""
 
+    is_cost: bool = False
+    """Whether it is a price of acting, such as a price of each call. Estimators that treat costs
+    apart, such as `CostsAmongRight`, go by this and never by a sign."""
+
+    right_at: float | None = None
+    """Of an outcome reward that says which attempts are right: the least that it gives to a right
+    one. None if it does not say."""
+
     def __str__(self) -> str:
         return f"reward {type(self).__name__}"
 
@@ -136,6 +144,16 @@ class AdvantageEstimator(ABC):
     probes: int = 0
     trains_probes: bool = False
     critic: Critic | None = None
+
+    def check(self, rewards: Sequence[Reward]) -> None:  # noqa: B027 - most take any rewards
+        """Refuse rewards that the estimator cannot credit. It is asked before any weights are
+        loaded.
+
+        Args:
+            rewards: The run's rewards.
+        Raises:
+            RecipeError: Naming what is missing, and what to add.
+        """
 
     def prepare(self, attempts: Attempts, scorer: Scorer) -> Sequence[Group]:
         """The scored group of each question, with all that the estimator asks of it.

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
 from typing import TYPE_CHECKING, Any, Literal, final
 
 from turnrl.errors import RecipeError
@@ -382,6 +383,10 @@ class Group:
             `begins`; its own number if it did not. Given to an estimator that `trains_probes`.
         bounds: The least and the most that one score of a reward can be, by its name, of the
             rewards that say so (`Reward.bounds`).
+        costs: Names of the components that are costs (`Reward.is_cost`); None if nobody knows, as
+            in the record of an older turnrl.
+        right_at: The least that a right attempt gets of an outcome component, by its name, of those
+            that say what is right (`Reward.right_at`).
         logged: Means of what functions in TRL's signature gave to `log_metric` for the batch.
         extra: For each trajectory what they gave to `log_extra`, by column; empty without any.
     """
@@ -396,6 +401,8 @@ class Group:
     token_values: tuple[Tensor, ...] = ()
     parents: tuple[int, ...] = ()
     bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    costs: tuple[str, ...] | None = ()
+    right_at: Mapping[str, float] = field(default_factory=dict)
     logged: Mapping[str, float] = field(default_factory=dict)
     extra: tuple[Mapping[str, Any], ...] = ()
 
@@ -404,6 +411,31 @@ class Group:
         """The members that branched off no other: what the policy does when it is asked."""
         members = range(len(self.trajectories))
         return [i for i in members if not self.parents or self.parents[i] == i]
+
+    @property
+    def right(self) -> Tensor | None:
+        """(G,), bool: whether each attempt is right, which is what every component of `right_at`
+        says; None without any."""
+        verdicts = [self.components[name] >= at - 1e-6 for name, at in self.right_at.items()]
+        return reduce(operator.and_, verdicts) if verdicts else None
+
+    @property
+    def turn_costs(self) -> Tensor:
+        """(G, K), the part of `turn_rewards` that is costs, and so hardly ever above 0."""
+        parts = (self.components[name] for name in self.costs or ())
+        return self._sum(self.turn_rewards, [part for part in parts if part.ndim == 2])
+
+    @property
+    def outcome_costs(self) -> Tensor:
+        """(G,), the part of `outcome` that is costs."""
+        parts = (self.components[name] for name in self.costs or ())
+        return self._sum(self.outcome, [part for part in parts if part.ndim == 1])
+
+    def _sum(self, like: Tensor, parts: Sequence[Tensor]) -> Tensor:
+        total = like.new_zeros(like.shape)
+        for part in parts:
+            total += part.to(like.dtype)
+        return total
 
     @property
     def component_totals(self) -> dict[str, Tensor]:

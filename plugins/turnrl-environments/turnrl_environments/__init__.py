@@ -8,7 +8,7 @@ openenv   `OpenEnv`: environments behind a server of OpenEnv
 client    a client of its server
 randomness  turns, and random numbers of an attempt's own
 tasks     `Seeds`: questions without a data file
-rewards   `EnvironmentReward` and `EnvironmentOutcome`: what steps pay, and other endings cost
+rewards   `EnvironmentReward`, `EnvironmentOutcome`, `StepCost`: what steps pay, and what costs
 watch     the warning that no attempt ends by its environment
 """
 
@@ -22,6 +22,7 @@ from turnrl_environments.gym import Gymnasium as Gymnasium
 from turnrl_environments.openenv import OpenEnv as OpenEnv
 from turnrl_environments.rewards import EnvironmentOutcome as EnvironmentOutcome
 from turnrl_environments.rewards import EnvironmentReward as EnvironmentReward
+from turnrl_environments.rewards import StepCost as StepCost
 from turnrl_environments.tasks import Seeds as Seeds
 
 
@@ -40,7 +41,7 @@ def turnrl_datasets() -> Iterable[type[QuestionSource]]:
 @hookimpl
 def turnrl_rewards() -> Iterable[type[Reward]]:
     """What environments pay."""
-    return [EnvironmentReward, EnvironmentOutcome]
+    return [EnvironmentReward, EnvironmentOutcome, StepCost]
 
 
 @hookimpl

@@ -65,6 +65,29 @@ class EnvironmentReward(TurnReward):
 
 
 @final
+class StepCost(TurnReward):
+    """r_k = -weight x successful steps of turn k in the environment, in units of reward.
+
+    A price of time, which the best policy keeps low. It is a cost to estimators that treat costs
+    apart; what the environment itself takes for a step is not, because `EnvironmentReward` pays
+    both in one sum. Not potential-based.
+
+    Args:
+        weight: Reward lost for each step.
+    """
+
+    is_cost = True
+
+    def __init__(self, weight: float = 0.05) -> None:
+        self.weight = weight
+        at_least(0, "StepCost.", self, "weight", optional=False)
+
+    def score(self, trajectory: Trajectory, turn: int) -> float:
+        steps = steps_of(trajectory.turns[turn])
+        return -self.weight * steps if steps else 0.0
+
+
+@final
 class EnvironmentOutcome(OutcomeReward):
     """R = weight x what the environment pays for the attempt: its `get_reward()`, or its last step.
 
@@ -74,12 +97,17 @@ class EnvironmentOutcome(OutcomeReward):
             `last_step` for the reward of the turn with which the environment ended the attempt, 0
             if it did not. `EnvironmentReward` then needs `last_step: false`, or that turn is paid
             twice.
+        right_at: The least that it gives to a right attempt, weight included; None if it does not
+            say which attempts are right.
     """
 
     def __init__(
-        self, weight: float = 1.0, of: Literal["get_reward", "last_step"] = "get_reward"
+        self,
+        weight: float = 1.0,
+        of: Literal["get_reward", "last_step"] = "get_reward",
+        right_at: float | None = None,
     ) -> None:
-        self.weight, self.of = weight, of
+        self.weight, self.of, self.right_at = weight, of, right_at
         within(-1e9, 1e9, "EnvironmentOutcome.", self, "weight")
         if of not in ("get_reward", "last_step"):
             raise RecipeError(

@@ -3,6 +3,7 @@
     relative   PerTurnIndex, PaperExact, DiscountedReturn: rewards compared within a group
     anchored   GroupInGroup: turns compared that were taken in the same state
     valued     Branched, Tree, TurnCritic: turns judged by the values of states
+    costs      CostsAmongRight: costs compared among attempts with a right answer
     toy        a decision process so small that bias and variance can be computed exactly
     rollouts   the signal-to-noise ratio of a policy's advantages
     command    `turnrl credit-check`
@@ -21,6 +22,7 @@ from turnrl_estimators.command import add_credit_command
 
 if TYPE_CHECKING:
     from turnrl_estimators.anchored import GroupInGroup as GroupInGroup
+    from turnrl_estimators.costs import CostsAmongRight as CostsAmongRight
     from turnrl_estimators.relative import DiscountedReturn as DiscountedReturn
     from turnrl_estimators.relative import PaperExact as PaperExact
     from turnrl_estimators.relative import PerTurnIndex as PerTurnIndex
@@ -33,6 +35,7 @@ _HOMES = {
     "PaperExact": "relative",
     "DiscountedReturn": "relative",
     "GroupInGroup": "anchored",
+    "CostsAmongRight": "costs",
     "Branched": "valued",
     "Tree": "valued",
     "TurnCritic": "valued",

@@ -5,7 +5,9 @@ of three turns that is small enough to sum over all groups. It prints the bias o
 estimate and the part of it along the gradient, both relative to the length of the true gradient
 (the learning rate can absorb a factor along it); the angle between the two in degrees; the variance
 per trajectory of a group; and the noise, the variance over the squared length of the expected
-estimate, which does not depend on the estimator's scale.
+estimate, which does not depend on the estimator's scale. `--toy costs` takes a process in which
+every search costs something, and also compares `CostsAmongRight` with the gradient that it
+estimates.
 
 Given a recipe, its policy then plays two groups for each of N questions, and the command prints the
 signal-to-noise ratio of the advantages of its turns. It pairs trajectories of the two groups that
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
 
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_USAGE = "turnrl credit-check [--json] [RECIPE ... [--questions N] [--key value ...]]"
+_USAGE = "turnrl credit-check [--toy NAME] [--json] [RECIPE ... [--questions N] [--key value ...]]"
 _ALONE = ("accelerator=cpu", "devices=1", "strategy=auto", "logger=false")
 """Options of the trainer: no run begins, so it needs no GPU, other process or logger."""
 
@@ -51,6 +53,12 @@ def add_credit_command(commands: Commands) -> None:
         help="play the first N questions of data.train (default: 8)",
     )
     options.add_argument("--device", help="device of the policy (default: cpu)")
+    options.add_argument(
+        "--toy",
+        choices=("searches", "costs"),
+        default="searches",
+        help="the process to sum over (default: searches)",
+    )
     options.add_argument("--json", action="store_true", help="print JSON, one object a line")
     parser = commands.add_parser(
         "credit-check",
@@ -83,7 +91,7 @@ def _run(args: argparse.Namespace, words: list[str]) -> None:
     # mistakes show before anything is computed
     played = _opened(args, words) if words else None
     classes = installed("turnrl_estimators")
-    _print_toy(classes, args.json)
+    _print_toy(classes, args.toy, args.json)
     if played is not None:
         _print_rollouts(classes, *played, args.json)
 
@@ -91,10 +99,10 @@ def _run(args: argparse.Namespace, words: list[str]) -> None:
 # ------------------------------------------------------------------------------------------ the toy
 
 
-def _print_toy(classes: Mapping[str, type], as_json: bool) -> None:
-    from turnrl_estimators.toy import Skipped, check
+def _print_toy(classes: Mapping[str, type], toy: str, as_json: bool) -> None:
+    from turnrl_estimators.toy import ALL_REWARDS, TOYS, Skipped, check
 
-    rows = check(classes)
+    rows = check(classes, TOYS[toy])
     if as_json:
         for row in rows:
             print(json.dumps(asdict(row)))
@@ -110,7 +118,8 @@ def _print_toy(classes: Mapping[str, type], as_json: bool) -> None:
         # `+ 0.0` leaves no minus before a zero
         bias, along = (round(value, 3) + 0.0 for value in (row.bias, row.along))
         figures = f"{bias:7.3f} {along:+7.3f} {angle:>7} {row.variance:9.3f} {noise:>7}"
-        print(f"{row.estimator:37} {figures}")
+        own = "" if row.objective == ALL_REWARDS else f"  for {row.objective}"
+        print(f"{own or row.estimator:37} {figures}")
         if row.note:
             notes.append(f"{row.estimator}: {row.note}, groups of {row.group_size}")
     for note in notes:

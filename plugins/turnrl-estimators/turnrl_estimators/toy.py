@@ -1,9 +1,9 @@
 """A decision process so small that an estimator's effect on the gradient can be summed exactly.
 
 An agent has K turns. In each turn it either answers, which ends the trajectory, or searches; turn k
-has one logit, for answering. A search earns a turn reward that depends on the turn and on luck. An
-answer earns an outcome reward that depends on the turn. After a search in the last turn there is no
-answer.
+has one logit, for answering. A search earns a turn reward that depends on the turn and on luck, and
+may cost something. An answer earns an outcome reward that depends on the turn, and on whether a
+search earned something. After a search in the last turn there is no answer.
 
 There are so few trajectories that an estimator can be given every group of G of them, and each
 estimate of the gradient weighted by the group's probability. This includes critics, which are
@@ -38,10 +38,12 @@ from turnrl import (
     assign_credit,
 )
 from turnrl.applied import Made, make, one_line
+from turnrl_estimators.costs import CostsAmongRight
 
 QUESTION = Question("toy", "How many searches does it take?", ("right",))
 MOST_GROUPS = 10_000
 """If there would be more groups than this, an estimator gets fewer probes than it asks for."""
+ALL_REWARDS = "the sum of all rewards"
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,8 @@ class Fate:
     Args:
         trajectory: The trajectory, with one sampled token per turn.
         chance: Its probability.
-        turn_rewards: The reward of each turn.
+        turn_rewards: The reward of each turn, costs included.
+        turn_costs: The part of them that is costs.
         outcome: Its outcome reward.
         scores: The derivative of each turn's log-probability by the turn's logit.
     """
@@ -59,6 +62,7 @@ class Fate:
     trajectory: Trajectory
     chance: float
     turn_rewards: tuple[float, ...]
+    turn_costs: tuple[float, ...]
     outcome: float
     scores: tuple[float, ...]
 
@@ -79,26 +83,36 @@ class Toy:
         logits: Logit of answering, in each turn.
         search_rewards: Equally likely rewards of a search, in each turn.
         outcomes: Reward of an answer, in each turn.
+        search_costs: Reward that a search costs, in each turn; nothing in turns that it lacks.
+        found_pays: Added to the outcome of an answer if a search before it earned something.
     """
 
     logits: tuple[float, ...] = (0.5, -0.5, 0.5)
     search_rewards: tuple[tuple[float, ...], ...] = ((-0.5, 0.5), (1.0,), (0.0,))
     outcomes: tuple[float, ...] = (0.5, 0.5, 1.0)
+    search_costs: tuple[float, ...] = ()
+    found_pays: float = 0.0
+
+    @property
+    def right_at(self) -> float:
+        """The outcome of a right answer: the greatest."""
+        return max(self.outcomes) + self.found_pays
 
     @cached_property
     def fates(self) -> tuple[Fate, ...]:
         """Every possible trajectory; their probabilities add up to 1."""
         turns = len(self.logits)
         return tuple(
-            self._fate(rewards, stop < turns)
+            self._fate(rewards, stop < turns, ways)
             for stop in range(turns + 1)
-            for rewards in itertools.product(*self.search_rewards[:stop])
+            for rewards, ways in Counter(itertools.product(*self.search_rewards[:stop])).items()
         )
 
-    def _fate(self, earned: tuple[float, ...], answers: bool) -> Fate:
-        """A trajectory of searches with these rewards, and then an answer if a turn is left."""
+    def _fate(self, earned: tuple[float, ...], answers: bool, ways: int) -> Fate:
+        """A trajectory of searches with these rewards, which luck has so many ways to bring, and
+        then an answer if a turn is left."""
         last = len(self.logits) - 1
-        taken, scores, chance = [], [], 1.0
+        taken, scores, chance = [], [], float(ways)
         sample = Sample().read((3,))
         for k, stops in enumerate(map(_sigmoid, self.logits[: len(earned) + 1])):
             going_on = k < len(earned)
@@ -111,9 +125,13 @@ class Toy:
                 sample = sample.read((2,))
         ending: Literal["answer", "turns"] = "answer" if answers else "turns"
         trajectory = Trajectory(QUESTION, tuple(taken), ending, (sample,))
-        outcome = self.outcomes[len(earned)] if answers else 0.0
-        rewards = (*earned, 0.0) if answers else earned
-        return Fate(trajectory, chance, rewards, outcome, tuple(scores))
+        found = self.found_pays * any(gain > 0 for gain in earned)
+        outcome = self.outcomes[len(earned)] + found if answers else 0.0
+        gains = (*earned, 0.0) if answers else earned
+        costs = tuple(-cost for cost in self.search_costs[: len(earned)])
+        costs += (0.0,) * (len(gains) - len(costs))
+        rewards = tuple(gain + cost for gain, cost in zip(gains, costs, strict=True))
+        return Fate(trajectory, chance, rewards, costs, outcome, tuple(scores))
 
     @cached_property
     def gradient(self) -> Tensor:
@@ -123,6 +141,35 @@ class Toy:
             score = torch.tensor(fate.scores, dtype=torch.float64)
             total[: len(score)] += fate.chance * fate.earned * score
         return total
+
+    @cached_property
+    def gradient_among_right(self) -> Tensor:
+        """(K,), what `CostsAmongRight` estimates in large groups, unscaled and with a leave-one-out
+        baseline: the gradient of the expected return without costs, and for each turn k the
+        probability of being right and reaching it, times the derivative by its logit of the mean
+        cost from there on of those attempts."""
+        total = torch.zeros(len(self.logits), dtype=torch.float64)
+        for fate in self.fates:
+            score = torch.tensor(fate.scores, dtype=torch.float64)
+            paid = fate.earned - sum(fate.turn_costs)
+            total[: len(score)] += fate.chance * paid * score
+        return total + self.cost_part
+
+    @cached_property
+    def cost_part(self) -> Tensor:
+        """(K,), the part of `gradient_among_right` that is due to costs."""
+        part = torch.zeros(len(self.logits), dtype=torch.float64)
+        for k in range(len(part)):
+            those = [one for one in self.fates if self.is_right(one) and len(one.scores) > k]
+            costs = [(one.chance, sum(one.turn_costs[k:]), one.scores[k]) for one in those]
+            whole = sum(p for p, _, _ in costs) or 1.0
+            mean = sum(p * cost for p, cost, _ in costs) / whole
+            part[k] = sum(p * (cost - mean) * score for p, cost, score in costs)
+        return part
+
+    def is_right(self, fate: Fate) -> bool:
+        """True if a trajectory ends with a right answer."""
+        return fate.outcome >= self.right_at
 
     @cached_property
     def to_go(self) -> tuple[dict[float, float], ...]:
@@ -141,6 +188,23 @@ class Toy:
     def values(self) -> tuple[float, ...]:
         """For each turn, the mean return from its beginning on."""
         return tuple(sum(value * p for value, p in one.items()) for one in self.to_go)
+
+
+TOYS = {
+    "searches": Toy(),
+    "costs": Toy(
+        logits=(1.0, -1.0, 0.0),
+        search_rewards=((*[0.0] * 5, 0.5), (*[0.0] * 5, 0.5), (0.0,)),
+        outcomes=(0.0, 0.0, 0.0),
+        search_costs=(0.1, 0.2, 0.3),
+        found_pays=1.0,
+    ),
+}
+"""The toys of `turnrl credit-check`, by name.
+
+In `costs`, one in six searches finds something, an answer is right after that, and each search
+costs more than the one before it. To search once and answer earns 0.15 on average. But this policy
+searches on too long, so that a first search costs it more than it brings."""
 
 
 def _sigmoid(logit: float) -> float:
@@ -191,6 +255,7 @@ class GradientEstimate:
         noise: variance / |E[g]|^2, which does not depend on scale; None if E[g] is zero.
         group_size: G.
         note: Its inputs besides rewards.
+        objective: What the true gradient is of.
     """
 
     estimator: str
@@ -201,6 +266,7 @@ class GradientEstimate:
     noise: float | None
     group_size: int
     note: str = ""
+    objective: str = ALL_REWARDS
 
 
 @dataclass(frozen=True)
@@ -238,13 +304,20 @@ def check(
             if isinstance(made, Exception):
                 raise made
             rows.append(figures(name, made, toy, group_size))
+            if isinstance(made, CostsAmongRight) and any(toy.search_costs):
+                own = figures(name, made, toy, group_size, toy.gradient_among_right)
+                rows.append(replace(own, objective="costs among right answers"))
         except Exception as error:  # a broken estimator must not stop the others
             rows.append(Skipped(name, one_line(error)))
     return rows
 
 
 def figures(
-    name: str, estimator: AdvantageEstimator, toy: Toy, group_size: int = 4
+    name: str,
+    estimator: AdvantageEstimator,
+    toy: Toy,
+    group_size: int = 4,
+    true: Tensor | None = None,
 ) -> GradientEstimate:
     """Compute the exact bias and variance, over all groups, of an estimator's policy gradient
 
@@ -259,6 +332,7 @@ def figures(
         estimator: The estimator.
         toy: The process.
         group_size: G, for estimators without probes.
+        true: (K,), the gradient to compare with; None for the one of the expected return.
     Raises:
         PluginError: If the estimator breaks its contract.
         RecipeError: If there are too many groups.
@@ -281,7 +355,8 @@ def figures(
         estimate[:turns] = (credit * score[:, :turns]).sum(0) / size
     mean = (chances[:, None] * estimates).sum(0)
     spread = float((chances * (estimates - mean).square().sum(1)).sum())
-    true, length, at = toy.gradient, float(toy.gradient.norm()), float(mean.norm())
+    true = toy.gradient if true is None else true
+    length, at = float(true.norm()), float(mean.norm())
     there = at > 1e-9 * length
     cosine = float(mean @ true) / (at * length) if there else 0.0
     notes = [f"{probes} probe{'s' * (probes > 1)}"] if probes else []
@@ -328,18 +403,41 @@ def _members(toy: Toy, probes: int) -> list[Member]:
     return members
 
 
-def _tensors(fates: Sequence[Fate], turns: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Scores, turn rewards and turns reached, (M, K), and outcomes, (M,)."""
-    scores, rewards, reached = (
+def _tensors(fates: Sequence[Fate], turns: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Scores, turn rewards, costs among them and turns reached, (M, K), and outcomes, (M,)."""
+    scores, rewards, costs, reached = (
         torch.tensor([[*row, *[0.0] * (turns - len(row))] for row in rows], dtype=torch.float64)
         for rows in (
             [fate.scores for fate in fates],
             [fate.turn_rewards for fate in fates],
+            [fate.turn_costs for fate in fates],
             [[1.0] * len(fate.scores) for fate in fates],
         )
     )
     # single precision, as in a run
-    return scores, rewards.float(), reached.bool(), torch.tensor([fate.outcome for fate in fates])
+    outcome = torch.tensor([fate.outcome for fate in fates])
+    return scores, rewards.float(), costs.float(), reached.bool(), outcome
+
+
+def _scored(
+    toy: Toy,
+    attempts: tuple[Trajectory, ...],
+    rewards: Tensor,
+    costs: Tensor,
+    reached: Tensor,
+    outcome: Tensor,
+) -> Group:
+    """A group with its components, of which one is a cost and one says what is right."""
+    return Group(
+        QUESTION,
+        attempts,
+        rewards,
+        outcome,
+        reached,
+        {"turn/search": rewards - costs, "turn/cost": costs, "outcome/answer": outcome},
+        costs=("turn/cost",) if any(toy.search_costs) else (),
+        right_at={"outcome/answer": toy.right_at},
+    )
 
 
 def _groups(
@@ -351,12 +449,12 @@ def _groups(
     # the mean returns of the first turn's probes, which the group shares
     shared = _means(toy.to_go[0], size * probes)
     fates = [member.fate for member in members]
-    scores, rewards, reached, outcome = _tensors(fates, len(toy.logits))
+    scores, rewards, costs, reached, outcome = _tensors(fates, len(toy.logits))
     values, exact = torch.tensor([m.values for m in members]), torch.tensor(toy.values)
     groups, chances = [], []
     for row, (first, p) in itertools.product(some, shared.items()):
         attempts, at = tuple(fates[i].trajectory for i in row), list(row)
-        group = Group(QUESTION, attempts, rewards[at], outcome[at], reached[at])
+        group = _scored(toy, attempts, rewards[at], costs[at], reached[at], outcome[at])
         if probes:
             known = values[at]
             known[:, 0] = first
@@ -396,11 +494,11 @@ def _trees(toy: Toy, probes: int) -> tuple[list[Group], list[Tensor], Tensor]:
         ways = _ways_on(toy, trunk)
         for drawn in itertools.product(*(ways[k] for k in at)):
             fates, begins = [trunk, *(fate for fate, _ in drawn)], [0, *at]
-            score, rewards, reached, outcome = _tensors(fates, width)
+            score, rewards, costs, reached, outcome = _tensors(fates, width)
             reached &= torch.arange(width) >= torch.tensor(begins)[:, None]
             branches = zip(fates, begins, strict=True)
             attempts = tuple(replace(fate.trajectory, begins=k) for fate, k in branches)
-            group = Group(QUESTION, attempts, rewards, outcome, reached)
+            group = _scored(toy, attempts, rewards, costs, reached, outcome)
             groups.append(replace(group, parents=(0,) * len(fates)))
             scores.append(score)
             chances.append(math.prod((p for _, p in drawn), start=trunk.chance))

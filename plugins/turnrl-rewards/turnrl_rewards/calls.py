@@ -34,6 +34,8 @@ class SearchCost(TurnReward):
         weight: Reward lost for each call so far.
     """
 
+    is_cost = True
+
     def __init__(self, weight: float = 0.1) -> None:
         self.weight = lost(self, "weight", weight)
 
@@ -54,6 +56,8 @@ class Repetition(TurnReward):
     Args:
         weight: Reward lost for each repeated call.
     """
+
+    is_cost = True
 
     def __init__(self, weight: float = 0.2) -> None:
         self.weight = lost(self, "weight", weight)

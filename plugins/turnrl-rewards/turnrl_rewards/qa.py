@@ -97,6 +97,8 @@ class AnswerPresent(OutcomeReward):
 class ExactMatch(OutcomeReward):
     """weight if the given answer is an accepted one, by the question's rule, else 0.
 
+    It says which attempts are right, unless its weight is 0.
+
     Args:
         weight: Reward of a right answer.
     """
@@ -104,6 +106,7 @@ class ExactMatch(OutcomeReward):
     def __init__(self, weight: float = 1.0) -> None:
         self.weight = weight
         self.bounds = (0.0, weight)
+        self.right_at = weight if weight > 0 else None
 
     def score(self, trajectory: Trajectory) -> float:
         return self.weight if exact_match(trajectory.answer, trajectory.question) else 0.0

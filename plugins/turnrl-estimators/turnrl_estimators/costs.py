@@ -1,0 +1,170 @@
+"""An estimator that keeps costs apart from what is paid."""
+
+import logging
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, final, get_args
+
+import torch
+from torch import Tensor
+
+from turnrl import (
+    Group,
+    GroupRelative,
+    RecipeError,
+    Reward,
+    TurnLevel,
+    returns_to_go,
+    standardize,
+    within,
+)
+from turnrl.why import Contrast, compares
+
+_logger = logging.getLogger(__name__)
+
+CostScale = Literal["outcome", "none"]
+
+
+@final
+@dataclass(kw_only=True)
+class CostsAmongRight(GroupRelative):
+    """MT-GRPO for what is paid; costs count only among attempts with a right answer.
+
+    With R and r without costs, and c_{i,k} = sum_{l >= k} gamma^(l-k) (costs of turn l), plus the
+    costs of the outcome:
+
+        A_{i,k} = outcome_coef z(R)_i + turn_coef z_{j reached k}(rho_{.,k})_i
+                + cost_coef (c_{i,k} - mean of c_{.,k}) / u     if i is right, else without this
+
+    The mean is over the right attempts that reached turn k; one that is alone there has no third
+    term. u is the divisor of z(R), max(std(R), min_std). If every attempt of the group is right,
+    std(R) says nothing about being right, and u is half of `right_at` instead: the standard
+    deviation of the same outcome if half of the attempts were right.
+
+    Costs are the components that say so by their class (`Reward.is_cost`), whatever their sign;
+    right is what `Reward.right_at` says. Without a cost this is `TurnLevel`. It changes the
+    objective: what a wrong attempt cost counts for nothing, so a policy is not taught to act less
+    before it is right (docs/explanation/credit.md). SAAS (arXiv 2605.29796) and PAPO (arXiv
+    2603.26535) also compare costs among right answers alone, for whole attempts.
+
+    Args:
+        outcome_coef: Weight of the outcome's advantage.
+        turn_coef: Weight of the advantage of what turns are paid.
+        cost_coef: Weight of the costs' advantage; 0 ignores costs.
+        gamma: Discount of later turn rewards and costs.
+        cost_scale: `outcome` divides costs as the outcome is divided, `none` leaves them in units
+            of reward.
+        baseline: `mean` of the trajectories compared, or `leave_one_out`.
+        scale: `std` divides by their standard deviation, `none` leaves units of reward.
+        min_std: Floor of the standard deviation.
+    """
+
+    outcome_coef: float = 1.0
+    turn_coef: float = 1.0
+    cost_coef: float = 1.0
+    gamma: float = 1.0
+    cost_scale: CostScale = "outcome"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        within(0, 1, "", self, "gamma")
+        if self.cost_scale not in get_args(CostScale):
+            known = ", ".join(get_args(CostScale))
+            raise RecipeError(f"cost_scale is {self.cost_scale!r}; choose one of {known}")
+
+    def check(self, rewards: Sequence[Reward]) -> None:
+        """Refuse costs if no reward says what is right."""
+        costs = [one.name or type(one).__name__ for one in rewards if one.is_cost]
+        if costs and all(reward.right_at is None for reward in rewards):
+            raise RecipeError(
+                f"CostsAmongRight compares costs ({', '.join(costs)}) among the attempts that are "
+                "right, and no reward says which are. Add ExactMatch to model.rewards, or set "
+                "right_at of the outcome reward that knows (EnvironmentOutcome, FunctionReward, or "
+                "a class of yours)."
+            )
+        if not costs:
+            _logger.warning(
+                "CostsAmongRight gives the credit of TurnLevel, because no reward is a cost. If "
+                "one is, set is_cost of its class, or of FunctionReward."
+            )
+
+    def __call__(self, group: Group) -> Tensor:
+        if group.costs is None:
+            raise RecipeError(
+                "CostsAmongRight needs to know which rewards are costs, and the record of this "
+                "group is older than that. Take a newer run."
+            )
+        paid = group.turn_rewards - group.turn_costs, group.outcome - group.outcome_costs
+        credit = self.advantages(paid[0] * group.reached, paid[1], group.reached)
+        if not group.costs:
+            return credit
+        among, costs = _among(group), _costs_to_go(group, self.gamma)
+        differences = standardize(costs, among, self.baseline, "none")
+        differences = differences.masked_fill(among.sum(0) == 1, 0.0)  # nobody to compare with
+        return credit + self.cost_coef * differences / self._unit(paid[1], group)
+
+    def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
+        """The first two terms: MT-GRPO of what is paid."""
+        return TurnLevel(
+            outcome_coef=self.outcome_coef,
+            turn_coef=self.turn_coef,
+            gamma=self.gamma,
+            baseline=self.baseline,
+            scale=self.scale,
+            min_std=self.min_std,
+        ).advantages(turn_rewards, outcome, reached)
+
+    def _unit(self, outcome: Tensor, group: Group) -> float:
+        if self.scale == "none" or self.cost_scale == "none":
+            return 1.0
+        every = bool(_right(group).all())
+        spread = sum(group.right_at.values()) / 2 if every else float(outcome.std())
+        return max(spread, self.min_std)
+
+
+def _right(group: Group) -> Tensor:
+    if (right := group.right) is None:
+        raise RecipeError(
+            "CostsAmongRight needs a group with right_at, which says what the attempts that are "
+            "right get of a component. Score it with a reward that has right_at, such as "
+            "ExactMatch."
+        )
+    return right
+
+
+def _among(group: Group) -> Tensor:
+    """(G, K), the turns that right attempts reached."""
+    return _right(group)[:, None] & group.reached
+
+
+def _costs_to_go(group: Group, gamma: float) -> Tensor:
+    """(G, K), the costs from each turn on, and those of the outcome."""
+    return returns_to_go(group.turn_costs * group.reached, gamma) + group.outcome_costs[:, None]
+
+
+@compares.register
+def _(estimator: CostsAmongRight, group: Group) -> Sequence[Contrast]:
+    outcome = group.outcome - group.outcome_costs
+    gains = returns_to_go((group.turn_rewards - group.turn_costs) * group.reached, estimator.gamma)
+    turn = torch.arange(gains.shape[1]).expand_as(gains)
+    name = "turn rewards from here on"
+    paid = [
+        Contrast("outcome", outcome[:, None], weight=estimator.outcome_coef),
+        Contrast(name, gains, turn.masked_fill(~group.reached, -1), estimator.turn_coef),
+    ]
+    if not group.costs:
+        return paid
+    among, unit = _among(group), 1.0
+    if "none" not in (estimator.scale, estimator.cost_scale):
+        right = [bool(one) for one in _right(group).tolist()]
+        half = sum(group.right_at.values()) / 2
+        unit = max(half if all(right) else statistics.stdev(outcome.tolist()), estimator.min_std)
+    costs = Contrast(
+        "costs from here on, among right attempts",
+        _costs_to_go(group, estimator.gamma),
+        turn.masked_fill(~among, -1),
+        estimator.cost_coef * among.to(gains.dtype),
+        divisor=unit,
+    )
+    return [*paid, costs]

@@ -1,0 +1,476 @@
+"""Costs kept apart from what is paid: `CostsAmongRight` against its equation as loops, what it must
+never do, what it optimises on a toy, and where it learns what costs and what is right."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import json
+import logging
+import statistics
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import recorded
+from commands import fails, save
+from test_credit import naive_turn_level, naive_z
+from turnrl import (
+    Group,
+    OutcomeReward,
+    Question,
+    Reading,
+    RecipeError,
+    ToolCall,
+    Trajectory,
+    Turn,
+    TurnLevel,
+    TurnReward,
+    record,
+)
+from turnrl.applied import applied
+from turnrl.cli import main
+from turnrl.function_rewards import FunctionReward
+from turnrl.scoring import score_group
+from turnrl.testing import check_estimator
+from turnrl.why import terms
+from turnrl_estimators import CostsAmongRight
+from turnrl_estimators.toy import TOYS, Toy, figures
+from turnrl_rewards import ExactMatch, FirstHit, Repetition, SearchCost
+
+QUESTION = Question("q", "What?", ("x",))
+BOTH = list(itertools.product(["mean", "leave_one_out"], ["std", "none"]))
+UNBIASED = {"baseline": "leave_one_out", "scale": "none"}
+VALUE = st.floats(-2, 2).map(lambda x: round(x, 3))
+
+
+@dataclasses.dataclass
+class Drawn:
+    """A group as plain lists: gains and costs of turns, outcomes without their costs, what the
+    outcome costs, and the least outcome of a right attempt."""
+
+    gains: list[list[float]]
+    costs: list[list[float]]
+    outcome: list[float]
+    outcome_costs: list[float]
+    right_at: float
+
+    @property
+    def lengths(self):
+        return list(map(len, self.gains))
+
+    @property
+    def right(self):
+        return [outcome >= self.right_at for outcome in self.outcome]
+
+    def group(self, order=None):
+        order = list(range(len(self.outcome)) if order is None else order)
+        gains, costs = (padded([rows[i] for i in order]) for rows in (self.gains, self.costs))
+        paid, lost = (
+            torch.tensor([row[i] for i in order], dtype=torch.float64)
+            for row in (self.outcome, self.outcome_costs)
+        )
+        return Group(
+            QUESTION,
+            tuple(Trajectory(QUESTION, (Turn(""),) * self.lengths[i], "turns") for i in order),
+            gains + costs,
+            paid + lost,
+            padded([[1.0] * self.lengths[i] for i in order]).bool(),
+            {"turn/a": gains, "turn/b": costs, "outcome/c": paid, "outcome/d": lost},
+            costs=("turn/b", "outcome/d"),
+            right_at={"outcome/c": self.right_at},
+        )
+
+
+def padded(rows):
+    turns = max(map(len, rows))
+    rows = [[*row, *[0.0] * (turns - len(row))] for row in rows]
+    return torch.tensor(rows, dtype=torch.float64)
+
+
+@st.composite
+def groups(draw):
+    lengths = draw(st.lists(st.integers(1, 4), min_size=2, max_size=6))
+    outcomes = st.lists(VALUE, min_size=len(lengths), max_size=len(lengths))
+    gains, costs = ([draw(st.lists(VALUE, min_size=n, max_size=n)) for n in lengths] for _ in "ab")
+    # among them groups without a right attempt, and groups of right ones alone
+    right_at = draw(st.sampled_from([-2.0, -1.0, 0.0, 0.7, 1.4, 2.5]))
+    return Drawn(gains, costs, draw(outcomes), draw(outcomes), right_at)
+
+
+OPTIONS = st.fixed_dictionaries({
+    "baseline": st.sampled_from(["mean", "leave_one_out"]),
+    "scale": st.sampled_from(["std", "none"]),
+    "cost_scale": st.sampled_from(["outcome", "none"]),
+    "min_std": st.sampled_from([0.05, 0.5]),
+    "gamma": st.sampled_from([0.0, 0.5, 1.0]),
+})  # fmt: skip
+COEFS = {"outcome_coef": 0.7, "turn_coef": 1.3, "cost_coef": 0.9}
+
+
+# ------------------------------------------------------------------ the equation, as loops
+
+
+def naive(drawn, baseline, scale, cost_scale, min_std, gamma, outcome_coef, turn_coef, cost_coef):
+    """A_{i,k}, one attempt and turn at a time."""
+    advantages = naive_turn_level(
+        drawn.gains, drawn.outcome, drawn.lengths, outcome_coef, turn_coef, gamma,
+        baseline, scale, min_std,
+    )  # fmt: skip
+    unit = 1.0
+    if scale == "std" and cost_scale == "outcome":
+        unit = max(min_std, statistics.stdev(drawn.outcome))
+        if all(drawn.right):
+            unit = max(min_std, drawn.right_at / 2)
+    for k in range(max(drawn.lengths)):
+        those = [i for i, n in enumerate(drawn.lengths) if n > k and drawn.right[i]]
+        if len(those) < 2:
+            continue
+        costs = [
+            sum(gamma ** (n - k) * drawn.costs[i][n] for n in range(k, drawn.lengths[i]))
+            + drawn.outcome_costs[i]
+            for i in those
+        ]
+        for i, difference in zip(those, naive_z(costs, baseline, "none", 1.0), strict=True):
+            advantages[i, k] += cost_coef * difference / unit
+    return advantages
+
+
+@given(groups(), OPTIONS)
+@settings(deadline=None)
+def test_costs_among_right_equals_its_equation_written_as_loops(drawn, options):
+    found = CostsAmongRight(**options, **COEFS)(drawn.group())
+    assert torch.allclose(found, naive(drawn, **options, **COEFS), rtol=0, atol=1e-9)
+
+
+# ------------------------------------------------------------------ properties
+
+
+def cost_part(drawn, options):
+    """What costs add to the credit."""
+    with_costs, without = (
+        CostsAmongRight(**options, cost_coef=coef)(drawn.group()) for coef in (1.0, 0.0)
+    )
+    return with_costs - without
+
+
+def test_costs_among_right_keeps_to_its_contract():
+    for options in ({}, UNBIASED, {"cost_scale": "none"}):
+        check_estimator(CostsAmongRight(**options))
+
+
+@given(groups(), OPTIONS)
+@settings(deadline=None)
+def test_where_nothing_costs_it_is_turn_level_to_the_digit(drawn, options):
+    rule = CostsAmongRight(**options)
+    del options["cost_scale"]
+    group, wanted = drawn.group(), TurnLevel(**options)
+    unmarked = dataclasses.replace(group, costs=(), right_at={})
+    assert rule(unmarked).equal(wanted(unmarked))
+    free = dataclasses.replace(
+        drawn, costs=[[0.0] * n for n in drawn.lengths], outcome_costs=[0.0] * len(drawn.outcome)
+    )
+    assert rule(free.group()).equal(wanted(free.group()))
+
+
+@given(groups(), OPTIONS, st.randoms())
+@settings(deadline=None)
+def test_permuting_a_group_permutes_its_credit(drawn, options, shuffle):
+    order = list(range(len(drawn.outcome)))
+    shuffle.shuffle(order)
+    rule = CostsAmongRight(**options)
+    assert torch.allclose(rule(drawn.group(order)), rule(drawn.group())[order], atol=1e-9)
+
+
+@given(groups(), OPTIONS)
+@settings(deadline=None)
+def test_costs_add_up_to_nothing_in_each_turn_and_give_wrong_attempts_nothing(drawn, options):
+    part = cost_part(drawn, options)
+    assert torch.allclose(part.sum(0), torch.zeros(part.shape[1]).double(), atol=1e-9)
+    assert not part[~torch.tensor(drawn.right)].any()
+
+
+@given(groups(), OPTIONS, st.floats(-5, 5))
+@settings(deadline=None)
+def test_what_wrong_attempts_cost_changes_no_credit(drawn, options, cost):
+    dearer = dataclasses.replace(
+        drawn,
+        costs=[
+            row if right else [one + cost for one in row]
+            for row, right in zip(drawn.costs, drawn.right, strict=True)
+        ],
+        outcome_costs=[
+            one + cost * (not right)
+            for one, right in zip(drawn.outcome_costs, drawn.right, strict=True)
+        ],
+    )
+    before, after = (CostsAmongRight(**options)(one.group()) for one in (drawn, dearer))
+    assert torch.allclose(before, after, atol=1e-7)
+
+
+@given(groups(), OPTIONS, st.floats(-5, 5))
+@settings(deadline=None)
+def test_a_cost_that_all_pay_alike_changes_no_credit(drawn, options, cost):
+    dearer = dataclasses.replace(drawn, outcome_costs=[c + cost for c in drawn.outcome_costs])
+    before, after = (CostsAmongRight(**options)(one.group()) for one in (drawn, dearer))
+    assert torch.allclose(before, after, atol=1e-7)
+
+
+@given(groups())
+@settings(deadline=None)
+def test_the_terms_of_a_turn_add_up_to_its_advantage_and_name_the_costs(drawn):
+    for options in ({}, UNBIASED, {"cost_scale": "none", "min_std": 0.4}):
+        rule, group = CostsAmongRight(**options), drawn.group()
+        advantages = rule(group)
+        for i, turns in enumerate(terms(rule, group)):
+            for k, some in enumerate(turns):
+                total = sum(t.weight * (t.value - t.baseline) / t.divisor for t in some)
+                assert total == pytest.approx(float(advantages[i, k]), abs=1e-9)
+                named = [one for one in some if one.name.startswith("costs")]
+                assert len(named) == drawn.right[i]
+                members = sum(drawn.right[j] for j, n in enumerate(drawn.lengths) if n > k)
+                assert all(one.count == members for one in named)
+
+
+# ------------------------------------------------------------------ by hand
+
+
+def searched(calls, right, weight=1.0):
+    """Attempts that made so many calls, one a turn, and then answered; each call costs 0.1."""
+    return Drawn(
+        [[0.0] * (n + 1) for n in calls],
+        [[-0.1] * n + [0.0] for n in calls],
+        [weight * float(one) for one in right],
+        [0.0] * len(calls),
+        weight,
+    )
+
+
+def test_a_wrong_attempt_that_searches_loses_nothing_by_it():
+    # nobody is right, and two searched in vain: MT-GRPO teaches them to stop, this rule nothing
+    vain = searched([1, 1, 0, 0], [False] * 4).group()
+    assert not CostsAmongRight()(vain).any()
+    # .05 from the mean, by a deviation of .0577 that the floor of .1 replaces
+    assert TurnLevel()(vain)[:, 0].tolist() == pytest.approx([-0.5, -0.5, 0.5, 0.5])
+
+
+def test_the_dearer_of_two_right_attempts_loses_in_units_of_the_outcomes_spread():
+    found = CostsAmongRight()(searched([2, 1, 1, 0], [True, True, False, False]).group())
+    # outcomes 1, 1, 0, 0: their deviation is .577, and costs -.2 and -.1 lie .05 from their mean
+    by_outcome, by_cost = 0.5 / 0.57735, 0.05 / 0.57735
+    assert found[:, 0].tolist() == pytest.approx(
+        [by_outcome - by_cost, by_outcome + by_cost, -by_outcome, -by_outcome], abs=1e-4
+    )
+    # in the second turn, -.1 and 0; the first attempt alone reached the third
+    assert found[:2, 1].tolist() == pytest.approx([by_outcome - by_cost, by_outcome + by_cost])
+    assert float(found[0, 2]) == pytest.approx(by_outcome)
+
+
+@pytest.mark.parametrize("weight", [0.5, 1.0, 2.0])
+def test_where_all_are_right_a_cost_weighs_in_proportion_to_the_outcome(weight):
+    """The outcome's deviation is 0 there. Its floor would make 0.1 of cost as much as a success."""
+    group = searched([1, 1, 0, 0], [True] * 4, weight).group()
+    # .05 from the mean, by half of what a right answer pays
+    per_unit = 0.05 / (weight / 2)
+    wanted = [-per_unit, -per_unit, per_unit, per_unit]
+    assert CostsAmongRight()(group)[:, 0].tolist() == pytest.approx(wanted)
+    # as much as in the same attempts if half as many others were wrong, but for n / (n - 1)
+    mixed = searched([1, 1, 0, 0] + [0] * 4, [True] * 4 + [False] * 4, weight).group()
+    part = CostsAmongRight()(mixed)[:4, 0] - CostsAmongRight(cost_coef=0)(mixed)[:4, 0]
+    assert part.tolist() == pytest.approx([one * (7 / 8) ** 0.5 for one in wanted])
+
+
+def test_a_right_attempt_alone_is_compared_with_nobody():
+    for options in ({}, UNBIASED):
+        group = searched([3, 0], [True, False]).group()
+        assert CostsAmongRight(**options)(group).equal(
+            CostsAmongRight(**options, cost_coef=0)(group)
+        )
+
+
+# ------------------------------------------------------------------ what it optimises
+
+
+@pytest.mark.parametrize("size", [2, 3, 5])
+def test_unscaled_it_estimates_the_gradient_that_its_page_gives(size):
+    toy = TOYS["costs"]
+    reach = [
+        sum(f.chance for f in toy.fates if toy.is_right(f) and len(f.scores) > k) for k in range(3)
+    ]
+    # a right attempt that meets no other one is compared with nobody
+    met = torch.tensor([1 - (1 - q) ** (size - 1) for q in reach], dtype=torch.float64)
+    wanted = toy.gradient_among_right - toy.cost_part + met * toy.cost_part
+    assert figures("", CostsAmongRight(**UNBIASED), toy, size, wanted).bias < 1e-6
+    plain = dataclasses.replace(toy, search_costs=())
+    assert torch.allclose(toy.gradient_among_right - toy.cost_part, plain.gradient)
+
+
+def test_costs_move_each_turn_by_the_mean_cost_of_right_attempts_and_not_by_how_many_are_right():
+    toy, step = TOYS["costs"], 1e-6
+
+    def among(toy, k):
+        """How likely it is to be right and to reach turn k, and the mean cost from there on."""
+        those = [f for f in toy.fates if toy.is_right(f) and len(f.scores) > k]
+        whole = sum(f.chance for f in those)
+        return whole, sum(f.chance * sum(f.turn_costs[k:]) for f in those) / whole
+
+    for k in range(3):
+        up, down = (
+            dataclasses.replace(
+                toy, logits=tuple(x + d * (n == k) for n, x in enumerate(toy.logits))
+            )
+            for d in (step, -step)
+        )
+        slope = (among(up, k)[1] - among(down, k)[1]) / (2 * step)
+        assert float(toy.cost_part[k]) == pytest.approx(among(toy, k)[0] * slope, abs=1e-9)
+
+
+def test_where_every_attempt_is_right_it_is_the_plain_gradient_of_all_rewards():
+    toy = Toy(
+        logits=(0.3, -0.4, 9.0),
+        search_rewards=((0.0, 0.5), (0.0,), (0.0,)),
+        outcomes=(1.0, 1.0, 1.0),
+        search_costs=(0.1, 0.2, 0.0),
+    )
+    # but for the few that do not answer in the third turn either
+    assert torch.allclose(toy.gradient_among_right, toy.gradient, rtol=0, atol=1e-4)
+    assert float(toy.gradient.norm()) > 0.02
+
+
+def test_the_toy_with_costs_is_one_where_all_rewards_say_stop_and_right_answers_say_search():
+    # as docs/explanation/credit.md says
+    toy = TOYS["costs"]
+    assert float(toy.gradient[0]) == pytest.approx(0.0108, abs=1e-4)
+    assert float(toy.gradient_among_right[0]) == pytest.approx(-0.0591, abs=1e-4)
+    assert sum(f.chance for f in toy.fates if toy.is_right(f)) == pytest.approx(0.042, abs=1e-3)
+    sure = dataclasses.replace(toy, logits=(-30.0, 30.0, 0.0))
+    assert sum(f.chance * f.earned for f in sure.fates) == pytest.approx(0.15)
+
+
+# ------------------------------------------------------------------ marks
+
+
+def attempt(calls, answer):
+    turns = [Turn("", Reading((ToolCall("search", {"query": "x"}),)))] * calls
+    return Trajectory(QUESTION, (*turns, Turn("", Reading(answer=answer))), "answer")
+
+
+class Length(OutcomeReward):
+    """A price of the whole attempt."""
+
+    is_cost = True
+
+    def score(self, trajectory):
+        return -0.05 * len(trajectory.turns)
+
+
+def late(trajectory, turn):
+    return -0.5 * turn
+
+
+def long_answer(trajectory):
+    return float(len(trajectory.answer or ""))
+
+
+def test_scoring_keeps_costs_apart_and_says_which_attempts_are_right():
+    rewards = [SearchCost(), Length(), FirstHit(), ExactMatch(2.0)]
+    group = score_group([attempt(2, "x"), attempt(0, "y")], rewards)
+    assert group.costs == ("turn/search_cost", "outcome/length")
+    assert group.turn_costs.flatten().tolist() == pytest.approx([-0.1, -0.2, 0, 0, 0, 0])
+    assert group.outcome_costs.tolist() == pytest.approx([-0.15, -0.05])
+    assert group.outcome.tolist() == pytest.approx([1.85, -0.05])
+    assert (group.right_at, group.right.tolist()) == ({"outcome/exact_match": 2.0}, [True, False])
+    assert Repetition.is_cost
+    assert not FirstHit.is_cost
+
+
+def test_a_function_is_marked_by_its_settings():
+    rewards = [FunctionReward(late, is_cost=True), FunctionReward(long_answer, 0.5, right_at=1.0)]
+    group = score_group([attempt(1, "yes"), attempt(1, "y")], rewards)
+    assert group.costs == ("turn/late",)
+    assert group.turn_costs.tolist() == [[0, -0.5], [0, -0.5]]
+    assert group.right.tolist() == [True, False]
+    # right is what all say that say something
+    group = score_group([attempt(1, "x"), attempt(1, "xyz")], [*rewards, ExactMatch()])
+    assert group.right.tolist() == [False, False]
+
+
+def test_nothing_says_what_is_right_unless_a_reward_does():
+    group = score_group([attempt(1, "x")], [SearchCost(), ExactMatch(0.0)])
+    assert (group.right_at, group.right) == ({}, None)
+    with pytest.raises(RecipeError, match="CostsAmongRight needs a group with right_at"):
+        CostsAmongRight()(group)
+
+
+class Strange(TurnReward):
+    right_at = 1.0
+
+    def score(self, trajectory, turn):
+        return 0.0
+
+
+@pytest.mark.parametrize(("rewards", "message"), [
+    (["SearchCost", "WellFormed"], "no reward says which are. Add ExactMatch to model.rewards"),
+    (["ExactMatch", f"{__name__}.Strange"], "turn/strange has right_at = 1.0, but it scores turns"),
+])  # fmt: skip
+def test_a_run_is_refused_before_it_begins(recipe, capsys, rewards, message):
+    save(
+        {**recipe, "model": {**recipe["model"], "estimator": "CostsAmongRight", "rewards": rewards}}
+    )
+    assert message in fails(capsys, ["fit", "recipe.yaml"])
+
+
+def test_a_run_without_costs_is_told_that_it_gets_turn_level(caplog):
+    with caplog.at_level(logging.WARNING):
+        CostsAmongRight().check([ExactMatch(), SearchCost()])
+        assert not caplog.messages
+        CostsAmongRight().check([ExactMatch()])
+    assert "gives the credit of TurnLevel, because no reward is a cost" in caplog.text
+
+
+def test_settings_out_of_range_are_told():
+    with pytest.raises(RecipeError, match="gamma is 2; it must be from 0 to 1"):
+        CostsAmongRight(gamma=2)
+    with pytest.raises(RecipeError, match="cost_scale is 'std'; choose one of outcome, none"):
+        CostsAmongRight(cost_scale="std")
+
+
+# ------------------------------------------------------------------ the record
+
+
+def test_a_recorded_group_gets_the_same_credit_again(tmp_path):
+    rule = CostsAmongRight(gamma=0.9)
+    run = recorded.run(tmp_path / "run", estimator=rule)
+    for rows in record.groups(record.read(run)):
+        group = record.group(rows)
+        assert group.costs == ("turn/cost",)
+        assert set(group.components) == {"turn/paid", "turn/cost", "outcome/right"}
+        found = rule(group)
+        for row, again in zip(rows, found, strict=True):
+            given = [turn["advantage"] for turn in row["turns"]]
+            assert again[: len(given)].tolist() == pytest.approx(given, abs=1e-5)
+        assert json.loads(rows[0]["estimator"])["arguments"]["gamma"] == 0.9
+
+
+def test_a_record_from_before_costs_were_known_says_so(tmp_path):
+    run = recorded.run(tmp_path / "run")
+    for file in (run / "record").iterdir():
+        pq.write_table(pq.read_table(file).drop_columns(["costs", "right_at"]), file)
+    group = record.group(record.groups(record.read(run))[0])
+    assert group.costs is None
+    found = {one.name: one.reason for one in applied(group, TurnLevel(), "mine")}
+    assert "the record of this group is older than that" in found["CostsAmongRight"]
+    assert found["mine"] == ""
+
+
+def test_a_run_records_what_costs_and_what_is_right(recipe, capsys):
+    model = {**recipe["model"], "estimator": "CostsAmongRight"}
+    rewards = [*model["rewards"], "SearchCost", "ExactMatch"]
+    save({**recipe, "model": {**model, "rewards": rewards}})
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    rows = record.read("runs/recipe")
+    assert rows[0]["costs"] == ["turn/search_cost"]
+    assert rows[0]["right_at"] == [{"name": "outcome/exact_match", "value": 1.0}]
