@@ -160,6 +160,7 @@ from turnrl.run.alarms.rules import Alarm as Alarm
 from turnrl.run.alarms.rules import alarms as alarms
 from turnrl.run.alarms.watch import Alarms as Alarms
 from turnrl.run.card.card import export as export
-from turnrl.warmup import Acting as Acting
+from turnrl.warmup import Conduct as Conduct
 from turnrl.warmup import WarmedUp as WarmedUp
 from turnrl.warmup import warm_up as warm_up
+from turnrl.warmup_settings import WarmUp as WarmUp
