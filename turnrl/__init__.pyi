@@ -8,6 +8,7 @@ from turnrl.agent.function_tools import as_result as as_result
 from turnrl.agent.functions import Described as Described
 from turnrl.agent.functions import described as described
 from turnrl.agent.json_call import read_call as read_call
+from turnrl.agent.json_values import SchemaValues as SchemaValues
 from turnrl.agent.random_play import RandomPlay as RandomPlay
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.running import on_loop as on_loop

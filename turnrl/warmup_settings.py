@@ -20,8 +20,8 @@ class WarmUp:
         steps: Optimiser steps.
         batch_size: Demonstrated attempts per step; none is learned twice.
         lr: Peak of the learning rate; null for 5e-4 under LoRA, else 2e-4.
-        by: A function of an attempt and of random numbers that gives the next turn; null for random
-            play.
+        by: A function of an attempt and of random numbers that gives the next turn (for the command
+            its dotted path); null for random play.
         held_out: Questions that the policy is tried on before and after, with one sampled attempt
             each: of `data.val`, or else of `data.train`. 0 for none.
     Raises:
