@@ -49,8 +49,8 @@ class SchemaValues:
         root = DRAFT202012.create_resource(schema)
         self._refs = Registry[Any]().resolver_with_root(root)
 
-    def object(self, whole: bool | None) -> dict[str, Any] | None:
-        """An object that fits; None if none is found.
+    def mapping(self, whole: bool | None) -> dict[str, Any] | None:
+        """A mapping that fits; None if none is found.
 
         Args:
             whole: Fill in all properties, or the required ones alone; None for all of an object in

@@ -74,7 +74,7 @@ def random_call(spec: ToolSpec, attempt: Attempt, rng: random.Random) -> ToolCal
     """
     values = SchemaValues(spec.parameters, lambda: _words(_read(attempt), rng), rng)
     for _ in range(_TRIES):
-        if (arguments := values.object(None)) is not None:
+        if (arguments := values.mapping(None)) is not None:
             return ToolCall(spec.name, arguments)
     raise RecipeError(
         f"random play finds no arguments that the parameters of the tool {spec.name!r} allow. Give "

@@ -41,7 +41,7 @@ def arguments_of(spec: ToolSpec, text: str) -> Sequence[Schema]:
     if spec.examples:
         return spec.examples
     values = SchemaValues(spec.parameters, lambda: text)
-    found = [values.object(whole) for whole in (True, False)]
+    found = [values.mapping(whole) for whole in (True, False)]
     made = [one for one in found if one is not None]
     if not made:
         raise PluginError(
