@@ -2,7 +2,6 @@
 
 from turnrl.agent.chat import ChatFormat as ChatFormat
 from turnrl.agent.dictation import Demonstrator as Demonstrator
-from turnrl.agent.dictation import Dictation as Dictation
 from turnrl.agent.function_tools import FunctionTool as FunctionTool
 from turnrl.agent.function_tools import as_result as as_result
 from turnrl.agent.functions import Described as Described
