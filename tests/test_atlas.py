@@ -24,8 +24,8 @@ RECIPE = Path(__file__).parents[1] / "recipes" / "atlas_starter.yaml"
 
 
 @pytest.fixture(scope="module")
-def demonstrator():
-    from turnrl_atlas.demonstrators import OneHop
+def writer():
+    from turnrl_atlas.trace_writers import OneHop
 
     return OneHop()
 
@@ -33,7 +33,7 @@ def demonstrator():
 @pytest.fixture(scope="module")
 def phases():
     """The phases of the warm-up, of which the last has the habits that the starter ends with."""
-    from turnrl_atlas.demonstrators import Habits
+    from turnrl_atlas.trace_writers import Habits
     from turnrl_atlas.warmup import Phase
 
     given = yaml.safe_load(RECIPE.read_text())["data"]["init_args"]["phases"]
@@ -166,12 +166,12 @@ def test_the_good_query_finds_its_page_first():
     assert hits >= 485
 
 
-def test_demonstrations_read_as_what_they_demonstrate(demonstrator, phases):
+def test_demonstrations_read_as_what_they_demonstrate(writer, phases):
     from turnrl_atlas.forms import REACT, TWO_TURN
 
     rng, forms = random.Random(0), set()
     for _ in range(500):
-        trace = demonstrator.trace(phases[0].habits, rng)
+        trace = writer.trace(phases[0].habits, rng)
         segmenter = (REACT if trace.tools else TWO_TURN).segmenter
         forms.add(segmenter)
         readings = [segmenter.read(said, turn, False) for turn, (said, _) in enumerate(trace.turns)]
@@ -186,9 +186,9 @@ def test_demonstrations_read_as_what_they_demonstrate(demonstrator, phases):
     assert len(forms) == 2
 
 
-def test_the_last_demonstrations_have_the_habits_that_the_recipe_names(demonstrator, phases):
+def test_the_last_demonstrations_have_the_habits_that_the_recipe_names(writer, phases):
     habits, rng = phases[-1].habits, random.Random(0)
-    traces = [demonstrator.trace(habits, rng) for _ in range(4000)]
+    traces = [writer.trace(habits, rng) for _ in range(4000)]
     at_once = [trace for trace in traces if len(trace.turns) == 1]
     assert len(at_once) / 4000 == pytest.approx(habits.direct, abs=0.03)
     thoughts = [trace.turns[-1][0] for trace in traces]
@@ -202,9 +202,9 @@ def test_the_last_demonstrations_have_the_habits_that_the_recipe_names(demonstra
 
 
 def test_made_up_tools_are_called_by_their_names_with_a_stretch_of_the_question():
-    from turnrl_atlas.demonstrators import Habits
     from turnrl_atlas.forms import REACT, TWO_TURN
     from turnrl_atlas.made_up_tools import MadeUpTools
+    from turnrl_atlas.trace_writers import Habits
 
     rng, names, offered = random.Random(0), set(), Counter()
     for _ in range(1000):
@@ -230,7 +230,7 @@ def test_made_up_tools_are_called_by_their_names_with_a_stretch_of_the_question(
 
 
 def test_demonstrations_name_no_held_out_place(phases):
-    from turnrl_atlas.demonstrators import facts
+    from turnrl_atlas.trace_writers import facts
 
     # whole titles: "Guinea" is in "Guinea-Bissau"
     held_out = {place.name for place in places() if place.split != "train"}
@@ -249,7 +249,7 @@ def test_demonstrations_name_no_held_out_place(phases):
 
 
 def test_an_unknown_kind_of_demonstration_is_named_with_those_there_are():
-    from turnrl_atlas.demonstrators import Habits
+    from turnrl_atlas.trace_writers import Habits
     from turnrl_atlas.warmup import Phase
 
     known = "recall, one_hop, two_hop, made_up_tools"

@@ -48,7 +48,7 @@ def search(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def two_hop():
-    from turnrl_atlas.demonstrators import TwoHop
+    from turnrl_atlas.trace_writers import TwoHop
 
     return TwoHop()
 
@@ -56,7 +56,7 @@ def two_hop():
 @pytest.fixture(scope="module")
 def habits():
     """Those of the first phase of the warm-up, and those of the last."""
-    from turnrl_atlas.demonstrators import Habits
+    from turnrl_atlas.trace_writers import Habits
 
     phases = yaml.safe_load(WARM_UP.read_text())["data"]["init_args"]["phases"]
     return [Habits(**phases[number]["habits"]) for number in (0, -1)]
@@ -237,12 +237,12 @@ def test_a_demonstration_has_the_tokens_of_a_rollout_in_which_it_is_said(
 ):
     """What the policy reads of calls that fail included."""
     from turnrl_atlas.forms import REACT, TWO_TURN, encode
-    from turnrl_atlas.warmup import DEMONSTRATORS
+    from turnrl_atlas.warmup import WRITERS
 
     tokenizer = starter.tokenizer
     chat, rng = ChatFormat(tokenizer), random.Random(2)
     for _ in range(60):
-        trace = DEMONSTRATORS[kind].trace(habits[phase], rng)
+        trace = WRITERS[kind].trace(habits[phase], rng)
         form = REACT if trace.tools else TWO_TURN
         tools = trace.tools or listed(trace.prompt[0]["content"])
         seen = [message["content"] for _, messages in trace.turns for message in messages]

@@ -8,6 +8,8 @@ import json
 import math
 import random
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import lightning as L
@@ -31,9 +33,12 @@ from turnrl import (
     Tool,
     ToolCall,
     ToolResult,
+    WarmUp,
+    warm_up,
 )
 from turnrl.agent.dictation import Dictation
 from turnrl.cli import main
+from turnrl.recipe.build import build
 from turnrl.testing import check_segmenter
 from turnrl.warmup import Lesson
 from turnrl_environments import Environment
@@ -107,19 +112,25 @@ SCHEMAS = [
     {"type": "integer", "exclusiveMinimum": 0, "multipleOf": 7},
     {"type": ["integer", "null"], "minimum": 3},
     {"oneOf": [{"type": "boolean"}, {"type": "object", "properties": {"a": {"const": 1}}}]},
+    {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 3, "uniqueItems": True},
+    {"allOf": [{"$ref": "#/$defs/place"}, {"$ref": "#/$defs/named"}]},
+    {"type": "string", "format": "date", "pattern": "^[0-9]{4}-"},
+    {"items": {"$ref": "#/$defs/tree"}},
 ]
 
 
 @pytest.mark.parametrize("schema", SCHEMAS, ids=str)
 def test_random_arguments_fit_schemas_of_many_kinds(chat, schema):
     place = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
+    named = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
+    tree = {"properties": {"left": {"$ref": "#/$defs/tree"}, "x": True}, "required": ["x"]}
 
     class Odd(Page):
         parameters = {
             "type": "object",
             "properties": {"odd": schema},
             "required": ["odd"],
-            "$defs": {"place": place},
+            "$defs": {"place": place, "named": named, "tree": tree},
         }
 
     (attempts,) = play(chat, RandomPlay(ReAct()), tools=[Odd()], size=20)
@@ -130,9 +141,9 @@ def test_random_arguments_fit_schemas_of_many_kinds(chat, schema):
 
 def test_a_schema_that_random_values_do_not_fit_is_named(chat):
     class Odd(Page):
-        parameters = {"type": "object", "properties": {"code": {"pattern": "^[0-9]{9}$"}}}
+        parameters = {"properties": {"code": {"pattern": "^[0-9]{9}$"}}, "required": ["code"]}
 
-    with pytest.raises(RecipeError, match=r"no arguments for the tool 'look' \(.*does not match"):
+    with pytest.raises(RecipeError, match="no arguments that the parameters of the tool 'look' al"):
         play(chat, RandomPlay(ReAct()), tools=[Odd()])
 
 
@@ -422,6 +433,12 @@ def test_mistakes_of_a_warm_up_are_told(tmp_path, monkeypatch, capsys):
     assert "--to does not say where. Give a folder" in fails(capsys, go)
     told = fails(capsys, [*go, "--to", "warm", "--steps", "0"])
     assert told.endswith("steps is 0; it must be at least 1")
+    told = fails(capsys, [*go, "--to", "warm", "--lr", "0"])
+    assert told.endswith("lr is 0.0; it must be at least 1e-12")
+    told = fails(capsys, [*go, "--to", "warm", "--held_out", "-1"])
+    assert told.endswith("held_out is -1; it must be at least 0")
+    told = fails(capsys, [*go, "--to", "warm", "--batch_size", "1.5"])
+    assert told.endswith("batch_size is the string '1.5'; it must be a whole number")
     told = fails(capsys, [*go, "--to", "warm", "--by", "nowhere.demonstrate"])
     assert "--by is 'nowhere.demonstrate', which cannot be imported" in told
     told = fails(capsys, [*go, "--to", "warm", "--by", "json.decoder"])
@@ -436,6 +453,8 @@ def test_mistakes_of_a_warm_up_are_told(tmp_path, monkeypatch, capsys):
     assert "--to is 'keep', which holds README.md. Give" in fails(capsys, [*go, "--to", "keep"])
     told = fails(capsys, [*go, "--to", "warm", "--by", "json.load_"])
     assert "json has no 'load_'. Did you mean load or loads?" in told
+    told = fails(capsys, [*go, "--to", "warm", "--trainer.precision", "bf16-mixed"])
+    assert "trainer.precision is 'bf16-mixed', but trained weights are kept in 32-true" in told
     told = fails(capsys, [*go, "--to", "warm", "--trainer.devices", "2"])
     assert told.endswith("a warm-up takes one process. Add --trainer.devices 1.")
     recipe = json.loads(json.dumps(LAKE))
@@ -447,7 +466,22 @@ def test_mistakes_of_a_warm_up_are_told(tmp_path, monkeypatch, capsys):
     assert "Did you mean steps" in fails(capsys, [*go, "--to", "warm", "--stepz", "3"])
 
 
-def test_a_warm_up_in_python_takes_texts_of_ones_own(tmp_path, monkeypatch, tiny_model):
+@pytest.mark.parametrize(
+    ("option", "value"), [("--lr", "0"), ("--held_out", "-1"), ("--steps", "0")]
+)
+def test_settings_of_a_warm_up_are_refused_before_torch_is_loaded(tmp_path, option, value):
+    save(LAKE, str(tmp_path / "lake.yaml"))
+    words = ["warmup", "lake.yaml", "--to", "warm", option, value]
+    code = (
+        "import sys; from turnrl.cli import main; "
+        f"print(main({words!r}), {{'torch', 'lightning'}} & {{*sys.modules}})"
+    )
+    run = [sys.executable, "-c", code]
+    printed = subprocess.run(run, cwd=tmp_path, check=True, capture_output=True, text=True).stdout
+    assert printed == "2 set()\n"
+
+
+def test_a_warm_up_takes_texts_of_ones_own(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("shown.py").write_text(
         "import random\n"
@@ -459,9 +493,28 @@ def test_a_warm_up_in_python_takes_texts_of_ones_own(tmp_path, monkeypatch, tiny
     save(recipe, "lake.yaml")
     options = ["--steps", "1", "--batch_size", "2", "--held_out", "0"]
     go = ["warmup", "lake.yaml", "--to", "warm", "--by", "shown.demonstrate", *options]
-    assert main(go) == 2
+    told = fails(capsys, go)
+    assert re.search(
+        r"a turn of \d+ tokens on question .* rollout\.max_turn_tokens = 8\. Raise", told
+    )
     assert main([*go, "--model.rollout.max_turn_tokens", "40"]) == 0
     assert "now <action>right</action>" in Path("warm/demonstrations.txt").read_text()
+
+
+def test_a_warm_up_in_python_takes_a_function_and_a_trainers_arguments(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    save(LAKE, "lake.yaml")
+    built = build(["lake.yaml"])
+    mine = WarmUp(steps=1, batch_size=2, by=lambda attempt, rng: "right", held_out=0)
+    with pytest.raises(RecipeError, match="trainer has 'logger', which a warm-up sets itself"):
+        warm_up(built.module, built.data, "warm", mine, trainer={"logger": True})
+    with pytest.raises(RecipeError, match=r"^lr is 0; it must be at least 1e-12"):
+        WarmUp(lr=0)
+    with pytest.raises(RecipeError, match=r"^by is the string 'x', not a function of an attempt"):
+        WarmUp(by="x")
+    done = warm_up(built.module, built.data, "warm", mine, trainer={"accelerator": "cpu"})
+    assert done.before is done.after is None
+    assert "right" in Path("warm/demonstrations.txt").read_text()
 
 
 # ----------------------------------------------------------------- an adapter as model
@@ -702,9 +755,9 @@ def test_a_scheme_that_writes_as_on_the_page():
 def test_the_python_of_the_page_warms_up(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (code,) = (p.text for p in pieces(PAGE) if "warm_up(" in p.text)
-    small = "learning_rate=1e-3, steps=20, batch_size=8, held_out=8"
-    assert "learning_rate=1e-3" in code
-    exec(code.replace("learning_rate=1e-3", small), {})
+    small = "lr=1e-3, steps=20, batch_size=8, held_out=8"
+    assert "lr=1e-3" in code
+    exec(code.replace("lr=1e-3", small), {})
     assert float(capsys.readouterr().out.split()[-1]) > 0.5
     assert Path("lake_starter/model.safetensors").is_file()
 

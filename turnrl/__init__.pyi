@@ -2,12 +2,12 @@
 
 from turnrl.agent.chat import ChatFormat as ChatFormat
 from turnrl.agent.dictation import Demonstrator as Demonstrator
-from turnrl.agent.dictation import Dictation as Dictation
 from turnrl.agent.function_tools import FunctionTool as FunctionTool
 from turnrl.agent.function_tools import as_result as as_result
 from turnrl.agent.functions import Described as Described
 from turnrl.agent.functions import described as described
 from turnrl.agent.json_call import read_call as read_call
+from turnrl.agent.json_values import SchemaValues as SchemaValues
 from turnrl.agent.random_play import RandomPlay as RandomPlay
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.running import on_loop as on_loop
@@ -163,6 +163,7 @@ from turnrl.run.alarms.rules import Alarm as Alarm
 from turnrl.run.alarms.rules import alarms as alarms
 from turnrl.run.alarms.watch import Alarms as Alarms
 from turnrl.run.card.card import export as export
-from turnrl.warmup import Acting as Acting
+from turnrl.warmup import Conduct as Conduct
 from turnrl.warmup import WarmedUp as WarmedUp
 from turnrl.warmup import warm_up as warm_up
+from turnrl.warmup_settings import WarmUp as WarmUp

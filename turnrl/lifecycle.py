@@ -30,10 +30,8 @@ from turnrl.run.announce import announce
 from turnrl.run.folders import run_folder
 from turnrl.run.metrics import MetricLog
 from turnrl.scoring import Tally
+from turnrl.streams import ASK
 from turnrl.types import Question, TokenRow, TokenScores, Trajectory
-
-_ASK = 2
-"""First number of the random streams of `ask`; see `module.py` for the others."""
 
 
 class PolicyModule(L.LightningModule, ABC):
@@ -253,7 +251,7 @@ class PolicyModule(L.LightningModule, ABC):
             self.configure_model()
             self.collector.forget()  # nobody counts the steps behind the weights
         self._return()
-        key, (_, version) = (_ASK, self.seed, seed), self.iteration_and_version
+        key, (_, version) = (ASK, self.seed, seed), self.iteration_and_version
         bar = self.bar("asking")
         return ask(self.collector, questions, samples, temperature, key, version, bar)
 

@@ -26,7 +26,6 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from turnrl import scoring
-from turnrl.agent.attempt import stream_seed
 from turnrl.agent.rollout import Rollout
 from turnrl.checks import check_batch, check_parts, check_settings, names_unknown_arguments
 from turnrl.collection import Collector, Experience
@@ -42,10 +41,8 @@ from turnrl.policy.memory import peak_bytes
 from turnrl.policy.model import Policy
 from turnrl.policy.reading import read_trajectories
 from turnrl.scoring import Tally
+from turnrl.streams import EVALUATE, TRAIN, stream_seed
 from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, Trajectory
-
-_TRAIN, _EVALUATE = 0, 1
-"""First number of every random stream, so that no two purposes share one."""
 
 
 def _default_engine() -> Engine:
@@ -168,7 +165,7 @@ class MTGRPO(PolicyModule, Iterates):
 
     def _key(self, iteration: int) -> tuple[int, ...]:
         """Names the random streams of an iteration in this process."""
-        return (_TRAIN, self.seed, iteration, self.global_rank)
+        return (TRAIN, self.seed, iteration, self.global_rank)
 
     def _attempt(self, questions: Sequence[Question], key: tuple[int, ...]) -> Experience:
         """G scored attempts at each question, and the credit of their turns."""
@@ -350,7 +347,7 @@ class MTGRPO(PolicyModule, Iterates):
         return data.split if isinstance(data, IterationData) else "val"
 
     def _scored(self, batch: list[Question], number: int) -> tuple[Group, ...]:
-        key = (_EVALUATE, self.seed, number, self.global_rank)
+        key = (EVALUATE, self.seed, number, self.global_rank)
         _, version = self.iteration_and_version
         attempts = self.collector.explore(batch, self.samples, key, version, self.bar("evaluating"))
         return self.collector.score(attempts.trajectories)

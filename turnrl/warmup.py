@@ -9,9 +9,8 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, count, islice
+from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple, NoReturn, cast, final
 
 import lightning as L
@@ -22,22 +21,22 @@ from turnrl.agent.dictation import Demonstrator, Dictation
 from turnrl.agent.random_play import RandomPlay
 from turnrl.checks import check_trainer
 from turnrl.data.questions import QuestionData
-from turnrl.errors import RecipeError, at_least
+from turnrl.errors import RecipeError
 from turnrl.module import MTGRPO
 from turnrl.policy.files import locate, refuse_other_kind
 from turnrl.policy.model import Policy
 from turnrl.run.card.card import export
 from turnrl.run.folders import TRANSCRIPT
+from turnrl.streams import DEMONSTRATE
 from turnrl.supervised import Supervised
 from turnrl.types import Question, TokenRow, Trajectory
 from turnrl.types.examination import Start
+from turnrl.warmup_settings import WarmUp
 
-_KEY = 3
-"""First number of the random streams of demonstrations; see `module.py` for the others."""
-_RATE, _LORA_RATE = 2e-4, 5e-4
 _SHOWN = 8
-_FAR = 1_000_000
-"""Number of an iteration that no run gets to: its questions are in another order."""
+_ORDER = 160
+"""Number of the first permutation of its questions. A run begins with 0, and so asks in another
+order; the number itself only decides which figures the documentation has."""
 _DEFAULTS: dict[str, Any] = {"accelerator": "auto", "devices": 1, "gradient_clip_val": 1.0}
 _OURS: dict[str, Any] = {"max_epochs": 1, "logger": False, "enable_checkpointing": False}
 _OURS |= {"enable_model_summary": False, "enable_progress_bar": False}
@@ -53,12 +52,12 @@ class WarmedUp(NamedTuple):
         losses: The mean cross-entropy of the first batch and of the last.
     """
 
-    before: Acting | None
-    after: Acting | None
+    before: Conduct | None
+    after: Conduct | None
     losses: tuple[float, float]
 
 
-class Acting(NamedTuple):
+class Conduct(NamedTuple):
     """How a policy acts, as shares of sampled attempts at some questions.
 
     Args:
@@ -97,11 +96,7 @@ def warm_up(
     module: MTGRPO,
     data: QuestionData,
     folder: str | Path,
-    steps: int = 50,
-    batch_size: int = 16,
-    learning_rate: float | None = None,
-    demonstrate: Demonstrator | None = None,
-    held_out: int = 32,
+    settings: WarmUp | None = None,
     trainer: Mapping[str, Any] | None = None,
 ) -> WarmedUp:
     """Teach a module's policy the form of its turns, and write it to a folder. The folder is a
@@ -111,48 +106,40 @@ def warm_up(
         module: The policy, with the rollout that demonstrations are played through.
         data: The questions: those to train on are demonstrated.
         folder: Where the policy is written.
-        steps: Optimiser steps.
-        batch_size: Demonstrated attempts per step; none is learned twice.
-        learning_rate: Its peak; None for 5e-4 under LoRA, else 2e-4.
-        demonstrate: Gives the turns; None for `RandomPlay`.
-        held_out: Questions of `data.val`, or else of `data.train`, that the policy is tried on
-            before and after, with one sampled attempt each; 0 for none.
+        settings: How long it takes, and who demonstrates.
         trainer: Arguments of Lightning's Trainer, such as `accelerator`.
     Raises:
-        RecipeError: If the rollout has a player, or no demonstration fits its limits.
+        RecipeError: If the rollout has a player, no demonstration fits its limits, or the warm-up
+            has a value of its own for an argument of `trainer`.
         TurnRLError: As a run would, about a tool's world or a question.
     """
-    usual = _RATE if module.policy.lora is None else _LORA_RATE
-    rate = usual if learning_rate is None else learning_rate
-    given = SimpleNamespace(steps=steps, batch_size=batch_size, held_out=held_out, lr=rate)
-    _check(module, folder, given)
-    runner = L.Trainer(**(_DEFAULTS | dict(trainer or {})), **_OURS)
-    check_trainer(runner)
-    if runner.world_size > 1:
-        raise RecipeError("a warm-up takes one process. Add --trainer.devices 1.")
+    settings = settings or WarmUp()
+    _check(module, folder)
+    runner = _trainer(trainer or {})
     module.collector.check()
     data.setup("fit")
-    questions = _questions(data)
-    asked = list(islice(questions, steps * batch_size))
-    tried = data.eval_questions("val")[:held_out] if data.sources["val"] else []
-    tried = tried or list(islice(questions, held_out))
+    questions = data.passes(_ORDER)
+    asked = list(islice(questions, settings.steps * settings.batch_size))
+    tried = data.eval_questions("val")[: settings.held_out] if data.sources["val"] else []
+    tried = tried or list(islice(questions, settings.held_out))
     most = data.questions_per_iteration * module.group_size
-    how = demonstrate or RandomPlay(module.rollout.scheme)
-    shown = demonstrations(module, asked, how, most)
+    by = settings.by or RandomPlay(module.rollout.scheme)
+    shown = demonstrations(module, asked, by, most)
     where = runner.strategy.root_device
     Start(where, module, data).settle()
     try:
         with module.memory.phase("loading"):
             module.policy.load(where)
         module.to(where)
-        before = acting(module, tried)
+        before = conduct_of(module, tried)
         module.collector.close()  # what it samples with would stand beside the gradients
         rows = [row for trajectory in shown for row in trajectory.token_rows]
         with module.memory.phase("learning"):
-            losses = _learn(runner, Lesson(rate, module.policy), rows, batch_size)
+            lesson = Lesson(settings.rate(module.policy.lora is not None), module.policy)
+            losses = _learn(runner, lesson, rows, settings.batch_size)
         module.to(where)
         module.policy.refer_to_now()
-        after = acting(module, tried)
+        after = conduct_of(module, tried)
     finally:
         module.collector.close()
     _write(module.policy, folder, shown)
@@ -181,11 +168,19 @@ def _learn(
     return lesson.losses[0], lesson.losses[-1]
 
 
-def _check(module: MTGRPO, folder: str | Path, given: SimpleNamespace) -> None:
+def _trainer(given: Mapping[str, Any]) -> L.Trainer:
+    """A Trainer for one process, with what is given in place of the defaults."""
+    if fixed := [name for name in given if name in _OURS]:
+        raise RecipeError(f"trainer has {fixed[0]!r}, which a warm-up sets itself. Leave it out.")
+    runner = L.Trainer(**(_DEFAULTS | dict(given)), **_OURS)
+    check_trainer(runner)
+    if runner.world_size > 1:
+        raise RecipeError("a warm-up takes one process. Add --trainer.devices 1.")
+    return runner
+
+
+def _check(module: MTGRPO, folder: str | Path) -> None:
     """Refuse what cannot work, before anything is played."""
-    at_least(1, "", given, "steps", "batch_size", whole=True, optional=False)
-    at_least(0, "", given, "held_out", whole=True, optional=False)
-    at_least(1e-12, "", given, "lr", optional=False)
     if module.rollout.player is not None:
         raise RecipeError(
             f"model.rollout.player is {module.rollout.driver}, and demonstrations are turns of a "
@@ -224,7 +219,7 @@ def demonstrations(
             module.chat,
             questions,
             1,
-            (_KEY, module.seed),
+            (DEMONSTRATE, module.seed),
             description="demonstrating",
         )
     whole = [trajectory for (trajectory,) in played if trajectory.ended_by != "length"]
@@ -242,7 +237,7 @@ def demonstrations(
     return whole
 
 
-def acting(module: MTGRPO, questions: Sequence[Question]) -> Acting | None:
+def conduct_of(module: MTGRPO, questions: Sequence[Question]) -> Conduct | None:
     """How a policy acts now, in one sampled attempt at each question; None without questions."""
     if not questions:
         return None
@@ -253,7 +248,7 @@ def acting(module: MTGRPO, questions: Sequence[Question]) -> Acting | None:
     in_form = sum(map(max, answers, worked)) / len(turns)
     calls = sum(any(result.ok for result in one.results) for one in attempts)
     ends = sum(one.ended_by in ("answer", "tool") for one in attempts)
-    return Acting(in_form, calls / len(attempts), ends / len(attempts))
+    return Conduct(in_form, calls / len(attempts), ends / len(attempts))
 
 
 @contextlib.contextmanager
@@ -266,8 +261,3 @@ def _quiet() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _questions(data: QuestionData) -> Iterator[Question]:
-    """The questions to train on, in another order than that of a run."""
-    return chain.from_iterable(data.iteration_questions(i, 0, 1) for i in count(_FAR))

@@ -17,6 +17,7 @@ from turnrl.agent.conversation import Conversation
 from turnrl.agent.running import first_error
 from turnrl.agent.toolbox import ToolSessions
 from turnrl.errors import DataError, PluginError, blaming, kind_of
+from turnrl.streams import stream_seed
 from turnrl.types import (
     AttemptOver,
     Ending,
@@ -453,10 +454,3 @@ def _unread(result: ToolResult, acted: bool) -> ToolResult:
     return replace(
         result, content="", ok=result.ok and acted, metadata=metadata, unread=result.content
     )
-
-
-def stream_seed(*key: int) -> int:
-    """A random stream's number from what it belongs to; different keys give independent streams."""
-    import numpy as np  # which `turnrl.testing` does without
-
-    return int(np.random.SeedSequence([k % 2**32 for k in key]).generate_state(1, np.uint64)[0])

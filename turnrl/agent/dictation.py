@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, final
+from typing import final
 
 from turnrl.agent.chat import ChatFormat
 from turnrl.errors import PluginError, RecipeError, blaming, kind_of
@@ -24,29 +24,10 @@ from turnrl.types import (
     Session,
 )
 
-if TYPE_CHECKING:
-    from turnrl.agent import attempt as _attempt
-
 Says = str | Reading
 """A turn as it is demonstrated: its text, or what it does, which the turn scheme writes."""
 Demonstrator = Callable[[Attempt, random.Random], Says | Awaitable[Says]]
 """Gives the next turn of an attempt. The random numbers belong to the attempt and the turn."""
-
-
-class _Rules(Protocol):
-    """The part of a rollout that is asked here."""
-
-    @property
-    def max_turn_tokens(self) -> int:
-        """The most tokens of a turn."""
-
-    @property
-    def scheme(self) -> Segmenter:
-        """The turn scheme."""
-
-    @property
-    def sampling(self) -> Sampling:
-        """Settings to sample a turn."""
 
 
 @final
@@ -62,32 +43,36 @@ class Dictation(Engine):
         self.demonstrate, self.capacity = demonstrate, at_once
 
     async def turn(
-        self, attempt: _attempt.Attempt, rollout: _Rules, chat: ChatFormat
+        self,
+        attempt: Attempt,
+        seed: tuple[int, ...],
+        scheme: Segmenter,
+        sampling: Sampling,
+        chat: ChatFormat,
     ) -> tuple[int, ...]:
-        """The tokens of an attempt's next turn.
+        """The tokens of an attempt's next turn, written by a turn scheme.
 
         Raises:
             PluginError: If the demonstrator raises, or gives no text.
             RecipeError: If the turn is longer than a policy's may be.
         """
-        turn, what = len(attempt.turns), "the demonstrator"
-        rng = random.Random(repr((attempt.seed, turn)))
-        with blaming(PluginError, f"{what} on question {attempt.asked.id!r}", "Fix it."):
+        turn, asked, most = len(attempt.turns), attempt.question.id, sampling.max_tokens
+        what = "the demonstrator"
+        rng = random.Random(repr((seed, turn)))
+        with blaming(PluginError, f"{what} on question {asked!r}", "Fix it."):
             said = self.demonstrate(attempt, rng)
             said = await said if inspect.isawaitable(said) else said
-        text = rollout.scheme.write(said) if isinstance(said, Reading) else said
+        text = scheme.write(said) if isinstance(said, Reading) else said
         if not isinstance(text, str) or not text.strip():
             raise PluginError(
                 f"{what} gave {text!r:.80} ({kind_of(text)}) for turn {turn + 1} of question "
-                f"{attempt.asked.id!r}. Return the text of the turn, or a turnrl.Reading."
+                f"{asked!r}. Return the text of the turn, or a turnrl.Reading."
             )
-        ids = chat.turn(text, rollout.sampling.stop)
-        if len(ids) > rollout.max_turn_tokens:
+        ids = chat.turn(text, sampling.stop)
+        if len(ids) > most:
             raise RecipeError(
-                f"{what} gave a turn of {len(ids)} tokens on question {attempt.asked.id!r}, more "
-                f"than model.rollout.max_turn_tokens = {rollout.max_turn_tokens}. Raise it, or "
-                "write "
-                "less."
+                f"{what} gave a turn of {len(ids)} tokens on question {asked!r}, more than "
+                f"model.rollout.max_turn_tokens = {most}. Raise it, or write less."
             )
         return ids
 

@@ -128,10 +128,11 @@ class Agent:
         """
         rollout, k = self._rollout, len(attempt.turns)
         (talk,) = attempt.conversations
-        stop, forced = rollout.sampling.stop, tuple[int, ...]()
-        if isinstance(self._sampler, Dictation):
-            forced = await self._sampler.turn(attempt, rollout, self._chat)
-        reply = await attempt.say(talk, stop, forced)
+        sampling, forced = rollout.sampling, tuple[int, ...]()
+        if isinstance(writer := self._sampler, Dictation):
+            scheme = rollout.scheme
+            forced = await writer.turn(attempt, attempt.seed, scheme, sampling, self._chat)
+        reply = await attempt.say(talk, sampling.stop, forced)
         with rollout.blamed("read", reply.text):
             reading = rollout.scheme.read(reply.text, k, reply.cut)
         attempt.read(reading)

@@ -5,38 +5,37 @@ Nothing heavy is imported before the command runs.
 
 from __future__ import annotations
 
-import shlex
-from dataclasses import replace
+import contextlib
+from collections.abc import Mapping
+from dataclasses import fields, replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import yaml
+import docstring_parser
 
-from turnrl.errors import RecipeError, at_least
+from turnrl.errors import RecipeError
 from turnrl.plugins import named
-from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.fit import add_recipe_command
 from turnrl.recipe.given import Given
 from turnrl.run.folders import TRANSCRIPT
 from turnrl.text import say
+from turnrl.warmup_settings import WarmUp
 
 if TYPE_CHECKING:
     from turnrl.commands import Commands
     from turnrl.recipe.build import Built
 
+_KINDS = {"lr": float | None, "by": str | None}
+_TOLD = {
+    one.arg_name: " ".join((one.description or "").split())
+    for one in docstring_parser.parse(WarmUp.__doc__ or "").params
+}
 _SETTINGS = {
     "to": (str | None, None, "Folder that the policy is written to, for policy.model"),
-    "steps": (int, 50, "Optimiser steps"),
-    "batch_size": (int, 16, "Demonstrated attempts per step"),
-    "lr": (float | None, None, "Peak of the learning rate (default: 5e-4 under LoRA, else 2e-4)"),
-    "by": (
-        str | None,
-        None,
-        "A function of an attempt and of random numbers that gives the text of the next turn, by "
-        "its dotted path; null for random play",
-    ),
-    "held_out": (int, 32, "Questions that the policy is tried on before and after; 0 for none"),
+    **{
+        one.name: (_KINDS.get(one.name, int), one.default, _TOLD[one.name])
+        for one in fields(WarmUp)
+    },
 }
 
 
@@ -63,16 +62,26 @@ def _prepare(given: Given) -> Given:
             f"--to is {str(place)!r}, which {is_what}. Give a new folder, or one that a warm-up "
             "wrote, which is replaced."
         )
-    written = {
-        name: given.contents.get(name, _SETTINGS[name][1]) for name in ("steps", "batch_size")
-    }
-    numbers = {name: yaml.safe_load(str(value)) for name, value in written.items()}
-    at_least(1, "", SimpleNamespace(**numbers), *numbers, whole=True, optional=False)
-    if given.contents.get("by"):
-        named("--by", given.contents["by"])
+    _chosen(given.contents)
     trainer = {**given.contents["trainer"], "logger": False}
     contents = {**given.contents, "trainer": trainer}
     return replace(given, contents=contents, destination=str(place))
+
+
+def _chosen(contents: Mapping[str, Any]) -> WarmUp:
+    """The settings of the warm-up among those of the command.
+
+    Raises:
+        RecipeError: If one is out of range, or `by` names nothing that can be called.
+    """
+    given = {one.name: contents[one.name] for one in fields(WarmUp) if one.name in contents}
+    for name, value in given.items():
+        if name == "by":
+            given[name] = named("--by", value) if value else None
+        elif isinstance(value, str):  # as the words of a command line are
+            with contextlib.suppress(ValueError):
+                given[name] = float(value) if name == "lr" else int(value)
+    return WarmUp(**given)
 
 
 def _warm_up(built: Built) -> None:
@@ -80,24 +89,15 @@ def _warm_up(built: Built) -> None:
     from turnrl.module import MTGRPO
     from turnrl.warmup import warm_up
 
-    module, data, settings = built.module, built.data, built.settings
+    module, data, settings = built.module, built.data, _chosen(built.settings)
     if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
         has = f"{type(module).__name__} and {type(data).__name__}"
         raise RecipeError(f"'turnrl warmup' warms up MTGRPO on QuestionData, not {has}.")
     kept = ("accelerator", "devices", "precision", "gradient_clip_val")
     given = built.given.contents["trainer"]
     chosen = {name: given[name] for name in kept if given.get(name) is not None}
-    done = warm_up(
-        module,
-        data,
-        settings["to"],
-        settings["steps"],
-        settings["batch_size"],
-        settings["lr"],
-        named("--by", settings["by"]) if settings["by"] else None,
-        settings["held_out"],
-        chosen,
-    )
+    place = Path(built.settings["to"])
+    done = warm_up(module, data, place, settings, chosen)
     if done.before is not None and done.after is not None:
         rows = {
             "turns with a call that worked or an answer in the right form": "in_form",
@@ -109,25 +109,12 @@ def _warm_up(built: Built) -> None:
             before, after = (one._asdict()[name] for one in (done.before, done.after))
             print(f"{before:6.2f} {after:6.2f}  {text}")
     print(f"{done.losses[0]:6.3f} {done.losses[1]:6.3f}  loss of the first and the last batch")
-    place = Path(settings["to"])
     say(f"written to {place}; some of what it was taught is in {place / TRANSCRIPT}")
     if done.after is not None and module.rollout.specs and not done.after.calls:
         say(
             "no call worked after the warm-up: take more --steps (it took "
-            f"{settings['steps']}), or another --lr, before you begin with it"
+            f"{settings.steps}), or another --lr, before you begin with it"
         )
         return
-    print(f"begin with it: turnrl fit {_same(built.given)} --model.policy.model {place}")
-
-
-def _same(given: Given) -> str:
-    """The recipes and options of the command, for `fit`: without its own, and the model's."""
-    words, kept = [*given.arguments], list[str]()
-    own = [f"--{name}" for name in (*_SETTINGS, "model.policy.model")]
-    while words:
-        word = words.pop(0)
-        if word in own and words:
-            words.pop(0)
-        elif word.partition("=")[0] not in own:
-            kept.append(shown_recipe(word.removeprefix("--config=")))
-    return shlex.join(kept)
+    same = built.given.words(without=(*_SETTINGS, "model.policy.model"))
+    print(f"begin with it: turnrl fit {same} --model.policy.model {place}")

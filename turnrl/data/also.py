@@ -12,12 +12,11 @@ from turnrl.data.questions import QuestionData
 from turnrl.errors import DataError, RecipeError
 from turnrl.run.announce import announce
 from turnrl.scoring import curve_tallies, curves
+from turnrl.streams import ALSO
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
 
 _TAKEN = ("train", "val", "rollout", "reward")
-_KEY = 3
-"""Names the random streams of these questions; training, validation and `ask` have 0 to 2."""
 
 
 class AlsoScore(L.Callback):
@@ -90,7 +89,7 @@ class AlsoScore(L.Callback):
         _, version = pl_module.iteration_and_version
         scored: list[Mapping[str, float | None]] = []
         for number, batch in enumerate(self._data.val_dataloader()):
-            key = (_KEY, pl_module.seed, number, trainer.global_rank)
+            key = (ALSO, pl_module.seed, number, trainer.global_rank)
             if batch:  # processes have equally many batches, some of them empty
                 attempts = pl_module.collector.explore(batch, None, key, version)
                 scored += [curves(one) for group in attempts.trajectories for one in group]

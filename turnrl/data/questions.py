@@ -5,12 +5,13 @@ an evaluation asks the same questions for every seed.
 from __future__ import annotations
 
 import functools
+import itertools
 import logging
 import os
 import random
 import warnings
 from collections import UserList
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
 from turnrl.data.sources import Fields, Role, Source, load_questions, open_source
@@ -148,7 +149,21 @@ class QuestionData(IterationData):
         first = iteration * self.questions_per_iteration + rank * share
         size = len(questions)
         places = (divmod(position, size) for position in range(first, first + share))
-        return [questions[_shuffled(size, f"{self.seed}/{epoch}")[i]] for epoch, i in places]
+        return [questions[self._order(number)[i]] for number, i in places]
+
+    def passes(self, first: int) -> Iterator[Question]:
+        """The training questions without end, one seeded permutation after another.
+
+        Args:
+            first: Number of the first permutation. A run's first is 0.
+        """
+        questions = self._questions("train")
+        for number in itertools.count(first):
+            yield from (questions[i] for i in self._order(number))
+
+    def _order(self, number: int) -> tuple[int, ...]:
+        """A permutation of the training questions."""
+        return _shuffled(len(self._questions("train")), f"{self.seed}/{number}")
 
     def eval_questions(self, split: str | None = None) -> list[Question]:
         """The questions to evaluate with, the same every time: at most `val_limit`.

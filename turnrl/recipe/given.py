@@ -8,8 +8,9 @@ import json
 import os
 import platform
 import re
+import shlex
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any, cast, get_args, get_origin
 
 from turnrl.errors import RecipeError, is_finite
 from turnrl.recipe.agents import NamedAgent, find_agent
-from turnrl.recipe.bundled import find_recipe
+from turnrl.recipe.bundled import find_recipe, shown_recipe
 from turnrl.recipe.folders import LATEST, RUNS, checkpoint_to_resume, held, newest, next_version
 from turnrl.recipe.merging import (
     PARTS,
@@ -176,6 +177,12 @@ class Given:
         if asked == "auto" and (sys.platform, platform.machine()) == ("darwin", "arm64"):
             return "mps"
         return "the CPU" if asked in ("cpu", "auto") else asked
+
+    def words(self, without: Collection[str]) -> str:
+        """The recipes and options as one would type them for another command, without the options
+        of some keys."""
+        kept = (one for one in self.arguments if one[2:].partition("=")[0] not in without)
+        return shlex.join(shown_recipe(one.removeprefix("--config=")) for one in kept)
 
     def check(self) -> None:
         """Refuse unknown keys at any depth, and plain values that do not fit; see `refuse_unfit`.

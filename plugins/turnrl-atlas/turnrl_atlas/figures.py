@@ -16,9 +16,9 @@ from itertools import islice
 from statistics import mean
 
 from turnrl import ChatFormat, Policy, QuestionSource, Rollout, Sampling, Trajectory, exact_match
-from turnrl_atlas.demonstrators import LOOK_UP, shown
 from turnrl_atlas.forms import REACT, SEARCH, TWO_TURN, Form
 from turnrl_atlas.made_up_tools import drawn_task
+from turnrl_atlas.trace_writers import LOOK_UP, shown
 from turnrl_atlas.world import Atlas, AtlasTwoHop, ask, places, query
 from turnrl_slots import Slots
 from turnrl_wiki_search import WikiSearch

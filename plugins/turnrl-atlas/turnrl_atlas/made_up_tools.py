@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from turnrl import ToolResult, ToolSpec
-from turnrl_atlas.demonstrators import FAILED, KNOW, LOOK_UP, Demonstrator, Habits, facts
 from turnrl_atlas.forms import FORMS, SEARCH, Trace, arguments
+from turnrl_atlas.trace_writers import FAILED, KNOW, LOOK_UP, Habits, TraceWriter, facts
 
 _ABOUT = ("What is the {} of {}?", "Which {} does {} have?", "Name the {} of {}.", "{} of {}?")
 """Questions that name a subject, which may be a tool's name or part of an argument."""
@@ -42,7 +42,7 @@ class Task:
     subject: str
 
 
-class MadeUpTools(Demonstrator):
+class MadeUpTools(TraceWriter):
     """Calls a tool that does not exist, then answers with its result, in both forms."""
 
     def trace(self, habits: Habits, rng: random.Random) -> Trace:

@@ -5,7 +5,7 @@
 The recipe sets the demonstrations, in phases: first skills (search with the right query, read the
 right sentence, copy its value, call any tool), then facts of famous places, then habits for
 reinforcement learning to correct: mostly answers from memory, some vague searches, some calls that
-fail, results read in the wrong place. demonstrators.py and made_up_tools.py write demonstrations,
+fail, results read in the wrong place. trace_writers.py and made_up_tools.py write demonstrations,
 and forms.py turns them into tokens.
 """
 
@@ -25,18 +25,18 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
 from turnrl import ChatFormat, Policy, RecipeError, Supervised, TokenRow
-from turnrl_atlas.demonstrators import Demonstrator, Habits, OneHop, Recall, TwoHop
 from turnrl_atlas.forms import Trace, encode, markup
 from turnrl_atlas.made_up_tools import MadeUpTools
 from turnrl_atlas.tokenizer import END, PAD, START, learned_tokenizer
+from turnrl_atlas.trace_writers import Habits, OneHop, Recall, TraceWriter, TwoHop
 
-DEMONSTRATORS: dict[str, Demonstrator] = {
+WRITERS: dict[str, TraceWriter] = {
     "recall": Recall(),
     "one_hop": OneHop(),
     "two_hop": TwoHop(),
     "made_up_tools": MadeUpTools(),
 }
-"""The demonstrators that a phase can name."""
+"""The writers of traces that a phase can name."""
 
 
 @dataclass(frozen=True)
@@ -58,14 +58,14 @@ class Phase:
 
     def __post_init__(self) -> None:
         for kind in self.shares:
-            if kind not in DEMONSTRATORS:
-                known = ", ".join(DEMONSTRATORS)
+            if kind not in WRITERS:
+                known = ", ".join(WRITERS)
                 raise RecipeError(f"no demonstration {kind!r} in shares (there are {known})")
 
     def trace(self, rng: random.Random) -> Trace:
         """One demonstration, a pure function of the state of `rng`."""
         (kind,) = rng.choices([*self.shares], [*self.shares.values()])
-        return DEMONSTRATORS[kind].trace(self.habits, rng)
+        return WRITERS[kind].trace(self.habits, rng)
 
 
 class Demonstrations(pl.LightningDataModule):

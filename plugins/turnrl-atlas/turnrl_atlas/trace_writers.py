@@ -1,4 +1,4 @@
-"""Demonstrators, each of which writes traces of one kind, with given habits.
+"""Trace writers, one for each kind of demonstration, with given habits.
 
     Recall        a question about a famous place, answered correctly at once
     OneHop        a question of `Atlas`: a search, then the answer
@@ -141,7 +141,7 @@ def shown(place: Place) -> ToolResult:
     return ToolResult(f"{passage.title}\n{passage.text}")
 
 
-class Demonstrator(ABC):
+class TraceWriter(ABC):
     """Writes traces of one kind."""
 
     @abstractmethod
@@ -149,7 +149,7 @@ class Demonstrator(ABC):
         """One demonstration, a pure function of the state of `rng`."""
 
 
-class Recall(Demonstrator):
+class Recall(TraceWriter):
     """Answers questions about famous places correctly at once, in both forms. A quarter of them ask
     for a fact of a famous city's country, in the form of `ReAct`."""
 
@@ -164,7 +164,7 @@ class Recall(Demonstrator):
         return form.trace(asked.text, [SEARCH], form.answering(KNOW, asked.answers[0]))
 
 
-class OneHop(Demonstrator):
+class OneHop(TraceWriter):
     """Searches once, then answers: the questions of `Atlas`, in both forms."""
 
     def trace(self, habits: Habits, rng: random.Random) -> Trace:
@@ -191,7 +191,7 @@ class OneHop(Demonstrator):
         return form.trace(asked.text, [SEARCH], *turns)
 
 
-class TwoHop(Demonstrator):
+class TwoHop(TraceWriter):
     """Searches for a city's country, then for that country's fact, then answers: the questions of
     `AtlasTwoHop` that take two pages, in the form of `ReAct`."""
 

@@ -1,0 +1,220 @@
+"""Values that a JSON Schema allows, such as the arguments of a tool."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeGuard, TypeVar, final
+
+from jsonschema import Draft202012Validator
+from referencing import Registry
+from referencing.jsonschema import DRAFT202012
+
+T = TypeVar("T")
+Schema = Mapping[str, Any]
+
+_FORMATS = {
+    "date": "2024-01-31",
+    "time": "12:00:00Z",
+    "date-time": "2024-01-31T12:00:00Z",
+    "email": "somebody@example.com",
+    "hostname": "example.com",
+    "ipv4": "127.0.0.1",
+    "uri": "https://example.com/",
+    "uuid": "123e4567-e89b-42d3-a456-426614174000",
+}
+_ENDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
+_DEEPEST = 3
+"""Deeper than this, only required properties are filled in, because a schema may contain itself."""
+
+
+@final
+class SchemaValues:
+    """Makes values that fit a JSON Schema of an object: the likeliest ones, or random ones.
+
+    Args:
+        schema: The schema, with the definitions that its `$ref` name.
+        text: Gives a text wherever any will do.
+        rng: Source of random choices. With None, a value is an example or a default if there is
+            one, and the same each time.
+    """
+
+    def __init__(
+        self, schema: Schema, text: Callable[[], str], rng: random.Random | None = None
+    ) -> None:
+        self._validator, self._text, self._rng = Draft202012Validator(schema), text, rng
+        self._root = {"type": "object", **schema}
+        root = DRAFT202012.create_resource(schema)
+        self._refs = Registry[Any]().resolver_with_root(root)
+
+    def mapping(self, whole: bool | None) -> dict[str, Any] | None:
+        """A mapping that fits; None if none is found.
+
+        Args:
+            whole: Fill in all properties, or the required ones alone; None for all of an object in
+                which none is required.
+        """
+        with contextlib.suppress(Exception):  # of a schema that nobody foresees
+            for one in self._values(self._root, whole, 0):
+                if isinstance(one, dict) and self._validator.is_valid(one):
+                    return one
+        return None
+
+    def _values(self, schema: object, whole: bool | None, depth: int) -> Iterator[object]:
+        """Values that a part of the schema may allow, so many levels deep."""
+        if not isinstance(schema, Mapping):  # `true` allows anything
+            yield self._text()
+            return
+        if self._rng is None:
+            yield from schema.get("examples", ())
+            yield from (schema[key] for key in ("default",) if key in schema)
+        yield from (schema[key] for key in ("const",) if key in schema)
+        yield from self._mixed(schema.get("enum", ()))
+        if depth > 2 * _DEEPEST:
+            return
+        if "$ref" in schema:
+            yield from self._values(self._referred(schema), whole, depth + 1)
+        for key in ("anyOf", "oneOf"):
+            for part in self._mixed(filter(_says_something, schema.get(key, ()))):
+                yield from self._values({**_rest(schema, key), **part}, whole, depth + 1)
+        if parts := schema.get("allOf"):
+            every = [_rest(schema, "allOf"), *map(self._referred, parts)]
+            yield from self._values(_merged(every), whole, depth + 1)
+        kinds = schema.get("type", _likely(schema))
+        for kind in [kinds] if isinstance(kinds, str) else self._mixed(kinds):
+            yield from self._of_kind(kind, schema, whole, depth)
+
+    def _mixed(self, options: Iterable[T]) -> Iterator[T]:
+        """The options, in a random order if there is a source of it."""
+        listed = [*options]
+        if self._rng is None or not listed:
+            yield from listed
+        else:  # most callers want one
+            yield self._rng.choice(listed)
+            yield from self._rng.sample(listed, len(listed))
+
+    def _referred(self, schema: object) -> object:
+        """What a part of the schema refers to, or the part itself."""
+        if _says_something(schema) and "$ref" in schema:
+            return self._refs.lookup(schema["$ref"]).contents
+        return schema
+
+    def _of_kind(
+        self, kind: str, schema: Schema, whole: bool | None, depth: int
+    ) -> Iterator[object]:
+        # drawn for each kind, so that the documented figures of a warm-up stay as they are
+        tails = self._rng is not None and self._rng.random() >= 0.5
+        if kind == "object":
+            yield self._object(schema, whole, depth)
+        elif kind == "array":
+            yield self._array(schema, whole, depth)
+        elif kind == "string":
+            if (form := schema.get("format")) in _FORMATS:
+                yield _FORMATS[form]
+            yield from (_sized(text, schema) for text in (self._text(), "a", "A", "1"))
+        elif kind in ("integer", "number"):
+            if self._rng is not None:
+                yield _drawn(schema, kind, self._rng)
+            yield from _numbers(schema, kind)
+        else:
+            yield from {"boolean": (not tails, tails)}.get(kind, (None,))
+
+    def _object(self, schema: Schema, whole: bool | None, depth: int) -> dict[str, object]:
+        properties, required = schema.get("properties", {}), schema.get("required", ())
+        fill = not required if whole is None else whole
+        names = dict.fromkeys([*properties, *required] if fill and depth < _DEEPEST else required)
+        return {
+            name: value
+            for name in names
+            for value in self._fitting(properties.get(name, True), whole, depth, 1)
+        }
+
+    def _array(self, schema: Schema, whole: bool | None, depth: int) -> list[object]:
+        first = [
+            value
+            for part in schema.get("prefixItems", ())
+            for value in self._fitting(part, whole, depth, 1)
+        ]
+        items, unique = schema.get("items", True), schema.get("uniqueItems")
+        wanted = max(schema.get("minItems", 0), min(1, schema.get("maxItems", 1))) - len(first)
+        if unique or self._rng is None:
+            more = list(self._fitting(items, whole, depth, max(wanted, 0)))
+            return first + (more if unique or not more else (more * wanted)[:wanted])
+        drawn = (self._fitting(items, whole, depth, 1) for _ in range(wanted))
+        return first + [value for one in drawn for value in one]
+
+    def _fitting(
+        self, schema: object, whole: bool | None, depth: int, count: int
+    ) -> Iterator[object]:
+        """At most so many values, all different, that a part of the schema allows."""
+        given: list[object] = []
+        validator = self._validator.evolve(schema=schema)
+        for value in self._values(schema, whole, depth + 1) if count else ():
+            if value not in given and validator.is_valid(value):
+                given.append(value)
+                yield value
+            if len(given) == count:
+                return
+
+
+def _sized(text: str, schema: Schema) -> str:
+    """A text, repeated or cut to the lengths that a schema allows."""
+    while 0 < len(text) < schema.get("minLength", 0):
+        text += f" {text}"
+    return text[: schema.get("maxLength")]
+
+
+def _drawn(schema: Schema, kind: str, rng: random.Random) -> float:
+    """A number between the ends of a schema, or among ten where one of them is open."""
+    step = schema.get("multipleOf", 1)
+    least = schema.get("minimum", schema.get("exclusiveMinimum"))
+    most = schema.get("maximum", schema.get("exclusiveMaximum"))
+    if least is None:
+        least = 0 if most is None or most >= 0 else most - 9 * step
+    most = max(least, least + 9 * step if most is None else most)
+    if kind == "integer" or "multipleOf" in schema:
+        low, high = math.ceil(least / step), math.floor(most / step)
+        chosen: float = step * rng.randint(min(low, high), high)
+        return chosen
+    return rng.uniform(least, most)
+
+
+def _numbers(schema: Schema, kind: str) -> Iterator[float]:
+    unit = schema.get("multipleOf", 1)
+    ends = [schema[name] for name in _ENDS if name in schema]
+    yield from (unit, 0)
+    for end in ends:
+        yield from (unit * (math.floor(end / unit) + n) for n in (1, 2, -1, -2))
+        yield end
+    if kind == "number" and len(ends) == 2:
+        yield sum(ends) / 2
+
+
+def _likely(schema: Schema) -> str:
+    """The type that a schema means which names none."""
+    if {"properties", "required"} & schema.keys():
+        return "object"
+    if {"items", "prefixItems"} & schema.keys():
+        return "array"
+    return "number" if {*_ENDS, "multipleOf"} & schema.keys() else "string"
+
+
+def _rest(schema: Schema, key: str) -> dict[str, object]:
+    return {name: value for name, value in schema.items() if name != key}
+
+
+def _says_something(schema: object) -> TypeGuard[Schema]:
+    """False for `true`, which allows anything, and `false`, which allows nothing."""
+    return isinstance(schema, Mapping)
+
+
+def _merged(parts: Sequence[object]) -> dict[str, object]:
+    """One schema of several that all hold."""
+    merged: dict[str, Any] = {}
+    for part in filter(_says_something, parts):
+        both = {**merged.get("properties", {}), **part.get("properties", {})}
+        required = [*merged.get("required", ()), *part.get("required", ())]
+        merged |= {**part, "properties": both, "required": required}
+    return merged

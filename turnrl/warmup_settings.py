@@ -1,0 +1,45 @@
+"""The settings of a warm-up, which the command and Python share. Nothing here loads torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, final
+
+from turnrl.errors import at_least, function_of
+
+if TYPE_CHECKING:
+    from turnrl.agent.dictation import Demonstrator
+
+
+@final
+@dataclass(frozen=True)
+class WarmUp:
+    """Settings of `turnrl.warm_up`, and of `turnrl warmup`, under the same names.
+
+    Args:
+        steps: Optimiser steps.
+        batch_size: Demonstrated attempts per step; none is learned twice.
+        lr: Peak of the learning rate; null for 5e-4 under LoRA, else 2e-4.
+        by: A function of an attempt and of random numbers that gives the next turn (for the command
+            its dotted path); null for random play.
+        held_out: Questions that the policy is tried on before and after, with one sampled attempt
+            each: of `data.val`, or else of `data.train`. 0 for none.
+    Raises:
+        RecipeError: Naming the setting that is out of range.
+    """
+
+    steps: int = 50
+    batch_size: int = 16
+    lr: float | None = None
+    by: Demonstrator | None = None
+    held_out: int = 32
+
+    def __post_init__(self) -> None:
+        at_least(1, "", self, "steps", "batch_size", whole=True, optional=False)
+        at_least(0, "", self, "held_out", whole=True, optional=False)
+        at_least(1e-12, "", self, "lr")
+        function_of("an attempt and of random numbers", "by", self.by, "walker.demonstrate")
+
+    def rate(self, adapter: bool) -> float:
+        """The peak of the learning rate, for an adapter or for a whole model."""
+        return self.lr if self.lr is not None else 5e-4 if adapter else 2e-4
