@@ -122,6 +122,15 @@ def learned_and_kept(tokens: float) -> list[Column]:
     return [*learned(tokens), KEPT]
 
 
+def learned_and_spent(tokens: float) -> list[Column]:
+    """What was learned, and how many turns an attempt takes at the end.
+
+    Args:
+        tokens: Sampled tokens up to which the area goes.
+    """
+    return [*learned(tokens), Column("turns at the end", partial(last, name="rollout/turns"), 2)]
+
+
 def _area(tokens: float) -> Column:
     return Column(f"area to {tokens:,.0f} tokens", partial(area, tokens=tokens))
 

@@ -8,7 +8,7 @@ from functools import cache
 from os.path import relpath
 from pathlib import Path
 
-from measures import Column, learned, learned_and_kept, learned_by_tokens
+from measures import Column, learned, learned_and_kept, learned_and_spent, learned_by_tokens
 
 from turnrl import TurnRLError
 from turnrl.commands.sweep.matrix import Cell, read_cells
@@ -164,6 +164,7 @@ PAIRS = (
     *((one, other) for one in (UNSCALED, "MT-PPO") for other in (MERGED, OUTCOMES)),
     (MERGED, OUTCOMES),
 )
+RIGHT, RIGHT_IN_UNITS = "costs among right", "costs among right, in units of reward"
 OUTCOME = "AnswerPresent, ExactMatch, WellFormed"
 LR = "--model.optimizer.init_args.lr"
 
@@ -180,6 +181,29 @@ _PAID = _FREE.having(
     f"[{{class_path: Progress, init_args: {{state: SupportSeen, weight: 1.0}}}}, {OUTCOME}]",
 )
 _ONE_5, _TWO_5 = (replace(one, seeds="0..4", estimators=PAPERS) for one in (_ONE, _TWO))
+
+_ONE_COSTS, _ONE_COSTS_TWICE = (
+    _ONE.having("--model.rewards", f"[ToolExecuted, AnswerRetrieved, {cost}, {OUTCOME}]")
+    for cost in ("SearchCost", "{class_path: SearchCost, init_args: {weight: 0.2}}")
+)
+_CHEAP = _FREE.having(
+    "--model.rewards",
+    f"[FirstHit, {{class_path: SearchCost, init_args: {{weight: 0.05}}}}, {OUTCOME}]",
+)
+
+_OTHERS = ("MT-GRPO, floor 0.5", RIGHT_IN_UNITS, "costs apart", "added first", "sign kept")
+"""Other ways with costs."""
+
+
+def _harm(world: Sweep) -> Part:
+    """Whether the rule for costs does harm in a world that has them."""
+    trained = replace(world, seeds="16..31", estimators=(RIGHT, OURS, OUTCOMES))
+    return Part({"": trained}, pairs=((RIGHT, OURS), (RIGHT, OUTCOMES), (OURS, OUTCOMES)))
+
+
+def _eight(world: Sweep, *estimators: str) -> Sweep:
+    """The first eight seeds of `_harm`."""
+    return replace(world, seeds="16..23", estimators=estimators)
 
 
 def _in_both(
@@ -308,6 +332,27 @@ PARTS = {
         tuple((one, other) for one in (OURS, UNSCALED) for other in ("Branched", "Tree")),
         columns=learned_by_tokens,
         world=_ONE,
+    ),
+    "harm-one-hop": _harm(_ONE_COSTS),
+    "harm-one-hop-twice": _harm(_ONE_COSTS_TWICE),
+    "harm-two-hop": _harm(_TWO),
+    "cost-of-use": Part(
+        {
+            "a cost": _eight(_TWO, RIGHT).having("--trainer.max_epochs", "60"),
+            "no cost": _eight(_FREE, OURS).having("--trainer.max_epochs", "60"),
+        },
+        pairs=((RIGHT, OURS),),
+        base="a cost",
+        columns=learned_and_spent,
+    ),
+    "cost-alternatives": Part(
+        {
+            "": _eight(_TWO, *_OTHERS),
+            "half the cost": _eight(_CHEAP, OURS),
+        },
+        {"": _eight(_TWO, RIGHT, OURS, OUTCOMES)},
+        tuple((one, other) for one in (RIGHT, OUTCOMES) for other in (*_OTHERS, OURS)),
+        base="",
     ),
 }
 """The parts, as plan.md has them."""

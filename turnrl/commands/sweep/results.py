@@ -37,8 +37,8 @@ class Result:
             `sampled_tokens` and `seconds` are totals of all iterations until then; the tokens are
             of one process, and both are None from a row on that lacks its share. The others are
             figures of `metrics.csv`: all of the validation, such as `val/exact_match`, and the
-            curves of the iteration before it (`train/exact_match`) and of questions that were
-            scored beside it (`famous/exact_match`). None where there was none.
+            curves of the iteration before it (`train/exact_match`, `rollout/turns`) and of
+            questions that were scored beside it (`famous/exact_match`). None where there was none.
     """
 
     digest: str
@@ -114,7 +114,7 @@ def curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | Non
 
 def _is_kept(name: str) -> bool:
     split, _, figure = name.partition("/")
-    return split == "val" or figure in record.CURVES
+    return split == "val" or figure in record.CURVES or name == "rollout/turns"
 
 
 def _short(value: float | None) -> float | None:
