@@ -26,6 +26,8 @@ from turnrl import (
     Fields,
     FunctionReward,
     FunctionTool,
+    Notes,
+    OutcomeReward,
     PluginError,
     PolicyMistake,
     Question,
@@ -644,6 +646,43 @@ def test_what_a_function_logs_is_a_metric_and_a_column_of_the_record():
     assert group_tallies(groups, rewards_of([noting]))["log/length"] == Tally(4.5, 3)
     row, _ = rows([groups[0]], [None], "val", 0, 0)
     assert json.loads(row["extra"]) == {"last": "it is NL"}
+
+
+class Length(OutcomeReward):
+    def prepare(self, trajectories, policy):
+        lengths = [len(one.turns) for one in trajectories]
+        return Notes({"longest": max(lengths)}, {"turns": lengths})
+
+    def score(self, trajectory):
+        return 0.0
+
+
+def test_any_reward_may_say_more_than_what_it_pays():
+    (group,) = score_groups([GROUP], [Length(), *rewards_of([noting])])
+    assert group.logged == {"longest": 2, "length": 1.0}
+    assert group.extra == ({"turns": 2, "last": "it is NL"}, {"turns": 1, "last": "no idea"})
+    with pytest.raises(PluginError, match=r"gives the column 'turns' .* so does a reward before it"):
+        score_group(GROUP, [Length(), Length()])
+
+
+@pytest.mark.parametrize("notes", [Notes({"a": math.nan}), Notes({}, {"a": [1]}), {"a": 1.0}])
+def test_notes_that_are_none_are_named(notes):
+    class Odd(Length):
+        def prepare(self, trajectories, policy):
+            return notes
+
+    with pytest.raises(PluginError, match=r"gave .* from prepare. Return None, or turnrl.Notes"):
+        score_group(GROUP, [Odd()])
+
+
+def test_an_attempt_that_no_batch_had_is_scored_on_its_own():
+    many = FunctionReward(sized)
+    score_group(GROUP, [many])
+    assert [many.score(attempt_of("a", "b", "c")), *map(many.score, GROUP)] == [3.0, 2.0, 2.0]
+
+
+def sized(completions: Any) -> list[float]:
+    return [float(len(completions)) if len(completions) > 1 else 3.0] * len(completions)
 
 
 @pytest.mark.parametrize(

@@ -117,6 +117,7 @@ from turnrl.types.acting import Toolset as Toolset
 from turnrl.types.contracts import AdvantageEstimator as AdvantageEstimator
 from turnrl.types.contracts import Attempts as Attempts
 from turnrl.types.contracts import Critic as Critic
+from turnrl.types.contracts import Notes as Notes
 from turnrl.types.contracts import OutcomeReward as OutcomeReward
 from turnrl.types.contracts import QuestionSource as QuestionSource
 from turnrl.types.contracts import Reward as Reward

@@ -8,12 +8,13 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain
+from statistics import fmean
 from typing import Any, final
 
 from turnrl.agent.functions import name_of, parameters_of, with_functions
 from turnrl.agent.running import on_loop
 from turnrl.errors import PluginError, RecipeError, check_numbers, is_finite, kind_of
-from turnrl.types import Question, Reward, SampledPolicy, Trajectory
+from turnrl.types import Notes, Question, Reward, SampledPolicy, Trajectory
 
 _OF_TRL = ("trainer_state", "environments")
 """Parameters that TRL's trainer fills, and nothing here could."""
@@ -85,20 +86,24 @@ class FunctionReward(Reward):
                 f"'{strange[0]}=None' if the function can do without it, or take it out."
             )
         self._paid: dict[int, tuple[Trajectory, float]] = {}
-        self.logged: dict[str, list[float]] = {}
-        """What the function of the last batch gave to `log_metric`, by name."""
-        self.extra: dict[str, list[Any]] = {}
-        """What it gave to `log_extra`: by column a value of each trajectory."""
 
     def __str__(self) -> str:
         return f"the function {self._which}"
 
-    def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
+    def prepare(
+        self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
+    ) -> Notes | None:
         """Have a function of a batch score all of them at once."""
         if not self.of_batch or not trajectories:
-            return
-        self.logged, self.extra = {}, {}
-        given = self._function(**self._of_batch(trajectories))
+            return None
+        paid, notes = self._pay(trajectories)
+        self._paid = {id(t): (t, one) for t, one in zip(trajectories, paid, strict=True)}
+        return notes
+
+    def _pay(self, trajectories: Sequence[Trajectory]) -> tuple[list[float], Notes]:
+        """What a function of a batch returns, and what it logs."""
+        logs = _Logs(str(self), len(trajectories))
+        given = self._function(**self._of_batch(trajectories, logs))
         if inspect.iscoroutine(given):
             given = on_loop(given)
         if isinstance(given, str | Mapping) or not hasattr(given, "__len__"):
@@ -112,37 +117,18 @@ class FunctionReward(Reward):
                 "one for each of them."
             )
         # TRL leaves out of its sum what is None: it does not apply to that completion
-        paid = (0.0 if one is None else self._number(one) for one in given)
-        self._paid = {id(t): (t, one) for t, one in zip(trajectories, paid, strict=True)}
+        paid = [0.0 if one is None else self._number(one) for one in given]
+        means = {name: fmean(some) for name, some in logs.metrics.items()}
+        return paid, Notes(means, logs.columns)
 
     def score(self, trajectory: Trajectory, *turn: int) -> float:
         """The weight times what the function returns."""
         if self.of_batch:
-            if id(trajectory) not in self._paid:
-                self.prepare([trajectory], None)
-            return self._paid[id(trajectory)][1]
+            known = self._paid.get(id(trajectory))
+            return known[1] if known else self._pay([trajectory])[0][0]
         own = {"trajectory": trajectory, **({"turn": turn[0]} if turn else {})}
         columns = self._columns([trajectory.question], own)
         return self._number(self._function(**{name: one for name, (one,) in columns.items()} | own))
-
-    def _log_metric(self, name: str, value: Any) -> None:
-        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # a tensor of one number too
-            value = value if isinstance(value, str) else float(value)
-        if not isinstance(name, str) or not name or not is_finite(value):
-            raise PluginError(
-                f"{self} called log_metric({name!r:.40}, {value!r:.40}). Give a name and a finite "
-                "number."
-            )
-        self.logged.setdefault(name, []).append(float(value))
-
-    def _log_extra(self, count: int, column: str, values: Sequence[Any]) -> None:
-        values = [*values] if isinstance(values, list | tuple) else values
-        if not isinstance(column, str) or not isinstance(values, list) or len(values) != count:
-            raise PluginError(
-                f"{self} called log_extra({column!r:.40}, {values!r:.40}). Give a name, and a list "
-                f"with a value for each of the {count} completions."
-            )
-        self.extra[column] = values
 
     def _number(self, given: Any) -> float:
         value = math.nan
@@ -180,18 +166,57 @@ class FunctionReward(Reward):
         row = {name: value for name, value in question.row.items() if name not in _OWN}
         return {**answers, **row, "answers": [*question.answers], **question.metadata}
 
-    def _of_batch(self, trajectories: Sequence[Trajectory]) -> dict[str, Any]:
+    def _of_batch(self, trajectories: Sequence[Trajectory], logs: _Logs) -> dict[str, Any]:
         """What TRL gives a reward function."""
         of_trl = {
             "prompts": [_prompt(one.question) for one in trajectories],
             "completions": [_completion(one) for one in trajectories],
             "completion_ids": [_completion_ids(one) for one in trajectories],
-            "log_metric": self._log_metric,
-            "log_extra": partial(self._log_extra, len(trajectories)),
+            "log_metric": logs.metric,
+            "log_extra": logs.extra,
         }
         columns = self._columns([one.question for one in trajectories], of_trl)
         own = {name: one for name, one in of_trl.items() if name in self._needs or self._open}
         return {**columns, **own}
+
+
+class _Logs:
+    """What a function of a batch logs, as TRL has it.
+
+    Args:
+        who: The function.
+        count: How many completions it was given.
+    """
+
+    def __init__(self, who: str, count: int) -> None:
+        self._who, self._count = who, count
+        self.metrics: dict[str, list[float]] = {}
+        self.columns: dict[str, list[Any]] = {}
+
+    def metric(self, name: str, value: Any) -> None:
+        """Keep a number; several of one name are averaged."""
+        with contextlib.suppress(TypeError, ValueError, RuntimeError):  # a tensor of one number too
+            value = value if isinstance(value, str) else float(value)
+        if not isinstance(name, str) or not name or not is_finite(value):
+            raise PluginError(
+                f"{self._who} called log_metric({name!r:.40}, {value!r:.40}). Give a name and a "
+                "finite number."
+            )
+        self.metrics.setdefault(name, []).append(float(value))
+
+    def extra(self, column: str, values: Sequence[Any]) -> None:
+        """Keep a value of each completion."""
+        values = [*values] if isinstance(values, list | tuple) else values
+        if (
+            not isinstance(column, str)
+            or not isinstance(values, list)
+            or len(values) != self._count
+        ):
+            raise PluginError(
+                f"{self._who} called log_extra({column!r:.40}, {values!r:.40}). Give a name, and a "
+                f"list with a value for each of the {self._count} completions."
+            )
+        self.columns[column] = values
 
 
 def _prompt(question: Question) -> list[dict[str, str]]:

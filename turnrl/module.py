@@ -31,7 +31,7 @@ from turnrl.checks import check_batch, check_parts, check_settings, names_unknow
 from turnrl.collection import Collector, Experience
 from turnrl.credit import TurnLevel, assign_credit
 from turnrl.errors import RecipeError
-from turnrl.function_rewards import FunctionReward, rewards_of
+from turnrl.function_rewards import rewards_of
 from turnrl.learning import Minibatch, OldLogprobs, Plan, Step, TokenColumns
 from turnrl.lifecycle import PolicyModule
 from turnrl.loader import Iterates, IterationData, data_of
@@ -105,7 +105,6 @@ class MTGRPO(PolicyModule, Iterates):
         optimizer = paper if optimizer is None else optimizer
         super().__init__(policy, rollout, optimizer, scheduler, seed)
         self.rewards = rewards_of(rewards)
-        self._logs = any(isinstance(one, FunctionReward) for one in self.rewards)
         self.estimator = estimator if estimator is not None else TurnLevel()
         self.objective = objective if objective is not None else ClippedSurrogate()
         self.engine = engine if engine is not None else _default_engine()
@@ -252,7 +251,7 @@ class MTGRPO(PolicyModule, Iterates):
         if self.experience is not None and not self._logged:
             self._logged = True
             tallies = self.experience.tallies(self.rewards)
-            self.metrics.log(tallies, uneven=self._logs)
+            self.metrics.log(tallies)
             if self.max_staleness:
                 self.metrics.log({"train/staleness": self.experience.staleness(self.global_step)})
         else:  # the first step took what was read before it too
@@ -336,7 +335,7 @@ class MTGRPO(PolicyModule, Iterates):
         self.evaluated += groups
         tallies = scoring.group_tallies(groups, self.rewards)
         named = {f"{split}/{name}": one for name, one in tallies.items()}
-        self.metrics.log(named, weigh=True, uneven=self._logs)
+        self.metrics.log(named, weigh=True)
         if self.trainer.state.fn != "fit":
             self.metrics.log_sum(f"{split}/questions", len(batch))
 

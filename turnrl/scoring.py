@@ -17,9 +17,9 @@ from torch import Tensor
 
 from turnrl.answers import CURVES as CURVES
 from turnrl.answers import answer_in_results, can_be_found, exact_match
-from turnrl.errors import DataError, PluginError, blaming
-from turnrl.function_rewards import FunctionReward, rewards_of
-from turnrl.types import Group, Reward, SampledPolicy, Trajectory
+from turnrl.errors import DataError, PluginError, blaming, is_finite
+from turnrl.function_rewards import rewards_of
+from turnrl.types import Group, Notes, Reward, SampledPolicy, Trajectory
 
 
 @dataclass(frozen=True)
@@ -68,18 +68,20 @@ def score_groups(
     for group in groups:
         _check_group(group)
     every = [trajectory for group in groups for trajectory in group]
-    for reward in rewards:
-        _check_score(reward)
-        what = f"{reward} on {len(every)} trajectories"
-        with blaming(PluginError, what, "A reward must score any trajectory."):
-            reward.prepare(every, policy)
-    functions = [one for one in rewards if isinstance(one, FunctionReward)]
-    numbers: dict[str, list[float]] = {}
-    for one in functions:
-        for name, some in one.logged.items():
-            numbers.setdefault(name, []).extend(some)
-    logged = {name: fmean(some) for name, some in numbers.items()}
-    columns = {name: values for one in functions for name, values in one.extra.items()}
+    notes = [_prepared(reward, every, policy) for reward in rewards]
+    metrics: dict[str, list[float]] = {}
+    for note in notes:
+        for name, figure in note.metrics.items():
+            metrics.setdefault(name, []).append(figure)
+    logged = {name: fmean(some) for name, some in metrics.items()}
+    columns: dict[str, Sequence[Any]] = {}
+    for reward, note in zip(rewards, notes, strict=True):
+        if twice := columns.keys() & note.columns.keys():
+            raise PluginError(
+                f"{reward} gives the column {min(twice)!r} of the record, and so does a reward "
+                "before it. Give one of the columns another name."
+            )
+        columns |= note.columns
     rows = iter(dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True))
     return tuple(
         replace(
@@ -89,6 +91,29 @@ def score_groups(
         )
         for group in groups
     )
+
+
+def _prepared(
+    reward: Reward, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
+) -> Notes:
+    """What a reward says about trajectories before it scores them.
+
+    Raises:
+        PluginError: If it could not score them, or what it says are no notes.
+    """
+    _check_score(reward)
+    what = f"{reward} on {len(trajectories)} trajectories"
+    with blaming(PluginError, what, "A reward must score any trajectory."):
+        notes = reward.prepare(trajectories, policy)
+    if notes is None:
+        return Notes()
+    fits = isinstance(notes, Notes) and all(map(is_finite, notes.metrics.values()))
+    if not fits or any(len(one) != len(trajectories) for one in notes.columns.values()):
+        raise PluginError(
+            f"{what} gave {notes!r:.200} from prepare. Return None, or turnrl.Notes with finite "
+            "numbers as metrics, and columns with a value of each trajectory."
+        )
+    return notes
 
 
 def _check_group(trajectories: Sequence[Trajectory]) -> None:
@@ -232,7 +257,7 @@ def group_tallies(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[st
 
     They are the four curves, `findable` (the share of trajectories for which `answer_in_results`
     says something, which is a mean over those alone), the rewards by component, by kind and in
-    total, and what functions in TRL's signature log.
+    total, and the figures of rewards' notes.
     """
     shown = [curves(group.trajectories[i]) for group in groups for i in group.trunks]
     size = len(shown)

@@ -44,15 +44,15 @@ class MetricLog:
         self._module = module
         self._names: dict[bool, set[str]] = {False: set(), True: set()}  # by whether it validated
 
-    def log(self, figures: Mapping[str, Tally], weigh: bool = False, uneven: bool = False) -> None:
-        """Log the means of a batch over all processes. Each process has to call it.
+    def log(self, figures: Mapping[str, Tally], weigh: bool = False) -> None:
+        """Log the means of a batch over all processes, which may have figures of different names.
+        Each process has to call it.
 
         Args:
             figures: This process's figures, by name. A figure without any count is not logged.
             weigh: Weigh the batches of an epoch by their counts, for the mean of the epoch.
-            uneven: Processes may have figures of different names.
         """
-        if uneven and (size := self._module.trainer.world_size) > 1:
+        if (size := self._module.trainer.world_size) > 1:
             every: list[list[str]] = [[]] * size
             torch.distributed.all_gather_object(every, [*figures])
             names = sorted({name for some in every for name in some})

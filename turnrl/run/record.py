@@ -39,7 +39,7 @@ The columns:
                     right (`Reward.right_at`): a list of {name, value}
     figures         numbers that tool sessions handed over: a list of {name, values}, with one
                     value, or one per turn
-    extra           JSON of what reward functions in TRL's signature gave to `log_extra`, by column;
+    extra           JSON of what the notes of rewards say of the trajectory, by column;
                     null without any
     group_mean, group_std       of the total reward over the group; null where there was no group
     estimator       JSON of the rule that gave the credit: its `name`, the path of its `class`, and

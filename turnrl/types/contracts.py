@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from turnrl.errors import DataError, PluginError, at_least
 from turnrl.plugins import contract
@@ -18,6 +18,19 @@ from turnrl.types.trajectory import Group, Passage, Probe, Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+
+class Notes(NamedTuple):
+    """What a reward says about the trajectories that it saw, beside what it pays for them.
+
+    Args:
+        metrics: Figures of all of them, which become `train/log/NAME` and `val/log/NAME`.
+        columns: By name a value of each trajectory, in their order, for the column `extra` of the
+            record.
+    """
+
+    metrics: Mapping[str, float] = MappingProxyType({})
+    columns: Mapping[str, Sequence[Any]] = MappingProxyType({})
 
 
 @contract("turnrl_rewards")
@@ -45,18 +58,21 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
     def __str__(self) -> str:
         return f"reward {type(self).__name__}"
 
-    def prepare(  # noqa: B027 - optional: most rewards look at one trajectory alone
+    def prepare(
         self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
-    ) -> None:
+    ) -> Notes | None:
         """See all trajectories before any of them is scored: to ask a judge about all at once, or
         the policy for log-probabilities.
 
         Args:
             trajectories: Those that are scored next, of several questions.
             policy: The policy that acted; None where there is none at hand.
+        Returns:
+            What it says about them beside their scores, if anything.
         Raises:
             RewardError: If the world that it needs is broken, such as a judge. The run stops.
         """
+        return None
 
     def rehearsal(self) -> AbstractContextManager[Reward]:
         """What `turnrl doctor` scores with in place of this reward: by default the reward itself.

@@ -387,8 +387,9 @@ class Group:
             in the record of an older turnrl.
         right_at: The least that a right attempt gets of an outcome component, by its name, of those
             that say what is right (`Reward.right_at`).
-        logged: Means of what functions in TRL's signature gave to `log_metric` for the batch.
-        extra: For each trajectory what they gave to `log_extra`, by column; empty without any.
+        logged: Figures of the whole batch from the notes of rewards (`Notes.metrics`).
+        extra: For each trajectory what the notes say of it, by column (`Notes.columns`); empty
+            without any.
     """
 
     question: Question
