@@ -672,6 +672,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--index news --fields": Elsewhere(
             "test_ranking.test_the_answers_in_somebody_elses_index_are_counted"
         ),
+        "name: search_news": Elsewhere(
+            "test_wiki_search.test_the_two_searches_of_the_page_are_two_tools_of_one_recipe"
+        ),
         "pip install 'turnrl[encoders]'": NotRun("the package index, and a model of the hub"),
         "--passage-prefix": Elsewhere(
             "test_ranking.test_a_passage_prefix_is_encoded_and_part_of_the_version"
