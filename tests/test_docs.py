@@ -662,6 +662,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "38 of 146 questions": Elsewhere(
             "test_index_check.test_the_page_shows_what_the_command_prints"
         ),
+        "description: Searches the news of": Elsewhere(
+            "test_wiki_search.test_the_two_searches_of_the_page_are_two_tools_of_one_recipe"
+        ),
         "index: indexes/wikipedia": Fits("model.rollout"),
         "backend: retrieve": Elsewhere(
             "test_outage_retrieve.test_five_lines_of_a_recipe_train_with_the_server_of_the_page"
@@ -671,9 +674,6 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
         "--index news --fields": Elsewhere(
             "test_ranking.test_the_answers_in_somebody_elses_index_are_counted"
-        ),
-        "name: search_news": Elsewhere(
-            "test_wiki_search.test_the_two_searches_of_the_page_are_two_tools_of_one_recipe"
         ),
         "pip install 'turnrl[encoders]'": NotRun("the package index, and a model of the hub"),
         "--passage-prefix": Elsewhere(
