@@ -43,7 +43,8 @@ from turnrl import (
 )
 from turnrl_wiki_search import WikiSearch, embedded
 from turnrl_wiki_search import server as servers
-from turnrl_wiki_search.command import add_index_command, score_retrieval
+from turnrl_wiki_search.command import add_index_command
+from turnrl_wiki_search.coverage import score_retrieval
 from turnrl_wiki_search.index import MAX_QUERY_CHARACTERS, clean_query
 from turnrl_wiki_search.sources import Corpus, open_source
 from turnrl_wiki_search.splitting import Splitter

@@ -9,15 +9,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
 from turnrl.agent.functions import name_of, parameters_of
-from turnrl.data.rows import questions_of
-from turnrl.data.sources import Fields
+from turnrl.data.fields import Fields, questions_of
+from turnrl.data.sources import NamesSettings
 from turnrl.errors import DataError, blaming, kind_of
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
 
 
 @final
-class FunctionQuestions(QuestionSource):
+class FunctionQuestions(NamesSettings, QuestionSource):
     """The questions of a function that returns or yields rows, as mappings, or questions. One with
     a parameter `split`, or one that it needs, has the splits `train` and `val`.
 
@@ -61,7 +61,7 @@ class FunctionQuestions(QuestionSource):
             )
         if kinds[Question]:
             return rows
-        return questions_of(rows, self._fields, self._which)
+        return questions_of(rows, self._fields, self._which, self.names)
 
 
 def _odd(rows: list[Any]) -> Any:
