@@ -29,6 +29,7 @@ from turnrl import (
     PluginError,
     PolicyMistake,
     Question,
+    QuestionData,
     Reading,
     RecipeError,
     Rollout,
@@ -673,6 +674,20 @@ def test_a_function_gives_questions_as_rows_or_questions():
     assert load_questions("test_functions.of_split", role="train")[0].id == "train"
     assert load_questions(of_split, "held_out")[0].id == "held_out"
     assert load_questions(with_default, role="val")[0].id == "val"
+
+
+def test_fields_of_a_function_that_gives_questions_are_refused_and_not_ignored():
+    fields = Fields(None, "prompt", "solution")
+    with pytest.raises(
+        DataError, match=r"of_split \(val\) has questions already, .*Leave them out"
+    ):
+        load_questions("test_functions.of_split", fields=fields)
+    alone = QuestionData(train=of_split, val=with_default, fields=fields)
+    with pytest.raises(RecipeError, match=r"data\.fields is set, but no source uses it\. Leave it"):
+        alone.setup("fit")
+    # they may be about another source of the recipe, or, in an evaluation, about another recipe's
+    QuestionData(train=asked, val=of_split, fields=fields).setup("fit")
+    QuestionData(val=of_split, fields=fields).setup("validate")
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ class FunctionQuestions(NamesSettings, QuestionSource):
         fields: Where its rows keep id, question and answers.
     """
 
-    uses = ("fields",)
+    uses: tuple[str, ...] = ("fields",)
 
     def __init__(self, function: Callable[..., Any], fields: Fields | None = None) -> None:
         self._function, self._fields = function, fields or Fields()
@@ -60,6 +60,7 @@ class FunctionQuestions(NamesSettings, QuestionSource):
                 "yield rows as mappings, or turnrl.Question objects, and only one kind of them."
             )
         if kinds[Question]:
+            self.uses = ()  # they are made already
             return rows
         return questions_of(rows, self._fields, self._which, self.names)
 

@@ -124,14 +124,19 @@ class QuestionData(IterationData):
         """Load what a stage needs, so that a mistake in a source shows at once."""
         announce(self.trainer, "reading the questions")
         opened = [self._opened(role) for role, name in self.sources.items() if name is not None]
-        for option in ("fields", "config"):
-            unused = not any(option in source.uses for source in opened)
-            if getattr(self, option) is not None and unused:
-                raise RecipeError(f"data.{option} is set, but no source uses it. Leave it out.")
+        self._refuse_unused(opened)
         if stage in (None, "fit"):
             self._questions("train")
         if stage != "fit" or self.sources["val"] is not None:
             self.eval_questions()
+        if self.sources["train"] is not None:  # only then are `fields` about these sources alone
+            self._refuse_unused(opened)  # again: a function is known by what it has given
+
+    def _refuse_unused(self, opened: list[QuestionSource]) -> None:
+        for option in ("fields", "config"):
+            unused = not any(option in source.uses for source in opened)
+            if getattr(self, option) is not None and unused:
+                raise RecipeError(f"data.{option} is set, but no source uses it. Leave it out.")
 
     def iteration_questions(self, iteration: int, rank: int, world_size: int) -> list[Question]:
         """Questions that one process asks in one iteration.

@@ -113,7 +113,13 @@ def load_questions(
             "Set data.train to another source, or data.train_split to what it has."
         )
     where = f"{name} ({chosen})" if chosen else name
-    return _usable(opened.questions(chosen), where, rule, opened.needs_answers, names)
+    usable = _usable(opened.questions(chosen), where, rule, opened.needs_answers, names)
+    if fields is not None and "fields" not in opened.uses:
+        raise DataError(
+            f"{where} has questions already, and no rows: the fields would have no effect. Leave "
+            "them out."
+        )
+    return usable
 
 
 def open_source(
