@@ -12,6 +12,7 @@ import json
 import math
 import re
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -706,6 +707,20 @@ def test_a_function_that_gives_no_questions_is_named(source, says):
     exec(compile(source, "f.py", "exec", dont_inherit=True), space)
     with pytest.raises(DataError, match=says):
         load_questions(space["f"])
+
+
+def test_a_function_whose_module_cannot_be_imported_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where a module may lie that is on no path
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "needs_more.py").write_text("import nothing_of_the_kind")
+    (tmp_path / "raises.py").write_text("1 / 0")
+    (tmp_path / "here_alone.py").write_text("def rows(): return [{'question': 'A?', 'answers': 1}]")
+    for path, says in (("needs_more.f", "No module named 'nothing_of"), ("raises.f", "ZeroDivis")):
+        with pytest.raises(DataError, match=rf"questions is '{path}', which cannot be .*{says}"):
+            load_questions(path)
+    assert load_questions("here_alone.rows")[0].text == "A?"
+    with pytest.raises(DataError, match=r"data.train or data.val names 'here_alone.rowz', which"):
+        load_questions("here_alone.rowz")
 
 
 # a system message of the data's own
