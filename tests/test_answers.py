@@ -429,10 +429,10 @@ def test_a_package_brings_a_rule_that_recipes_know_by_its_name(monkeypatch):
 @pytest.mark.parametrize(("named", "told"), [
     ("numbr", "data.answers is 'numbr', which is not a rule. Did you mean number"),
     ("exact", "There are phrase, number, choice, math, the path of a function of two texts"),
-    ("nowhere.same", "data.answers names 'nowhere.same', which cannot be imported: No module"),
-    ("string.digits", "'string.digits' ('0123456789'), which cannot be used: it is not a func"),
-    (3, "data.answers is 'int' (3), which cannot be used: it is not a function"),
-    (len, "which cannot be used: too many positional arguments"),
+    ("nowhere.same", "the answer rule 'nowhere.same' cannot be imported: No module"),
+    ("string.digits", "'string.digits' ('0123456789') cannot be used: it is not a func"),
+    (3, "the answer rule 'int' (3) cannot be used: it is not a function"),
+    (len, "cannot be used: too many positional arguments"),
 ])  # fmt: skip
 def test_a_rule_that_there_is_not_is_told(named, told):
     with pytest.raises(RecipeError, match=re.escape(told)):

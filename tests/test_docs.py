@@ -680,6 +680,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "38 of 146 questions": Elsewhere(
             "test_index_check.test_the_page_shows_what_the_command_prints"
         ),
+        "description: Searches the news of": Elsewhere(
+            "test_wiki_search.test_the_two_searches_of_the_page_are_two_tools_of_one_recipe"
+        ),
         "index: indexes/wikipedia": Fits("model.rollout"),
         "backend: retrieve": Elsewhere(
             "test_outage_retrieve.test_five_lines_of_a_recipe_train_with_the_server_of_the_page"

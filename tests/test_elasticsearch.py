@@ -35,7 +35,7 @@ from searching import (
 )
 from turnrl import DataError, Question, RecipeError, Tool, ToolError
 from turnrl_wiki_search import WikiSearch, elastic, embedded
-from turnrl_wiki_search.command import score_retrieval
+from turnrl_wiki_search.coverage import score_retrieval
 from turnrl_wiki_search.elastic import ElasticIndex, Server
 from turnrl_wiki_search.server import explained
 

@@ -12,6 +12,7 @@ import json
 import math
 import re
 import statistics
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -31,6 +32,7 @@ from turnrl import (
     PluginError,
     PolicyMistake,
     Question,
+    QuestionData,
     Reading,
     RecipeError,
     Rollout,
@@ -661,7 +663,7 @@ def test_any_reward_may_say_more_than_what_it_pays():
     (group,) = score_groups([GROUP], [Length(), *rewards_of([noting])])
     assert group.logged == {"longest": 2, "length": 1.0}
     assert group.extra == ({"turns": 2, "last": "it is NL"}, {"turns": 1, "last": "no idea"})
-    with pytest.raises(PluginError, match=r"gives the column 'turns' .* so does a reward before it"):
+    with pytest.raises(PluginError, match=r"column 'turns' .* so does a reward before"):
         score_group(GROUP, [Length(), Length()])
 
 
@@ -741,6 +743,20 @@ def test_a_function_gives_questions_as_rows_or_questions():
     assert load_questions(with_default, role="val")[0].id == "val"
 
 
+def test_fields_of_a_function_that_gives_questions_are_refused_and_not_ignored():
+    fields = Fields(None, "prompt", "solution")
+    with pytest.raises(
+        DataError, match=r"of_split \(val\) has questions already, .*Leave them out"
+    ):
+        load_questions("test_functions.of_split", fields=fields)
+    alone = QuestionData(train=of_split, val=with_default, fields=fields)
+    with pytest.raises(RecipeError, match=r"data\.fields is set, but no source uses it\. Leave it"):
+        alone.setup("fit")
+    # they may be about another source of the recipe, or, in an evaluation, about another recipe's
+    QuestionData(train=asked, val=of_split, fields=fields).setup("fit")
+    QuestionData(val=of_split, fields=fields).setup("validate")
+
+
 @pytest.mark.parametrize(
     ("source", "says"),
     [
@@ -760,6 +776,20 @@ def test_a_function_that_gives_no_questions_is_named(source, says):
     exec(compile(source, "f.py", "exec", dont_inherit=True), space)
     with pytest.raises(DataError, match=says):
         load_questions(space["f"])
+
+
+def test_a_function_whose_module_cannot_be_imported_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where a module may lie that is on no path
+    monkeypatch.setattr("sys.path", [*sys.path])
+    (tmp_path / "needs_more.py").write_text("import nothing_of_the_kind")
+    (tmp_path / "raises.py").write_text("1 / 0")
+    (tmp_path / "here_alone.py").write_text("def rows(): return [{'question': 'A?', 'answers': 1}]")
+    for path, says in (("needs_more.f", "No module named 'nothing_of"), ("raises.f", "ZeroDivis")):
+        with pytest.raises(DataError, match=rf"questions is '{path}', which cannot be .*{says}"):
+            load_questions(path)
+    assert load_questions("here_alone.rows")[0].text == "A?"
+    with pytest.raises(DataError, match=r"data.train or data.val names 'here_alone.rowz', which"):
+        load_questions("here_alone.rowz")
 
 
 # a system message of the data's own

@@ -585,6 +585,11 @@ def test_what_the_page_shows_is_a_run_over_paragraphs(hub, tiny_model, limit):
     assert embedded.read_info(index).source == source_name(HotpotParagraphs(limit=limit))
 
 
+def test_a_file_that_is_not_there_names_the_setting_of_the_source():
+    with pytest.raises(DataError, match=r"no file 'gone\.jsonl' .*Check HotpotParagraphs\.path\."):
+        load_questions(HotpotParagraphs("gone.jsonl"))
+
+
 def test_the_row_that_the_page_shows_is_read(tmp_path):
     (text,) = fenced("json")
     path = write_jsonl(tmp_path / "mine.jsonl", [json.loads(text)])

@@ -374,6 +374,40 @@ def test_a_file_with_other_fields_is_to_be_changed(folder, tmp_path, capsys):
     assert "data." not in error
 
 
+@pytest.mark.parametrize(("row", "message"), [
+    ({"question": {"a": 1}}, "'question' is a mapping, {'a': 1}, not a text. Write a text there."),
+    ({"answers": [{"a": 1}]}, "'answers' is a mapping, {'a': 1}, not a text. Write a text there."),
+    ({"answers": []}, "can be used (1 without an answer). Check --answers, or name another source"),
+])  # fmt: skip
+def test_a_row_that_cannot_be_read_is_told_without_the_settings_of_a_recipe(
+    row, message, folder, tmp_path, capsys
+):
+    file = tmp_path / "q.jsonl"
+    file.write_text(json.dumps({"id": "1", "question": "Is it?", "answers": ["x"], **row}))
+    assert index_command("check", "--index", folder, "--questions", file) in (1, 2)
+    error = capsys.readouterr().err
+    assert message in error
+    assert "data." not in error
+    assert index_command("search", "--index", folder, "--questions", file) in (1, 2)
+    assert not re.search(r"data\.|--answers", capsys.readouterr().err)
+
+
+def test_a_saved_data_set_without_the_split_names_the_option_if_there_is_one(
+    folder, tmp_path, capsys
+):
+    import datasets
+
+    rows = datasets.Dataset.from_list([{"id": "1", "question": "Is it?", "answers": ["x"]}])
+    datasets.DatasetDict({"dev": rows}).save_to_disk(str(tmp_path / "saved"))
+    words = ["--index", folder, "--questions", tmp_path / "saved"]
+    assert index_command("check", *words) == 2
+    assert (
+        "has no split 'validation'. It has dev. Set --split to what it" in capsys.readouterr().err
+    )
+    assert index_command("search", *words) == 2
+    assert "It has dev. Name another source." in capsys.readouterr().err
+
+
 def test_a_file_that_cannot_be_written_does_not_cost_the_count(folder, asked, capsys):
     words = ["--index", folder, "--questions", asked, "--missing", asked / "missing.jsonl"]
     assert index_command("check", *words) == 2

@@ -251,21 +251,21 @@ def test_an_encoder_whose_dimensions_change_is_refused():
 
 
 @pytest.mark.parametrize(("name", "message"), [
-    ("gone_module.encode", "cannot be imported: no module 'gone_module'. Correct its path"),
-    ("encoders.gone", "is not a function of the module encoders. Write a function there"),
-    ("encoders.NOT_A_FUNCTION", "is not a function of the module encoders"),
-    ("encoders:", "cannot be|is not a function|names no function"),
+    ("gone_module.encode", "cannot be imported .*'gone_module'.*or lie in the current folder"),
+    ("encoders.notedd", "the module encoders has no 'notedd'. Did you mean noted"),
+    ("encoders.NOT_A_FUNCTION", "NOT_A_FUNCTION'"),
+    ("collections.Counter", "the encoder 'collections.Counter' is a class. Write a function that"),
+    ("encoders:", "encoder is 'encoders.', and the module encoders has no ''. Correct the name"),
 ])  # fmt: skip
 def test_an_encoder_that_is_not_there_is_named_with_the_next_step(name, message):
-    with pytest.raises(RecipeError, match=message) as error:
+    with pytest.raises(RecipeError, match=message):
         open_encoder(name)
-    assert repr(name) in str(error.value)
 
 
 def test_a_module_that_raises_is_blamed(tmp_path, monkeypatch):
     (tmp_path / "broken_module.py").write_text("1 / 0")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ToolError, match=r"importing broken_module for the encoder 'broken_module"):
+    with pytest.raises(RecipeError, match=r"'broken_module.encode', .*\(ZeroDivisionError: divi"):
         open_encoder("broken_module.encode")
 
 

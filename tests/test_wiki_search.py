@@ -1,6 +1,7 @@
 """Search without a server: embedded indexes, their sources, the tool, the command."""
 
 import argparse
+import asyncio
 import csv
 import dataclasses
 import gzip
@@ -28,6 +29,7 @@ from searching import (
     shared_rows,
     write_rows,
 )
+from test_outage_elasticsearch import turnrl
 from turnrl import (
     DataError,
     Passage,
@@ -36,11 +38,13 @@ from turnrl import (
     ToolCall,
     ToolError,
     ToolResult,
+    call_tools,
     installed,
 )
 from turnrl_wiki_search import WikiSearch, embedded
 from turnrl_wiki_search import server as servers
-from turnrl_wiki_search.command import add_index_command, score_retrieval
+from turnrl_wiki_search.command import add_index_command
+from turnrl_wiki_search.coverage import score_retrieval
 from turnrl_wiki_search.index import MAX_QUERY_CHARACTERS, clean_query
 from turnrl_wiki_search.sources import Corpus, open_source
 from turnrl_wiki_search.splitting import Splitter
@@ -806,6 +810,53 @@ def test_the_recipes_in_the_docs_make_tools_and_the_compose_file_is_one():
     assert backends == {"embedded", "elasticsearch"}
     (compose,) = (block for block in blocks if "services" in block)
     assert compose["services"]["elasticsearch"]["ports"] == ["127.0.0.1:9200:9200"]
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_the_two_searches_of_the_page_are_two_tools_of_one_recipe(tmp_path):
+    """A run calls each by its name, and its prompts show each description."""
+    import yaml
+
+    (block,) = [text for text in _fenced("yaml") if "search_news" in text]
+    tools = yaml.safe_load(block)["model"]["rollout"]["tools"]
+    paper = [{"id": "7", "title": "Monday", "text": "The tower of Utrecht is closed."}]
+    places = {"indexes/wikipedia": ROWS, "indexes/news": paper}
+    for tool in tools:
+        folder = tmp_path / tool["init_args"]["index"].replace("/", "-")
+        folder.mkdir()
+        tool["init_args"]["index"] = str(built(folder, places[tool["init_args"]["index"]]))
+    searches = [WikiSearch(**tool["init_args"]) for tool in tools]
+    assert [search.specs[0].name for search in searches] == ["search", "search_news"]
+    assert searches[0].specs[0].description.startswith("Searches an encyclopedia")
+    assert searches[1].specs[0].description.startswith("Searches the news of the last ten years")
+    question = Question("q", "?", ("x",))
+    query = {"query": "tower of Utrecht"}
+    calls = [ToolCall("search", query), ToolCall("search_news", query)]
+    ((wiki, news),) = asyncio.run(call_tools(searches, question, [calls]))
+    assert wiki.metadata["passage_ids"][0] == "1"
+    assert news.content == "Monday\nThe tower of Utrecht is closed."
+    with pytest.raises(RecipeError, match=r"two tools are called 'search', .*Rename one\."):
+        asyncio.run(call_tools([searches[0], WikiSearch("elsewhere")], question, [calls]))
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"model": {"rollout": {"tools": tools}}}))
+    small = ["--trainer.max_epochs", "1", "--data.val_limit", "8", "--model.group_size", "4"]
+    small += ["--data.questions_per_iteration", "4"]
+    recipe = str(Path(__file__).parents[1] / "recipes" / "quickstart.yaml")
+    code, said, told = turnrl(None, tmp_path, ["fit", recipe, "mine.yaml", *small])
+    assert code == 0, told
+    assert "iteration   1/1" in said
+
+
+@pytest.mark.parametrize(("given", "message"), [
+    ({"descripton": "News."}, "no option 'descripton'. Did you mean description?"),
+    ({"rankng": "knn"}, "no option 'rankng'. Did you mean ranking?"),
+    ({"colour": "red"}, "no option 'colour'. Its docstring"),
+    ({"name": "search news"}, "WikiSearch.name is 'search news'. Take a word of letters"),
+    ({"name": ""}, "WikiSearch.name is ''."),
+    ({"description": " "}, "WikiSearch.description is empty. Say in one sentence"),
+])  # fmt: skip
+def test_an_option_that_cannot_be_is_named_and_is_no_type_error(given, message):
+    with pytest.raises(RecipeError, match=re.escape(message)):
+        WikiSearch("index", **given)
 
 
 def test_the_commands_in_the_docs_are_commands():

@@ -29,8 +29,8 @@ from turnrl.credit import TurnLevel as TurnLevel
 from turnrl.credit import assign_credit as assign_credit
 from turnrl.credit import returns_to_go as returns_to_go
 from turnrl.credit import standardize as standardize
+from turnrl.data.fields import Fields as Fields
 from turnrl.data.questions import QuestionData as QuestionData
-from turnrl.data.sources import Fields as Fields
 from turnrl.data.sources import SourceOpener as SourceOpener
 from turnrl.data.sources import load_questions as load_questions
 from turnrl.data.sources import open_source as open_source

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
 from turnrl.agent.functions import name_of, parameters_of
-from turnrl.data.rows import questions_of
-from turnrl.data.sources import Fields
-from turnrl.errors import DataError, blaming, kind_of
+from turnrl.data.fields import Fields, questions_of
+from turnrl.data.sources import NamesSettings
+from turnrl.errors import DataError, RecipeError, blaming, kind_of
+from turnrl.plugins import named
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
 
 
 @final
-class FunctionQuestions(QuestionSource):
+class FunctionQuestions(NamesSettings, QuestionSource):
     """The questions of a function that returns or yields rows, as mappings, or questions. One with
     a parameter `split`, or one that it needs, has the splits `train` and `val`.
 
@@ -26,7 +26,7 @@ class FunctionQuestions(QuestionSource):
         fields: Where its rows keep id, question and answers.
     """
 
-    uses = ("fields",)
+    uses: tuple[str, ...] = ("fields",)
 
     def __init__(self, function: Callable[..., Any], fields: Fields | None = None) -> None:
         self._function, self._fields = function, fields or Fields()
@@ -60,8 +60,9 @@ class FunctionQuestions(QuestionSource):
                 "or yield rows as mappings, or turnrl.Question objects, and only one kind of them."
             )
         if kinds[Question]:
+            self.uses = ()  # they are made already
             return rows
-        return questions_of(rows, self._fields, self._which)
+        return questions_of(rows, self._fields, self._which, self.names)
 
 
 def _odd(rows: list[Any]) -> Any:
@@ -78,16 +79,13 @@ def function_at(path: str) -> Callable[..., Any] | None:
     Raises:
         DataError: If its module cannot be imported.
     """
-    module, _, name = path.rpartition(".")
+    module = path.rpartition(".")[0]
     try:
-        there = importlib.import_module(module) if module else None
-    except ModuleNotFoundError as error:
-        if error.name is not None and f"{module}.".startswith(f"{error.name}."):
+        found: Callable[..., Any] = named("the source of the questions", path)
+    except RecipeError as error:
+        cause = error.__cause__
+        missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
+        if cause is None or f"{module}.".startswith(f"{missing}."):
             return None
-        needs = f"the module {module} of {path!r} needs {error.name!r}"
-        raise DataError(f"{needs}, which is not installed. Install it.") from error
-    except Exception as error:  # a module may do anything
-        with blaming(DataError, f"the module {module} of {path!r}", "Fix the module."):
-            raise error
-    found = getattr(there, name, None)
+        raise DataError(str(error)) from cause
     return found if inspect.isroutine(found) else None

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, final
 
+from turnrl.data.fields import Fields, questions_of
 from turnrl.data.functions import FunctionQuestions, function_at
 from turnrl.data.rows import (
     FILE_KINDS,
@@ -19,12 +20,11 @@ from turnrl.data.rows import (
     is_saved,
     open_hub,
     open_saved,
-    questions_of,
     read_file,
     read_hub,
     refuse_split,
 )
-from turnrl.data.sources import Fields
+from turnrl.data.sources import NamesSettings
 from turnrl.errors import DataError
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question, answer_rule
@@ -91,7 +91,7 @@ PRESETS: Mapping[str, Preset] = {
 
 
 @final
-class QuestionFile(QuestionSource):
+class QuestionFile(NamesSettings, QuestionSource):
     """The questions of a file, which is one split without a name.
 
     Args:
@@ -108,14 +108,15 @@ class QuestionFile(QuestionSource):
 
     def questions(self, split: str) -> Iterable[Question]:
         refuse_split(self._path, split)
-        return questions_of(read_file(self._path), self._fields, self._path)
+        rows = read_file(self._path, self.names)
+        return questions_of(rows, self._fields, self._path, self.names)
 
     def at_hand(self, split: str) -> bool:
-        return file_here(self._path)
+        return file_here(self._path, self.names)
 
 
 @final
-class GivenRows(QuestionSource):
+class GivenRows(NamesSettings, QuestionSource):
     """The questions of rows in memory: a data set of the `datasets` library, which may have splits,
     or a list of mappings.
 
@@ -136,15 +137,16 @@ class GivenRows(QuestionSource):
 
     def questions(self, split: str) -> Iterable[Question]:
         if split not in self._rows:
+            settings = " and ".join(self.names.splits)
+            step = f"Set {settings} to what it has." if settings else "Name another source."
             raise DataError(
                 f"{self._where} has no split {split!r}. It has "
-                f"{', '.join(self._rows) or 'none: leave the split out'}. "
-                "Set data.train_split and data.val_split to what it has."
+                f"{', '.join(self._rows) or 'none: leave the split out'}. {step}"
             )
         rows = self._rows[split]
         of_list: Iterable[Row] = rows if isinstance(rows, list) else read_hub(rows)
         where = f"{self._where} ({split})" if split else self._where
-        return questions_of(of_list, self._fields, where)
+        return questions_of(of_list, self._fields, where, self.names)
 
 
 def _in_memory(given: object, fields: Fields | None, where: str | None = None) -> GivenRows | None:
@@ -161,7 +163,7 @@ def _in_memory(given: object, fields: Fields | None, where: str | None = None) -
 
 
 @final
-class HubDataset(QuestionSource):
+class HubDataset(NamesSettings, QuestionSource):
     """The questions of a data set on the hub, read with the `datasets` library.
 
     Args:
@@ -176,12 +178,13 @@ class HubDataset(QuestionSource):
 
     def questions(self, split: str) -> Iterable[Question]:
         preset, rule = self._preset, answer_rule(self._preset.rule)
-        rows, where = read_hub(open_hub(preset.path, preset.config, split)), preset.path
-        questions = questions_of(rows, preset.fields, f"{where} ({split})", without=preset.without)
+        rows = read_hub(open_hub(preset.path, preset.config, split, self.names))
+        where = f"{preset.path} ({split})"
+        questions = questions_of(rows, preset.fields, where, self.names, without=preset.without)
         return (replace(question, rule=rule) for question in questions)
 
     def at_hand(self, split: str) -> bool:
-        return cached_hub(self._preset.path, self._preset.config, split)
+        return cached_hub(self._preset.path, self._preset.config, split, self.names)
 
 
 class ByName:

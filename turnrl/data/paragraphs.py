@@ -16,18 +16,18 @@ from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, final
 
+from turnrl.data.fields import Fields, questions_of
 from turnrl.data.rows import (
     FILE_KINDS,
+    Names,
     Row,
     cached_hub,
     file_here,
     open_hub,
-    questions_of,
     read_file,
     read_hub,
     refuse_split,
 )
-from turnrl.data.sources import Fields
 from turnrl.errors import DataError, RecipeError, at_least
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
@@ -36,6 +36,7 @@ from turnrl.types.trajectory import Passage
 HOTPOTQA = "hotpotqa/hotpot_qa"
 """HotpotQA on the hub (Yang et al. 2018, https://arxiv.org/abs/1809.09600, CC BY-SA 4.0)."""
 
+_NAMES = Names(("HotpotParagraphs.path",), (), "HotpotParagraphs.config", "HotpotParagraphs.fields")
 _LAYOUT = "context: {title: [...], sentences: [[...], ...]}"
 
 
@@ -85,13 +86,12 @@ class HotpotParagraphs(QuestionSource):
         rows, _ = self._open(split)
         named = (self._with_support(row, f"{self._where(split)}, row {n}") for n, row in rows)
         fields = self.fields or Fields(answers="answer")
-        where, setting = self._where(split), "HotpotParagraphs.fields"
-        return questions_of(named, fields, where, setting, needs_id=True)
+        return questions_of(named, fields, self._where(split), _NAMES, needs_id=True)
 
     def at_hand(self, split: str) -> bool:
         if self._is_file:
-            return file_here(self.path)
-        return cached_hub(self.path, self._config, split)
+            return file_here(self.path, _NAMES)
+        return cached_hub(self.path, self._config, split, _NAMES)
 
     def passages(self) -> Iterator[Passage]:
         """The distinct paragraphs, in the order in which they first appear.
@@ -108,8 +108,8 @@ class HotpotParagraphs(QuestionSource):
         """The numbered rows of a split, from 1, and how many there are if that is known."""
         if self._is_file:
             refuse_split(self.path, split)
-            return enumerate(itertools.islice(read_file(self.path), self.limit), 1), None
-        data = open_hub(self.path, self._config, split)
+            return enumerate(itertools.islice(read_file(self.path, _NAMES), self.limit), 1), None
+        data = open_hub(self.path, self._config, split, _NAMES)
         if self.limit is not None and self.limit < len(data):
             data = data.select(range(self.limit))
         return enumerate(read_hub(data), 1), len(data)

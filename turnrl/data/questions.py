@@ -14,7 +14,9 @@ from collections import UserList
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
-from turnrl.data.sources import Fields, Role, Source, load_questions, open_source
+from turnrl.data.fields import Fields
+from turnrl.data.rows import RECIPE, Names
+from turnrl.data.sources import Role, Source, load_questions, open_source
 from turnrl.errors import DataError, RecipeError, at_least, instance_of
 from turnrl.loader import IterationData
 from turnrl.plugins import contributed
@@ -113,6 +115,8 @@ class QuestionData(IterationData):
         self.seed = seed
         self.split = "val"
         """Split that `val_dataloader` evaluates: `val`, `train`, or another of the `val` source."""
+        self.names: Names = RECIPE
+        """What the caller calls the settings, for messages."""
         self._opened = functools.cache(self._open)
         self._questions = functools.cache(self._load)
         self._advised = False
@@ -121,14 +125,19 @@ class QuestionData(IterationData):
         """Load what a stage needs, so that a mistake in a source shows at once."""
         announce(self.trainer, "reading the questions")
         opened = [self._opened(role) for role, name in self.sources.items() if name is not None]
-        for option in ("fields", "config"):
-            unused = not any(option in source.uses for source in opened)
-            if getattr(self, option) is not None and unused:
-                raise RecipeError(f"data.{option} is set, but no source uses it. Leave it out.")
+        self._refuse_unused(opened)
         if stage in (None, "fit"):
             self._questions("train")
         if stage != "fit" or self.sources["val"] is not None:
             self.eval_questions()
+        if self.sources["train"] is not None:  # only then are `fields` about these sources alone
+            self._refuse_unused(opened)  # again: a function is known by what it has given
+
+    def _refuse_unused(self, opened: list[QuestionSource]) -> None:
+        for option in ("fields", "config"):
+            unused = not any(option in source.uses for source in opened)
+            if getattr(self, option) is not None and unused:
+                raise RecipeError(f"data.{option} is set, but no source uses it. Leave it out.")
 
     def iteration_questions(self, iteration: int, rank: int, world_size: int) -> list[Question]:
         """Questions that one process asks in one iteration.
@@ -197,14 +206,16 @@ class QuestionData(IterationData):
         name = self.sources[role]
         if name is None:
             raise DataError(f"data.{role} is not set. Name a file, a preset or a data set.")
-        return open_source(name, self.fields, self.config)
+        return open_source(name, self.fields, self.config, self.names)
 
     def _load(self, role: Role, split: str | None = None) -> list[Question]:
         chosen = split or self.splits[role]
         source = self.sources[role]
         name = str(source) if isinstance(source, str | os.PathLike) else ""
         opened = self._opened(role)
-        questions = load_questions(opened, chosen, role=role, rule=self.rule, name=name)
+        questions = load_questions(
+            opened, chosen, role=role, rule=self.rule, name=name, names=self.names
+        )
         if self.rule is None and not self._advised:
             advice = (rule.advice(questions) for rule in contributed("turnrl_answers"))
             if line := next(filter(None, advice), None):

@@ -3,14 +3,15 @@
 import itertools
 import logging
 import os
-import re
+from abc import ABC
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from contextvars import ContextVar, copy_context
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeAlias
 
 from turnrl.answers import usable_answers
+from turnrl.data.fields import Fields
+from turnrl.data.rows import RECIPE, Names
 from turnrl.errors import DataError, did_you_mean
 from turnrl.plugins import contributed, find_class, installed
 from turnrl.types.contracts import QuestionSource
@@ -18,45 +19,10 @@ from turnrl.types.questions import AnswerRule, Question
 
 _logger = logging.getLogger(__name__)
 
-NAMED_BY: ContextVar[tuple[str, ...]] = ContextVar("NAMED_BY", default=("data.train", "data.val"))
-"""The settings or options that may name a data set, for messages."""
-
 Role = Literal["train", "val"]
 Source: TypeAlias = str | QuestionSource | Sequence[Question] | Any
 """A name in a recipe, an opened source, a list of questions, or rows that a package turns into
 questions."""
-
-
-@dataclass(frozen=True)
-class Fields:
-    """Where the rows of a file or hub data set keep what turnrl needs.
-
-    A dotted path such as `answer.aliases` reaches into nested fields.
-
-    Args:
-        id: Field of the question's id; null numbers the rows, and so does `id` if no row has it.
-        question: Field of the question's text.
-        answers: Field, or fields, of accepted answers: a text, a list, or a list in a text.
-        answer_pattern: Regular expression that finds the answer within such a text: its first
-            group, or all of it. GSM8K's answers end with `#### 42`, which is `'#### (.*)'`; in YAML
-            it needs the quotes. By default the whole text is the answer.
-    Raises:
-        DataError: If the pattern is not a regular expression.
-    """
-
-    id: str | None = "id"
-    question: str = "question"
-    answers: str | list[str] = "answers"
-    answer_pattern: str = ""
-
-    def __post_init__(self) -> None:
-        try:
-            re.compile(self.answer_pattern)
-        except (re.error, TypeError) as error:
-            raise DataError(
-                f"data.fields.answer_pattern {self.answer_pattern!r} is not a regular expression: "
-                f"{error}. Fix it; '#### (.*)' is one."
-            ) from error
 
 
 class SourceOpener(Protocol):
@@ -85,6 +51,16 @@ class SourceOpener(Protocol):
         """
 
 
+class NamesSettings(ABC):  # noqa: B024 - it has an attribute alone
+    """A source whose messages name settings.
+
+    Attributes:
+        names: What whoever opened the source calls them; `open_source` sets it.
+    """
+
+    names: Names = RECIPE
+
+
 class GivenQuestions(QuestionSource):
     """A list of questions, which is one split without a name."""
 
@@ -107,7 +83,7 @@ def load_questions(
     role: Role = "val",
     rule: AnswerRule | None = None,
     name: str = "",
-    setting: str = "",
+    names: Names = RECIPE,
 ) -> list[Question]:
     """Load all usable questions of a source, in its own order.
 
@@ -123,16 +99,11 @@ def load_questions(
         role: Chooses the split, if `split` is None.
         rule: How answers compare; None leaves it to the questions themselves.
         name: The source's name in messages.
-        setting: What names the source, for messages, such as `--questions`; by default
-            `data.train` and `data.val`.
+        names: What the caller calls the settings, for messages.
     Raises:
         DataError: If the source or split does not exist, lacks a field, or has no usable question.
     """
-    if setting:
-        named = copy_context()
-        named.run(NAMED_BY.set, (setting,))
-        return named.run(load_questions, source, split, fields, config, role, rule, name)
-    opened = open_source(source, fields, config)
+    opened = open_source(source, fields, config, names)
     text = isinstance(source, str | os.PathLike)
     name = name or (str(source) if text else type(opened).__name__)
     chosen = opened.default_splits[role] if split is None else split
@@ -142,11 +113,17 @@ def load_questions(
             "Set data.train to another source, or data.train_split to what it has."
         )
     where = f"{name} ({chosen})" if chosen else name
-    return _usable(opened.questions(chosen), where, rule, opened.needs_answers)
+    usable = _usable(opened.questions(chosen), where, rule, opened.needs_answers, names)
+    if fields is not None and "fields" not in opened.uses:
+        raise DataError(
+            f"{where} has questions already, and no rows: the fields would have no effect. Leave "
+            "them out."
+        )
+    return usable
 
 
 def open_source(
-    name: Source, fields: Fields | None = None, config: str | None = None
+    name: Source, fields: Fields | None = None, config: str | None = None, names: Names = RECIPE
 ) -> QuestionSource:
     """Open the data set that a recipe names.
 
@@ -157,6 +134,7 @@ def open_source(
             installed package opens; the dotted path of any `QuestionSource`.
         fields: Where rows keep id, question and answers.
         config: A configuration of the data set.
+        names: What the caller calls the settings, for messages.
     Raises:
         DataError: If there is none of that name.
     """
@@ -176,6 +154,8 @@ def open_source(
     openers: list[SourceOpener] = [] if ours else contributed("turnrl_openers")
     for opener in openers:
         if source := opener(name, fields, config):
+            if isinstance(source, NamesSettings):
+                source.names = names
             return source
     if not isinstance(name, str):
         raise DataError(
@@ -191,18 +171,22 @@ def open_source(
     try:
         cls = find_class(name, classes, QuestionSource)
     except LookupError as error:
-        raise DataError(f"{' or '.join(NAMED_BY.get())} names {name!r}, {error}") from error
+        raise DataError(f"{' or '.join(names.sources)} names {name!r}, {error}") from error
     return cls()  # type: ignore[no-any-return]
 
 
 def _usable(
-    questions: Iterable[Question], where: str, rule: AnswerRule | None, needs_answers: bool
+    questions: Iterable[Question],
+    where: str,
+    rule: AnswerRule | None,
+    needs_answers: bool,
+    names: Names,
 ) -> list[Question]:
     """Questions with a text and, unless they need none, an answer that can be compared, without
     repeated ones, each with an id of its own."""
     kept: list[Question] = []
     seen: dict[str, list[str]] = {}
-    names: set[str] = set()
+    taken: set[str] = set()
     left_out = Counter[str]()
     for question in questions:
         if rule is not None:
@@ -221,23 +205,24 @@ def _usable(
             texts.append(question.text)
             numbers = itertools.count(len(texts))
             free = (question.id if n == 1 else f"{question.id}#{n}" for n in numbers)
-            names.add(name := next(name for name in free if name not in names))
+            taken.add(name := next(name for name in free if name not in taken))
             kept.append(replace(question, id=name, answers=answers or question.answers))
     total = len(kept) + left_out.total()
     why = ", ".join(f"{count} {reason}" for reason, count in left_out.items())
     if not kept:
         if not total:
             raise DataError(f"{where} has no usable question: it is empty. Name another source.")
+        settings = " and ".join(filter(None, [names.fields, names.answers])) or "the rows"
         raise DataError(
             f"{where} has no usable question: none of its {total} rows can be used ({why}). "
-            "Check data.fields and data.answers, or name another source."
+            f"Check {settings}, or name another source."
         )
     if shared := [name for name, texts in seen.items() if len(texts) > 1]:
         count = sum(len(seen[name]) for name in shared)
+        step = f", or see {names.field('id')}" if names.fields else ""
         _logger.warning(
             f"{where}: {count} questions share an id with another, such as {shared[0]!r}; ids with "
-            f"numbers ('{shared[0]}#2') replace them. Give each question its own id, or "
-            "see data.fields.id."
+            f"numbers ('{shared[0]}#2') replace them. Give each question its own id{step}."
         )
     if left_out:
         _logger.warning(f"{where}: left out {left_out.total()} of {total} rows ({why})")

@@ -79,12 +79,15 @@ class Phrase(AnswerRule):
         return contained_answer(text, [accepted]) is not None
 
 
-def answer_rule(given: AnswerRule | Callable[[str, str], bool] | str) -> AnswerRule:
+def answer_rule(
+    given: AnswerRule | Callable[[str, str], bool] | str, setting: str = "data.answers"
+) -> AnswerRule:
     """The rule that `data.answers` gives.
 
     Args:
         given: A rule, or what stands for one of an installed package: the name of its class, such
             as `phrase`, or whatever else the class takes.
+        setting: The setting or option that gives it, for messages.
     Raises:
         RecipeError: If there is none of that name.
     """
@@ -98,7 +101,7 @@ def answer_rule(given: AnswerRule | Callable[[str, str], bool] | str) -> AnswerR
     known = [rule.goes_by or rule.__name__.lower() for rule in rules]
     near = did_you_mean(str(given), known)
     there = f"There are {', '.join(known)}"
-    raise RecipeError(f"data.answers is {given!r}, which is not a rule.{near} {there}.")
+    raise RecipeError(f"{setting} is {given!r}, which is not a rule.{near} {there}.")
 
 
 _PHRASE = Phrase()

@@ -282,7 +282,7 @@ class Compared(AnswerRule):
                     return function()
             except Exception as error:  # a module may do anything
                 raise RecipeError(
-                    f"data.answers names {given!r}, which cannot be imported: "
+                    f"the answer rule {given!r} cannot be imported: "
                     f"{str(error) or type(error).__name__}. Give a rule, or {cls.goes_by}."
                 ) from error
         try:
@@ -292,7 +292,7 @@ class Compared(AnswerRule):
                 inspect.signature(function).bind("", "")
         except TypeError as error:
             raise RecipeError(
-                f"data.answers is {name!r} ({function!r}), which cannot be used: {error}. Give a "
+                f"the answer rule {name!r} ({function!r}) cannot be used: {error}. Give a "
                 "rule, its name, or a function of two texts, the given and the accepted answer."
             ) from error
         return cls(function, name)

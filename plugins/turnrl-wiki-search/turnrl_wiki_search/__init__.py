@@ -12,7 +12,7 @@
     progress    the progress bar of a build
     cache       search results on disk, for repeated epochs and for replay without a server
     tool        `WikiSearch`, which the policy calls
-    coverage    which questions an index holds an answer to
+    coverage    how many questions a search finds an answer to, and which an index holds one to
     command     `turnrl index build | info | search | check`
 
 Importing this package loads none of these libraries. Each is imported when it is first used.

@@ -7,7 +7,6 @@ import contextlib
 import dataclasses
 import json
 import random
-import re
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -15,20 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
 
 from turnrl import (
-    AnswerRule,
-    DataError,
     Fields,
     Question,
     RecipeError,
     answer_rule,
     can_be_found,
-    contains_answer,
     say,
     visible,
     whole_file,
 )
+from turnrl.data.rows import Names
 from turnrl_wiki_search import elastic
-from turnrl_wiki_search.coverage import Coverage, coverage
+from turnrl_wiki_search.coverage import Coverage, coverage, score_retrieval
 from turnrl_wiki_search.index import (
     Analyzer,
     Backend,
@@ -47,8 +44,6 @@ from turnrl_wiki_search.tool import open_index
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
-_BATCH = 64
-_RANKS = (1, 3, 5)
 _SHOWN = 5
 """Questions without an answer that are printed, and accepted answers of each."""
 _ACCESS = ("url", "api_key", "username", "password", "cloud_id", "ca_certs")
@@ -56,6 +51,9 @@ _ACCESS = ("url", "api_key", "username", "password", "cloud_id", "ca_certs")
 _SEARCHED = ("fields", "ranking", "encoder", "query_prefix")
 """The arguments of `Server` that say how its index is searched."""
 _BUILT = ("shards", "k1", "b", "encoder", "passage_prefix")
+_SEARCH_NAMES = Names(("--questions",), splits=(), config="", fields="", answers="")
+_CHECK_NAMES = dataclasses.replace(_SEARCH_NAMES, splits=("--split",), answers="--answers")
+"""What `search` and `check` call the settings of their questions."""
 
 
 def add_index_command(commands: Commands) -> None:
@@ -306,39 +304,6 @@ def _shown(hit: Hit) -> str:
     return f"{score}{hit.passage.title}  [{hit.passage.id}]\n{hit.passage.text}"
 
 
-def score_retrieval(index: SearchIndex, questions: Sequence[Question], k: int) -> dict[str, float]:
-    """Search for each question's text, and compute the share with an answer in the best passages.
-
-    An accepted answer counts if its words stand, whole and in order, in the title and text of a
-    passage, both normalised as SQuAD does.
-
-    Args:
-        index: The index to search.
-        questions: The questions; their texts are the queries.
-        k: Passages per question.
-    Returns:
-        `answer@n` for n of 1, 3, 5 and k, up to k; `queries_per_s`, in batches of 64, without the
-        time for scoring; and `questions`.
-    """
-    ranks = sorted({n for n in (*_RANKS, k) if n <= k})
-    answered = dict.fromkeys(ranks, 0)
-    index.search(["warm"], 1)
-    seconds = 0.0
-    for start in range(0, len(questions), _BATCH):
-        batch = questions[start : start + _BATCH]
-        begin = time.perf_counter()
-        answers = index.search([clean_query(question.text) for question in batch], k)
-        seconds += time.perf_counter() - begin
-        for question, hits in zip(batch, answers, strict=True):
-            texts = enumerate((f"{h.passage.title}\n{h.passage.text}" for h in hits), 1)
-            rank = next((i for i, text in texts if contains_answer(text, question)), None)
-            for n in ranks:
-                answered[n] += rank is not None and rank <= n
-    total = len(questions)
-    scores = {f"answer@{n}": answered[n] / total for n in ranks}
-    return {**scores, "queries_per_s": total / seconds, "questions": total}
-
-
 def _check(args: argparse.Namespace) -> None:
     if args.k < 1:
         raise RecipeError(f"-k is {args.k}; it must be 1 or more.")
@@ -346,10 +311,9 @@ def _check(args: argparse.Namespace) -> None:
         raise RecipeError(f"--limit is {args.limit}; it must be 1 or more.")
     if args.missing is not None and Path(args.missing).is_dir():
         raise RecipeError(f"--missing {args.missing!r} is a folder. Name a file in it.")
-    rule = None if args.answers is None else _rule_of(args.answers)
-    questions = _read_questions(
-        args.questions, args.sample, args.seed, args.limit, split=args.split, rule=rule
-    )
+    rule = None if args.answers is None else answer_rule(args.answers, _CHECK_NAMES.answers)
+    how: dict[str, Any] = {"names": _CHECK_NAMES, "split": args.split, "rule": rule}
+    questions = _read_questions(args.questions, args.sample, args.seed, args.limit, **how)
     begin = time.perf_counter()
     with _open(args) as index:
         info = index.info()
@@ -371,13 +335,6 @@ def _check(args: argparse.Namespace) -> None:
     _print_coverage(args, found, info, time.perf_counter() - begin)
     if args.missing is not None:
         _write_missing(Path(args.missing), found.missing)
-
-
-def _rule_of(name: str) -> AnswerRule:
-    try:
-        return answer_rule(name)
-    except RecipeError as error:
-        raise RecipeError(str(error).replace("data.answers", "--answers")) from None
 
 
 def _write_missing(file: Path, missing: Sequence[Question]) -> None:
@@ -450,28 +407,18 @@ def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexI
         print(f"{name:10} {value:.3f}")
 
 
-_OF_RECIPES = {
-    r"Set data\.fields\.(\w+) to the one that.*": r"Rename the one that holds it to '\1'.",
-    r"Check data\.fields and data\.answers, or": "Correct them, or",
-    r"data\.fields\.(\w+)": r"the field '\1'",
-}
-
-
 def _read_questions(
-    source: str, sample: int | None, seed: int, limit: int | None = None, **how: Any
+    source: str,
+    sample: int | None,
+    seed: int,
+    limit: int | None = None,
+    names: Names = _SEARCH_NAMES,
+    **how: Any,
 ) -> list[Question]:
     """The questions of a source; `how` is for `load_questions`."""
     from turnrl import load_questions
 
-    try:
-        questions = load_questions(source, setting="--questions", **how)[:limit]
-    except DataError as error:
-        if "data.fields" not in str(error):
-            raise
-        text = str(error)
-        for setting, step in _OF_RECIPES.items():  # which this command does not have
-            text = re.sub(setting, step, text)
-        raise DataError(text) from None
+    questions = load_questions(source, names=names, **how)[:limit]
     if sample is not None:
         if not 1 <= sample <= len(questions):
             raise RecipeError(f"--sample {sample}: {source} has {len(questions)} questions.")

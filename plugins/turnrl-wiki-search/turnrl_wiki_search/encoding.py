@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, cast
 
 import numpy as np
 
-from turnrl import RecipeError, ToolError, blaming
+from turnrl import RecipeError, ToolError, blaming, named
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -144,38 +142,25 @@ def open_encoder(name: str, device: Device = None) -> Encoder:
         device: Where such a model computes; None for a GPU if there is one. A function decides
             for itself.
     Raises:
-        RecipeError: If there is no such function or model, or its library is not installed.
-        ToolError: If its module cannot be imported.
+        RecipeError: If there is no such function or model, or its module or library cannot be
+            imported.
     """
     module, _, attribute = name.replace(":", ".").rpartition(".")
     written = module and all(part.isidentifier() for part in (*module.split("."), attribute))
     if not Path(name).is_dir() and (written or ":" in name):
-        function = _function(name, module, attribute)
+        function = _function(f"{module}.{attribute}")
         return Encoder(name, lambda texts, kind: function(texts))
     return _sentence_transformer(name, device)
 
 
-def _function(name: str, module: str, attribute: str) -> Callable[[list[str]], object]:
-    if (here := str(Path.cwd())) not in sys.path:
-        sys.path.append(here)
-    try:
-        with blaming(ToolError, f"importing {module} for the encoder {name!r}", "Fix the module."):
-            found = vars(importlib.import_module(module)).get(attribute)
-    except ToolError as error:
-        cause = error.__cause__
-        if not isinstance(cause, ModuleNotFoundError):
-            raise
+def _function(path: str) -> Callable[[list[str]], object]:
+    found: Callable[[list[str]], object] = named("encoder", path)
+    if inspect.isclass(found):
         raise RecipeError(
-            f"the encoder {name!r} cannot be imported: no module {cause.name!r}. Correct its path, "
-            "add the module's folder to PYTHONPATH, or install what it needs. A model of "
-            "sentence-transformers is named with its owner, as owner/name."
-        ) from None
-    if not callable(found) or inspect.isclass(found):
-        raise RecipeError(
-            f"the encoder {name!r} is not a function of the module {module}. Write a function "
-            "there that takes a list of texts and returns an array (texts, dimensions)."
+            f"the encoder {path!r} is a class. Write a function that takes a list of texts and "
+            "returns an array (texts, dimensions)."
         )
-    return cast("Callable[[list[str]], object]", found)
+    return found
 
 
 def _sentence_transformer(name: str, device: Device) -> Encoder:

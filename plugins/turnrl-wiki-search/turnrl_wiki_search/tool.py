@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import inspect
 import re
 import tempfile
 import threading
@@ -12,7 +13,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any, final, get_args
 
-from turnrl import QuestionSource, RecipeError, Tool, ToolCall, ToolError, ToolResult, at_least
+from turnrl import (
+    QuestionSource,
+    RecipeError,
+    Tool,
+    ToolCall,
+    ToolError,
+    ToolResult,
+    at_least,
+    did_you_mean,
+)
 from turnrl_wiki_search.cache import AnswerCache, CachedIndex
 from turnrl_wiki_search.elastic import ElasticIndex
 from turnrl_wiki_search.index import Backend, Hit, SearchIndex, build_command, clean_query, remark
@@ -23,6 +33,7 @@ from turnrl_wiki_search.sources import Corpus, open_source, sample_of, source_na
 
 _BETWEEN = "\n\n"
 _CHARACTERS_PER_TOKEN = 4
+_DESCRIPTION = "Searches an encyclopedia and returns the passages that best match a query."
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
 
 
@@ -52,12 +63,13 @@ class WikiSearch(Tool):
         cache: File that caches search results, so that no query is sent twice. Runs may share it.
         cache_mb: The most megabytes (10^6 bytes) of results in it.
         offline: Use the cache only. This replays a run with its server off.
+        name: The name the policy calls it by. Two searches in one recipe need two names.
+        description: The sentence that the prompt shows to the policy; null for the one about an
+            encyclopedia.
         server: A server, and how it is searched: any argument of `Server` (`api_key`, `ranking`,
             ...), by its own name.
     """
 
-    name = "search"
-    description = "Searches an encyclopedia and returns the passages that best match a query."
     parameters: Mapping[str, Any] = {
         "type": "object",
         "properties": {"query": {"type": "string", "description": "What to look for."}},
@@ -75,8 +87,22 @@ class WikiSearch(Tool):
         cache: str | None = None,
         cache_mb: int = 1000,
         offline: bool = False,
+        name: str = "search",
+        description: str | None = None,
         **server: Any,
     ) -> None:
+        self.name = name
+        self.description = _DESCRIPTION if description is None else description
+        if not re.fullmatch(r"[\w-]+", name):
+            raise RecipeError(
+                f"WikiSearch.name is {name!r}. Take a word of letters, digits, '_' and '-', by "
+                "which the policy calls the search."
+            )
+        if not self.description.strip():
+            raise RecipeError(
+                "WikiSearch.description is empty. Say in one sentence what the search finds, or "
+                "leave it out."
+            )
         self.top_k = top_k
         self.max_result_tokens = max_result_tokens
         self.cache_mb = cache_mb
@@ -88,6 +114,7 @@ class WikiSearch(Tool):
             )
         self._source = build_from
         self.build_from = None if build_from is None else source_name(build_from)
+        _refuse_unknown(server)
         self._server = Server(**server)
         if backend not in get_args(Backend):
             raise RecipeError(
@@ -217,6 +244,17 @@ class WikiSearch(Tool):
         }
         # not "no results": that would contain the answer "no"
         return ToolResult(_BETWEEN.join(shown) or "Nothing found.", metadata=metadata)
+
+
+def _refuse_unknown(given: Mapping[str, object]) -> None:
+    known = {*inspect.signature(WikiSearch).parameters, *inspect.signature(Server).parameters}
+    for name in given:
+        if name not in known:
+            near = did_you_mean(name, sorted(known - {"server"}))
+            raise RecipeError(
+                f"WikiSearch has no option {name!r}.{near} Its docstring and the docstring of "
+                "'Server' list all of them."
+            )
 
 
 def open_index(backend: Backend, index: str, server: Server, of_run: bool = True) -> SearchIndex:

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from contextvars import copy_context
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -16,7 +15,8 @@ from lightning.pytorch.cli import SaveConfigCallback
 
 from turnrl.commands.eval.figures import Figures, as_json, lines, report_of
 from turnrl.data.questions import QuestionData
-from turnrl.data.sources import NAMED_BY, open_source
+from turnrl.data.rows import Names
+from turnrl.data.sources import open_source
 from turnrl.errors import RecipeError
 from turnrl.loader import IterationData
 from turnrl.module import MTGRPO
@@ -26,6 +26,9 @@ from turnrl.scoring import score_group
 from turnrl.text import say
 from turnrl.types.questions import Question
 from turnrl_openai import Endpoint, Server
+
+_NAMES = Names(sources=("--questions",), splits=("--split",))
+"""What the settings of the questions are called that are no recipe's."""
 
 
 class _Named(IterationData):
@@ -58,13 +61,6 @@ def evaluate(built: Built, out: TextIO) -> None:
         RecipeError: If it is no `MTGRPO` on `QuestionData`, or there is nothing to score.
         PluginError: If the plugin that keeps the record is not loaded.
     """
-    context = copy_context()
-    if built.settings["questions"] is not None:  # no data set is named anywhere else
-        context.run(NAMED_BY.set, ("--questions",))
-    context.run(_evaluate, built, out)
-
-
-def _evaluate(built: Built, out: TextIO) -> None:
     (module, sets), trainer = _parts(built), built.trainer
     server: Server | None = built.settings["endpoint"]
     if server is None:
@@ -145,7 +141,7 @@ def _data_sets(data: QuestionData, settings: Mapping[str, Any]) -> dict[str, Que
         return {split: data}
     sets: dict[str, QuestionData] = {}
     for source in sources if isinstance(sources, list) else [sources]:
-        opened = open_source(source, data.fields, data.config)
+        opened = open_source(source, data.fields, data.config, _NAMES)
         one = QuestionData(
             val=source,
             val_split=None if split == "val" else split,
@@ -156,6 +152,7 @@ def _data_sets(data: QuestionData, settings: Mapping[str, Any]) -> dict[str, Que
             val_limit=data.val_limit,
             val_batch_size=data.val_batch_size,
         )
+        one.names = _NAMES
         name = _name(source, type(opened).__name__)
         sets[f"{name}-{len(sets) + 1}" if name in sets else name] = one
     return sets

@@ -7,7 +7,7 @@ import hashlib
 import os
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any, cast
@@ -38,6 +38,19 @@ _LANES = 2
 """Requests in flight at once: the server works on one while we read the answers to another."""
 
 
+@dataclass(frozen=True)
+class _Examined:
+    """What the examination of an index found.
+
+    Args:
+        info: Its description.
+        unit: Whether the length of a query's vector has no meaning, so that it is made 1.
+    """
+
+    info: IndexInfo
+    unit: bool = True
+
+
 class ElasticIndex(SearchIndex):
     """An index on a server. It connects on the first `info` or `search`.
 
@@ -55,9 +68,7 @@ class ElasticIndex(SearchIndex):
         self._retries = server.retries
         self._name = index
         self._asking = Asking.of(server)
-        self._unit = True
-        # what turnrl built is described by itself; anything else is examined before it is searched
-        self._examined = self._asking == Asking("bm25", None)
+        self._examined: _Examined | None = None
         self._examining = threading.Lock()
         self._free = threading.Semaphore(_LANES)
         name, wait_s = self._access.label, server.wait_s
@@ -81,13 +92,15 @@ class ElasticIndex(SearchIndex):
 
     def info(self) -> IndexInfo:
         """Its description. Asked before a run, so it does not wait for a server that is away."""
+        return self._examine().info
+
+    def _examine(self) -> _Examined:
         with self._examining:
             retries = min(self._retries, 2)
-            info = self._foreign(retries) if self._server.fields else self._own(retries)
-            self._examined = True
-            return info
+            self._examined = self._foreign(retries) if self._server.fields else self._own(retries)
+            return self._examined
 
-    def _own(self, retries: int) -> IndexInfo:
+    def _own(self, retries: int) -> _Examined:
         meta = describe(self._client, self._access, self._name, retries, self._of_run)
         where = f"index {self._name!r} at {self._access.label}"
         if "progress" in meta:
@@ -100,15 +113,15 @@ class ElasticIndex(SearchIndex):
         info = described(meta, "elasticsearch", self._name, where)
         info = replace(info, encoder=vectors["encoder"] if vectors else "none")
         if self._server.ranking == "bm25":
-            return info
+            return _Examined(info)
         examine_vectors(meta, where, self._name, self._encoder)
         way = digest(str(meta["vectors"]["version"]), *self._server.searched_by())
-        return replace(info, version=f"{info.version}-{self._server.ranking}-{way}")
+        return _Examined(replace(info, version=f"{info.version}-{self._server.ranking}-{way}"))
 
-    def _foreign(self, retries: int) -> IndexInfo:
+    def _foreign(self, retries: int) -> _Examined:
         """Describe an index that turnrl did not build, whose fields the settings name."""
         client, access, server = self._client, self._access, self._server
-        fields, encoder = server.fields or {}, "unknown"
+        fields, encoder, unit = server.fields or {}, "unknown", True
         check_version(client, access, retries, self._of_run)
         quiet = client.options(ignore_status=[404])
         count = call(access, lambda: quiet.count(index=self._name), retries, self._of_run)
@@ -118,17 +131,20 @@ class ElasticIndex(SearchIndex):
         examine_text(client, access, self._name, fields["text"], retries)
         if server.ranking != "bm25":
             encoder, field = self._encoder.name, fields["vector"]
-            self._unit = dimensions(client, access, self._name, field, self._encoder, retries)
+            unit = dimensions(client, access, self._name, field, self._encoder, retries)
         how = digest(self._name, *server.searched_by())
         said = server.version and f"elasticsearch-{server.version}-{how}"
-        return IndexInfo(
-            "elasticsearch", self._name, said, passages=count["count"], encoder=encoder
-        )
+        passages = count["count"]
+        info = IndexInfo("elasticsearch", self._name, said, passages=passages, encoder=encoder)
+        return _Examined(info, unit)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
-        if not self._examined:
-            self.info()
-        vectors = self._encoded(queries)
+        vectors: Sequence[Vectors | None] = [None] * len(queries)
+        if self._asking != Asking(
+            "bm25", None
+        ):  # what turnrl built is searched by words unexamined
+            examined = self._examined or self._examine()
+            vectors = self._encoded(queries, examined.unit)
         starts = range(0, len(queries), _BATCH)
         if len(starts) == 1:
             return self._answer(queries, vectors, k)
@@ -145,15 +161,16 @@ class ElasticIndex(SearchIndex):
 
         return [hits for found in on_loop(answers()) for hits in found]
 
-    def _encoded(self, queries: Sequence[str]) -> Sequence[Vectors | None]:
-        """The vector of each query; None if the ranking has no use for it, or it is zero."""
+    def _encoded(self, queries: Sequence[str], as_unit: bool) -> Sequence[Vectors | None]:
+        """The vector of each query, of length 1 if `as_unit`; None if the ranking has no use for
+        it, or it is zero."""
         if self._server.ranking == "bm25":
             return [None] * len(queries)
         from turnrl_wiki_search.encoding import unit
 
         prefix = self._server.query_prefix
         vectors = self._encoder([f"{prefix}{query}" for query in queries], "query")
-        made = [(unit(one) if self._unit else one) if one.any() else None for one in vectors]
+        made = [(unit(one) if as_unit else one) if one.any() else None for one in vectors]
         return cast("list[Vectors | None]", made)
 
     def passages(self) -> Iterator[Passage]:

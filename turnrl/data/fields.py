@@ -1,0 +1,254 @@
+"""Questions made of rows: where a row keeps its question and answers, and how these are written."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import date, time
+from decimal import Decimal
+from typing import Any, TypeGuard, cast
+
+from turnrl.data.rows import RECIPE, Names, Row, spelt_list
+from turnrl.errors import DataError, did_you_mean
+from turnrl.types.questions import Question
+
+
+@dataclass(frozen=True)
+class Fields:
+    """Where the rows of a file or hub data set keep what turnrl needs.
+
+    A dotted path such as `answer.aliases` reaches into nested fields.
+
+    Args:
+        id: Field of the question's id; null numbers the rows, and so does `id` if no row has it.
+        question: Field of the question's text.
+        answers: Field, or fields, of accepted answers: a text, a list, or a list in a text.
+        answer_pattern: Regular expression that finds the answer within such a text: its first
+            group, or all of it. GSM8K's answers end with `#### 42`, which is `'#### (.*)'`; in YAML
+            it needs the quotes. By default the whole text is the answer.
+    Raises:
+        DataError: If the pattern is not a regular expression.
+    """
+
+    id: str | None = "id"
+    question: str = "question"
+    answers: str | list[str] = "answers"
+    answer_pattern: str = ""
+
+    def __post_init__(self) -> None:
+        try:
+            re.compile(self.answer_pattern)
+        except (re.error, TypeError) as error:
+            raise DataError(
+                f"data.fields.answer_pattern {self.answer_pattern!r} is not a regular expression: "
+                f"{error}. Fix it; '#### (.*)' is one."
+            ) from error
+
+
+_ABSENT = object()
+
+
+def _at(row: object, path: str) -> object:
+    """The value at a dotted path, through lists too; `_ABSENT` if there is no such field."""
+    if isinstance(row, list):
+        values = [_at(item, path) for item in row]
+        return [value for value in values if value is not _ABSENT] or (_ABSENT if values else [])
+    if row is None:
+        return None
+    if not isinstance(row, Mapping):
+        return _ABSENT
+    if path in row:
+        return row[path]
+    head, _, rest = path.partition(".")
+    return _at(row[head], rest) if rest and head in row else _ABSENT
+
+
+_WORDS = (str, int, float, Decimal, date, time)
+"""Types with one way to write a value as a text."""
+
+
+def _missing(value: object) -> bool:
+    """True if a row has nothing there; pandas has NaN in an empty cell."""
+    return value is _ABSENT or value is None or (isinstance(value, float) and math.isnan(value))
+
+
+def _native(value: object) -> object:
+    """An array, a number of a library's, or a tuple as a list or a number of Python's."""
+    if hasattr(value, "tolist"):  # of numpy, torch, pandas
+        value = value.tolist()
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _written(value: object, path: str, place: str, setting: str) -> str:
+    """The text of a field; empty if nothing is there.
+
+    Args:
+        value: The value of the field.
+        path: The field.
+        place: The source and the row, for messages.
+        setting: The setting that names the field, for messages; empty for none.
+    Raises:
+        DataError: If it is neither a text nor a number nor a date.
+    """
+    if _missing(value := _native(value)):
+        return ""
+    if isinstance(value, _WORDS):
+        return str(value)
+    kind, step = f"a {type(value).__name__}", "Write a text there."
+    if isinstance(value, Mapping):
+        inner = next(iter(value), "text")
+        kind = "a mapping"
+        step = f"Set {setting} to a path into it, such as {path}.{inner}." if setting else step
+    elif isinstance(value, bytes | bytearray):
+        kind, step = "bytes", "Decode them, and write a text there."
+    elif _is_chat(value):
+        kind, step = "a list of chat messages", "Only a question can be one."
+    raise DataError(f"{place}: {path!r} is {kind}, {value!r:.60}, not a text. {step}")
+
+
+def _is_chat(value: object) -> TypeGuard[list[Row]]:
+    """True for a list of chat messages, `{"role": ..., "content": ...}`."""
+    several = value if isinstance(value, list) else []
+    return bool(several) and all(isinstance(m, Mapping) and "role" in m for m in several)
+
+
+def _asked(value: object, path: str, place: str, setting: str) -> tuple[str, str]:
+    """The system message of a row, empty if it has none, and the user's question: from a text, or
+    from chat messages.
+
+    Raises:
+        DataError: If it is neither, or the messages are not a user's alone, after a system message
+            perhaps.
+    """
+    value = spelt_list(value) if isinstance(value, str) and '"role"' in value else _native(value)
+    if not _is_chat(value):
+        return "", _written(value, path, place, setting)
+    said = [(str(one["role"]), _spoken(one.get("content"))) for one in value]
+    roles = [role for role, _ in said]
+    if roles not in (["user"], ["system", "user"], ["developer", "user"]):
+        raise DataError(
+            f"{place}: {path!r} has messages of {', '.join(roles)}. turnrl takes one of the user, "
+            "and before it one of the system. Write what was said before into one of them."
+        )
+    if None in (texts := [text for _, text in said]):
+        raise DataError(
+            f"{place}: {path!r} has a message whose content is not text, {value!r:.60}. Write a "
+            "text there; images are not supported."
+        )
+    system, text = ["", *cast(list[str], texts)][-2:]
+    return system.strip(), text
+
+
+def _spoken(content: object) -> str | None:
+    """The text of a message's content, which may come in parts; None if it is none."""
+    parts: list[Any] = content if isinstance(content, list) else [{"text": content}]
+    texts = [one.get("text") if isinstance(one, Mapping) else None for one in parts]
+    return "".join(map(str, texts)) if all(isinstance(one, str) for one in texts) else None
+
+
+def _answers(value: object, path: str, place: str, setting: str) -> Iterator[str]:
+    """The answers in a field: a text, a number, a list of them, or a list in a text."""
+    value = spelt_list(value) if isinstance(value, str) else _native(value)
+    if isinstance(value, list):
+        for item in value:
+            yield from _answers(item, path, place, setting)
+    elif not _missing(value):
+        yield _written(value, path, place, setting)
+
+
+def _answer_in(text: str, pattern: str) -> str | None:
+    """The answer in a text of a field of answers; None if the pattern is not there."""
+    if not pattern:
+        return text
+    match = re.search(pattern, text)
+    answer: str | None = match and match[min(1, match.re.groups)]
+    return answer.strip() if answer is not None else None
+
+
+def questions_of(
+    rows: Iterable[Row],
+    fields: Fields,
+    where: str,
+    names: Names = RECIPE,
+    needs_id: bool = False,
+    without: Sequence[str] = (),
+) -> Iterator[Question]:
+    """Make questions of rows. Every other column becomes metadata as it is: a text, a number, a
+    list, a mapping. Nulls are left out, because Arrow has null where a row lacks the column.
+
+    Args:
+        rows: Rows in their order, read once.
+        fields: Where they keep the question, its id and its answers.
+        where: The source, for messages.
+        names: What the caller calls the settings, for messages.
+        needs_id: Refuse rows without any `id`, by which the source knows its questions. Otherwise
+            they are numbered.
+        without: Columns that become no metadata, because they are large.
+    Raises:
+        DataError: If no row has a needed field (at the end, when all rows have been read); or
+            naming the row whose question or answer is not text.
+    """
+    of_answers = [fields.answers] if isinstance(fields.answers, str) else list(fields.answers)
+    paths = [("id", fields.id)] if fields.id else []
+    paths += [("question", fields.question), *(("answers", path) for path in of_answers)]
+    used = {*(path for _, path in paths), *without}
+    missing, columns, first_text, matched = paths, set[str](), "", False
+    for number, row in enumerate(rows):
+        missing = [(name, path) for name, path in missing if _at(row, path) is _ABSENT]
+        if missing and number < 100:
+            columns.update(_columns(row))
+        place = f"{where}, row {number + 1}"
+        texts = [
+            text
+            for path in of_answers
+            for text in _answers(_at(row, path), path, place, names.field("answers"))
+        ]
+        in_texts = (_answer_in(text, fields.answer_pattern) for text in texts)
+        answers = tuple(answer for answer in in_texts if answer is not None)
+        first_text, matched = first_text or "".join(texts[:1]), matched or bool(answers)
+        own = ""
+        if fields.id:
+            own = _written(_at(row, fields.id), fields.id, place, names.field("id"))
+        asked = _at(row, fields.question)
+        system, text = _asked(asked, fields.question, place, names.field("question"))
+        metadata = {k: v for k, v in row.items() if k not in used and v is not None}
+        rest = {k: v for k, v in row.items() if k not in metadata and k not in without}
+        named = own or str(number)
+        question = Question(named, text.strip(), metadata=metadata, system=system, row=rest)
+        yield replace(question, answers=answers) if answers else question
+    if missing and columns:
+        _refuse_missing(missing, columns, where, names, needs_id)
+    if first_text and not matched:
+        setting = names.field("answer_pattern") or "the answer pattern"
+        raise DataError(
+            f"{setting} {fields.answer_pattern!r} matches no answer of {where}; the first answer "
+            f"ends with {first_text[-60:]!r}. Fix the pattern, or leave it out."
+        )
+
+
+def _refuse_missing(
+    missing: Sequence[tuple[str, str]], columns: set[str], where: str, names: Names, needs_id: bool
+) -> None:
+    """Refuse rows that lack needed fields; see `questions_of`."""
+    if not needs_id:  # rows are numbered, unless the user named a field of ids
+        missing = [one for one in missing if one != ("id", Fields.id)]
+    for name, path in missing:
+        numbered = ", or to null to number the rows" if name == "id" and not needs_id else ""
+        step = f"Rename the one that holds it to {path!r}."
+        if setting := names.field(name):
+            step = f"Set {setting} to the one that holds it{numbered}."
+        raise DataError(
+            f"{where} has no field {path!r}.{did_you_mean(path, columns)} It has: "
+            f"{', '.join(sorted(columns))}. {step}"
+        )
+
+
+def _columns(row: Row) -> Iterator[str]:
+    """A row's field names, nested ones dotted."""
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from (f"{name}.{inner}" for inner in _columns(value))
+        else:
+            yield name
