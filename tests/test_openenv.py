@@ -15,9 +15,12 @@ import sys
 import threading
 import time
 import urllib.request
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import pydantic
 import pytest
+from jsonschema import Draft202012Validator
 from websockets.asyncio.client import connect
 
 import turnrl
@@ -146,6 +149,37 @@ def test_the_tool_is_what_the_server_says_of_its_action(serve):
         "additionalProperties": False,
     }
     assert OpenEnv(url + "/", description="Ride.").specs[0].description == "Ride."
+
+
+class Page(BaseHTTPRequestHandler):
+    """The page of a server whose action has a default with a title, and a type of its own twice."""
+
+    class Move(pydantic.BaseModel):
+        class Place(pydantic.BaseModel):
+            title: str = ""
+            inside: list[Page.Move.Place] = []
+
+        start: Place
+        note: dict[str, object] = {"title": "x", "a": 1}
+
+    def do_GET(self):
+        Page.Move.model_rebuild()
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"action": Page.Move.model_json_schema()}).encode())
+
+    def log_message(self, *about):
+        """Say nothing."""
+
+
+def test_what_a_server_says_of_an_action_keeps_its_values_and_its_recursive_types():
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        threading.Thread(target=server.handle_request, daemon=True).start()
+        (spec,) = OpenEnv(f"http://127.0.0.1:{server.server_port}").specs
+    assert spec.parameters["properties"]["note"]["default"] == {"title": "x", "a": 1}
+    schema = Draft202012Validator(spec.parameters)
+    assert schema.is_valid({"start": {"title": "a", "inside": [{"title": "b"}]}})
+    assert not schema.is_valid({"start": {"inside": [{"title": 3}]}})
 
 
 @pytest.mark.parametrize("kind", KINDS)

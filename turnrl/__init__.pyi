@@ -6,6 +6,7 @@ from turnrl.agent.function_tools import FunctionTool as FunctionTool
 from turnrl.agent.function_tools import as_result as as_result
 from turnrl.agent.functions import Described as Described
 from turnrl.agent.functions import described as described
+from turnrl.agent.functions import inlined_schema as inlined_schema
 from turnrl.agent.json_call import read_call as read_call
 from turnrl.agent.json_values import SchemaValues as SchemaValues
 from turnrl.agent.random_play import RandomPlay as RandomPlay

@@ -319,7 +319,7 @@ def _adapted(
         ) from error
     for one, its in schema["properties"].items():
         its |= {"description": about[one]} if about.get(one) and "description" not in its else {}
-    return adapter, _inlined(schema)
+    return adapter, inlined_schema(schema)
 
 
 def _reason(fault: Exception) -> str:
@@ -328,10 +328,14 @@ def _reason(fault: Exception) -> str:
     return first.partition(" For further")[0].rstrip(".")
 
 
-def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
+def inlined_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """A JSON Schema with each definition in its place, and without titles: small policies read it.
-    A definition that contains itself stays one."""
-    definitions: dict[str, Any] = schema.pop("$defs", {})
+    A definition that contains itself stays one, and so does a reference to anything else.
+
+    Args:
+        schema: The schema, which is not changed.
+    """
+    definitions: Mapping[str, Any] = schema.get("$defs", {})
     endless = {name for name in definitions if name in _reached(definitions[name], definitions)}
 
     def plain(part: Any) -> Any:
@@ -339,8 +343,8 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
             return [plain(one) for one in part]
         if not isinstance(part, dict):
             return part
-        name = str(part.get("$ref", "")).rpartition("/")[2]
-        if name and name not in endless:
+        name = _reference(part)
+        if name in definitions and name not in endless:
             beside = {key: value for key, value in part.items() if key != "$ref"}
             return plain({**definitions[name], **beside})
         keys = [key for key in (*_FIRST, *part) if key in part and key not in _NOISE]
@@ -351,7 +355,7 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
             return {name: plain(one) for name, one in value.items()}
         return value if key in _HOLD_VALUES else plain(value)
 
-    inlined: dict[str, Any] = plain(schema)
+    inlined: dict[str, Any] = plain({key: schema[key] for key in schema if key != "$defs"})
     kept = {name: plain(definitions[name]) for name in sorted(endless)}
     return {**inlined, "$defs": kept} if kept else inlined
 
@@ -359,9 +363,9 @@ def _inlined(schema: dict[str, Any]) -> dict[str, Any]:
 def _reached(part: Any, definitions: Mapping[str, Any]) -> set[str]:
     """The definitions that a part of a schema refers to, directly or through others."""
     reached, fresh = set[str](), {*_references(part)}
-    while fresh:
+    while fresh := (fresh & definitions.keys()) - reached:
         reached |= fresh
-        fresh = {one for name in fresh for one in _references(definitions[name])} - reached
+        fresh = {one for name in fresh for one in _references(definitions[name])}
     return reached
 
 
@@ -369,5 +373,11 @@ def _references(part: Any) -> Iterator[str]:
     inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     for one in inner:
         yield from _references(one)
-    if isinstance(part, dict) and isinstance(part.get("$ref"), str):
-        yield part["$ref"].rpartition("/")[2]
+    if isinstance(part, dict):
+        yield _reference(part)
+
+
+def _reference(part: Mapping[str, Any]) -> str:
+    """The name of the definition that a part stands for; empty if for none."""
+    where = part.get("$ref")
+    return where.removeprefix("#/$defs/") if isinstance(where, str) else ""

@@ -19,6 +19,7 @@ from turnrl import (
     ToolSpec,
     TrajectoryLost,
     at_least,
+    inlined_schema,
     named,
     on_loop,
 )
@@ -327,39 +328,13 @@ def _shown(observation: Mapping[str, Any]) -> str:
 
 def _parameters(action: Mapping[str, Any]) -> dict[str, Any]:
     """JSON Schema of a call: the action's, without what a policy does not fill in or need."""
-    properties = {n: one for n, one in action["properties"].items() if n != "metadata"}
     required = [name for name in action.get("required", ()) if name != "metadata"]
-    return {
-        "type": "object",
-        "properties": {n: _plain(one, action.get("$defs", {})) for n, one in properties.items()},
-        **({"required": required} if required else {}),
-        "additionalProperties": False,
-    }
-
-
-def _plain(schema: Any, parts: Mapping[str, Any], within: tuple[str, ...] = ()) -> Any:
-    """A schema with its parts in their places, and without titles.
-
-    Raises:
-        RecipeError: If a part contains itself.
-    """
-    if isinstance(schema, list):
-        return [_plain(one, parts, within) for one in schema]
-    if not isinstance(schema, Mapping):
-        return schema
-    if "$ref" in schema:
-        name = str(schema["$ref"]).rpartition("/")[2]
-        if name in within or name not in parts:
-            raise RecipeError(
-                f"the action of an OpenEnv server has the type {name!r}, which contains itself or "
-                "is not described. Take an action of plain types."
-            )
-        others = {key: value for key, value in schema.items() if key != "$ref"}
-        return _plain({**parts[name], **others}, parts, (*within, name))
-    return {
-        key: {name: _plain(one, parts, within) for name, one in value.items()}
-        if key == "properties"
-        else _plain(value, parts, within)
-        for key, value in schema.items()
-        if key not in ("title", "discriminator")
-    }
+    return inlined_schema(
+        {
+            "type": "object",
+            "properties": {n: one for n, one in action["properties"].items() if n != "metadata"},
+            **({"required": required} if required else {}),
+            "additionalProperties": False,
+            "$defs": action.get("$defs", {}),
+        }
+    )
