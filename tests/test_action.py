@@ -170,6 +170,6 @@ def test_the_lake_of_the_page_runs_and_warns_that_nothing_ends(tmp_path, monkeyp
     assert "of 8, " in warning
     for row in turnrl.record.read("runs/lake/version_0/record"):
         figures = {figure["name"]: figure["values"] for figure in row["figures"]}
-        assert figures == {"steps": [0.0], "earned": [0.0], "ended": [0.0]}
+        assert figures == {"steps": [0.0], "earned": [0.0], "ended": [0.0], "truncated": [0.0]}
         assert row["outcome"] == 0
         assert row["exact_match"] is None

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
 import random
 import re
+import sqlite3
 import threading
 import time
 from pathlib import Path
@@ -14,15 +16,20 @@ from pathlib import Path
 import gymnasium
 import numpy as np
 import pytest
+import torch
 from gymnasium import spaces
 
 from commands import fails
+from runs import trainer
 from test_rollout import Look
 from turnrl import (
+    MTGRPO,
     DataError,
     Fields,
+    Policy,
     PolicyMistake,
     Question,
+    QuestionData,
     Reading,
     RecipeError,
     Rollout,
@@ -45,8 +52,7 @@ from turnrl_environments import (
     StepCost,
 )
 from turnrl_environments.classes import Stay
-from turnrl_environments.randomness import _line
-from turnrl_environments.watch import escapes
+from turnrl_environments.watch import Endings, escapes
 from turnrl_estimators import Branched
 from turnrl_segmenters import Action
 
@@ -98,7 +104,12 @@ def test_an_attempt_earns_what_gymnasium_pays_and_ends_where_it_does(chat):
     assert "Go.\n\n0<|im_end|>" in shown  # the first observation stands below the question
     read = [turn.results[0].content for turn in trajectory.turns]
     assert read == [*map(str, seen[1:-1]), ""]  # nobody reads after the end
-    assert trajectory.figures == {"steps": 6, "earned": pytest.approx(9.5), "ended": 1}
+    assert trajectory.figures == {
+        "steps": 6,
+        "earned": pytest.approx(9.5),
+        "ended": 1,
+        "truncated": 0,
+    }
 
 
 def test_the_action_of_the_last_turn_is_taken(chat):
@@ -358,7 +369,7 @@ def test_attempts_in_a_world_that_breaks_are_all_whole(chat, rooms):
         read = [result.content for result in trajectory.results]
         assert read == ["1", "2", "3", ""]
         assert [turn.reward for turn in trajectory.turns] == [1.0] * 4
-        assert trajectory.figures == {"steps": 4, "earned": 4, "ended": 1}
+        assert trajectory.figures == {"steps": 4, "earned": 4, "ended": 1, "truncated": 0}
     assert attempts.restarted == len(broken) > 37
     assert len(rooms) == 1 + 250 + attempts.restarted  # one to see its actions
     assert {room.closed for room in rooms} == {1}  # each once
@@ -477,6 +488,33 @@ def test_an_iteration_without_an_ending_of_the_environment_is_warned_of(chat):
         "no attempt of iteration 3 was ended by its environment: of 3, 2 used all 2 turns, 1 ran "
         "out of tokens; 3 of 5 turns took no step. Read transcripts/"
     )
+
+
+@pytest.mark.parametrize(
+    ("ends", "warned"),
+    [
+        ("-------", [1]),  # - where no attempt of the iteration is ended, + where one is
+        ("+--+----", [7]),
+        ("+--+--+--", []),
+    ],
+)
+def test_a_run_warns_once_of_the_first_iteration_or_of_three_in_a_row(
+    chat, tiny_model, tmp_path, caplog, ends, warned
+):
+    def says(session, turn):
+        return "end" if ends[engine.version] == "+" and session % 4 == 0 else "go"
+
+    def step(room, action):
+        return "x", 0.0, action == "end", False, {}
+
+    engine = ScriptedEngine(chat.tokenizer, says)
+    rollout = Rollout(Action(1, "text"), [room(step=step)], max_tokens=2000)
+    policy, sgd = Policy(str(tiny_model)), functools.partial(torch.optim.SGD, lr=0.0)
+    it = MTGRPO(policy, rollout, [EnvironmentReward()], engine=engine, group_size=4, optimizer=sgd)
+    tasks = QuestionData(Seeds(), Seeds(), questions_per_iteration=1)
+    trainer(tmp_path, len(ends), [Endings()], limit_val_batches=0).fit(it, tasks)
+    told = re.findall(r"no attempt of iteration (\d+) was ended by its", caplog.text)
+    assert list(map(int, told)) == warned
 
 
 def test_seeds_are_tasks_without_a_file(chat):
@@ -599,12 +637,25 @@ def test_in_gymnasium_too_a_mistake_of_the_policy_is_read(chat):
     assert not trajectory.turns[0].results[0].ok
 
 
+def test_a_mistake_of_the_policy_before_it_did_anything_stops_the_run(chat):
+    class Early(Guess):
+        def reset(self, seed: int) -> str:
+            raise PolicyMistake("no such level")
+
+    with pytest.raises(
+        ToolError, match=r"Early raised PolicyMistake: no such level in open for .*\(test_env"
+    ):
+        plays(chat, Environment(Early), ["1"], tool_name="guess")
+
+
 def test_an_attempt_whose_time_was_up_is_unfinished(chat):
     def late(room, action):
         return ("still here", -0.1, False, room.turn == 2, {})
 
     trajectory = one(chat, room(step=late), ["wait"], turns=8)
     assert (trajectory.ended_by, len(trajectory.turns)) == ("tool", 2)
+    paid = {"steps": 2, "earned": pytest.approx(-0.2)}
+    assert trajectory.figures == {**paid, "ended": 0, "truncated": 1}
     reward = EnvironmentReward(last_step=False)
     assert [reward.score(trajectory, k) for k in (0, 1)] == pytest.approx([-0.1, -1.1])
     assert EnvironmentOutcome(of="last_step").score(trajectory) == 0
@@ -848,7 +899,7 @@ def test_what_leaves_an_environment_is_not_stopped():
 
     async def lives():
         world = Environment(Guess, step_timeout_s=0.1)
-        stay = Late(world, {"seed": 0})
+        stay = Late(world, QUESTION)
         await stay.begin()
         with pytest.raises(TrajectoryLost, match="Guess in close took longer"):
             await stay.close()
@@ -1096,6 +1147,48 @@ def test_calls_of_a_world_that_is_not_thread_safe_take_turns(chat, thread_safe):
     assert any(met) == thread_safe
 
 
+class Ledger:
+    """Holds what only the thread that made it may use, and notes in which thread it is called."""
+
+    threads: set[str] = set()
+
+    def __init__(self):
+        self.note()
+        self.held = sqlite3.connect(":memory:", isolation_level=None)
+        self.held.execute("create table said (word)")
+
+    def note(self):
+        Ledger.threads.add(threading.current_thread().name)
+
+    def reset(self, seed=None):
+        return self.step(f"{seed}")[0], {}
+
+    def step(self, action):
+        self.note()
+        self.held.execute("insert into said values (?)", [action])
+        ((words,),) = self.held.execute("select group_concat(word) from said")
+        return words, 0.0, False, False, {}
+
+    def __deepcopy__(self, memo):
+        other = Ledger()
+        self.held.backup(other.held)
+        return other
+
+    def close(self):
+        self.note()
+        self.held.close()
+
+
+def test_an_environment_that_is_made_for_one_thread_is_called_in_one_thread(chat):
+    tool = Gymnasium(make=Ledger, thread_safe=False)
+    says = ["a", "b", "c"]
+    attempts = plays(chat, tool, says, size=8, turns=3, probes=1, max_restarts=0)
+    assert len(attempts.probes[0]) == 8 * 3
+    every = [*attempts.trajectories[0], *(probe.trajectory for probe in attempts.probes[0])]
+    assert {trajectory.results[-1].unread for trajectory in every} == {"0,a,b,c"}
+    assert Ledger.threads == {"turnrl-environment"}
+
+
 def test_a_branch_goes_on_with_the_same_random_numbers(chat):
     tool = Gymnasium(make=Dice, thread_safe=False)
     attempts = plays(chat, tool, ["on"], turns=2, probes=1)
@@ -1125,6 +1218,16 @@ class Turned:
     held = threading.Event()
 
 
+def _caught_up():
+    """Wait until the calls that take turns have ended: another one comes after them."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        with contextlib.suppress(ToolError):  # one is still about to end
+            return Gymnasium(make=Room, thread_safe=False).specs
+        time.sleep(0.01)
+    return None
+
+
 @pytest.fixture
 def turned():
     """Rooms whose calls take turns, and that do what they are told to."""
@@ -1134,10 +1237,7 @@ def turned():
         make=Room, options={"step": steps}, step_timeout_s=limit_s, thread_safe=False
     )
     Turned.held.set()
-    until = time.monotonic() + 5
-    while _line()._turns and time.monotonic() < until:
-        time.sleep(0.01)
-    assert not _line()._turns
+    assert _caught_up()
 
 
 def test_to_wait_for_a_turn_takes_nothing_of_an_environments_time(chat, turned, monkeypatch):
@@ -1184,7 +1284,7 @@ def test_a_call_that_keeps_its_turn_is_named_and_blamed(chat, turned, monkeypatc
     with pytest.raises(ToolError, match=message):
         _ = turned(0.2).specs
     child = os.fork()
-    if not child:  # it has its own line, and not the thread that would leave this one
+    if not child:  # it has not the thread that is held
         with contextlib.suppress(BaseException):
             os._exit(0 if room(step=steps).specs and turned(0.2).specs else 1)
         os._exit(1)
@@ -1198,9 +1298,7 @@ def test_what_comes_too_late_does_not_turn_back_the_random_numbers_of_others(tur
     random.seed(5)
     np.random.seed(5)
     Turned.held.set()
-    until = time.monotonic() + 5
-    while _line()._turns and time.monotonic() < until:
-        time.sleep(0.01)
+    assert _caught_up()
     assert random.random() == random.Random(5).random()
     assert np.random.rand() == np.random.RandomState(5).rand()
 
@@ -1222,7 +1320,7 @@ def test_coroutines_cannot_take_turns():
             """Nap."""
             return "dawn"
 
-    message = "environment Sleepy has the coroutine nap, and with thread_safe: false calls take"
+    message = "environment Sleepy has the coroutine nap, and with thread_safe: false calls run"
     with pytest.raises(RecipeError, match=message):
         Environment(Sleepy, thread_safe=False)
 

@@ -126,7 +126,12 @@ def test_an_attempt_has_a_session_that_pays_by_the_step_and_ends_the_attempt(cha
     # a reward of null pays nothing
     assert [turn.reward for turn in trajectory.turns] == [-0.1, 0.0, -0.1, 1.0]
     assert [turn.results[0].content for turn in trajectory.turns] == ["At 1.", "At 0.", "At 1.", ""]
-    assert trajectory.figures == {"steps": 4, "earned": pytest.approx(0.8), "ended": 1}
+    assert trajectory.figures == {
+        "steps": 4,
+        "earned": pytest.approx(0.8),
+        "ended": 1,
+        "truncated": 0,
+    }
     good = [{"go": "up", "floors": 3}]
     check_tool(tool, good, [{"go": "left"}, {"floors": 1}, {"go": "up", "x": 1}], QUESTION)
 
@@ -338,7 +343,12 @@ def test_the_recipe_of_the_page_runs(serve, tmp_path, monkeypatch):
     Path("server.yaml").write_text(recipe.replace("http://localhost:8000", server.url))
     assert main(shlex.split(command)) == 0
     (row, *_) = turnrl.record.read("runs/server/version_0/record")
-    assert {figure["name"] for figure in row["figures"]} == {"steps", "earned", "ended"}
+    assert {figure["name"] for figure in row["figures"]} == {
+        "steps",
+        "earned",
+        "ended",
+        "truncated",
+    }
     server.kill()
     assert main(shlex.split(command)) == 1
 

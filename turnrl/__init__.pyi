@@ -13,6 +13,7 @@ from turnrl.agent.random_play import RandomPlay as RandomPlay
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.running import on_loop as on_loop
 from turnrl.agent.running import result_of as result_of
+from turnrl.agent.running import settle as settle
 from turnrl.agent.toolbox import call_tools as call_tools
 from turnrl.answers import answer_in_results as answer_in_results
 from turnrl.answers import can_be_found as can_be_found

@@ -101,20 +101,29 @@ async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()
 
-    def work() -> None:
-        try:
-            # threads are used again, and what code sets in its context is not for the next
-            done.set_result(contextvars.Context().run(function, *arguments))
-        except BaseException as error:
-            plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-            done.set_exception(error if plain else Ended(error))
-
-    _threads().run(work)
+    _threads().run(functools.partial(settle, done, function, *arguments))
     try:
         return await asyncio.wrap_future(done)
     except asyncio.CancelledError:
         done.add_done_callback(functools.partial(_close_late, loop=asyncio.get_running_loop()))
         raise
+
+
+def settle(done: concurrent.futures.Future[T], function: Callable[..., T], *arguments: Any) -> None:
+    """Call a function, and give a future what it returns or raises. What could not be raised out of
+    a future, such as a StopIteration, is the `cause` of what it gets.
+
+    Args:
+        done: The future.
+        function: What to call.
+        arguments: What it is called with.
+    """
+    try:
+        # threads are used again, and what code sets in its context is not for the next
+        done.set_result(contextvars.Context().run(function, *arguments))
+    except BaseException as error:
+        plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
+        done.set_exception(error if plain else Ended(error))
 
 
 @final

@@ -1,12 +1,12 @@
 """Environments: worlds that an agent acts in, and that pay for its steps.
 
-world     what all environments share, and what is wrong with one
-episode   an attempt in an environment: its steps, its time, its end
+world     what all environments share: attempts, their steps, time and end, and what is wrong
+own       an attempt whose environment is an object of this process
+worker    the thread of environments that are not thread-safe, and random numbers of an attempt
 classes   `Environment`: classes of your own
 gym       `Gymnasium`: environments of Gymnasium's form
 openenv   `OpenEnv`: environments behind a server of OpenEnv
 client    a client of its server
-randomness  turns, and random numbers of an attempt's own
 tasks     `Seeds`: questions without a data file
 rewards   `EnvironmentReward`, `EnvironmentOutcome`, `StepCost`: what steps pay, and what costs
 watch     the warning that no attempt ends by its environment

@@ -10,7 +10,6 @@ from typing import Any, final
 
 from turnrl import (
     Described,
-    PolicyMistake,
     Question,
     RecipeError,
     ToolCall,
@@ -20,7 +19,7 @@ from turnrl import (
     described,
     named,
 )
-from turnrl_environments.episode import OwnEpisode
+from turnrl_environments.own import OwnEpisode
 from turnrl_environments.world import World, missing, paid
 
 _OWN = ("reset", "get_reward", "close")
@@ -41,10 +40,10 @@ class Environment(World):
         capacity: How many attempts it can serve at once; null for any number.
         step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
             or to begin, is lost and begins again.
-        thread_safe: Whether attempts side by side do not disturb each other. False has their calls
-            take turns, and gives each attempt random numbers of its own (`random` and
-            `numpy.random`): for games that draw from the process's, as those of gem and TextArena
-            do, and for others that are made for one thread, as TextWorld is.
+        thread_safe: Whether attempts side by side do not disturb each other. False runs all their
+            calls in one thread, one after another, and gives each attempt random numbers of its
+            own (`random` and `numpy.random`): for games that draw from the process's, as those of
+            gem and TextArena do, and for what is made for one thread, as TextWorld is.
     """
 
     def __init__(
@@ -78,7 +77,7 @@ class Environment(World):
         if waits and not thread_safe:
             raise RecipeError(
                 f"{self} has the coroutine {', '.join(waits)}, and with thread_safe: false calls "
-                "take turns in threads. Write 'def' in place of 'async def', or leave thread_safe "
+                "run in one thread. Write 'def' in place of 'async def', or leave thread_safe "
                 "out."
             )
         self.pays_at_the_end = "get_reward" in methods
@@ -107,10 +106,14 @@ class Environment(World):
         Raises:
             DataError: If the question lacks a column that `reset` needs.
         """
-        return Stay(self, self._columns(question))
+        return Stay(self, question)
 
-    def _columns(self, question: Question) -> dict[str, Any]:
-        """What `reset` takes of a question, as a copy: an attempt may change what it was given."""
+    def columns_of(self, question: Question) -> dict[str, Any]:
+        """What `reset` takes of a question, as a copy: an attempt may change what it was given.
+
+        Raises:
+            DataError: If the question lacks a column that `reset` needs.
+        """
         about = question.columns
         taken = self._taken
         if any(one.kind is one.VAR_KEYWORD for one in taken):
@@ -121,50 +124,37 @@ class Environment(World):
         return copy.deepcopy({one.name: about[one.name] for one in taken if one.name in about})
 
 
-class Stay(OwnEpisode):
-    """An attempt in an instance of a class.
+class Stay(OwnEpisode[Environment]):
+    """An attempt in an instance of a class, which `reset` begins with columns of the question."""
 
-    Args:
-        world: What it is an episode of.
-        columns: What `reset` takes of the question.
-    """
-
-    def __init__(self, world: Environment, columns: Mapping[str, Any]) -> None:
-        super().__init__(world)
-        self.kind, self.columns = world, columns
-
-    def twin(self) -> Stay:
-        return Stay(self.kind, self.columns)
+    def __init__(self, world: Environment, question: Question) -> None:
+        super().__init__(world, question)
+        self.columns = world.columns_of(question)
 
     async def enter(self) -> str:
         await self.do("reset", self._make)
         reset = functools.partial(self.environment.reset, **self.columns)
         first = await self.do("reset", reset)
-        return "" if first is None else _text(self.kind, "reset", first, "a text, or nothing")
+        return "" if first is None else _text(self.world, "reset", first, "a text, or nothing")
 
     def _make(self) -> None:
-        self.environment = self.kind.made(**copy.deepcopy(self.kind.options))
+        self.environment = self.world.made(**copy.deepcopy(self.world.options))
 
     async def act(self, call: ToolCall) -> ToolResult:
-        try:
-            arguments = self.kind.tools[call.name].bind(call.arguments)
-            method = functools.partial(getattr(self.environment, call.name), **arguments)
-            given = await self.do(call.name, _guarded(method))
-        except PolicyMistake as mistake:
-            return ToolResult(str(mistake), ok=False)
-        if isinstance(given, PolicyMistake):
-            return ToolResult(str(given), ok=False)
+        arguments = self.world.tools[call.name].bind(call.arguments)
+        method = functools.partial(getattr(self.environment, call.name), **arguments)
+        given = await self.do(call.name, method)
         if isinstance(given, ToolResult):
-            paid(self.kind, call.name, given.reward)
+            paid(self.world, call.name, given.reward)
             return given
         result = "a text, or turnrl.ToolResult('the text', reward=1.0, done=True)"
-        return ToolResult(_text(self.kind, call.name, given, result))
+        return ToolResult(_text(self.world, call.name, given, result))
 
     async def outcome(self) -> float | None:
-        if not self.kind.pays_at_the_end:
+        if not self.world.pays_at_the_end:
             return None
         given = await self.do("get_reward", self.environment.get_reward)
-        return paid(self.kind, "get_reward", given)
+        return paid(self.world, "get_reward", given)
 
 
 def _text(world: Environment, method: str, given: Any, wanted: str) -> str:
@@ -236,24 +226,3 @@ def _taken_by_reset(world: Environment, reset: Callable[..., Any]) -> Sequence[i
                 "are given by their names. Take the '/' out of its 'def'."
             )
     return [one for one in taken if one.kind is not one.VAR_POSITIONAL]
-
-
-def _guarded(method: Callable[[], Any]) -> Callable[[], Any]:
-    """The method, with a mistake of the policy as its result: it is no fault of the world."""
-    if inspect.iscoroutinefunction(method):
-
-        async def awaited() -> Any:
-            try:
-                return await method()
-            except PolicyMistake as mistake:
-                return mistake
-
-        return awaited
-
-    def called() -> Any:
-        try:
-            return method()
-        except PolicyMistake as mistake:
-            return mistake
-
-    return called

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, final
 
 from turnrl import (
-    PolicyMistake,
     Question,
     RecipeError,
     ToolCall,
@@ -24,8 +23,8 @@ from turnrl import (
     kind_of,
     named,
 )
-from turnrl_environments.episode import OwnEpisode
-from turnrl_environments.randomness import OwnRandom
+from turnrl_environments.own import OwnEpisode
+from turnrl_environments.worker import Call, OwnRandom, on_worker
 from turnrl_environments.world import TRUNCATED, World, paid, seed_of, text_of
 
 _COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)
@@ -56,10 +55,10 @@ class Gymnasium(World):
         capacity: How many attempts it can serve at once; null for any number.
         step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
             or to begin, is lost and begins again.
-        thread_safe: Whether attempts side by side do not disturb each other. False has their calls
-            take turns, and gives each attempt random numbers of its own (`random` and
-            `numpy.random`): for games that draw from the process's, as those of gem and TextArena
-            do, and for others that are made for one thread, as TextWorld is.
+        thread_safe: Whether attempts side by side do not disturb each other. False runs all their
+            calls in one thread, one after another, and gives each attempt random numbers of its
+            own (`random` and `numpy.random`): for games that draw from the process's, as those of
+            gem and TextArena do, and for what is made for one thread, as TextWorld is.
     """
 
     def __init__(
@@ -108,9 +107,10 @@ class Gymnasium(World):
     @functools.cached_property
     def _taken(self) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
         """JSON Schema of an action, and what makes the environment's own of it."""
-        if self.thread_safe:
+        if self.thread_safe or on_worker():
             return self._looked()
-        return OwnRandom(0).run_here(f"{self} in make", self.step_timeout_s, self._looked)
+        call = Call(f"{self} in make", self.step_timeout_s, OwnRandom(0), self._looked)
+        return call.result_here()
 
     def _looked(self) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
         try:
@@ -143,11 +143,7 @@ class Gymnasium(World):
     def episode(self, question: Question) -> Walk:
         """An attempt that begins with the `seed` and the `options` of the question, as far as it
         has them. A question without a seed has one of its own, made of its id."""
-        about = question.metadata
-        begins: dict[str, Any] = {"seed": seed_of(question)}
-        if "options" in about:
-            begins["options"] = copy.deepcopy(about["options"])
-        return Walk(self, begins)
+        return Walk(self, question)
 
     def shown(self, verb: str, environment: Any, observation: Any) -> str:
         """An observation as the policy reads it."""
@@ -163,8 +159,6 @@ class Gymnasium(World):
         _, own = self._taken
         try:
             given = environment.step(own(action))
-        except PolicyMistake as mistake:
-            return ToolResult(str(mistake), ok=False)
         except (TypeError, ValueError) as error:
             if (count := _UNPACKED.search(str(error))) and count[1] == "5":
                 raise self._not_five(f"{count[2]} values") from error
@@ -222,32 +216,27 @@ class Gymnasium(World):
         )
 
 
-class Walk(OwnEpisode):
-    """An attempt in an environment of Gymnasium's form.
+class Walk(OwnEpisode[Gymnasium]):
+    """An attempt in an environment of Gymnasium's form, which begins with the seed and the options
+    of the question."""
 
-    Args:
-        world: What it is an episode of.
-        begins: What `reset` takes.
-    """
-
-    def __init__(self, world: Gymnasium, begins: Mapping[str, Any]) -> None:
-        super().__init__(world)
-        self.gym, self.begins = world, begins
-
-    def twin(self) -> Walk:
-        return Walk(self.gym, self.begins)
+    def __init__(self, world: Gymnasium, question: Question) -> None:
+        super().__init__(world, question)
+        self.begins: dict[str, Any] = {"seed": seed_of(question)}
+        if "options" in question.metadata:
+            self.begins["options"] = copy.deepcopy(question.metadata["options"])
 
     async def enter(self) -> str:
         """Make the environment, and reset it."""
         return await self.do("reset", self._reset)
 
     def _reset(self) -> str:
-        self.environment = self.gym.made()
-        return self.gym.begun(self.environment, self.begins)
+        self.environment = self.world.made()
+        return self.world.begun(self.environment, self.begins)
 
     async def act(self, call: ToolCall) -> ToolResult:
         action = call.arguments["action"]
-        return await self.do("step", self.gym.stepped, self.environment, action)
+        return await self.do("step", self.world.stepped, self.environment, action)
 
 
 def _raised_by_a_caller(error: Exception) -> bool:

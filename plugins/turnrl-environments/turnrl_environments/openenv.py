@@ -11,6 +11,7 @@ from typing import Any, final
 
 from turnrl import (
     DataError,
+    PolicyMistake,
     Question,
     RecipeError,
     ToolCall,
@@ -25,8 +26,7 @@ from turnrl import (
 )
 from turnrl.servers import Patience
 from turnrl_environments.client import Broken, Connection, Full, Refused, imported, schema_of
-from turnrl_environments.episode import Episode
-from turnrl_environments.world import World, missing, paid, seed_of, text_of
+from turnrl_environments.world import Episode, World, missing, paid, seed_of, text_of
 
 _MOST_TRIED = 64
 """So many sessions are opened at most to find out how many a server holds."""
@@ -194,6 +194,14 @@ class OpenEnv(World):
         Raises:
             DataError: If the question lacks a column that `reset` gets, or JSON cannot hold one.
         """
+        return Visit(self, question)
+
+    def begins(self, question: Question) -> dict[str, Any]:
+        """The arguments of `reset`.
+
+        Raises:
+            DataError: If the question lacks a column that `reset` gets, or JSON cannot hold one.
+        """
         about = question.columns
         if lacks := [column for column in self.columns if column not in about]:
             raise missing(self, ", ".join(lacks), question)
@@ -204,84 +212,74 @@ class OpenEnv(World):
                 f"{self} begins with the columns of question {question.id!r}, and {wrong}, which "
                 "cannot be sent as JSON. Make it a text, a number, a list or a mapping in the data."
             )
-        return Visit(self, begins)
+        return begins
 
 
-class Visit(Episode):
-    """An attempt in a session of the server.
+class Visit(Episode[OpenEnv]):
+    """An attempt in a session of the server."""
 
-    Args:
-        world: What it is an episode of.
-        begins: Arguments of `reset`.
-    """
-
-    def __init__(self, world: OpenEnv, begins: Mapping[str, Any]) -> None:
-        super().__init__(world)
-        self.server, self.begins = world, begins
+    def __init__(self, world: OpenEnv, question: Question) -> None:
+        super().__init__(world, question)
+        self.begins = world.begins(question)
         self.connection: Connection | None = None
 
     async def enter(self) -> str:
-        self.connection = await self.server.accepted()
+        self.connection = await self.world.accepted()
         self.limit()  # to wait for a server takes nothing of an environment's time
-        shown, _, self.ended = await self._asked("reset", self.begins)
+        shown, _, self.over = await self._asked("reset", self.begins)
         return shown
 
     async def act(self, call: ToolCall) -> ToolResult:
-        try:
-            shown, reward, done = await self._asked("step", call.arguments)
-        except Refused as mistake:
-            return ToolResult(mistake.message, ok=False)
+        shown, reward, done = await self._asked("step", call.arguments)
         return ToolResult(shown, reward=reward, done=done)
 
     async def _asked(self, verb: str, data: Mapping[str, Any]) -> tuple[str, float, bool]:
         """What the policy reads, the reward, and whether the attempt is over.
 
         Raises:
-            Refused: If the server does not take the action.
+            PolicyMistake: If the server does not take the action.
             TrajectoryLost: If it answers with another error, not at all, or too late.
             ToolError: If it answers with something else.
         """
         assert self.connection is not None
         ask = functools.partial(self._answer, self.connection, verb, data)
-        answer: dict[str, Any] | Refused = await self.do(verb, ask)
-        if isinstance(answer, Refused):
-            raise answer
+        answer: dict[str, Any] = await self.do(verb, ask)
         reward, done = answer.get("reward"), answer.get("done")
         if not isinstance(observation := answer.get("observation"), Mapping):
             raise ToolError(
-                f"{self.server} answered to {verb} without an observation. Correct OpenEnv.url, or "
+                f"{self.world} answered to {verb} without an observation. Correct OpenEnv.url, or "
                 "the server."
             )
-        then, own = f"observe, after {verb}", self.server.observe
+        then, own = f"observe, after {verb}", self.world.observe
         seen = await self.do(then, own, observation) if own else _shown(observation)
-        shown = text_of(self.server, then, seen)
-        return shown, 0.0 if reward is None else paid(self.server, verb, reward), bool(done)
+        shown = text_of(self.world, then, seen)
+        return shown, 0.0 if reward is None else paid(self.world, verb, reward), bool(done)
 
     async def _answer(
         self, connection: Connection, verb: str, data: Mapping[str, Any]
-    ) -> dict[str, Any] | Refused:
+    ) -> dict[str, Any]:
         try:
             return await connection.ask(verb, data)
         except Refused as refused:
             if verb == "step" and self._mistaken(refused, data):
-                return refused
+                raise PolicyMistake(refused.message) from None
             advice = "See what the server printed."
             if refused.code == "SESSION_ERROR" and "ValueError" in refused.message:
                 advice = (
                     "A validator of the action raised a ValueError, which OpenEnv's server cannot "
                     "send. Write what it checks into the types of the action."
                 )
-            raise TrajectoryLost(f"{self.server} answered to {verb}: {refused}. {advice}") from None
+            raise TrajectoryLost(f"{self.world} answered to {verb}: {refused}. {advice}") from None
         except (Broken, Full) as broken:
             raise TrajectoryLost(
-                f"{self.server} was lost in {verb}: {broken}. An attempt begins again at most "
+                f"{self.world} was lost in {verb}: {broken}. An attempt begins again at most "
                 "rollout.max_restarts times; see whether the server still runs."
             ) from None
 
     def _mistaken(self, refused: Refused, data: Mapping[str, Any]) -> bool:
         """True if it is the action that the server refuses. It has the same code for whatever else
         is not valid, such as an observation of the environment."""
-        (spec,) = self.server.specs
+        (spec,) = self.world.specs
         known = {*spec.parameters["properties"], *data}
         return refused.code == "VALIDATION_ERROR" and known.issuperset(refused.fields)
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Literal, final
 
 from turnrl import OutcomeReward, RecipeError, Trajectory, Turn, TurnReward, at_least, within
-from turnrl_environments.episode import STEP
-from turnrl_environments.world import TRUNCATED
+from turnrl_environments.world import STEP
 
 
 def steps_of(turn: Turn) -> int:
@@ -16,8 +15,7 @@ def steps_of(turn: Turn) -> int:
 
 def ended(trajectory: Trajectory) -> bool:
     """True if the environment ended the attempt, and not for want of time."""
-    truncated = any(result.metadata.get(TRUNCATED) for result in trajectory.turns[-1].results)
-    return trajectory.ended_by == "tool" and not truncated
+    return bool(trajectory.figures.get("ended"))
 
 
 @final

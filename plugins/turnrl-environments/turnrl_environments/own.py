@@ -1,0 +1,64 @@
+"""An attempt whose environment is an object of this process, and can be copied."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, Self, TypeVar
+
+from turnrl import ForkableToolSession, ToolError, in_short
+from turnrl_environments.world import Episode, W, World
+
+T = TypeVar("T")
+
+
+class OwnEpisode(Episode[W], ForkableToolSession):
+    """An episode whose environment is an object of this process.
+
+    Attributes:
+        environment: The object; None as long as it is not made.
+    """
+
+    environment: Any = None
+
+    def leave(self) -> object:
+        """Close the environment, if it can be closed."""
+        close = getattr(self.environment, "close", None)
+        return close() if callable(close) else None
+
+    async def fork(self) -> Self:
+        """An episode with an environment of its own, in the same state.
+
+        Raises:
+            TrajectoryLost: If to copy the environment takes too long.
+            ToolError: If it cannot be copied.
+        """
+        self.limit()
+        branch = copy.copy(self)
+        branch.environment, branch._last = None, None
+        branch.random = self.random and self.random.copied()
+
+        def copied() -> None:
+            branch.environment = _copied(self.world, self.environment)
+
+        try:
+            await self.do("copy", copied)
+        except BaseException:
+            self.lost, branch._last = True, self._last
+            await branch._left()
+            raise
+        return branch
+
+
+def _copied(world: World, environment: T) -> T:
+    """A copy of an environment, for a branch of its attempt.
+
+    Raises:
+        ToolError: If it cannot be copied.
+    """
+    try:
+        return copy.deepcopy(environment)
+    except Exception as error:
+        raise ToolError(
+            f"{world} cannot be copied for a branch ({in_short(error)}). Give its class a "
+            "__deepcopy__, or take an estimator without probes."
+        ) from error
