@@ -148,6 +148,7 @@ LAST = "runs/quickstart/version_0/checkpoints/last.ckpt"
 BUILD = "turnrl index build --source"
 FINISHED = 'ask it: turnrl.load("'
 SEEN = "see what it does: turnrl report "
+LEARNED = "test_warmup.test_the_lake_of_gymnasium_on_the_page_is_learned"
 """How a run in an environment ends."""
 NOTHING_LEFT = "this run is finished"
 FULL_SIZE = Elsewhere("test_docs.test_the_tutorial_at_its_full_size_prints_what_it_shows")
@@ -469,12 +470,14 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "pip install 'turnrl[environments]'": NotRun("the package index; it is installed"),
         "id: FrozenLake-v1": Saved("lake.yaml"),
         "turnrl fit quickstart lake.yaml --data": Elsewhere(LAKE),
-        "turnrl warmup quickstart lake.yaml": Elsewhere(
-            "test_warmup.test_the_lake_of_gymnasium_on_the_page_is_learned"
-        ),
+        "turnrl warmup quickstart lake.yaml": Elsewhere(LEARNED),
+        "turnrl fit quickstart lake.yaml --model": Elsewhere(LEARNED),
         "class Guess": Saved("guess.py"),
         "make: guess.Guess": Saved("guess.yaml"),
         "turnrl warmup quickstart guess.yaml": Runs(
+            ("written to guess_starter",), ("guess_starter/config.json",), slow=True
+        ),
+        "turnrl fit quickstart guess.yaml": Runs(
             (SEEN,), ("runs/guess/version_0/model",), slow=True
         ),
         "pip install 'turnrl[openenv]'": NotRun("the package index; it is installed"),
