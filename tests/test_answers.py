@@ -420,7 +420,7 @@ def test_a_package_brings_a_rule_that_recipes_know_by_its_name(monkeypatch):
     load_plugins.cache_clear()
     try:
         assert isinstance(answer_rule("reversed"), Reversed)
-        with pytest.raises(RecipeError, match=r"no rule\..* There are phrase, reversed\."):
+        with pytest.raises(RecipeError, match=r"not a rule\..* There are phrase, reversed\."):
             answer_rule("number")
     finally:
         load_plugins.cache_clear()

@@ -7,6 +7,7 @@ import dataclasses
 import itertools
 import json
 import logging
+import math
 import statistics
 
 import pyarrow.parquet as pq
@@ -32,6 +33,7 @@ from turnrl import (
     record,
 )
 from turnrl.applied import applied
+from turnrl.checks import _check_rewards
 from turnrl.cli import main
 from turnrl.function_rewards import FunctionReward
 from turnrl.scoring import score_group
@@ -124,7 +126,7 @@ def naive(drawn, baseline, scale, cost_scale, min_std, gamma, outcome_coef, turn
     if scale == "std" and cost_scale == "outcome":
         unit = max(min_std, statistics.stdev(drawn.outcome))
         if all(drawn.right):
-            unit = max(min_std, drawn.right_at / 2)
+            unit = max(unit, drawn.right_at / 2)
     for k in range(max(drawn.lengths)):
         those = [i for i, n in enumerate(drawn.lengths) if n > k and drawn.right[i]]
         if len(those) < 2:
@@ -283,6 +285,18 @@ def test_where_all_are_right_a_cost_weighs_in_proportion_to_the_outcome(weight):
     assert part.tolist() == pytest.approx([one * (7 / 8) ** 0.5 for one in wanted])
 
 
+def test_where_right_attempts_earn_unequal_outcomes_a_cost_is_not_amplified():
+    drawn = Drawn([[0.0]] * 4, [[-0.1], [0.0]] * 2, [1.0, 10.0, 20.0, 30.0], [0.0] * 4, 1.0)
+    by_cost = 0.05 / statistics.stdev(drawn.outcome)
+    part = CostsAmongRight()(drawn.group()) - CostsAmongRight(cost_coef=0)(drawn.group())
+    assert part[:, 0].tolist() == pytest.approx([-by_cost, by_cost] * 2, rel=1e-3)
+
+
+def test_a_group_of_one_has_nobody_to_compare_with():
+    group = searched([1], [True]).group()
+    assert CostsAmongRight()(group).equal(TurnLevel()(group))
+
+
 def test_a_right_attempt_alone_is_compared_with_nobody():
     for options in ({}, UNBIASED):
         group = searched([3, 0], [True, False]).group()
@@ -412,8 +426,16 @@ class Strange(TurnReward):
         return 0.0
 
 
+class Graded(OutcomeReward):
+    right_at = 0.0
+
+    def score(self, trajectory):
+        return -1.0
+
+
 @pytest.mark.parametrize(("rewards", "message"), [
     (["SearchCost", "WellFormed"], "no reward says which are. Add ExactMatch to model.rewards"),
+    (["SearchCost", {"class_path": f"{__name__}.Graded"}], "Let a right attempt earn more than 0"),
     (["ExactMatch", f"{__name__}.Strange"], "turn/strange has right_at = 1.0, but it scores turns"),
 ])  # fmt: skip
 def test_a_run_is_refused_before_it_begins(recipe, capsys, rewards, message):
@@ -432,6 +454,8 @@ def test_a_run_without_costs_is_told_that_it_gets_turn_level(caplog):
 
 
 def test_settings_out_of_range_are_told():
+    with pytest.raises(RecipeError, match=r"outcome/graded has right_at = inf. Give what a right"):
+        _check_rewards([SearchCost(), type("Graded", (Graded,), {"right_at": math.inf})()])
     with pytest.raises(RecipeError, match="gamma is 2; it must be from 0 to 1"):
         CostsAmongRight(gamma=2)
     with pytest.raises(RecipeError, match="cost_scale is 'std'; choose one of outcome, none"):

@@ -179,6 +179,20 @@ def test_arguments_arrive_as_objects_with_the_defaults_of_the_function():
     assert isinstance(bound["most"], int)
 
 
+def shouting(function: Any) -> Any:
+    @functools.wraps(function)
+    def inner(**arguments: Any) -> str:
+        return function(**{**arguments, "times": arguments["times"] + 1})
+
+    return inner
+
+
+@shouting
+def shouted(query: str, times: int = 2) -> str:
+    """Shout."""
+    return query * times
+
+
 def test_plain_arguments_arrive_as_they_are_and_others_through_pydantic():
     def plain(query: str, top: float = 0.5) -> str:
         """Search."""
@@ -188,13 +202,14 @@ def test_plain_arguments_arrive_as_they_are_and_others_through_pydantic():
         """Search."""
         return query
 
-    assert described(plain).bind({"query": "x"}) == {"query": "x"}
+    assert described(plain).bind({"query": "x"}) == {"query": "x", "top": 0.5}
     bound = described(plain).bind({"query": "x", "top": 1})
     assert bound == {"query": "x", "top": 1.0}
     assert isinstance(bound["top"], float)
     with pytest.raises(PolicyMistake, match="bad arguments: query: Missing"):
         described(plain).bind({"top": 0.1})
     assert described(with_field).bind({"query": "x"}) == {"query": "x", "top": 3}
+    assert described(shouted).bind({"query": "x"}) == {"query": "x", "times": 2}
 
 
 def test_what_the_schema_cannot_say_is_the_policys_mistake():
@@ -667,7 +682,16 @@ def test_any_reward_may_say_more_than_what_it_pays():
         score_group(GROUP, [Length(), Length()])
 
 
-@pytest.mark.parametrize("notes", [Notes({"a": math.nan}), Notes({}, {"a": [1]}), {"a": 1.0}])
+@pytest.mark.parametrize(
+    "notes",
+    [
+        Notes({"a": math.nan}),
+        Notes({}, {"a": [1]}),
+        Notes({}, {"a": "ab"}),
+        Notes([("a", 1.0)]),
+        {"a": 1.0},
+    ],
+)
 def test_notes_that_are_none_are_named(notes):
     class Odd(Length):
         def prepare(self, trajectories, policy):
@@ -745,9 +769,7 @@ def test_a_function_gives_questions_as_rows_or_questions():
 
 def test_fields_of_a_function_that_gives_questions_are_refused_and_not_ignored():
     fields = Fields(None, "prompt", "solution")
-    with pytest.raises(
-        DataError, match=r"of_split \(val\) has questions already, .*Leave them out"
-    ):
+    with pytest.raises(DataError, match=r"of_split \(val\) takes no fields here: .*Leave them out"):
         load_questions("test_functions.of_split", fields=fields)
     alone = QuestionData(train=of_split, val=with_default, fields=fields)
     with pytest.raises(RecipeError, match=r"data\.fields is set, but no source uses it\. Leave it"):

@@ -201,6 +201,7 @@ def test_lines_too_long_for_a_terminal_are_wrapped_at_words_and_stay_whole_elsew
     ]
     # never narrower than 40, and a table's row keeps its columns
     assert fitted("a  b   c", 3) == "a  b   c"
+    assert fitted(" " * 60 + "word " * 9, 40).split("\n")[0] == " " * 20 + "word word word word"
 
 
 def test_a_command_in_a_message_stays_on_one_line():

@@ -852,7 +852,10 @@ def test_the_two_searches_of_the_page_are_two_tools_of_one_recipe(tmp_path):
     ({"colour": "red"}, "no option 'colour'. Its docstring"),
     ({"name": "search news"}, "WikiSearch.name is 'search news'. Take a word of letters"),
     ({"name": ""}, "WikiSearch.name is ''."),
-    ({"description": " "}, "WikiSearch.description is empty. Say in one sentence"),
+    ({"description": " "}, "WikiSearch.description is ' '. Say in one sentence"),
+    ({"description": 5}, "WikiSearch.description is 5. Say in one sentence"),
+    ({"name": None}, "WikiSearch.name is None. Take a word of letters"),
+    ({"server": {"url": "x"}}, "WikiSearch has no option 'server'"),
 ])  # fmt: skip
 def test_an_option_that_cannot_be_is_named_and_is_no_type_error(given, message):
     with pytest.raises(RecipeError, match=re.escape(message)):

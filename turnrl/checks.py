@@ -20,6 +20,7 @@ from turnrl.errors import (
     did_you_mean,
     function_of,
     instance_of,
+    is_finite,
     kind_of,
     parse_bytes,
 )
@@ -141,6 +142,10 @@ def _check_rewards(rewards: Sequence[Reward]) -> None:
         )
     for name, reward in zip(names, rewards, strict=True):
         check_numbers(f"{name}: ", reward, "right_at")
+        if reward.right_at is not None and not is_finite(reward.right_at):
+            raise RecipeError(
+                f"{name} has right_at = {reward.right_at}. Give what a right attempt gets of it."
+            )
         if reward.by_turn and reward.right_at is not None:
             raise RecipeError(
                 f"{name} has right_at = {reward.right_at}, but it scores turns, and only a whole "

@@ -107,13 +107,19 @@ def _prepared(
         notes = reward.prepare(trajectories, policy)
     if notes is None:
         return Notes()
-    fits = isinstance(notes, Notes) and all(map(is_finite, notes.metrics.values()))
-    if not fits or any(len(one) != len(trajectories) for one in notes.columns.values()):
+    if not _are_notes(notes, len(trajectories)):
         raise PluginError(
             f"{what} gave {notes!r:.200} from prepare. Return None, or turnrl.Notes with finite "
             "numbers as metrics, and columns with a value of each trajectory."
         )
     return notes
+
+
+def _are_notes(notes: Any, count: int) -> bool:
+    if not isinstance(notes, Notes) or not all(isinstance(one, Mapping) for one in notes):
+        return False
+    columns = all(isinstance(c, list | tuple) and len(c) == count for c in notes.columns.values())
+    return columns and all(map(is_finite, notes.metrics.values()))
 
 
 def _check_group(trajectories: Sequence[Trajectory]) -> None:

@@ -6,7 +6,8 @@ DEMONSTRATE = 3
 
 
 def stream_seed(*key: int) -> int:
-    """A random stream's number from what it belongs to; different keys give independent streams."""
+    """A random stream's number from what it belongs to. Different keys give independent streams,
+    but a key of less than four numbers is as if zeros stood behind it."""
     import numpy as np  # which `turnrl.testing` does without
 
     return int(np.random.SeedSequence([k % 2**32 for k in key]).generate_state(1, np.uint64)[0])

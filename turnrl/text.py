@@ -6,6 +6,8 @@ lower case, no punctuation, no articles, single spaces. Unlike there, a text tha
 matches nothing, so neither an empty answer nor a gold answer such as "The" matches by accident.
 """
 
+import contextlib
+import os
 import re
 import string
 import sys
@@ -16,7 +18,7 @@ from typing import TextIO
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _COMMAND = re.compile(r"'turnrl [^'\n]*'")
-_NARROWEST = 40
+_NARROWEST, _USUAL = 40, 80
 
 
 def normalize_answer(text: str) -> str:
@@ -100,9 +102,13 @@ def say(text: str, file: TextIO | None = None, indent: str = "  ") -> None:
 
 def terminal_columns(stream: TextIO) -> int | None:
     """The width of the terminal that a stream writes to. None if it writes to a file or a pipe."""
-    import shutil  # here, and textwrap below: `import turnrl` stays light
-
-    return shutil.get_terminal_size().columns if stream.isatty() else None
+    if not stream.isatty():
+        return None
+    with contextlib.suppress(ValueError):
+        return int(os.environ.get("COLUMNS", ""))
+    with contextlib.suppress(OSError, ValueError):  # a stream of somebody's own has no number
+        return os.get_terminal_size(stream.fileno()).columns
+    return _USUAL
 
 
 def fitted(text: str, columns: int | None, indent: str = "  ") -> str:
@@ -118,12 +124,13 @@ def fitted(text: str, columns: int | None, indent: str = "  ") -> str:
     """
     if columns is None:
         return text
-    import textwrap
+    import textwrap  # `import turnrl` stays light
 
     def wrap(line: str) -> str:
         if len(line) <= width:
             return line
-        begin = line[: len(line) - len(line.lstrip(" "))]
+        begin = line[: min(len(line) - len(line.lstrip(" ")), width // 2)]
+        line = begin + line.lstrip(" ")
         whole = _COMMAND.sub(lambda command: command[0].replace(" ", "\0"), line)
         lines = textwrap.wrap(
             whole,

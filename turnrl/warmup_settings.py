@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from turnrl.errors import at_least, function_of
+from turnrl.errors import RecipeError, at_least, function_of, is_finite
 
 if TYPE_CHECKING:
     from turnrl.agent.dictation import Demonstrator
@@ -38,6 +38,8 @@ class WarmUp:
         at_least(1, "", self, "steps", "batch_size", whole=True, optional=False)
         at_least(0, "", self, "held_out", whole=True, optional=False)
         at_least(1e-12, "", self, "lr")
+        if self.lr is not None and not is_finite(self.lr):
+            raise RecipeError(f"lr is {self.lr}. Give a finite rate, such as 5e-4.")
         function_of("an attempt and of random numbers", "by", self.by, "walker.demonstrate")
 
     def rate(self, adapter: bool) -> float:

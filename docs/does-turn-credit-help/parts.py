@@ -116,6 +116,7 @@ class Part:
             each other.
         base: The label of the first of each pair; None if it is that of the second.
         columns: What was learned, of which the first is the area, up to a number of tokens.
+        level: Of the intervals of its differences.
         world: The runs of the main comparison, at whose shortest the area ends if no run of the
             part is shorter; None to leave them out of account.
     Raises:
@@ -128,6 +129,7 @@ class Part:
     base: str | None = None
     columns: Callable[[float], list[Column]] = learned
     world: Sweep | None = None
+    level: float = 0.95
 
     def __post_init__(self) -> None:
         rows = [(name, label) for label, one in self.every() for name in one.estimators]
@@ -198,7 +200,8 @@ _OTHERS = ("MT-GRPO, floor 0.5", RIGHT_IN_UNITS, "costs apart", "added first", "
 def _harm(world: Sweep) -> Part:
     """Whether the rule for costs does harm in a world that has them."""
     trained = replace(world, seeds="16..31", estimators=(RIGHT, OURS, OUTCOMES))
-    return Part({"": trained}, pairs=((RIGHT, OURS), (RIGHT, OUTCOMES), (OURS, OUTCOMES)))
+    pairs = ((RIGHT, OURS), (RIGHT, OUTCOMES), (OURS, OUTCOMES))
+    return Part({"": trained}, pairs=pairs, level=1 - 0.05 / 3)  # three worlds
 
 
 def _eight(world: Sweep, *estimators: str) -> Sweep:
@@ -353,6 +356,7 @@ PARTS = {
         {"": _eight(_TWO, RIGHT, OURS, OUTCOMES)},
         tuple((one, other) for one in (RIGHT, OUTCOMES) for other in (*_OTHERS, OURS)),
         base="",
+        world=replace(_TWO, seeds="16..31", estimators=(RIGHT, OURS, OUTCOMES)),
     ),
 }
 """The parts, as plan.md has them."""

@@ -75,7 +75,8 @@ class Rows:
         """A figure of one row less that of another, paired by seed; None below two seeds in
         common."""
         sides = (self.runs.get(less, {}), self.runs.get(of, {}))
-        return by_seed(*({seed: figure(run) for seed, run in runs.items()} for runs in sides))
+        first, second = ({seed: figure(run) for seed, run in runs.items()} for runs in sides)
+        return by_seed(first, second, self.part.level)
 
     def gains(self, row: Row) -> dict[int, float]:
         """MT-GRPO's lead in area over a row with the same label, by seed."""

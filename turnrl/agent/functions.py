@@ -41,20 +41,24 @@ class Described:
     Args:
         spec: Its description, as the policy reads it.
         adapter: pydantic's, of a function of the same parameters that returns them by name.
-        plain: The types of the parameters, if JSON's own values are what the function takes.
+        plain: The parameters and their types, if JSON's own values are what the function takes.
     """
 
-    def __init__(self, spec: ToolSpec, adapter: Any, plain: Mapping[str, type]) -> None:
+    def __init__(
+        self, spec: ToolSpec, adapter: Any, plain: Mapping[inspect.Parameter, type]
+    ) -> None:
         from pydantic import ValidationError
         from pydantic_core import ArgsKwargs
 
         self.spec = spec
-        self._plain, self._needed = plain, {*spec.parameters.get("required", ())}
+        self._plain = {one.name: kind for one, kind in plain.items()}
+        self._defaults = {p.name: p.default for p in plain if p.default is not p.empty}
+        self._needed = self._plain.keys() - self._defaults
         self._make, self._given, self._fault = adapter.validator, ArgsKwargs, ValidationError
 
     def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """The function's arguments by name: dates, enums, dataclasses and models are objects of
-        their classes.
+        """The function's arguments by name, defaults included: dates, enums, dataclasses and models
+        are objects of their classes.
 
         Args:
             arguments: JSON values that the schema of `spec` allows. What it forbids is not always
@@ -68,7 +72,7 @@ class Described:
                 if type(value) is not self._plain.get(name):
                     break
             else:
-                return dict(arguments)
+                return {**self._defaults, **arguments}
         try:
             bound: dict[str, Any] = self._make.validate_python(self._given((), dict(arguments)))
         except self._fault as error:
@@ -117,14 +121,16 @@ def described(
     return Described(spec, adapter, _plain(taken, hints))
 
 
-def _plain(taken: list[inspect.Parameter], hints: Mapping[str, Any]) -> dict[str, type]:
-    """The types of parameters that are all texts, numbers and booleans, with defaults that Python
-    fills in; else nothing."""
+def _plain(
+    taken: list[inspect.Parameter], hints: Mapping[str, Any]
+) -> dict[inspect.Parameter, type]:
+    """The types of parameters that are all texts, numbers and booleans, as their defaults are; else
+    nothing."""
     for one in taken:
         kind = hints[one.name]
         if kind not in (str, int, float, bool) or type(one.default) not in (kind, type):
             return {}
-    return {one.name: hints[one.name] for one in taken}
+    return {one: hints[one.name] for one in taken}
 
 
 def name_of(function: Callable[..., Any]) -> str:

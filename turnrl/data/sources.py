@@ -115,10 +115,7 @@ def load_questions(
     where = f"{name} ({chosen})" if chosen else name
     usable = _usable(opened.questions(chosen), where, rule, opened.needs_answers, names)
     if fields is not None and "fields" not in opened.uses:
-        raise DataError(
-            f"{where} has questions already, and no rows: the fields would have no effect. Leave "
-            "them out."
-        )
+        raise DataError(f"{where} takes no fields here: they would have no effect. Leave them out.")
     return usable
 
 

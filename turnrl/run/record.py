@@ -345,7 +345,7 @@ def _trajectory(row: Row) -> Trajectory:
     for k, turn in enumerate(row["turns"]):
         sample = sample.wrote(k, (0,) * turn["tokens"], (0.0,) * turn["tokens"])
     whole = (question, turns, row["ended_by"], (sample,), row["begins"] or 0)
-    return Trajectory(*whole, opening=row["opening"] or "")
+    return Trajectory(*whole, opening=row.get("opening") or "")
 
 
 def call(part: Columns) -> ToolCall:
@@ -518,7 +518,7 @@ def transcript(row: Columns, sent: Sequence[str] = ()) -> str:
     """
     lines = [
         f"question   {row['question']}",
-        *([labelled("opening", row["opening"])] if row["opening"] else []),
+        *([labelled("opening", row["opening"])] if row.get("opening") else []),
         f"accepted   {' | '.join(row['answers'][:5])}",
         f"outcome    {row['outcome']:.3f}   ended by {row['ended_by']}",
     ]

@@ -244,10 +244,10 @@ def difference(
     return Difference(*means, low, high, p, *counts, len(pairs), "questions")
 
 
-def over_seeds(first: Sequence[float], second: Sequence[float]) -> Difference:
+def over_seeds(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Difference:
     """The difference of a figure between two recipes that were trained with the same seeds.
 
-        low, high = mean(d) -+ t(.975, S - 1) sd(d) / sqrt(S),   d = second - first, per seed
+        low, high = mean(d) -+ t((1 + level) / 2, S - 1) sd(d) / sqrt(S),   d = second - first
 
     It holds for these questions, and for seeds that were not tried. Source: Student, Biometrika 6
     (1908) 1-25. A bootstrap of five seeds covers .84 where this covers .95.
@@ -255,6 +255,7 @@ def over_seeds(first: Sequence[float], second: Sequence[float]) -> Difference:
     Args:
         first: The first recipe's mean over the questions, of each of S >= 2 seeds.
         second: The second's, of the same seeds in the same order.
+        level: How often such an interval holds the true difference.
     Returns:
         Without width if all seeds differ by the same: then they do not tell how they vary.
     Raises:
@@ -266,23 +267,26 @@ def over_seeds(first: Sequence[float], second: Sequence[float]) -> Difference:
     if len(pairs) < 2:
         raise ValueError("one seed says nothing about others. Pair two seeds or more.")
     spread = pairs.std(ddof=1) if np.ptp(pairs) >= _SAME else 0.0  # else it is rounding
-    half = stats.t.ppf(0.975, len(pairs) - 1) * spread / np.sqrt(len(pairs))
+    half = stats.t.ppf((1 + level) / 2, len(pairs) - 1) * spread / np.sqrt(len(pairs))
     low, high = float(pairs.mean() - half), float(pairs.mean() + half)
     means = float(np.mean(first)), float(np.mean(second))
     return Difference(*means, low, high, None, *counts, len(pairs), "seeds")
 
 
-def by_seed(first: Mapping[int, float], second: Mapping[int, float]) -> Difference | None:
+def by_seed(
+    first: Mapping[int, float], second: Mapping[int, float], level: float = 0.95
+) -> Difference | None:
     """`over_seeds` of the seeds that two recipes have in common; None if they share fewer than two.
 
     Args:
         first: The first recipe's mean over the questions, by seed.
         second: The second's.
+        level: As in `over_seeds`.
     """
     common = sorted(first.keys() & second.keys())
     if len(common) < 2:
         return None
-    return over_seeds([first[seed] for seed in common], [second[seed] for seed in common])
+    return over_seeds([first[seed] for seed in common], [second[seed] for seed in common], level)
 
 
 def interval_over_seeds(values: Sequence[float], share: bool = False) -> tuple[float, float]:

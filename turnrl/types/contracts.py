@@ -24,7 +24,8 @@ class Notes(NamedTuple):
     """What a reward says about the trajectories that it saw, beside what it pays for them.
 
     Args:
-        metrics: Figures of all of them, which become `train/log/NAME` and `val/log/NAME`.
+        metrics: Figures of all of them, which become `train/log/NAME` and `val/log/NAME`; those of
+            one name from several rewards are averaged.
         columns: By name a value of each trajectory, in their order, for the column `extra` of the
             record.
     """

@@ -38,9 +38,10 @@ class CostsAmongRight(GroupRelative):
                 + cost_coef (c_{i,k} - mean of c_{.,k}) / u     if i is right, else without this
 
     The mean is over the right attempts that reached turn k; one that is alone there has no third
-    term. u is the divisor of z(R), max(std(R), min_std). If every attempt of the group is right,
-    std(R) says nothing about being right, and u is half of `right_at` instead: the standard
-    deviation of the same outcome if half of the attempts were right.
+    term. With `scale: std` and `cost_scale: outcome`, u is the divisor of z(R), max(std(R),
+    min_std). If every attempt of the group is right, std(R) does not show what being right is
+    worth, so u is then at least half of `right_at`: the standard deviation of that component if
+    half of the attempts had it and half had 0. Else u is 1.
 
     Costs are the components that say so by their class (`Reward.is_cost`), whatever their sign;
     right is what `Reward.right_at` says. Without a cost this is `TurnLevel`. It changes the
@@ -83,6 +84,12 @@ class CostsAmongRight(GroupRelative):
                 "right_at of the outcome reward that knows (EnvironmentOutcome, FunctionReward, or "
                 "a class of yours)."
             )
+        for reward in rewards if costs else ():
+            if reward.right_at is not None and not 0 < reward.right_at < float("inf"):
+                raise RecipeError(
+                    f"{reward} has right_at = {reward.right_at}, and CostsAmongRight weighs costs "
+                    "by what a right attempt earns. Let a right attempt earn more than 0."
+                )
         if not costs:
             _logger.warning(
                 "CostsAmongRight gives the credit of TurnLevel, because no reward is a cost. If "
@@ -97,7 +104,7 @@ class CostsAmongRight(GroupRelative):
             )
         paid = group.turn_rewards - group.turn_costs, group.outcome - group.outcome_costs
         credit = self.advantages(paid[0] * group.reached, paid[1], group.reached)
-        if not group.costs:
+        if not group.costs or len(group.trajectories) < 2:
             return credit
         among, costs = _among(group), _costs_to_go(group, self.gamma)
         differences = standardize(costs, among, self.baseline, "none")
@@ -118,9 +125,8 @@ class CostsAmongRight(GroupRelative):
     def _unit(self, outcome: Tensor, group: Group) -> float:
         if self.scale == "none" or self.cost_scale == "none":
             return 1.0
-        every = bool(_right(group).all())
-        spread = sum(group.right_at.values()) / 2 if every else float(outcome.std())
-        return max(spread, self.min_std)
+        half = sum(group.right_at.values()) / 2 if bool(_right(group).all()) else 0.0
+        return max(float(outcome.std()), half, self.min_std)
 
 
 def _right(group: Group) -> Tensor:
@@ -153,13 +159,13 @@ def _(estimator: CostsAmongRight, group: Group) -> Sequence[Contrast]:
         Contrast("outcome", outcome[:, None], weight=estimator.outcome_coef),
         Contrast(name, gains, turn.masked_fill(~group.reached, -1), estimator.turn_coef),
     ]
-    if not group.costs:
+    if not group.costs or len(group.trajectories) < 2:
         return paid
     among, unit = _among(group), 1.0
     if "none" not in (estimator.scale, estimator.cost_scale):
         right = [bool(one) for one in _right(group).tolist()]
-        half = sum(group.right_at.values()) / 2
-        unit = max(half if all(right) else statistics.stdev(outcome.tolist()), estimator.min_std)
+        half = sum(group.right_at.values()) / 2 * all(right)
+        unit = max(statistics.stdev(outcome.tolist()), half, estimator.min_std)
     costs = Contrast(
         "costs from here on, among right attempts",
         _costs_to_go(group, estimator.gamma),

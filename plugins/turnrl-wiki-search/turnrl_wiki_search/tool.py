@@ -93,15 +93,15 @@ class WikiSearch(Tool):
     ) -> None:
         self.name = name
         self.description = _DESCRIPTION if description is None else description
-        if not re.fullmatch(r"[\w-]+", name):
+        if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
             raise RecipeError(
                 f"WikiSearch.name is {name!r}. Take a word of letters, digits, '_' and '-', by "
                 "which the policy calls the search."
             )
-        if not self.description.strip():
+        if not isinstance(self.description, str) or not self.description.strip():
             raise RecipeError(
-                "WikiSearch.description is empty. Say in one sentence what the search finds, or "
-                "leave it out."
+                f"WikiSearch.description is {self.description!r}. Say in one sentence what the "
+                "search finds, or leave it out."
             )
         self.top_k = top_k
         self.max_result_tokens = max_result_tokens
@@ -247,10 +247,11 @@ class WikiSearch(Tool):
 
 
 def _refuse_unknown(given: Mapping[str, object]) -> None:
-    known = {*inspect.signature(WikiSearch).parameters, *inspect.signature(Server).parameters}
+    own = inspect.signature(WikiSearch).parameters.keys() - {"server"}
+    known = own | inspect.signature(Server).parameters.keys()
     for name in given:
         if name not in known:
-            near = did_you_mean(name, sorted(known - {"server"}))
+            near = did_you_mean(name, sorted(known))
             raise RecipeError(
                 f"WikiSearch has no option {name!r}.{near} Its docstring and the docstring of "
                 "'Server' list all of them."
