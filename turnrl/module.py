@@ -30,6 +30,7 @@ from turnrl.agent.rollout import Rollout
 from turnrl.checks import check_batch, check_parts, check_settings, names_unknown_arguments
 from turnrl.collection import Collector, Experience
 from turnrl.credit import TurnLevel, assign_credit
+from turnrl.earnings import earning_tallies
 from turnrl.errors import RecipeError
 from turnrl.function_rewards import FunctionReward, rewards_of
 from turnrl.learning import Minibatch, OldLogprobs, Plan, Step, TokenColumns
@@ -253,6 +254,8 @@ class MTGRPO(PolicyModule, Iterates):
             self._logged = True
             tallies = self.experience.tallies(self.rewards)
             self.metrics.log(tallies, uneven=self._logs)
+            charged, processes = self.estimator.charges_costs, self.trainer.world_size
+            self.metrics.log(earning_tallies(self.experience.drawn, charged, processes))
             if self.max_staleness:
                 self.metrics.log({"train/staleness": self.experience.staleness(self.global_step)})
         else:  # the first step took what was read before it too
