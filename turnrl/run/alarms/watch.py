@@ -8,6 +8,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.utilities import rank_zero_info
 
 from turnrl.earnings import earnings
 from turnrl.errors import TrainingError
@@ -105,7 +106,7 @@ class Alarms(L.Callback):
         for line in earned:
             announce(trainer, line)
             if silent:
-                _logger.info(line)
+                rank_zero_info(line)
         for one in due:
             announce(trainer, f"alarm: {one.text}")
             if silent:
