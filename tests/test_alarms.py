@@ -95,6 +95,21 @@ def test_more_rows_leave_the_alarms_of_those_before_as_they_are(name):
         assert all(name in one.text and name in FIGURES for name in one.figures)
 
 
+def test_costs_are_noticed_before_iteration_3_where_calls_cost_more_than_they_find():
+    runs: dict[tuple[str, int], list[dict[str, float]]] = {}
+    with (DATA.parent / "costs.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            known = {k: float(v) for k, v in row.items() if v and k != "run"}
+            runs.setdefault((row["run"], int(row["seed"])), []).append(known)
+    raised = {run: [one.noticed for one in alarms(rows)] for run, rows in runs.items()}
+    two_hops = [raised.pop(("turn_level", seed)) for seed in range(8)]
+    assert sum(noticed in ([1], [2]) for noticed in two_hops) == 7
+    # nothing costs, calls find enough, or the estimator does not charge costs to every attempt
+    kinds = {"one_hop", "no_cost", "one_hop_cost", "outcome_only", "costs_among_right"}
+    assert {kind for kind, _ in raised} == kinds
+    assert not any(raised.values())
+
+
 def test_chance_alone_seldom_raises_an_alarm():
     """Runs that go nowhere: 60 iterations of 16 questions x 16 attempts. A question's rate of
     success is drawn from a distribution as wide as those of Atlas' questions."""
