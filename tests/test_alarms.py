@@ -95,6 +95,21 @@ def test_more_rows_leave_the_alarms_of_those_before_as_they_are(name):
         assert all(name in one.text and name in FIGURES for name in one.figures)
 
 
+def test_costs_are_noticed_before_iteration_3_where_calls_cost_more_than_they_find():
+    runs: dict[tuple[str, int], list[dict[str, float]]] = {}
+    with (DATA.parent / "costs.csv").open(newline="") as file:
+        for row in csv.DictReader(file):
+            known = {k: float(v) for k, v in row.items() if v and k != "run"}
+            runs.setdefault((row["run"], int(row["seed"])), []).append(known)
+    raised = {run: [one.noticed for one in alarms(rows)] for run, rows in runs.items()}
+    two_hops = [raised.pop(("turn_level", seed)) for seed in range(8)]
+    assert sum(noticed in ([1], [2]) for noticed in two_hops) == 7
+    # nothing costs, calls find enough, or the estimator does not charge costs to every attempt
+    kinds = {"one_hop", "no_cost", "one_hop_cost", "outcome_only", "costs_among_right"}
+    assert {kind for kind, _ in raised} == kinds
+    assert not any(raised.values())
+
+
 def test_chance_alone_seldom_raises_an_alarm():
     """Runs that go nowhere: 60 iterations of 16 questions x 16 attempts. A question's rate of
     success is drawn from a distribution as wide as those of Atlas' questions."""
@@ -244,6 +259,55 @@ def test_the_reward_rises_while_exact_match_falls():
     assert not alarms(series(match=match, reward=[1, 1, 1, 1, 0.9, 0.9, 0.9, 0.9]))
     slight = [0.4, 0.4, 0.4, 0.4, 0.35, 0.35, 0.35, 0.35]
     assert not alarms(series(match=slight, reward=[1, 1, 1, 1, 1.2, 1.2, 1.2, 1.2]))
+
+
+def earned(*differences, error=0.04):
+    """Rows in which attempts that call earn so much more than the others, which earn 0.01."""
+    figures = {"reward/idle": 0.01, "reward/acting_error": error}
+    return [
+        {"iteration": k, "reward/acted": 0.01 + difference, **figures}
+        for k, difference in enumerate(differences, 1)
+    ]
+
+
+def test_calls_cost_more_than_they_find_in_the_first_iteration():
+    (one,) = alarms(earned(-0.09, 0.1, 0.1))
+    assert (one.name, one.began, one.noticed) == ("costs", 1, 1)
+    assert one.figures == ("reward/acted", "reward/idle")
+    assert one.text.startswith(
+        "calls cost more than they find, from iteration 1 on: attempts that call earn -0.080 from "
+        "turn rewards on average, the others 0.010. The policy may stop calling"
+    )
+    assert alarms(earned(-0.07)) == []  # less than two standard errors
+    assert alarms(earned(0.09)) == []
+
+
+def test_two_iterations_are_surer_than_one_and_later_ones_have_to_be():
+    # the mean of two has an error of 0.04 / sqrt(2) = 0.0283, of which 2.6 are needed: 0.0736
+    (one,) = alarms(earned(-0.075, -0.075))
+    assert (one.began, one.noticed) == (1, 2)
+    assert alarms(earned(-0.072, -0.072)) == []
+    # after 8 good ones, three in a row need sqrt(4 + 4 ln 11) = 3.69 errors of 0.0231: 0.0852
+    (one,) = alarms(earned(*[0.1] * 8, -0.09, -0.09, -0.09))
+    assert (one.began, one.noticed) == (9, 11)
+    assert alarms(earned(*[0.1] * 8, -0.08, -0.08, -0.08)) == []
+
+
+def test_without_a_known_error_costs_are_silent():
+    rows = [{k: v for k, v in row.items() if "error" not in k} for row in earned(*[-0.3] * 9)]
+    assert alarms(rows) == []
+
+
+def test_noise_alone_seldom_says_that_calls_cost_too_much():
+    """Calls that exactly pay for themselves, and calls that earn one standard error more."""
+    draw = random.Random(0)
+
+    def share(mean):
+        runs = [earned(*(draw.gauss(mean, 0.04) for _ in range(40))) for _ in range(300)]
+        return sum(bool(alarms(rows)) for rows in runs) / len(runs)
+
+    assert share(0.0) < 0.15
+    assert share(0.04) < 0.02
 
 
 def test_where_no_answer_was_ever_right_exact_match_says_nothing():

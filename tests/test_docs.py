@@ -283,6 +283,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "iteration   5/40": Elsewhere(
             "test_alarms.test_a_run_that_went_wrong_raises_its_alarms_where_they_began"
         ),
+        "turn/first_hit pays": Elsewhere(
+            "test_earnings.test_a_run_says_once_whether_calls_pay_off"
+        ),
         "turnrl.Alarms, init_args": Fits(),
         "from turnrl import alarms": Elsewhere(
             "test_alarms.test_the_example_on_the_page_reads_a_run"

@@ -35,7 +35,7 @@ from turnrl_doctor.arguments import arguments_of
 from turnrl_doctor.miniature import _network
 from turnrl_doctor.rehearsal import Rehearsal
 from turnrl_estimators import Branched, Tree, TurnCritic
-from turnrl_rewards import LLMJudge, LLMJudgeTurn, Server
+from turnrl_rewards import FirstHit, LLMJudge, LLMJudgeTurn, SearchCost, Server
 from turnrl_slots import Slots
 from worlds import Aims, Answered, Echo
 
@@ -354,6 +354,19 @@ def test_a_recipe_of_another_kind_passes(tiny_model, settings):
     found = told(module(tiny_model, **settings), data())
     assert {one.status for one in found.values()} == {"pass"}
     assert {"rewards", "sampling", "learning"} <= set(found)
+
+
+def test_how_often_a_call_that_costs_has_to_be_paid_is_told(tiny_model):
+    it = module(tiny_model)
+    assert "costs" not in told(it, data())
+    it.rewards = [FirstHit(), SearchCost(0.1), Answered()]
+    found = told(it, data())["costs"]
+    assert found.status == "pass"
+    assert re.fullmatch(
+        r"in the rehearsal a turn with a cost loses 0\.1, and a paid attempt gains 0\.5, so calls "
+        r"pay off if 1 attempt in 5 is paid: here \d+ of \d+ were",
+        found.text,
+    )
 
 
 def test_sessions_that_cannot_be_copied_are_told_where_the_estimator_branches(tiny_model):

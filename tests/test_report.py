@@ -239,6 +239,23 @@ def test_the_alarms_of_a_run_that_had_no_callback_are_worked_out(tmp_path):
     assert raised == {"tool use": 3, "groups": 3, "lengths": 6}
 
 
+def test_what_turn_rewards_paid_is_shown_of_the_first_and_the_last_iteration(tmp_path):
+    folder = recorded.run(tmp_path / "run")
+    report([folder], tmp_path / "out.html")
+    (shown,) = unpacked(tmp_path / "out.html")["runs"]
+    first, last = shown["earned"]
+    assert (first["iteration"], last["iteration"]) == (1, 3)
+    rows = [row for row in record.read(folder, split="train") if row["iteration"] == 3]
+    acted = [any(turn["calls"] for turn in row["turns"]) for row in rows]
+    assert (last["attempts"], last["acted"]) == (8, sum(acted))
+    totals = [{part["name"]: part["value"] for part in row["rewards"]} for row in rows]
+    for part in last["parts"]:
+        those = [one[part["name"]] for one, act in zip(totals, acted, strict=True) if act]
+        assert part["acted"] == pytest.approx(sum(those) / len(those))
+    assert {part["name"] for part in last["parts"]} == {"turn/paid", "turn/cost"}
+    assert last["verdict"].startswith("an attempt that calls loses 0.")
+
+
 def unpacked(file, block="summary"):
     """The data in a page."""
     (packed,) = re.findall(f'id="{block}">([^<]*)<', file.read_text())
@@ -672,6 +689,19 @@ def test_every_metric_is_drawn(tmp_path, opened):
     page = opened(tmp_path / "out.html")
     captions = page.evaluate("[...document.querySelectorAll('figcaption')].map(x => x.textContent)")
     assert sorted(captions) == sorted(metrics)
+
+
+@browser_only
+def test_what_turn_rewards_paid_is_a_table(tmp_path, opened):
+    report([recorded.run(tmp_path / "run")], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html")
+    table = page.get_by_role("table", name="What turn rewards paid")
+    cells = table.locator("tbody tr").first.locator("td, th").all_inner_texts()
+    (shown,) = unpacked(tmp_path / "out.html")["runs"]
+    part = shown["earned"][0]["parts"][0]
+    assert cells[:3] == ["run", "1", part["name"]]
+    assert float(cells[3].replace("−", "-")) == pytest.approx(part["acted"], abs=0.01)
+    assert page.get_by_text("run, iteration 3: an attempt that calls loses").count() == 1
 
 
 @browser_only

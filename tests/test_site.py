@@ -261,6 +261,9 @@ RUNS = {
     "ahead": [
         *("--model.engine=kept.Kept", "--model.max_staleness=1", "--data.val=null"),
         "--model.objective.importance_cap=2",
+        # enough attempts for the standard error of what those that act earn
+        *("--model.group_size=16", "--data.questions_per_iteration=8"),
+        "--model.rewards+=SearchCost",
     ],
     "probes": ["--model.estimator=Branched", "--model.redraws=1", "--data.val=null"],
 }

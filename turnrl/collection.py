@@ -86,6 +86,11 @@ class Experience:
         return self.collected.groups
 
     @property
+    def drawn(self) -> tuple[Group, ...]:
+        """The first draw of each question: what the policy did, before groups were redrawn."""
+        return (self.first or self).groups
+
+    @property
     def degenerate(self) -> list[int]:
         """Numbers of the groups that teach nothing."""
         return [i for i, credit in enumerate(self.credit) if credit.degenerate]

@@ -120,6 +120,8 @@ class OutcomeOnly(GroupRelative):
     A_{i,k} = z(R)_i (arXiv 2505.11821, baseline GRPO-OR; arXiv 2402.03300).
     """
 
+    charges_costs = False
+
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         return self._outcome(outcome, reached)
 
@@ -165,6 +167,7 @@ class TurnLevel(GroupRelative):
     def __post_init__(self) -> None:
         super().__post_init__()
         within(0, 1, "", self, "gamma")
+        self.charges_costs = self.turn_coef != 0
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         rho = returns_to_go(turn_rewards, self.gamma)

@@ -30,6 +30,7 @@ from turnrl.agent.rollout import Rollout
 from turnrl.checks import check_batch, check_parts, check_settings, names_unknown_arguments
 from turnrl.collection import Collector, Experience
 from turnrl.credit import TurnLevel, assign_credit
+from turnrl.earnings import earning_tallies
 from turnrl.errors import RecipeError
 from turnrl.function_rewards import rewards_of
 from turnrl.learning import Minibatch, OldLogprobs, Plan, Step, TokenColumns
@@ -251,7 +252,9 @@ class MTGRPO(PolicyModule, Iterates):
         if self.experience is not None and not self._logged:
             self._logged = True
             tallies = self.experience.tallies(self.rewards)
-            self.metrics.log(tallies)
+            charged, processes = self.estimator.charges_costs, self.trainer.world_size
+            earned = earning_tallies(self.experience.drawn, charged, processes)
+            self.metrics.log(tallies | earned)
             if self.max_staleness:
                 self.metrics.log({"train/staleness": self.experience.staleness(self.global_step)})
         else:  # the first step took what was read before it too

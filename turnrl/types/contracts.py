@@ -155,12 +155,17 @@ class AdvantageEstimator(ABC):
         trains_probes: Whether `prepare` makes them members of the group, from the turn on at which
             they branched off: a tree, whose shared turns are learned from once.
         critic: The value head to be trained, for `token_values`; None for none.
+        charges_costs: Whether a turn reward that is a cost (`Reward.is_cost`) lowers the credit of
+            any attempt that calls, right or wrong. Such an estimator can teach a weak policy to
+            stop calling, which an alarm says. False if it ignores turn rewards, or treats costs
+            apart.
     """
 
     min_group_size: int = 1
     probes: int = 0
     trains_probes: bool = False
     critic: Critic | None = None
+    charges_costs: bool = True
 
     def check(self, rewards: Sequence[Reward]) -> None:  # noqa: B027 - most take any rewards
         """Refuse rewards that the estimator cannot credit. It is asked before any weights are

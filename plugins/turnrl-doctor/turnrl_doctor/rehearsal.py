@@ -54,6 +54,7 @@ from turnrl import (
     open_source,
     score_group,
 )
+from turnrl.earnings import earnings
 from turnrl.testing import ScriptedEngine
 from turnrl_doctor.command import of_error
 from turnrl_doctor.miniature import miniature
@@ -201,6 +202,8 @@ class _Parts:
         count = sum(map(len, self.attempts))
         text = f"{names} score {count} attempts at {len(self.questions)} questions"
         yield Finding("pass", "rewards", text)
+        if any(reward.is_cost and reward.by_turn for reward in small.rewards):
+            yield from _guarded("costs", self._earned(small))
         yield from _guarded("learning", self._learned(small))
 
     def _entered(self, part: _Part, kind: type, name: str) -> _Part:
@@ -327,6 +330,13 @@ class _Parts:
         finally:
             small.collector.close()
             small.engine = script
+
+    def _earned(self, small: MTGRPO) -> Iterator[Finding]:
+        """Whether calls would pay off, had the policy acted like this."""
+        rewards, policy = small.rewards, small.policy
+        earned = earnings([score_group(group, rewards, policy=policy) for group in self.attempts])
+        if earned.cost > 0:
+            yield Finding("pass", "costs", f"in the rehearsal {earned.outlook}")
 
     # learning
 

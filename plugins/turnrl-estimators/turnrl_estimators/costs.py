@@ -66,6 +66,7 @@ class CostsAmongRight(GroupRelative):
     cost_coef: float = 1.0
     gamma: float = 1.0
     cost_scale: CostScale = "outcome"
+    charges_costs = False
 
     def __post_init__(self) -> None:
         super().__post_init__()

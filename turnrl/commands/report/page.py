@@ -21,11 +21,13 @@ from importlib.resources import files
 from typing import Any
 
 from turnrl.applied import Applied, Made, applied, make
+from turnrl.earnings import earnings
 from turnrl.plugins import find_class, installed
 from turnrl.run import record
 from turnrl.run.alarms.rules import alarms
 from turnrl.run.runs import Run, differences, experiments
 from turnrl.types.contracts import AdvantageEstimator
+from turnrl.types.trajectory import Group
 from turnrl.why import Term
 
 _CHUNK = 48
@@ -53,12 +55,13 @@ def page(runs: Sequence[Run], title: str, most: int | None = None) -> Iterator[s
     )
     page = (assets / "report.html").read_text()
     yield page.format(policy=policy, title=html.escape(title), style=style)
-    listed = _Listed()
+    listed, earned = _Listed(), [_Earned() for _ in runs]
     for number, run in enumerate(runs):
         for chunk in _chunks(run, most):
             yield _block(f"d{listed.chunks}", [_detail(members) for members in chunk])
             listed.add(number, chunk)
-    yield _block("summary", _summary(runs, listed, title))
+            earned[number].add(chunk)
+    yield _block("summary", _summary(runs, listed, earned, title))
     yield f"<script>{script}</script>\n</body>\n</html>\n"
 
 
@@ -118,7 +121,37 @@ class _Listed:
         self.chunks += 1
 
 
-def _summary(runs: Sequence[Run], listed: _Listed, title: str) -> Shown:
+class _Earned:
+    """What turn rewards paid in the first and in the last recorded iteration of a run."""
+
+    def __init__(self) -> None:
+        self._groups: dict[int, list[Group]] = {}
+
+    def add(self, chunk: Sequence[Sequence[record.Row]]) -> None:
+        """Add the groups of a chunk that were sampled to learn from."""
+        for members in chunk:
+            if members[0]["split"] == "train":
+                of_iteration = self._groups.setdefault(members[0]["iteration"], [])
+                of_iteration.append(record.group(members))
+                for between in sorted(self._groups)[1:-1]:
+                    del self._groups[between]
+
+    def shown(self) -> list[Shown]:
+        """Each of the two iterations."""
+        found = [(number, earnings(self._groups[number])) for number in sorted(self._groups)]
+        return [
+            {
+                "iteration": number,
+                "attempts": one.attempts,
+                "acted": one.acted,
+                "parts": [asdict(part) for part in one.parts],
+                "verdict": one.verdict if one.cost > 0 else "",
+            }
+            for number, one in found
+        ]
+
+
+def _summary(runs: Sequence[Run], listed: _Listed, paid: Sequence[_Earned], title: str) -> Shown:
     return {
         "title": title,
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
@@ -129,8 +162,9 @@ def _summary(runs: Sequence[Run], listed: _Listed, title: str) -> Shown:
                 "problems": run.problems,
                 "metrics": run.metrics,
                 "alarms": [asdict(alarm) for alarm in alarms(run.metrics)],
+                "earned": one.shown(),
             }
-            for run in runs
+            for run, one in zip(runs, paid, strict=True)
         ],
         "experiments": experiments(runs),
         "differences": differences(runs),

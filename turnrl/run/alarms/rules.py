@@ -14,11 +14,21 @@ iteration beyond half of the change without a return since.
                 was as high; or rollout/truncated is 0.25 above its lowest level
     reward      train/exact_match is at most 0.75 x its highest level, and reward/total is above its
                 level then
+    costs       reward/acted is below reward/idle by more than sqrt(4 + 4 ln n) standard errors of
+                the difference, in the n-th iteration: costs take more from attempts that call than
+                turn rewards pay them
 
 A fall of tool use or of exact match is also more than noise makes: five standard deviations of the
 difference of the two levels, because the highest of many levels is high by chance. The noise of an
 iteration is estimated by the median change from one iteration to the next, so a collapse does not
 hide itself.
+
+What costs take has to be noticed before the policy has learned from it. So that rule has no
+highest level, and does not wait for three iterations: a level of one or two will do. Its noise is
+known from within an iteration, `reward/acting_error`. Two standard errors are enough in the first
+iteration, and more later, because each iteration is another chance to be wrong. The column is only
+written where a turn reward is a cost and the estimator charges it to every attempt, so elsewhere
+the rule is silent.
 
 As long as exact match has always been 0, it does not show how good the policy is. Until then
 `lengths` uses reward/total, and `entropy`, `groups` and `reward` are silent.
@@ -38,9 +48,9 @@ from typing import NamedTuple
 WINDOW = 3
 """Iterations that a level is the mean of."""
 
-TOOL_USE, ENTROPY, UNSOLVED, GROUPS, LENGTHS, TRUNCATED, EXACT_MATCH = (
+TOOL_USE, ENTROPY, UNSOLVED, GROUPS, LENGTHS, TRUNCATED, EXACT_MATCH, COSTS = (
     *(0.6, 0.1, 0.5, 0.25),
-    *(2.0, 0.25, 0.75),
+    *(2.0, 0.25, 0.75, 2.0),
 )
 """The numbers of the rules, in their order."""
 
@@ -51,8 +61,12 @@ _ENTROPY = "train/entropy"
 _GROUPS = "rollout/degenerate_groups"
 _LENGTHS = ("rollout/tokens", "rollout/turns")
 _TRUNCATED = "rollout/truncated"
+_ACTED, _IDLE, _ERROR = "reward/acted", "reward/idle", "reward/acting_error"
 
-FIGURES = (_MATCH, _REWARD, _TOOLS, _ENTROPY, _GROUPS, *_LENGTHS, _TRUNCATED)
+FIGURES = (
+    *(_MATCH, _REWARD, _TOOLS, _ENTROPY, _GROUPS, *_LENGTHS, _TRUNCATED),
+    *(_ACTED, _IDLE, _ERROR),
+)
 """The columns of `metrics.csv` that the rules read."""
 
 Rows = Sequence[Mapping[str, float]]
@@ -63,7 +77,7 @@ class Alarm:
     """Something that goes wrong in a run.
 
     Args:
-        name: The rule: `tool use`, `entropy`, `groups`, `lengths` or `reward`.
+        name: The rule: `tool use`, `entropy`, `groups`, `lengths`, `reward` or `costs`.
         began: The iteration in which it began.
         noticed: The iteration in which the rule held first.
         figures: The columns that show it.
@@ -194,8 +208,29 @@ def _reward(rows: Rows) -> Alarm | None:
     return None
 
 
+def _costs(rows: Rows) -> Alarm | None:
+    its, (acted, idle, errors) = _columns(rows, _ACTED, _IDLE, _ERROR)
+    less = [one - other for one, other in zip(acted, idle, strict=True)]
+    levels = zip(*map(_levels, (less, acted, idle, [e * e for e in errors])), strict=True)
+    for now, acting, resting, squared in levels:
+        needed = math.sqrt(COSTS**2 + 4 * math.log(now.place + 1))
+        if now.mean >= -needed * math.sqrt(squared.mean / squared.size) - 1e-6:
+            continue
+        first = now.place
+        while first > 0 and less[first - 1] < 0:
+            first -= 1
+        text = (
+            f"calls cost more than they find, from iteration {its[first]} on: attempts that call "
+            f"earn {acting.mean:.3f} from turn rewards on average, the others {resting.mean:.3f}. "
+            "The policy may stop calling before it learns to. Take the cost out until calls find "
+            "things, or set model.estimator to CostsAmongRight"
+        )
+        return Alarm("costs", its[first], its[now.place], (_ACTED, _IDLE), text)
+    return None
+
+
 _RULES: tuple[Callable[[Rows], Alarm | None], ...]
-_RULES = (_tool_use, _entropy, _groups, _lengths, _reward)
+_RULES = (_tool_use, _entropy, _groups, _lengths, _reward, _costs)
 
 
 # -------------------------------------------------------------------------------- what they share

@@ -8,7 +8,9 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import LambdaCallback
+from lightning.pytorch.utilities import rank_zero_info
 
+from turnrl.earnings import earnings
 from turnrl.errors import TrainingError
 from turnrl.run.alarms.health import idle
 from turnrl.run.alarms.rules import FIGURES, Alarm, alarms
@@ -22,8 +24,9 @@ _IN_A_ROW = 3
 
 
 class Alarms(L.Callback):
-    """Print each alarm of a run once, in a line of its own, and count them in `train/alarms`. Warn
-    once if iterations teach nothing, or if no trajectory answers: the first iteration, or several
+    """Print each alarm of a run once, in a line of its own, and count them in `train/alarms`. Say
+    after the first iteration whether calls pay off, if a turn reward is a cost. Warn once if
+    iterations teach nothing, or if no trajectory answers: the first iteration, or several
     in a row later.
 
     Args:
@@ -36,6 +39,7 @@ class Alarms(L.Callback):
         """The figures that the rules read, of each iteration so far, including those of the run
         that this one resumes."""
         self._due: list[Alarm] = []
+        self._earned: list[str] = []
         self._idle = 0
         self._warned = False
         # it counts before a row of metrics is taken, and prints after the line of an iteration
@@ -43,7 +47,7 @@ class Alarms(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            self.rows, self._due = [], []
+            self.rows, self._due, self._earned = [], [], []
             self._idle, self._warned = 0, False
             callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
             others = [one for one in callbacks if one not in (self, self._counts)]
@@ -74,6 +78,8 @@ class Alarms(L.Callback):
         self._due = [one for one in raised if one.noticed == iteration]
         pl_module.metrics.log({"train/alarms": Tally(len(raised), 1)})
         experience = pl_module.experience  # of this process; none in a run that resumes
+        if experience is not None and iteration == 1:
+            self._earned = earnings(experience.drawn).lines
         trajectories = experience.trajectories if experience is not None else ()
         warning = idle(iteration, figures, pl_module.rollout, trajectories)
         self._idle = self._idle + 1 if warning else 0
@@ -95,9 +101,14 @@ class Alarms(L.Callback):
         self._print(trainer)
 
     def _print(self, trainer: L.Trainer) -> list[Alarm]:
-        due, self._due = self._due, []
+        (due, self._due), (earned, self._earned) = (self._due, []), (self._earned, [])
+        silent = trainer.progress_bar_callback is None and trainer.is_global_zero
+        for line in earned:
+            announce(trainer, line)
+            if silent:
+                rank_zero_info(line)
         for one in due:
             announce(trainer, f"alarm: {one.text}")
-            if trainer.progress_bar_callback is None and trainer.is_global_zero:
+            if silent:
                 _logger.warning(f"alarm: {one.text}")
         return due

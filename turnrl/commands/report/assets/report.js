@@ -244,6 +244,19 @@
     ["Others", /^(?!val\/reward\/)/],
   ];
 
+  function earned() {
+    const every = data.runs.flatMap((run) => run.earned.filter((one) => one.parts.length).map((one) => ({ run, ...one })));
+    if (!every.length) return [];
+    const known = (value) => num(value === null ? "-" : number(value));
+    return [
+      el("h2", {}, "What turn rewards paid"),
+      el("p", {}, "Averages over the recorded attempts of an iteration that called a tool, and over the others. The correlation is that of the reward with the outcome, over all of them."),
+      table("What turn rewards paid", ["run", "iteration", "turn reward", "with a call", "without", "correlation"], every.flatMap((one) => one.parts.map((part) => [
+        bdi(one.run.name), num(String(one.iteration)), el("code", {}, part.name), known(part.acted), known(part.idle), known(part.correlation)])), { class: "wide", hideCaption: true }),
+      ...every.filter((one) => one.verdict).map((one) => el("p", {}, bdi(one.run.name), `, iteration ${one.iteration}: ${one.verdict}.`)),
+    ];
+  }
+
   function overview() {
     const problems = data.runs.flatMap((run) => run.problems.map((text) => el("p", { class: "problem" }, el("strong", {}, bdi(run.name), ": "), el("bdi", {}, visible(text)))));
     const alarms = data.runs.flatMap((run) => run.alarms.map((alarm) => el("p", { class: "problem" }, el("strong", {}, bdi(run.name), ", alarm: "), el("bdi", {}, visible(alarm.text)))));
@@ -272,6 +285,7 @@
         return [bdi(run.name), bdi(run.folder), num(rows.length ? String(Math.max(...rows)) : "-"), ...CURVES.map(([, name]) => num(last("val/" + name) !== "-" ? last("val/" + name) : last("train/" + name)))];
       }), { class: "wide" }),
       changed.length ? [el("h2", {}, "What differs between their recipes"), table("Settings that differ", ["setting", ...data.runs.map((run) => bdi(run.name))], changed.map(([name, values]) => [el("code", {}, name), ...values.map((value) => bdi(value))]), { class: "wide", hideCaption: true })] : data.runs.length > 1 ? el("p", {}, "Their recipes do not differ.") : null,
+      ...earned(),
       el("h2", {}, "Curves"),
       el("p", {}, "Thick lines with points: greedy answers to validation questions. Thin lines: sampled attempts at training questions.", bands ? " Bands: from the lowest to the highest of the runs that differ in their seeds alone. Open points: not all of them have that iteration." : ""),
       legend,

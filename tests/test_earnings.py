@@ -1,0 +1,223 @@
+"""Earnings: what turn rewards pay to attempts that act and to the others, in lines and metrics."""
+
+from __future__ import annotations
+
+import logging
+import math
+import statistics
+
+import pytest
+
+from runs import data, module, trainer
+from test_alarms import Printed
+from trajectories import said, trajectory
+from turnrl import (
+    AdvantageEstimator,
+    Merged,
+    OutcomeOnly,
+    OutcomeReward,
+    Question,
+    Reading,
+    Rollout,
+    ToolCall,
+    ToolResult,
+    TurnLevel,
+    TurnReward,
+)
+from turnrl.earnings import ENOUGH, earning_tallies, earnings
+from turnrl.scoring import Tally, score_group
+from turnrl_estimators import CostsAmongRight, Tree
+from turnrl_rewards import Repetition, SearchCost
+from worlds import Answered, Echo, Letters
+
+FOUND, MISSED, FAILED = ToolResult("Paris"), ToolResult("Rome"), ToolResult("no", ok=False)
+
+
+class Finds(TurnReward):
+    """0.5 for a turn that finds Paris."""
+
+    bounds = (0.0, 0.5)
+
+    def score(self, trajectory, turn):
+        return 0.5 * any(one.content == "Paris" for one in trajectory.turns[turn].results)
+
+
+class Says(OutcomeReward):
+    """1 for the answer Paris."""
+
+    def score(self, trajectory):
+        return float(trajectory.answer == "Paris")
+
+
+PAID = (Finds(), SearchCost(), Says())
+
+
+def attempt(answer, *results, question="q", begins=0):
+    """An attempt that calls once a turn, and answers."""
+    call = Reading((ToolCall("search", {"query": "capital"}),))
+    turns = [said("", (7,), (-0.5,), call, [result]) for result in results]
+    turns.append(said("", (8,), (-0.5,), Reading(answer=answer)))
+    asked = Question(question, f"The capital {question}?", ("Paris",))
+    return trajectory(asked, (1,), turns, "answer", begins)
+
+
+def group(*attempts, rewards=PAID):
+    return score_group(attempts, rewards)
+
+
+SOME = group(
+    attempt("Paris", FOUND),
+    attempt("Rome", MISSED),
+    attempt("Rome", FAILED, FOUND),
+    attempt("Rome"),
+    attempt("Paris"),
+)
+
+
+def test_turn_rewards_are_compared_between_attempts_that_act_and_the_others():
+    earned = earnings([SOME])
+    finds, cost = earned.parts
+    assert (earned.acted, earned.attempts, earned.paid) == (3, 5, 2)
+    # calls cost 0.1, 0.1, and 0.1 + 0.2 for two; what failed is a call too
+    assert earned.cost == pytest.approx(0.5 / 3)
+    assert (earned.least, earned.pays) == (pytest.approx(0.1), 0.5)
+    assert (finds.name, finds.acted, finds.idle) == ("turn/finds", pytest.approx(1 / 3), 0)
+    assert (cost.acted, cost.idle) == (pytest.approx(-0.5 / 3), 0)
+    right = [1, 0, 0, 0, 1]
+    expected = statistics.correlation([0.5, 0, 0.5, 0, 0], right)
+    assert finds.correlation == pytest.approx(expected)
+    assert str(finds) == (
+        f"turn/finds pays 0.333 with a call, 0.000 without, correlation with the outcome "
+        f"{expected:.2f}"
+    )
+    assert earned.lines == [str(finds), str(cost), earned.verdict]
+    assert earned.verdict == (
+        "an attempt that calls loses 0.17 to costs on average, and a paid attempt gains 0.5, "
+        "so calls pay off if 1 attempt in 3 is paid: here 2 of 3 were"
+    )
+    assert earned.outlook == (
+        "a turn with a cost loses 0.1, and a paid attempt gains 0.5, so calls pay off if 1 attempt "
+        "in 5 is paid: here 2 of 3 were"
+    )
+
+
+def test_what_finding_would_pay_is_known_by_its_bounds_where_nothing_was_found():
+    earned = earnings([group(attempt("Rome", MISSED), attempt("Rome"))])
+    assert (earned.paid, earned.pays) == (0, 0.5)
+    assert "1 attempt in 5 is paid: here 0 of 1 were" in earned.verdict
+    assert earned.parts[0].correlation is None
+    costs = earnings([group(attempt("Rome", MISSED), rewards=[SearchCost(), Says()])])
+    assert costs.verdict.endswith("and no other turn reward pays anything")
+    assert costs.parts[0].idle is None
+    dear = earnings([group(attempt("Rome", FOUND), rewards=[Finds(), SearchCost(0.6)])])
+    assert "so calls never pay off (here 1 of 1 were paid)" in dear.verdict
+    close = earnings([group(attempt("Rome", FOUND), rewards=[Finds(), SearchCost(0.49)])])
+    assert "if every attempt is paid" in close.verdict
+
+
+def test_where_nothing_costs_nothing_is_said():
+    assert earnings([group(attempt("Rome", FOUND), rewards=[Finds(), Says()])]).lines == []
+    assert earnings([]).lines == []
+    # it costs, but nobody repeated a call
+    assert earnings([group(attempt("Rome", FOUND), rewards=[Repetition(), Says()])]).lines == []
+
+
+def many(questions, rewards=PAID):
+    """Groups of two attempts that call, and one that does not. Every third finds something."""
+    return [
+        group(
+            *(attempt("Rome", (MISSED, FOUND)[k % 3 == 0], question=f"{k}") for _ in range(2)),
+            attempt("Paris", question=f"{k}"),
+            rewards=rewards,
+        )
+        for k in range(questions)
+    ]
+
+
+def test_an_iteration_has_what_both_kinds_earned_and_the_error_of_the_difference():
+    groups = many(ENOUGH // 2)
+    tallies = earning_tallies(groups, charged=True)
+    assert tallies["rollout/acted"] == Tally(20, 30)
+    # 4 of 10 groups find something
+    assert tallies["reward/acted"] == Tally(pytest.approx(8 * 0.5 - 20 * 0.1), 20)
+    assert tallies["reward/idle"] == Tally(0.0, 10)
+    # groups of one size: the error of the mean over groups
+    means = [0.4 if k % 3 == 0 else -0.1 for k in range(10)]
+    error = statistics.stdev(means) / math.sqrt(10)
+    assert tallies["reward/acting_error"] == Tally(pytest.approx(error), 1)
+    four = earning_tallies(groups, charged=True, processes=4)
+    assert four["reward/acting_error"] == Tally(pytest.approx(error / 2), 1)
+
+
+@pytest.mark.parametrize(
+    ("groups", "charged"),
+    [
+        (many(10), False),
+        (many(9), True),
+        (many(10, [Finds(), Says()]), True),
+        ([group(*[attempt("Rome", MISSED)] * 30, attempt("Rome"))], True),
+        ([], True),
+    ],
+    ids=["not charged", "too few", "no cost", "one group", "none"],
+)
+def test_the_error_is_absent_where_nothing_can_be_said(groups, charged):
+    tallies = earning_tallies(groups, charged)
+    assert tallies["reward/acting_error"].count == 0
+    assert tallies.keys() == earning_tallies(many(10), True).keys()  # processes add them up
+
+
+def test_an_outcome_that_costs_is_no_cost_of_a_turn():
+    class Fine(OutcomeReward):
+        is_cost = True
+
+        def score(self, trajectory):
+            return -0.1
+
+    groups = many(10, [Finds(), Fine()])
+    assert earning_tallies(groups, True)["reward/acting_error"].count == 0
+    assert earnings(groups).lines == []
+
+
+def test_branches_are_left_out():
+    whole = attempt("Paris", FOUND)
+    with_branch = score_group([whole, attempt("Rome"), attempt("Rome", FOUND, begins=1)], [Finds()])
+    object.__setattr__(with_branch, "parents", (0, 1, 0))
+    assert earning_tallies([with_branch])["rollout/acted"] == Tally(1, 2)
+    assert earnings([with_branch]).attempts == 2
+
+
+def test_estimators_say_whether_they_charge_costs_to_every_attempt():
+    assert TurnLevel().charges_costs
+    assert Merged().charges_costs
+    assert Tree(probes=1).charges_costs
+    assert AdvantageEstimator.charges_costs
+    assert not TurnLevel(turn_coef=0.0).charges_costs
+    assert not OutcomeOnly().charges_costs
+    assert not CostsAmongRight().charges_costs
+
+
+# ---------------------------------------------------------------------------------- in a run
+
+
+def earning(tiny_model, folder, *rewards, bar=True, estimator=None):
+    it = module(tiny_model)
+    it.rewards = [*rewards, Answered()]
+    it.estimator = estimator or TurnLevel()
+    it.rollout = Rollout(Letters(), [Echo()], max_turn_tokens=6, max_tokens=128)
+    bars = [Printed()] if bar else []
+    run = trainer(folder, 2, bars, enable_progress_bar=bar, limit_val_batches=0)
+    run.fit(it, data())
+    return bars[0].lines if bar else []
+
+
+def test_a_run_says_once_whether_calls_pay_off(tiny_model, tmp_path, caplog):
+    lines = earning(tiny_model, tmp_path / "costs", SearchCost())
+    said = [one for one in lines if "turn/search_cost pays" in one or "to costs on average" in one]
+    assert len(said) == 2
+    assert said[1].endswith("and no other turn reward pays anything")
+    free = earning(tiny_model, tmp_path / "free", Finds())
+    assert not any("pays" in one for one in free)
+    with caplog.at_level(logging.INFO, "turnrl"):
+        earning(tiny_model, tmp_path / "no bar", SearchCost(), bar=False)
+    (logged,) = [r for r in caplog.records if "to costs on average" in r.getMessage()]
+    assert logged.levelno == logging.INFO

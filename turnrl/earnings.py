@@ -1,0 +1,199 @@
+"""Earnings: what turn rewards pay to attempts that act, and to those that do not.
+
+An attempt acts if it attempts a call, whether or not the call succeeds: costs fall on attempted
+calls too, and the metric `tool_execution` counts in the same way. Branches are left out.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import StatisticsError, correlation, fmean
+
+from turnrl.scoring import Tally
+from turnrl.types import Group
+
+ENOUGH = 20
+"""Attempts that have to act before their average is trusted: fewer often all earn the same by
+chance, which looks like a certainty."""
+
+
+@dataclass(frozen=True)
+class TurnPay:
+    """What one turn reward paid, summed over the turns of an attempt.
+
+    Args:
+        name: Its name in metrics.
+        acted: Average over the attempts that acted; None without any.
+        idle: Average over the others; None without any.
+        correlation: With the outcome reward, over all attempts; None if one of them is constant.
+    """
+
+    name: str
+    acted: float | None
+    idle: float | None
+    correlation: float | None
+
+    def __str__(self) -> str:
+        known = [("with a call", self.acted), ("without", self.idle)]
+        paid = [f"{value:.3f} {where}" for where, value in known if value is not None]
+        if self.correlation is not None:
+            paid.append(f"correlation with the outcome {self.correlation:.2f}")
+        return f"{self.name} pays {', '.join(paid)}"
+
+
+@dataclass(frozen=True)
+class Earnings:
+    """What turn rewards paid to some attempts.
+
+    Args:
+        acted: How many acted.
+        attempts: How many there are.
+        parts: Each turn reward.
+        cost: What an attempt that acted lost to costs, on average; 0 where no turn reward is one.
+        least: The least that a turn with a cost lost; 0 if none did.
+        paid: How many of those that acted were paid something beside costs.
+        pays: How much that was, on average. If none was paid, the most that one turn can be paid,
+            as far as rewards say (`Reward.bounds`); 0 if they do not.
+    """
+
+    acted: int
+    attempts: int
+    parts: tuple[TurnPay, ...]
+    cost: float
+    least: float
+    paid: int
+    pays: float
+
+    @property
+    def lines(self) -> list[str]:
+        """What each turn reward paid, and whether calls pay off; empty where nothing costs."""
+        if self.cost <= 0:
+            return []
+        return [*map(str, self.parts), self.verdict]
+
+    @property
+    def verdict(self) -> str:
+        """Whether calls pay off."""
+        losing = f"an attempt that calls loses {self.cost:.2g} to costs on average"
+        return self._compared(losing, self.cost)
+
+    @property
+    def outlook(self) -> str:
+        """Whether calls can pay off, of attempts that no policy chose."""
+        return self._compared(f"a turn with a cost loses {self.least:.2g}", self.least)
+
+    def _compared(self, losing: str, cost: float) -> str:
+        if self.pays <= 0:
+            return f"{losing}, and no other turn reward pays anything"
+        share, gaining = cost / self.pays, f"a paid attempt gains {self.pays:.2g}"
+        seen = f"here {self.paid} of {self.acted} were"
+        if share > 1:
+            return f"{losing}, and {gaining}, so calls never pay off ({seen} paid)"
+        often = f"1 attempt in {1 / share:.2g}" if share < 0.95 else "every attempt"
+        return f"{losing}, and {gaining}, so calls pay off if {often} is paid: {seen}"
+
+
+def earnings(groups: Sequence[Group]) -> Earnings:
+    """What the turn rewards of scored groups paid, component by component.
+
+    Args:
+        groups: Scored groups, whose costs are known.
+    """
+    attempts = [(group, i) for group in groups for i in group.trunks]
+    acts = [_acts(group, i) for group, i in attempts]
+    outcome = [float(group.outcome[i]) for group, i in attempts]
+    names = [name for group in groups for name, part in group.components.items() if part.ndim == 2]
+    parts = []
+    for name in dict.fromkeys(names):
+        paid = [float(group.components[name][i].sum()) for group, i in attempts]
+        parts.append(TurnPay(name, *_split(paid, acts), _correlation(paid, outcome)))
+    acting = [pair for pair, act in zip(attempts, acts, strict=True) if act]
+    costs = [-float(group.turn_costs[i].sum()) for group, i in acting]
+    gains = [float((group.turn_rewards - group.turn_costs)[i].sum()) for group, i in acting]
+    spent = [-cost for group, i in acting for cost in group.turn_costs[i].tolist() if cost < 0]
+    gained = [gain for gain in gains if gain > 1e-6]
+    return Earnings(
+        acted=len(acting),
+        attempts=len(attempts),
+        parts=tuple(parts),
+        cost=fmean(costs) if costs else 0.0,
+        least=min(spent, default=0.0),
+        paid=len(gained),
+        pays=fmean(gained) if gained else max(map(_most, groups), default=0.0),
+    )
+
+
+def earning_tallies(
+    groups: Sequence[Group], charged: bool = False, processes: int = 1
+) -> dict[str, Tally]:
+    """The figures of an iteration: how many attempts acted, what turn rewards paid to those and to
+    the others, and the standard error of the difference.
+
+    The error goes by groups, because attempts at one question find the same things. It is there
+    only where a turn reward is a cost, and at least `ENOUGH` attempts acted.
+
+    Args:
+        groups: The scored groups of this process.
+        charged: Whether the estimator charges costs to every attempt.
+        processes: How many processes have groups; each has about as many.
+    """
+    both = dict[bool, list[tuple[int, float]]]({True: [], False: []})
+    for number, group in enumerate(groups):
+        paid = group.turn_rewards.sum(1).tolist()
+        for i in group.trunks:
+            both[_acts(group, i)].append((number, paid[i]))
+    acted, idle = both[True], both[False]
+    tallies = {
+        "rollout/acted": Tally(len(acted), len(acted) + len(idle)),
+        "reward/acted": Tally(sum(paid for _, paid in acted), len(acted)),
+        "reward/idle": Tally(sum(paid for _, paid in idle), len(idle)),
+        "reward/acting_error": Tally(0.0, 0),
+    }
+    costs = {name for group in groups for name in group.costs or ()}
+    if charged and len(groups) > 1 and len(acted) >= ENOUGH and idle and any(map(_by_turn, costs)):
+        error = _error(acted, idle, len(groups)) / math.sqrt(processes)
+        tallies["reward/acting_error"] = Tally(error, 1)
+    return tallies
+
+
+def _error(
+    acted: Sequence[tuple[int, float]], idle: Sequence[tuple[int, float]], groups: int
+) -> float:
+    """The standard error of the difference of two averages over values with the numbers of their
+    groups, each group drawn as a whole."""
+    shares = [0.0] * groups
+    for sign, some in ((1, acted), (-1, idle)):
+        average = fmean(value for _, value in some)
+        for number, value in some:
+            shares[number] += sign * (value - average) / len(some)
+    return math.sqrt(sum(share**2 for share in shares) * groups / (groups - 1))
+
+
+def _acts(group: Group, member: int) -> bool:
+    return any(turn.reading.calls for turn in group.trajectories[member].turns)
+
+
+def _by_turn(name: str) -> bool:
+    return name.startswith("turn/")
+
+
+def _most(group: Group) -> float:
+    bounds: Mapping[str, tuple[float, float]] = group.bounds
+    costs = group.costs or ()
+    return sum(high for name, (_, high) in bounds.items() if _by_turn(name) and name not in costs)
+
+
+def _split(values: Sequence[float], acts: Sequence[bool]) -> tuple[float | None, float | None]:
+    """The averages of those that acted, and of the others."""
+    acted = [value for value, act in zip(values, acts, strict=True) if act]
+    idle = [value for value, act in zip(values, acts, strict=True) if not act]
+    return fmean(acted) if acted else None, fmean(idle) if idle else None
+
+
+def _correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+    try:
+        return correlation(one, other)
+    except StatisticsError:  # fewer than two, or all alike
+        return None
