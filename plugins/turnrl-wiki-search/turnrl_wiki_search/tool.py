@@ -93,16 +93,7 @@ class WikiSearch(Tool):
     ) -> None:
         self.name = name
         self.description = _DESCRIPTION if description is None else description
-        if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
-            raise RecipeError(
-                f"WikiSearch.name is {name!r}. Take a word of letters, digits, '_' and '-', by "
-                "which the policy calls the search."
-            )
-        if not isinstance(self.description, str) or not self.description.strip():
-            raise RecipeError(
-                f"WikiSearch.description is {self.description!r}. Say in one sentence what the "
-                "search finds, or leave it out."
-            )
+        self._check_words()
         self.top_k = top_k
         self.max_result_tokens = max_result_tokens
         self.cache_mb = cache_mb
@@ -141,6 +132,19 @@ class WikiSearch(Tool):
         self._offline = offline
         self._open: SearchIndex | None = None
         self._lock = threading.Lock()
+
+    def _check_words(self) -> None:
+        """Refuse a name and a description that no prompt could show."""
+        if not isinstance(self.name, str) or not re.fullmatch(r"[\w-]+", self.name):
+            raise RecipeError(
+                f"WikiSearch.name is {self.name!r}. Take a word of letters, digits, '_' and '-', "
+                "by which the policy calls the search."
+            )
+        if not isinstance(self.description, str) or not self.description.strip():
+            raise RecipeError(
+                f"WikiSearch.description is {self.description!r}. Say in one sentence what the "
+                "search finds, or leave it out."
+            )
 
     def check(self) -> None:
         """Check that the index answers, and build it first if `build_from` is set.
