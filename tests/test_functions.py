@@ -729,6 +729,7 @@ def sized(completions: Any) -> list[float]:
         ("def f(x): pass", r"f takes \(x\), and a reward takes an attempt: write 'def f\(trajec"),
         ("def f(completions, trainer_state): pass", "f takes 'trainer_state', which only TRL's"),
         ("def f(completions, environments): pass", "Write 'environments=None' if the function can"),
+        ("def f(environments, **rest): pass", "as its get_reward, and add EnvironmentOutcome"),
         ("async def f(trajectory): pass", "f is async, which only a reward of a batch may be"),
         ("f = lambda trajectory: 1.0", r"rewards\[0\]: a lambda has no name"),
         ("class f: pass", r"rewards\[0\] is the class f\. Pass an instance of .* or a function"),

@@ -295,7 +295,7 @@ LATE = [
     ("a reward twice", {"model.rewards": ["ExactMatch", "ExactMatch"]}, "model.rewards",
      "'outcome/exact_match'", "Leave one out"),
     ("a tool twice", {"model.rollout.tools": ["worlds.Echo", "worlds.Echo"]}, "two tools", "'echo'",
-     "Rename one."),
+     "Rename one;"),
     ("no rewards", {"model.rewards": []}, "rewards", "empty", "Add one, for example ExactMatch."),
     # classes
     ("a class of no package", {"model": {"class_path": "nowhere.Module"}}, "model",
@@ -755,6 +755,9 @@ class Plain: ...
 class Below(Plain): ...
 class World:
     def reset(self): ...
+class Old(World):
+    def reset(self): ...
+    def step(self, action): ...
 class Far(turnrl.Player): ...
 class Echo(turnrl.Tool): ...
 class Mine(Echo): ...
@@ -772,6 +775,8 @@ def questions(): ...
         ("model.rollout.tools", ["mine.World"],
          r"It has reset, so it may be an environment: \{class_path: Environment, init_args: \{envir"
          r"onment: mine.World\}\}"),
+        ("model.rollout.tools", ["mine.Old"],
+         r"an environment: \{class_path: Gymnasium, init_args: \{make: mine.Old\}\}"),
         ("model.rollout.tools", ["mine.Far"], "names the class 'mine.Far', .* Tool or Toolset"),
         ("model.rewards", [{"class_path": "mine.Below", "init_args": {"n": 3}}],
          r"rewards\[0\] names the class 'mine.Below', .*Write 'class Below\(turnrl.OutcomeReward"),
@@ -892,8 +897,8 @@ ARGUMENTS = [
      "segmenter is the class Letters. In Python, pass an instance: segmenter=Letters()."),
     (Rollout, {"segmenter": "ReAct"},
      "segmenter is the string 'ReAct'. In Python, pass an instance: segmenter=ReAct()."),
-    (Rollout, {"temperature": "1"}, "rollout.temperature is the string '1'; it must be a number"),
-    (Rollout, {"max_tokens": [9]}, "rollout.max_tokens is a list; it must be a whole number"),
+    (Rollout, {"temperature": "1"}, "model.rollout.temperature is the string '1'; it must be a number"),
+    (Rollout, {"max_tokens": [9]}, "model.rollout.max_tokens is a list; it must be a whole number"),
     (MTGRPO, {"policy": "models/tiny"},
      "policy is the string 'models/tiny'. In Python, pass an instance: "
      "policy=Policy('models/tiny')."),
@@ -944,11 +949,11 @@ ARGUMENTS = [
     (MTGRPO, {"estimator": Branched(probes=1.5)},
      "Branched.probes is 1.5; it must be a whole number"),
     (Rollout, {"max_turn_tokens": 16.0},
-     "rollout.max_turn_tokens is 16.0; it must be a whole number"),
+     "model.rollout.max_turn_tokens is 16.0; it must be a whole number"),
     (Rollout, {"max_turn_tokens": True},
-     "rollout.max_turn_tokens is True; it must be a whole number"),
-    (Rollout, {"temperature": True}, "rollout.temperature is True; it must be a number"),
-    (Rollout, {"min_p": None}, "rollout.min_p is None; it must be a number"),
+     "model.rollout.max_turn_tokens is True; it must be a whole number"),
+    (Rollout, {"temperature": True}, "model.rollout.temperature is True; it must be a number"),
+    (Rollout, {"min_p": None}, "model.rollout.min_p is None; it must be a number"),
     (ClippedSurrogate, {"clip_low": "0.2"},
      "objective.clip_low is the string '0.2'; it must be a number"),
     (Lora, {"r": 8.0}, "policy.lora.r is 8.0; it must be a whole number"),

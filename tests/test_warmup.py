@@ -462,7 +462,7 @@ def test_mistakes_of_a_warm_up_are_told(tmp_path, monkeypatch, capsys):
     recipe["model"]["rollout"]["tools"][0]["init_args"]["options"] = {"ice": 1.0}
     save(recipe, "small.yaml")
     told = fails(capsys, ["warmup", "small.yaml", "--to", "warm", *SHORT, "1e-3"])
-    assert "demonstrations ran out of tokens: rollout.max_tokens is 60. Raise it." in told
+    assert "ran out of tokens: model.rollout.max_tokens is 60. Raise it." in told
     assert "Did you mean steps" in fails(capsys, [*go, "--to", "warm", "--stepz", "3"])
 
 
@@ -514,6 +514,7 @@ def test_a_warm_up_in_python_takes_a_function_and_a_trainers_arguments(tmp_path,
         WarmUp(by="x")
     done = warm_up(built.module, built.data, "warm", mine, trainer={"accelerator": "cpu"})
     assert done.before is done.after is None
+    assert done.steps == 1
     assert "right" in Path("warm/demonstrations.txt").read_text()
 
 

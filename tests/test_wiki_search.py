@@ -856,10 +856,11 @@ def test_the_two_searches_of_the_page_are_two_tools_of_one_recipe(tmp_path):
     ({"description": 5}, "WikiSearch.description is 5. Say in one sentence"),
     ({"name": None}, "WikiSearch.name is None. Take a word of letters"),
     ({"server": {"url": "x"}}, "WikiSearch has no option 'server'"),
+    ({"index": "http://localhost:8000/retrieve"}, "a server. Add 'backend: retrieve'."),
 ])  # fmt: skip
 def test_an_option_that_cannot_be_is_named_and_is_no_type_error(given, message):
     with pytest.raises(RecipeError, match=re.escape(message)):
-        WikiSearch("index", **given)
+        WikiSearch(**{"index": "index", **given})
 
 
 def test_the_commands_in_the_docs_are_commands():

@@ -96,8 +96,9 @@ def check_settings(module: Any) -> None:
         module.estimator.check(module.rewards)
     if module.objective.kl_coef > 0 and module.policy.lora is None:
         raise RecipeError(
-            f"objective.kl_coef is {module.objective.kl_coef}, which compares with the policy "
-            "without its adapter, but policy.lora is not set. Set it, or set kl_coef to 0."
+            f"model.objective.kl_coef is {module.objective.kl_coef}, which compares with the "
+            "policy that training began from, and only an adapter can be taken off to have it. Set "
+            "model.policy.lora, such as {r: 16, alpha: 32}, or set kl_coef to 0."
         )
 
 
@@ -138,7 +139,9 @@ def _check_rewards(rewards: Sequence[Reward]) -> None:
     names = [component_name(reward) for reward in rewards]
     if twice := {name for name in names if names.count(name) > 1}:
         raise RecipeError(
-            f"model.rewards has {min(twice)!r} twice. Leave one out, or raise its weight."
+            f"model.rewards has {min(twice)!r} twice. Leave one out, or raise its weight; of two "
+            "functions, name one: {class_path: FunctionReward, init_args: {function: my_module.f, "
+            "name: other}}."
         )
     for name, reward in zip(names, rewards, strict=True):
         check_numbers(f"{name}: ", reward, "right_at")

@@ -62,6 +62,12 @@ class FunctionReward(Reward):
         names = [one.name for one in taken]
         self.of_batch = "completions" in names
         self.by_turn = not self.of_batch and "turn" in names
+        if "environments" in names and not self.of_batch:
+            raise RecipeError(
+                f"the function {which} takes 'environments', which only TRL's trainer gives. Write "
+                "what it reads from the environment as its get_reward, and add EnvironmentOutcome "
+                "to model.rewards."
+            )
         if not self.of_batch and "trajectory" not in names:
             raise RecipeError(
                 f"the function {which} takes ({', '.join(map(str, taken))}), and a reward takes "

@@ -50,11 +50,14 @@ class WarmedUp(NamedTuple):
         before: How the policy acted before; None if it was not tried.
         after: How it acts now.
         losses: The mean cross-entropy of the first batch and of the last.
+        steps: How many optimiser steps it took; fewer than asked for if demonstrations were left
+            out.
     """
 
     before: Conduct | None
     after: Conduct | None
     losses: tuple[float, float]
+    steps: int
 
 
 class Conduct(NamedTuple):
@@ -143,7 +146,7 @@ def warm_up(
     finally:
         module.collector.close()
     _write(module.policy, folder, shown)
-    return WarmedUp(before, after, losses)
+    return WarmedUp(before, after, (losses[0], losses[-1]), len(losses))
 
 
 def _write(policy: Policy, folder: str | Path, shown: Sequence[Trajectory]) -> None:
@@ -155,8 +158,8 @@ def _write(policy: Policy, folder: str | Path, shown: Sequence[Trajectory]) -> N
 
 def _learn(
     runner: L.Trainer, lesson: Lesson, rows: Sequence[TokenRow], size: int
-) -> tuple[float, float]:
-    """Learn rows, so many a step, once each. Returns the first loss and the last."""
+) -> Sequence[float]:
+    """Learn rows, so many a step, once each. Returns the loss of each step."""
     batches = [rows[i : i + size] for i in range(0, len(rows), size)]
     with _quiet(), tqdm(total=len(batches), desc="learning", leave=False, disable=None) as bar:
         lesson.bar = bar
@@ -165,7 +168,7 @@ def _learn(
         except SystemExit as stop:  # Lightning's, for Ctrl-C
             raise stop.__context__ or stop from None
     lesson.policy.zero_grad(set_to_none=True)  # the engine needs the room
-    return lesson.losses[0], lesson.losses[-1]
+    return lesson.losses
 
 
 def _trainer(given: Mapping[str, Any]) -> L.Trainer:
@@ -210,7 +213,7 @@ def demonstrations(
         demonstrate: Gives the turns.
         at_once: The most that are under way at a time.
     Raises:
-        RecipeError: If all of them did.
+        RecipeError: If more than half of them did.
     """
     rollout = module.rollout
     with rollout.live():
@@ -223,16 +226,14 @@ def demonstrations(
             description="demonstrating",
         )
     whole = [trajectory for (trajectory,) in played if trajectory.ended_by != "length"]
-    if not whole:
-        raise RecipeError(
-            f"all {len(played)} demonstrations ran out of tokens: model.rollout.max_tokens is "
-            f"{rollout.max_tokens}. Raise it."
-        )
-    if len(whole) < len(played):
+    lost = len(played) - len(whole)
+    what = f"{lost} of {len(played)} demonstrations ran out of tokens"
+    if 2 * lost > len(played):
+        raise RecipeError(f"{what}: model.rollout.max_tokens is {rollout.max_tokens}. Raise it.")
+    if lost:
         _logger.warning(
-            f"{len(played) - len(whole)} of {len(played)} demonstrations ran out of tokens and are "
-            f"left out: model.rollout.max_tokens is {rollout.max_tokens}. Raise it to have the "
-            "others."
+            f"{what} and are left out: model.rollout.max_tokens is {rollout.max_tokens}. Raise it "
+            "to have the others."
         )
     return whole
 

@@ -81,7 +81,7 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
             if spec.name in owners:
                 both = f"in {owners[spec.name]} and in {toolset}"
                 what = f"two tools are called {spec.name!r}, {both}; no policy can tell"
-                raise RecipeError(f"{what}. Rename one.")
+                raise RecipeError(f"{what}. Rename one; FunctionTool and WikiSearch take a 'name'.")
             owners[spec.name] = toolset
             _check_schema(spec, toolset, RecipeError)
         for figure in toolset.figure_names:

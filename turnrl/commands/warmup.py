@@ -113,7 +113,7 @@ def _warm_up(built: Built) -> None:
     if done.after is not None and module.rollout.specs and not done.after.calls:
         say(
             "no call worked after the warm-up: take more --steps (it took "
-            f"{settings.steps}), or another --lr, before you begin with it"
+            f"{done.steps}), or another --lr, before you begin with it"
         )
         return
     same = built.given.words(without=(*_SETTINGS, "model.policy.model"))

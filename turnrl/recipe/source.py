@@ -244,9 +244,10 @@ class Source:
         bases = [base for one in contracts for base in _EXTENDED[one.node.name]]
         methods = [one.name for one in owner.node.body if isinstance(one, ast.FunctionDef)]
         if "Toolset" in bases and "reset" in methods:
+            form, takes = ("Gymnasium", "make") if "step" in methods else ("Environment",) * 2
             raise RecipeError(
                 f"{key} names the class {path!r}, which is not a tool. It has reset, so it may be "
-                f"an environment: {{class_path: Environment, init_args: {{environment: {path}}}}}."
+                f"an environment: {{class_path: {form}, init_args: {{{takes.lower()}: {path}}}}}."
             )
         raise RecipeError(
             f"{key} names the class {path!r}, which does not extend {' or '.join(bases)}. Write "

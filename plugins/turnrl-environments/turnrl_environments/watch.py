@@ -72,6 +72,6 @@ def escapes(trajectories: Sequence[Trajectory], iteration: int, max_turns: int) 
         f"no attempt of iteration {iteration} was ended by its environment: of "
         f"{len(trajectories)}, {', '.join(ways)}; {idle} of {len(turns)} turns took no step. Read "
         f"transcripts/ in the run's folder. {form if 2 * idle > len(turns) else ''}If it "
-        "avoids the task, raise unfinished and idle of EnvironmentReward; if it has too little "
-        f"room, raise max_turns or rollout.max_turn_tokens{'' if idle else end}."
+        "avoids the task, let that cost more (unfinished and idle of EnvironmentReward); if it has "
+        f"too little room, raise max_turns or model.rollout.max_turn_tokens{'' if idle else end}."
     )

@@ -113,6 +113,10 @@ class WikiSearch(Tool):
                 "'retrieve'."
             )
         self._server.refuse_others(backend)
+        if backend == "embedded" and index.startswith(("http://", "https://")):
+            raise RecipeError(
+                f"WikiSearch.index is {index!r}, the address of a server. Add 'backend: retrieve'."
+            )
         if backend != "embedded":
             self.timeout_s = self._server.longest_answer_s(backend)
         if self.build_from is not None and backend == "elasticsearch":
