@@ -897,8 +897,10 @@ ARGUMENTS = [
      "segmenter is the class Letters. In Python, pass an instance: segmenter=Letters()."),
     (Rollout, {"segmenter": "ReAct"},
      "segmenter is the string 'ReAct'. In Python, pass an instance: segmenter=ReAct()."),
-    (Rollout, {"temperature": "1"}, "model.rollout.temperature is the string '1'; it must be a number"),
-    (Rollout, {"max_tokens": [9]}, "model.rollout.max_tokens is a list; it must be a whole number"),
+    (Rollout, {"temperature": "1"},
+     "model.rollout.temperature is the string '1'; it must be a number"),
+    (Rollout, {"max_tokens": [9]},
+     "model.rollout.max_tokens is a list; it must be a whole number"),
     (MTGRPO, {"policy": "models/tiny"},
      "policy is the string 'models/tiny'. In Python, pass an instance: "
      "policy=Policy('models/tiny')."),
