@@ -413,7 +413,7 @@ def test_a_function_is_marked_by_its_settings():
 
 
 def test_nothing_says_what_is_right_unless_a_reward_does():
-    group = score_group([attempt(1, "x")], [SearchCost(), ExactMatch(0.0)])
+    group = score_group([attempt(1, "x"), attempt(0, "y")], [SearchCost(), ExactMatch(0.0)])
     assert (group.right_at, group.right) == ({}, None)
     with pytest.raises(RecipeError, match="CostsAmongRight needs a group with right_at"):
         CostsAmongRight()(group)

@@ -68,7 +68,8 @@ def test_a_model_whose_log_probabilities_would_be_wrong_is_refused(model):
 def test_a_window_shorter_than_a_trajectory_is_refused(model, name):
     policy = model(name, sliding_window=16)
     with pytest.raises(
-        RecipeError, match=rf"{name}ForCausalLM cannot be sampled.*Set rollout\.max_tokens within"
+        RecipeError,
+        match=rf"{name}ForCausalLM cannot be sampled.*Set model\.rollout\.max_tokens within",
     ):
         Slots().start(policy, 64)
     engine = started(policy, 15)

@@ -7,6 +7,7 @@ import re
 import signal
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -24,6 +25,8 @@ from searching import (
 )
 from turnrl import RecipeError, ToolError
 from turnrl_wiki_search import WikiSearch, embedded
+from turnrl_wiki_search.retrieve import RetrieveIndex
+from turnrl_wiki_search.server import Server
 
 QUICK = {"timeout_s": 2.0, "retries": 1, "wait_s": 30.0}
 QUERIES = ["capital city of France", "serving coffees", "", "zebra", "tower", "Utrecht"]
@@ -80,6 +83,18 @@ def test_a_batch_is_one_request_with_each_query_once(server):
     (request,) = server.requests()[before:]
     assert request["queries"] == [f"tower {n}" for n in range(200)]
     assert (request["topk"], request["return_scores"]) == (2, True)
+
+
+def test_the_request_and_the_answer_of_the_page_are_those_of_the_protocol(server):
+    page = Path(__file__).parents[1].joinpath("docs/howto/wikipedia-search.md").read_text()
+    shown, answer = re.search(r"POST (\{.*\})\n(\{.*\})\n", page).groups()
+    before = len(server.requests())
+    tool = search_tool(server.url)
+    ask(tool, "capital of Peru")
+    (sent,) = server.requests()[before:]
+    assert sent.items() >= json.loads(shown).items()
+    ((hit,),) = RetrieveIndex(Server(), server.url)._hits(answer.encode(), 1, 3)
+    assert (hit.passage.title, hit.passage.id, hit.score) == ("Peru", "7", 12.5)
 
 
 def test_batches_that_meet_are_sent_one_after_another(server):

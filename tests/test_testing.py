@@ -310,7 +310,7 @@ class Aim(ToolSession):
 def test_sessions_are_opened_for_a_question_of_ones_own():
     question = Question("north", "Where to?", ("north",), {"goal": "north"})
     check_tool(Aimed(), GOOD, BAD, question=question)
-    told = r"^tool 'upper' \(Aimed\) raised KeyError: 'goal' in open for question 'q' \(further co"
+    told = r"^tool 'upper' \(Aimed\) raised KeyError: 'goal' in open for question 'q' \(its columns"
     with pytest.raises(AssertionError, match=told):
         check_tool(Aimed(), GOOD)
 

@@ -835,7 +835,7 @@ def test_the_two_searches_of_the_page_are_two_tools_of_one_recipe(tmp_path):
     ((wiki, news),) = asyncio.run(call_tools(searches, question, [calls]))
     assert wiki.metadata["passage_ids"][0] == "1"
     assert news.content == "Monday\nThe tower of Utrecht is closed."
-    with pytest.raises(RecipeError, match=r"two tools are called 'search', .*Rename one\."):
+    with pytest.raises(RecipeError, match=r"two tools are called 'search', .*Rename one;"):
         asyncio.run(call_tools([searches[0], WikiSearch("elsewhere")], question, [calls]))
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump({"model": {"rollout": {"tools": tools}}}))
     small = ["--trainer.max_epochs", "1", "--data.val_limit", "8", "--model.group_size", "4"]
