@@ -354,7 +354,7 @@ LATE = [
     ("a call for a name", {"model.estimator": "TurnLevel(gamma=1)"}, "model.estimator",
      "'TurnLevel(gamma=1)'", "Did you mean TurnLevel"),
     ("a number for a component", {"model.rollout.tools": ["worlds.Echo", 3]},
-     "model.rollout.tools[1]", "3", "OpenEnv, StandIn or the path of a function, such as my_mod"),
+     "model.rollout.tools[1]", "3", " or the path of a function, such as my_module.my_function."),
     ("a truth value for a word", {"data.train_split": True}, "data.train_split", "True",
      "In YAML on, off, yes and no are true and false: put them in quotes, such as 'on'."),
     ("a number for a word", {"data.train_split": 3}, "data.train_split", "3",

@@ -627,7 +627,7 @@ def test_trajectories_longer_than_the_models_positions_are_refused(tiny_model, t
 def test_settings_that_cannot_be_are_refused(tiny_model):
     with pytest.raises(RecipeError, match="group_size is 1, but TurnLevel compares"):
         module(tiny_model, group_size=1)
-    with pytest.raises(RecipeError, match=r"policy\.lora is not set"):
+    with pytest.raises(RecipeError, match=r"kl_coef is 0\.1, .* Set model\.policy\.lora"):
         module(tiny_model, objective=ClippedSurrogate(kl_coef=0.1))
     with pytest.raises(RecipeError, match=r"model\.steps_per_update is 0"):
         module(tiny_model, steps_per_update=0)
