@@ -203,7 +203,8 @@ def _reference(policy: SampledPolicy, who: str) -> AbstractContextManager[None]:
 
     if not isinstance(policy.load(), PeftModel):
         raise RecipeError(
-            f"{who} needs the policy that training began from, the policy without its adapter, but "
-            "policy.lora is not set. Set it, or leave that out of model.rewards."
+            f"{who} needs the policy that training began from, and only an adapter can be taken "
+            "off to have it. Set model.policy.lora, such as {r: 16, alpha: 32}, or leave that out "
+            "of model.rewards."
         )
     return policy.reference()
