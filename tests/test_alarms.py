@@ -514,8 +514,11 @@ IDLE = {
     ("figures", "advice"),
     [
         ({"train/degenerate_groups": 0.9}, ""),
-        ({"rollout/truncated": 1.0}, "Raise rollout.max_turn_tokens (it is 6)"),
-        ({"rollout/truncated": 1.0, "rollout/tokens": 127}, "Raise rollout.max_tokens (it is 128)"),
+        ({"rollout/truncated": 1.0}, "Raise model.rollout.max_turn_tokens (it is 6)"),
+        (
+            {"rollout/truncated": 1.0, "rollout/tokens": 127},
+            "Raise model.rollout.max_tokens (it is 128)",
+        ),
         ({"train/exact_match": 1.0, "reward/total": 2.0}, "train on harder questions"),
         ({"train/entropy": 0.001}, "raise model.rollout.temperature (it is 1)"),
         ({"train/format": 0.0}, "make the instructions of the segmenter Letters plainer"),
@@ -621,7 +624,7 @@ def test_a_run_in_which_everything_is_cut_is_warned_of(recipe, caplog, rewards, 
     assert main(["fit", "recipe.yaml", *cut, *slow, *rewards]) == 0
     (warning,) = [one for one in warnings(caplog) if "ran out of tokens" in one]
     assert warning.startswith(begin)
-    assert warning.partition(".")[2].startswith(" Raise rollout.max_turn_tokens (it is 1).")
+    assert warning.partition(".")[2].startswith(" Raise model.rollout.max_turn_tokens (it is 1).")
 
 
 def test_the_example_on_the_page_reads_a_run(recipe, capsys):

@@ -494,7 +494,9 @@ def test_a_warm_up_takes_texts_of_ones_own(tmp_path, monkeypatch, capsys):
     options = ["--steps", "1", "--batch_size", "2", "--held_out", "0"]
     go = ["warmup", "lake.yaml", "--to", "warm", "--by", "shown.demonstrate", *options]
     told = fails(capsys, go)
-    assert re.search(r"a turn of \d+ tokens on question .*max_turn_tokens = 8\. Raise", told)
+    assert re.search(
+        r"a turn of \d+ tokens on question .* model\.rollout\.max_turn_tokens = 8\. Raise", told
+    )
     assert main([*go, "--model.rollout.max_turn_tokens", "40"]) == 0
     assert "now <action>right</action>" in Path("warm/demonstrations.txt").read_text()
 

@@ -128,7 +128,8 @@ def _plain(
     nothing."""
     for one in taken:
         kind = hints[one.name]
-        if kind not in (str, int, float, bool) or type(one.default) not in (kind, type):
+        plain_default = one.default is one.empty or type(one.default) is kind
+        if kind not in (str, int, float, bool) or not plain_default:
             return {}
     return {one: hints[one.name] for one in taken}
 

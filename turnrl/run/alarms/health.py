@@ -41,7 +41,7 @@ def idle(
         setting = f"max_tokens (it is {whole})" if full else f"max_turn_tokens (it is {turn})"
         return (
             f"{effect} in iteration {iteration}: every trajectory ran out of tokens before it "
-            f"answered. Raise rollout.{setting}.{_WARM_UP if silent else ''}"
+            f"answered. Raise model.rollout.{setting}.{_WARM_UP if silent else ''}"
         )
     if not alike:
         return ""

@@ -226,9 +226,8 @@ class IterationLines(ProgressBar):
             if self._folder and (path := folder / kind).is_dir():
                 self._print_line(f"the trained {kind} is in {path}")
         loads = self._folder and (folder / "config.yaml").is_file()
-        if any(
-            tool.acts for tool in pl_module.rollout.toolsets
-        ):  # a question is no task in a world
+        # in a world a question is not a task
+        if any(tool.acts for tool in pl_module.rollout.toolsets):
             if self._folder and (folder / "record").is_dir():
                 self._print_line(f"see what it does: turnrl report {self._folder}")
         elif loads and (folder / "checkpoints" / "last.ckpt").is_file():
