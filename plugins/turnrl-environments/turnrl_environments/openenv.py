@@ -273,7 +273,7 @@ class Visit(Episode[OpenEnv]):
         except (Broken, Full) as broken:
             raise TrajectoryLost(
                 f"{self.world} was lost in {verb}: {broken}. An attempt begins again at most "
-                "rollout.max_restarts times; see whether the server still runs."
+                "model.rollout.max_restarts times; see whether the server still runs."
             ) from None
 
     def _mistaken(self, refused: Refused, data: Mapping[str, Any]) -> bool:

@@ -54,11 +54,11 @@ STEP = "environment_step"
 it."""
 OVER = "the environment has ended, so nothing was done"
 _ADVICE = (
-    "An attempt begins again at most rollout.max_restarts times. Fix the environment; for a "
+    "An attempt begins again at most model.rollout.max_restarts times. Fix the environment; for a "
     "mistake of the policy it should return a turnrl.ToolResult with ok=False."
 )
 _ADVICE_ON_RESET = (
-    "An attempt begins again at most rollout.max_restarts times. Fix the environment; if it "
+    "An attempt begins again at most model.rollout.max_restarts times. Fix the environment; if it "
     "serves only so many attempts at once, set its capacity."
 )
 
