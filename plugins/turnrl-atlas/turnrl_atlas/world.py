@@ -111,7 +111,11 @@ def ask_two_hop(city: Place, country: Place, fact: str, template: int) -> Questi
     """
     outer, inner = divmod(template, len(COUNTRIES))
     text = QUESTIONS[fact][outer].format(COUNTRIES[inner].format(city.name))
-    return _question(f"{city.id}-country-{fact}-{template}", text, fact, city, country)
+    return _question(_two_hop_id(city, fact, template), text, fact, city, country)
+
+
+def _two_hop_id(city: Place, fact: str, template: int) -> str:
+    return f"{city.id}-country-{fact}-{template}".replace(" ", "-")
 
 
 def _question(name: str, text: str, fact: str, *pages: Place) -> Question:
@@ -125,7 +129,7 @@ def _question(name: str, text: str, fact: str, *pages: Place) -> Question:
         "supporting_ids": tuple(place.id for place in pages),
         "hops": len(pages),
     }
-    return Question(name.replace(" ", "-"), text, (pages[-1].facts[fact],), about)
+    return Question(name, text, (pages[-1].facts[fact],), about)
 
 
 def wordings(fact: str) -> int:
@@ -273,23 +277,26 @@ def homes() -> Mapping[str, Place]:
 
 @functools.cache
 def _two_hop_questions(split: Asked) -> tuple[Question, ...]:
-    by_country: dict[str, list[Question]] = {}
+    # as above, only what is asked is made
+    by_country: dict[str, list[tuple[int, Place, Place, str, int]]] = {}
     for city in places():
         country = homes().get(city.facts.get("country", ""))
         if country is None or city.asked != split or city.split != country.split:
             continue
         if country.famous or split != "famous":
+            some = by_country.setdefault(country.name, [])
             for fact in TWO_HOP_FACTS:
                 template = _checksum(f"{city.id} {fact}") % wordings(fact)
-                question = ask_two_hop(city, country, fact, template)
-                by_country.setdefault(country.name, []).append(question)
-    rounds = itertools.zip_longest(*(sorted(some, key=_order) for some in by_country.values()))
-    asked = [q for turn in rounds for q in sorted(filter(None, turn), key=_order)]
+                order = _checksum(_two_hop_id(city, fact, template))
+                some.append((order, city, country, fact, template))
+    by_order = itemgetter(0)
+    rounds = itertools.zip_longest(*(sorted(some, key=by_order) for some in by_country.values()))
+    asked = [one for turn in rounds for one in sorted(filter(None, turn), key=by_order)]
     if split == "train":
         fourths = zip(*(asked[i::3] for i in range(3)), _questions(split), strict=False)
-        return tuple(question for fourth in fourths for question in fourth)
-    return tuple(asked[: _HELD_OUT_QUESTIONS[split]])
-
-
-def _order(question: Question) -> int:
-    return _checksum(question.id)
+        return tuple(
+            question
+            for *two_hop, one_hop in fourths
+            for question in (*(ask_two_hop(*one[1:]) for one in two_hop), one_hop)
+        )
+    return tuple(ask_two_hop(*one[1:]) for one in asked[: _HELD_OUT_QUESTIONS[split]])
