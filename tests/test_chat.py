@@ -316,6 +316,17 @@ def test_the_observation_a_segmenter_gives_is_the_one_that_is_read(tokenizer):
     )
 
 
+def test_the_marks_of_a_template_are_tokenised_once(tokenizer, monkeypatch):
+    chat, said = ChatFormat(tokenizer), []
+    first = chat.observation([says("tool", "one page")], None)
+    encode = ChatFormat._encode
+    monkeypatch.setattr(
+        ChatFormat, "_encode", lambda self, *given: said.append(given[0]) or encode(self, *given)
+    )
+    assert chat.observation([says("tool", "one page")], None) == first
+    assert said == ["\0one page"]
+
+
 def test_half_a_surrogate_pair_in_a_text_is_read_as_a_question_mark(tiny_model):
     chat = ChatFormat(Policy(str(tiny_model)).tokenizer)
     assert (

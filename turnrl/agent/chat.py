@@ -12,7 +12,7 @@ import contextlib
 import json
 import textwrap
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -71,6 +71,8 @@ class ChatFormat:
         self.tokenizer = tokenizer
         self._markup = cache(self._find_markup)
         self._between = cache(self._find_between)
+        self._mark = cache(self._ids)
+        self._lead = cache(partial(self._encode, "\0"))
         self._strips = " probe " not in self._render([{"role": "user", "content": " probe "}])
         added = tokenizer.get_added_vocab()
         special = {*tokenizer.all_special_ids, *added.values()}
@@ -175,11 +177,11 @@ class ChatFormat:
         return f"Give a file with one that does in policy.chat_template, or one of {known}."
 
     def _fill(self, markup: list[str], texts: Sequence[Message], goes_on: bool) -> tuple[int, ...]:
-        ids = list(self._ids(markup[0], goes_on=goes_on))
+        ids = [*self._mark(markup[0], goes_on=goes_on)]
         for message, after in zip(texts, markup[1:], strict=True):
             text = message["content"].strip() if self._strips else message["content"]
             ids += self._ids(text, control=False, goes_on=True)
-            ids += self._ids(after, goes_on=True)
+            ids += self._mark(after, goes_on=True)
         return tuple(ids)
 
     def _find_markup(self, roles: tuple[str, ...], schemas: str) -> list[str]:
@@ -238,16 +240,20 @@ class ChatFormat:
             raise self._fault(f"{what}. {advice}") from error
 
     def _ids(self, text: str, control: bool = True, goes_on: bool = False) -> list[int]:
-        def encode(text: str) -> list[int]:
-            text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is not text
-            options = {"add_special_tokens": False, "split_special_tokens": not control}
-            return cast("list[int]", self.tokenizer(text, **options)["input_ids"])
-
         # some vocabularies put a space before any text, which is wrong where a text goes on; this
         # character is in no merge
-        if goes_on and (ids := encode("\0" + text))[: len(head := encode("\0"))] == head:
-            return ids[len(head) :]
-        return encode(text)
+        if (
+            goes_on
+            and (ids := self._encode("\0" + text, control))[: len(lead := self._lead(control))]
+            == lead
+        ):
+            return ids[len(lead) :]
+        return self._encode(text, control)
+
+    def _encode(self, text: str, control: bool) -> list[int]:
+        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is not text
+        options = {"add_special_tokens": False, "split_special_tokens": not control}
+        return cast("list[int]", self.tokenizer(text, **options)["input_ids"])
 
 
 def _marked(roles: Sequence[str]) -> list[Message]:
