@@ -38,6 +38,7 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.commands.report import command
+from turnrl.commands.report import curves as curves_of_a_run
 from turnrl.commands.report.command import write as report
 from turnrl.commands.report.curves import draw
 from turnrl.commands.report.links import link
@@ -522,6 +523,31 @@ def test_a_run_draws_its_curves(tiny_model, tmp_path):
     (picture,) = tmp_path.rglob("curves.svg")
     drawn = picture.read_text()
     assert drawn.lstrip().startswith("<?xml")
+
+
+def test_curves_are_drawn_at_most_for_a_fiftieth_of_the_time_and_at_the_end(tmp_path, monkeypatch):
+    clock, drawn = SimpleNamespace(now=100.0), []
+
+    def draws(runs, file):
+        drawn.append(clock.now)
+        clock.now += 2.0  # and 100 pass before the next
+
+    monkeypatch.setattr(curves_of_a_run, "draw", draws)
+    monkeypatch.setattr(curves_of_a_run, "open_runs", lambda folders: [])
+    monkeypatch.setattr(curves_of_a_run, "time", SimpleNamespace(monotonic=lambda: clock.now))
+    one = curves_of_a_run.Curves()
+    fitting = SimpleNamespace(
+        state=SimpleNamespace(fn="fit"), sanity_checking=False, is_global_zero=True
+    )
+    here = SimpleNamespace(folder=tmp_path)
+    one.on_train_epoch_start(fitting, here)  # nothing is validated yet
+    for pause in (0.0, 99.0, 1.0, 40.0):
+        one.on_validation_end(fitting, here)
+        clock.now += pause
+        one.on_train_epoch_start(fitting, here)
+    assert drawn == [100.0, 202.0]
+    one.on_train_end(fitting, here)
+    assert drawn == [100.0, 202.0, 244.0]
 
 
 def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monkeypatch):

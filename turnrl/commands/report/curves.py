@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,18 +13,27 @@ from turnrl.run import record
 from turnrl.run.folders import whole_file
 from turnrl.run.runs import Run, open_runs
 
+_TIMES = 50
+"""So many times what the last drawing took passes before the next."""
+
 
 class Curves(L.Callback):
-    """Draw `curves.svg` after each validation, once its row is in `metrics.csv`."""
+    """Draw `curves.svg` after a validation, once its row is in `metrics.csv`.
+
+    The picture takes the longer to draw the more it shows, so it is drawn after each validation of
+    a run that takes long, at most for one fiftieth of the time of any run, and at the end.
+    """
 
     def __init__(self) -> None:
         self._due = False
+        self._next = 0.0  # on the clock `time.monotonic`
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._due = trainer.state.fn == "fit" and not trainer.sanity_checking
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._draw(trainer, pl_module)
+        if time.monotonic() >= self._next:
+            self._draw(trainer, pl_module)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._draw(trainer, pl_module)
@@ -31,7 +41,9 @@ class Curves(L.Callback):
     def _draw(self, trainer: L.Trainer, module: Any) -> None:
         due, self._due = self._due, False
         if due and trainer.is_global_zero and module.folder is not None:
+            began = time.monotonic()
             draw(open_runs([module.folder]), module.folder / "curves.svg")
+            self._next = (ended := time.monotonic()) + _TIMES * (ended - began)
 
 
 def draw(runs: Sequence[Run], file: Path) -> None:
