@@ -316,8 +316,8 @@ def test_the_observation_a_segmenter_gives_is_the_one_that_is_read(tokenizer):
     )
 
 
-def test_the_marks_of_a_template_are_tokenised_once(tokenizer, monkeypatch):
-    chat, said = ChatFormat(tokenizer), []
+def test_the_marks_of_a_template_are_tokenised_once(tiny_model, monkeypatch):
+    chat, said = ChatFormat(Policy(str(tiny_model)).tokenizer), []
     first = chat.observation([says("tool", "one page")], None)
     encode = ChatFormat._encode
     monkeypatch.setattr(
