@@ -12,7 +12,8 @@ import statistics
 import subprocess
 import sys
 import time
-from dataclasses import replace
+from collections import Counter
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,8 @@ from turnrl.cli import main
 from turnrl.commands.sweep.results import Result
 from turnrl.recipe.given import read_given
 from turnrl_atlas import Atlas
+from turnrl_atlas.trace_writers import Habits
+from turnrl_atlas.warmup import Phase
 from turnrl_rewards.qa import AnswerRetrieved
 
 HERE = Path(__file__).parents[1] / "docs" / "does-turn-credit-help"
@@ -392,6 +395,106 @@ def test_tempting_and_untempting_questions_share_out_those_of_atlas(conditions):
     assert [*conditions.Tempting().questions("val")] == [*Atlas().questions("val")]
 
 
+def test_each_door_pays_at_once_and_the_attempt_goes_on_to_the_end():
+    doors = _module("doors")
+    corridor = doors.Doors(3)
+    seen, ways = corridor.reset(7), []
+    for number in range(3):
+        sign = seen.removeprefix("door ")
+        right = doors.SIGNS[sign]
+        ways.append(right if number != 1 else next(w for w in doors.SIGNS.values() if w != right))
+        result = corridor.step(ways[-1])
+        assert result.reward == (0 if number == 1 else pytest.approx(1 / 3))
+        assert result.done == (number == 2)
+        seen = result.content
+    assert corridor.get_reward() == 0
+    seen = corridor.reset(7)
+    while seen != "the end":
+        assert corridor.get_reward() == 0
+        seen = corridor.step(doors.SIGNS[seen.removeprefix("door ")]).content
+    assert corridor.get_reward() == 1
+    first = [doors.Doors(1).reset(seed) for seed in range(400)]
+    assert {*first} == {f"door {sign}" for sign in doors.SIGNS}
+    assert sorted(Counter(doors.SIGNS.values()).values()) == [2] * 4
+
+
+def test_another_starter_policy_has_the_demonstrations_of_the_bundled_one_but_for_one_thing(
+    conditions,
+):
+    given = read_given("fit", ["atlas_starter"]).contents["data"]["init_args"]["phases"]
+    built = conditions.Varied(), conditions.Varied(0.3, 0.0)
+    assert [asdict(one) for one in built[0].phases] == [
+        {**asdict(Phase(**{**one, "habits": Habits()})), "habits": asdict(Habits(**one["habits"]))}
+        for one in given
+    ]
+    (skills, *facts, habits), (same, *fewer, changed) = (one.phases for one in built)
+    assert same == skills
+    assert [one.steps for one in facts] == [400, 500]
+    assert fewer == [replace(one, steps=round(one.steps * 0.3)) for one in facts]
+    assert changed == replace(habits, habits=replace(habits.habits, vague=0.0))
+    assert built[0][0] == built[1][0]
+
+
+def test_a_part_is_measured_by_its_own_curve(tmp_path, capsys):
+    goal = measures.Measure("val/reward/outcome", "share at the goal")
+    part = Part({"": sweep()}, measure=goal)
+    runs = [
+        replace(one := a_run([0.9, 0.9], cell=cell), curves={**one.curves, goal.curve: [0.2, 0.8]})
+        for _, cell in part.sweeps[""].cells()
+    ]
+    write(tmp_path, "small", [*runs, replace(runs[0], seed=9, digest="of no run")])
+    one = rows.rows(part, rows.done(tmp_path, {"small": part}))
+    (row, *_) = [*page.figures(one)][2:]
+    assert row == "| MT-GRPO | 2 | 0.500 | 0.000 | 0.800 | 1.0 | 0.500 | 0 |"
+    assert "final share at the goal" in next(page.figures(one))
+    assert "+0.000 [+0.000, +0.000] to 100" in [*page.ends(one)][2]
+    lacking = replace(runs[0], curves={k: v for k, v in runs[0].curves.items() if k != goal.curve})
+    write(tmp_path, "small", [lacking, *runs[1:]])
+    rows.done(tmp_path, {"small": part})
+    assert "has no val/reward/outcome. It counts as not done." in capsys.readouterr().out
+
+
+def test_over_labels_each_starter_counts_once(tmp_path):
+    first, second = sweep(), sweep(seeds="0..2").having("--model.group_size", "8")
+    part = Part({"a": first, "b": second}, pairs=(("MT-GRPO", "GRPO-OR"),))
+    gains = {"a": [0.1, 0.3], "b": [0.4, 0.5, 0.9]}
+    runs = [
+        a_run([0.0, 0.05 + gains[label][cell.seed] * (name == "MT-GRPO")], cell=cell)
+        for label, one in part.sweeps.items()
+        for name, cell in one.cells()
+    ]
+    write(tmp_path, "small", runs)
+    one = rows.rows(part, rows.done(tmp_path, {"small": part}))
+    found = one.over_labels("MT-GRPO", "GRPO-OR", measures.last)
+    means = [0.2, 0.6]
+    half = stats.t.ppf(0.975, 1) * statistics.stdev(means) / math.sqrt(2)
+    assert (found.pairs, found.change) == (2, pytest.approx(0.4))
+    assert (found.low, found.high) == pytest.approx((0.4 - half, 0.4 + half))
+    assert [*page.labels(one)][2].startswith("| MT-GRPO | GRPO-OR | 2 | +0.200 [")
+
+
+def test_a_starter_policy_is_made_once_and_a_part_begins_with_it(tmp_path, monkeypatch):
+    given = []
+    monkeypatch.setattr(study, "HERE", tmp_path)
+    monkeypatch.setattr(study, "turnrl", lambda words: given.append(words) or 0)
+    ice = Part({"": sweep().begun_with("ice")})
+    assert study.train("one", ice, tmp_path, []) == 0
+    (made, swept) = given
+    assert made[0] == "warmup"
+    assert made[-2:] == ["--to", study.os.path.relpath(tmp_path / "starters" / "ice")]
+    assert "package://starters/ice" in swept
+    (tmp_path / "starters" / "ice").mkdir(parents=True)
+    (tmp_path / "starters" / "ice" / "config.json").touch()
+    assert study.train("one", ice, tmp_path, []) == 0
+    assert [one[0] for one in given] == ["warmup", "sweep", "sweep"]
+    with pytest.raises(TurnRLError, match="there is no starter 'snow' here"):
+        sweep().begun_with("snow")
+    monkeypatch.setattr(study, "turnrl", lambda words: given.append(words) or 130)
+    (tmp_path / "starters" / "ice" / "config.json").unlink()
+    assert study.train("one", ice, tmp_path, []) == 130
+    assert given[-1][0] == "warmup"
+
+
 PAGES = [HERE / "index.md", HERE / "more.md"]
 
 
@@ -704,7 +807,7 @@ def test_the_short_answers_have_the_figures_of_the_tables():
 def test_all_runs_of_a_part_sample_and_learn_as_much(name):
     part = parts.PARTS[name]
     sizes = set()
-    for label, some in (part.beside | part.sweeps).items():
+    for label, some in part.every():
         for estimator, cell in some.cells():
             recipe = read_given("fit", cell.arguments).contents
             model, data, trainer = (recipe[key] for key in ("model", "data", "trainer"))
@@ -712,12 +815,13 @@ def test_all_runs_of_a_part_sample_and_learn_as_much(name):
             # a trunk of two turns has two branches of two turns, and two of one
             turns = attempts * (8 if estimator in ("Branched", "Tree") else 2)
             steps = int(trainer["max_epochs"]) * model["steps_per_update"]
-            sizes.add((turns, steps, trainer["check_val_every_n_epoch"], data["val_limit"]))
+            sizes.add((turns, steps, trainer["check_val_every_n_epoch"], data.get("val_limit")))
             updates = 2 if label == "two updates" else 1
-            assert int(model["updates_per_iteration"]) == updates
+            assert int(model.get("updates_per_iteration", 1)) == updates
     (turns, steps, every, limit), *others = sizes
     assert not others
-    assert (turns, every, limit) == (512, 1, 256)
+    moves = {"horizon": (256, 3, None), "lake": (256, 5, None)}
+    assert (turns, every, limit) == moves.get(name, (512, 1, 256))
     recipes = {Path(some.recipes[0]).stem for some in part.sweeps.values()}
     short = "atlas_react" in recipes or "learning-rate.yaml" in str(part.sweeps.values())
     assert steps == {"longer": 60, "cost-of-use": 60}.get(name, 20 if short else 30) * 4

@@ -18,6 +18,21 @@ GOOD = 0.7
 CALLING, FALLEN = 0.5, 0.25
 
 
+class Measure(NamedTuple):
+    """What a policy is judged by: a share, which is the higher the better.
+
+    Args:
+        curve: Its name in a run's curves.
+        title: Its name in tables.
+    """
+
+    curve: str
+    title: str
+
+
+EXACT = Measure(MATCH, "exact match")
+
+
 class Column(NamedTuple):
     """A measure as a column.
 
@@ -34,37 +49,38 @@ class Column(NamedTuple):
     total: bool = False
 
 
-def end(run: Result) -> float:
+def end(run: Result, name: str = MATCH) -> float:
     """The sampled tokens up to which a run was validated."""
-    return run.points(MATCH)[-1][0]
+    return run.points(name)[-1][0]
 
 
-def area(run: Result, tokens: float) -> float:
-    """The primary measure: the average of held-out exact match over the first sampled tokens."""
-    return area_until(run.points(MATCH), tokens)
+def area(run: Result, tokens: float, name: str = MATCH) -> float:
+    """The primary measure: the average of held-out exact match, or of another curve, over the first
+    sampled tokens."""
+    return area_until(run.points(name), tokens)
 
 
-def at(run: Result, tokens: float) -> float:
+def at(run: Result, tokens: float, name: str = MATCH) -> float:
     """Held-out exact match after a number of sampled tokens, on a line between validations."""
-    reached, matches = (np.asarray(one) for one in zip(*run.points(MATCH), strict=True))
+    reached, matches = (np.asarray(one) for one in zip(*run.points(name), strict=True))
     return float(np.interp(tokens, reached, matches))
 
 
-def until_good(run: Result, by: str = ITERATION) -> float:
+def until_good(run: Result, by: str = ITERATION, name: str = MATCH) -> float:
     """The first iteration, or number of sampled tokens, after which held-out exact match is 0.7 or
     more; the last if none is."""
-    points = run.points(MATCH, by)
+    points = run.points(name, by)
     return next((x for x, match in points if match >= GOOD), points[-1][0])
 
 
-def never_good(run: Result) -> bool:
+def never_good(run: Result, name: str = MATCH) -> bool:
     """True if held-out exact match was never 0.7 or more."""
-    return all(match < GOOD for _, match in run.points(MATCH))
+    return all(match < GOOD for _, match in run.points(name))
 
 
-def by_iteration(run: Result) -> float:
+def by_iteration(run: Result, name: str = MATCH) -> float:
     """The area under held-out exact match per iteration."""
-    points = run.points(MATCH, ITERATION)
+    points = run.points(name, ITERATION)
     return area_until(points, points[-1][0])
 
 
@@ -86,57 +102,52 @@ def last(run: Result, name: str = MATCH) -> float:
     return math.nan if value is None else value
 
 
-def learned(tokens: float) -> list[Column]:
+def learned(tokens: float, of: Measure = EXACT) -> list[Column]:
     """What was learned, and how fast.
 
     Args:
         tokens: Sampled tokens up to which the area goes.
+        of: What it is measured by.
     """
     return [
-        _area(tokens),
-        Column("final exact match", last),
-        Column("iterations to 0.7", until_good, 1),
-        Column("area per iteration", by_iteration),
+        _area(tokens, of),
+        Column(f"final {of.title}", partial(last, name=of.curve)),
+        Column("iterations to 0.7", partial(until_good, name=of.curve), 1),
+        Column("area per iteration", partial(by_iteration, name=of.curve)),
     ]
 
 
-def learned_by_tokens(tokens: float) -> list[Column]:
-    """The same where an iteration samples more for some than for others.
-
-    Args:
-        tokens: Sampled tokens up to which the area goes.
-    """
+def learned_by_tokens(tokens: float, of: Measure = EXACT) -> list[Column]:
+    """The same where an iteration samples more for some than for others."""
+    at_end = partial(at, tokens=tokens, name=of.curve)
     return [
-        _area(tokens),
-        Column(f"exact match at {tokens:,.0f} tokens", partial(at, tokens=tokens)),
-        Column("tokens to 0.7", partial(until_good, by=TOKENS), 0),
+        _area(tokens, of),
+        Column(f"{of.title} at {tokens:,.0f} tokens", at_end),
+        Column("tokens to 0.7", partial(until_good, by=TOKENS, name=of.curve), 0),
     ]
 
 
-def learned_and_kept(tokens: float) -> list[Column]:
-    """What was learned, and how much of memory was lost meanwhile.
-
-    Args:
-        tokens: Sampled tokens up to which the area goes.
-    """
-    return [*learned(tokens), KEPT]
+def learned_and_kept(tokens: float, of: Measure = EXACT) -> list[Column]:
+    """What was learned, and how much of memory was lost meanwhile."""
+    return [*learned(tokens, of), KEPT]
 
 
-def learned_and_spent(tokens: float) -> list[Column]:
-    """What was learned, and how many turns an attempt takes at the end.
-
-    Args:
-        tokens: Sampled tokens up to which the area goes.
-    """
-    return [*learned(tokens), Column("turns at the end", partial(last, name="rollout/turns"), 2)]
+def learned_and_spent(tokens: float, of: Measure = EXACT) -> list[Column]:
+    """What was learned, and how many turns an attempt takes at the end."""
+    turns = Column("turns at the end", partial(last, name="rollout/turns"), 2)
+    return [*learned(tokens, of), turns]
 
 
-def _area(tokens: float) -> Column:
-    return Column(f"area to {tokens:,.0f} tokens", partial(area, tokens=tokens))
+def _area(tokens: float, of: Measure) -> Column:
+    return Column(f"area to {tokens:,.0f} tokens", partial(area, tokens=tokens, name=of.curve))
+
+
+def never(of: Measure) -> Column:
+    """The number of runs that never got there."""
+    return Column("never reached 0.7", partial(never_good, name=of.curve), 0, total=True)
 
 
 KEPT = Column("lowest on famous places", partial(lowest, name=FAMOUS))
-NEVER = Column("never reached 0.7", never_good, 0, total=True)
 HABITS = [
     Column("lowest tool execution", lowest, 2),
     Column("final tool execution", partial(last, name=CALLS), 2),

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import numpy as np
-from measures import HABITS, NEVER, Column, area, end
+from measures import HABITS, Column, area, end, never
 from parts import OURS
 from rows import Row, Rows
 
@@ -25,13 +25,13 @@ _MARK = re.compile(r"<!-- ([\w :-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 def figures(of: Rows) -> Table:
     """Means over seeds of what was learned."""
     first, *others = of.columns
-    spread = Column("sd of area", first.figure)
-    yield _row("", "seeds", *(column.title for column in (first, spread, *others, NEVER)))
+    spread, late = Column("sd of area", first.figure), never(of.part.measure)
+    yield _row("", "seeds", *(column.title for column in (first, spread, *others, late)))
     yield _row(*["---"] * (len(others) + 5))
     for row, some in of.runs.items():
         values = [first.figure(run) for run in some.values()]
         deviation = f"{np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
-        more = [_cell(column, some) for column in (*others, NEVER)]
+        more = [_cell(column, some) for column in (*others, late)]
         yield _row(row, len(some), _cell(first, some), deviation, *more)
 
 
@@ -59,13 +59,28 @@ def ends(of: Rows) -> Table:
     yield _row("", "minus", f"to {of.tokens / 2:,.0f} tokens", "to the tokens that both reached")
     yield _row(*["---"] * 4)
     for pair in of.pairs:
-        both = min(end(run) for row in pair for run in of.runs[row].values())
+        curve = of.part.measure.curve
+        both = min(end(run, curve) for row in pair for run in of.runs[row].values())
         half, whole = (
-            _difference(of.minus(*pair, partial(area, tokens=tokens)), 3)
+            _difference(of.minus(*pair, partial(area, tokens=tokens, name=curve)), 3)
             for tokens in (of.tokens / 2, both)
         )
         if whole:
             yield _row(*pair, half, f"{whole} to {both:,.0f}")
+
+
+def labels(of: Rows) -> Table:
+    """The differences of two estimators over all labels, such as several starter policies: each
+    label counts once, with the mean over its seeds."""
+    yield _row("", "minus", "labels", *(column.title for column in of.columns))
+    yield _row(*["---"] * (len(of.columns) + 3))
+    for first, second in of.part.pairs:
+        found = [of.over_labels(first, second, column.figure) for column in of.columns]
+        shown = [
+            _difference(one, column.digits) for one, column in zip(found, of.columns, strict=True)
+        ]
+        if found[0]:
+            yield _row(first, second, found[0].pairs, *shown)
 
 
 def changes(parts: Mapping[str, Rows]) -> Table:
@@ -109,6 +124,7 @@ TABLES: Mapping[str, Callable[[Rows], Table]] = {
     "differences": differences,
     "ends": ends,
     "habits": habits,
+    "labels": labels,
 }
 """Of a part, by the name in its mark."""
 

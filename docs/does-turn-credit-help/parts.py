@@ -8,7 +8,15 @@ from functools import cache
 from os.path import relpath
 from pathlib import Path
 
-from measures import Column, learned, learned_and_kept, learned_and_spent, learned_by_tokens
+from measures import (
+    EXACT,
+    Column,
+    Measure,
+    learned,
+    learned_and_kept,
+    learned_and_spent,
+    learned_by_tokens,
+)
 
 from turnrl import TurnRLError
 from turnrl.commands.sweep.matrix import Cell, read_cells
@@ -38,8 +46,32 @@ ESTIMATORS = {
     "added first": "conditions.AddedFirst",
     "sign kept": "conditions.SignKept",
     "MT-GRPO, floor 0.5": "{class_path: TurnLevel, init_args: {min_std: 0.5}}",
+    "MT-GRPO, gamma 0": "{class_path: TurnLevel, init_args: {gamma: 0.0}}",
+    "MT-GRPO, gamma 0.5": "{class_path: TurnLevel, init_args: {gamma: 0.5}}",
+    "MT-GRPO, unscaled, gamma 0.5": (
+        f"{{class_path: TurnLevel, init_args: {{gamma: 0.5, {_NO_BIAS}}}}}"
+    ),
+    "costs among right, gamma 0.5": "{class_path: CostsAmongRight, init_args: {gamma: 0.5}}",
 }
 """The value of `model.estimator` for each name of the page."""
+
+
+STARTERS = {
+    "ice": f"warmup {RECIPES}/frozen_lake.yaml --lr 1e-3 --to",
+    "doors": f"warmup {RECIPES}/frozen_lake.yaml {HERE}/doors.yaml --lr 1e-3 --to",
+    **{
+        name: f"fit {RECIPES}/atlas_starter.yaml --data conditions.Varied "
+        f"{' '.join(f'--data.init_args.{one}' for one in changes)} --model.init_args.save_to"
+        for name, changes in {
+            "knows-little": ("facts 0.3",),
+            "hits-more": ("vague 0.0", "hasty 0.2"),
+            "hits-less": ("vague 0.5",),
+            "reads-well": ("reading 0.7",),
+        }.items()
+    },
+}
+"""How each policy that some parts start from is made: words of `turnrl`, to which its folder is
+added."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +83,21 @@ class Sweep:
         seeds: As `0..7`.
         estimators: Their names.
         options: Settings of every run.
+        starter: The policy of `STARTERS` that they start from, in `starters` beside this file;
+            that of the recipe if not given.
     Raises:
-        TurnRLError: If an estimator has no setting in `ESTIMATORS`.
+        TurnRLError: If an estimator has no setting in `ESTIMATORS`, or there is no such starter.
     """
 
     recipes: tuple[str, ...]
     seeds: str
     estimators: tuple[str, ...]
     options: tuple[str, ...] = ()
+    starter: str = ""
 
     def __post_init__(self) -> None:
         _known("estimator", self.estimators, ESTIMATORS)
+        _known("starter", filter(None, [self.starter]), STARTERS)
 
     def of(self, *estimators: str) -> Sweep:
         """The same with other estimators."""
@@ -74,6 +110,12 @@ class Sweep:
     def having(self, *options: str) -> Sweep:
         """The same with more settings."""
         return replace(self, options=(*self.options, *options))
+
+    def begun_with(self, starter: str) -> Sweep:
+        """The same from another starter policy."""
+        # a path would differ from clone to clone, and with it the digest of the recipe
+        model = f"package://starters/{starter}"
+        return replace(self.having("--model.policy.model", model), starter=starter)
 
     @property
     def words(self) -> list[str]:
@@ -117,6 +159,7 @@ class Part:
         base: The label of the first of each pair; None if it is that of the second.
         columns: What was learned, of which the first is the area, up to a number of tokens.
         level: Of the intervals of its differences.
+        measure: What its runs are judged by.
         world: The runs of the main comparison, at whose shortest the area ends if no run of the
             part is shorter; None to leave them out of account.
     Raises:
@@ -127,9 +170,10 @@ class Part:
     beside: Mapping[str, Sweep] = field(default_factory=dict)
     pairs: tuple[tuple[str, str], ...] = ()
     base: str | None = None
-    columns: Callable[[float], list[Column]] = learned
+    columns: Callable[[float, Measure], list[Column]] = learned
     world: Sweep | None = None
     level: float = 0.95
+    measure: Measure = EXACT
 
     def __post_init__(self) -> None:
         rows = [(name, label) for label, one in self.every() for name in one.estimators]
@@ -188,10 +232,15 @@ _ONE_COSTS, _ONE_COSTS_TWICE = (
     _ONE.having("--model.rewards", f"[ToolExecuted, AnswerRetrieved, {cost}, {OUTCOME}]")
     for cost in ("SearchCost", "{class_path: SearchCost, init_args: {weight: 0.2}}")
 )
-_CHEAP = _FREE.having(
-    "--model.rewards",
-    f"[FirstHit, {{class_path: SearchCost, init_args: {{weight: 0.05}}}}, {OUTCOME}]",
-)
+
+
+def _costing(weight: str) -> Sweep:
+    """Two hops, with another cost for each search."""
+    cost = f"{{class_path: SearchCost, init_args: {{weight: {weight}}}}}"
+    return _FREE.having("--model.rewards", f"[FirstHit, {cost}, {OUTCOME}]")
+
+
+_CHEAP = _costing("0.05")
 
 _OTHERS = ("MT-GRPO, floor 0.5", RIGHT_IN_UNITS, "costs apart", "added first", "sign kept")
 """Other ways with costs."""
@@ -207,6 +256,29 @@ def _harm(world: Sweep) -> Part:
 def _eight(world: Sweep, *estimators: str) -> Sweep:
     """The first eight seeds of `_harm`."""
     return replace(world, seeds="16..23", estimators=estimators)
+
+
+def _doors(turns: int) -> Sweep:
+    """A corridor with so many doors, each of which pays at once."""
+    world = f"{{environment: doors.Doors, options: {{doors: {turns}}}}}"
+    how = f'{{max_turns: {turns}, form: text, instructions: ""}}'
+    return (
+        Sweep((f"{RECIPES}/frozen_lake.yaml",), "0..4", _SPLIT_OF_DOORS)
+        .over("doors.yaml")
+        .having("--model.rollout.tools", f"[{{class_path: Environment, init_args: {world}}}]")
+        .having("--model.rollout.segmenter", f"{{class_path: Action, init_args: {how}}}")
+        .begun_with("doors")
+    )
+
+
+_SPLIT_OF_DOORS = (OURS, APART, UNSCALED, WHOLE_UNSCALED, "MT-GRPO, gamma 0")
+_MOVES = Sweep((f"{RECIPES}/frozen_lake.yaml",), "0..4", ()).begun_with("ice")
+_MOVES_COST = _MOVES.having(
+    "--model.rewards",
+    "[{class_path: EnvironmentReward, init_args: {unfinished: 0.0}}, "
+    "{class_path: EnvironmentOutcome, init_args: {right_at: 1.0}}, StepCost]",
+)
+_SOON = ("MT-GRPO, gamma 0.5", "MT-GRPO, unscaled, gamma 0.5")
 
 
 def _in_both(
@@ -357,6 +429,60 @@ PARTS = {
         tuple((one, other) for one in (RIGHT, OUTCOMES) for other in (*_OTHERS, OURS)),
         base="",
         world=replace(_TWO, seeds="16..31", estimators=(RIGHT, OURS, OUTCOMES)),
+    ),
+    "dose": Part(
+        {
+            "no cost": _eight(_FREE, OURS),
+            "cost 0.025": _eight(_costing("0.025"), RIGHT, OURS),
+            "cost 0.05": _eight(_CHEAP, RIGHT),
+            "cost 0.2": _eight(_costing("0.2"), RIGHT, OURS),
+        },
+        {"cost 0.05": _eight(_CHEAP, OURS), "cost 0.1": _eight(_TWO, RIGHT, OURS, OUTCOMES)},
+        ((OUTCOMES, OURS), (OUTCOMES, RIGHT)),
+        base="cost 0.1",
+        world=replace(_TWO, seeds="16..31", estimators=(RIGHT, OURS, OUTCOMES)),
+    ),
+    "outcomes-at-best": Part(
+        {
+            "lr 1e-4": _eight(_TWO, OUTCOMES).having(LR, "1e-4"),
+            "lr 4e-4": _eight(_TWO, OUTCOMES).having(LR, "4e-4"),
+            "two redraws": _eight(_TWO, OUTCOMES).having("--model.redraws", "2"),
+        },
+        {"": _eight(_TWO, RIGHT, OUTCOMES)},
+        ((RIGHT, OUTCOMES),),
+        base="",
+        world=replace(_TWO, seeds="16..31", estimators=(RIGHT, OURS, OUTCOMES)),
+    ),
+    "starters": Part(
+        {
+            name.replace("-", " "): replace(
+                _TWO, seeds="16..18", estimators=(RIGHT, OURS, OUTCOMES)
+            ).begun_with(name)
+            for name in ("knows-little", "hits-more", "hits-less", "reads-well")
+        },
+        {"bundled": replace(_TWO, seeds="16..18", estimators=(RIGHT, OURS, OUTCOMES))},
+        ((RIGHT, OURS), (RIGHT, OUTCOMES), (OURS, OUTCOMES)),
+    ),
+    "horizon": Part(
+        {f"{turns} doors": _doors(turns) for turns in (2, 4, 8, 12)},
+        pairs=(
+            (OURS, APART),
+            (UNSCALED, WHOLE_UNSCALED),
+            ("MT-GRPO, gamma 0", OURS),
+            ("MT-GRPO, gamma 0", APART),
+        ),
+        measure=Measure("val/reward/turn", "share of right doors"),
+    ),
+    "lake": Part(
+        {
+            "": _MOVES.of(*_SOON, MERGED, OUTCOMES, "MT-PPO"),
+            "each move costs": _MOVES_COST.of("costs among right, gamma 0.5", *_SOON, OUTCOMES),
+        },
+        pairs=(
+            *((_SOON[0], other) for other in (_SOON[1], MERGED, OUTCOMES, "MT-PPO")),
+            *(("costs among right, gamma 0.5", other) for other in (*_SOON, OUTCOMES)),
+        ),
+        measure=Measure("val/reward/outcome", "share of attempts at the goal"),
     ),
 }
 """The parts, as plan.md has them."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import math
+import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from measures import MATCH, Column, area, end
+from measures import Column, area, end
 from parts import OURS, Part
 
 from turnrl.commands.sweep import results
@@ -51,12 +52,14 @@ class Rows:
     def tokens(self) -> float:
         """Where the area ends: at the sampled tokens that every run of the rows reached, and every
         one of their world."""
-        return min(self.until, *(end(run) for some in self.runs.values() for run in some.values()))
+        curve = self.part.measure.curve
+        ends = (end(run, curve) for some in self.runs.values() for run in some.values())
+        return min(self.until, *ends)
 
     @property
     def columns(self) -> list[Column]:
         """What was learned, of which the first is the area."""
-        return self.part.columns(self.tokens)
+        return self.part.columns(self.tokens, self.part.measure)
 
     @property
     def pairs(self) -> list[tuple[Row, Row]]:
@@ -76,6 +79,21 @@ class Rows:
         common."""
         sides = (self.runs.get(less, {}), self.runs.get(of, {}))
         first, second = ({seed: figure(run) for seed, run in runs.items()} for runs in sides)
+        return by_seed(first, second, self.part.level)
+
+    def over_labels(
+        self, of: str, less: str, figure: Callable[[Result], float]
+    ) -> Difference | None:
+        """A figure of one estimator less that of another: means over the seeds that both have with
+        a label, paired by label; None below two labels."""
+        first: dict[int, float] = {}
+        second: dict[int, float] = {}
+        for number, label in enumerate(dict.fromkeys(row.label for row in self.runs)):
+            sides = self.runs.get(Row(less, label), {}), self.runs.get(Row(of, label), {})
+            if both := sides[0].keys() & sides[1].keys():
+                first[number], second[number] = (
+                    statistics.mean(figure(runs[seed]) for seed in both) for runs in sides
+                )
         return by_seed(first, second, self.part.level)
 
     def gains(self, row: Row) -> dict[int, float]:
@@ -99,16 +117,17 @@ def done(folder: Path, parts: Mapping[str, Part]) -> Results:
     every: Results = {}
     for file in sorted((folder / "lines").glob("*.jsonl")):
         found, problems = results.read(file)
-        ours = parts[file.stem].sweeps if file.stem in parts else {}
-        known = {cell.key for of in ours.values() for _, cell in of.cells()}
+        part = parts.get(file.stem, Part({}))
+        known = {cell.key for of in part.sweeps.values() for _, cell in of.cells()}
         if others := found.keys() - known:
             problems.append(
                 f"{file}: lines of no run that the study has now: {len(others)}. Their recipe or "
                 "seeds were changed since. Change them back, or delete these lines."
             )
-        scored = {key: run for key, run in found.items() if run.points(MATCH)}
+        measure = part.measure.curve
+        scored = {key: run for key, run in found.items() if run.points(measure)}
         problems += [
-            f"{file}: a run with seed {seed} has no {MATCH}. It counts as not done."
+            f"{file}: a run with seed {seed} has no {measure}. It counts as not done."
             for _, seed in found.keys() - scored
         ]
         for problem in problems:
@@ -132,5 +151,5 @@ def rows(part: Part, runs: Results) -> Rows:
                 found[Row(name, label)][cell.seed] = run
     world = [] if part.world is None else part.world.cells()
     of_world = (runs.get(cell.key) for _, cell in world)
-    until = min((end(run) for run in of_world if run), default=math.inf)
+    until = min((end(run, part.measure.curve) for run in of_world if run), default=math.inf)
     return Rows(part, {row: some for row, some in found.items() if some}, until)

@@ -9,7 +9,9 @@ in runs/does-turn-credit-help of the clone. Stop it as you like, and give the sa
 resumes. To train everything anew, name a new folder with --folder: it then holds all of these.
 
     parts.py        what is trained, and what it is compared with
-    conditions.py   what some parts change: a reward, and training questions
+    conditions.py   what some parts change: a reward, training questions, a starter policy
+    doors.py        the world of `horizon`
+    starters/       policies that some parts start from, made before their first run
     measures.py     the figures of one run
     rows.py         the runs of a part, and differences between them
     page.py         tables                          pictures.py     pictures
@@ -26,7 +28,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from page import TABLES, bare, changes, fill, marks
-from parts import CONDITIONS, HERE, PARTS, Part
+from parts import CONDITIONS, HERE, PARTS, STARTERS, Part
 from pictures import curves, forest
 from rows import Rows, done, rows
 
@@ -58,11 +60,28 @@ def train(name: str, part: Part, folder: Path, jobs: Sequence[str]) -> int:
         # lets the processes of the sweep import `conditions.py`
         path = os.pathsep.join(filter(None, (str(HERE), os.environ.get("PYTHONPATH"))))
         with patch.dict(os.environ, PYTHONPATH=path):
-            code = turnrl(["sweep", *sweep.words, "-o", runs, "--results", str(lines), *jobs])
+            code = begin(sweep.starter) if sweep.starter else 0
+            if not code:
+                code = turnrl(["sweep", *sweep.words, "-o", runs, "--results", str(lines), *jobs])
         worst = max(worst, code)
         if code > 1:
             break
     return worst
+
+
+def begin(starter: str) -> int:
+    """Make a policy that some parts start from, if it is not there.
+
+    Args:
+        starter: A name of `STARTERS`.
+    Returns:
+        The exit code.
+    """
+    folder = HERE / "starters" / starter
+    if (folder / "config.json").is_file():
+        return 0
+    print(f"making the starter policy {starter}", flush=True)
+    return turnrl([*STARTERS[starter].split(), os.path.relpath(folder)])
 
 
 def _is_ours(folder: Path) -> bool:
