@@ -418,6 +418,36 @@ def test_each_door_pays_at_once_and_the_attempt_goes_on_to_the_end():
     assert sorted(Counter(doors.SIGNS.values()).values()) == [2] * 4
 
 
+@pytest.mark.parametrize("doors", [2, 4])
+def test_the_split_leaves_out_the_noise_of_earlier_doors(doors):
+    """By hand, for rewards alone: a turn's advantage has the variance of the rewards that it holds,
+    K without the split, and K - k + 1 with it."""
+    horizon = _module("horizon")
+    right, size, groups = 0.3, 8, 3000
+
+    class Rewards(horizon.TurnLevel):
+        def advantages(self, turn_rewards, outcome, reached):
+            return super().advantages(turn_rewards, torch.zeros_like(outcome), reached)
+
+    class Whole(horizon.Apart):
+        def advantages(self, turn_rewards, outcome, reached):
+            return super().advantages(turn_rewards, torch.zeros_like(outcome), reached)
+
+    # a turn's own reward gives the sample variance of x (1 if right), another's their covariance
+    variance = right * (1 - right)
+    fourth = right * (1 - right) ** 4 + (1 - right) * right**4
+    own = fourth - (size - 3) / (size - 1) * variance**2
+    other = variance**2 * size / (size - 1)
+    for rule, held in (
+        (Rewards(**horizon.UNSCALED), [doors - k for k in range(doors)]),
+        (Whole(**horizon.UNSCALED), [doors] * doors),
+    ):
+        expected = sum(own + (count - 1) * other for count in held)
+        expected /= doors * variance**2
+        found = horizon.noise(rule, doors, size, groups, right)
+        assert found == pytest.approx(expected, rel=0.05)
+
+
 def test_another_starter_policy_has_the_demonstrations_of_the_bundled_one_but_for_one_thing(
     conditions,
 ):
@@ -820,11 +850,13 @@ def test_all_runs_of_a_part_sample_and_learn_as_much(name):
             assert int(model.get("updates_per_iteration", 1)) == updates
     (turns, steps, every, limit), *others = sizes
     assert not others
-    moves = {"horizon": (256, 3, None), "lake": (256, 5, None)}
+    moves = {"horizon": (64, 3, None), "lake": (256, 5, None)}
     assert (turns, every, limit) == moves.get(name, (512, 1, 256))
     recipes = {Path(some.recipes[0]).stem for some in part.sweeps.values()}
     short = "atlas_react" in recipes or "learning-rate.yaml" in str(part.sweeps.values())
-    assert steps == {"longer": 60, "cost-of-use": 60}.get(name, 20 if short else 30) * 4
+    assert (
+        steps == {"longer": 60, "cost-of-use": 60, "horizon": 36}.get(name, 20 if short else 30) * 4
+    )
 
 
 def test_every_committed_line_is_of_a_run_that_the_study_still_has():

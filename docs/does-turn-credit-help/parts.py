@@ -263,7 +263,7 @@ def _doors(turns: int) -> Sweep:
     world = f"{{environment: doors.Doors, options: {{doors: {turns}}}}}"
     how = f'{{max_turns: {turns}, form: text, instructions: ""}}'
     return (
-        Sweep((f"{RECIPES}/frozen_lake.yaml",), "0..4", _SPLIT_OF_DOORS)
+        Sweep((f"{RECIPES}/frozen_lake.yaml",), "0..7", _SPLIT_OF_DOORS)
         .over("doors.yaml")
         .having("--model.rollout.tools", f"[{{class_path: Environment, init_args: {world}}}]")
         .having("--model.rollout.segmenter", f"{{class_path: Action, init_args: {how}}}")
