@@ -159,6 +159,8 @@ EARLY = [
      "'trainer.max_epochs=2'", "Did you mean --trainer.max_epochs=2"),
     ("one dash", "fit recipe.yaml -model.group_size 8", "unknown argument", "'-model.group_size'",
      "Did you mean --model.group_size"),
+    ("an option of other commands", "fit recipe.yaml -o runs", "unknown argument", "'-o'",
+     "'-o'. Recipes come first, then options"),
     ("a long dash", "fit recipe.yaml \N{EM DASH}trainer.max_epochs 2", "unknown argument",
      "trainer.max_epochs'", "Did you mean --trainer.max_epochs"),
     ("a slash for a dot", "fit recipe.yaml --model/group_size 8", "unknown argument",

@@ -102,7 +102,7 @@ def read_options(
         option = {"-c": "--config", "-h": "--help"}.get(option, option)
         if not re.fullmatch(r"--\w[\w.-]*\+?", option):
             meant = "--" + re.sub(r"\W+", ".", option.partition(" ")[0]).strip(".") + equals + value
-            close = equals or (word.startswith(DASHES) and meant != word)
+            close = equals or (word.startswith(DASHES) and meant != word and len(option) > 2)
             hint = f" Did you mean {meant}?" if close else ""
             raise RecipeError(
                 f"unknown argument {word!r}.{hint} Recipes come first, then options as --key value."
