@@ -18,6 +18,7 @@ from turnrl import (
     Fields,
     HotpotParagraphs,
     Question,
+    QuestionSource,
     Reading,
     RecipeError,
     ToolCall,
@@ -426,7 +427,7 @@ def test_a_source_that_is_written_wrongly_is_answered_with_the_right_way(name, m
         open_source(name)
 
 
-class Forgetful(HotpotParagraphs.__base__):
+class Forgetful(QuestionSource):
     """Keeps its setting under another name."""
 
     def __init__(self, size: int) -> None:

@@ -162,6 +162,7 @@ from turnrl.types.trajectory import Turn as Turn
 __version__: str
 from turnrl.data.also import AlsoScore as AlsoScore
 from turnrl.data.paragraphs import HotpotParagraphs as HotpotParagraphs
+from turnrl.data.paragraphs import SquadParagraphs as SquadParagraphs
 from turnrl.run.alarms.rules import Alarm as Alarm
 from turnrl.run.alarms.rules import alarms as alarms
 from turnrl.run.alarms.watch import Alarms as Alarms

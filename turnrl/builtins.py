@@ -51,9 +51,9 @@ def turnrl_openers() -> Iterable[object]:
 @hookimpl
 def turnrl_datasets() -> Iterable[type[QuestionSource]]:
     """Question sets with settings and a corpus."""
-    from turnrl.data.paragraphs import HotpotParagraphs
+    from turnrl.data.paragraphs import HotpotParagraphs, SquadParagraphs
 
-    return [HotpotParagraphs]
+    return [HotpotParagraphs, SquadParagraphs]
 
 
 @hookimpl

@@ -292,8 +292,9 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
         cls = getattr(importlib.import_module(module), attribute) if module else known[name]
         if not (isinstance(cls, type) and issubclass(cls, kinds)):
             bases = [base for kind in kinds for base in (*kind.__subclasses__(), kind)]
-            core = (base for base in bases if base.__module__.startswith("turnrl."))
+            core = [base for base in bases if base.__module__.startswith("turnrl.")]
             named = [base.__name__ for base in core if inspect.isabstract(base)]
+            named = [name for name in named if not name.startswith("_")]
             raise TypeError(f"it does not extend {' or '.join(named)}")
         if lacks := ", ".join(sorted(getattr(cls, "__abstractmethods__", ()))):
             raise TypeError(

@@ -5,6 +5,6 @@ sources         the questions of a data set, from any source
 known           files, the known data sets by short name, and the hub
 rows            rows of files and of the hub, and the questions made of them
 functions       questions that a function of the user's gives
-paragraphs      `HotpotParagraphs`: questions with the paragraphs that answer them
+paragraphs      `HotpotParagraphs`, `SquadParagraphs`: questions with paragraphs that answer them
 also            `AlsoScore`: a callback that scores other questions at each validation
 """

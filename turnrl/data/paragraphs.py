@@ -1,20 +1,29 @@
-"""Questions with the paragraphs that answer them, in the layout of HotpotQA's data.
+"""Questions with the paragraphs that answer them, in the layouts of HotpotQA's data and of SQuAD's.
+
+HotpotQA:
 
     context           {"title": [t, ...], "sentences": [[s, ...], ...]}, or [[t, [s, ...]], ...]
     supporting_facts  {"title": [t, ...], "sent_id": [n, ...]}, or [[t, n], ...]; may be missing
 
 The hub has the first form, HotpotQA's own files have the second. 2WikiMultihopQA has the same
-fields. The paragraphs of all questions together are a corpus: a search index can be built from it
-without a dump of Wikipedia and without a server.
+fields. SQuAD:
+
+    title, context    the title of an article, and one of its paragraphs
+    answers           {"text": [a, ...]}
+
+The paragraphs of all questions together are a corpus: a search index can be built from it without a
+dump of Wikipedia and without a server.
 """
 
 from __future__ import annotations
 
 import hashlib
 import itertools
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeAlias, final
+from typing import Any, ClassVar, TypeAlias, final
+from urllib.parse import unquote
 
 from turnrl.data.fields import Fields, questions_of
 from turnrl.data.rows import (
@@ -36,12 +45,102 @@ from turnrl.types.trajectory import Passage
 HOTPOTQA = "hotpotqa/hotpot_qa"
 """HotpotQA on the hub (Yang et al. 2018, https://arxiv.org/abs/1809.09600, CC BY-SA 4.0)."""
 
-_NAMES = Names(("HotpotParagraphs.path",), (), "HotpotParagraphs.config", "HotpotParagraphs.fields")
+SQUAD = "rajpurkar/squad"
+"""SQuAD 1.1 on the hub (Rajpurkar et al. 2016, https://arxiv.org/abs/1606.05250, CC BY-SA 4.0)."""
+
 _LAYOUT = "context: {title: [...], sentences: [[...], ...]}"
+_SQUAD_LAYOUT = "title and context, two texts"
+
+
+class _Paragraphs(QuestionSource, ABC):
+    """Questions that come with paragraphs, and the distinct paragraphs as a corpus. The classes
+    below say how a row is laid out."""
+
+    hub: ClassVar[str]
+    hub_config: ClassVar[str | None] = None
+    answers: ClassVar[str]
+
+    def __init__(
+        self,
+        path: str,
+        config: str | None = None,
+        splits: list[str] | None = None,
+        limit: int | None = None,
+        fields: Fields | None = None,
+    ) -> None:
+        name = type(self).__name__
+        if splits is not None and not splits:
+            raise RecipeError(f"{name}: splits is empty. Name one, or leave it out.")
+        self.path = path
+        self.config = config
+        self._config = config or (self.hub_config if path == self.hub else None)
+        self.splits = splits
+        self.limit = limit
+        at_least(1, f"{name}.", self, "limit", whole=True)
+        self.fields = fields
+        self._names = Names((f"{name}.path",), (), f"{name}.config", f"{name}.fields")
+        self._is_file = Path(path).suffix.lower() in FILE_KINDS
+        train, val = ("", "") if self._is_file else ("train", "validation")
+        self.default_splits = {"train": train, "val": val}
+        self._of_corpus = list(dict.fromkeys(splits or (train, val)))
+
+    def questions(self, split: str) -> Iterator[Question]:
+        rows, _ = self._open(split)
+        named = (self._with_support(row, f"{self._where(split)}, row {n}") for n, row in rows)
+        fields = self.fields or Fields(answers=self.answers)
+        return questions_of(named, fields, self._where(split), self._names, needs_id=True)
+
+    def at_hand(self, split: str) -> bool:
+        if self._is_file:
+            return file_here(self.path, self._names)
+        return cached_hub(self.path, self._config, split, self._names)
+
+    def passages(self) -> Iterator[Passage]:
+        """The distinct paragraphs, in the order in which they first appear.
+
+        Rows are read one at a time, and memory holds one number for each paragraph. The iterator
+        estimates how many are left (`operator.length_hint`) if rows can be counted.
+
+        Raises:
+            DataError: If a row has no paragraphs, or in another layout.
+        """
+        splits = [(self._where(split), *self._open(split)) for split in self._of_corpus]
+        return _Passages(splits, self._paragraphs)
+
+    @staticmethod
+    @abstractmethod
+    def _paragraphs(row: Row, where: str) -> Iterable[Passage]:
+        """The paragraphs of a row.
+
+        Args:
+            row: The row.
+            where: The data set and the row's number, for messages.
+        Raises:
+            DataError: If the row has another layout.
+        """
+
+    @staticmethod
+    @abstractmethod
+    def _with_support(row: Row, where: str) -> Row:
+        """A row with `supporting_ids` in place of its paragraphs."""
+
+    def _open(self, split: str) -> tuple[Iterator[tuple[int, Row]], int | None]:
+        """The numbered rows of a split, from 1, and how many there are if that is known."""
+        if self._is_file:
+            refuse_split(self.path, split)
+            read = read_file(self.path, self._names)
+            return enumerate(itertools.islice(read, self.limit), 1), None
+        data = open_hub(self.path, self._config, split, self._names)
+        if self.limit is not None and self.limit < len(data):
+            data = data.select(range(self.limit))
+        return enumerate(read_hub(data), 1), len(data)
+
+    def _where(self, split: str) -> str:
+        return f"{self.path} ({split})" if split else self.path
 
 
 @final
-class HotpotParagraphs(QuestionSource):
+class HotpotParagraphs(_Paragraphs):
     """HotpotQA's questions, and the paragraphs they come with as the corpus to search.
 
     Each question has ten paragraphs of Wikipedia, of which two support the answer and eight were
@@ -60,6 +159,8 @@ class HotpotParagraphs(QuestionSource):
         fields: Where rows keep id, question and answers; by default as in HotpotQA.
     """
 
+    hub, hub_config, answers = HOTPOTQA, "distractor", "answer"
+
     def __init__(
         self,
         path: str = HOTPOTQA,
@@ -68,63 +169,70 @@ class HotpotParagraphs(QuestionSource):
         limit: int | None = None,
         fields: Fields | None = None,
     ) -> None:
-        if splits is not None and not splits:
-            raise RecipeError("HotpotParagraphs: splits is empty. Name one, or leave it out.")
-        self.path = path
-        self.config = config
-        self._config = config or ("distractor" if path == HOTPOTQA else None)
-        self.splits = splits
-        self.limit = limit
-        at_least(1, "HotpotParagraphs.", self, "limit", whole=True)
-        self.fields = fields
-        self._is_file = Path(path).suffix.lower() in FILE_KINDS
-        train, val = ("", "") if self._is_file else ("train", "validation")
-        self.default_splits = {"train": train, "val": val}
-        self._of_corpus = list(dict.fromkeys(splits or (train, val)))
+        super().__init__(path, config, splits, limit, fields)
 
-    def questions(self, split: str) -> Iterator[Question]:
-        rows, _ = self._open(split)
-        named = (self._with_support(row, f"{self._where(split)}, row {n}") for n, row in rows)
-        fields = self.fields or Fields(answers="answer")
-        return questions_of(named, fields, self._where(split), _NAMES, needs_id=True)
-
-    def at_hand(self, split: str) -> bool:
-        if self._is_file:
-            return file_here(self.path, _NAMES)
-        return cached_hub(self.path, self._config, split, _NAMES)
-
-    def passages(self) -> Iterator[Passage]:
-        """The distinct paragraphs, in the order in which they first appear.
-
-        Rows are read one at a time, and memory holds one number for each paragraph. The iterator
-        estimates how many are left (`operator.length_hint`) if rows can be counted.
-
-        Raises:
-            DataError: If a row has no paragraphs, or in another layout.
-        """
-        return _Passages([(self._where(split), *self._open(split)) for split in self._of_corpus])
-
-    def _open(self, split: str) -> tuple[Iterator[tuple[int, Row]], int | None]:
-        """The numbered rows of a split, from 1, and how many there are if that is known."""
-        if self._is_file:
-            refuse_split(self.path, split)
-            return enumerate(itertools.islice(read_file(self.path, _NAMES), self.limit), 1), None
-        data = open_hub(self.path, self._config, split, _NAMES)
-        if self.limit is not None and self.limit < len(data):
-            data = data.select(range(self.limit))
-        return enumerate(read_hub(data), 1), len(data)
-
-    def _where(self, split: str) -> str:
-        return f"{self.path} ({split})" if split else self.path
+    @staticmethod
+    def _paragraphs(row: Row, where: str) -> Iterable[Passage]:
+        return paragraphs_of(row, where)
 
     @staticmethod
     def _with_support(row: Row, where: str) -> Row:
-        """A row with `supporting_ids` in place of its paragraphs."""
         wanted = set(_supporting_titles(row.get("supporting_facts"), where))
         support = list(dict.fromkeys(p.id for p in paragraphs_of(row, where, wanted)))
         plain = {k: v for k, v in row.items() if k not in ("context", "supporting_facts")}
         named = row.get("supporting_facts") is not None
         return {**plain, "supporting_ids": support} if named else plain
+
+
+@final
+class SquadParagraphs(_Paragraphs):
+    """SQuAD's questions, and their paragraphs as the corpus to search.
+
+    Each question was written about a paragraph of Wikipedia, about 120 words long, and five or so
+    were written about each. The corpus is every distinct paragraph, under the title of its article,
+    with spaces for the underscores that SQuAD has there. A question names its paragraph
+    in `supporting_ids`, which `SupportSeen` rewards. The questions were written by people who saw
+    the paragraph, so some say too little to be found without it.
+
+    Args:
+        path: A data set on the hub, a folder with the files of one, or a file (.jsonl, .json,
+            .parquet). Its rows have SQuAD's fields as on the hub.
+        config: Configuration on the hub.
+        splits: Splits whose paragraphs make the corpus; by default those to train on and to
+            evaluate with. A file is one split without a name.
+        limit: Take the first `limit` questions of each split, and only their paragraphs.
+        fields: Where rows keep id, question and answers; by default as in SQuAD.
+    """
+
+    hub, answers = SQUAD, "answers.text"
+
+    def __init__(
+        self,
+        path: str = SQUAD,
+        config: str | None = None,
+        splits: list[str] | None = None,
+        limit: int | None = None,
+        fields: Fields | None = None,
+    ) -> None:
+        super().__init__(path, config, splits, limit, fields)
+
+    @staticmethod
+    def _paragraphs(row: Row, where: str) -> Iterable[Passage]:
+        title, text = row.get("title", ""), row.get("context")
+        if not isinstance(title, str) or not isinstance(text, str) or not text.strip():
+            raise DataError(
+                f"{where}: title is {title!r:.40} and context is {text!r:.40}. SquadParagraphs "
+                f"reads rows with {_SQUAD_LAYOUT}. For questions without paragraphs, name their "
+                "file or data set itself in data.train, and build the index from a corpus."
+            )
+        title, text = _one_line(unquote(title).replace("_", " ")), _one_line(text)
+        return [Passage(_digest(title, text), title, text)]
+
+    @staticmethod
+    def _with_support(row: Row, where: str) -> Row:
+        (passage,) = SquadParagraphs._paragraphs(row, where)
+        plain = {name: value for name, value in row.items() if name != "context"}
+        return {**plain, "supporting_ids": [passage.id]}
 
 
 _Split: TypeAlias = tuple[str, Iterable[tuple[int, Row]], int | None]
@@ -134,7 +242,10 @@ _Split: TypeAlias = tuple[str, Iterable[tuple[int, Row]], int | None]
 class _Passages(Iterator[Passage]):
     """The distinct passages of several splits."""
 
-    def __init__(self, splits: Sequence[_Split]) -> None:
+    def __init__(
+        self, splits: Sequence[_Split], paragraphs: Callable[[Row, str], Iterable[Passage]]
+    ) -> None:
+        self._paragraphs = paragraphs
         sizes = [size for _, _, size in splits if size is not None]
         self._rows = sum(sizes) if len(sizes) == len(splits) else None
         self._rows_read = 0
@@ -153,7 +264,7 @@ class _Passages(Iterator[Passage]):
         seen = set[int]()  # 8 bytes of each id: half a million take some 50 MB
         for where, rows, _ in splits:
             for number, row in rows:
-                for passage in paragraphs_of(row, f"{where}, row {number}"):
+                for passage in self._paragraphs(row, f"{where}, row {number}"):
                     key = int(passage.id, 16)
                     if key not in seen:
                         seen.add(key)

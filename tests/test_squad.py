@@ -1,0 +1,114 @@
+"""SQuAD's own paragraphs as the corpus. The data set on the hub is a small folder of the same name,
+in the same layout."""
+
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+import yaml
+
+from turnrl import (
+    DataError,
+    Passage,
+    RecipeError,
+    SquadParagraphs,
+    ToolCall,
+    load_questions,
+)
+from turnrl.testing import check_source
+from turnrl_wiki_search import WikiSearch
+
+SHARED = Path(__file__).parents[2] / "shared" / "data" / "squad"
+TOWER = "The Dom Tower is in  Utrecht. It was begun in 1321."
+PARIS = "Paris is the capital of France."
+
+
+def row(number, title, context, *answers):
+    """A row as the hub has it."""
+    return {
+        "id": f"q{number}",
+        "title": title,
+        "context": context,
+        "question": f"Question {number}?",
+        "answers": {"text": [*answers], "answer_start": [0] * len(answers)},
+    }
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A small SQuAD under the name that the hub has for it."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("datasets.config.HF_DATASETS_CACHE", tmp_path / "cache")
+    path = tmp_path / "rajpurkar" / "squad"
+    path.mkdir(parents=True)
+    files = {
+        "train": [
+            row(1, "Dom_Tower_of_Utrecht", TOWER, "Utrecht"),
+            row(2, "Dom_Tower_of_Utrecht", TOWER, "1321", "in 1321"),
+        ],
+        "validation": [row(3, "Paris_%28city%29", PARIS, "France")],
+    }
+    of_split = [{"split": split, "path": f"{split}-*.parquet"} for split in files]
+    configs = [{"config_name": "plain_text", "data_files": of_split}]
+    (path / "README.md").write_text(f"---\n{yaml.safe_dump({'configs': configs})}---\n")
+    for split, rows in files.items():
+        table = pyarrow.Table.from_pylist(rows)
+        pyarrow.parquet.write_table(table, path / f"{split}-00000-of-00001.parquet")
+
+
+def test_each_paragraph_is_one_passage_and_supports_its_questions(hub):
+    tower, paris = SquadParagraphs().passages()
+    assert tower == Passage(
+        tower.id, "Dom Tower of Utrecht", "The Dom Tower is in Utrecht. It was begun in 1321."
+    )
+    assert (paris.title, paris.text) == ("Paris (city)", PARIS)
+    assert [*SquadParagraphs(splits=["validation"]).passages()] == [paris]
+    first, second = load_questions("SquadParagraphs", "train")
+    assert (first.id, first.text, first.answers) == ("q1", "Question 1?", ("Utrecht",))
+    assert second.answers == ("1321", "in 1321")
+    assert {one.metadata["supporting_ids"][0] for one in (first, second)} == {tower.id}
+    assert "context" not in first.metadata
+    (held_out,) = load_questions(SquadParagraphs())
+    assert held_out.metadata["supporting_ids"] == [paris.id]
+    assert [one.id for one in SquadParagraphs(limit=1).questions("train")] == ["q1"]
+    check_source(SquadParagraphs())
+
+
+@pytest.mark.parametrize("missing", ["context", "title"])
+def test_a_row_in_another_layout_is_named(tmp_path, missing):
+    other = {**row(1, "Dom_Tower", TOWER, "Utrecht"), missing: ["two", "texts"]}
+    file = tmp_path / "mine.jsonl"
+    file.write_text(json.dumps(row(0, "Paris", PARIS, "France")) + "\n" + json.dumps(other))
+    with pytest.raises(DataError, match=r"mine\.jsonl, row 2: title is .* SquadParagraphs reads"):
+        [*SquadParagraphs(str(file)).passages()]
+    with pytest.raises(DataError, match=r"row 2: title is .* and context is .*title and context"):
+        [*SquadParagraphs(str(file)).questions("")]
+    with pytest.raises(RecipeError, match="SquadParagraphs: splits is empty"):
+        SquadParagraphs(splits=[])
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no {SHARED}")
+def test_real_questions_find_their_own_paragraphs(tmp_path):
+    passages, every = (
+        [json.loads(line) for line in (SHARED / name).read_text(encoding="utf-8").splitlines()]
+        for name in ("corpus.jsonl", "dev.jsonl")
+    )
+    corpus, rows = {passage["id"]: passage for passage in passages}, every[:2000:10]
+    file = tmp_path / "squad.jsonl"
+    with file.open("w") as out:
+        for one in rows:
+            passage = corpus[one["gold_passage_id"]]
+            given = row(one["id"], passage["title"], passage["text"], *one["answers"])
+            out.write(json.dumps({**given, "question": one["question"]}) + "\n")
+    source = SquadParagraphs(str(file))
+    search = WikiSearch(str(tmp_path / "index"), build_from=source, top_k=1)
+    search.check()
+    asked = load_questions(source)
+    results = search.run([ToolCall("search", {"query": question.text}) for question in asked])
+    found = [
+        question.metadata["supporting_ids"] == result.metadata["passage_ids"]
+        for question, result in zip(asked, results, strict=True)
+    ]
+    assert sum(found) / len(found) > 0.8
