@@ -240,14 +240,12 @@ class ChatFormat:
             raise self._fault(f"{what}. {advice}") from error
 
     def _ids(self, text: str, control: bool = True, goes_on: bool = False) -> list[int]:
-        # some vocabularies put a space before any text, which is wrong where a text goes on; this
-        # character is in no merge
-        if (
-            goes_on
-            and (ids := self._encode("\0" + text, control))[: len(lead := self._lead(control))]
-            == lead
-        ):
-            return ids[len(lead) :]
+        if goes_on:
+            # some vocabularies put a space before any text, which is wrong where a text goes on;
+            # this character is in no merge
+            ids, lead = self._encode("\0" + text, control), self._lead(control)
+            if ids[: len(lead)] == lead:
+                return ids[len(lead) :]
         return self._encode(text, control)
 
     def _encode(self, text: str, control: bool) -> list[int]:
