@@ -857,7 +857,7 @@ def test_all_runs_of_a_part_sample_and_learn_as_much(name):
     recipes = {Path(some.recipes[0]).stem for some in part.sweeps.values()}
     short = "atlas_react" in recipes or "learning-rate.yaml" in str(part.sweeps.values())
     assert (
-        steps == {"longer": 60, "cost-of-use": 60, "horizon": 36}.get(name, 20 if short else 30) * 4
+        steps == {"longer": 60, "cost-of-use": 60, "horizon": 48}.get(name, 20 if short else 30) * 4
     )
 
 

@@ -1,6 +1,6 @@
 """What to expect of the part `horizon`, before anything is trained: the noise of each estimator's
 gradient in the corridor of doors, by the number of doors. Sampled, not enumerated as in
-`turnrl credit-check`: even groups of four have 10^14 forms with twelve doors.
+`turnrl credit-check`: even groups of four have 10^13 forms with twelve doors.
 
     python docs/does-turn-credit-help/horizon.py
 

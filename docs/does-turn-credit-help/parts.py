@@ -56,17 +56,21 @@ ESTIMATORS = {
 """The value of `model.estimator` for each name of the page."""
 
 
-STARTERS = {
-    "ice": f"warmup {RECIPES}/frozen_lake.yaml --lr 1e-3 --to",
-    "doors": f"warmup {RECIPES}/frozen_lake.yaml {HERE}/doors.yaml --lr 1e-3 --to",
+_WARM = ("--lr", "1e-3", "--to")
+STARTERS: dict[str, tuple[str, ...]] = {
+    "ice": ("warmup", f"{RECIPES}/frozen_lake.yaml", *_WARM),
+    "doors": ("warmup", f"{RECIPES}/frozen_lake.yaml", f"{HERE}/doors.yaml", *_WARM),
     **{
-        name: f"fit {RECIPES}/atlas_starter.yaml --data conditions.Varied "
-        f"{' '.join(f'--data.init_args.{one}' for one in changes)} --model.init_args.save_to"
+        name: (
+            *("fit", f"{RECIPES}/atlas_starter.yaml", "--data", "conditions.Varied"),
+            *(f"--data.init_args.{one}" for one in changes),
+            "--model.init_args.save_to",
+        )
         for name, changes in {
-            "knows-little": ("facts 0.3",),
-            "hits-more": ("vague 0.0", "hasty 0.2"),
-            "hits-less": ("vague 0.5",),
-            "reads-well": ("reading 0.7",),
+            "knows-little": ("facts=0.3",),
+            "hits-more": ("vague=0.0", "hasty=0.2"),
+            "hits-less": ("vague=0.5",),
+            "reads-well": ("reading=0.7",),
         }.items()
     },
 }

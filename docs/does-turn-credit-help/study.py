@@ -81,7 +81,7 @@ def begin(starter: str) -> int:
     if (folder / "config.json").is_file():
         return 0
     print(f"making the starter policy {starter}", flush=True)
-    return turnrl([*STARTERS[starter].split(), os.path.relpath(folder)])
+    return turnrl([*STARTERS[starter], os.path.relpath(folder)])
 
 
 def _is_ours(folder: Path) -> bool:

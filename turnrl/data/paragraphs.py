@@ -188,11 +188,11 @@ class HotpotParagraphs(_Paragraphs):
 class SquadParagraphs(_Paragraphs):
     """SQuAD's questions, and their paragraphs as the corpus to search.
 
-    Each question was written about a paragraph of Wikipedia, about 120 words long, and five or so
+    Each question was written about a paragraph of Wikipedia, about 110 words long, and five or so
     were written about each. The corpus is every distinct paragraph, under the title of its article,
-    with spaces for the underscores that SQuAD has there. A question names its paragraph
-    in `supporting_ids`, which `SupportSeen` rewards. The questions were written by people who saw
-    the paragraph, so some say too little to be found without it.
+    with spaces for the underscores that SQuAD has there. A question names its paragraph in
+    `supporting_ids`, which `SupportSeen` rewards. The questions were written by people who saw the
+    paragraph, so some say too little to be found without it.
 
     Args:
         path: A data set on the hub, a folder with the files of one, or a file (.jsonl, .json,

@@ -20,8 +20,8 @@ _TIMES = 50
 class Curves(L.Callback):
     """Draw `curves.svg` after a validation, once its row is in `metrics.csv`.
 
-    The picture takes the longer to draw the more it shows, so it is drawn after each validation of
-    a run that takes long, at most for one fiftieth of the time of any run, and at the end.
+    Drawing takes at most a fiftieth of the time of a run, so where iterations are short, some
+    validations pass without. The end of the run is always drawn.
     """
 
     def __init__(self) -> None:
