@@ -158,7 +158,8 @@ iteration() { gpu iteration 400 5.5 iteration; }
 tests() {
     local file
     for file in test_engine_graphs test_engine_gpu test_gpu; do
-        try "$file" 170 tests_ran "${python[@]}" -m pytest -m gpu -q -p no:cacheprovider \
+        # these look at what a user sees, so without the debugging output
+        try "$file" 170 tests_ran env -u TURNRL_DEBUG "${python[@]}" -m pytest -m gpu -q -p no:cacheprovider \
             "tests/$file.py"
     done
 }

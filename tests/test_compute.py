@@ -4,6 +4,7 @@ import importlib.util
 import re
 import tomllib
 from pathlib import Path
+from types import ModuleType
 
 import peft
 import pytest
@@ -12,7 +13,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from turnrl import Lora, Policy, RecipeError, adapted_layers, recompute
 from turnrl.device import of_the_device, out_of_memory
-from turnrl.policy.compute import adapt_in_place, dense_weight, fuse, head_logits, wide_mm
+from turnrl.policy.compute import (
+    adapt_in_place,
+    dense_weight,
+    fuse,
+    head_logits,
+    swapped_on_gpus,
+    wide_mm,
+)
 from turnrl.policy.layout import lay_out
 
 ROWS = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11, 12], [13] * 4)]
@@ -230,6 +238,31 @@ def test_fused_kernels_are_for_gpus(tiny_model):
     policy.load()
     assert policy.in_force["fused kernels"] == "none on this device"
     assert fuse(policy.network, torch.device("cpu")) == "none on this device"
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+def test_kernels_that_are_swapped_in_for_a_gpu_leave_the_next_network_on_a_cpu_alone():
+    class Norm:
+        """As transformers has it."""
+
+    def rotate(x, cos):
+        return x * cos
+
+    architecture = ModuleType("architecture")
+    architecture.Norm, architecture.rotate, architecture.kept = Norm, rotate, 1
+    for factor in (10, 100):  # by two networks, one after another
+        with swapped_on_gpus(architecture):
+            architecture.Norm = type("Fused", (), {})
+            architecture.rotate = lambda x, cos, factor=factor: factor
+        assert architecture.Norm is Norm
+        assert architecture.rotate(torch.tensor(3.0), cos=2) == 6
+        assert architecture.rotate(x=OnGpu(3), cos=2) == factor
+    assert architecture.kept == 1
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,13 @@ def test_a_run_trains_goes_on_and_is_asked(tiny, options, capsys):
     assert trajectory.turns
 
 
+def test_a_module_that_was_trained_in_python_is_asked_where_it_was_trained(tiny):
+    built = turnrl.build([tiny, *GPU, *LORA])
+    built.trainer.fit(built.module, datamodule=built.data)
+    assert built.module.ask(["1"])[0].turns
+    assert built.module.policy.device.type == "cuda"
+
+
 @pytest.mark.parametrize("options", [LORA, NF4], ids=["lora", "nf4"])
 def test_kernels_and_shared_prompts_are_in_force(tiny_model, options):
     policy = turnrl.Policy(str(tiny_model), "nf4" if options is NF4 else "none", turnrl.Lora(r=4))
@@ -65,18 +72,20 @@ def test_kernels_and_shared_prompts_are_in_force(tiny_model, options):
     assert told, "the engine says nothing of its choices"
 
 
-def test_log_probabilities_on_a_gpu_are_those_of_the_cpu(tiny_model):
+def test_a_policy_on_the_cpu_stands_beside_one_on_the_gpu(tiny_model):
     from lightning.fabric.utilities import move_data_to_device
 
     rows = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11, 12], [13] * 4)]
     found = []
-    for device in ("cpu", "cuda"):
+    for device in ("cpu", "cuda", "cpu", "cuda"):
         policy = turnrl.Policy(str(tiny_model))
         policy.load(device)
         (_, layout), *_ = policy.passes(rows, 1000)
         with torch.no_grad():
             found.append(policy(move_data_to_device(layout, device))[0].cpu())
-    assert torch.allclose(*found, atol=1e-3)
+    assert torch.equal(found[0], found[2])
+    assert torch.equal(found[1], found[3])
+    assert torch.allclose(*found[:2], atol=1e-3)
 
 
 def test_memory_that_runs_out_names_the_phase_and_the_setting(tiny, capsys):

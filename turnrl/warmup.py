@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
@@ -254,11 +255,14 @@ def conduct_of(module: MTGRPO, questions: Sequence[Question]) -> Conduct | None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Lightning's remarks on how it counts steps, and that they have ended."""
+    """Without Lightning's remarks on how it counts steps, and that they have ended; and, where
+    there are many cores, on the batches, which are ready before it begins."""
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     level = logger.level
     logger.setLevel(logging.WARNING)
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*does not have many workers")
+            yield
     finally:
         logger.setLevel(level)

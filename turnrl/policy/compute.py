@@ -4,9 +4,15 @@ Activations of a half-precision base stay in half precision here; weights that a
 float32, and so do sums that would lose them. On a GPU every product runs on its tensor cores.
 """
 
+import contextlib
+import functools
 import importlib.util
-from collections.abc import Callable
+import inspect
+import logging
+import sys
+from collections.abc import Callable, Iterator
 from functools import partial
+from types import ModuleType
 from typing import Any, Protocol, cast
 
 import torch
@@ -18,6 +24,9 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from turnrl.device import of_the_device
 from turnrl.errors import RecipeError, in_short
 from turnrl.policy.sizes import copies_factors, padded_columns
+
+_SWAPPED = {"cross_entropy": False, "fused_linear_cross_entropy": False}
+"""What Liger may not swap: turnrl computes its own logits."""
 
 
 def wide_mm(one: Tensor, other: Tensor) -> Tensor:
@@ -304,8 +313,7 @@ class DenseLayer:
 
 
 def fuse(network: PreTrainedModel, device: torch.device) -> str:
-    """Swap in Liger's kernels for norms, rotations and activations, where they can be had. Liger
-    swaps them for all models of this architecture in the process.
+    """Swap in Liger's kernels for norms, rotations and activations, where they can be had.
 
     Returns:
         The state of affairs, for people.
@@ -317,16 +325,18 @@ def fuse(network: PreTrainedModel, device: torch.device) -> str:
     if importlib.util.find_spec("liger_kernel") is None:
         return "none (pip install 'turnrl[gpu]' would bring them)"
     ids = torch.arange(1, 9, device=device)[None]
-    options = {"cross_entropy": False, "fused_linear_cross_entropy": False}
     try:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
         from transformers.integrations.liger import apply_liger_kernel
 
         if network.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
             return f"none (Liger has none for {network.config.model_type})"
+        # it warns of each maker of chips whose kernels are not installed
+        logging.getLogger("liger_kernel.backends.registry").setLevel(logging.ERROR)
         with torch.no_grad():
             before = network(input_ids=ids, use_cache=False).logits.float()
-            apply_liger_kernel(network, options)
+            with swapped_on_gpus(sys.modules[type(network).__module__]):
+                apply_liger_kernel(network, _SWAPPED)
             after = network(input_ids=ids, use_cache=False).logits.float()
     except Exception as error:
         if of_the_device(error):
@@ -341,6 +351,36 @@ def fuse(network: PreTrainedModel, device: torch.device) -> str:
             "average. Set policy.fused_kernels to false."
         )
     return "Liger's"
+
+
+@contextlib.contextmanager
+def swapped_on_gpus(architecture: ModuleType) -> Iterator[None]:
+    """Keep what is swapped within it from networks that are not on a GPU.
+
+    Liger swaps names in an architecture's module as well as parts of one network, so that the next
+    network on a CPU would be built of kernels that only a GPU runs. Afterwards the module has its
+    own classes again; a function, which the network looks up whenever it runs, goes by the device
+    of its first tensor.
+    """
+    before = dict(vars(architecture))
+    try:
+        yield
+    finally:
+        for name, own in before.items():
+            if (swapped := getattr(architecture, name)) is not own:
+                function = not isinstance(own, type)
+                setattr(architecture, name, _by_device(swapped, own) if function else own)
+
+
+def _by_device(on_gpu: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
+    elsewhere = inspect.unwrap(elsewhere)  # of what an earlier network has left
+
+    @functools.wraps(elsewhere)
+    def chosen(*args: Any, **kwargs: Any) -> Any:
+        first = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        return (on_gpu if first.is_cuda else elsewhere)(*args, **kwargs)
+
+    return chosen
 
 
 def recompute(network: nn.Module, layers: bool | int) -> None:
