@@ -10,19 +10,25 @@ import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.models.qwen2 import modeling_qwen2
 
+import turnrl_atlas
 from turnrl import Lora, Policy, RecipeError, adapted_layers, recompute
 from turnrl.device import of_the_device, out_of_memory
 from turnrl.policy.compute import (
+    MOST_CHANGE,
     adapt_in_place,
+    change_of,
     dense_weight,
     fuse,
     head_logits,
+    ordinary_ids,
     swapped_on_gpus,
     wide_mm,
 )
 from turnrl.policy.layout import lay_out
 
+STARTER = Path(turnrl_atlas.__file__).with_name("starter")
 ROWS = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11, 12], [13] * 4)]
 
 
@@ -238,6 +244,25 @@ def test_fused_kernels_are_for_gpus(tiny_model):
     policy.load()
     assert policy.in_force["fused kernels"] == "none on this device"
     assert fuse(policy.network, torch.device("cpu")) == "none on this device"
+
+
+def test_a_wrong_rotation_is_told_from_rounding(monkeypatch):
+    rotate = modeling_qwen2.apply_rotary_pos_emb
+    network = AutoModelForCausalLM.from_pretrained(STARTER, dtype=torch.float32)
+    ids = ordinary_ids(network)
+
+    @torch.no_grad()
+    def logits():
+        return network(input_ids=ids, use_cache=False).logits.float()
+
+    right = logits()
+    monkeypatch.setattr(
+        modeling_qwen2, "apply_rotary_pos_emb", lambda q, k, cos, sin: rotate(q, k, cos, -sin)
+    )
+    assert change_of(right, logits()) > 2 * MOST_CHANGE
+    monkeypatch.undo()
+    network.to(torch.bfloat16)
+    assert change_of(right, logits()) < MOST_CHANGE / 2
 
 
 class OnGpu(torch.Tensor):
