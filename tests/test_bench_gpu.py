@@ -107,11 +107,26 @@ def test_the_tables_have_no_gap_but_a_gpus_memory_and_fit_a_terminal(bench):
     }
 
 
-def test_the_page_shows_the_table_of_what_nobody_has_measured():
-    page = (ROOT / "docs" / "explanation" / "performance.md").read_text()
-    for table in tables_of(Results(Path("none.json"))):
+def test_the_page_shows_what_was_measured():
+    folder = ROOT / "docs" / "explanation"
+    page = (folder / "performance.md").read_text()
+    for table in tables_of(Results(folder / "bench-gpu-h100.json")):
         assert table.show(markdown=True) in page
+    for table in tables_of(Results(Path("none.json"))):
         assert all(NONE in row for row in table.rows)
+
+
+def test_a_case_that_a_machine_cannot_run_is_skipped(tmp_path):
+    def case():
+        raise RecipeError("flash_attn_interface is not installed")
+
+    results = Results(tmp_path / "found.json")
+    results.note("some", status="running")
+    Cases(results, "some", time.monotonic() + 5).run("fa3", case)
+    assert results.part("some")["cases"]["fa3"] == {
+        "status": "skipped",
+        "why": "flash_attn_interface is not installed",
+    }
 
 
 # ----------------------------------------------------------------- errors, time, and resuming

@@ -369,7 +369,7 @@ def ordinary_ids(network: PreTrainedModel) -> Tensor:
     which a trained network's activations can be so large that rounding alone changes its logits:
     those of SmolLM2-135M in bfloat16 by 0.4 of their spread.
     """
-    most = network.get_input_embeddings().weight.shape[0]
+    most = cast(Tensor, network.get_input_embeddings().weight).shape[0]
     return torch.linspace(most // 16, most - 1, 32).long()[None]
 
 

@@ -33,9 +33,12 @@ _SHOWN = ("torch", "lightning", "transformers", "peft", "bitsandbytes")
 _DRIVER = Path("/proc/driver/nvidia/version")
 
 
-def driver_line() -> str:
-    """Name and version of the GPU's driver on Linux; elsewhere nothing."""
-    return _DRIVER.read_text("utf-8").partition("\n")[0] if _DRIVER.exists() else ""
+def driver_version() -> str | None:
+    """Version of the GPU's driver on Linux, such as 580.159.04; None without one and elsewhere."""
+    if not _DRIVER.exists():
+        return None
+    words = _DRIVER.read_text("utf-8").partition("\n")[0].split()
+    return next((word for word in words if word[:1].isdigit()), "not known")
 
 
 def recipe_of(start: Start) -> MTGRPO | None:
@@ -89,7 +92,7 @@ class Gpu(Check):
     def _none(self, start: Start) -> Finding:
         module = recipe_of(start)
         unseen = "so driver, kernels, graphs and a GPU's attention are not examined"
-        if driver_line() and torch.version.cuda is None:
+        if driver_version() and torch.version.cuda is None:
             text = f"there is a driver, but torch {torch.__version__} is a build for CPUs"
             return Finding("fail", "GPU", text, "Install a CUDA build of torch.", "machine")
         if module is not None and module.policy.quantization == "none":
@@ -101,8 +104,7 @@ class Gpu(Check):
         device, module = start.device, recipe_of(start)
         card = torch.cuda.get_device_properties(device)
         capability = f"{card.major}.{card.minor}"
-        words = driver_line().split()
-        driver = "driver " + next((w for w in words if w[:1].isdigit()), "not known")
+        driver = f"driver {driver_version() or 'not known'}"
         free, total = torch.cuda.mem_get_info(device)
         size = f"{gigabytes(free)} of {gigabytes(total)} GB free"
         seen = f"{card.name}, {driver}, CUDA {torch.version.cuda}, capability {capability}, {size}"

@@ -213,8 +213,8 @@ class Decoder:
             if of_the_device(error):
                 raise
             _logger.warning(
-                f"tokens are sampled without CUDA graphs ({in_short(error)}). A step of 28 layers "
-                "then takes at least about 45 ms, whatever its rows (computed). Set "
+                f"tokens are sampled without CUDA graphs ({in_short(error)}). Sampling then takes "
+                "1.7 to 2.3 times as long (measured with Qwen2.5-7B on an H100). Set "
                 "model.engine.cuda_graphs to false to skip the attempt."
             )
             self.graphs = None

@@ -14,7 +14,7 @@ import torch
 from turnrl_bench.gpu import device
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.results import Cases, Found
-from turnrl_doctor.checks import driver_line
+from turnrl_doctor.checks import driver_version
 from turnrl_slots import Slots
 
 LIBRARIES = (
@@ -69,7 +69,7 @@ def _device() -> Found:
             "capability": f"{seen.major}.{seen.minor}",
             "multiprocessors": seen.multi_processor_count,
             "gpus": torch.cuda.device_count(),
-            "driver": driver_line(),
+            "driver": driver_version(),
         }
     return facts
 
