@@ -17,8 +17,10 @@ from turnrl import (
     ToolCall,
     load_questions,
 )
+from turnrl.cli import main
 from turnrl.testing import check_source
 from turnrl_wiki_search import WikiSearch
+from turnrl_wiki_search.embedded import read_info
 
 SHARED = Path(__file__).parents[2] / "shared" / "data" / "squad"
 TOWER = "The Dom Tower is in  Utrecht. It was begun in 1321."
@@ -74,6 +76,20 @@ def test_each_paragraph_is_one_passage_and_supports_its_questions(hub):
     assert held_out.metadata["supporting_ids"] == [paris.id]
     assert [one.id for one in SquadParagraphs(limit=1).questions("train")] == ["q1"]
     check_source(SquadParagraphs())
+
+
+def test_the_recipe_warms_up_and_trains(hub, tiny_model):
+    small = ["--data.questions_per_iteration", "2", "--model.group_size", "2"]
+    small += ["--model.rollout.max_tokens", "2000", "--model.steps_per_update", "1"]
+    small += ["--trainer.accelerator", "cpu"]
+    short = ["--steps", "1", "--batch_size", "2", "--held_out", "1", *small]
+    begun = ["--model.policy.model", str(tiny_model)]
+    assert main(["warmup", "smollm2_wikipedia", "--to", "caller", *short, *begun]) == 0
+    assert "<tool>" in Path("caller", "demonstrations.txt").read_text()
+    begun = ["--model.policy.model", "caller"]
+    once = ["--trainer.max_epochs", "1", "--trainer.check_val_every_n_epoch", "1"]
+    assert main(["fit", "smollm2_wikipedia", *small, *begun, *once]) == 0
+    assert read_info("indexes/squad").passages == 2
 
 
 @pytest.mark.parametrize("missing", ["context", "title"])
