@@ -462,7 +462,8 @@ def test_a_hub_out_of_reach_is_told_at_once_and_what_is_cached_is_used(tiny_mode
     (cached / "refs/main").write_text("0")
     away = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"}
     asked = subprocess.run(
-        [sys.executable, "-u", "-c", ASKING],
+        # from Python 3.12 on, to fork where a library has threads is worth a warning
+        [sys.executable, "-W", "ignore::DeprecationWarning", "-u", "-c", ASKING],
         env=os.environ | away,
         input="".join(f"{asks}\n" for asks in ASKED),
         stderr=subprocess.PIPE,
