@@ -24,7 +24,7 @@ from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.floors import Cost
 from turnrl_bench.gpu.parts import PARTS, SEVEN_B, WHOLE, Part
 from turnrl_bench.gpu.report import NONE, show, tables_of
-from turnrl_bench.gpu.results import Cases, Results
+from turnrl_bench.gpu.results import Cases, Lacking, Results
 from turnrl_doctor.counts import FOUR_BIT
 from turnrl_doctor.work import Work
 
@@ -118,7 +118,7 @@ def test_the_page_shows_what_was_measured():
 
 def test_a_case_that_a_machine_cannot_run_is_skipped(tmp_path):
     def case():
-        raise RecipeError("flash_attn_interface is not installed")
+        raise Lacking("flash_attn_interface is not installed")
 
     results = Results(tmp_path / "found.json")
     results.note("some", status="running")

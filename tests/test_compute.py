@@ -282,11 +282,15 @@ def test_kernels_that_are_swapped_in_for_a_gpu_leave_the_next_network_on_a_cpu_a
     architecture.Norm, architecture.rotate, architecture.kept = Norm, rotate, 1
     for factor in (10, 100):  # by two networks, one after another
         with swapped_on_gpus(architecture):
+            assert architecture.rotate is rotate  # to compare with
             architecture.Norm = type("Fused", (), {})
             architecture.rotate = lambda x, cos, factor=factor: factor
         assert architecture.Norm is Norm
         assert architecture.rotate(torch.tensor(3.0), cos=2) == 6
         assert architecture.rotate(x=OnGpu(3), cos=2) == factor
+    with pytest.raises(ZeroDivisionError), swapped_on_gpus(architecture):
+        architecture.rotate = 1 / 0
+    assert architecture.rotate(x=OnGpu(3), cos=2) == 100
     assert architecture.kept == 1
 
 

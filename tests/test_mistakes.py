@@ -390,7 +390,7 @@ LATE = [
      "model.scheduler.T_max", "missing", "Set T_max."),
     # what is not there
     ("no model", {"model.policy.model": "./none"}, "no model folder", "'./none'",
-     "Set policy.model to a folder"),
+     "Set model.policy.model to a folder"),
     ("a folder that is not a model", {"model.policy.model": "."}, "policy.model", "'.'",
      "Give a folder with config.json"),
     ("no package for a model", {"model.policy.model": "package://nowhere/x"}, "policy.model",
@@ -960,9 +960,9 @@ ARGUMENTS = [
     (Rollout, {"min_p": None}, "model.rollout.min_p is None; it must be a number"),
     (ClippedSurrogate, {"clip_low": "0.2"},
      "objective.clip_low is the string '0.2'; it must be a number"),
-    (Lora, {"r": 8.0}, "policy.lora.r is 8.0; it must be a whole number"),
+    (Lora, {"r": 8.0}, "model.policy.lora.r is 8.0; it must be a whole number"),
     (Policy, {"model": 5},
-     "policy.model is an int. Give a text: the path of a folder, or a hub name such as "
+     "model.policy.model is an int. Give a text: the path of a folder, or a hub name such as "
      "'Qwen/Qwen2.5-7B'."),
     (Policy, {"gradient_checkpointing": 1.5},
      "policy.gradient_checkpointing is 1.5; it must be a whole number"),

@@ -100,7 +100,7 @@ def take_exported(policy: Policy, folder: str | Path) -> None:
     saved = None if exported is None else exported.shape
     if saved != own:
         raise CheckpointError(
-            f"{str(folder)!r} has the adapter {saved}, and the policy {own}. Set policy.lora "
+            f"{str(folder)!r} has the adapter {saved}, and the policy {own}. Set model.policy.lora "
             "as it was trained."
         )
     try:

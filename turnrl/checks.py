@@ -189,12 +189,12 @@ def check_trainer(trainer: L.Trainer) -> None:
     if trainer.precision != "32-true":
         raise RecipeError(
             f"trainer.precision is {trainer.precision!r}, but trained weights are kept in "
-            "32-true. Leave it out; policy.dtype sets the dtype of the base."
+            "32-true. Leave it out; model.policy.dtype sets the dtype of the base."
         )
     if trainer.accumulate_grad_batches != 1:
         raise RecipeError(
             f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but a "
-            "batch is a whole step. Leave it out; policy.minibatch_tokens bounds its memory."
+            "batch is a whole step. Leave it out; model.policy.minibatch_tokens bounds its memory."
         )
 
 

@@ -83,7 +83,7 @@ class ClippedSurrogate:
         low, high = self.clips
         if not 0 < low < 1 or not high > 0:
             raise RecipeError(
-                f"objective.clip_low is {low} and clip_high {high}. "
+                f"model.objective.clip_low is {low} and clip_high {high}. "
                 "Set clip_low between 0 and 1, clip_high above 0."
             )
         at_least(0, "objective.", self, "kl_coef", "value_coef", optional=False)

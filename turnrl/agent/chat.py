@@ -38,7 +38,9 @@ def read_template(name: str) -> str:
         if file.is_file():
             return file.read_text(encoding="utf-8")
     hint = f"{did_you_mean(name, _bundled())} Give a file, or one that comes with turnrl"
-    raise RecipeError(f"no file at policy.chat_template {name!r}.{hint}: {', '.join(_bundled())}.")
+    raise RecipeError(
+        f"no file at model.policy.chat_template {name!r}.{hint}: {', '.join(_bundled())}."
+    )
 
 
 def _bundled() -> list[str]:
@@ -127,7 +129,7 @@ class ChatFormat:
         if end is None:
             raise self._fault(
                 "ends a turn by no token, and its tokenizer has no eos_token, so nothing can end a "
-                "demonstrated turn. Set policy.chat_template to one that does."
+                "demonstrated turn. Set model.policy.chat_template to one that does."
             )
         return (*ids, cast(int, end))
 
@@ -172,9 +174,9 @@ class ChatFormat:
                 described = self._render(conversation, schemas, template)
                 if own == self._render(conversation, None, template) != described:
                     what = "which comes with turnrl, describes tools and otherwise writes the same"
-                    return f"Set policy.chat_template: {name}, {what}."
+                    return f"Set model.policy.chat_template: {name}, {what}."
         known = ", ".join(_bundled())
-        return f"Give a file with one that does in policy.chat_template, or one of {known}."
+        return f"Give a file with one that does in model.policy.chat_template, or one of {known}."
 
     def _fill(self, markup: list[str], texts: Sequence[Message], goes_on: bool) -> tuple[int, ...]:
         ids = [*self._mark(markup[0], goes_on=goes_on)]
@@ -204,9 +206,12 @@ class ChatFormat:
     def _refuse(self, text: str, wanted: str) -> None:
         same = next((i for i, (a, b) in enumerate(zip(text, wanted, strict=False)) if a != b), 0)
         known = family(str(self.tokenizer.chat_template))
-        advice = f"Give a plain one in policy.chat_template, or one of {', '.join(_bundled())}."
+        plain = ", ".join(_bundled())
+        advice = f"Give a plain one in model.policy.chat_template, or one of {plain}."
         if known is not None:
-            advice = f"Set policy.chat_template: {known}, which comes with turnrl and keeps it."
+            advice = (
+                f"Set model.policy.chat_template: {known}, which comes with turnrl and keeps it."
+            )
         what = "is not prefix-preserving: appending a message changes what came before"
         change = f"{text[same : same + 40]!r} where {wanted[same : same + 40]!r} was"
         raise self._fault(f"{what} (it renders {change}). {advice}")
@@ -220,7 +225,7 @@ class ChatFormat:
             before, mark, text = text.partition(message["content"])
             if not mark or message["content"] in text:
                 what = f"does not write the text of each message of {', '.join(roles)} once"
-                raise self._fault(f"{what}. Set policy.chat_template.")
+                raise self._fault(f"{what}. Set model.policy.chat_template.")
             pieces.append(before)
         return [*pieces, text]
 
@@ -236,7 +241,7 @@ class ChatFormat:
             return cast(str, self.tokenizer.apply_chat_template(list(messages), **options))
         except Exception as error:
             what = f"fails on messages of {', '.join(m['role'] for m in messages)}: {error}"
-            advice = "Give one that takes them in policy.chat_template."
+            advice = "Give one that takes them in model.policy.chat_template."
             raise self._fault(f"{what}. {advice}") from error
 
     def _ids(self, text: str, control: bool = True, goes_on: bool = False) -> list[int]:

@@ -31,7 +31,7 @@ _TOLD = {
     for one in docstring_parser.parse(WarmUp.__doc__ or "").params
 }
 _SETTINGS = {
-    "to": (str | None, None, "Folder that the policy is written to, for policy.model"),
+    "to": (str | None, None, "Folder that the policy is written to, for model.policy.model"),
     **{
         one.name: (_KINDS.get(one.name, int), one.default, _TOLD[one.name])
         for one in fields(WarmUp)

@@ -44,9 +44,9 @@ class Lora:
     target_modules: str | list[str] = "all-linear"
 
     def __post_init__(self) -> None:
-        at_least(1, "policy.lora.", self, "r", whole=True, optional=False)
-        at_least(0, "policy.lora.", self, "alpha", optional=False)
-        within(0, 1, "policy.lora.", self, "dropout")
+        at_least(1, "model.policy.lora.", self, "r", whole=True, optional=False)
+        at_least(0, "model.policy.lora.", self, "alpha", optional=False)
+        within(0, 1, "model.policy.lora.", self, "dropout")
 
     @property
     def shape(self) -> dict[str, int]:
@@ -107,7 +107,7 @@ def with_adapter(network: Any, lora: Lora, quantized: bool) -> Any:
                         layer.support_avx512bf16_for_cpu = False
             network = get_peft_model(network, config)
     except ValueError as error:
-        raise RecipeError(f"policy.lora does not fit the model: {error}") from error
+        raise RecipeError(f"model.policy.lora does not fit the model: {error}") from error
     adapt_in_place(network)
     return network
 
@@ -142,8 +142,9 @@ def read_adapter(folder: Path) -> Exported | None:
     odd += [] if config.get("peft_type") == "LORA" else [f"peft_type: {config.get('peft_type')}"]
     if odd:
         raise RecipeError(
-            f"the adapter in {str(folder)!r} has {', '.join(odd)}, which policy.lora cannot go on "
-            "with. Merge it into its base, and set policy.model to the merged model."
+            f"the adapter in {str(folder)!r} has {', '.join(odd)}, which model.policy.lora "
+            "cannot go on with. Merge it into its base, and set model.policy.model to the merged "
+            "model."
         )
     base = str(config.get("base_model_name_or_path"))
     shape = {"r": config["r"], "alpha": config["lora_alpha"]}
@@ -185,8 +186,8 @@ def start_adapter(network: Any, folder: Path) -> dict[nn.Parameter, Tensor]:
         take_adapter(network, folder)
     except RuntimeError as error:
         raise RecipeError(
-            f"the adapter in {str(folder)!r} does not fit policy.lora: {in_short(error)}. Set "
-            "policy.lora.target_modules as in its adapter_config.json."
+            f"the adapter in {str(folder)!r} does not fit model.policy.lora: {in_short(error)}. "
+            "Set model.policy.lora.target_modules as in its adapter_config.json."
         ) from error
     trained = (p for p in network.parameters() if p.requires_grad)
     return {parameter: parameter.detach().clone() for parameter in trained}

@@ -5,9 +5,7 @@ float32, and so do sums that would lose them. On a GPU every product runs on its
 """
 
 import contextlib
-import functools
 import importlib.util
-import inspect
 import logging
 import sys
 from collections.abc import Callable, Iterator
@@ -313,7 +311,8 @@ class DenseLayer:
 
 
 def fuse(network: PreTrainedModel, device: torch.device) -> str:
-    """Swap in Liger's kernels for norms, rotations and activations, where they can be had.
+    """Swap in Liger's kernels for norms, rotations and activations, where they can be had. The
+    rotation is swapped for all networks of this architecture that run on a GPU in the process.
 
     Returns:
         The state of affairs, for people.
@@ -333,23 +332,22 @@ def fuse(network: PreTrainedModel, device: torch.device) -> str:
             return f"none (Liger has none for {network.config.model_type})"
         # it warns of each maker of chips whose kernels are not installed
         logging.getLogger("liger_kernel.backends.registry").setLevel(logging.ERROR)
-        with torch.no_grad():
+        with torch.no_grad(), swapped_on_gpus(sys.modules[type(network).__module__]):
             before = network(input_ids=ids, use_cache=False).logits.float()
-            with swapped_on_gpus(sys.modules[type(network).__module__]):
-                apply_liger_kernel(network, _SWAPPED)
+            apply_liger_kernel(network, _SWAPPED)
             after = network(input_ids=ids, use_cache=False).logits.float()
+            if not (change := change_of(before, after)) < MOST_CHANGE:
+                raise RecipeError(
+                    f"Liger's kernels change the logits of {type(network).__name__} by "
+                    f"{change:.0%} of their spread. Set model.policy.fused_kernels to false."
+                )
     except Exception as error:
-        if of_the_device(error):
+        if isinstance(error, RecipeError) or of_the_device(error):
             raise
         raise RecipeError(
-            f"Liger's kernels do not work here ({in_short(error)}). Set policy.fused_kernels to "
-            "false."
+            f"Liger's kernels do not work here ({in_short(error)}). Set "
+            "model.policy.fused_kernels to false."
         ) from error
-    if not (change := change_of(before, after)) < MOST_CHANGE:
-        raise RecipeError(
-            f"Liger's kernels change the logits of {type(network).__name__} by {change:.0%} of "
-            "their spread. Set policy.fused_kernels to false."
-        )
     return "Liger's"
 
 
@@ -373,6 +371,17 @@ def ordinary_ids(network: PreTrainedModel) -> Tensor:
     return torch.linspace(most // 16, most - 1, 32).long()[None]
 
 
+class _ByDevice:
+    """A function of tensors: one on a GPU, another elsewhere."""
+
+    def __init__(self, on_gpu: Callable[..., Any], elsewhere: Callable[..., Any]) -> None:
+        self.on_gpu, self.elsewhere = on_gpu, elsewhere
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        first = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
+        return (self.on_gpu if first.is_cuda else self.elsewhere)(*args, **kwargs)
+
+
 @contextlib.contextmanager
 def swapped_on_gpus(architecture: ModuleType) -> Iterator[None]:
     """Keep what is swapped within it from networks that are not on a GPU.
@@ -380,27 +389,20 @@ def swapped_on_gpus(architecture: ModuleType) -> Iterator[None]:
     Liger swaps names in an architecture's module as well as parts of one network, so that the next
     network on a CPU would be built of kernels that only a GPU runs. Afterwards the module has its
     own classes again; a function, which the network looks up whenever it runs, goes by the device
-    of its first tensor.
+    of its first tensor. Within the block, the module has its own functions until they are swapped;
+    an exception leaves it as it was before.
     """
     before = dict(vars(architecture))
+    own = {n: x.elsewhere if isinstance(x, _ByDevice) else x for n, x in before.items()}
+    vars(architecture).update(own)
     try:
         yield
+        for name, value in own.items():
+            if (swapped := getattr(architecture, name)) is not value:
+                function = not isinstance(value, type)
+                before[name] = _ByDevice(swapped, value) if function else value
     finally:
-        for name, own in before.items():
-            if (swapped := getattr(architecture, name)) is not own:
-                function = not isinstance(own, type)
-                setattr(architecture, name, _by_device(swapped, own) if function else own)
-
-
-def _by_device(on_gpu: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
-    elsewhere = inspect.unwrap(elsewhere)  # of what an earlier network has left
-
-    @functools.wraps(elsewhere)
-    def chosen(*args: Any, **kwargs: Any) -> Any:
-        first = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
-        return (on_gpu if first.is_cuda else elsewhere)(*args, **kwargs)
-
-    return chosen
+        vars(architecture).update(before)
 
 
 def recompute(network: nn.Module, layers: bool | int) -> None:
@@ -418,8 +420,8 @@ def recompute(network: nn.Module, layers: bool | int) -> None:
     ]
     if layers and not blocks:
         raise RecipeError(
-            "policy.gradient_checkpointing is on, and this model has no layers that transformers "
-            "can recompute. Set it to false."
+            "model.policy.gradient_checkpointing is on, and this model has no layers that "
+            "transformers can recompute. Set it to false."
         )
     for place, block in enumerate(blocks):
         block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)

@@ -30,10 +30,12 @@ def locate(model: str) -> str:
         package, _, inside = model.removeprefix(PACKAGE_PREFIX).partition("/")
         spec = importlib.util.find_spec(package) if package else None
         if spec is None or not spec.submodule_search_locations:
-            raise RecipeError(f"no package {package!r} for policy.model {model!r}. Install it.")
+            raise RecipeError(
+                f"no package {package!r} for model.policy.model {model!r}. Install it."
+            )
         folder = Path(next(iter(spec.submodule_search_locations)), inside)
         if not folder.is_dir():
-            raise RecipeError(f"no folder {inside!r} in package {package!r} (policy.model)")
+            raise RecipeError(f"no folder {inside!r} in package {package!r} (model.policy.model)")
         return str(folder)
     path = Path(model).expanduser()
     if path.is_dir():
@@ -43,7 +45,7 @@ def locate(model: str) -> str:
         beside = f" (found beside it: {', '.join(there[:5])})" if there else ""
         raise RecipeError(
             f"no model folder at {model!r}{beside}.{did_you_mean(path.name, there)} Set "
-            "policy.model to a folder with config.json, or to a hub name such as "
+            "model.policy.model to a folder with config.json, or to a hub name such as "
             "'Qwen/Qwen2.5-7B'."
         )
     return model
@@ -95,8 +97,8 @@ def origin_of(model: str, revision: str | None, shape: dict[str, int] | None) ->
         return Origin(model, revision)
     if (folder / "config.json").is_file():
         raise RecipeError(
-            f"policy.model {model!r} holds a whole model and an adapter. Move one of them into a "
-            "folder of its own."
+            f"model.policy.model {model!r} holds a whole model and an adapter. Move one of them "
+            "into a folder of its own."
         )
     base, beside = adapter.base, folder / adapter.base
     if "://" not in base and beside.is_dir():
@@ -105,13 +107,14 @@ def origin_of(model: str, revision: str | None, shape: dict[str, int] | None) ->
         locate(base)
     except RecipeError as error:
         raise RecipeError(
-            f"policy.model {model!r} is an adapter of {adapter.base!r}, which is not there. Write "
-            "where its base lies into base_model_name_or_path of its adapter_config.json."
+            f"model.policy.model {model!r} is an adapter of {adapter.base!r}, which is not there. "
+            "Write where its base lies into base_model_name_or_path of its adapter_config.json."
         ) from error
     if adapter.shape != shape:
         raise RecipeError(
-            f"policy.model {model!r} is an adapter of {_yaml(adapter.shape)}, and the recipe's "
-            f"policy.lora is {_yaml(shape)}. Set policy.lora: {_yaml(adapter.shape)}."
+            f"model.policy.model {model!r} is an adapter of {_yaml(adapter.shape)}, and the "
+            f"recipe's model.policy.lora is {_yaml(shape)}. Set model.policy.lora: "
+            f"{_yaml(adapter.shape)}."
         )
     return Origin(base, adapter.revision if revision is None else revision, folder)
 
@@ -141,7 +144,7 @@ def load_part(kind: str, model: str, revision: str | None, **options: Any) -> An
     except (OSError, ValueError, ImportError, SafetensorError) as error:
         cause = str(error).strip() or type(error).__name__
         raise RecipeError(
-            f"policy.model {model!r} cannot be loaded: {cause.splitlines()[0]} Give a "
+            f"model.policy.model {model!r} cannot be loaded: {cause.splitlines()[0]} Give a "
             "folder with config.json and a tokenizer, or a hub model that this machine can "
             "reach or has in its cache."
         ) from error
@@ -165,7 +168,7 @@ def load_tokenizer(
         tokenizer.chat_template = read_template(chat_template)
     if not tokenizer("text", add_special_tokens=False)["input_ids"]:
         raise RecipeError(
-            f"the tokenizer of policy.model {model!r} makes no tokens of a text: its "
+            f"the tokenizer of model.policy.model {model!r} makes no tokens of a text: its "
             "vocabulary is missing. Copy the whole folder, tokenizer.json included."
         )
     return tokenizer

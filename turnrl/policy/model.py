@@ -99,13 +99,13 @@ class Policy(nn.Module):
         super().__init__()
         if not isinstance(model, str):
             advice = "Give a text: the path of a folder, or a hub name such as 'Qwen/Qwen2.5-7B'."
-            raise ArgumentTypeError(f"policy.model is {kind_of(model)}. {advice}")
+            raise ArgumentTypeError(f"model.policy.model is {kind_of(model)}. {advice}")
         if lora is not None:
             instance_of(Lora, "lora", lora)
         if quantization == "nf4" and lora is None:
             raise RecipeError(
-                "policy.quantization is 'nf4', whose weights cannot be trained. Add "
-                "policy.lora (an empty mapping means its defaults), or set it to 'none'."
+                "model.policy.quantization is 'nf4', whose weights cannot be trained. Add "
+                "model.policy.lora (an empty mapping means its defaults), or set it to 'none'."
             )
         self.model = model
         self.quantization = quantization

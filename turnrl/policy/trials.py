@@ -68,7 +68,7 @@ def check_head(policy: Tried) -> None:
     logits = policy.logits(policy.hidden(ids, torch.ones_like(ids), position_ids=ids)[0])
     if not torch.allclose(expected, logits, rtol=2e-2, atol=2e-2):
         raise RecipeError(
-            f"policy.model {policy.model!r} ({type(base).__name__}) changes logits after its "
+            f"model.policy.model {policy.model!r} ({type(base).__name__}) changes logits after its "
             "head, which turnrl does not reproduce. Choose another architecture."
         )
 

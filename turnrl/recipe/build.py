@@ -396,7 +396,7 @@ def _prepare() -> None:
     # the state of Lightning's own callback for checkpoints, which every trainer in Python has
     warnings.filterwarnings("ignore", r".*provided during.*: \[\"ModelCheckpoint\{[^\"]*\"\]")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda record: not re.search("litlogger|^.PU available: |Tensor Cores", record.getMessage())
+        lambda record: not re.search("litlogger|^.PU available: ", record.getMessage())
     )
 
 

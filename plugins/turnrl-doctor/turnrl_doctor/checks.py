@@ -238,7 +238,7 @@ class ModelFiles(Check):
             yield Finding("pass", "model", text)
 
     def _hub(self, name: str, revision: str | None) -> Finding:
-        step = "Run once with the hub in reach, or set policy.model to a folder."
+        step = "Run once with the hub in reach, or set model.policy.model to a folder."
         if constants.HF_HUB_OFFLINE:
             text = f"{name} is not in the cache, and the hub is switched off or out of reach"
             return Finding("fail", "model", text, step, "machine")
@@ -251,7 +251,7 @@ class ModelFiles(Check):
             return Finding("fail", "model", text, step, "machine")
         if answer.status_code >= 400:
             text = f"{name} is not in the cache, and the hub answers {answer.status_code}"
-            step = "Check policy.model, and your access (hf auth login)."
+            step = "Check model.policy.model, and your access (hf auth login)."
             return Finding("fail", "model", text, step, "machine")
         return Finding("pass", "model", f"{name} is on the hub, and will be downloaded")
 

@@ -442,5 +442,5 @@ def _compute_on(device: torch.device) -> None:
 def _dense_already() -> RecipeError:
     return RecipeError(
         "model.engine.decode_weights is 'dense', and no linear layer of this policy has an "
-        "adapter: its weights are dense already. Set it to 'adapter', or add policy.lora."
+        "adapter: its weights are dense already. Set it to 'adapter', or add model.policy.lora."
     )

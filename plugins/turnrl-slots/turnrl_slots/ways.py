@@ -68,8 +68,8 @@ def find_way(shapes: Shapes, device: torch.device, attention: Attention = "auto"
             )
         if device.type == "cuda":
             _logger.warning(
-                f"no kernel reads keys and values in {name}. {_COSTS[None]} Set policy.dtype to "
-                "'bfloat16' (with policy.lora) for a faster run."
+                f"no kernel reads keys and values in {name}. {_COSTS[None]} Set "
+                "model.policy.dtype to 'bfloat16' (with model.policy.lora) for a faster run."
             )
         return None
     if attention == "fa3":

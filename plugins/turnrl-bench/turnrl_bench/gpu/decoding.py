@@ -18,11 +18,11 @@ from typing import Literal, get_args
 import torch
 import torch.nn.attention
 
-from turnrl import Engine, Sampling
+from turnrl import Engine, RecipeError, Sampling
 from turnrl_bench.gpu import device, floors
 from turnrl_bench.gpu.bench import Bench, Kind
 from turnrl_bench.gpu.floors import Cost
-from turnrl_bench.gpu.results import Cases, Found
+from turnrl_bench.gpu.results import Cases, Found, Lacking
 from turnrl_bench.task import Shape
 from turnrl_doctor.work import Work
 from turnrl_slots import Slots
@@ -178,7 +178,12 @@ def engine_of(bench: Bench, wave: Wave, case: Case) -> Iterator[Slots]:
         cuda_graphs=case.graphs,
         attention=case.attention,
     )
-    engine.start(bench.policy(case.kind), wave.longest)
+    try:
+        engine.start(bench.policy(case.kind), wave.longest)
+    except RecipeError as error:
+        if case.attention == "auto":
+            raise
+        raise Lacking(str(error)) from error  # an attention by name
     try:
         engine.sync(1)
         yield engine

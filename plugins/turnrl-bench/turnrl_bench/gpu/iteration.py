@@ -31,7 +31,7 @@ def _iteration(bench: Bench, until: float) -> Found:
     rolled, before, whole = last["rollouts"], last["before learning"], last["whole step"]
     learned = last["learning"] - before
     tokens = module.policy.budget
-    rolling = rollout_costs(bench)
+    rolling = rollout_costs(bench, dense="dense" in engine.in_force["weights while sampling"])
     learning: list[Cost] = []
     for _, layout in policy.passes([row for t in trajectories for row in t.token_rows], tokens):
         learning += UPDATES * floors.learning(bench.net, "nf4", *counts_of(layout))
@@ -59,11 +59,16 @@ def _iteration(bench: Bench, until: float) -> Found:
     }
 
 
-def rollout_costs(bench: Bench) -> list[Cost]:
-    """The least costs of the rollouts."""
+def rollout_costs(bench: Bench, dense: bool) -> list[Cost]:
+    """The least costs of the rollouts.
+
+    Args:
+        bench: With the shape.
+        dense: True if the engine samples with a dense copy of the base.
+    """
     shape = bench.setting.shape
     rows = shape.prompts * shape.group_size
     lengths = [[n] * rows for n in shape.turn_tokens]
     prompts = [(0,) * shape.prompt_tokens] * shape.prompts
     wave = Wave(prompts, shape.group_size, lengths, (0,) * shape.result_tokens)
-    return wave.costs(bench.net, "nf4")
+    return wave.costs(bench.net, "dense" if dense else "nf4")

@@ -19,6 +19,10 @@ Found = dict[str, Any]
 DONE = "done"
 
 
+class Lacking(Exception):
+    """This machine has not what a case is about."""
+
+
 def now() -> str:
     """The time, for people."""
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
@@ -133,7 +137,7 @@ class Cases:
         else:
             try:
                 entry = {"status": DONE, **work(), "seconds": time.monotonic() - began}
-            except RecipeError as error:  # this machine lacks what the case is about
+            except Lacking as error:
                 entry = {"status": "skipped", "why": str(error)}
             except Exception as error:
                 entry = error_of(error)
