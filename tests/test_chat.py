@@ -285,7 +285,7 @@ def test_a_forgetful_template_of_a_known_family_is_offered_the_bundled_one(token
         ChatFormat(tokenizer(f"{FORGETFUL}{{# {marks} #}}"))
     told = str(caught.value)
     assert "is not prefix-preserving" in told
-    assert f"Set policy.chat_template: {name}, which comes with turnrl" in told
+    assert f"Set model.policy.chat_template: {name}, which comes with turnrl" in told
     # and that one is taken
     ChatFormat(tokenizer(read_template(name)))
 
@@ -298,7 +298,7 @@ def test_a_forgetful_template_of_no_known_family_is_told_what_it_forgets(tokeniz
 def test_a_name_that_is_neither_a_file_nor_a_family_is_told_what_is_near(tiny_model):
     with pytest.raises(
         RecipeError,
-        match=r"no file at policy\.chat_template 'qwen33'\. Did you mean qwen3.*deepseek_r1, glm4",
+        match=r"no file at model\.policy\.chat_template 'qwen33'\. Did you mean qwen3.*deepseek_r1, glm4",
     ):
         _ = Policy(str(tiny_model), chat_template="qwen33").tokenizer
 

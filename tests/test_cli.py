@@ -219,7 +219,7 @@ def test_a_chat_template_that_is_missing_or_forgets(recipe, capsys, tiny_model):
         f"{FORGETFUL}{{# {marks} #}}"
     )
     arguments = ["fit", "recipe.yaml", "--model.policy.model", "./qwen"]
-    assert "Set policy.chat_template: qwen3, which comes with" in fails(capsys, arguments)
+    assert "Set model.policy.chat_template: qwen3, which comes with" in fails(capsys, arguments)
     arguments += ["--model.policy.chat_template", "qwen3", "--trainer.max_epochs", "1"]
     assert main(arguments) == 0
 

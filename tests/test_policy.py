@@ -237,7 +237,7 @@ def test_a_folder_inside_an_installed_package_is_a_model(monkeypatch, tiny_model
         ({"model": "package://turnrl/x"}, "no folder 'x' in package 'turnrl'"),
         (
             {"model": ".", "chat_template": "none.jinja"},
-            "no file at policy.chat_template 'none.jinja'",
+            "no file at model.policy.chat_template 'none.jinja'",
         ),
     ],
 )
@@ -255,12 +255,12 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 def test_a_tokenizer_without_a_chat_template_is_refused(tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "bare")
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(RecipeError, match=r"chat_template is not set .*in policy\.chat_template"):
+    with pytest.raises(RecipeError, match=r"chat_template is not set .*in model\.policy\.chat_template"):
         ChatFormat(Policy(str(folder)).tokenizer)
 
 
 def test_settings_that_cannot_be_are_refused(tiny_model):
-    with pytest.raises(RecipeError, match=r"quantization is 'nf4'.*Add policy\.lora"):
+    with pytest.raises(RecipeError, match=r"quantization is 'nf4'.*Add model\.policy\.lora"):
         Policy(str(tiny_model), quantization="nf4")
     with pytest.raises(RecipeError, match=r"policy\.lora does not fit"):
         Policy(str(tiny_model), lora=Lora(target_modules=["no_such_layer"])).load()
