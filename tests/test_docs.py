@@ -214,6 +214,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "sphinx-build": Elsewhere("test_site.built"),
     },
     "docs/changelog.md": {
+        "--model.estimator TurnLevel": Fits(),
         "--trainer.callbacks+": Fits(),
         "--trainer.profiler pytorch": Fits(),
         "--record.per_iteration 0": Fits(),

@@ -137,6 +137,6 @@ def test_pages_are_tried_with_the_weights_that_are_sampled_with(tiny_model):
 
 
 def test_dense_weights_without_an_adapter_are_refused_with_the_way_out(tiny_policy):
-    told = r"decode_weights is 'dense'.*Set it to 'adapter', or add policy\.lora"
+    told = r"decode_weights is 'dense'.*Set it to 'adapter', or add model\.policy\.lora"
     with pytest.raises(RecipeError, match=told):
         started(tiny_policy, decode_weights="dense")

@@ -367,7 +367,7 @@ def test_a_memory_too_small_for_one_trajectory_is_refused_before_weights_load(ti
         Slots(kv_memory=two).check(policy, 65)
     # half precision would do with half of it, and this policy may have it on a GPU
     Slots(kv_memory=two).check(Policy(str(tiny_model), lora=Lora(r=4)), 128)
-    with pytest.raises(RecipeError, match=r"'dense', and no linear layer.*add policy\.lora"):
+    with pytest.raises(RecipeError, match=r"'dense', and no linear layer.*add model\.policy\.lora"):
         Slots(decode_weights="dense").check(policy, 64)
     Slots(decode_weights="dense").check(Policy(str(tiny_model), lora=Lora(r=4)), 64)
     assert policy.network is None
