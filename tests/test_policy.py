@@ -255,7 +255,9 @@ def test_a_folder_without_a_model_is_named(tmp_path):
 def test_a_tokenizer_without_a_chat_template_is_refused(tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "bare")
     (folder / "chat_template.jinja").unlink()
-    with pytest.raises(RecipeError, match=r"chat_template is not set .*in model\.policy\.chat_template"):
+    with pytest.raises(
+        RecipeError, match=r"chat_template is not set .*in model\.policy\.chat_template"
+    ):
         ChatFormat(Policy(str(folder)).tokenizer)
 
 

@@ -557,7 +557,9 @@ def test_a_template_that_refuses_the_messages_of_a_wrong_turn_is_told_before_the
 def test_a_plain_template_is_told_which_bundled_one_describes_tools(tiny_model):
     rollout = Rollout(ReAct(), [Search()])
     plain = ChatFormat(Policy(str(tiny_model)).tokenizer)
-    with pytest.raises(RecipeError, match=r"does not\. Set model\.policy\.chat_template: qwen3, which"):
+    with pytest.raises(
+        RecipeError, match=r"does not\. Set model\.policy\.chat_template: qwen3, which"
+    ):
         rollout.check(plain)
     named = ChatFormat(Policy(str(tiny_model), chat_template="qwen3").tokenizer)
     rollout.check(named)

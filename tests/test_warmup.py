@@ -652,7 +652,9 @@ def test_an_adapter_that_does_not_fit_is_refused_before_weights_are_loaded(tiny_
     for lora in (None, Lora(r=8), Lora(r=4, alpha=8)):
         with pytest.raises(RecipeError, match=r"Set model.policy.lora: \{r: 4, alpha: 32\}"):
             _ = Policy(str(folder), lora=lora).folder
-    with pytest.raises(RecipeError, match=r"Set model\.policy\.lora\.target_modules as in its adapter"):
+    with pytest.raises(
+        RecipeError, match=r"Set model\.policy\.lora\.target_modules as in its adapter"
+    ):
         Policy(str(folder), lora=Lora(r=4, target_modules=["q_proj"])).load()
     config = json.loads((folder / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = "../../gone/away"
