@@ -116,6 +116,12 @@ def test_the_page_shows_what_was_measured():
         assert all(NONE in row for row in table.rows)
 
 
+def test_an_attention_by_name_that_does_not_work_here_is_lacking(tmp_path):
+    bench = Bench(tmp_path, True, Results(tmp_path / "found.json"))
+    with pytest.raises(Lacking, match="attention is 'triton', which takes bfloat16"):
+        decoding.sample(bench, decoding.Case(rows=4, attention="triton"))
+
+
 def test_a_case_that_a_machine_cannot_run_is_skipped(tmp_path):
     def case():
         raise Lacking("flash_attn_interface is not installed")

@@ -298,7 +298,8 @@ def test_a_forgetful_template_of_no_known_family_is_told_what_it_forgets(tokeniz
 def test_a_name_that_is_neither_a_file_nor_a_family_is_told_what_is_near(tiny_model):
     with pytest.raises(
         RecipeError,
-        match=r"no file at model\.policy\.chat_template 'qwen33'\. Did you mean qwen3.*_r1, glm4",
+        match=r"no file at model\.policy\.chat_template 'qwen33'\. Did you mean qwen3.*"
+        r"deepseek_r1, glm4",
     ):
         _ = Policy(str(tiny_model), chat_template="qwen33").tokenizer
 

@@ -23,9 +23,6 @@ from turnrl.device import of_the_device
 from turnrl.errors import RecipeError, in_short
 from turnrl.policy.sizes import copies_factors, padded_columns
 
-_SWAPPED = {"cross_entropy": False, "fused_linear_cross_entropy": False}
-"""What Liger may not swap: turnrl computes its own logits."""
-
 
 def wide_mm(one: Tensor, other: Tensor) -> Tensor:
     """The product of two matrices, (M, K) x (K, N), added up and returned in float32.
@@ -324,6 +321,7 @@ def fuse(network: PreTrainedModel, device: torch.device) -> str:
     if importlib.util.find_spec("liger_kernel") is None:
         return "none (pip install 'turnrl[gpu]' would bring them)"
     ids = ordinary_ids(network).to(device)
+    options = {"cross_entropy": False, "fused_linear_cross_entropy": False}
     try:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
         from transformers.integrations.liger import apply_liger_kernel
@@ -334,7 +332,7 @@ def fuse(network: PreTrainedModel, device: torch.device) -> str:
         logging.getLogger("liger_kernel.backends.registry").setLevel(logging.ERROR)
         with torch.no_grad(), swapped_on_gpus(sys.modules[type(network).__module__]):
             before = network(input_ids=ids, use_cache=False).logits.float()
-            apply_liger_kernel(network, _SWAPPED)
+            apply_liger_kernel(network, options)
             after = network(input_ids=ids, use_cache=False).logits.float()
             if not (change := change_of(before, after)) < MOST_CHANGE:
                 raise RecipeError(

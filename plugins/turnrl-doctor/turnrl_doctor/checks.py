@@ -34,11 +34,9 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def driver_version() -> str | None:
-    """Version of the GPU's driver on Linux, such as 580.159.04; None without one and elsewhere."""
-    if not _DRIVER.exists():
-        return None
-    words = _DRIVER.read_text("utf-8").partition("\n")[0].split()
-    return next((word for word in words if word[:1].isdigit()), "not known")
+    """Version of the GPU's driver, such as 580.159.04; None if the system does not tell it."""
+    words = _DRIVER.read_text("utf-8").partition("\n")[0].split() if _DRIVER.exists() else []
+    return next((word for word in words if word[:1].isdigit()), None)
 
 
 def recipe_of(start: Start) -> MTGRPO | None:
@@ -92,7 +90,7 @@ class Gpu(Check):
     def _none(self, start: Start) -> Finding:
         module = recipe_of(start)
         unseen = "so driver, kernels, graphs and a GPU's attention are not examined"
-        if driver_version() and torch.version.cuda is None:
+        if _DRIVER.exists() and torch.version.cuda is None:
             text = f"there is a driver, but torch {torch.__version__} is a build for CPUs"
             return Finding("fail", "GPU", text, "Install a CUDA build of torch.", "machine")
         if module is not None and module.policy.quantization == "none":

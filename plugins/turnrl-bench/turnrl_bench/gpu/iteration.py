@@ -31,7 +31,7 @@ def _iteration(bench: Bench, until: float) -> Found:
     rolled, before, whole = last["rollouts"], last["before learning"], last["whole step"]
     learned = last["learning"] - before
     tokens = module.policy.budget
-    rolling = rollout_costs(bench, dense="dense" in engine.in_force["weights while sampling"])
+    rolling = rollout_costs(bench, dense=engine.decode_weights == "dense")
     learning: list[Cost] = []
     for _, layout in policy.passes([row for t in trajectories for row in t.token_rows], tokens):
         learning += UPDATES * floors.learning(bench.net, "nf4", *counts_of(layout))

@@ -20,7 +20,7 @@ DONE = "done"
 
 
 class Lacking(Exception):
-    """This machine has not what a case is about."""
+    """This machine lacks what a case needs."""
 
 
 def now() -> str:
