@@ -11,6 +11,7 @@ import bitsandbytes  # noqa: F401 - its operators are to be there
 import lightning as L
 import pytest
 import torch
+from lightning.fabric.accelerators import cuda
 from lightning.pytorch.strategies import SingleDeviceStrategy
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
@@ -135,6 +136,16 @@ def test_a_run_goes_on_there_and_leaves_weights_that_others_load(tiny, whole):
     fit("plain", tiny, *FAR, "--trainer.max_epochs", "1")
     made = AutoModelForCausalLM.from_pretrained("runs/plain/version_0/model")
     assert all(p.isfinite().all() for p in made.parameters())
+
+
+def test_lightning_gives_no_advice_on_float32_on_a_gpu(tiny, monkeypatch, caplog):
+    turnrl.build([str(tiny)])
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
+    monkeypatch.setattr(cuda, "_is_ampere_or_later", lambda _: True)
+    with caplog.at_level("INFO"):
+        cuda._check_cuda_matmul_precision(torch.device("cuda", 0))
+    assert "Tensor Cores" not in caplog.text
 
 
 def test_a_policy_that_a_trainer_has_trained_is_asked_on_its_device(tiny_model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import itertools
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -85,6 +86,43 @@ def forest(parts: Mapping[str, Rows], file: Path) -> None:
         axes.grid(alpha=0.3, axis="x")
         handles = [axes.plot([], [], "o-", color=_color(one))[0] for one in others]
         figure.legend(handles, others, loc="lower left", ncols=len(others), frameon=False)
+
+
+PANELS = {
+    "answer_in_results": "answer found by the search",
+    "exact_match": "exact match",
+    "tool_execution": "tool execution",
+}
+"""Columns of pretrained.csv."""
+
+
+def pretrained(table: Path, file: Path) -> None:
+    """What each run of a pretrained model does on held-out questions, by iteration, where a call
+    that works is paid.
+
+    Args:
+        table: A line for each validation.
+        file: The picture.
+    """
+    with table.open() as text:
+        validated = [row for row in csv.DictReader(text) if row["rewards"] == "paid calls"]
+    runs = itertools.groupby(validated, lambda row: (row["estimator"], row["seed"]))
+    with _figure(file, 3.1) as figure:
+        figure.subplots_adjust(left=0.05, right=0.99, bottom=0.25, top=0.9, wspace=0.15)
+        panels = figure.subplots(1, len(PANELS))
+        for axes, title in zip(panels, PANELS.values(), strict=True):
+            axes.set_title(title)
+            axes.set_xlabel(ITERATION)
+            axes.grid(alpha=0.3)
+        shown: dict[str, Any] = {}
+        for (estimator, _), rows in runs:
+            run = list(rows)
+            x = [int(row["iteration"]) for row in run]
+            for axes, column in zip(panels, PANELS, strict=True):
+                y = [float(row[column]) for row in run]
+                (line,) = axes.plot(x, y, ".-", color=_color(estimator), linewidth=1)
+                shown[estimator] = line
+        figure.legend(shown.values(), shown, loc="lower center", ncols=len(shown), frameon=False)
 
 
 def _color(estimator: str) -> str:

@@ -395,8 +395,10 @@ def _prepare() -> None:
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning on torch 2.13
     # the state of Lightning's own callback for checkpoints, which every trainer in Python has
     warnings.filterwarnings("ignore", r".*provided during.*: \[\"ModelCheckpoint\{[^\"]*\"\]")
+    # which GPU there is, and advice on float32, where a policy computes in bfloat16
+    remark = re.compile("litlogger|^.PU available: |has Tensor Cores")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
-        lambda record: not re.search("litlogger|^.PU available: ", record.getMessage())
+        lambda record: not remark.search(record.getMessage())
     )
 
 
