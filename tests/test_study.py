@@ -28,6 +28,7 @@ from turnrl.recipe.given import read_given
 from turnrl_atlas import Atlas
 from turnrl_atlas.trace_writers import Habits
 from turnrl_atlas.warmup import Phase
+from turnrl_rewards.calls import SearchCost
 from turnrl_rewards.qa import AnswerRetrieved
 
 HERE = Path(__file__).parents[1] / "docs" / "does-turn-credit-help"
@@ -349,6 +350,20 @@ def test_other_ways_with_costs_equal_their_equations_written_as_loops(conditions
                 assert float(apart[i, k]) == pytest.approx(wanted, abs=1e-6)
         assert not any(rule[~reached].any() for rule in (first, kept, apart))
     assert {0.0, 1.0} < set(options)
+
+
+def test_a_cost_that_begins_later_costs_nothing_before(conditions):
+    cost = SearchCost(0.2)
+    module = SimpleNamespace(rewards=[AnswerRetrieved(), cost])
+    later = conditions.CostsLater(free=2)
+    later.setup(None, module, "fit")
+    seen = []
+    for epoch in (0, 1, 2, 3):
+        later.on_train_epoch_start(SimpleNamespace(current_epoch=epoch), module)
+        seen.append(cost.score(_searched(1, True), 0))
+    later.setup(None, module, "validate")  # a run asks more than once
+    later.on_train_epoch_start(SimpleNamespace(current_epoch=4), module)
+    assert [*seen, cost.score(_searched(1, True), 0)] == [0.0, 0.0, -0.2, -0.2, -0.2]
 
 
 def test_one_scale_divides_the_turn_rewards_of_all_groups_by_one_number(conditions):

@@ -1,13 +1,15 @@
 """What the study brings of its own: estimators that part what others do at once, a retrieval reward
-that is sometimes wrong, training questions that tempt more or less, and other starter policies."""
+that is sometimes wrong, a cost that begins later, training questions that tempt more or less, and
+other starter policies."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import final
+from typing import Any, final
 
+import lightning as L
 import torch
 from torch import Tensor
 
@@ -29,6 +31,7 @@ from turnrl.recipe.given import read_given
 from turnrl_atlas import Atlas
 from turnrl_atlas.trace_writers import Habits
 from turnrl_atlas.warmup import Demonstrations, Phase
+from turnrl_rewards.calls import SearchCost
 from turnrl_rewards.qa import AnswerRetrieved
 
 
@@ -177,6 +180,27 @@ class Noisy(TurnReward):
             return paid
         draw = random.Random(f"{trajectory.question.id} {turn} {taken.text}").random()
         return self.weight - paid if draw < self.wrong else paid
+
+
+class CostsLater(L.Callback):
+    """A search costs nothing in the first iterations of a run.
+
+    Args:
+        free: How many.
+    """
+
+    def __init__(self, free: int = 6) -> None:
+        self.free = free
+        self._weights: dict[SearchCost, float] = {}
+
+    def setup(self, trainer: L.Trainer, pl_module: Any, stage: str) -> None:
+        for reward in pl_module.rewards:
+            if isinstance(reward, SearchCost):
+                self._weights.setdefault(reward, reward.weight)
+
+    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        for reward, weight in self._weights.items():
+            reward.weight = weight if trainer.current_epoch >= self.free else 0.0
 
 
 class _OneSort(QuestionSource):

@@ -428,6 +428,7 @@ PARTS = {
         {
             "": _eight(_TWO, *_OTHERS),
             "half the cost": _eight(_CHEAP, OURS),
+            "a cost from iteration 7": _eight(_TWO, OURS).over("later-cost.yaml"),
         },
         {"": _eight(_TWO, RIGHT, OURS, OUTCOMES)},
         tuple((one, other) for one in (RIGHT, OUTCOMES) for other in (*_OTHERS, OURS)),
