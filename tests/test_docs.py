@@ -12,6 +12,7 @@ import contextlib
 import copy
 import csv
 import gc
+import importlib
 import json
 import os
 import re
@@ -153,6 +154,7 @@ LEARNED = "test_warmup.test_the_lake_of_gymnasium_on_the_page_is_learned"
 NOTHING_LEFT = "this run is finished"
 FULL_SIZE = Elsewhere("test_docs.test_the_tutorial_at_its_full_size_prints_what_it_shows")
 COMPARED = Elsewhere("test_bench.test_every_comparison_of_the_page_is_one_of_the_script")
+TESTS = Runs(("tests collected",), clone=True, slow=True, after=" --collect-only")
 AS_IN_README = Elsewhere("test_docs.test_the_first_page_of_the_site_shows_what_the_readme_shows")
 SHOWN_FILE = Elsewhere("test_plugins.test_the_files_in_the_docs_are_those_that_the_command_writes")
 EXAMPLE = Elsewhere("test_plugins.test_the_examples_in_the_docs_run")
@@ -173,15 +175,28 @@ PAPER = Elsewhere("test_cli.test_the_papers_baselines_are_a_recipe_with_another_
 # By page: what stands in a command or block (the longest text decides), and how it is tested.
 CLAIMS: dict[str, dict[str, Claim]] = {
     "README.md": {
-        "capital of Netherlands": Elsewhere(
-            "test_docs.test_the_advantages_that_the_readme_shows_are_those_of_a_group"
-        ),
         "pip install . &&": Runs((FINISHED,), (LAST,), clone=True, slow=True),
-        "metrics.csv            val/": Lists("runs/quickstart/version_0"),
         "OutcomeOnly": Runs((FINISHED,), clone=True, slow=True),
         "compare runs/quickstart/version_0": Runs(
             ("turnrl.TurnLevel -> turnrl.OutcomeOnly",), clone=True, slow=True
         ),
+        "turnrl report runs": Runs(
+            ("written to report.html",), ("report.html",), clone=True, slow=True
+        ),
+        "Qwen/Qwen2.5-1.5B": Fits(),
+        'turnrl.load("runs': Runs(("What is the time zone of Utrecht?",), notebook=True),
+        "pytest -q": TESTS,
+    },
+    "docs/contributing.md": {
+        "pytest -q -n auto": TESTS,
+        "pytest -q -m slow": TESTS,
+        "ruff check": Runs(("no issues found",), clone=True, slow=True),
+        "tests/oldest.py": Elsewhere(
+            "test_oldest.test_lower_bounds_are_those_of_all_that_is_installed"
+        ),
+        "sphinx-build": Elsewhere("test_site.built"),
+    },
+    "docs/howto/index.md": {
         "--trainer.devices 2": Runs(("MEMBER: 2/2", FINISHED), slow=True),
         "max_epochs 50 --ckpt_path": Runs(("max_epochs 2 -> 50", "iteration   3/50"), slow=True),
         "turnrl eval": Runs(("8 questions, greedy", "val/exact_match", "every trajectory in")),
@@ -191,7 +206,6 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl play": Runs(("question   What country is Utrecht in?", "-- turn 1", "answer ")),
         "turnrl recipes": Elsewhere(LISTED),
         "turnrl recipes copy": Runs(("turnrl fit quickstart.yaml",), ("quickstart.yaml",)),
-        "turnrl fit quickstart": Elsewhere(NAMED),
         "turnrl credit-check": Elsewhere(
             "test_estimators.test_the_table_has_every_installed_estimator_within_80_columns"
         ),
@@ -202,16 +216,6 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit --help": Runs(("--model.group_size", "--data.train_limit"), slow=True),
         "rewards.help ExactMatch": Runs(("weight if the given answer is an acc",), slow=True),
         "--key value": NotRun("a placeholder"),
-        'turnrl.load("runs': Runs(("What is the time zone of Utrecht?",), notebook=True),
-        "pytest -q": Runs(("tests collected",), clone=True, slow=True, after=" --collect-only"),
-        "pytest -q -m slow": Runs(
-            ("tests collected",), clone=True, slow=True, after=" --collect-only"
-        ),
-        "ruff check": Runs(("no issues found",), clone=True, slow=True),
-        "tests/oldest.py": Elsewhere(
-            "test_oldest.test_lower_bounds_are_those_of_all_that_is_installed"
-        ),
-        "sphinx-build": Elsewhere("test_site.built"),
     },
     "docs/changelog.md": {
         "--model.estimator TurnLevel": Fits(),
@@ -574,8 +578,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
     },
     "docs/index.md": {
-        "capital of Netherlands": AS_IN_README,
         "pip install . &&": AS_IN_README,
+        "OutcomeOnly": AS_IN_README,
+        "compare runs/quickstart/version_0": AS_IN_README,
+        "turnrl report runs": AS_IN_README,
     },
     "docs/explanation/performance.md": {
         "pip install 'turnrl[bench]'": NotRun("the package index; the tests use what is installed"),
@@ -666,6 +672,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "segmenter: TwoTurn": Fits("model.rollout"),
         "class_path: ReAct": Fits("model.rollout"),
         "class_path: SearchR1": Fits("model.rollout"),
+        "turn 3   answer": Elsewhere(
+            "test_docs.test_the_advantages_that_are_worked_out_are_those_of_a_group"
+        ),
         "from turnrl_estimators import PerTurnIndex": Runs(
             ("ended by   answer", "PerTurnIndex\n    +0.87  +1.44  +0.87\n    -0.87  -2.02\n"),
         ),
@@ -1019,7 +1028,7 @@ class Page:
         """What the page takes for granted."""
         put_recipes(self.folder)
         put_data(self.folder)
-        if self.name == "README.md":  # what the first line of it does once turnrl is installed
+        if self.name in ("README.md", "docs/howto/index.md"):  # what README's first line does
             begun = Terminal(self.folder, None)  # as a new user types it
             self.check(begun.type("turnrl fit recipes/quickstart.yaml"), Runs((FINISHED,)))
         for piece, claim in claimed(Saved):
@@ -1405,36 +1414,39 @@ RIGHT = torch.tensor([1.0, 0.0, 0.0, 1.0])
 THIRD_FIRST = [2, 0, 1, 3]
 
 
-def advantages_that_the_readme_shows():
+WORKED_OUT = "docs/explanation/turns.md"
+
+
+def advantages_that_are_worked_out():
     """(turns, 2): those of `TurnLevel`, and one for all."""
-    (block,) = (p.text for p in pieces("README.md") if "capital of Netherlands" in p.text)
+    (block,) = (p.text for p in pieces(WORKED_OUT) if "turn 3   answer" in p.text)
     lines = block.splitlines()[2:]
     return [[float(x) for x in re.findall(r"[+-]\d\.\d\d", line)] for line in lines]
 
 
-def how_they_come_about(page: str) -> str:
+def how_they_come_about() -> str:
     """The paragraph below them, as one line."""
-    text = (ROOT / page).read_text()
+    text = (ROOT / WORKED_OUT).read_text()
     (found,) = re.findall(r"^Each advantage is .*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
     return " ".join(found.split())
 
 
-def test_the_advantages_that_the_readme_shows_are_those_of_a_group():
+def test_the_advantages_that_are_worked_out_are_those_of_a_group():
     rules = TurnLevel(), OutcomeOnly()
     third = torch.stack([rule.advantages(FOUND, RIGHT, REACHED)[2] for rule in rules], dim=1)
-    assert torch.allclose(torch.tensor(advantages_that_the_readme_shows()), third, atol=0.005)
+    assert torch.allclose(torch.tensor(advantages_that_are_worked_out()), third, atol=0.005)
 
 
-def test_the_advantages_that_the_readme_shows_are_in_the_table_of_the_page_on_turns():
+def test_the_advantages_that_are_worked_out_are_in_the_table_above_them():
     page = (ROOT / "docs" / "explanation" / "turns.md").read_text()
     rows = dict(re.findall(r"^\| `(\w+)` \| ([+-]\d.*) \|$", page, re.MULTILINE))
     third = [rows[rule].split(" | ")[2].split() for rule in ("TurnLevel", "OutcomeOnly")]
     turns = zip(*third, strict=True)
-    assert [[float(x) for x in turn] for turn in turns] == advantages_that_the_readme_shows()
+    assert [[float(x) for x in turn] for turn in turns] == advantages_that_are_worked_out()
 
 
-def test_the_parts_of_each_advantage_that_the_readme_shows_are_computed_as_it_says():
-    text = how_they_come_about("README.md")
+def test_the_parts_of_each_advantage_are_computed_as_the_page_says():
+    text = how_they_come_about()
     lists = re.findall(r"[\d.]+(?:, [\d.]+)* and [\d.]+", text)
     compared = [[float(x) for x in re.split(", | and ", one)] for one in lists]
     returns = FOUND.flip(1).cumsum(1).flip(1)  # of a turn's own reward and the later ones
@@ -1453,13 +1465,29 @@ def test_the_parts_of_each_advantage_that_the_readme_shows_are_computed_as_it_sa
         assert float(deviation) == pytest.approx(statistics.stdev(values), abs=5e-4)
         assert part == f"{(float(value) - float(mean)) / float(deviation):+.2f}"
     outcome, *own = (float(part) for *_, part in sums)
-    shown = [advantage for advantage, _ in advantages_that_the_readme_shows()]
+    shown = [advantage for advantage, _ in advantages_that_are_worked_out()]
     assert shown == pytest.approx([outcome + part for part in (*own, 0)], abs=1e-9)
+
+
+def test_the_picture_of_readme_is_of_the_recorded_attempt():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "docs")
+        attempt = importlib.import_module("attempt")
+    told = json.loads((attempt.HERE / "attempt.json").read_text())
+    own = attempt.advantages(told)
+    assert own["MT-GRPO"] == pytest.approx(told["recorded"], abs=1e-5)
+    outcomes = [one["outcome"] for one in told["attempts"]]
+    sums = [one["outcome"] + sum(one["turn_rewards"]) for one in told["attempts"]]
+    for name, values in (("GRPO-OR", outcomes), ("GRPO-MR", sums)):
+        z = (values[told["member"]] - statistics.mean(values)) / statistics.stdev(values)
+        assert own[name] == pytest.approx([z] * 3, abs=1e-4)
+    for theme in attempt.THEMES:
+        drawn = (attempt.HERE / f"attempt-{theme}.svg").read_text()
+        assert drawn == attempt.picture(told, theme)
 
 
 def test_the_first_page_of_the_site_shows_what_the_readme_shows():
     readme = (ROOT / "README.md").read_text()
-    assert how_they_come_about("docs/index.md") == how_they_come_about("README.md")
     shown = [piece.text.strip() for piece in pieces("docs/index.md")]
     assert shown
     assert [text for text in shown if text not in readme] == []

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
-from measures import CALLS, FAMOUS, ITERATION, MATCH
-from parts import ESTIMATORS, FIVE
-from rows import Rows
+from measures import CALLS, FAMOUS, ITERATION, MATCH, at
+from parts import ESTIMATORS, FIVE, MERGED, OURS, OUTCOMES, RIGHT
+from rows import Row, Rows
 
 from turnrl.commands.sweep.results import Result
 from turnrl.run.statistics import interval_over_seeds
@@ -88,6 +88,71 @@ def forest(parts: Mapping[str, Rows], file: Path) -> None:
         figure.legend(handles, others, loc="lower left", ncols=len(others), frameon=False)
 
 
+WORLDS = {
+    "one-hop": ("one search", (OURS, MERGED, OUTCOMES)),
+    "harm-two-hop": ("two searches, each costs something", (RIGHT, OURS, OUTCOMES)),
+}
+"""Parts of the picture for a first look: what its panels are called, and which curves they have."""
+SHORT = {RIGHT: "CostsAmongRight"}
+DASHES = {OURS: "-", MERGED: "--", OUTCOMES: ":", RIGHT: "-."}
+THEMES = {
+    "light": {OURS: "#0072b2", MERGED: "#009e73", OUTCOMES: "#d55e00", RIGHT: "#8b4a86"},
+    "dark": {OURS: "#56b4e9", MERGED: "#2fc99a", OUTCOMES: "#f08a3c", RIGHT: "#e6a5d8"},
+}
+INK = {"light": "#1f2328", "dark": "#f0f6fc"}
+
+
+def first_look(every: Mapping[str, Rows], theme: str, file: Path) -> None:
+    """Held-out exact match by sampled tokens, to where the area ends: means over seeds, and each
+    run as a thin line. Colours are those of Okabe and Ito or near them, on no background.
+
+    Args:
+        every: The parts, by name.
+        theme: The page behind it, light or dark.
+        file: The picture.
+    """
+    ink = INK[theme]
+    colors = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor"), ink)
+    colors |= dict.fromkeys(("xtick.color", "ytick.color"), ink)
+    with (
+        rc_context({**colors, "svg.fonttype": "none"}),
+        _figure(file, 3.3, transparent=True) as figure,
+    ):
+        figure.subplots_adjust(left=0.05, right=0.88, bottom=0.15, top=0.9, wspace=0.42)
+        panels = figure.subplots(1, len(WORLDS))
+        for axes, (name, (title, names)) in zip(panels, WORLDS.items(), strict=True):
+            of = every[name]
+            tokens = np.linspace(0, of.tokens, 200)
+            axes.set_title(f"{title}: held-out exact match", loc="left", fontsize=10)
+            axes.set_xlabel("sampled tokens")
+            axes.set_xlim(0, of.tokens)
+            axes.set_ylim(0, 1)
+            axes.xaxis.set_major_formatter(lambda x, _: f"{x / 1000:.0f} k")
+            axes.spines[["top", "right"]].set_visible(False)
+            lowest = 0.0
+            means = {}
+            for estimator in names:
+                color = THEMES[theme][estimator]
+                some = of.runs[Row(estimator, "")].values()
+                runs = [[at(run, x) for x in tokens] for run in some]
+                for run in runs:
+                    axes.plot(tokens, run, color=color, linewidth=0.6, alpha=0.3)
+                means[estimator] = np.mean(runs, axis=0)
+                axes.plot(tokens, means[estimator], DASHES[estimator], color=color, linewidth=2.2)
+            for estimator in sorted(names, key=lambda name: means[name][-1]):
+                height = max(lowest, means[estimator][-1])  # no label on top of another
+                lowest = height + 0.06
+                axes.annotate(
+                    SHORT.get(estimator, estimator),
+                    (tokens[-1], height),
+                    (6, 0),
+                    textcoords="offset points",
+                    color=THEMES[theme][estimator],
+                    va="center",
+                    annotation_clip=False,
+                )
+
+
 PANELS = {
     "answer_in_results": "answer found by the search",
     "exact_match": "exact match",
@@ -138,9 +203,9 @@ def _common(some: Mapping[int, Result], name: str) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _figure(file: Path, height: float) -> Iterator[Any]:
+def _figure(file: Path, height: float, transparent: bool = False) -> Iterator[Any]:
     """A figure that becomes a file, the same bytes each time."""
     with rc_context({"svg.hashsalt": "turnrl", "font.size": 9}):
         figure = Figure(figsize=(10, height))
         yield figure
-        figure.savefig(file, metadata={"Date": None})
+        figure.savefig(file, metadata={"Date": None}, transparent=transparent)

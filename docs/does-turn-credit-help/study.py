@@ -29,7 +29,7 @@ from unittest.mock import patch
 
 from page import TABLES, bare, changes, fill, marks
 from parts import CONDITIONS, HERE, PARTS, STARTERS, Part
-from pictures import curves, forest, pretrained
+from pictures import THEMES, WORLDS, curves, first_look, forest, pretrained
 from rows import Rows, done, rows
 
 from turnrl import TurnRLError
@@ -134,6 +134,10 @@ def _pictures(folder: Path, begun: Mapping[str, Rows], when: Mapping[str, Rows])
     if when:
         forest(when, folder / "when.svg")
         files.append("when.svg")
+    if WORLDS.keys() <= begun.keys():
+        for theme in THEMES:
+            first_look(begun, theme, folder / f"first-look-{theme}.svg")
+            files.append(f"first-look-{theme}.svg")
     if (table := folder / "pretrained.csv").exists():
         pretrained(table, folder / "pretrained.svg")
         files.append("pretrained.svg")
