@@ -26,9 +26,13 @@ THEMES = {
 SIGNS = {"light": ("#0a5ca8", "#b03a06"), "dark": ("#79b8ff", "#ffa657")}
 """Of advantages above 0 and below."""
 RULES = {
-    "MT-GRPO": (TurnLevel(), "an advantage for each turn", "credits both searches"),
-    "GRPO-MR": (Merged(), "one for all rewards", "reinforces the mistake"),
-    "GRPO-OR": (OutcomeOnly(), "one for the outcome", "blames both searches"),
+    "MT-GRPO": (
+        TurnLevel(),
+        "an advantage for each turn",
+        ("credits searches,", "blames the answer"),
+    ),
+    "GRPO-MR": (Merged(), "one for all rewards", ("encourages", "the wrong answer")),
+    "GRPO-OR": (OutcomeOnly(), "one for the outcome", ("discourages", "both searches")),
 }
 """By the paper's name: the estimator, what it is, and what it does to this attempt."""
 WIDTH, LEFT, FIRST, STEP = 880, 8, 602, 110
@@ -114,10 +118,8 @@ def _turns(
         y += 72
     yield f'<rect class="line" x="{LEFT}" y="{y}" width="{WIDTH - 2 * LEFT}" height="1"/>'
     for column, (_, _, does) in enumerate(RULES.values()):
-        words = does.split()
-        x = FIRST + STEP * column
-        yield _text(x, y + 18, "text s m", words[0])
-        yield _text(x, y + 33, "text s m", " ".join(words[1:]))
+        for row, words in enumerate(does):
+            yield _text(FIRST + STEP * column, y + 18 + 15 * row, "text s m", words)
 
 
 def _cut(result: str, accepted: str) -> str:

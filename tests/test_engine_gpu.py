@@ -44,7 +44,7 @@ from engines import (
 )
 from turnrl import Lora, Policy, RecipeError, Sampling
 from turnrl_slots import Slots
-from turnrl_slots.memory import auto_memory
+from turnrl_slots.memory import auto_memory, empty_cache
 from turnrl_slots.sampling import draw
 from turnrl_slots.trial import fill
 from turnrl_slots.triton_pages import parts_of
@@ -386,6 +386,25 @@ def test_free_memory_is_asked_for_after_the_cache_was_emptied(monkeypatch):
     del module.mem_get_info
     with pytest.raises(RecipeError, match=r"'auto' on xpu, which does not report.*as '4GB'"):
         auto_memory(torch.device("xpu"), 0)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
+def test_memory_of_the_host_that_learning_leaves_is_given_back():
+    resident = Path("/proc/self/statm")
+
+    def taken() -> float:
+        return int(resident.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+
+    torch.ones(7 * 2**20)  # glibc learns from it to keep blocks below 28 MB
+    blocks = [torch.ones(2**18) for _ in range(300)]
+    last = torch.ones(2**18)  # above them, so that they are not the end of the heap
+    held = taken()
+    del blocks
+    kept = taken()
+    empty_cache(torch.device("cpu"))
+    assert kept > held - 50
+    assert taken() < held - 200
+    assert last.sum() == 2**18
 
 
 # ------------------------------------------------------------------- the largest passes

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,9 @@ memory, which varies: batches, and so last digits, may depend on it."""
 
 _SHARE_OF_GPU = 0.7
 """Share of the GPU memory that is free after the weights are loaded."""
+
+_LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
+"""C's library."""
 
 
 def auto_memory(device: torch.device, beside: int) -> int:
@@ -44,8 +49,12 @@ def auto_memory(device: torch.device, beside: int) -> int:
 
 
 def empty_cache(device: torch.device) -> None:
-    """Give memory that the allocator keeps, and nobody uses, back to the device."""
-    if device.type != "cpu" and (give := getattr(_of(device), "empty_cache", None)) is not None:
+    """Give memory that the allocator keeps, and nobody uses, back to the device; that of a CPU to
+    the system, where there is glibc."""
+    if device.type == "cpu":
+        if trim := getattr(_LIBRARY, "malloc_trim", None):
+            trim(0)
+    elif give := getattr(_of(device), "empty_cache", None):
         give()
 
 

@@ -219,6 +219,7 @@ class Pool:
             page = (PAGE, of.heads) if self.kernel else (of.heads, PAGE)
             shape = (of.layers, 2, self._total, *page, of.size)
             if self.device.type == "cpu":
+                empty_cache(self.device)  # what learning left, which would lie beside it
                 plain = torch.from_numpy(np.zeros(self.bytes, np.uint8))
                 self._store = plain.view(of.dtype).view(shape)
             else:
