@@ -44,6 +44,7 @@ from turnrl import (
     Trajectory,
     Turn,
     TurnLevel,
+    build,
     load_questions,
 )
 from turnrl.cli import main
@@ -364,6 +365,11 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "@compares.register": Elsewhere("test_why.test_an_estimator_of_ones_own_is_explained"),
         "turnrl report --watch": Elsewhere("test_report.test_a_run_that_goes_on_is_watched"),
         "--trajectories 500": Elsewhere("test_report.test_runs_are_reported_by_name"),
+    },
+    "docs/howto/notebook.md": {
+        "turnrl.build(": Runs(("iteration   2/2", "-- turn 1"), notebook=True),
+        "from IPython.display": Runs(("answer  outcome", "-- turn 1")),
+        "%%writefile": Elsewhere("test_docs.test_a_tool_that_a_cell_writes_is_named_by_a_recipe"),
     },
     "docs/howto/runs.md": {
         "--trainer.callbacks+": Fits(),
@@ -1467,6 +1473,17 @@ def test_the_parts_of_each_advantage_are_computed_as_the_page_says():
     outcome, *own = (float(part) for *_, part in sums)
     shown = [advantage for advantage, _ in advantages_that_are_worked_out()]
     assert shown == pytest.approx([outcome + part for part in (*own, 0)], abs=1e-9)
+
+
+def test_a_tool_that_a_cell_writes_is_named_by_a_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (block,) = (p.text for p in pieces("docs/howto/notebook.md") if "%%writefile" in p.text)
+    magic, text = block.split("\n", 1)
+    Path(magic.removeprefix("%%writefile ")).write_text(text)
+    run = build(["quickstart", "--model.rollout.tools", "[almanac.population]"])
+    (spec,) = run.module.rollout.specs
+    assert (spec.name, spec.description) == ("population", "How many people live in a city.")
 
 
 def test_the_picture_of_readme_is_of_the_recorded_attempt():
