@@ -22,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 import turnrl_slots.engine
 import turnrl_slots.kernel
 import turnrl_slots.memory
+import turnrl_slots.pages
 import turnrl_slots.sampling
 import turnrl_slots.transfer
 import turnrl_slots.ways
@@ -386,6 +387,19 @@ def test_free_memory_is_asked_for_after_the_cache_was_emptied(monkeypatch):
     del module.mem_get_info
     with pytest.raises(RecipeError, match=r"'auto' on xpu, which does not report.*as '4GB'"):
         auto_memory(torch.device("xpu"), 0)
+
+
+def test_an_engine_gives_memory_back_before_and_after_it_samples(tiny_policy, monkeypatch):
+    engine = started(tiny_policy, 64)
+    engine.pool.reset()  # of what it tried at its start
+    given = []
+    monkeypatch.setattr(turnrl_slots.pages, "empty_cache", given.append)
+    assert engine.pool.store is engine.pool.store
+    assert given == [torch.device("cpu")]
+    engine.pool.reset(keep=True)
+    assert len(given) == 1
+    engine.pool.reset()
+    assert len(given) == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")

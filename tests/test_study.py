@@ -1,6 +1,7 @@
 """The study of docs/does-turn-credit-help: its figures by an independent reading of its lines, and
 its tables are those of the lines."""
 
+import csv
 import importlib
 import itertools
 import json
@@ -648,17 +649,56 @@ def _over_seeds(values, level=0.95):
 
 def test_the_pages_are_what_the_command_makes_of_the_lines(tmp_path, monkeypatch):
     shutil.copytree(HERE / "lines", tmp_path / "lines")
-    for file in PAGES:
+    for file in (*PAGES, HERE / "pretrained.csv"):
         shutil.copy(file, tmp_path)
     monkeypatch.setattr(study, "HERE", tmp_path)
     study.draw(tmp_path, parts.PARTS)
     text = "".join(file.read_text() for file in PAGES)
     assert "".join((tmp_path / file.name).read_text() for file in PAGES) == text
     for picture in tmp_path.glob("*.svg"):
-        assert f"({picture.name})" in text
+        assert re.search(rf"[( ]{re.escape(picture.name)}\b", text)
         old, new = ((folder / picture.name).read_text() for folder in (HERE, tmp_path))
         made_by = re.search(r"Matplotlib v[\d.]+", new)[0]
         assert old == new or made_by not in old, "draw it again"
+
+
+def test_a_world_with_runs_of_some_of_its_rules_has_a_picture(tmp_path):
+    pictures = _module("pictures")
+    names = pictures.WORLDS
+    every = {
+        name: rows.Rows(
+            Part({}), {Row(parts.OUTCOMES, ""): {seed: a_run([0.1, 0.2, 0.3]) for seed in (0, 1)}}
+        )
+        for name in names
+    }
+    pictures.first_look(every, "dark", tmp_path / "one.svg")
+    drawn = (tmp_path / "one.svg").read_text()
+    assert drawn.count("GRPO-OR") == 2
+    assert "MT-GRPO" not in drawn
+
+
+def test_the_table_of_recipes_has_the_figures_of_the_pretrained_runs():
+    with (HERE / "pretrained.csv").open() as text:
+        told = {
+            (row["estimator"], int(row["seed"]), int(row["iteration"])): row
+            for row in csv.DictReader(text)
+            if row["rewards"] == "paid calls"
+        }
+    table = (HERE.parents[1] / "recipes" / "README.md").read_text()
+    table = table[table.index("| estimator | | warmed up") :].split("\n\n")[0].splitlines()[2:]
+    assert len(table) == 6
+    titles = {
+        "exact match": "exact_match",
+        "answer found": "answer_in_results",
+        "tool execution": "tool_execution",
+    }
+    for number, line in enumerate(table):
+        _, _, title, first, *cells, _ = (cell.strip() for cell in line.split("|"))
+        name, column = ("MT-GRPO", "GRPO-OR")[number // 3], titles[title]
+        assert first == f"{float(told[name, 1, 0][column]):.2f}"
+        for iteration, cell in zip((10, 40, 90), cells, strict=True):
+            seeds = (float(told[name, seed, iteration][column]) for seed in (1, 2, 3))
+            assert cell == ", ".join(f"{value:.2f}" for value in seeds)
 
 
 def test_a_row_that_no_page_shows_and_a_table_that_lost_its_lines_are_said(

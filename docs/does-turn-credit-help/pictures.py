@@ -131,7 +131,8 @@ def first_look(every: Mapping[str, Rows], theme: str, file: Path) -> None:
             axes.spines[["top", "right"]].set_visible(False)
             lowest = 0.0
             means = {}
-            for estimator in names:
+            there = [one for one in names if Row(one, "") in of.runs]
+            for estimator in there:
                 color = THEMES[theme][estimator]
                 some = of.runs[Row(estimator, "")].values()
                 runs = [[at(run, x) for x in tokens] for run in some]
@@ -139,7 +140,7 @@ def first_look(every: Mapping[str, Rows], theme: str, file: Path) -> None:
                     axes.plot(tokens, run, color=color, linewidth=0.6, alpha=0.3)
                 means[estimator] = np.mean(runs, axis=0)
                 axes.plot(tokens, means[estimator], DASHES[estimator], color=color, linewidth=2.2)
-            for estimator in sorted(names, key=lambda name: means[name][-1]):
+            for estimator in sorted(there, key=lambda name: means[name][-1]):
                 height = max(lowest, means[estimator][-1])  # no label on top of another
                 lowest = height + 0.06
                 axes.annotate(

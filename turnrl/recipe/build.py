@@ -395,7 +395,7 @@ def _prepare() -> None:
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning on torch 2.13
     # the state of Lightning's own callback for checkpoints, which every trainer in Python has
     warnings.filterwarnings("ignore", r".*provided during.*: \[\"ModelCheckpoint\{[^\"]*\"\]")
-    # which GPU there is, and advice on float32, where a policy computes in bfloat16
+    # which GPU there is, and advice on float32, in which few policies compute on one
     remark = re.compile("litlogger|^.PU available: |has Tensor Cores")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda record: not remark.search(record.getMessage())
