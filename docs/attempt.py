@@ -29,10 +29,10 @@ RULES = {
     "MT-GRPO": (
         TurnLevel(),
         "an advantage for each turn",
-        ("credits searches,", "blames the answer"),
+        ("credits searches,", "blames answer"),
     ),
-    "GRPO-MR": (Merged(), "one for all rewards", ("encourages", "the wrong answer")),
-    "GRPO-OR": (OutcomeOnly(), "one for the outcome", ("discourages", "both searches")),
+    "GRPO-MR": (Merged(), "one for all rewards", ("rewards", "the error")),
+    "GRPO-OR": (OutcomeOnly(), "one for the outcome", ("blames", "searches")),
 }
 """By the paper's name: the estimator, what it is, and what it does to this attempt."""
 WIDTH, LEFT, FIRST, STEP = 880, 8, 602, 110

@@ -217,6 +217,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit --help": Runs(("--model.group_size", "--data.train_limit"), slow=True),
         "rewards.help ExactMatch": Runs(("weight if the given answer is an acc",), slow=True),
         "--key value": NotRun("a placeholder"),
+        "turnrl --help": Runs(("warmup", "export", "bench")),
     },
     "docs/changelog.md": {
         "--model.estimator TurnLevel": Fits(),
@@ -761,6 +762,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "Merged": Runs((FINISHED,), ("runs/grpo_mr/version_0/metrics.csv",), slow=True),
         "--data.val_split test": Fits(),
         "--data.val Atlas": Fits(),
+        "--data.questions_per_iteration 16": Fits(),
     },
     "plugins/turnrl-atlas/README.md": {
         "train: Atlas": Fits(),
