@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from subprocess import PIPE
@@ -814,6 +815,75 @@ def test_a_list_is_filtered_sorted_and_searched(tmp_path, opened):
     page.keyboard.press("g")
     page.wait_for_selector("section.attempt")
     assert page.locator("section.attempt").count() == 4
+
+
+def did(row):
+    """What an attempt did, in the words of the page."""
+    end = "right" if row["exact_match"] == 1 else "wrong"
+    if row["tool_execution"] == 0:
+        return f"guessed, {end}"
+    if row["answer_in_results"] is None:
+        return f"searched, {end}"
+    if row["answer_in_results"] == 1:
+        return "found it, right" if end == "right" else "found it, answered wrong"
+    return "searched, not found"
+
+
+@browser_only
+def test_attempts_are_counted_by_what_they_did(tmp_path, opened):
+    folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
+    kept = record.read(folder)
+    draw = random.Random(5)
+    for row in kept:
+        row["tool_execution"] = draw.choice((0.0, 0.5, 1.0))
+        row["answer_in_results"] = draw.choice((0.0, 1.0, None))
+        row["exact_match"] = draw.choice((0.0, 1.0))
+    for file in (folder / "record").iterdir():
+        file.unlink()
+    write(kept, folder / "record" / "train-000000-0.parquet")
+    report([folder], tmp_path / "out.html")
+    counts = Counter(map(did, kept))
+    assert len(counts) == 7
+    page = opened(tmp_path / "out.html", "#/list")
+    chips = page.locator("ul.kinds li").all_inner_texts()
+    assert {text.strip() for text in chips} == {f"all {len(kept)}"} | {
+        f"{kind} {count}" for kind, count in counts.items()
+    }
+    page.get_by_text(f"found it, answered wrong {counts['found it, answered wrong']}").click()
+    page.wait_for_function("location.hash.includes('kind=found')")
+    page.wait_for_selector("ul.kinds [aria-current]")
+    assert f"{counts['found it, answered wrong']} of {len(kept)}" in page.inner_text("main")
+    page.locator("select[name=iteration]").select_option("2")  # which keeps what was chosen
+    page.wait_for_function("location.hash.includes('iteration=2')")
+    among = Counter(did(row) for row in kept if row["iteration"] == 2)
+    assert f"{among['found it, answered wrong']} of {len(kept)}" in page.inner_text("main")
+    go(page, "#/")
+    bars = page.locator("figure.did title").evaluate_all("all => all.map(one => one.textContent)")
+    for iteration in {row["iteration"] for row in kept}:
+        told = Counter(did(row) for row in kept if row["iteration"] == iteration)
+        own = [text for text in bars if text.startswith(f"iteration {iteration}: ")]
+        assert {*own} == {
+            f"iteration {iteration}: {kind}, {count} of {told.total()}"
+            for kind, count in told.items()
+        }
+    page.locator("figure.did rect").first.click()
+    page.wait_for_function("location.hash.startsWith('#/list?split=train&iteration=')")
+
+
+@browser_only
+def test_attempts_at_what_no_search_answers_are_right_or_wrong(tmp_path, opened):
+    folder = recorded.run(tmp_path / "run", iterations=1)
+    kept = [{**row, "answer_in_results": None} for row in record.read(folder)]
+    for n, row in enumerate(kept):
+        row["exact_match"] = float(n % 3 == 0)
+    for file in (folder / "record").iterdir():
+        file.unlink()
+    write(kept, folder / "record" / "train-000000-0.parquet")
+    report([folder], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html", "#/list")
+    chips = {text.strip() for text in page.locator("ul.kinds li").all_inner_texts()}
+    counts = Counter("right" if row["exact_match"] == 1 else "wrong" for row in kept)
+    assert chips == {f"all {len(kept)}", *(f"{kind} {n}" for kind, n in counts.items())}
 
 
 @browser_only

@@ -116,15 +116,17 @@
   const colour = (n) => getComputedStyle(document.documentElement).getPropertyValue("--c" + (n % 6)).trim();
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+  /** An element of a drawing; its children are elements or texts. */
+  function drawn(tag, attributes, ...children) {
+    const made = document.createElementNS("http://www.w3.org/2000/svg", tag);
+    for (const [name, value] of Object.entries(attributes)) made.setAttribute(name, value);
+    made.append(...children.flat(2));
+    return made;
+  }
+
   function sample(n) {
-    const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-    svg.setAttribute("width", "36");
-    svg.setAttribute("height", "10");
-    svg.setAttribute("aria-hidden", "true");
-    const line = document.createElementNS("http://www.w3.org/2000/svg", "line");
-    for (const [name, value] of Object.entries({ x1: 0, x2: 36, y1: 5, y2: 5, "stroke-width": 2.5, stroke: `var(--c${n % 6})`, "stroke-dasharray": DASHES[n % 6].join(" ") })) line.setAttribute(name, value);
-    svg.append(line);
-    return svg;
+    return drawn("svg", { width: 36, height: 10, "aria-hidden": "true" },
+      drawn("line", { x1: 0, x2: 36, y1: 5, y2: 5, "stroke-width": 2.5, stroke: `var(--c${n % 6})`, "stroke-dasharray": DASHES[n % 6].join(" ") }));
   }
 
   /** The curve of one experiment: iterations, and for each the mean, least and most over its runs.
@@ -244,6 +246,85 @@
     ["Others", /^(?!val\/reward\/)/],
   ];
 
+  // what an attempt did, in the order of the bars; those without a search that can find an answer are right or wrong
+  const KINDS = ["found it, right", "searched, right", "found it, answered wrong", "searched, not found", "searched, wrong", "guessed, right", "guessed, wrong", "right", "wrong"];
+  let searches = null;
+
+  function kindOf(i) {
+    if (!searches) {
+      searches = new Set();
+      columns().run.forEach((run, k) => { if (at("answer_in_results", k) !== null) searches.add(run); });
+    }
+    const end = at("exact_match", i) === 1 ? "right" : "wrong";
+    if (!searches.has(at("run", i))) return end;
+    if (!at("tool_execution", i)) return "guessed, " + end;
+    const found = at("answer_in_results", i);
+    if (found === null) return "searched, " + end;  // the question holds its answer, or asks for yes or no
+    return found !== 1 ? "searched, not found" : end === "right" ? "found it, right" : "found it, answered wrong";
+  }
+
+  const swatch = (kind) => el("span", { class: "swatch k" + KINDS.indexOf(kind), "aria-hidden": "true" });
+
+  function listOf(filters) {
+    return "#/list?" + new URLSearchParams(filters);
+  }
+
+  /** A bar for each iteration of a run: the shares of what its recorded training attempts did. */
+  function did(run) {
+    const bars = new Map();
+    const count = columns().run ? columns().run.length : 0;
+    for (let i = 0; i < count; i++) {
+      if (at("run", i) !== run || at("split", i) !== "train") continue;
+      const iteration = at("iteration", i), kind = kindOf(i);
+      if (!bars.has(iteration)) bars.set(iteration, new Map());
+      bars.get(iteration).set(kind, (bars.get(iteration).get(kind) || 0) + 1);
+    }
+    if (!bars.size) return null;
+    const iterations = [...bars.keys()].sort((a, b) => a - b);
+    const height = 120;
+    const kinds = KINDS.filter((kind) => iterations.some((one) => bars.get(one).has(kind)));
+    const rects = iterations.map((iteration, x) => {
+      const counts = bars.get(iteration);
+      const all = [...counts.values()].reduce((a, b) => a + b, 0);
+      let y = height;
+      return kinds.filter((kind) => counts.has(kind)).map((kind) => {
+        const tall = height * counts.get(kind) / all;
+        y -= tall;
+        const rect = drawn("rect", { x: x + 0.04, y, width: 0.92, height: tall, class: "k" + KINDS.indexOf(kind) }, drawn("title", {}, `iteration ${iteration}: ${kind}, ${counts.get(kind)} of ${all}`));
+        rect.addEventListener("click", () => { location.hash = listOf({ ...(data.runs.length > 1 ? { run } : {}), split: "train", iteration, kind }); });
+        return rect;
+      });
+    });
+    const last = iterations.length - 1;
+    const said = kinds.map((kind) => `${kind} ${bars.get(iterations[0]).get(kind) || 0} to ${bars.get(iterations[last]).get(kind) || 0}`).join("; ");
+    return el("figure", { class: "did" }, data.runs.length > 1 ? el("figcaption", {}, bdi(data.runs[run].name)) : null,
+      drawn("svg", { viewBox: `0 0 ${iterations.length} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": `What the attempts did, from iteration ${iterations[0]} to ${iterations[last]}: ${said}` }, rects),
+      el("p", { class: "ends" }, el("span", {}, `iteration ${iterations[0]}`), last ? el("span", {}, String(iterations[last])) : null));
+  }
+
+  function deeds() {
+    const bars = data.runs.map((_, n) => did(n)).filter((one) => one);
+    if (!bars.length) return [];
+    const count = columns().run.length;
+    const there = new Set(Array.from({ length: count }, (_, i) => kindOf(i)));
+    return [
+      el("h2", {}, "What the attempts did"),
+      el("p", {}, "Recorded attempts at training questions, a bar for each iteration. Click a part of a bar to read these attempts."),
+      el("div", { class: "grid deeds" }, bars),
+      el("ul", { class: "legend", "aria-label": "What attempts did" }, KINDS.filter((kind) => there.has(kind)).map((kind) => el("li", {}, el("a", { href: listOf({ kind }) }, swatch(kind), kind)))),
+    ];
+  }
+
+  /** A run in a sentence: where it began and where it is. */
+  function sentence(run) {
+    const told = [["exact match", "exact_match"], ["tool execution", "tool_execution"]].map(([title, name]) => {
+      const points = run.metrics.filter((row) => row["val/" + name] !== undefined && row["val/" + name] !== null);
+      return points.length > 1 ? `${title} ${number(points[0]["val/" + name], 2)} to ${number(points.at(-1)["val/" + name], 2)}` : null;
+    }).filter((text) => text);
+    const most = Math.max(...run.metrics.map((row) => row.iteration));
+    return told.length ? el("p", {}, data.runs.length > 1 ? [el("strong", {}, bdi(run.name)), ": "] : null, `${told.join(", ")} in ${most} iteration${most === 1 ? "" : "s"}, on validation questions.`) : null;
+  }
+
   function earned() {
     const every = data.runs.flatMap((run) => run.earned.filter((one) => one.parts.length).map((one) => ({ run, ...one })));
     if (!every.length) return [];
@@ -275,15 +356,18 @@
         zero.length ? el("p", { class: "dim" }, `0 all the time: ${zero.join(", ")}.`) : null];
     };
     return [
-      el("h1", {}, data.runs.length === 1 ? "One run" : `${data.runs.length} runs`),
+      el("h1", {}, data.runs.length === 1 ? bdi(data.runs[0].name) : `${data.runs.length} runs`),
+      ...data.runs.map(sentence),
       el("p", { class: "dim" }, `Written ${data.written}. `, count ? el("a", { href: "#/list" }, `${count.toLocaleString("en")} recorded trajectories`) : "There are no recorded trajectories", "."),
       ...problems,
       ...alarms,
+      ...deeds(),
+      el("h2", {}, "Runs"),
       table("Runs", ["run", "folder", "iterations", ...CURVES.map(([name]) => `${name}, last`)], data.runs.map((run) => {
         const last = (name) => { const row = run.metrics.findLast((r) => name in r); return row ? number(row[name]) : "-"; };
         const rows = run.metrics.map((row) => row.iteration);
         return [bdi(run.name), bdi(run.folder), num(rows.length ? String(Math.max(...rows)) : "-"), ...CURVES.map(([, name]) => num(last("val/" + name) !== "-" ? last("val/" + name) : last("train/" + name)))];
-      }), { class: "wide" }),
+      }), { class: "wide", hideCaption: true }),
       changed.length ? [el("h2", {}, "What differs between their recipes"), table("Settings that differ", ["setting", ...data.runs.map((run) => bdi(run.name))], changed.map(([name, values]) => [el("code", {}, name), ...values.map((value) => bdi(value))]), { class: "wide", hideCaption: true })] : data.runs.length > 1 ? el("p", {}, "Their recipes do not differ.") : null,
       ...earned(),
       el("h2", {}, "Curves"),
@@ -338,7 +422,7 @@
     const form = el("form", { class: "filters", onsubmit: (event) => {
       event.preventDefault();
       const entries = [...new FormData(form)].filter(([, value]) => value !== "");
-      location.hash = "#/list?" + new URLSearchParams(entries);
+      location.hash = listOf(entries);
     }, onchange: (event) => { if (event.target.tagName === "SELECT") form.requestSubmit(); } },
       el("label", {}, "Text", el("input", { type: "search", name: "q", id: "search", value: field("q") })),
       el("label", { class: "check" }, el("input", { type: "checkbox", name: "in", value: "all", checked: field("in") === "all" }), "Search turns and results too"),
@@ -352,6 +436,7 @@
       el("label", {}, "to", el("input", { type: "number", step: "any", name: "to", value: field("to") })),
       el("label", {}, "Sort by", el("select", { name: "sort" }, [...SORTS.keys()].map((name) => el("option", { value: name, selected: field("sort") === name }, name)))),
       el("button", {}, "Show"));
+    if (field("kind")) form.append(el("input", { type: "hidden", name: "kind", value: field("kind") }));
     const q = field("q").toLowerCase();
     const inside = q && field("in") ? await everywhere(q) : null;
     const wanted = (i) => {
@@ -368,7 +453,23 @@
     };
     const count = columns().run ? columns().run.length : 0;
     chosen = [];
-    for (let i = 0; i < count; i++) if (wanted(i)) chosen.push(i);
+    const kinds = new Map();
+    let fitting = 0;
+    for (let i = 0; i < count; i++) {
+      if (!wanted(i)) continue;
+      const kind = kindOf(i);
+      fitting += 1;
+      kinds.set(kind, (kinds.get(kind) || 0) + 1);
+      if (!field("kind") || kind === field("kind")) chosen.push(i);
+    }
+    const chip = (kind, name, some) => {
+      const next = new URLSearchParams(query);
+      next.delete("page");
+      next.delete("kind");
+      if (kind) next.set("kind", kind);
+      return el("li", {}, el("a", { href: "#/list?" + next, "aria-current": field("kind") === kind ? "true" : null }, kind ? swatch(kind) : null, `${name} ${some.toLocaleString("en")}`));
+    };
+    const chips = el("ul", { class: "kinds", "aria-label": "What attempts did" }, chip("", "all", fitting), KINDS.filter((kind) => kinds.has(kind) || kind === field("kind")).map((kind) => chip(kind, kind, kinds.get(kind) || 0)));
     const sort = SORTS.get(field("sort"));
     if (sort) {
       const keys = new Map(chosen.map((i) => [i, sort(i)]));
@@ -393,7 +494,7 @@
     ].filter((cell) => cell !== null));
     status.textContent = `${chosen.length} trajectories`;
     const narrow = window.matchMedia("(max-width: 40rem)").matches;
-    return [el("h1", {}, "Trajectories"), el("details", { class: "filters", open: !narrow }, el("summary", {}, "Search, filter and sort"), form),
+    return [el("h1", {}, "Trajectories"), count ? chips : null, el("details", { class: "filters", open: !narrow }, el("summary", {}, "Search, filter and sort"), form),
       el("p", {}, `${chosen.length.toLocaleString("en")} of ${count.toLocaleString("en")}`),
       rows.length ? [pager(), table("Trajectories", heads, rows, { class: "list", hideCaption: true }), pager()] : el("p", {}, count ? "None fits. Choose less." : "No run has a record.")];
   }
