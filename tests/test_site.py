@@ -72,9 +72,11 @@ def sphinx(nursery, *options: str, **environment: str) -> subprocess.CompletedPr
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory, nursery) -> Path:
-    """The site, by the command that README shows."""
+    """The site, by the command that contributors are given."""
     site = tmp_path_factory.mktemp("site")
-    (line,) = re.findall(r"`\.venv/bin/(sphinx-build .*?)`", (ROOT / "README.md").read_text())
+    (line,) = re.findall(
+        r"`\.venv/bin/(sphinx-build .*?)`", (ROOT / "docs/contributing.md").read_text()
+    )
     *options, source, folder = line.split()[1:]
     assert (source, folder) == ("docs", "site")
     options += ["-q", "-d", f"{site}-cache", source, str(site)]
