@@ -467,7 +467,7 @@
       next.delete("page");
       next.delete("kind");
       if (kind) next.set("kind", kind);
-      return el("li", {}, el("a", { href: "#/list?" + next, "aria-current": field("kind") === kind ? "true" : null }, kind ? swatch(kind) : null, `${name} ${some.toLocaleString("en")}`));
+      return el("li", {}, el("a", { href: listOf(next), "aria-current": field("kind") === kind ? "true" : null }, kind ? swatch(kind) : null, `${name} ${some.toLocaleString("en")}`));
     };
     const chips = el("ul", { class: "kinds", "aria-label": "What attempts did" }, chip("", "all", fitting), KINDS.filter((kind) => kinds.has(kind) || kind === field("kind")).map((kind) => chip(kind, kind, kinds.get(kind) || 0)));
     const sort = SORTS.get(field("sort"));
@@ -481,7 +481,7 @@
     const turn = (to, text) => {
       const next = new URLSearchParams(query);
       next.set("page", to);
-      return to < 1 || to > pages ? el("span", { class: "dim" }, text) : el("a", { href: "#/list?" + next }, text);
+      return to < 1 || to > pages ? el("span", { class: "dim" }, text) : el("a", { href: listOf(next) }, text);
     };
     const pager = () => el("nav", { class: "pager", "aria-label": "Pages of the list" }, turn(shown - 1, "Previous"), el("span", {}, `page ${shown} of ${pages}`), turn(shown + 1, "Next"));
     const heads = ["question", data.runs.length > 1 ? "run" : null, "split", "iteration", "answer", "right", "ended by", "total reward", "turns and their advantages"].filter((head) => head);
