@@ -247,7 +247,7 @@
   ];
 
   // what an attempt did, in the order of the bars; those without a search that can find an answer are right or wrong
-  const KINDS = ["found it, right", "searched, right", "found it, answered wrong", "searched, not found", "searched, wrong", "guessed, right", "guessed, wrong", "right", "wrong"];
+  const KINDS = ["found it, right", "searched, right", "found it, answered wrong", "searched, not found", "searched, wrong", "guessed, right", "guessed, wrong", "right", "wrong", "without an accepted answer"];
   let searches = null;
 
   function kindOf(i) {
@@ -255,6 +255,7 @@
       searches = new Set();
       columns().run.forEach((run, k) => { if (at("answer_in_results", k) !== null) searches.add(run); });
     }
+    if (at("exact_match", i) === null) return "without an accepted answer";
     const end = at("exact_match", i) === 1 ? "right" : "wrong";
     if (!searches.has(at("run", i))) return end;
     if (!at("tool_execution", i)) return "guessed, " + end;
