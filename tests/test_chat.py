@@ -363,3 +363,6 @@ def test_a_vocabulary_that_begins_texts_with_a_space_puts_none_where_a_text_goes
         tokenizer(whole, add_special_tokens=False)["input_ids"]
     )
     assert "\n What" not in tokenizer.decode(shown)
+    pieces = chat.pieces(shown)
+    assert "".join(pieces) == tokenizer.decode(shown)  # the spaces between words among them
+    assert len(pieces) == len(shown)

@@ -15,10 +15,10 @@ import yaml
 from commands import fails
 from turnrl import DataError, record
 from turnrl.cli import main
-from turnrl.commands.compare.command import as_text
-from turnrl.commands.compare.pairing import compare, open_sides
+from turnrl.commands.compare import address, as_text
 from turnrl.commands.report.page import page
 from turnrl.run import recording
+from turnrl.run.pairing import compare, open_sides
 from turnrl.run.runs import open_runs
 from turnrl.run.statistics import difference, over_seeds
 
@@ -132,7 +132,7 @@ def test_the_places_are_those_of_a_report_of_the_same_runs():
     places = ["#/t/" + "/".join(map(str, place)) for place in shown]
     for number, side in enumerate((found.first, found.second)):
         for question in found.questions:
-            at = places.index(side.one.address(question))
+            at = places.index(address(side.one, question))
             assert summary["trajectories"]["run"][at] == number
             asked = summary["questions"][summary["trajectories"]["question"][at]]
             assert asked[0] == question
@@ -196,7 +196,7 @@ def test_two_policies_of_one_run_are_compared(capsys):
     (found,) = compare(open_sides(["a@0", "a"]))
     assert [side.name for side in (found.first, found.second)] == ["a@0", "a@20"]
     assert (found.figures["exact_match"].gained, found.figures["exact_match"].pairs) == (5, 6)
-    assert found.second.one.address("q0") == "#/t/0/val/80/0/0"
+    assert address(found.second.one, "q0") == "#/t/0/val/80/0/0"
     assert main(["compare", "a@0", "a@10", "a"]) == 0
     assert "See them: turnrl report a\n" in capsys.readouterr().out
 

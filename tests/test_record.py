@@ -263,6 +263,9 @@ def test_tokens_are_recorded_with_what_sampler_and_learner_computed_for_them(run
         assert tuple(row["token_ids"]) == sample.token_ids
         assert tuple(row["token_ids"][: row["prompt_tokens"]]) == sample.prompt_ids
         assert tuple(row["turn_index"]) == sample.turn_index
+        # pieces of text, not of the words that a vocabulary keeps
+        assert "".join(row["token_texts"]) == it.policy.tokenizer.decode(sample.token_ids)
+        assert len(row["token_texts"]) == len(sample.token_ids)
         sampled = [k >= 0 for k in sample.turn_index]
         for name, expected in (
             ("sampler_logprobs", [*compress(sample.sampler_logprobs, sampled)]),
@@ -328,7 +331,7 @@ def test_a_trajectory_without_tokens_has_rows_and_the_version_that_is_said(tmp_p
     (row,) = record.read(written(recording.rows([group], [None], "val", 2, 7), tmp_path))
     assert (row["policy_version"], row["prompt_tokens"], row["sample_tokens"]) == (7, None, [])
     assert [(turn["tokens"], turn["sample"]) for turn in row["turns"]] == [(0, None)]
-    assert [row[name] for name in record.TOKENS] == [None] * 6
+    assert [row[name] for name in record.TOKENS] == [None] * 7
 
 
 def test_without_tokens_nothing_is_computed_for_it(tiny_model, tmp_path, monkeypatch):
@@ -337,7 +340,7 @@ def test_without_tokens_nothing_is_computed_for_it(tiny_model, tmp_path, monkeyp
     monkeypatch.setattr(it.policy, "read", lambda *a, **k: asked.append(a) or read(*a, **k))
     trainer(tmp_path, 1).fit(it, data())
     for row in record.read(tmp_path / "version_0"):
-        assert [row[name] for name in record.TOKENS] == [None] * 6
+        assert [row[name] for name in record.TOKENS] == [None] * 7
     # the checkpoint's look at one trajectory is all
     assert {len(rows) for rows, *_ in asked} <= {0, 1}
 

@@ -6,6 +6,7 @@ import base64
 import csv
 import gzip
 import json
+import math
 import random
 import re
 import shutil
@@ -43,6 +44,7 @@ from turnrl.commands.report import curves as curves_of_a_run
 from turnrl.commands.report.command import write as report
 from turnrl.commands.report.curves import draw
 from turnrl.commands.report.links import link
+from turnrl.run.pairing import compare, open_sides
 from turnrl.run.recording import rows, write
 from turnrl.run.runs import differences, experiments, open_runs
 from turnrl.why import Contrast, compares
@@ -440,9 +442,11 @@ def test_a_run_that_goes_on_is_watched(tmp_path):
                 file.write("4,0.5,0.6\n")
             assert "rewritten" in next(lines)
             assert (tmp_path / "out.html").read_bytes() != before
+            assert unpacked(tmp_path / "out.html")["watch"] > 0
             watching.send_signal(signal.SIGINT)
             assert watching.wait(30) == 130
             assert "Traceback" not in watching.stderr.read()
+            assert unpacked(tmp_path / "out.html")["watch"] == 0
         finally:
             watching.kill()
 
@@ -502,7 +506,7 @@ def test_what_is_added_while_a_report_is_written_is_in_the_next(tmp_path, monkey
 
     def slow(*given):
         report(*given)
-        written.append(1)
+        written.append(unpacked(tmp_path / "out.html")["watch"])
         if len(written) == 1:
             with (folder / "metrics.csv").open("a") as file:
                 file.write("4,0.5,0.6\n")
@@ -516,7 +520,8 @@ def test_what_is_added_while_a_report_is_written_is_in_the_next(tmp_path, monkey
     monkeypatch.setattr(command, "write", slow)
     monkeypatch.setattr(command, "time", SimpleNamespace(sleep=sleep, strftime=time.strftime))
     main(["report", "--watch", str(folder), "-o", str(tmp_path / "out.html")])
-    assert len(written) == 2
+    # the last one, which stays as it is, when the watching ends
+    assert written == [10, 10, 0]
 
 
 def test_a_run_draws_its_curves(tiny_model, tmp_path):
@@ -631,8 +636,10 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
         for k, turn in enumerate(row["turns"]):
             card = cards.nth(k)
             shown = f"{round(turn['advantage'], 3) + 0.0:+.3f}"  # no -0.000
-            assert shown in card.locator("header").inner_text()
+            assert shown == card.locator(".big .adv").inner_text()
+            card.get_by_text("digits", exact=True).click()
             own = f"What {type(RULES[n]).__name__} compares"
+            card.get_by_role("table", name=own, exact=True).wait_for()
             assert card.get_by_role("table", name=own, exact=True).count() == 1
             printed = card.locator("p.equation").first.inner_text()
             whole, given = re.fullmatch(r"advantage = (.*) = (\S+)", printed).groups()
@@ -658,22 +665,46 @@ def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, opene
     assert page.get_by_label("Opening").inner_text() == row["opening"]
     size = len([one for one in record.read(folder) if one["group"] == row["group"]])
     page = opened(tmp_path / "out.html", link(0, row, attempt=False))
-    assert page.locator("section.attempt").count() == size == 4
+    attempts = page.get_by_role("table", name="Attempts").locator("tbody th a")
+    assert attempts.count() == size == 4
     assert page.get_by_label("Opening").count() == 1  # the same for all
     assert not re.search(r"[\s#?]", link(0, row)[1:])
 
 
 @browser_only
-def test_the_card_of_a_turn_shows_its_tokens(tmp_path, opened):
+@pytest.mark.parametrize("texts", [True, False])
+def test_the_card_of_a_turn_shows_its_tokens(tmp_path, opened, texts):
     folder = recorded.run(tmp_path / "run", tokens=True)
+    read = record.read(folder, split="train")
+    for row in read:
+        row["token_texts"] = [f" w{one}" for one in row["token_ids"]] if texts else None
+        # from certain to unlikely, so that not all have one tint
+        row["learner_logprobs"] = [
+            None if one is None else -0.5 * n for n, one in enumerate(row["learner_logprobs"])
+        ]
+    for file in record.files(folder)[1:]:
+        file.unlink()
+    write(read, record.files(folder)[0])
     report([folder], tmp_path / "out.html")
     page = opened(tmp_path / "out.html", "#/t/0/train/0/1/2")
-    row = next(r for r in record.read(folder) if (r["group"], r["member"]) == (1, 2))
+    row = next(r for r in read if (r["iteration"], r["group"], r["member"]) == (1, 1, 2))
     for k, turn in enumerate(row["turns"]):
         card = page.locator("section.turn").nth(k)
-        card.get_by_text("Tokens: probability").click()
-        card.get_by_role("table", name="Probability and entropy").wait_for()
-        assert card.get_by_text("0.4966").count() == turn["tokens"]  # exp(-0.7)
+        places = [t for t, number in enumerate(row["turn_index"]) if number == k]
+        assert len(places) == turn["tokens"]
+        card.get_by_text(f"{turn['tokens']} tokens", exact=True).click()
+        table = card.get_by_role("table", name="Probability and entropy")
+        table.wait_for()
+        likely = [f"{math.exp(row['learner_logprobs'][t]):.4f}" for t in places]
+        assert table.locator("tbody td:nth-last-child(2)").all_inner_texts() == likely
+        tinted = card.locator(".tinted span")
+        if not texts:
+            assert tinted.count() == 0
+            continue
+        said = tinted.evaluate_all("all => all.map(one => one.textContent)")
+        assert said == [row["token_texts"][t] for t in places]
+        tints = [f"p{min(4, int(5 * math.exp(row['learner_logprobs'][t])))}" for t in places]
+        assert tinted.evaluate_all("all => all.map(one => one.className)") == tints
 
 
 @browser_only
@@ -695,15 +726,23 @@ def test_the_card_says_why_another_estimator_has_no_numbers(tmp_path, monkeypatc
     some = {kind.__name__: kind for kind in (Raises, Forgetful, Unexplained, Merged)}
     monkeypatch.setattr("turnrl.applied.installed", lambda hook: some)
     report([recorded.run(tmp_path / "run")], tmp_path / "out.html")
-    card = opened(tmp_path / "out.html", "#/t/0/train/0/0/0").locator("section.turn").first
-    card.get_by_text("What other estimators would give this turn").click()
-    rows = card.get_by_role("table", name="Other estimators").locator("tbody tr")
-    raises, forgetful, unexplained, merged = (row.split("\t") for row in rows.all_inner_texts())
-    assert raises[1] == "-"
-    assert raises[2].startswith("Raises on a group of 4 with")
-    assert forgetful[2] == "does not say what it compares"
-    assert unexplained[2].startswith("failed to say what it compares (ZeroDivisionError")
-    assert merged[2].startswith("outcome and turn rewards: 1 ×")
+    page = opened(tmp_path / "out.html", "#/t/0/train/0/0/0")
+    rows = page.get_by_role("table", name="Estimators", exact=True).locator("tbody tr")
+    own, merged = (row.split("\t") for row in rows.all_inner_texts())
+    assert (own[0], merged[0]) == ("TurnLevel, this run", "Merged")
+    page.get_by_text("3 more estimators").click()
+    others = page.get_by_role("table", name="More estimators").locator("tbody tr")
+    others.first.wait_for()
+    raises, forgetful, unexplained = (row.split("\t") for row in others.all_inner_texts())
+    turns = len(record.read(tmp_path / "run")[0]["turns"])
+    assert raises[1:-1] == ["-"] * turns
+    assert raises[-1].startswith("Raises on a group of 4 with")
+    assert forgetful[-1] == "does not say what it compares"
+    assert unexplained[-1].startswith("failed to say what it compares (ZeroDivisionError")
+    rows.nth(1).get_by_text("digits").click()
+    told = rows.nth(1).locator("p.equation").first
+    told.wait_for()
+    assert told.inner_text().startswith("turn 1: outcome and turn rewards: 1 ×")
 
 
 @browser_only
@@ -806,15 +845,21 @@ def test_a_list_is_filtered_sorted_and_searched(tmp_path, opened):
     go(page, f"#/list?q={word}&in=all")
     page.wait_for_selector("table.list")
     assert "1 of 320" in page.inner_text("main")
-    page.keyboard.press("l")
-    page.wait_for_function("location.hash === '#/list'")
-    page.locator("table.list a").first.click()
+    go(page, "#/list")
+    page.locator("table.list tbody a").first.click()
     page.wait_for_selector("section.turn")
     page.keyboard.press("j")
     page.wait_for_function("location.hash === '#/t/0/train/0/0/1'")
     page.keyboard.press("g")
-    page.wait_for_selector("section.attempt")
-    assert page.locator("section.attempt").count() == 4
+    page.wait_for_selector("table.group")
+    assert page.locator("table.group tbody th a").count() == 4
+
+
+def rewrite(folder, kept):
+    """Give a run the record of these trajectories."""
+    for file in record.files(folder):
+        file.unlink()
+    write(kept, folder / "record" / "train-000000-0.parquet")
 
 
 def did(row):
@@ -838,9 +883,7 @@ def test_attempts_are_counted_by_what_they_did(tmp_path, opened):
         row["tool_execution"] = draw.choice((0.0, 0.5, 1.0))
         row["answer_in_results"] = draw.choice((0.0, 1.0, None))
         row["exact_match"] = draw.choice((0.0, 1.0))
-    for file in (folder / "record").iterdir():
-        file.unlink()
-    write(kept, folder / "record" / "train-000000-0.parquet")
+    rewrite(folder, kept)
     report([folder], tmp_path / "out.html")
     counts = Counter(map(did, kept))
     assert len(counts) == 7
@@ -853,6 +896,7 @@ def test_attempts_are_counted_by_what_they_did(tmp_path, opened):
     page.wait_for_function("location.hash.includes('kind=found')")
     page.wait_for_selector("ul.kinds [aria-current]")
     assert f"{counts['found it, answered wrong']} of {len(kept)}" in page.inner_text("main")
+    page.get_by_text("More filters").click()
     page.locator("select[name=iteration]").select_option("2")  # which keeps what was chosen
     page.wait_for_function("location.hash.includes('iteration=2')")
     among = Counter(did(row) for row in kept if row["iteration"] == 2)
@@ -871,14 +915,245 @@ def test_attempts_are_counted_by_what_they_did(tmp_path, opened):
 
 
 @browser_only
+def test_attempts_that_nothing_judges_are_neither_right_nor_wrong(tmp_path, opened):
+    folder = recorded.run(tmp_path / "run", iterations=1)
+    rewrite(folder, [{**row, "exact_match": None, "answers": []} for row in record.read(folder)])
+    report([folder], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html", "#/list")
+    chips = {text.strip() for text in page.locator("ul.kinds li").all_inner_texts()}
+    assert chips == {"all 8", "without an accepted answer 8"}
+    assert {*page.locator("td[data-label=right]").all_inner_texts()} == {"-"}
+    page.locator("table.list tbody a").first.click()
+    page.wait_for_selector("section.turn")
+    assert page.get_by_text("not judged").count() >= 1
+    assert page.get_by_text("wrong").count() == 0
+
+
+@browser_only
+def test_attempts_that_are_the_same_are_one_row(tmp_path, opened):
+    folder = recorded.run(tmp_path / "run", iterations=1, groups=2, size=6)
+    kept = record.read(folder)
+    same = {1: 0, 4: 0, 5: 3}  # member: what it repeats
+    by_place = {(row["group"], row["member"]): row for row in kept}
+    for (group, member), row in by_place.items():
+        if member in same:
+            row |= {**by_place[group, same[member]], "member": member}
+    # what differs in its text alone is a row of its own among the attempts of the group
+    by_place[1, 4]["turns"] = [{**one, "text": "other"} for one in by_place[1, 4]["turns"]]
+    rewrite(folder, kept)
+    report([folder], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html", "#/list")
+    assert "12 of 12, in 6 rows" in page.inner_text("main")
+    shown = page.locator("table.list tbody th").all_inner_texts()
+    assert [text.rpartition("?")[2].strip() for text in shown] == ["×3", "", "×2"] * 2
+    for group, sets in enumerate((["1, 2, 5", "3", "4, 6"], ["1, 2", "3", "4, 6", "5"])):
+        go(page, f"#/g/0/train/0/{group}")
+        rows = page.get_by_role("table", name="Attempts").locator("tbody tr")
+        found = [row.split("\t") for row in rows.all_inner_texts()]
+        assert sorted(row[0] for row in found) == sets
+        totals = [float(row[3]) for row in found]
+        assert totals == sorted(totals, reverse=True)
+        assert f"6 attempts at one question, best first; {len(sets)} differ" in page.inner_text(
+            "main"
+        )
+
+
+@browser_only
+def test_a_list_is_sorted_by_the_heads_of_its_columns(tmp_path, opened):
+    folder = recorded.run(tmp_path / "run", iterations=2, groups=3)
+    report([folder], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html", "#/list")
+    for name, order in (("total reward", "descending"), ("total reward", "ascending")):
+        page.get_by_role("columnheader", name=name).get_by_role("link").click()
+        page.wait_for_selector(f"th[aria-sort={order}]")
+        values = [float(v) for v in page.locator("td[data-label='total reward']").all_inner_texts()]
+        assert values == sorted(values, reverse=order == "descending")
+    for order, best in (("descending", max), ("ascending", min)):
+        page.get_by_role("columnheader", name="turns and their").get_by_role("link").click()
+        page.wait_for_selector(f"th[aria-sort={order}] a:has-text('turns')")
+        rows = page.locator("td[data-label^=turns]").all_inner_texts()
+        values = [best(float(text) for text in row.split()) for row in rows]
+        assert values == sorted(values, reverse=order == "descending")
+    # keys move in the list
+    page.keyboard.press("j")
+    page.keyboard.press("j")
+    rows = page.locator("table.list tbody th a")
+    second = "all => all.indexOf(document.activeElement)"
+    assert rows.evaluate_all(second) == 1
+    page.keyboard.press("k")
+    assert rows.evaluate_all(second) == 0
+
+
+@browser_only
+def test_who_comes_back_finds_filter_place_and_theme(tmp_path, opened):
+    folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
+    report([folder], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html", "#/list?iteration=2", color_scheme="light")
+    row = page.locator("table.list tbody a").nth(40)
+    row.scroll_into_view_if_needed()
+    place = page.evaluate("scrollY")
+    assert place > 500
+    page.wait_for_function("y => history.state && history.state.y === y", arg=place)
+    address = row.get_attribute("href")
+    row.click()
+    page.wait_for_selector("section.turn")
+    assert page.evaluate("scrollY") == 0
+    page.go_back()
+    page.wait_for_selector("table.list")
+    page.wait_for_function("y => scrollY === y", arg=place)
+    assert "80 of 240" in page.inner_text("main")
+    assert page.evaluate("document.activeElement.getAttribute('href')") == address
+    row.click()
+    page.wait_for_selector("section.turn")
+    page.get_by_role("link", name="List", exact=True).click()
+    page.wait_for_function("location.hash === '#/list?iteration=2'")
+    page.keyboard.press("t")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+    page.reload()
+    page.wait_for_selector("table.list")
+    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+@browser_only
+def test_a_watched_page_loads_itself_again_and_keeps_its_place(tmp_path, opened):
+    folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
+    report([folder], tmp_path / "out.html", again_s=0.5)
+    page = opened(tmp_path / "out.html", "#/list?iteration=2")
+    page.evaluate("window.scrollTo(0, 700)")
+    with (folder / "metrics.csv").open("a") as file:
+        file.write("4,0.5,0.6\n")
+    with page.expect_event("load", timeout=20_000):
+        report([folder], tmp_path / "out.html", title="the second")
+    page.wait_for_function("() => document.title.includes('the second')", timeout=20_000)
+    page.wait_for_function("() => scrollY === 700")
+    assert page.evaluate("location.hash") == "#/list?iteration=2"
+    # not under the hands of who reads an attempt
+    report([folder], tmp_path / "out.html", again_s=0.2)
+    reading = opened(tmp_path / "out.html", "#/t/0/train/0/0/0")
+    reading.evaluate("window.same = true")
+    reading.wait_for_timeout(2500)
+    assert reading.evaluate("window.same") is True
+
+
+@browser_only
+def test_the_overview_says_what_compare_says(tmp_path, opened):
+    folders = [evaluated(tmp_path / name, right) for name, right in (("a", 3), ("b", 17))]
+    report(folders, tmp_path / "out.html")
+    (found,) = compare(open_sides([str(folder) for folder in folders]))
+    figure = found.figures["exact_match"]
+    page = opened(tmp_path / "out.html")
+    told = page.locator(".verdict").inner_text()
+    assert told.startswith(
+        "b is better than a: exact match 0.850 against 0.150, after 1 iteration,"
+    )
+    assert f"difference +0.700 [{figure.low:+.3f}, {figure.high:+.3f}], p = {figure.p:.4f}" in told
+    assert "20 questions in common: 14 won, 0 lost" in told
+    page.get_by_role("link", name="14 won").click()
+    page.wait_for_selector("table.list")
+    assert "28 of 40" in page.inner_text("main")  # those of both
+    assert "Questions that b won against a." in page.inner_text("main")
+    names = {text.split("?")[0] for text in page.locator("table.list tbody th").all_inner_texts()}
+    assert names == {f"question {n}" for n in range(3, 17)}
+    # runs that cannot be compared say why
+    other = evaluated(tmp_path / "c", 5, first=100)
+    report([folders[0], other], tmp_path / "other.html")
+    told = opened(tmp_path / "other.html").inner_text("main")
+    assert "Not compared: a and c have no question in common" in told
+
+
+def evaluated(folder, right, first=0):
+    """A run whose evaluation answered so many of 20 questions rightly."""
+    recorded.run(folder, iterations=1, groups=20, size=1)
+    kept = record.read(folder)
+    for n, row in enumerate(kept, first):
+        asked = {"question_id": f"q{n}", "question": f"question {n}?", "split": "val"}
+        row |= {**asked, "exact_match": float(n - first < right)}
+    for file in record.files(folder):
+        file.unlink()
+    write(kept, folder / "record" / "val-000001-0.parquet")
+    return folder
+
+
+FOUND = "Utrecht is in the Netherlands. NETHERLANDS, not netherlandish."
+CALL = 'search("Utrecht, \\"nl\\"")'
+PASSAGE = "Isparta\n" + "It lies in a valley among mountains. " * 20 + "Its domain is .tr. Roses."
+TURNS = {
+    "<think>I look it up.</think><tool_call>{...}</tool_call>": ["I look it up.", CALL, FOUND],
+    "I look it up.</think><tool_call>{...}</tool_call>": ["I look it up.", CALL, FOUND],
+    "Let me see. <search>Utrecht</search> done": ["Let me see.", "done", CALL, FOUND],
+    "call search": ["call search", CALL, FOUND],
+    "<a>one</a> and <b>two</b>": ["<a>one</a>", "and", "<b>two</b>", CALL, FOUND],
+    "<think>cut": ["<think>cut", CALL, FOUND],
+}
+"""What a turn with one call wrote, and what the page shows of it."""
+
+
+@browser_only
+def test_a_turn_shows_what_was_thought_called_and_read(tmp_path, opened):
+    folder = recorded.run(tmp_path / "run", iterations=1, groups=1, size=len(TURNS), turns=(2, 2))
+    kept = record.read(folder)
+    for row, text in zip(kept, TURNS, strict=True):
+        row |= {"answers": ["Netherlands", "nether"], "exact_match": 0.0}
+        call = row["turns"][0]["calls"][0] | {"arguments": '{"query": "Utrecht, \\"nl\\""}'}
+        read = row["turns"][0]["results"][0] | {"content": FOUND, "ok": True}
+        row["turns"][0] |= {"text": text, "calls": [call], "results": [read]}
+        row["turns"][1]["text"] = "<think>so</think><answer>Holland</answer>"
+    rewrite(folder, kept)
+    report([folder], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html")
+    for n, (text, wanted) in enumerate(TURNS.items()):
+        go(page, f"#/t/0/train/0/0/{n}")
+        first, last = page.locator(".did-say").all()
+        shown = first.locator("[role=group]").evaluate_all("all => all.map(e => e.textContent)")
+        assert shown == wanted, text
+        assert first.locator("mark").all_inner_texts() == ["Netherlands", "NETHERLANDS"]
+        assert "answer Holland ✗ wrong" in last.inner_text().replace("\n", " ")
+        if text not in wanted:
+            first.get_by_text("as written").click()
+            raw = first.get_by_label("Turn 1, as written")
+            raw.wait_for()
+            assert raw.evaluate("one => one.textContent") == text
+        else:
+            assert first.get_by_text("as written").count() == 0
+
+
+@browser_only
+@pytest.mark.parametrize(("width", "most"), [(1280, 760), (390, 1600)])
+def test_three_turns_fit_on_a_screen(tmp_path, opened, width, most):
+    """The pixels are those of the font that is here; there is room for another."""
+    folder = recorded.run(tmp_path / "run", iterations=1, groups=1, size=4, turns=(3, 3))
+    kept = record.read(folder)
+    for row in kept:
+        for k, turn in enumerate(row["turns"]):
+            if k < 2:
+                turn["text"] = "<think>I will look it up.</think><tool_call>{...}</tool_call>"
+                turn["calls"][0]["arguments"] = '{"query": "country of Isparta"}'
+                turn["results"][0] |= {"content": PASSAGE, "ok": True}
+            turn["format_error"] = None
+        row["turns"][2]["text"] = "<think>It gives the continent.</think><answer>Asia</answer>"
+        row |= {"question": "Which internet domain does the country of Isparta use?"}
+        row |= {"answers": [".tr"], "answer": "Asia", "opening": None}
+    rewrite(folder, kept)
+    report([folder], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html", viewport={"width": width, "height": 800})
+    go(page, "#/t/0/train/0/0/1")
+    turns = page.locator("section.turn")
+    assert turns.count() == 3
+    assert turns.last.evaluate("one => one.getBoundingClientRect().bottom + scrollY") < most
+    # the accepted answer is in sight, although the passage is longer than its place
+    mark, place = (
+        page.locator(which).first.bounding_box() for which in (".result mark", ".result")
+    )
+    assert place["y"] <= mark["y"] <= place["y"] + place["height"] - mark["height"] + 1
+
+
+@browser_only
 def test_attempts_at_what_no_search_answers_are_right_or_wrong(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=1)
     kept = [{**row, "answer_in_results": None} for row in record.read(folder)]
     for n, row in enumerate(kept):
         row["exact_match"] = float(n % 3 == 0)
-    for file in (folder / "record").iterdir():
-        file.unlink()
-    write(kept, folder / "record" / "train-000000-0.parquet")
+    rewrite(folder, kept)
     report([folder], tmp_path / "out.html")
     page = opened(tmp_path / "out.html", "#/list")
     chips = {text.strip() for text in page.locator("ul.kinds li").all_inner_texts()}
@@ -1000,7 +1275,7 @@ def test_a_long_text_without_a_space_is_laid_out_at_once(tmp_path, opened, lette
     )
     assert seconds < 1.5  # in one line of facts controls take 20 s, at 20,000
     shown = page.get_by_role("group", name="answer", exact=True)
-    page.get_by_role("button", name="Show all 20,000 characters").nth(2).click()
+    page.get_by_role("button", name="Show all 20,000 characters").nth(1).click()
     told = shown.evaluate("one => one.textContent")
     assert told == (" ".join(["U+0007"] * 20_000) if letters == "\x07" else long)
 

@@ -24,8 +24,8 @@ from nursery import command
 from runs import TIMINGS
 from turnrl import RecipeError, build
 from turnrl.cli import main
-from turnrl.commands.compare.pairing import compare, open_sides
 from turnrl.commands.sweep import folders, jobs, matrix, results, table
+from turnrl.run.pairing import compare, open_sides
 from turnrl.run.runs import open_runs
 from worlds import Echo
 
@@ -188,6 +188,7 @@ def test_every_seed_with_every_setting_is_a_run_and_a_line_and_counts_as_done(sw
     assert len(lines()) == 6
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_is_shown_and_ends_no_other_and_is_tried_again(sweep):
     words = ("--set=model.rollout.tools=[worlds.Echo],[test_sweep.Mended]", "--jobs=1")
     code, text = sweep(*words)
@@ -210,6 +211,7 @@ def test_a_run_that_fails_is_shown_and_ends_no_other_and_is_tried_again(sweep):
     assert len(lines()) == 2
 
 
+@pytest.mark.slow
 def test_the_table_can_be_read_by_a_program_and_runs_can_be_listed_beforehand(sweep, capsys):
     words = ("--seeds=3,5", "--trainer.max_epochs=1")
     code, text = sweep(*words, "--list", TWO)
@@ -236,6 +238,7 @@ def test_the_table_can_be_read_by_a_program_and_runs_can_be_listed_beforehand(sw
     assert len(runs()) == 2
 
 
+@pytest.mark.slow
 def test_the_lines_can_be_kept_in_a_file_apart_from_the_runs(sweep):
     words = ("--trainer.max_epochs=1", "--results=kept/lines.jsonl")
     code, text = sweep(*words)
@@ -277,6 +280,7 @@ def iterations(folder=SWEEP):
     return max(kept)
 
 
+@pytest.mark.slow
 def test_killed_twice_a_sweep_goes_on_and_ends_as_if_nothing_had_happened(start, sweep):
     assert sweep(*LONG, "-o=whole")[0] == 0
     whole = Path("whole/table.txt").read_text()
@@ -339,7 +343,9 @@ def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(start, swee
     print(f"6 sweeps of 4 runs, {killed} kills")
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
 def test_a_sweep_that_is_stopped_stops_its_runs_and_another_is_refused_meanwhile(
     start, number, capsys
 ):

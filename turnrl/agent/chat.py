@@ -12,7 +12,8 @@ import contextlib
 import json
 import textwrap
 from collections.abc import Sequence
-from functools import cache, partial
+from functools import cache, lru_cache, partial
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BUNDLED = Path(__file__).parent / "chat_templates"
+_PAIRS = 65_536
+"""Pairs of tokens of which the texts are kept."""
 
 
 def read_template(name: str) -> str:
@@ -75,6 +78,7 @@ class ChatFormat:
         self._between = cache(self._find_between)
         self._mark = cache(self._ids)
         self._lead = cache(partial(self._encode, "\0"))
+        self._piece = lru_cache(_PAIRS)(self._find_piece)
         self._strips = " probe " not in self._render([{"role": "user", "content": " probe "}])
         added = tokenizer.get_added_vocab()
         special = {*tokenizer.all_special_ids, *added.values()}
@@ -138,12 +142,23 @@ class ChatFormat:
         said = ids[:-1] if ids and ids[-1] in self.end_ids else ids
         return cast(str, self.tokenizer.decode(list(said)))
 
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """What each token adds to the text. A character of several tokens is U+FFFD in some."""
+        return [self._piece(before, one) for before, one in pairwise((None, *ids))]
+
     def sent(self, trajectory: Trajectory) -> list[str]:
         """What the policy read right before each turn, with the marks of the template, as lines to
         print; none if a `MessageSampler` wrote the turns."""
         turns = range(len(trajectory.turns)) if trajectory.samples else ()
         read = (self.tokenizer.decode(list(trajectory.read_before(k))) for k in turns)
         return [textwrap.indent(cast(str, text).strip(), "   > ") for text in read]
+
+    def _find_piece(self, before: int | None, one: int) -> str:
+        """The text of a token behind another: alone, some would lose the space before them."""
+        if before is None:
+            return cast(str, self.tokenizer.decode([one]))
+        whole, head = (self.tokenizer.decode(ids) for ids in ([before, one], [before]))
+        return cast(str, whole).removeprefix(cast(str, head))
 
     def inert(self, text: str, tags: Sequence[str]) -> str:
         """`text` with tags and control tokens neutralised; see `turnrl.neutralise`."""

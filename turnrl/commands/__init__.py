@@ -30,7 +30,7 @@ COMMANDS: Mapping[str, str] = {
     "fit": "turnrl.recipe.fit:add_fit_command",
     "eval": "turnrl.commands.eval.command:add_eval_command",
     "recipes": "turnrl.commands.recipes:add_recipes_command",
-    "compare": "turnrl.commands.compare.command:add_compare_command",
+    "compare": "turnrl.commands.compare:add_compare_command",
     "completion": "turnrl.commands.completion:add_completion_command",
     "export": "turnrl.commands.eval.command:add_export_command",
     "play": "turnrl.commands.play:add_play_command",

@@ -54,7 +54,7 @@ The columns:
                     advantage is null where nothing was learned: in an evaluation, and in turns
                     that a branch shares with the trajectory that it came from
 
-With `record.tokens`, six lists of the same length, one entry per token of the prompt, the
+With `record.tokens`, seven lists of the same length, one entry per token of the prompt, the
 turns and the results, history after history; null without it:
 
     token_ids       the first `prompt_tokens` of them are the prompt's
@@ -64,6 +64,7 @@ turns and the results, history after history; null without it:
     entropies       of the whole distribution before each sampled token, in nats, from the same pass
                     of the learner; the sampler's, which `top_k` and the like cut, is not known
     versions        optimiser steps behind the weights that sampled each token; null elsewhere
+    token_texts     what each token adds to the text; null in records of turnrl 0.16 and before
 
 Log-probabilities and entropies are at the temperature of sampling, and at 1 for greedy turns.
 
@@ -114,6 +115,7 @@ TOKENS = (
     "learner_logprobs",
     "entropies",
     "versions",
+    "token_texts",
 )
 """Columns that `record.tokens` adds."""
 
@@ -155,6 +157,7 @@ _COLUMNS = {
     **dict.fromkeys(TOKENS[:2], pa.list_(pa.int32())),
     **dict.fromkeys(TOKENS[2:5], pa.list_(pa.float32())),
     TOKENS[5]: pa.list_(pa.int32()),
+    TOKENS[6]: pa.list_(pa.string()),
 }
 SCHEMA = pa.schema(_COLUMNS, {_VERSION_KEY: str(VERSION)})
 """Columns and types of the record, with their version."""

@@ -32,6 +32,8 @@ from turnrl.types.trajectory import Group, ToolCall, ToolResult, Trajectory
 
 Learner = Callable[[Sequence[turnrl.TokenRow]], Sequence[TokenScores]]
 """The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
+Texts = Callable[[Sequence[int]], Sequence[str]]
+"""What each token of a history adds to the text; see `Chat.pieces`."""
 
 
 class Recorder(L.Callback):
@@ -79,6 +81,7 @@ class Recorder(L.Callback):
             *place,
             pl_module.estimator,
             pl_module.read if self.tokens else None,
+            pl_module.chat.pieces,
         )
         self._write(list(some), experience.groups, trainer, pl_module)
 
@@ -95,6 +98,7 @@ class Recorder(L.Callback):
             trainer.global_rank,
             trainer.world_size,
             learner=learner if self.tokens else None,
+            texts=pl_module.chat.pieces,
         )
         self.evaluated = list(some)
         self._write(self.evaluated, groups, trainer, pl_module)
@@ -154,6 +158,7 @@ def rows(
     step: int = 1,
     estimator: AdvantageEstimator | None = None,
     learner: Learner | None = None,
+    texts: Texts | None = None,
 ) -> Iterator[Row]:
     """The record of scored groups.
 
@@ -167,12 +172,14 @@ def rows(
         step: From one group's number to the next: processes number theirs in turn.
         estimator: The rule that gave the credit; None where nothing is learned.
         learner: Read once for all groups; None to record no tokens.
+        texts: Of the tokens that are recorded; None to record them without.
     """
     every = [trajectory for group in groups for trajectory in group.trajectories]
     rule = None if estimator is None else _settings(estimator)
     tokens: Iterator[Row] = itertools.repeat(dict.fromkeys(TOKENS))
     if learner is not None:
-        tokens = map(_tokens, every, read_trajectories(every, learner))
+        scores = read_trajectories(every, learner)
+        tokens = map(partial(_tokens, texts=texts), every, scores)
     scored = zip(groups, credit, strict=True)
     for number, (group, given) in zip(itertools.count(first, step), scored):
         for i in range(len(group.trajectories)):
@@ -261,10 +268,11 @@ def _result(result: ToolResult) -> Row:
     return {"content": _text(result.content), "ok": result.ok, "metadata": shown}
 
 
-def _tokens(trajectory: Trajectory, learner: TokenScores) -> Row:
+def _tokens(trajectory: Trajectory, learner: TokenScores, texts: Texts | None) -> Row:
     """The columns `TOKENS`, given the learner's numbers of the N sampled tokens."""
     logprobs, entropies = iter(learner.logprobs.tolist()), iter(learner.entropy.tolist())
-    columns: list[list[float | None]] = [[] for _ in TOKENS]
+    *numbered, text = TOKENS
+    columns: list[list[float | None]] = [[] for _ in numbered]
     for sample in trajectory.samples:
         for token, k, logprob, version in zip(
             sample.token_ids,
@@ -277,7 +285,10 @@ def _tokens(trajectory: Trajectory, learner: TokenScores) -> Row:
             numbers = (logprob, next(logprobs), next(entropies), version) if own else (None,) * 4
             for column, value in zip(columns, (token, k if own else -1, *numbers), strict=True):
                 column.append(value)
-    return dict(zip(TOKENS, columns, strict=True))
+    pieces = None
+    if texts is not None:
+        pieces = [_text(one) for sample in trajectory.samples for one in texts(sample.token_ids)]
+    return {**dict(zip(numbered, columns, strict=True)), text: pieces}
 
 
 def _settings(estimator: AdvantageEstimator) -> str:

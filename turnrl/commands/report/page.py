@@ -22,9 +22,11 @@ from typing import Any
 
 from turnrl.applied import Applied, Made, applied, make
 from turnrl.earnings import earnings
+from turnrl.errors import DataError
 from turnrl.plugins import find_class, installed
 from turnrl.run import record
 from turnrl.run.alarms.rules import alarms
+from turnrl.run.pairing import Comparison, Side, compare, open_sides
 from turnrl.run.runs import Run, differences, experiments
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.trajectory import Group
@@ -33,22 +35,30 @@ from turnrl.why import Term
 _CHUNK = 48
 """Trajectories that are unpacked together, a group at least."""
 
+_SCRIPTS = ("building", "charts", "overview", "list", "attempts", "moving")
+"""The page's own scripts, which share one scope."""
+
 Shown = dict[str, object]
 """A part of the page's JSON."""
 Advantages = Sequence[Sequence[float | None]]
 
 
-def page(runs: Sequence[Run], title: str, most: int | None = None) -> Iterator[str]:
+def page(
+    runs: Sequence[Run], title: str, most: int | None = None, again_s: float = 0.0
+) -> Iterator[str]:
     """The page, in pieces.
 
     Args:
         runs: The runs, in the order of their lines.
         title: Title of the page.
         most: About how many trajectories of each run, whole groups from all parts; None for all.
+        again_s: Seconds after which an open page loads itself again; 0 for never.
     """
     assets = files("turnrl.commands.report") / "assets"
     style = "\n".join((assets / name).read_text() for name in ("uPlot.min.css", "report.css"))
-    script = "\n".join((assets / name).read_text() for name in ("uPlot.iife.min.js", "report.js"))
+    plots, own = (assets / "uPlot.iife.min.js").read_text(), [assets / f"{n}.js" for n in _SCRIPTS]
+    joined = "\n".join(file.read_text() for file in own)
+    script = f'{plots}\n"use strict";\n(() => {{\n{joined}}})();\n'
     policy = (
         f"default-src 'none'; script-src {_digest(script)}; style-src {_digest(style)}; "
         "base-uri 'none'; form-action 'none'"
@@ -61,7 +71,7 @@ def page(runs: Sequence[Run], title: str, most: int | None = None) -> Iterator[s
             yield _block(f"d{listed.chunks}", [_detail(members) for members in chunk])
             listed.add(number, chunk)
             earned[number].add(chunk)
-    yield _block("summary", _summary(runs, listed, earned, title))
+    yield _block("summary", _summary(runs, listed, earned, title) | {"watch": again_s})
     yield f"<script>{script}</script>\n</body>\n</html>\n"
 
 
@@ -168,8 +178,41 @@ def _summary(runs: Sequence[Run], listed: _Listed, paid: Sequence[_Earned], titl
         ],
         "experiments": experiments(runs),
         "differences": differences(runs),
+        **_compared(runs, listed),
         "questions": list(listed.questions),
         "trajectories": listed.columns,
+    }
+
+
+def _compared(runs: Sequence[Run], listed: _Listed) -> Shown:
+    """Every run, or every experiment, against the first: on the validation questions of both."""
+    if len(runs) < 2:
+        return {"comparisons": [], "not_compared": ""}
+    try:
+        found = compare(open_sides([str(run.folder) for run in runs]))
+    except DataError as error:
+        return {"comparisons": [], "not_compared": str(error)}
+    return {"comparisons": [_comparison(one, listed) for one in found], "not_compared": ""}
+
+
+def _comparison(one: Comparison, listed: _Listed) -> Shown:
+    """A comparison by the figure that decides. Questions are numbers in the list of all."""
+    figure = one.figures[one.main]
+    numbers = {asked[0] or asked[1]: number for asked, number in listed.questions.items()}
+
+    def of(side: Side) -> list[tuple[int, int]]:
+        return [(evaluation.number, evaluation.iteration) for evaluation in side.evaluations]
+
+    return {
+        "first": of(one.first),
+        "second": of(one.second),
+        "questions": len(one.questions),
+        "main": one.main,
+        "values": (figure.first, figure.second),
+        **{name: getattr(figure, name) for name in ("change", "low", "high", "p", "over")},
+        "won": [numbers[question] for question in one.won if question in numbers],
+        "lost": [numbers[question] for question in one.lost if question in numbers],
+        "notes": one.notes,
     }
 
 
@@ -198,7 +241,8 @@ def _row(row: record.Row) -> Shown:
     names = (*asked, "rewards", "figures", "turns")
     kept = {name: row[name] for name in names}
     if row["token_ids"]:
-        kept |= {name: row[name] for name in ("turn_index", "learner_logprobs", "entropies")}
+        shown = ("turn_index", "learner_logprobs", "entropies", "token_texts")
+        kept |= {name: row[name] for name in shown}
     return kept
 
 

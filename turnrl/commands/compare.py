@@ -22,7 +22,7 @@ from turnrl.text import say, visible
 
 if TYPE_CHECKING:
     from turnrl.commands import Commands
-    from turnrl.commands.compare.pairing import Comparison, Side
+    from turnrl.run.pairing import Comparison, Evaluation, Side
     from turnrl.run.statistics import Difference
 
 _FEW = 3
@@ -51,7 +51,7 @@ def add_compare_command(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from turnrl.commands.compare.pairing import compare, open_sides
+    from turnrl.run.pairing import compare, open_sides
 
     sides = open_sides(args.runs, args.split, args.iteration)
     for number, comparison in enumerate(compare(sides)):
@@ -121,7 +121,7 @@ def as_text(comparison: Comparison, split: str, every: bool = False) -> Iterator
 
 
 def _line(name: str, figure: Difference) -> str:
-    from turnrl.commands.compare.pairing import SIZES
+    from turnrl.run.pairing import SIZES
 
     p = "" if figure.p is None else "<.0001" if figure.p < 1e-4 else f"{figure.p:.4f}"
     large = max(map(abs, (figure.first, figure.second, figure.low, figure.high)))
@@ -195,14 +195,22 @@ def _question(first: Side, second: Side, question: str, main: str) -> Iterator[s
     yield _cut(f"  {row['question']}")
     yield _cut(f"    accepted  {' | '.join(row['answers'] or ())}")
     for letter, one in zip("AB", pair, strict=True):
-        rows, address = one.questions[question], one.address(question)
+        rows, place = one.questions[question], address(one, question)
         answer = rows[0]["answer"] or "(no answer)"
         if main != "exact_match":
             answer = f"{main} {one.value(question, main):.3f}"
         elif len(rows) > 1:
             answer = f"right in {sum(row[main] for row in rows):g} of {len(rows)} attempts"
-        width = _WIDTH - len(address) - 2
-        yield f"{_cut(f'    {letter}  {answer}', width):{width}}  {address}"
+        width = _WIDTH - len(place) - 2
+        yield f"{_cut(f'    {letter}  {answer}', width):{width}}  {place}"
+
+
+def address(one: Evaluation, question: str) -> str:
+    """Where a report of the same runs shows the attempt at a question, or all attempts."""
+    from turnrl.commands.report.links import link
+
+    rows = one.questions[question]
+    return link(one.number, rows[0], attempt=len(rows) == 1)
 
 
 def _cut(text: str, width: int = _WIDTH) -> str:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
-from turnrl.commands.report.links import link
 from turnrl.errors import DataError
 from turnrl.recipe.folders import find_run, run_at
 from turnrl.run import record
@@ -60,11 +59,6 @@ class Evaluation:
     @cached_property
     def _scores(self) -> Mapping[str, Sequence[Mapping[str, float | None]]]:
         return {q: [record.scores(row) for row in rows] for q, rows in self.questions.items()}
-
-    def address(self, question: str) -> str:
-        """Where a report of the same runs shows the attempt at a question, or all attempts."""
-        rows = self.questions[question]
-        return link(self.number, rows[0], attempt=len(rows) == 1)
 
 
 @dataclass(frozen=True)

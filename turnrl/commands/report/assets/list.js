@@ -1,0 +1,194 @@
+const columns = () => data.trajectories;
+const at = (name, i) => columns()[name][i];
+const asked = (i) => data.questions[at("question", i)];
+
+function link(i) {
+  const place = [at("run", i), at("split", i), at("policy_version", i), at("group", i), at("member", i)];
+  return "#/t/" + place.map(encodeURIComponent).join("/");
+}
+
+function groupLink(i) {
+  return link(i).replace("#/t/", "#/g/").replace(/\/[^/]*$/, "");
+}
+
+let places = null;
+function placed() {
+  if (!places) {
+    places = new Map();
+    const count = columns().run ? columns().run.length : 0;
+    for (let i = 0; i < count; i++) places.set(link(i), i);
+  }
+  return places;
+}
+
+const SORTS = new Map([  // no object: the address of the page may ask for __proto__
+  ["order of the run", null],
+  ["total reward", (i) => -at("total", i)],
+  ["lowest total reward", (i) => at("total", i)],
+  ["highest advantage", (i) => -Math.max(-Infinity, ...advantagesOf(i))],
+  ["lowest advantage", (i) => Math.min(Infinity, ...advantagesOf(i))],
+  ["tokens", (i) => -at("tokens", i)],
+  ["turns", (i) => -at("advantages", i).length],
+  ["latest iteration", (i) => -at("iteration", i)],
+  ["first iteration", (i) => at("iteration", i)],
+]);
+// a click on the head of a column sorts by the first, another by the second
+const HEADS = { iteration: ["latest iteration", "first iteration"], "total reward": ["total reward", "lowest total reward"], "turns and their advantages": ["highest advantage", "lowest advantage"] };
+const advantagesOf = (i) => at("advantages", i).filter((value) => value !== null);
+let lastList = "#/list";
+let chosen = [];
+
+const unique = (name) => [...new Set(columns()[name] || [])].sort((a, b) => (typeof a === "number" ? a - b : String(a).localeCompare(String(b))));
+
+async function list(query) {
+  const field = (name) => query.get(name) || "";
+  const select = (label, name, pairs) => el("label", {}, label, el("select", { name }, el("option", { value: "" }, "all"), pairs.map(([value, text]) => el("option", { value, selected: field(name) === String(value) }, text))));
+  const form = el("form", { class: "filters", onsubmit: (event) => {
+    event.preventDefault();
+    const entries = [...new FormData(form)].filter(([, value]) => value !== "");
+    location.hash = listOf(entries);
+  }, onchange: (event) => { if (event.target.tagName === "SELECT") form.requestSubmit(); } },
+    el("div", { class: "find" }, el("label", {}, "Text ", el("input", { type: "search", name: "q", id: "search", value: field("q") })),
+      el("label", {}, el("input", { type: "checkbox", name: "in", value: "all", checked: field("in") === "all" }), " in turns and results too"),
+      el("button", {}, "Show")),
+    el("details", { open: folds(query) }, el("summary", {}, "More filters, and the order"), el("div", { class: "fields" },
+      data.runs.length > 1 ? select("Run", "run", data.runs.map((run, n) => [n, run.name])) : null,
+      select("Split", "split", unique("split").map((s) => [s, s])),
+      select("Ended by", "ended_by", unique("ended_by").map((s) => [s, s])),
+      select("Answer", "exact", [["1", "right"], ["0", "wrong"]]),
+      select("Tool calls", "tools", [["1", "all succeeded"], ["part", "some succeeded"], ["0", "none succeeded"]]),
+      select("Iteration", "iteration", unique("iteration").map((n) => [n, String(n)])),
+      el("label", {}, "Total reward from", el("input", { type: "number", step: "any", name: "from", value: field("from") })),
+      el("label", {}, "to", el("input", { type: "number", step: "any", name: "to", value: field("to") })),
+      el("label", {}, "Sort by", el("select", { name: "sort" }, [...SORTS.keys()].map((name) => el("option", { value: name, selected: field("sort") === name }, name)))))));
+  for (const name of ["kind", "won", "lost"]) if (field(name)) form.append(el("input", { type: "hidden", name, value: field(name) }));
+  const compared = ["won", "lost"].map((name) => data.comparisons[field(name)] && [name, data.comparisons[field(name)]]).find((one) => one);
+  const decided = compared && new Set(compared[1][compared[0]]);
+  const evaluations = compared && new Set([...compared[1].first, ...compared[1].second].map(([run, iteration]) => `${run} ${iteration}`));
+  const q = field("q").toLowerCase();
+  const inside = q && field("in") ? await everywhere(q) : null;
+  const wanted = (i) => {
+    const tools = at("tool_execution", i);
+    if (field("run") && String(at("run", i)) !== field("run")) return false;
+    for (const name of ["split", "ended_by", "iteration"]) if (field(name) && String(at(name, i)) !== field(name)) return false;
+    if (compared && !(at("split", i) === "val" && decided.has(at("question", i)) && evaluations.has(`${at("run", i)} ${at("iteration", i)}`))) return false;
+    if (field("exact") && String(at("exact_match", i)) !== field("exact")) return false;
+    if (field("tools") && field("tools") !== (tools === 1 ? "1" : tools ? "part" : "0")) return false;
+    if (field("from") && at("total", i) < Number(field("from"))) return false;
+    if (field("to") && at("total", i) > Number(field("to"))) return false;
+    if (!q) return true;
+    if (inside) return inside.has(i);
+    return [...asked(i), at("answer", i) || ""].some((text) => text.toLowerCase().includes(q));
+  };
+  const count = columns().run ? columns().run.length : 0;
+  chosen = [];
+  const kinds = new Map();
+  let fitting = 0;
+  for (let i = 0; i < count; i++) {
+    if (!wanted(i)) continue;
+    const kind = kindOf(i);
+    fitting += 1;
+    kinds.set(kind, (kinds.get(kind) || 0) + 1);
+    if (!field("kind") || kind === field("kind")) chosen.push(i);
+  }
+  const chip = (kind, name, some) => {
+    const next = new URLSearchParams(query);
+    next.delete("page");
+    next.delete("kind");
+    if (kind) next.set("kind", kind);
+    return el("li", {}, el("a", { href: listOf(next), "aria-current": field("kind") === kind ? "true" : null }, kind ? swatch(kind) : null, `${name} ${some.toLocaleString("en")}`));
+  };
+  const chips = el("ul", { class: "kinds", "aria-label": "What attempts did" }, chip("", "all", fitting), KINDS.filter((kind) => kinds.has(kind) || kind === field("kind")).map((kind) => chip(kind, kind, kinds.get(kind) || 0)));
+  const sort = SORTS.get(field("sort"));
+  if (sort) {
+    const keys = new Map(chosen.map((i) => [i, sort(i)]));
+    chosen.sort((a, b) => keys.get(a) - keys.get(b) || a - b);
+  }
+  const rowsOf = merged(chosen);
+  const fit = chosen.length;
+  chosen = rowsOf.map((same) => same[0]);
+  const size = 50;
+  const pages = Math.max(1, Math.ceil(rowsOf.length / size));
+  const shown = Math.min(Math.max(1, Number(field("page")) || 1), pages);
+  const changed = (name, value) => {
+    const next = new URLSearchParams(query);
+    next.delete("page");
+    next.set(name, value);
+    return listOf(next);
+  };
+  const turn = (to, text) => (to < 1 || to > pages ? el("span", { class: "dim" }, text) : el("a", { href: changed("page", to) }, text));
+  const pager = () => el("nav", { class: "pager", "aria-label": "Pages of the list" }, turn(shown - 1, "Previous"), el("span", {}, `page ${shown} of ${pages}`), turn(shown + 1, "Next"));
+  const names = ["question", data.runs.length > 1 ? "run" : null, "split", "iteration", "answer", "right", "ended by", "total reward", "turns and their advantages"].filter((head) => head);
+  const heads = names.map((name) => {
+    const [first, second] = HEADS[name] || [];
+    const now = field("sort");
+    if (!first) return name;
+    return el("th", { scope: "col", "aria-sort": now === first ? "descending" : now === second ? "ascending" : "none" },
+      el("a", { href: changed("sort", now === first ? second : first) }, name, now === first ? " ↓" : now === second ? " ↑" : ""));
+  });
+  const rows = rowsOf.slice((shown - 1) * size, shown * size).map((same) => {
+    const i = same[0];
+    const cells = [
+      data.runs.length > 1 ? bdi(data.runs[at("run", i)].name) : null,
+      at("split", i), num(String(at("iteration", i))), at("answer", i) === null ? "none" : bdi(at("answer", i).slice(0, 60)),
+      at("exact_match", i) === null ? "-" : at("exact_match", i) === 1 ? el("span", { class: "right" }, "yes") : el("span", { class: "bad" }, "no"),
+      at("ended_by", i), num(number(at("total", i))), el("span", { class: "chips" }, at("advantages", i).map((a) => advantage(a))),
+    ].filter((cell) => cell !== null);
+    return [
+      el("th", { scope: "row", class: "question" }, el("a", { href: link(i) }, visible(asked(i)[1].slice(0, 160))), same.length > 1 ? el("span", { class: "dim" }, ` ×${same.length}`) : null),
+      ...cells.map((cell, n) => labelled(cell, names[n + 1])),
+    ];
+  });
+  status.textContent = `${fit} trajectories`;
+  lastList = location.hash || "#/list";
+  return [el("h1", {}, "Trajectories"), count ? chips : null,
+    compared ? el("p", {}, "Questions that ", bdi(experimentName(compared[1].second.map(([run]) => run))), ` ${compared[0]} against `, bdi(experimentName(compared[1].first.map(([run]) => run))), ". ", el("a", { href: "#/list" }, "All trajectories")) : null,
+    form,
+    el("p", {}, `${fit.toLocaleString("en")} of ${count.toLocaleString("en")}`, rowsOf.length < fit ? `, in ${rowsOf.length.toLocaleString("en")} rows: attempts of a group that ended and earned the same are in one` : ""),
+    rows.length ? [table("Trajectories", heads, rows, { class: "list", hideCaption: true }), pager()] : el("p", {}, count ? "None fits. Choose less." : "No run has a record.")];
+}
+
+/** Whether the fields are open: where one says something that chips and heads do not. */
+const folds = (query) => [...query.keys()].some((name) => !["kind", "page", "sort", "won", "lost", "q", "in"].includes(name));
+
+/** A cell that names its column, which a narrow screen shows. */
+function labelled(cell, name) {
+  const made = cell instanceof HTMLTableCellElement ? cell : el("td", {}, cell);
+  made.dataset.label = name;
+  return made;
+}
+
+/** Trajectories in their order, as lists: those of a group that ended the same and earned the same are together. */
+function merged(order) {
+  const found = new Map();
+  for (const i of order) {
+    const key = ["run", "split", "policy_version", "group", "answer", "ended_by", "total", "exact_match", "advantages"].map((name) => at(name, i)).join("\n");
+    if (found.has(key)) found.get(key).push(i);
+    else found.set(key, [i]);
+  }
+  return [...found.values()];
+}
+
+/** The numbers of the trajectories that have a text anywhere; each part is unpacked and let go. */
+async function everywhere(q) {
+  const hits = new Set();
+  const count = columns().run ? columns().run.length : 0;
+  let chunk = null;
+  let parts = null;
+  let before = null;
+  let member = 0;
+  for (let i = 0; i < count; i++) {
+    if (at("chunk", i) !== chunk) {
+      chunk = at("chunk", i);
+      status.textContent = main.textContent = `Searching, ${i} of ${count} ...`;
+      parts = await unpack("d" + chunk);
+    }
+    const key = chunk + " " + at("place", i);
+    member = key === before ? member + 1 : 0;
+    before = key;
+    const row = parts[at("place", i)].rows[member];
+    const texts = [...asked(i), row.opening, row.answer, ...row.turns.flatMap((turn) => [turn.text, ...turn.results.map((r) => r.content)])];
+    if (texts.some((text) => (text || "").toLowerCase().includes(q))) hits.add(i);
+  }
+  return hits;
+}

@@ -1,0 +1,188 @@
+const CURVES = [["tool execution", "tool_execution"], ["answer in results", "answer_in_results"], ["exact match", "exact_match"], ["format", "format"]];
+const APART = ["epoch", "iteration", "step", ...CURVES.flatMap(([, name]) => ["val/" + name, "train/" + name])];
+// a metric is in the first part that takes it
+const PARTS = [
+  ["Rewards", /^reward\//],
+  ["Rollouts", /^rollout\/(?!seconds|tokens_per_s|probe_tokens|redrawn)|\/findable$/],
+  ["Learning", /^train\/(?!seconds|memory)|^critic\//],
+  ["Time, tokens and memory", /^(rollout|train|time|memory)\//],
+  ["Others", /^(?!val\/reward\/)/],
+];
+
+// what an attempt did, in the order of the bars; those without a search that can find an answer are right or wrong
+const KINDS = ["found it, right", "searched, right", "found it, answered wrong", "searched, not found", "searched, wrong", "guessed, right", "guessed, wrong", "right", "wrong", "without an accepted answer"];
+let searches = null;
+
+function kindOf(i) {
+  if (!searches) {
+    searches = new Set();
+    columns().run.forEach((run, k) => { if (at("answer_in_results", k) !== null) searches.add(run); });
+  }
+  if (at("exact_match", i) === null) return "without an accepted answer";
+  const end = at("exact_match", i) === 1 ? "right" : "wrong";
+  if (!searches.has(at("run", i))) return end;
+  if (!at("tool_execution", i)) return "guessed, " + end;
+  const found = at("answer_in_results", i);
+  if (found === null) return "searched, " + end;  // the question holds its answer, or asks for yes or no
+  return found !== 1 ? "searched, not found" : end === "right" ? "found it, right" : "found it, answered wrong";
+}
+
+const swatch = (kind) => el("span", { class: "swatch k" + KINDS.indexOf(kind), "aria-hidden": "true" });
+
+function listOf(filters) {
+  return "#/list?" + new URLSearchParams(filters);
+}
+
+/** A bar for each iteration of a run: the shares of what its recorded training attempts did. */
+function did(run) {
+  const bars = new Map();
+  const count = columns().run ? columns().run.length : 0;
+  for (let i = 0; i < count; i++) {
+    if (at("run", i) !== run || at("split", i) !== "train") continue;
+    const iteration = at("iteration", i), kind = kindOf(i);
+    if (!bars.has(iteration)) bars.set(iteration, new Map());
+    bars.get(iteration).set(kind, (bars.get(iteration).get(kind) || 0) + 1);
+  }
+  if (!bars.size) return null;
+  const iterations = [...bars.keys()].sort((a, b) => a - b);
+  const height = 120;
+  const kinds = KINDS.filter((kind) => iterations.some((one) => bars.get(one).has(kind)));
+  const rects = iterations.map((iteration, x) => {
+    const counts = bars.get(iteration);
+    const all = [...counts.values()].reduce((a, b) => a + b, 0);
+    let y = height;
+    return kinds.filter((kind) => counts.has(kind)).map((kind) => {
+      const tall = height * counts.get(kind) / all;
+      y -= tall;
+      const rect = drawn("rect", { x: x + 0.04, y, width: 0.92, height: tall, class: "k" + KINDS.indexOf(kind) }, drawn("title", {}, `iteration ${iteration}: ${kind}, ${counts.get(kind)} of ${all}`));
+      rect.addEventListener("click", () => { location.hash = listOf({ ...(data.runs.length > 1 ? { run } : {}), split: "train", iteration, kind }); });
+      return rect;
+    });
+  });
+  const last = iterations.length - 1;
+  const said = kinds.map((kind) => `${kind} ${bars.get(iterations[0]).get(kind) || 0} to ${bars.get(iterations[last]).get(kind) || 0}`).join("; ");
+  return el("figure", { class: "did" }, data.runs.length > 1 ? el("figcaption", {}, bdi(data.runs[run].name)) : null,
+    drawn("svg", { viewBox: `0 0 ${iterations.length} ${height}`, preserveAspectRatio: "none", role: "img", "aria-label": `What the attempts did, from iteration ${iterations[0]} to ${iterations[last]}: ${said}` }, rects),
+    el("p", { class: "ends" }, el("span", {}, `iteration ${iterations[0]}`), last ? el("span", {}, String(iterations[last])) : null));
+}
+
+function deeds() {
+  const bars = data.runs.map((_, n) => did(n)).filter((one) => one);
+  if (!bars.length) return [];
+  const count = columns().run.length;
+  const there = new Set(Array.from({ length: count }, (_, i) => kindOf(i)));
+  return [
+    el("h2", {}, "What the attempts did"),
+    el("p", {}, "Recorded attempts at training questions, a bar for each iteration. Click a part of a bar to read these attempts."),
+    el("div", { class: "grid deeds" }, bars),
+    el("ul", { class: "legend", "aria-label": "What attempts did" }, KINDS.filter((kind) => there.has(kind)).map((kind) => el("li", {}, el("a", { href: listOf({ kind }) }, swatch(kind), kind)))),
+  ];
+}
+
+/** A run in a sentence: where it began and where it is. */
+function sentence(run) {
+  const points = (name) => run.metrics.filter((row) => row["val/" + name] !== undefined && row["val/" + name] !== null).map((row) => [row.iteration, row["val/" + name]]);
+  const told = [["exact match", "exact_match"], ["tool execution", "tool_execution"]].map(([title, name]) => {
+    const found = points(name);
+    return found.length > 1 ? `${title} ${number(found[0][1], 2)} to ${number(found.at(-1)[1], 2)}` : null;
+  }).filter((text) => text);
+  if (!told.length) return null;
+  const uses = points("tool_execution");
+  const began = uses.findLastIndex(([, value]) => value < 0.5) + 1;
+  const since = began && began < uses.length ? `; most answers have used a tool since iteration ${uses[began][0]}` : "";
+  const most = Math.max(...run.metrics.map((row) => row.iteration));
+  return el("p", {}, data.runs.length > 1 ? [el("strong", {}, bdi(run.name)), ": "] : null, `${told.join(", ")} in ${most} iteration${most === 1 ? "" : "s"}, on validation questions${since}.`);
+}
+
+/** What `turnrl compare` says of the runs: the difference, and whether it is one. */
+function verdicts() {
+  if (!data.comparisons.length) return data.not_compared ? [el("p", { class: "dim" }, `Not compared: ${data.not_compared}`)] : [];
+  const side = (members) => bdi(experimentName(members.map(([run]) => run)));
+  const after = (members) => [...new Set(members.map(([, iteration]) => iteration))].join(", ");
+  return data.comparisons.map((one, n) => {
+    const name = one.main.replace("_", " ");
+    const real = one.low > 0 || one.high < 0;
+    const when = `, after ${[...new Set([after(one.first), after(one.second)])].join(" and ")} iteration${after(one.first) === "1" && after(one.second) === "1" ? "" : "s"}`;
+    const p = one.p === null ? "" : one.p < 1e-4 ? ", p < .0001" : `, p = ${number(one.p, 4)}`;
+    const seeds = one.first.length;
+    const won = (which, text) => (one[which].length ? el("a", { href: listOf({ [which]: n }) }, text) : text);
+    return el("div", { class: "verdict" },
+      el("p", {}, el("strong", {}, side(one.second), real ? ` is ${one.low > 0 ? "better" : "worse"} than ` : " and ", side(one.first), real ? "" : " do not differ significantly"),
+        `: ${name} ${number(one.values[1])} against ${number(one.values[0])}${when}, difference ${signed(one.change)} [${signed(one.low)}, ${signed(one.high)}]${p}.`),
+      el("p", { class: "dim" }, `${one.questions} questions in common: `, won("won", `${one.won.length} won`), ", ", won("lost", `${one.lost.length} lost`), ". ",
+        seeds > 1 ? `${seeds} seeds each, paired.` : "One seed each: this compares two policies, and another seed trains another policy."));
+  });
+}
+
+function earned() {
+  const every = data.runs.flatMap((run) => run.earned.filter((one) => one.parts.length).map((one) => ({ run, ...one })));
+  if (!every.length) return [];
+  const known = (value) => num(value === null ? "-" : number(value));
+  return [
+    el("h2", {}, "What turn rewards paid"),
+    el("p", {}, "Averages over the recorded attempts of an iteration that called a tool, and over the others. The correlation is that of the reward with the outcome, over all of them."),
+    table("What turn rewards paid", ["run", "iteration", "turn reward", "with a call", "without", "correlation"], every.flatMap((one) => one.parts.map((part) => [
+      bdi(one.run.name), num(String(one.iteration)), el("code", {}, part.name), known(part.acted), known(part.idle), known(part.correlation)])), { class: "wide", hideCaption: true }),
+    ...every.filter((one) => one.verdict).map((one) => el("p", {}, bdi(one.run.name), `, iteration ${one.iteration}: ${one.verdict}.`)),
+  ];
+}
+
+/** All curves but the first four: those that a word finds, by part; those that never move by name alone. */
+function otherCurves(names) {
+  const partOf = (name) => PARTS.findIndex(([, takes]) => takes.test(name));
+  const flat = (name) => data.runs.every((run) => run.metrics.every((row) => !row[name]));
+  const sections = PARTS.map(([title], k) => {
+    const own = names.filter((name) => partOf(name) === k);
+    const zero = own.filter(flat);
+    const figures = own.filter((name) => !flat(name)).map((name) => [name, chart(name.replace(/^reward\//, ""), [name])]).filter(([, made]) => made);
+    const box = own.length ? el("section", {}, el("h3", {}, title), el("div", { class: "grid" }, figures.map(([, made]) => made)), zero.length ? el("p", { class: "dim" }, `0 all the time: ${zero.join(", ")}.`) : null) : null;
+    return { box, figures };
+  }).filter(({ box }) => box);
+  if (!sections.length) return null;
+  const found = el("span", { class: "dim", role: "status" });
+  const search = el("input", { type: "search", id: "curves", oninput: () => {
+    const words = search.value.toLowerCase().split(/\s+/).filter((word) => word);
+    let some = 0;
+    for (const { box, figures } of sections) {
+      const fit = figures.filter(([name, made]) => !(made.hidden = !words.every((word) => name.toLowerCase().includes(word))));
+      box.hidden = words.length > 0 && !fit.length;
+      some += fit.length;
+    }
+    found.textContent = words.length ? ` ${some} of ${names.length}` : "";
+    drawCharts();
+  } });
+  return el("details", { class: "others", ontoggle: drawCharts }, el("summary", {}, `${names.length} other curve${names.length === 1 ? "" : "s"}`),
+    el("label", { class: "find" }, "Find a curve ", search, found), sections.map(({ box }) => box));
+}
+
+function overview() {
+  const problems = data.runs.flatMap((run) => run.problems.map((text) => el("p", { class: "problem" }, el("strong", {}, bdi(run.name), ": "), el("bdi", {}, visible(text)))));
+  const alarms = data.runs.flatMap((run) => run.alarms.map((alarm) => el("p", { class: "problem" }, el("strong", {}, bdi(run.name), ", alarm: "), el("bdi", {}, visible(alarm.text)))));
+  const every = [...new Set(data.runs.flatMap((run) => run.metrics.flatMap((row) => Object.keys(row))))].sort();
+  const bands = data.experiments.some((members) => members.length > 1);
+  const legend = el("ul", { class: "legend", "aria-label": "Lines" }, data.experiments.map((members, n) => el("li", {}, sample(n), bdi(experimentName(members)))));
+  const changed = Object.entries(data.differences);
+  const count = data.trajectories.run ? data.trajectories.run.length : 0;
+  const last = (run, name) => { const row = run.metrics.findLast((r) => name in r); return row ? number(row[name]) : "-"; };
+  return [
+    el("h1", {}, data.runs.length === 1 ? bdi(data.runs[0].name) : `${data.runs.length} runs`),
+    ...data.runs.map(sentence),
+    ...verdicts(),
+    el("p", { class: "dim" }, `Written ${data.written}. `, count ? el("a", { href: "#/list" }, `${count.toLocaleString("en")} recorded trajectories`) : "There are no recorded trajectories", "."),
+    ...problems,
+    ...alarms,
+    ...deeds(),
+    el("h2", {}, "Curves"),
+    el("p", {}, "Thick lines with points: greedy answers to validation questions. Thin lines: sampled attempts at training questions.", bands ? " Bands: from the lowest to the highest of the runs that differ in their seeds alone. Open points: not all of them have that iteration." : ""),
+    legend,
+    el("div", { class: "grid four" }, CURVES.map(([title, name]) => chart(title, ["val/" + name, "train/" + name], [0, 1]))),
+    otherCurves(every.filter((name) => !APART.includes(name))),
+    el("h2", {}, "Runs"),
+    table("Runs", ["run", "folder", "iterations", ...CURVES.map(([name]) => `${name}, last`)], data.runs.map((run) => {
+      const rows = run.metrics.map((row) => row.iteration);
+      return [bdi(run.name), bdi(run.folder), num(rows.length ? String(Math.max(...rows)) : "-"), ...CURVES.map(([, name]) => num(last(run, "val/" + name) !== "-" ? last(run, "val/" + name) : last(run, "train/" + name)))];
+    }), { class: "wide", hideCaption: true }),
+    changed.length ? [el("h2", {}, "What differs between their recipes"), table("Settings that differ", ["setting", ...data.runs.map((run) => bdi(run.name))], changed.map(([name, values]) => [el("code", {}, name), ...values.map((value) => bdi(value))]), { class: "wide", hideCaption: true })] : data.runs.length > 1 ? el("p", {}, "Their recipes do not differ.") : null,
+    ...earned(),
+  ];
+}
