@@ -155,6 +155,7 @@ def test_an_environment_of_ones_own_is_few_lines(name, most):
     assert len(lines) <= most
 
 
+@pytest.mark.slow
 def test_the_lake_of_the_page_runs_and_warns_that_nothing_ends(tmp_path, monkeypatch, caplog):
     page = (ROOT / "docs" / "howto" / "environments.md").read_text()
     (recipe,) = re.findall("<!-- lake.yaml -->\n```yaml\n(.*?)```", page, re.DOTALL)

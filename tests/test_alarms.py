@@ -395,6 +395,7 @@ def goes_wrong(model, folder, epochs, *callbacks, ckpt_path=None, **options):
     return bar.lines
 
 
+@pytest.mark.slow
 def test_an_alarm_is_printed_once_and_counted_also_in_runs_that_are_resumed(tiny_model, tmp_path):
     lines = goes_wrong(tiny_model, tmp_path / "whole", 12)
     (line,) = [one for one in lines if one.startswith("alarm: ")]

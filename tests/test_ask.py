@@ -129,6 +129,7 @@ def same(one, other):
     return torch.equal(weights(one.policy), weights(other.policy))
 
 
+@pytest.mark.slow
 def test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe(
     by_hand, tiny_model, capsys
 ):

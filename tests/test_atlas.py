@@ -388,6 +388,7 @@ def small_warmup(folder: Path, steps: int = 2) -> list[str]:
 
 
 # Lightning on a module and data that both could move a batch; that it has few workers
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*transfer_batch_to_device", "ignore:.*many workers")
 def test_a_warm_up_of_six_steps_gives_the_same_weights_each_time(tmp_path: Path, monkeypatch):
     from transformers import AutoModelForCausalLM, AutoTokenizer

@@ -163,6 +163,7 @@ def compared(nursery, monkeypatch):
     return run
 
 
+@pytest.mark.slow
 def test_the_script_measures_a_collection_in_a_process_of_its_own(compared):
     shown = compared("scale", "--blocks", "1", "--most", "64")
     assert re.search(r"^trajectories +64$", shown, re.MULTILINE)

@@ -171,6 +171,7 @@ def test_a_case_that_was_measured_is_not_measured_again(tmp_path):
     assert Results(tmp_path / "found.json").part("some")["status"] == "done"
 
 
+@pytest.mark.slow
 def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(
     tmp_path, monkeypatch, capfd, nursery
 ):
@@ -202,6 +203,7 @@ def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(
     assert "in hangs" in shown
 
 
+@pytest.mark.slow
 def test_a_command_that_is_ended_keeps_what_it_has_and_goes_on_from_there(tmp_path, capsys):
     file, folder = tmp_path / "found.json", tmp_path / "models"
     folder.mkdir()

@@ -39,7 +39,7 @@ from turnrl.recipe.given import read_given
 from turnrl.run.console.lines import IterationLines, duration
 from turnrl.run.console.resumed import _changes, _line
 from turnrl.run.console.warnings import Fitted
-from turnrl.text import fitted
+from turnrl.text import fitted, spark
 
 HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0, on the CPU"]
 
@@ -202,12 +202,17 @@ def test_a_run_ends_with_before_beside_final_and_how_to_ask_it(recipe, capsys):
     ]
     (before,) = [line.split() for line in lines if line.startswith("before training")]
     final = [line.split() for line in lines if line.startswith("validation")][-1]
-    table = [line.split() for line in lines[title + 1 : title + 4]]
+    table = [line.split()[:3] for line in lines[title + 1 : title + 4]]
     names = ["val/reward/total", "val/exact_match", "val/tool_execution"]
     assert table == [list(row) for row in zip(names, before[-3:], final[-3:], strict=True)]
+    # and bars of all values of each
+    shown = [line.split() for line in lines if re.match("before training  |validation  ", line)]
+    for column, line in zip((-3, -2, -1), lines[title + 1 : title + 4], strict=True):
+        assert line.split()[3] == spark([float(row[column]) for row in shown])
     assert lines[title + 4 :] == [
         "the trained model is in runs/recipe/version_0/model",
         'ask it: turnrl.load("runs/recipe/version_0").ask("a question")',
+        "see what it does: turnrl report runs/recipe/version_0",
     ]
     # a run that goes on knows what it began from
     again = fit(capsys, "--ckpt_path", "last", "--trainer.max_epochs", "3")
@@ -226,7 +231,7 @@ def test_a_run_in_a_world_ends_with_how_to_see_what_the_policy_does(recipe, caps
     assert lines[-1] == "see what it does: turnrl report runs/recipe/version_0"
     assert main(lines[-1].partition("turnrl ")[2].split()) == 0
     unkept = fit(capsys, "--trainer.max_epochs", "1", "--record.per_iteration", "0")
-    assert "ask it" not in unkept[-1]
+    assert not any("ask it" in line for line in unkept)
 
 
 def test_nothing_is_said_of_an_evaluation_of_no_questions(recipe, capsys):
@@ -242,7 +247,7 @@ def test_what_was_scored_otherwise_stands_beside_nothing(recipe, capsys):
     (title,) = [n for n, line in enumerate(lines) if line.split()[-1:] == ["final"]]
     assert lines[title].split() == ["iteration", "3", "final"]
     validated = [line.split()[-3:] for line in lines if line.startswith("validation")]
-    table = [line.split()[1:] for line in lines[title + 1 : title + 4]]
+    table = [line.split()[1:3] for line in lines[title + 1 : title + 4]]
     assert table == [list(pair) for pair in zip(validated[0], validated[-1], strict=True)]
 
 
@@ -256,7 +261,7 @@ def test_without_a_validation_the_first_iteration_stands_beside_the_last(recipe,
     lines = fit(capsys, "--trainer.limit_val_batches", "0")
     (title,) = [n for n, line in enumerate(lines) if line.split() == ["iteration", "1", "final"]]
     shown = [line.split() for line in lines if re.match(r"iteration +\d+/2", line)]
-    assert lines[title + 1].split() == ["reward/total", shown[0][-3], shown[1][-3]]
+    assert lines[title + 1].split()[:3] == ["reward/total", shown[0][-3], shown[1][-3]]
 
 
 def test_early_stopping_says_why(recipe, capsys):
@@ -283,9 +288,10 @@ def test_a_plain_trainer_shows_the_same_lines_and_no_summary(tiny_model, tmp_pat
         "validation  ",
     ):
         assert sum(line.startswith(title) for line in lines) == 1
-    assert lines[-2:] == [
+    assert lines[-3:] == [
         f"the trained model is in {tmp_path}/version_0/model",
         'ask it: module.ask("a question")',
+        f"see what it does: turnrl report {tmp_path}/version_0",
     ]
     found = rows(tmp_path)
     assert [(row["iteration"], bool(row["train/loss"])) for row in found] == [

@@ -455,6 +455,7 @@ for asks in sys.stdin:
 """
 
 
+@pytest.mark.slow
 def test_a_hub_out_of_reach_is_told_at_once_and_what_is_cached_is_used(tiny_model, tmp_path):
     cached = tmp_path / "hub/models--nobody--tiny"
     shutil.copytree(tiny_model, cached / "snapshots/0")

@@ -73,6 +73,7 @@ def by_triton(*jobs, **environment):
     return json.loads(done.stdout)
 
 
+@pytest.mark.slow
 def test_the_triton_kernel_attends_to_pages_in_place(tiny_model):
     # the interpreter computes no products in bfloat16, so these are float16 and float32
     found = by_triton("correct", f"sampled={tiny_model}", TRITON_INTERPRET="1")

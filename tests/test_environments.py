@@ -328,7 +328,8 @@ def test_an_environment_that_always_raises_stops_the_run_after_its_restarts(chat
         plays(chat, room(reset=shut), ["look"])
 
 
-def test_an_environment_that_hangs_loses_its_attempt_and_no_other(chat):
+def test_an_environment_that_hangs_loses_its_attempt_and_no_other(chat, monkeypatch):
+    monkeypatch.setattr("turnrl_environments.world._STOP_S", 0.1)
     hung = []
 
     def hangs(room, action):

@@ -545,7 +545,8 @@ def test_a_toys_trajectories_are_real_ones():
 
 @pytest.mark.parametrize("estimator", [
     TurnLevel(**UNBIASED), Merged(**UNBIASED), TurnCritic(), TurnCritic(lam=0.5),
-    *(Branched(probes=n) for n in (1, 2, 4)), *(Tree(probes=n) for n in (1, 2)),
+    *(Branched(probes=n) for n in (1, 2, 4)),
+    Tree(probes=1), pytest.param(Tree(probes=2), marks=pytest.mark.slow),
 ], ids=str)  # fmt: skip
 def test_unbiased_estimators_have_no_bias(estimator):
     found = figures("", estimator, Toy())
@@ -840,6 +841,7 @@ def test_the_table_has_every_installed_estimator_within_80_columns(capsys):
     assert "\nTurnLevel(leave_one_out, none)          0.000  +0.000     0.0" in told
 
 
+@pytest.mark.slow
 def test_as_json_it_is_an_object_a_line(capsys):
     rows = {row["estimator"]: row for row in map(json.loads, said(capsys, "--json").splitlines())}
     assert rows["TurnLevel(leave_one_out, none)"]["bias"] < 1e-6

@@ -45,6 +45,7 @@ def scored(capsys, *arguments):
     return json.loads(capsys.readouterr().out)
 
 
+@pytest.mark.slow
 def test_eval_scores_a_split_prints_it_with_intervals_and_records_every_trajectory(recipe, capsys):
     assert main(["fit", "recipe.yaml"]) == 0
     checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
@@ -121,6 +122,7 @@ def noted(folder):
     return yaml.safe_load((Path(folder) / "config.yaml").read_text())
 
 
+@pytest.mark.slow
 def test_of_a_run_the_recipe_counts_and_not_where_it_began_or_wrote(recipe, capsys):
     one = ["--trainer.max_epochs", "1"]
     assert main(["fit", "recipe.yaml", *one]) == 0
@@ -141,6 +143,7 @@ def test_of_a_run_the_recipe_counts_and_not_where_it_began_or_wrote(recipe, caps
     assert scored(capsys, str(run), "--ckpt_path", "null")["checkpoint"] is None
 
 
+@pytest.mark.slow
 def test_a_run_notes_its_command_and_its_config_is_a_recipe_again(recipe, capsys):
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
     run = "runs/recipe/version_0"
@@ -191,6 +194,7 @@ def test_a_flag_stands_anywhere_and_takes_no_value(recipe, capsys):
     assert "argument --json: takes no value, and 'true' was given" in told
 
 
+@pytest.mark.slow
 def test_evaluations_of_several_seeds_are_one_experiment(recipe, capsys):
     for seed in ("0", "1"):
         command = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--seed_everything", seed]
@@ -446,6 +450,7 @@ def test_mistakes_of_an_evaluation_are_told_with_the_next_step(recipe, tiny_mode
     assert main(["eval", told.rsplit(" ", 1)[1], "--data.val_limit", "1"]) == 0
 
 
+@pytest.mark.slow
 def test_a_checkpoint_beside_a_server_is_refused(recipe, capsys):
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
     address = ["--endpoint", "{base_url: 'http://127.0.0.1:9', model: big, patience_s: 0}"]

@@ -45,6 +45,7 @@ def here(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
+@pytest.mark.slow
 def test_a_word_means_the_same_run_to_every_command(recipe, capsys):
     assert main(["fit", "recipe.yaml", *ONE]) == 0
     assert main(["fit", "recipe.yaml", *ONE, "--seed_everything", "1"]) == 0

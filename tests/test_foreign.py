@@ -120,6 +120,7 @@ def alike(near, far):
             assert float(other[key]) == pytest.approx(float(value), rel=1e-4, abs=2e-6), key
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_there_and_leaves_weights_that_others_load(tiny, whole):
     fit("first", tiny, *FAR, *NF4, "--trainer.max_epochs", "1")
     checkpoint = "runs/first/version_0/checkpoints/last.ckpt"

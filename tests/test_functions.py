@@ -465,20 +465,20 @@ def test_a_tool_that_is_a_function_costs_little_more_than_one_by_hand():
                 given = tool.run(calls)  # on this thread; to start one costs a different time each
                 _ = await given if inspect.isawaitable(given) else given
 
-        gc.collect()
-        gc.disable()  # else the garbage of other tests counts
-        try:
-            began = time.process_time()
-            on_loop(ToolSessions(box).answer(calls) if size > 1 else batches())
-            return (time.process_time() - began) / times / size
-        finally:
-            gc.enable()
+        began = time.process_time()
+        on_loop(ToolSessions(box).answer(calls) if size > 1 else batches())
+        return (time.process_time() - began) / times / size
 
-    for function, hand in ((double, Hand()), (double_async, Async())):
-        tool = FunctionTool(function, "double")
-        for size, times in ((1000, 1), (1, 500)):
-            pairs = [(cpu(tool, size, times), cpu(hand, size, times)) for _ in range(9)]
-            assert statistics.median(a - b for a, b in pairs) < 10e-6, (function, size)
+    gc.collect()
+    gc.disable()  # else the garbage of other tests counts
+    try:
+        for function, hand in ((double, Hand()), (double_async, Async())):
+            tool = FunctionTool(function, "double")
+            for size, times in ((1000, 1), (1, 500)):
+                pairs = [(cpu(tool, size, times), cpu(hand, size, times)) for _ in range(9)]
+                assert statistics.median(a - b for a, b in pairs) < 10e-6, (function, size)
+    finally:
+        gc.enable()
 
 
 async def double_async(n: int) -> str:

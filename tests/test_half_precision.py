@@ -108,7 +108,13 @@ def scene(request):
     return half, rows, move, {n: exactly(n) - exactly(-n) for n in STEPS}
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(("scene", "way"), [
+    ("none", "learning"), ("nf4", "sampling with dense weights"),
+    *(pytest.param(scene, way, marks=pytest.mark.slow) for scene, way in (
+        ("none", "sampling with base and adapter"), ("none", "sampling with dense weights"),
+        ("nf4", "learning"), ("nf4", "sampling with base and adapter"),
+    )),
+], indirect=["scene"])  # fmt: skip
 def test_bfloat16_sees_an_adapter_from_its_fifth_step_on(scene, way):
     half, rows, move, exact = scene
     for steps in STEPS:

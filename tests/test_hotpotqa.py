@@ -535,6 +535,7 @@ def small(model: Path) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_the_recipe_builds_its_index_and_trains(hub, tiny_model):
     assert main(["fit", str(RECIPE), *small(tiny_model)]) == 0
     assert embedded.read_info("indexes/hotpotqa").passages == 6

@@ -188,7 +188,7 @@ def test_what_a_server_says_of_an_action_keeps_its_values_and_its_recursive_type
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("sessions", [1, 4])
+@pytest.mark.parametrize("sessions", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_any_number_of_attempts_are_played_in_turn(chat, serve, kind, sessions, lockstep):
     tool = OpenEnv(serve(kind, sessions).url, {"top": 2})

@@ -45,6 +45,7 @@ def calm(module_server, tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_a_run_is_the_run_over_the_embedded_index(calm, module_server, tmp_path):
     index = str(module_server.index)
     code, told = train(
@@ -68,7 +69,8 @@ def busy(server):
     server.behave("status503", "cut", "status500", "status503", "drip", "status502")
 
 
-@pytest.mark.parametrize("fault", [crash, pytest.param(hang, marks=pytest.mark.slow), busy])
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [crash, hang, busy])
 def test_a_run_outlives_its_server_and_trains_on_the_same_trajectories(
     server, calm, tmp_path, fault
 ):
@@ -84,6 +86,7 @@ def test_a_run_outlives_its_server_and_trains_on_the_same_trajectories(
         assert word not in transcripts, word
 
 
+@pytest.mark.slow
 def test_nonsense_in_the_middle_ends_a_run_with_a_checkpoint_and_the_next_step(
     server, calm, tmp_path
 ):
@@ -103,6 +106,7 @@ def test_nonsense_in_the_middle_ends_a_run_with_a_checkpoint_and_the_next_step(
     assert said.count("iteration ") == ITERATIONS - finished
 
 
+@pytest.mark.slow
 def test_a_run_is_replayed_from_its_cache_with_the_server_off(server, calm, tmp_path):
     server.signal(signal.SIGSTOP)
     try:

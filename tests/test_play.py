@@ -13,7 +13,7 @@ import pytest
 from commands import save
 from turnrl import AdvantageEstimator, Reading, ToolResult, TurnLevel, installed
 from turnrl.cli import main
-from turnrl.commands.play import Printing
+from turnrl.commands.play import Printing, in_colours
 
 
 def said(capsys, *arguments):
@@ -44,28 +44,50 @@ def test_estimators_say_what_credit_some_attempts_would_get(recipe, capsys):
         capsys, "recipe.yaml", "Number 7?", "--answer", "seven", "--estimators", "--samples", "3"
     )
     assert printed.count("== attempt") == 3
-    assert "rewards    attempt   outcome   turns" in printed
-    for name, kind in installed("turnrl_estimators").items():
-        rule: AdvantageEstimator = kind()
-        if rule.probes or rule.critic is not None:
-            assert f"{name}: it needs" in printed
-        else:
-            title = f"{name}, its defaults" if name == "TurnLevel" else name
-            (table,) = re.findall(rf"^{title}\n((?: .*\n)+)", printed, re.MULTILINE)
-            assert len(table.splitlines()) == 3
-    # that of the run comes first, with its settings: z is a difference, and gamma is 1
+    legend = dict(re.findall(r"^([A-Z-])  (.*)$", printed, re.MULTILINE))
     rule = TurnLevel(turn_coef=0.25, scale="none")
-    first, table = re.findall(r"^(\w.*)\n((?: {5}.*\n)+)", printed, re.MULTILINE)[1]
-    assert first == f"{rule!r}, this run"
-    earned = re.findall(r"^ +\d +([-\d.]+) +(.*)$", printed, re.MULTILINE)[:3]
-    outcomes = [float(outcome) for outcome, _ in earned]
-    rewards = [[float(part) for part in turns.split()] for _, turns in earned]
-    wanted = [
-        outcome - sum(outcomes) / 3 + 0.25 * (sum(own) - sum(map(sum, rewards)) / 3)
-        for outcome, own in zip(outcomes, rewards, strict=True)
-    ]
-    shown = [float(line.split()[1]) for line in table.splitlines()]
-    assert shown == pytest.approx(wanted, abs=0.03)
+    # that of the run comes first, with its settings
+    assert legend["A"] == f"{rule!r}, this run"
+    names = {*legend.values()}
+    for name, kind in installed("turnrl_estimators").items():
+        other: AdvantageEstimator = kind()
+        if other.probes or other.critic is not None:
+            assert f"-  {name}: it needs" in printed
+        else:
+            assert (f"{name}, its defaults" if name == "TurnLevel" else name) in names
+    heads, *lines = printed[printed.index("try  outcome  turn") :].splitlines()
+    assert heads.split() == ["try", "outcome", "turn", "reward", *sorted({*legend} - {"-"})]
+    assert max(map(len, (heads, *lines))) <= 80
+    attempts: list[tuple[float, list[list[float]]]] = []
+    for line in lines:
+        cells = line.split()
+        if len(cells) == len(heads.split()):  # the first turn of an attempt
+            attempts.append((float(cells[1]), []))
+            cells = cells[2:]
+        attempts[-1][1].append([float(cell) for cell in cells[1:]])
+    assert len(attempts) == 3
+    # z is a difference, and gamma is 1
+    mean = sum(outcome for outcome, _ in attempts) / 3
+    paid = [sum(turn[0] for turn in turns) for _, turns in attempts]
+    for (outcome, turns), own in zip(attempts, paid, strict=True):
+        wanted = outcome - mean + 0.25 * (own - sum(paid) / 3)
+        assert turns[0][1] == pytest.approx(wanted, abs=0.03)
+
+
+def test_a_terminal_shows_thoughts_calls_and_results_apart(monkeypatch):
+    said = "<think>so</think><tool_call>{}</tool_call><answer>x</answer> y"
+    assert in_colours(said) == said  # a pipe
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert in_colours(said) == (
+        "\x1b[2m<think>so</think>\x1b[0m\x1b[36m<tool_call>{}</tool_call>\x1b[0m"
+        "\x1b[1m<answer>x</answer>\x1b[0m y"
+    )
+    for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
+        with monkeypatch.context() as other:
+            other.setenv(name, value)
+            assert in_colours(said) == said
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 import warnings
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import turnrl.policy.model
+from nursery import python
 from runs import adamw, column, data, last, module, trainer
 from turnrl import MTGRPO, ChatFormat, CheckpointError, Lora, Policy, RecipeError
 from turnrl.policy.layout import lay_out
@@ -65,7 +65,9 @@ def test_reading_names_the_numbers_of_each_sequence(tiny_policy):
     assert not torch.cat([s.values for s in read]).any()
 
 
-def test_bitsandbytes_is_imported_without_its_remark_on_a_kernel_and_says_the_rest(tmp_path):
+def test_bitsandbytes_is_imported_without_its_remark_on_a_kernel_and_says_the_rest(
+    tmp_path, nursery
+):
     """A module of its name stands in for it: the remark depends on the machine's processor."""
     (tmp_path / "bitsandbytes.py").write_text(
         "import logging\n"
@@ -73,10 +75,13 @@ def test_bitsandbytes_is_imported_without_its_remark_on_a_kernel_and_says_the_re
         "log.warning('Failed to load CPU gemm_4bit_forward from kernels-community: %s.', 'none')\n"
         "log.warning('another remark')\n"
     )
-    script = "from turnrl.policy.adapter import import_bitsandbytes; import_bitsandbytes()"
+    script = tmp_path / "script.py"
+    script.write_text(
+        "from turnrl.policy.adapter import import_bitsandbytes\nimport_bitsandbytes()\n"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        python(str(script)),
+        env=os.environ | nursery.environment | {"PYTHONPATH": str(tmp_path)},
         capture_output=True,
         text=True,
         check=True,

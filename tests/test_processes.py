@@ -182,6 +182,7 @@ def test_an_evaluation_on_two_processes_gives_the_figures_of_one(
     assert all(line in (folder / "printed").read_text() for line in account)
 
 
+@pytest.mark.slow
 def test_a_process_that_was_forked_after_a_collection_collects_and_trains(
     tiny_model, tmp_path, nursery
 ):

@@ -767,6 +767,7 @@ def places(url, tmp_path_factory):  # noqa: F811
     return names
 
 
+@pytest.mark.slow
 @server_test
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("words", "name"), [("headline", "news"), ("ranking: hybrid", "corpus")])
@@ -791,6 +792,7 @@ def test_a_few_lines_of_a_recipe_of_the_page_train(places, url, tmp_path, words,
     assert bool(encoders.ASKED) == (name == "corpus")
 
 
+@pytest.mark.slow
 @server_test
 def test_a_run_with_another_encoder_than_the_indexs_does_not_begin(places, url, tmp_path):  # noqa: F811
     tool = {"backend": "elasticsearch", "index": places["corpus"], "url": url}

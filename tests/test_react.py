@@ -492,11 +492,13 @@ def test_reading_takes_time_in_proportion_to_the_text(unit):
     segmenters = [EVERY[11], EVERY[15], SearchR1()]
 
     def seconds(size):
-        gc.collect()  # else the heap of all tests before this one is searched in between
+        gc.disable()  # else the heap of all tests before this one is searched in between
         begun = time.process_time()
         for segmenter, (before, after) in itertools.product(segmenters, frames):
             segmenter.read(before + unit * (size // len(unit)) + after, 0, False)
-        return time.process_time() - begun
+        taken = time.process_time() - begun
+        gc.enable()
+        return taken
 
     # ten times the text would take a hundred times as long if it were quadratic; a busy machine
     # makes some readings longer, never shorter

@@ -10,7 +10,9 @@ from turnrl import ToolCall, read_call
 
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 plain = st.none() | st.booleans() | numbers | st.text()
-values = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
+values = st.recursive(
+    plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10
+)
 
 
 @given(st.text(min_size=1), st.dictionaries(st.text(), values), st.sampled_from([None, 2]))

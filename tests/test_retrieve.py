@@ -213,7 +213,8 @@ def test_retry_after_is_honoured(server):
 
 @pytest.mark.parametrize(("how", "away_s"), [
     ("crash", 0.0), pytest.param("crash", 10.0, marks=pytest.mark.slow),
-    pytest.param("stop", 10.0, marks=pytest.mark.slow), ("stop", 4.0),
+    pytest.param("stop", 10.0, marks=pytest.mark.slow),
+    pytest.param("stop", 4.0, marks=pytest.mark.slow),
 ])  # fmt: skip
 def test_a_server_that_goes_away_and_comes_back_is_waited_for(folder, how, away_s, capsys):
     with retriever_of(folder, free_port()) as server:

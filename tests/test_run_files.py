@@ -9,7 +9,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -23,6 +22,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 
 import turnrl
 from commands import fails
+from nursery import command as turnrl_command
 from runs import column, data, last, module, rows, trainer
 from turnrl import BestCheckpoint, CheckpointError, RecipeError, record
 from turnrl.cli import main
@@ -473,9 +473,9 @@ def test_a_folder_is_named_as_lightning_will_number_it(recipe):
     assert str(given.folder) == CSVLogger("runs", "recipe").log_dir == "runs/recipe/version_12"
 
 
-def test_runs_that_begin_at_once_have_a_folder_each(recipe):
-    words = [sys.executable, "-m", "turnrl", "fit", "recipe.yaml", "--trainer.max_epochs", "1"]
-    env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+def test_runs_that_begin_at_once_have_a_folder_each(recipe, nursery):
+    words = turnrl_command("fit", "recipe.yaml", "--trainer.max_epochs", "1")
+    env = {**os.environ, **nursery.environment, "PYTHONPATH": str(Path(__file__).parent)}
     options = {"env": env, "stdout": subprocess.PIPE, "text": True}
     both = [subprocess.Popen([*words, "--seed_everything", seed], **options) for seed in ("1", "2")]
     for one in both:

@@ -396,7 +396,9 @@ SHORT = ["--steps", "30", "--batch_size", "8", "--held_out", "12", "--lr"]
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
-@pytest.mark.parametrize(("lora", "rate"), [(None, "2e-3"), ({"r": 16}, "5e-3")])
+@pytest.mark.parametrize(("lora", "rate"), [
+    (None, "2e-3"), pytest.param({"r": 16}, "5e-3", marks=pytest.mark.slow),
+])  # fmt: skip
 def test_a_policy_that_never_calls_calls_after_a_warm_up_and_a_run_begins_with_it(
     tmp_path, monkeypatch, capsys, lora, rate
 ):
@@ -755,6 +757,7 @@ def test_a_scheme_that_writes_as_on_the_page():
     assert scheme.read(scheme.write(reading), 0, False) == reading
 
 
+@pytest.mark.slow
 def test_the_python_of_the_page_warms_up(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (code,) = (p.text for p in pieces(PAGE) if "warm_up(" in p.text)
@@ -809,7 +812,8 @@ def test_an_interrupt_says_whether_anything_was_written(
         monkeypatch.setattr(Policy, "load", interrupted)
     else:
         monkeypatch.setattr("turnrl.run.card.card.write_card", interrupted)
-    assert main(["warmup", "lake.yaml", "--to", "warm", *SHORT, "2e-3"]) == 130
+    few = ["--steps", "2", "--batch_size", "4", "--held_out", "2"]
+    assert main(["warmup", "lake.yaml", "--to", "warm", *few]) == 130
     told = capsys.readouterr().err
     assert re.search(message, told)
     assert "Traceback" not in told

@@ -272,6 +272,7 @@ def _check(index: str, source: str) -> None:
     WikiSearch(index, build_from=source).check()
 
 
+@pytest.mark.slow
 def test_workers_that_ask_at_once_build_once(tmp_path):
     rows = write_rows(tmp_path / "rows.jsonl", [{**ROWS[0], "id": i} for i in range(5000)])
     with multiprocessing.get_context("spawn").Pool(3) as pool:

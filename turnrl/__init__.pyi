@@ -106,6 +106,7 @@ from turnrl.text import contained_answer as contained_answer
 from turnrl.text import fitted as fitted
 from turnrl.text import neutralise as neutralise
 from turnrl.text import normalize_answer as normalize_answer
+from turnrl.text import painted as painted
 from turnrl.text import say as say
 from turnrl.text import terminal_columns as terminal_columns
 from turnrl.text import visible as visible

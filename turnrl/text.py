@@ -1,5 +1,5 @@
 """Text functions that rewards, metrics and rollouts share: phrases, neutralising, visible text,
-and lines for people to read, which are wrapped on a terminal.
+and lines for people to read, which are wrapped and coloured on a terminal.
 
 Phrases are normalised as in SQuAD's evaluation script (Rajpurkar et al. 2016, arXiv 1606.05250):
 lower case, no punctuation, no articles, single spaces. Unlike there, a text that becomes empty
@@ -7,6 +7,7 @@ matches nothing, so neither an empty answer nor a gold answer such as "The" matc
 """
 
 import contextlib
+import math
 import os
 import re
 import string
@@ -18,7 +19,11 @@ from typing import TextIO
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _COMMAND = re.compile(r"'turnrl [^'\n]*'")
+_CODE = re.compile("\x1b\\[[0-9;]*m")
 _NARROWEST, _USUAL = 40, 80
+_STYLES = {"alarm": "1;33", "bad": "31", "good": "32", "call": "36", "dim": "2", "strong": "1"}
+"""Codes of a terminal, by what a text is."""
+_BARS = "▁▂▃▄▅▆▇█"
 
 
 def normalize_answer(text: str) -> str:
@@ -100,6 +105,33 @@ def say(text: str, file: TextIO | None = None, indent: str = "  ") -> None:
     print(fitted(text, terminal_columns(stream), indent), file=stream, flush=True)
 
 
+def painted(text: str, style: str, file: TextIO | None = None) -> str:
+    """A text in the colour of what it is, if it goes to a terminal that shows colours.
+
+    Nothing is coloured where `NO_COLOR` is set, or the terminal is `dumb`.
+
+    Args:
+        text: The text, in which nothing acts on a terminal (`visible`).
+        style: alarm, bad, good, call, dim or strong.
+        file: Where it goes to; None for the standard output.
+    """
+    plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
+    if not text or plain or not (file or sys.stdout).isatty():
+        return text
+    return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
+
+
+def spark(values: Sequence[float], longest: int = 24) -> str:
+    """Values as a line of bars from 0 to 1, or as far as they reach; of many, evenly spaced ones.
+    What is no number is a space."""
+    if len(values) > longest:
+        values = [values[i * (len(values) - 1) // (longest - 1)] for i in range(longest)]
+    known = [value for value in values if math.isfinite(value)]
+    low, high = min([0.0, *known]), max([1.0, *known])
+    steps = [(value - low) / (high - low) * (len(_BARS) - 1) for value in values]
+    return "".join(_BARS[round(step)] if math.isfinite(step) else " " for step in steps)
+
+
 def terminal_columns(stream: TextIO) -> int | None:
     """The width of the terminal that a stream writes to. None if it writes to a file or a pipe."""
     if not stream.isatty():
@@ -127,7 +159,7 @@ def fitted(text: str, columns: int | None, indent: str = "  ") -> str:
     import textwrap  # `import turnrl` stays light
 
     def wrap(line: str) -> str:
-        if len(line) <= width:
+        if len(_CODE.sub("", line)) <= width:
             return line
         begin = line[: min(len(line) - len(line.lstrip(" ")), width // 2)]
         line = begin + line.lstrip(" ")

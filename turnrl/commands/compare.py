@@ -18,7 +18,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from turnrl.text import say, visible
+from turnrl.text import painted, say, visible
 
 if TYPE_CHECKING:
     from turnrl.commands import Commands
@@ -106,6 +106,8 @@ def as_text(comparison: Comparison, split: str, every: bool = False) -> Iterator
         yield f"{letter}  {side.name}, iteration {after}{role}"
     yield from _differences(comparison)
     yield ""
+    yield _result(comparison, seeds)
+    yield ""
     yield f"{'':17}{'A':>8}{'B':>8}{'B - A':>9}  {'95 % interval':18}{'p':>7}{'won':>5}{'lost':>5}"
     for name, figure in comparison.figures.items():
         yield _line(name, figure)
@@ -155,8 +157,12 @@ def _differences(comparison: Comparison) -> Iterator[str]:
 
 
 def _notes(comparison: Comparison, seeds: int) -> Iterator[str]:
-    """Sentences about the intervals: what they rest on, what was left out, and the result."""
-    name, match = comparison.main, comparison.figures[comparison.main]
+    """Sentences about the columns: what they rest on, and what was left out."""
+    unit = "seeds" if seeds > 1 else "questions"
+    yield (
+        f"won, lost: {unit} with more and with less in B. p: how likely a difference as large is "
+        "by chance alone."
+    )
     for key, figure in comparison.figures.items():
         if figure.over == "questions" and figure.pairs < len(comparison.questions):
             count = f"{figure.pairs} question{'s' * (figure.pairs > 1)}"
@@ -164,7 +170,7 @@ def _notes(comparison: Comparison, seeds: int) -> Iterator[str]:
     if seeds > 1:
         yield (
             f"Intervals: Student's t over {seeds} seeds, paired. They hold for other seeds of "
-            "these recipes, on these questions. Won and lost count seeds there."
+            "these recipes, on these questions."
         )
         alike = [name for name, figure in comparison.figures.items() if figure.over == "questions"]
         if alike:
@@ -178,12 +184,17 @@ def _notes(comparison: Comparison, seeds: int) -> Iterator[str]:
             "compare recipes, name runs of several seeds of each."
         )
     yield from comparison.notes
-    if match.over == "questions" and seeds > 1:
-        yield f"{name}: undecided. All seeds differ by the same: add more seeds."
-    elif match.low <= 0 <= match.high:
-        yield f"{name}: no significant difference: the interval includes 0."
-    else:
-        yield f"{name}: B is {'better' if match.low > 0 else 'worse'} than A."
+
+
+def _result(comparison: Comparison, seeds: int) -> str:
+    """Which side is better in the figure that decides, if that is known."""
+    name, figure = comparison.main, comparison.figures[comparison.main]
+    if figure.over == "questions" and seeds > 1:
+        return f"{name}: undecided. All seeds differ by the same: add more seeds."
+    if figure.low <= 0 <= figure.high:
+        return f"{name}: no significant difference: the interval includes 0."
+    better = figure.low > 0
+    return painted(f"{name}: B is {'better' if better else 'worse'} than A.", "strong")
 
 
 def _question(first: Side, second: Side, question: str, main: str) -> Iterator[str]:

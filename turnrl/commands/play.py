@@ -13,16 +13,18 @@ and it prints the credit of their turns by the agent's own estimator, then by ea
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import is_dataclass, replace
+from string import ascii_uppercase
 from typing import TYPE_CHECKING, final
 
 from turnrl.errors import RecipeError
 from turnrl.plugins import Commands
 from turnrl.recipe.agents import find_agent
 from turnrl.recipe.given import read_given
-from turnrl.text import labelled, say, visible
+from turnrl.text import labelled, painted, say, visible
 from turnrl.types.acting import Segmenter
 from turnrl.types.questions import Question
 from turnrl.types.sessions import ToolSpec
@@ -141,7 +143,19 @@ def _show(module: MTGRPO, trajectory: Trajectory) -> None:
         say(visible(labelled("opening", trajectory.opening)), indent="")
     sent = module.chat.sent(trajectory) if module.rollout.player is not None else []
     for k, turn in enumerate(trajectory.turns, 1):
-        say("\n".join([f"-- turn {k}", *map(visible, sent[k - 1 : k]), str(turn)]), indent="")
+        said = visible(turn.text)
+        more = painted(str(turn).removeprefix(said), "dim")
+        text = "\n".join([f"-- turn {k}", *map(visible, sent[k - 1 : k]), in_colours(said) + more])
+        say(text, indent="")
+
+
+_ELEMENT = re.compile(r"<(\w+)>.*?</\1>", re.DOTALL)
+_STYLES = {"think": "dim", "thinking": "dim", "reasoning": "dim", "answer": "strong"}
+
+
+def in_colours(said: str) -> str:
+    """What a turn said, in which a terminal shows thoughts, the answer and calls apart."""
+    return _ELEMENT.sub(lambda one: painted(one[0], _STYLES.get(one[1], "call")), said)
 
 
 def _end(trajectory: Trajectory) -> str:
@@ -184,14 +198,15 @@ class Printing(Segmenter):
         self._reads = True
         if turn == 0 and self._opening:
             say(visible(labelled("opening", self._opening)), indent="")
-        say(f"-- turn {turn + 1}\n{visible(text)}", indent="")
+        say(f"-- turn {turn + 1}\n{in_colours(visible(text))}", indent="")
         return self.inside.read(text, turn, cut)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
         if self._reads:  # a check of the scheme observes without a turn
             for result in results:
                 kind = "result" if result.ok else "error"
-                say(f"   {kind}: {visible(result.content)}", indent="")
+                text = f"   {kind}: {visible(result.content)}"
+                say(painted(text, "dim" if result.ok else "bad"), indent="")
             if reading.format_error:
                 say(f"   form: {visible(reading.format_error)}", indent="")
         self._reads = False
@@ -202,20 +217,25 @@ class Printing(Segmenter):
 
 
 def _credit(module: MTGRPO, attempts: Sequence[Trajectory]) -> Iterator[str]:
-    """Lines with the rewards of attempts, and with the credit that each estimator gives."""
+    """A table of attempts by turns: what each earned, and the credit that each estimator gives."""
+    from turnrl.applied import applied
     from turnrl.scoring import score_group
 
     group = score_group(attempts, module.rewards, None, module.policy)
-    yield "\nrewards    attempt   outcome   turns"
-    for i, attempt in enumerate(attempts):
-        turns = " ".join(f"{float(r):6.2f}" for r in group.turn_rewards[i, : len(attempt.turns)])
-        yield f"           {i + 1:7}   {float(group.outcome[i]):7.2f}   {turns}"
-    from turnrl.applied import applied
-
     own = module.estimator
-    for one in applied(group, own, repr(own) if is_dataclass(own) else type(own).__name__):
-        name = f"{one.name}, this run" if one.own else one.name
-        yield visible(f"\n{name}: {one.reason}" if one.reason else f"\n{name}")
-        for i, row in one.advantages.items():
-            turns = " ".join(f"{advantage:+6.2f}" for advantage in row)
-            yield f"           {i + 1:7}             {turns}"
+    every = applied(group, own, repr(own) if is_dataclass(own) else type(own).__name__)
+    columns = [one for one in every if not one.reason][: len(ascii_uppercase)]
+    yield ""
+    letters = ascii_uppercase[: len(columns)]
+    for letter, one in zip(letters, columns, strict=True):
+        yield visible(f"{letter}  {one.name}{', this run' if one.own else ''}")
+    yield from (visible(f"-  {one.name}: {one.reason}") for one in every if one.reason)
+    heads = "".join(f"{letter:>6}" for letter in letters)
+    yield f"\ntry  outcome  turn  reward{heads}"
+    credit = [one.advantages for one in columns]
+    for i, attempt in enumerate(attempts):
+        begin = f"{i + 1:3}  {float(group.outcome[i]):7.2f}"
+        for k in range(len(attempt.turns)):
+            given = "".join(f"{of[i][k]:+6.2f}" if i in of else f"{'-':>6}" for of in credit)
+            yield f"{begin:12}  {k + 1:4}  {float(group.turn_rewards[i, k]):6.2f}{given}"
+            begin = ""

@@ -7,7 +7,8 @@ import contextlib
 import logging
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
@@ -21,7 +22,9 @@ from turnrl import (
     TurnRLError,
     fitted,
     installed,
+    painted,
     parse_bytes,
+    say,
     terminal_columns,
     visible,
 )
@@ -34,6 +37,7 @@ does not load the model's own weights, and writes nothing. Each line is pass, wa
 the next step below it. The exit code is 1 if a line says fail, and 2 if the recipe is wrong.
 Recipes and settings work as in 'turnrl fit'."""
 _NAME = 13
+_STYLES: Mapping[Status, str] = {"pass": "good", "warn": "alarm", "fail": "bad"}
 
 
 def add_doctor_command(commands: Any) -> None:
@@ -57,17 +61,20 @@ def _run(parsed: argparse.Namespace) -> int:
         parse_bytes(card, "--card")
     import torch  # here, because listing commands does not need it
 
-    code, start, mistakes = 0, None, list[Finding]()
+    start, mistakes, seen = None, list[Finding](), Counter[Status]()
     with _quiet():
         if words:
             start, mistakes = _built(words, card)
-            code = _shown(mistakes, 2)
+            seen = _shown(mistakes)
         elif card is not None:
             raise RecipeError("--card plans a recipe's memory, and there is none. Name a recipe.")
         if start is None:
             start = Start(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+        code = 2 if seen["fail"] else 0
         findings = diagnose(start, mistakes)
-        return max(code, _shown(map(_of_another_machine, findings) if card else findings, 1))
+        seen += _shown(map(_of_another_machine, findings) if card else findings)
+    say(_in_sum(seen, "A run on that card" if card else "A run"))
+    return code or int(seen["fail"] > 0)
 
 
 def _of_another_machine(finding: Finding) -> Finding:
@@ -167,13 +174,22 @@ def _spaced(name: str) -> str:
     return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
 
 
-def _shown(findings: Iterable[Finding], code: int) -> int:
-    """Print findings as they come; the code if one of them is a failure, else 0."""
-    failed = False
+def _shown(findings: Iterable[Finding]) -> Counter[Status]:
+    """Print findings as they come, and count them."""
+    seen = Counter[Status]()
     for finding in findings:
-        failed = failed or finding.status == "fail"
-        print("\n".join(lines_of(finding, _columns())), flush=True)
-    return code if failed else 0
+        seen[finding.status] += 1
+        first, *others = lines_of(finding, _columns())
+        status = painted(finding.status, _STYLES[finding.status])
+        print("\n".join([status + first.removeprefix(finding.status), *others]), flush=True)
+    return seen
+
+
+def _in_sum(seen: Mapping[Status, int], run: str) -> str:
+    """What the findings mean for a run, in a line."""
+    if seen["fail"]:
+        return f"{run} would stop. Mend what failed ({seen['fail']}), and examine again."
+    return f"{run} can begin" + (f"; see the warnings ({seen['warn']})." if seen["warn"] else ".")
 
 
 def _columns() -> int | None:

@@ -38,6 +38,19 @@ _ALONE = ("accelerator=cpu", "devices=1", "strategy=auto", "logger=false")
 """Options of the trainer: no run begins, so it needs no GPU, other process or logger."""
 
 
+_TOY_COLUMNS = (
+    "bias      error of the expected gradient, in lengths of the true one",
+    "along     its part along the true one, which another learning rate undoes",
+    "angle     between both, in degrees: no learning rate undoes it",
+    "variance  of the estimate, for each trajectory of a group",
+    "noise     variance over the squared length of the expected estimate",
+)
+_SIGNAL = (
+    "SNR       what of an advantage comes back when the same turn is taken in another group, over "
+    "what does not; 0 is chance"
+)
+
+
 def add_credit_command(commands: Commands) -> None:
     """Add `credit-check` to argparse's sub-parsers."""
     options = argparse.ArgumentParser("turnrl credit-check", add_help=False, allow_abbrev=False)
@@ -124,6 +137,9 @@ def _print_toy(classes: Mapping[str, type], toy: str, as_json: bool) -> None:
             notes.append(f"{row.estimator}: {row.note}, groups of {row.group_size}")
     for note in notes:
         say(note)
+    print()
+    for line in _TOY_COLUMNS:
+        say(line, indent="          ")
 
 
 # ------------------------------------------------------------------------------------ real rollouts
@@ -189,6 +205,9 @@ def _print_rollouts(
                 continue
             snr = "-" if row.snr is None else f"{row.snr:.2f}"
             print(f"{name:37} {row.turn + 1:4} {row.advantage:9.3f} {snr:>9} {row.pairs:7}")
+    if not as_json:
+        print()
+        say(_SIGNAL, indent="          ")
     for name, reason in notes:
         skipped = {"estimator": name, "reason": reason}
         say(json.dumps(skipped) if as_json else f"{name}: not tried: {reason}")

@@ -12,6 +12,16 @@ Figures = dict[str, dict[str, record.Figure]]
 """By data set, then by name. The last of several is `overall`."""
 
 
+_MEANINGS = {
+    "exact_match": "the answer is an accepted one",
+    "tool_execution": "share of its calls that worked; 0 without a call",
+    "answer_in_results": "a result has an accepted answer",
+    "format": "every turn is of the asked form, and the last one answers",
+    "f1": "words that the answer shares with an accepted one",
+}
+"""What a figure of an attempt is, for those that have no reward's name."""
+
+
 def report_of(rows: Mapping[str, Sequence[record.Row]], sampled: bool) -> Figures:
     """The figures of each data set. If there are several, `overall` has those of all questions
     together, each question counting the same.
@@ -49,6 +59,9 @@ def lines(figures: Figures, how: str) -> Iterator[str]:
                 why = ", whose answer can be found" if key == "answer_in_results" else ""
                 few = f"  of {figure.questions} questions{why}"
             yield f"    {f'{name}/{key}':36} {value}{few}"
+    known = {key for some in figures.values() for key, one in some.items() if one.mean is not None}
+    yield ""
+    yield from (f"{name:18} {text}" for name, text in _MEANINGS.items() if name in known)
 
 
 def as_json(asked: Mapping[str, object], figures: Figures) -> str:

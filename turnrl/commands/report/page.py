@@ -210,6 +210,8 @@ def _comparison(one: Comparison, listed: _Listed) -> Shown:
         "main": one.main,
         "values": (figure.first, figure.second),
         **{name: getattr(figure, name) for name in ("change", "low", "high", "p", "over")},
+        "counts": {"won": len(one.won), "lost": len(one.lost)},
+        # of those that the page has
         "won": [numbers[question] for question in one.won if question in numbers],
         "lost": [numbers[question] for question in one.lost if question in numbers],
         "notes": one.notes,

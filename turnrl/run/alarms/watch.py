@@ -16,6 +16,7 @@ from turnrl.run.alarms.health import idle
 from turnrl.run.alarms.rules import FIGURES, Alarm, alarms
 from turnrl.run.announce import announce
 from turnrl.scoring import Tally
+from turnrl.text import painted
 
 _logger = logging.getLogger(__name__)
 
@@ -108,7 +109,7 @@ class Alarms(L.Callback):
             if silent:
                 rank_zero_info(line)
         for one in due:
-            announce(trainer, f"alarm: {one.text}")
+            announce(trainer, painted(f"alarm: {one.text}", "alarm"))
             if silent:
                 _logger.warning(f"alarm: {one.text}")
         return due

@@ -30,7 +30,7 @@ from turnrl.recipe.by_recipe import ByRecipe
 from turnrl.run.console.resumed import FirstFigures
 from turnrl.run.folders import is_trial, run_folder
 from turnrl.run.metrics import SHOWN
-from turnrl.text import fitted, terminal_columns
+from turnrl.text import fitted, painted, spark, terminal_columns
 
 _COLUMNS = ("reward", "exact_match", "tool_execution")
 _HEADER_EVERY = 25
@@ -102,7 +102,7 @@ class IterationLines(ProgressBar):
         self._printed = 0
         self._validated = False
         self._pending: list[tuple[_Row, dict[str, float]]] = []
-        self._last: dict[str, float] = {}
+        self._shown: dict[str, list[float]] = {}
         self._steps: tqdm[NoReturn] | None = None
         self._learned = self._trains = False
 
@@ -124,7 +124,7 @@ class IterationLines(ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start = self._trained_from = time.perf_counter()
-        self._done, self._validated, self._pending, self._last = 0, False, [], {}
+        self._done, self._validated, self._pending, self._shown = 0, False, [], {}
         self._learned, self._trains = False, True
         _lightning.addFilter(_is_no_end)
         self._folder = run_folder(trainer)  # a collective call
@@ -227,13 +227,12 @@ class IterationLines(ProgressBar):
                 self._print_line(f"the trained {kind} is in {path}")
         loads = self._folder and (folder / "config.yaml").is_file()
         # in a world a question is not a task
-        if any(tool.acts for tool in pl_module.rollout.toolsets):
-            if self._folder and (folder / "record").is_dir():
-                self._print_line(f"see what it does: turnrl report {self._folder}")
-        elif loads and (folder / "checkpoints" / "last.ckpt").is_file():
-            self._print_line(f'ask it: turnrl.load("{self._folder}").ask("a question")')
-        else:
-            self._print_line('ask it: module.ask("a question")')
+        if not any(tool.acts for tool in pl_module.rollout.toolsets):
+            last = (folder / "checkpoints" / "last.ckpt").is_file()
+            agent = f'turnrl.load("{self._folder}")' if loads and last else "module"
+            self._print_line(f'ask it: {agent}.ask("a question")')
+        if self._folder and (folder / "record").is_dir():
+            self._print_line(f"see what it does: turnrl report {self._folder}")
 
     def _compare(self, trainer: L.Trainer) -> None:
         """Print the figures of the run's first row beside the last ones of the same split."""
@@ -241,17 +240,20 @@ class IterationLines(ProgressBar):
         first = next((one.figures for one in callbacks if isinstance(one, FirstFigures)), {})
         place = int(first.get("iteration", 0))
         for names in SHOWN.values():
-            if shown := [name for name in names if name in first and name in self._last]:
+            if shown := [name for name in names if name in first and name in self._shown]:
                 before = f"iteration {place}" if place else "before training"
                 self._print_line(f"\n{'':22}  {before:>15}  {'final':>7}")
                 for name in shown:
-                    self._print_line(f"{name:22}  {first[name]:15.3f}  {self._last[name]:7.3f}")
+                    values = self._shown[name]
+                    bars = f"  {spark(values)}" if _bars_are_shown() else ""
+                    self._print_line(f"{name:22}  {first[name]:15.3f}  {values[-1]:7.3f}{bars}")
 
     def _add(self, trainer: L.Trainer, row: _Row) -> None:
         """Keep a row until it may be printed, with its figures as they are now."""
         logged = trainer.callback_metrics
         figures = {name: float(logged[name]) for name in SHOWN[row.split] if name in logged}
-        self._last |= figures
+        for name, value in figures.items():
+            self._shown.setdefault(name, []).append(value)
         self._pending.append((row, figures))
 
     def _print(self) -> None:
@@ -260,7 +262,8 @@ class IterationLines(ProgressBar):
         for row, figures in self._pending:
             if self._printed % _HEADER_EVERY == 0 and figures:
                 names = " ".join(_COLUMNS)
-                self._print_line(f"{'':{width}} {'time':>8} {'left':>7}  split  {names}")
+                header = f"{'':{width}} {'time':>8} {'left':>7}  split  {names}"
+                self._print_line(painted(header, "dim"))
             self._printed += 1
             left = "" if row.left_s is None else duration(row.left_s)
             values = zip(_COLUMNS, SHOWN[row.split], strict=True)
@@ -269,7 +272,8 @@ class IterationLines(ProgressBar):
                 for column, name in values
             )
             line = f"{row.title:{width}} {passed:>8} {left:>7}  {row.split:5}  {shown}"
-            self._print_line(line.rstrip())
+            line = line.rstrip()
+            self._print_line(painted(line, "strong") if row.split == "val" else line)
         self._pending.clear()
 
     def _left(self, trainer: L.Trainer) -> float | None:
@@ -286,6 +290,15 @@ class IterationLines(ProgressBar):
             to_come[-1] = -(-to_come[-1] // int(trainer.num_training_batches))
         pace = (time.perf_counter() - self._trained_from) / self._done
         return min(to_come) * pace if to_come else None
+
+
+def _bars_are_shown() -> bool:
+    """Whether the console can write bars: a code page of Windows may have none."""
+    try:
+        spark([0.0, 1.0]).encode(sys.stdout.encoding or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _name(device: torch.device) -> str:

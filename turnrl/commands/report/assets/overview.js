@@ -89,9 +89,9 @@ function sentence(run) {
   if (!told.length) return null;
   const uses = points("tool_execution");
   const began = uses.findLastIndex(([, value]) => value < 0.5) + 1;
-  const since = began && began < uses.length ? `; most answers have used a tool since iteration ${uses[began][0]}` : "";
+  const since = began && began < uses.length ? `; it has used tools since iteration ${uses[began][0]}` : "";
   const most = Math.max(...run.metrics.map((row) => row.iteration));
-  return el("p", {}, data.runs.length > 1 ? [el("strong", {}, bdi(run.name)), ": "] : null, `${told.join(", ")} in ${most} iteration${most === 1 ? "" : "s"}, on validation questions${since}.`);
+  return el("p", {}, data.runs.length > 1 ? [el("strong", {}, bdi(run.name)), ": "] : null, `${told.join(", ")} in ${most} iteration${most === 1 ? "" : "s"}${since}.`);
 }
 
 /** What `turnrl compare` says of the runs: the difference, and whether it is one. */
@@ -99,19 +99,21 @@ function verdicts() {
   if (!data.comparisons.length) return data.not_compared ? [el("p", { class: "dim" }, `Not compared: ${data.not_compared}`)] : [];
   const side = (members) => bdi(experimentName(members.map(([run]) => run)));
   const after = (members) => [...new Set(members.map(([, iteration]) => iteration))].join(", ");
-  return data.comparisons.map((one, n) => {
+  const made = data.comparisons.map((one, n) => {
     const name = one.main.replace("_", " ");
     const real = one.low > 0 || one.high < 0;
-    const when = `, after ${[...new Set([after(one.first), after(one.second)])].join(" and ")} iteration${after(one.first) === "1" && after(one.second) === "1" ? "" : "s"}`;
-    const p = one.p === null ? "" : one.p < 1e-4 ? ", p < .0001" : `, p = ${number(one.p, 4)}`;
-    const seeds = one.first.length;
-    const won = (which, text) => (one[which].length ? el("a", { href: listOf({ [which]: n }) }, text) : text);
-    return el("div", { class: "verdict" },
-      el("p", {}, el("strong", {}, side(one.second), real ? ` is ${one.low > 0 ? "better" : "worse"} than ` : " and ", side(one.first), real ? "" : " do not differ significantly"),
-        `: ${name} ${number(one.values[1])} against ${number(one.values[0])}${when}, difference ${signed(one.change)} [${signed(one.low)}, ${signed(one.high)}]${p}.`),
-      el("p", { class: "dim" }, `${one.questions} questions in common: `, won("won", `${one.won.length} won`), ", ", won("lost", `${one.lost.length} lost`), ". ",
-        seeds > 1 ? `${seeds} seeds each, paired.` : "One seed each: this compares two policies, and another seed trains another policy."));
+    const iterations = [...new Set([after(one.first), after(one.second)])].join(" and ");
+    const questions = (which) => {
+      const count = one.counts[which], here = one[which].length;
+      const text = `${count} ${which}${here < count ? ` (${here} are in this report)` : ""}`;
+      return here ? el("a", { href: listOf({ [which]: n }) }, text) : text;
+    };
+    return el("p", {}, el("strong", {}, side(one.second), real ? ` is ${one.low > 0 ? "better" : "worse"} than ` : " and ", side(one.first), real ? "" : " do not differ significantly"),
+      `: ${name} ${number(one.values[1])} against ${number(one.values[0])} after ${iterations} iteration${iterations === "1" ? "" : "s"}, difference ${signed(one.change)} [${signed(one.low)}, ${signed(one.high)}]; of ${one.questions} questions `,
+      questions("won"), ", ", questions("lost"), ".");
   });
+  const seeds = data.comparisons[0].first.length;
+  return [el("div", { class: "verdict" }, made, el("p", { class: "dim" }, seeds > 1 ? `${seeds} seeds each, paired: the intervals are over seeds.` : "One seed each: this compares policies. Another seed trains another policy."))];
 }
 
 function earned() {
@@ -166,11 +168,11 @@ function overview() {
   const last = (run, name) => { const row = run.metrics.findLast((r) => name in r); return row ? number(row[name]) : "-"; };
   return [
     el("h1", {}, data.runs.length === 1 ? bdi(data.runs[0].name) : `${data.runs.length} runs`),
-    ...data.runs.map(sentence),
+    el("div", { class: "told" }, data.runs.map(sentence)),
     ...verdicts(),
-    el("p", { class: "dim" }, `Written ${data.written}. `, count ? el("a", { href: "#/list" }, `${count.toLocaleString("en")} recorded trajectories`) : "There are no recorded trajectories", "."),
-    ...problems,
     ...alarms,
+    el("p", {}, count ? el("a", { href: "#/list" }, `${count.toLocaleString("en")} recorded trajectories`) : "There are no recorded trajectories", "."),
+    ...problems,
     ...deeds(),
     el("h2", {}, "Curves"),
     el("p", {}, "Thick lines with points: greedy answers to validation questions. Thin lines: sampled attempts at training questions.", bands ? " Bands: from the lowest to the highest of the runs that differ in their seeds alone. Open points: not all of them have that iteration." : ""),
@@ -184,5 +186,6 @@ function overview() {
     }), { class: "wide", hideCaption: true }),
     changed.length ? [el("h2", {}, "What differs between their recipes"), table("Settings that differ", ["setting", ...data.runs.map((run) => bdi(run.name))], changed.map(([name, values]) => [el("code", {}, name), ...values.map((value) => bdi(value))]), { class: "wide", hideCaption: true })] : data.runs.length > 1 ? el("p", {}, "Their recipes do not differ.") : null,
     ...earned(),
+    el("p", { class: "dim" }, `Written ${data.written}.`),
   ];
 }
