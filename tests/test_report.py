@@ -1044,18 +1044,18 @@ def test_the_overview_says_what_compare_says(tmp_path, opened):
     page = opened(tmp_path / "out.html")
     told = page.locator(".verdict").inner_text()
     assert told.startswith("b is better than a: exact match 0.850 against 0.150 after 1 iteration,")
-    assert f"difference +0.700 [{figure.low:+.3f}, {figure.high:+.3f}]; of 20 questions " in told
+    assert f"(95 % interval {figure.low:+.3f} to {figure.high:+.3f}); of 20 questions" in told
     assert "14 won, 0 lost." in told
     page.get_by_role("link", name="14 won").click()
     page.wait_for_selector("table.list")
-    assert "28 of 40" in page.inner_text("main")  # those of both
+    assert "14 of 40" in page.inner_text("main")  # what b answered
     assert "Questions that b won against a." in page.inner_text("main")
     names = {text.split("?")[0] for text in page.locator("table.list tbody th").all_inner_texts()}
     assert names == {f"question {n}" for n in range(3, 17)}
     # a report of some trajectories counts all, and says how many can be read there
     report(folders, tmp_path / "some.html", most=5)
     told = opened(tmp_path / "some.html").locator(".verdict").inner_text()
-    assert re.search(r"of 20 questions 14 won \([1-6] are in this report\), 0 lost", told)
+    assert re.search(r"of 20 questions it 14 won \([1-6] are in this report\), 0 lost", told)
     # runs that cannot be compared say why
     other = evaluated(tmp_path / "c", 5, first=100)
     report([folders[0], other], tmp_path / "other.html")

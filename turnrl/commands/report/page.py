@@ -104,14 +104,15 @@ class _Listed:
 
     def __init__(self) -> None:
         self.chunks = 0
-        self.questions: dict[tuple[str, str], int] = {}
+        self.questions: dict[tuple[str, str, str], int] = {}
         self.columns: dict[str, list[object]] = {}
 
     def add(self, run: int, chunk: Sequence[Sequence[record.Row]]) -> None:
         """Add the groups of a chunk."""
         for place, members in enumerate(chunk):
             for row in members:
-                asked = (row["question_id"] or "", row["question"])
+                accepted = " | ".join((row["answers"] or ())[:4])[:100]
+                asked = (row["question_id"] or "", row["question"], accepted)
                 question = self.questions.setdefault(asked, len(self.questions))
                 summary = {
                     "run": run,

@@ -144,13 +144,15 @@ function didSay(turn, k, row, right) {
 
 const given = (term) => term.weight * (term.value - term.baseline) / term.divisor;
 
-/** The part of an advantage that is the largest, in a sentence. */
-function because(terms) {
-  const most = terms.reduce((a, b) => (Math.abs(given(b)) > Math.abs(given(a)) ? b : a));
-  const here = exact(most.value, 3), mean = exact(most.mean, 3), others = most.count === 1 ? "nothing else is compared" : `the ${most.count} compared have ${mean} on average`;
-  if (most.name === "turn rewards from here on") return most.count === 1 ? `${here} earned from here on; no other attempt got here.` : `${here} earned from here on; the ${most.count} attempts that got here earned ${mean} on average.`;
-  return `${most.name} ${here}; ${others}.`;
+/** A part of an advantage in words: what this turn has, and what those have that it is compared with. */
+function because(term) {
+  const here = exact(term.value, 3), mean = exact(term.mean, 3);
+  const alone = term.count === 1;
+  if (term.name === "turn rewards from here on") return `${here} earned from here on; ${alone ? "no other attempt got here" : `the ${term.count} attempts that got here earned ${mean} on average`}`;
+  return `${term.name} ${here}; ${alone ? "nothing else is compared" : `the ${term.count} compared have ${mean} on average`}`;
 }
+
+const sum = (term) => `${term.weight === 1 ? "" : exact(term.weight, 3) + " × "}(${exact(term.value, 3)} - ${exact(term.baseline, 3)}) / ${exact(term.divisor, 3)} = ${signed(given(term), 2)}`;
 
 /** A bar from the middle: to the right what is above 0. `most` fills a half. */
 function bar(value, most) {
@@ -167,11 +169,8 @@ function worth(turn, k, n, row, detail, most) {
     (row.sample_tokens || []).length > 1 ? `history ${turn.sample + 1} of ${row.sample_tokens.length}` : null].filter(Boolean);
   return el("div", { class: "worth" },
     el("p", {}, el("span", { class: "big" }, advantage(turn.advantage)), el("span", { class: "dim" }, " ", asides.join(", "))),
-    paid.length > 1 || (paid.length && turn.rewards.length > 1) ? el("p", { class: "dim" }, paid.map((one) => [bdi(one.name), ` ${exact(one.value, 4)} `])) : null,
-    terms && terms.length ? [
-      table("Parts of the advantage", ["part", "", "gives"], terms.map((term) => [term.name, el("td", { class: "bars" }, bar(given(term), most)), num(signed(given(term), 2))]), { class: "parts", hideCaption: true }),
-      el("p", {}, because(terms)),
-    ] : null,
+    paid.length && turn.rewards.length > 1 ? el("p", { class: "dim" }, paid.map((one, n) => [n ? ", " : "", bdi(one.name), ` ${exact(one.value, 4)}`])) : null,
+    terms && terms.length ? el("ul", { class: "parts", "aria-label": "Parts of the advantage" }, terms.map((term) => el("li", {}, because(term), el("div", {}, bar(given(term), most), el("span", {}, sum(term)))))) : null,
     own && !own.terms ? el("p", {}, `${own.name}, this run: ${own.unexplained}. The recorded advantage is ${exact(turn.advantage)}.`) : null,
     el("div", { class: "folds" }, terms ? folded("digits", () => digits(turn, own, n, k)) : null, tokens(row, k)));
 }

@@ -73,17 +73,19 @@ function chart(title, names, range) {
     return num(point ? number(point.mean, 4) + (line.members.length > 1 ? ` (${number(point.low)} to ${number(point.high)})` : "") + point.runs : "");
   })]);
   const numbers = folded("Numbers", () => table(`${title} by iteration`, ["iteration", ...lines.map(label)], rows));
-  const made = el("figure", {}, el("figcaption", {}, title), box, readout, numbers);
+  const made = el("figure", {}, el("div", { class: "above" }, el("figcaption", {}, title), readout), box, numbers);
   charts.push({ box, draw: () => new uPlot({
     width: Math.max(box.clientWidth, 200), height: 180, series, bands, legend: { show: false }, cursor: { y: false, drag: { x: false, y: false }, sync: { key: "iteration", scales: ["x", null] } },
     scales: { x: { time: false }, y: range ? { range } : {} },
     axes: [0, 1].map((axis) => ({ stroke: () => css("--dim"), grid: { stroke: () => css("--line"), width: 1 }, ticks: { stroke: () => css("--line") }, size: axis ? 66 : 34, ...(axis ? { values: (_, ticks) => ticks.map((v) => (v === null ? "" : tick(v, ticks[1] - ticks[0]))) } : {}) })),
     hooks: { draw: [(plot) => marks.forEach((mark) => drawMark(plot, mark))], setCursor: [(plot) => {
       const i = plot.cursor.idx;
-      readout.textContent = i === null || i === undefined ? "" : `iteration ${xs[i]}: ` + lines.map((line) => {
-        const point = line.points.find((p) => p.x === xs[i]);
-        return point ? `${label(line)} ${number(point.mean)}${point.runs}` : null;
-      }).filter((text) => text).join(", ");
+      const known = i === null || i === undefined ? [] : data.experiments.map((_, n) => {
+        const of = lines.filter((line) => line.n === n).map((line) => line.points.find((p) => p.x === xs[i])).find((point) => point);
+        return el("span", { class: "c" + (n % 6) }, of ? number(of.mean, 2) : "-");
+      });
+      // in the order of the legend: what a thick line has there, or else a thin one
+      readout.replaceChildren(...(known.length ? [`at ${xs[i]}: `, ...known.flatMap((one, n) => (n ? [", ", one] : [one]))] : []));
     }] },
   }, values, box) });
   return made;

@@ -64,7 +64,7 @@ async function list(query) {
   for (const name of ["kind", "won", "lost"]) if (field(name)) form.append(el("input", { type: "hidden", name, value: field(name) }));
   const compared = ["won", "lost"].map((name) => data.comparisons[field(name)] && [name, data.comparisons[field(name)]]).find((one) => one);
   const decided = compared && new Set(compared[1][compared[0]]);
-  const evaluations = compared && new Set([...compared[1].first, ...compared[1].second].map(([run, iteration]) => `${run} ${iteration}`));
+  const evaluations = compared && new Set(compared[1].second.map(([run, iteration]) => `${run} ${iteration}`));
   const q = field("q").toLowerCase();
   const inside = q && field("in") ? await everywhere(q) : null;
   const wanted = (i) => {
@@ -78,7 +78,7 @@ async function list(query) {
     if (field("to") && at("total", i) > Number(field("to"))) return false;
     if (!q) return true;
     if (inside) return inside.has(i);
-    return [...asked(i), at("answer", i) || ""].some((text) => text.toLowerCase().includes(q));
+    return [...asked(i).slice(0, 2), at("answer", i) || ""].some((text) => text.toLowerCase().includes(q));
   };
   const count = columns().run ? columns().run.length : 0;
   chosen = [];
@@ -118,7 +118,7 @@ async function list(query) {
   };
   const turn = (to, text) => (to < 1 || to > pages ? el("span", { class: "dim" }, text) : el("a", { href: changed("page", to) }, text));
   const pager = () => el("nav", { class: "pager", "aria-label": "Pages of the list" }, turn(shown - 1, "Previous"), el("span", {}, `page ${shown} of ${pages}`), turn(shown + 1, "Next"));
-  const names = ["question", data.runs.length > 1 ? "run" : null, "split", "iteration", "answer", "right", "ended by", "total reward", "turns and their advantages"].filter((head) => head);
+  const names = ["question", data.runs.length > 1 ? "run" : null, "split", "iteration", "answer", "accepted", "right", "ended by", "total reward", "turns and their advantages"].filter((head) => head);
   const heads = names.map((name) => {
     const [first, second] = HEADS[name] || [];
     const now = field("sort");
@@ -131,8 +131,9 @@ async function list(query) {
     const cells = [
       data.runs.length > 1 ? bdi(data.runs[at("run", i)].name) : null,
       at("split", i), num(String(at("iteration", i))), at("answer", i) === null ? "none" : bdi(at("answer", i).slice(0, 60)),
+      bdi(asked(i)[2].slice(0, 60)),
       at("exact_match", i) === null ? "-" : at("exact_match", i) === 1 ? el("span", { class: "right" }, "yes") : el("span", { class: "bad" }, "no"),
-      at("ended_by", i), num(number(at("total", i))), el("span", { class: "chips" }, at("advantages", i).map((a) => advantage(a))),
+      at("ended_by", i), num(number(at("total", i))), at("advantages", i).some((a) => a !== null) ? el("span", { class: "chips" }, at("advantages", i).map((a) => advantage(a))) : "-",
     ].filter((cell) => cell !== null);
     return [
       el("th", { scope: "row", class: "question" }, el("a", { href: link(i) }, visible(asked(i)[1].slice(0, 160))), same.length > 1 ? el("span", { class: "dim" }, ` ×${same.length}`) : null),
@@ -187,7 +188,7 @@ async function everywhere(q) {
     member = key === before ? member + 1 : 0;
     before = key;
     const row = parts[at("place", i)].rows[member];
-    const texts = [...asked(i), row.opening, row.answer, ...row.turns.flatMap((turn) => [turn.text, ...turn.results.map((r) => r.content)])];
+    const texts = [...asked(i).slice(0, 2), row.opening, row.answer, ...row.turns.flatMap((turn) => [turn.text, ...turn.results.map((r) => r.content)])];
     if (texts.some((text) => (text || "").toLowerCase().includes(q))) hits.add(i);
   }
   return hits;

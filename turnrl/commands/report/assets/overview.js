@@ -73,7 +73,7 @@ function deeds() {
   const there = new Set(Array.from({ length: count }, (_, i) => kindOf(i)));
   return [
     el("h2", {}, "What the attempts did"),
-    el("p", {}, "Recorded attempts at training questions, a bar for each iteration. Click a part of a bar to read these attempts."),
+    el("p", {}, "Recorded attempts at training questions: a bar for each iteration, with the shares of what they did. Click a part of a bar to read these attempts."),
     el("div", { class: "grid deeds" }, bars),
     el("ul", { class: "legend", "aria-label": "What attempts did" }, KINDS.filter((kind) => there.has(kind)).map((kind) => el("li", {}, el("a", { href: listOf({ kind }) }, swatch(kind), kind)))),
   ];
@@ -81,17 +81,23 @@ function deeds() {
 
 /** A run in a sentence: where it began and where it is. */
 function sentence(run) {
-  const points = (name) => run.metrics.filter((row) => row["val/" + name] !== undefined && row["val/" + name] !== null).map((row) => [row.iteration, row["val/" + name]]);
-  const told = [["exact match", "exact_match"], ["tool execution", "tool_execution"]].map(([title, name]) => {
-    const found = points(name);
-    return found.length > 1 ? `${title} ${number(found[0][1], 2)} to ${number(found.at(-1)[1], 2)}` : null;
-  }).filter((text) => text);
-  if (!told.length) return null;
-  const uses = points("tool_execution");
-  const began = uses.findLastIndex(([, value]) => value < 0.5) + 1;
-  const since = began && began < uses.length ? `; it has used tools since iteration ${uses[began][0]}` : "";
+  const points = (name) => run.metrics.filter((row) => row[name] !== undefined && row[name] !== null).map((row) => [row.iteration, row[name]]);
+  const figures = [["exact match", "exact_match"], ["tool execution", "tool_execution"]];
+  const course = (split) => figures.map(([title, name]) => [title, points(split + name)]).filter(([, found]) => found.length > 1)
+    .map(([title, found]) => `${title} ${number(found[0][1], 2)} to ${number(found.at(-1)[1], 2)}`).join(", ");
+  const [validated, sampled] = [course("val/"), course("train/")];
+  if (!validated && !sampled) return null;
+  const last = figures.map(([, name]) => points("train/" + name).at(-1)).filter((one) => one).map(([, value]) => number(value, 2)).join(" and ");
+  const told = validated ? `${validated} on validation questions${last ? `; ${last} in the last attempts to learn from` : ""}` : `${sampled} in the attempts to learn from`;
   const most = Math.max(...run.metrics.map((row) => row.iteration));
-  return el("p", {}, data.runs.length > 1 ? [el("strong", {}, bdi(run.name)), ": "] : null, `${told.join(", ")} in ${most} iteration${most === 1 ? "" : "s"}${since}.`);
+  return el("p", {}, data.runs.length > 1 ? [el("strong", {}, bdi(run.name)), ", "] : null, `${most} iteration${most === 1 ? "" : "s"}: ${told}.${uses(run)}`);
+}
+
+/** Since when most attempts to learn from call a tool, if that began after the run did. */
+function uses(run) {
+  const calls = run.metrics.filter((row) => "train/tool_execution" in row);
+  const began = calls.findLastIndex((row) => row["train/tool_execution"] < 0.5) + 1;
+  return began && began < calls.length ? ` Most of these use tools since iteration ${calls[began].iteration}.` : "";
 }
 
 /** What `turnrl compare` says of the runs: the difference, and whether it is one. */
@@ -109,11 +115,11 @@ function verdicts() {
       return here ? el("a", { href: listOf({ [which]: n }) }, text) : text;
     };
     return el("p", {}, el("strong", {}, side(one.second), real ? ` is ${one.low > 0 ? "better" : "worse"} than ` : " and ", side(one.first), real ? "" : " do not differ significantly"),
-      `: ${name} ${number(one.values[1])} against ${number(one.values[0])} after ${iterations} iteration${iterations === "1" ? "" : "s"}, difference ${signed(one.change)} [${signed(one.low)}, ${signed(one.high)}]; of ${one.questions} questions `,
+      `: ${name} ${number(one.values[1])} against ${number(one.values[0])} after ${iterations} iteration${iterations === "1" ? "" : "s"}, difference ${signed(one.change)} (95 % interval ${signed(one.low)} to ${signed(one.high)}); of ${one.questions} questions it `,
       questions("won"), ", ", questions("lost"), ".");
   });
   const seeds = data.comparisons[0].first.length;
-  return [el("div", { class: "verdict" }, made, el("p", { class: "dim" }, seeds > 1 ? `${seeds} seeds each, paired: the intervals are over seeds.` : "One seed each: this compares policies. Another seed trains another policy."))];
+  return [el("div", { class: "verdict" }, made, el("p", { class: "dim" }, seeds > 1 ? `${seeds} seeds each, paired: the intervals are over seeds.` : "One seed each: this says which policy is better, and not which recipe. Another seed trains another policy."))];
 }
 
 function earned() {
@@ -184,8 +190,8 @@ function overview() {
       const rows = run.metrics.map((row) => row.iteration);
       return [bdi(run.name), bdi(run.folder), num(rows.length ? String(Math.max(...rows)) : "-"), ...CURVES.map(([, name]) => num(last(run, "val/" + name) !== "-" ? last(run, "val/" + name) : last(run, "train/" + name)))];
     }), { class: "wide", hideCaption: true }),
-    changed.length ? [el("h2", {}, "What differs between their recipes"), table("Settings that differ", ["setting", ...data.runs.map((run) => bdi(run.name))], changed.map(([name, values]) => [el("code", {}, name), ...values.map((value) => bdi(value))]), { class: "wide", hideCaption: true })] : data.runs.length > 1 ? el("p", {}, "Their recipes do not differ.") : null,
+    changed.length ? [el("h2", {}, "What differs between their recipes"), table("Settings that differ", ["setting", ...data.runs.map((run) => bdi(run.name))], changed.map(([name, values]) => [el("code", {}, name), ...values.map((value) => (value ? bdi(value) : el("span", { class: "dim" }, "not set")))]), { class: "wide", hideCaption: true })] : data.runs.length > 1 ? el("p", {}, "Their recipes do not differ.") : null,
     ...earned(),
-    el("p", { class: "dim" }, `Written ${data.written}.`),
+    el("p", { class: "dim" }, `Written ${data.written.slice(0, 16).replace("T", " ")}.`),
   ];
 }
