@@ -943,7 +943,7 @@ def test_attempts_that_are_the_same_are_one_row(tmp_path, opened):
     rewrite(folder, kept)
     report([folder], tmp_path / "out.html")
     page = opened(tmp_path / "out.html", "#/list")
-    assert "12 of 12, in 6 rows" in page.inner_text("main")
+    assert "12 of 12 attempts, in 6 rows" in page.inner_text("main")
     shown = page.locator("table.list tbody th").all_inner_texts()
     assert [text.rpartition("?")[2].strip() for text in shown] == ["×3", "", "×2"] * 2
     for group, sets in enumerate((["1, 2, 5", "3", "4, 6"], ["1, 2", "3", "4, 6", "5"])):
@@ -953,7 +953,7 @@ def test_attempts_that_are_the_same_are_one_row(tmp_path, opened):
         assert sorted(row[0] for row in found) == sets
         totals = [float(row[3]) for row in found]
         assert totals == sorted(totals, reverse=True)
-        assert f"6 attempts at one question, best first; {len(sets)} differ" in page.inner_text(
+        assert f"6 attempts at one question, best first, in {len(sets)} rows" in page.inner_text(
             "main"
         )
 
@@ -1043,19 +1043,22 @@ def test_the_overview_says_what_compare_says(tmp_path, opened):
     figure = found.figures["exact_match"]
     page = opened(tmp_path / "out.html")
     told = page.locator(".verdict").inner_text()
-    assert told.startswith("b is better than a: exact match 0.850 against 0.150 after 1 iteration,")
-    assert f"(95 % interval {figure.low:+.3f} to {figure.high:+.3f}); of 20 questions" in told
-    assert "14 won, 0 lost." in told
-    page.get_by_role("link", name="14 won").click()
+    assert told.startswith("b is better than a: exact match 0.850 against 0.150 after 1 iteration ")
+    interval = f"{figure.low:+.3f} to {figure.high:+.3f}"
+    assert f"(95 % interval of the difference {interval}). Of 20 questions" in told
+    assert "b alone is right in 14, a alone is right in 0." in told
+    page.get_by_role("link", name="right in 14").click()
     page.wait_for_selector("table.list")
-    assert "14 of 40" in page.inner_text("main")  # what b answered
-    assert "Questions that b won against a." in page.inner_text("main")
+    assert "28 of 40" in page.inner_text("main")  # those of both, question by question
+    assert "Questions that b alone answered rightly" in page.inner_text("main")
+    rows = page.locator("table.list tbody tr").all_inner_texts()
+    assert [row.split("\t")[1] for row in rows] == ["a", "b"] * 14
     names = {text.split("?")[0] for text in page.locator("table.list tbody th").all_inner_texts()}
     assert names == {f"question {n}" for n in range(3, 17)}
     # a report of some trajectories counts all, and says how many can be read there
     report(folders, tmp_path / "some.html", most=5)
     told = opened(tmp_path / "some.html").locator(".verdict").inner_text()
-    assert re.search(r"of 20 questions it 14 won \([1-6] are in this report\), 0 lost", told)
+    assert re.search(r"b alone is right in 14 \([1-6] are in this report\), a alone .* 0\.", told)
     # runs that cannot be compared say why
     other = evaluated(tmp_path / "c", 5, first=100)
     report([folders[0], other], tmp_path / "other.html")

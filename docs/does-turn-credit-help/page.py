@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 
 import numpy as np
-from measures import HABITS, Column, area, end, never
-from parts import OURS
+from measures import HABITS, ITERATION, Column, area, end, never, never_good, until_good
+from parts import MERGED, OURS, OUTCOMES
 from rows import Row, Rows
 
 from turnrl import TurnRLError
@@ -33,6 +34,34 @@ def figures(of: Rows) -> Table:
         deviation = f"{np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
         more = [_cell(column, some) for column in (*others, late)]
         yield _row(row, len(some), _cell(first, some), deviation, *more)
+
+
+def leads(of: Rows) -> Table:
+    """How each row learned, and the area of the first row of the part's first pair minus its."""
+    if not of.pairs:
+        return
+    reference, area_column = of.pairs[0][0], of.columns[0]
+    first = str(reference)
+    titles = ("seeds", area_column.title, f"{first} minus it", "median iterations to 0.7", "never")
+    yield _row("", *titles)
+    yield _row(*["---"] * (len(titles) + 1))
+    for row, some in of.runs.items():
+        lead = None if row == reference else of.minus(reference, row, area_column.figure)
+        figures = (_cell(area_column, some), _difference(lead, 3), _median(of, some))
+        yield _row(row, len(some), *figures, _cell(never(of.part.measure), some))
+
+
+def primary(parts: Mapping[str, Rows]) -> Table:
+    """The planned result: MT-GRPO's area minus two others', in each world.
+
+    Args:
+        parts: The worlds, by what they are called.
+    """
+    yield _row("MT-GRPO's area minus that of", *parts)
+    yield _row(*["---"] * (len(parts) + 1))
+    for other in (MERGED, OUTCOMES):
+        found = (of.minus(Row(OURS), Row(other), of.columns[0].figure) for of in parts.values())
+        yield _row(other, *(_difference(one, 3) for one in found))
 
 
 def habits(of: Rows) -> Table:
@@ -109,6 +138,16 @@ def _cell(column: Column, some: Mapping[int, Result]) -> str:
     return f"{np.mean(known):,.{column.digits}f}{less}" if known else "not scored"
 
 
+def _median(of: Rows, some: Mapping[int, Result]) -> str:
+    """The median iteration after which a run is good: more than its last for one that never is."""
+    curve = of.part.measure.curve
+    ends = {seed: math.inf for seed, run in some.items() if never_good(run, curve)}
+    reached = [ends.get(seed, until_good(run, name=curve)) for seed, run in some.items()]
+    middle = statistics.median(reached)
+    last = max(run.points(curve, ITERATION)[-1][0] for run in some.values())
+    return f"{middle:g}" if math.isfinite(middle) else f"> {last:g}"
+
+
 def _difference(one: Difference | None, digits: int) -> str:
     if one is None:
         return ""
@@ -120,6 +159,7 @@ def _row(*cells: object) -> str:
 
 
 TABLES: Mapping[str, Callable[[Rows], Table]] = {
+    "leads": leads,
     "figures": figures,
     "differences": differences,
     "ends": ends,

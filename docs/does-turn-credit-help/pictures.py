@@ -89,10 +89,12 @@ def forest(parts: Mapping[str, Rows], file: Path) -> None:
 
 
 WORLDS = {
-    "one-hop": ("one search", (OURS, MERGED, OUTCOMES)),
-    "harm-two-hop": ("two searches, each costs something", (RIGHT, OURS, OUTCOMES)),
+    "one-hop": ("one search", "", (OURS, MERGED, OUTCOMES)),
+    "no-search-cost": ("two searches", "no search cost", (OURS, MERGED, OUTCOMES)),
+    "harm-two-hop": ("two searches that cost", "", (RIGHT, OURS, OUTCOMES)),
 }
-"""Parts of the picture for a first look: what its panels are called, and which curves they have."""
+"""Parts of the picture for a first look: what its panels are called, the label of their rows, and
+which curves they have."""
 SHORT = {RIGHT: "CostsAmongRight"}
 DASHES = {OURS: "-", MERGED: "--", OUTCOMES: ":", RIGHT: "-."}
 THEMES = {
@@ -118,12 +120,13 @@ def first_look(every: Mapping[str, Rows], theme: str, file: Path) -> None:
         rc_context({**colors, "svg.fonttype": "none"}),
         _figure(file, 3.3, transparent=True) as figure,
     ):
-        figure.subplots_adjust(left=0.05, right=0.88, bottom=0.15, top=0.9, wspace=0.42)
+        figure.subplots_adjust(left=0.055, right=0.88, bottom=0.15, top=0.9, wspace=0.5)
         panels = figure.subplots(1, len(WORLDS))
-        for axes, (name, (title, names)) in zip(panels, WORLDS.items(), strict=True):
+        panels[0].set_ylabel("held-out exact match")
+        for axes, (name, (title, label, names)) in zip(panels, WORLDS.items(), strict=True):
             of = every[name]
             tokens = np.linspace(0, of.tokens, 200)
-            axes.set_title(f"{title}: held-out exact match", loc="left", fontsize=10)
+            axes.set_title(title, loc="left", fontsize=10)
             axes.set_xlabel("sampled tokens")
             axes.set_xlim(0, of.tokens)
             axes.set_ylim(0, 1)
@@ -131,10 +134,10 @@ def first_look(every: Mapping[str, Rows], theme: str, file: Path) -> None:
             axes.spines[["top", "right"]].set_visible(False)
             lowest = 0.0
             means = {}
-            there = [one for one in names if Row(one, "") in of.runs]
+            there = [one for one in names if Row(one, label) in of.runs]
             for estimator in there:
                 color = THEMES[theme][estimator]
-                some = of.runs[Row(estimator, "")].values()
+                some = of.runs[Row(estimator, label)].values()
                 runs = [[at(run, x) for x in tokens] for run in some]
                 for run in runs:
                     axes.plot(tokens, run, color=color, linewidth=0.6, alpha=0.3)

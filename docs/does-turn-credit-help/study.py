@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-from page import TABLES, bare, changes, fill, marks
+from page import TABLES, bare, changes, fill, marks, primary
 from parts import CONDITIONS, HERE, PARTS, STARTERS, Part
 from pictures import THEMES, WORLDS, curves, first_look, forest, pretrained
 from rows import Rows, done, rows
@@ -38,6 +38,8 @@ from turnrl.commands.sweep.matrix import read_seeds
 
 CURVES = ("one-hop", "two-hop", "split", "paid-hops")
 """The parts that have a picture of their curves."""
+PRIMARY = {"one-hop": "one hop", "two-hop": "two hops, each search costs"}
+"""The parts of the planned result, and what their worlds are called."""
 
 
 def train(name: str, part: Part, folder: Path, jobs: Sequence[str]) -> int:
@@ -109,6 +111,8 @@ def draw(folder: Path, parts: Mapping[str, Part]) -> None:
     }
     when = {name: one for name, one in begun.items() if name in CONDITIONS}
     tables["when: changes"] = [*changes(when)] if when else []
+    worlds = {title: begun[name] for name, title in PRIMARY.items() if name in begun}
+    tables["primary"] = [*primary(worlds)] if len(worlds) == len(PRIMARY) else []
     files = _pictures(folder, begun, when)
     if _is_ours(folder):
         pages = [page for page in sorted(folder.glob("*.md")) if marks(page)]

@@ -152,7 +152,7 @@ function because(term) {
   return `${term.name} ${here}; ${alone ? "nothing else is compared" : `the ${term.count} compared have ${mean} on average`}`;
 }
 
-const sum = (term) => `${term.weight === 1 ? "" : exact(term.weight, 3) + " × "}(${exact(term.value, 3)} - ${exact(term.baseline, 3)}) / ${exact(term.divisor, 3)} = ${signed(given(term), 2)}`;
+const sum = (term) => `${term.weight === 1 ? "" : exact(term.weight, 3) + " × "}(${exact(term.value, 3)} - ${exact(term.baseline, 3)}) / ${exact(term.divisor, 3)}${term.std !== null && term.divisor > term.std + 1e-9 ? " (floor)" : ""} = ${signed(given(term), 2)}`;
 
 /** A bar from the middle: to the right what is above 0. `most` fills a half. */
 function bar(value, most) {
@@ -168,7 +168,7 @@ function worth(turn, k, n, row, detail, most) {
   const asides = [`reward ${exact(turn.reward, 4)}`, turn.world_reward ? `the world paid ${exact(turn.world_reward, 4)}` : null, `${turn.tokens} tokens`,
     (row.sample_tokens || []).length > 1 ? `history ${turn.sample + 1} of ${row.sample_tokens.length}` : null].filter(Boolean);
   return el("div", { class: "worth" },
-    el("p", {}, el("span", { class: "big" }, advantage(turn.advantage)), el("span", { class: "dim" }, " ", asides.join(", "))),
+    el("p", {}, el("span", { class: "big" }, advantage(turn.advantage)), terms && terms.length > 1 ? ` = ${terms.map((term) => signed(given(term), 2).replace(/^(.)/, "$1 ")).join(" ").replace(/^\+ /, "").replace(/^- /, "-")}` : null, el("span", { class: "dim" }, "; ", asides.join(", "))),
     paid.length && turn.rewards.length > 1 ? el("p", { class: "dim" }, paid.map((one, n) => [n ? ", " : "", bdi(one.name), ` ${exact(one.value, 4)}`])) : null,
     terms && terms.length ? el("ul", { class: "parts", "aria-label": "Parts of the advantage" }, terms.map((term) => el("li", {}, because(term), el("div", {}, bar(given(term), most), el("span", {}, sum(term)))))) : null,
     own && !own.terms ? el("p", {}, `${own.name}, this run: ${own.unexplained}. The recorded advantage is ${exact(turn.advantage)}.`) : null,
@@ -220,6 +220,7 @@ async function trajectory(path) {
   const kind = kindOf(i);
   const own = detail.why.find((one) => one.own);
   const every = own && own.terms ? own.terms[n].flat().map((term) => Math.abs(given(term))) : [];
+  const parts = (row.rewards || []).filter((r) => r.name.startsWith("outcome/") && r.value).map((r) => `${r.name.slice(8)} ${exact(r.value, 4)}`);
   const outcome = [(row.rewards || []).length ? table("Rewards of the whole trajectory", ["reward", "value"], row.rewards.map((r) => [bdi(r.name), num(exact(r.value))])) : null,
     (row.figures || []).length ? table("Figures of its tools", ["figure", "values"], row.figures.map((f) => [bdi(f.name), num(f.values.map((value) => exact(value)).join(", "))])) : null].filter(Boolean);
   return [
@@ -228,7 +229,7 @@ async function trajectory(path) {
     el("h1", {}, bdi(asked(i)[1])),
     whole(asked(i)[1], "question"),
     facts([["answered", row.answer === null ? "none" : bdi(row.answer)], ["", verdict(i)], row.answers && row.answers.length ? ["accepted", bdi(accepted(detail))] : null,
-      ["ended by", at("ended_by", i)], ["outcome", exact(at("outcome", i), 6)], ["total", exact(at("total", i), 6)], ["sampled tokens", String(at("tokens", i))]]),
+      ["ended by", at("ended_by", i)], ["outcome", [exact(at("outcome", i), 4), parts.length ? el("span", { class: "dim" }, ` (${parts.join(", ")})`) : null]], ["total", exact(at("total", i), 6)], ["sampled tokens", String(at("tokens", i))]]),
     whole(row.answer, "answer"),
     whole(accepted(detail), "accepted"),
     facts([["attempt", `${n + 1} of ${members.length}`], ...groupFacts(i, detail)]),
@@ -279,7 +280,7 @@ async function group(path) {
   const turns = Math.max(...detail.rows.map((row) => row.turns.length));
   const sets = alike(members, detail).sort((a, b) => at("total", members[b[0]]) - at("total", members[a[0]]) || a[0] - b[0]);
   chosen = sets.flat().map((n) => members[n]);
-  const many = members.length === 1 ? "One attempt at this question." : `${members.length} attempts at one question, best first${sets.length < members.length ? `; ${sets.length} differ, and those that do not are in one row` : ""}. Colours are advantages.`;
+  const many = members.length === 1 ? "One attempt at this question." : `${members.length} attempts at one question, best first${sets.length < members.length ? `, in ${sets.length} rows: attempts that did and earned the same share a row` : ""}. Colours are advantages.`;
   return [
     el("nav", { class: "pager", "aria-label": "Trajectories" }, el("a", { href: lastList }, "List")),
     el("h1", {}, bdi(asked(first)[1])),

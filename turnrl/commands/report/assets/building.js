@@ -54,8 +54,13 @@ function folded(title, make) {
   } }, el("summary", {}, title));
 }
 
-/** What scrolls can be reached by keys; what does not is no stop on the way. */
+/** What scrolls can be reached by keys; what does not is no stop on the way. A result that is longer than its place says so. */
 function focusable(inside) {
+  for (const box of inside.querySelectorAll(".result")) {
+    if (box.scrollHeight <= box.clientHeight + 1 || box.nextElementSibling) continue;
+    const more = el("button", { type: "button", class: "more", onclick: () => { box.classList.add("whole"); more.remove(); } }, "all of it");
+    box.after(more);
+  }
   for (const box of inside.querySelectorAll(".text, .scroll")) {
     if (box.scrollHeight > box.clientHeight + 1 || box.scrollWidth > box.clientWidth + 1) box.tabIndex = 0;
     else box.removeAttribute("tabindex");

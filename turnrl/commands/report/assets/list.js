@@ -64,7 +64,7 @@ async function list(query) {
   for (const name of ["kind", "won", "lost"]) if (field(name)) form.append(el("input", { type: "hidden", name, value: field(name) }));
   const compared = ["won", "lost"].map((name) => data.comparisons[field(name)] && [name, data.comparisons[field(name)]]).find((one) => one);
   const decided = compared && new Set(compared[1][compared[0]]);
-  const evaluations = compared && new Set(compared[1].second.map(([run, iteration]) => `${run} ${iteration}`));
+  const evaluations = compared && new Set([...compared[1].first, ...compared[1].second].map(([run, iteration]) => `${run} ${iteration}`));
   const q = field("q").toLowerCase();
   const inside = q && field("in") ? await everywhere(q) : null;
   const wanted = (i) => {
@@ -99,7 +99,7 @@ async function list(query) {
     return el("li", {}, el("a", { href: listOf(next), "aria-current": field("kind") === kind ? "true" : null }, kind ? swatch(kind) : null, `${name} ${some.toLocaleString("en")}`));
   };
   const chips = el("ul", { class: "kinds", "aria-label": "What attempts did" }, chip("", "all", fitting), KINDS.filter((kind) => kinds.has(kind) || kind === field("kind")).map((kind) => chip(kind, kind, kinds.get(kind) || 0)));
-  const sort = SORTS.get(field("sort"));
+  const sort = SORTS.get(field("sort")) || (compared ? (i) => at("question", i) : null);
   if (sort) {
     const keys = new Map(chosen.map((i) => [i, sort(i)]));
     chosen.sort((a, b) => keys.get(a) - keys.get(b) || a - b);
@@ -118,7 +118,8 @@ async function list(query) {
   };
   const turn = (to, text) => (to < 1 || to > pages ? el("span", { class: "dim" }, text) : el("a", { href: changed("page", to) }, text));
   const pager = () => el("nav", { class: "pager", "aria-label": "Pages of the list" }, turn(shown - 1, "Previous"), el("span", {}, `page ${shown} of ${pages}`), turn(shown + 1, "Next"));
-  const names = ["question", data.runs.length > 1 ? "run" : null, "split", "iteration", "answer", "accepted", "right", "ended by", "total reward", "turns and their advantages"].filter((head) => head);
+  const several = data.runs.length > 1;
+  const names = ["question", several ? "run" : null, "split", "iteration", "answer", "accepted", "right", "total reward", "turns and their advantages"].filter((head) => head);
   const heads = names.map((name) => {
     const [first, second] = HEADS[name] || [];
     const now = field("sort");
@@ -130,10 +131,10 @@ async function list(query) {
     const i = same[0];
     const cells = [
       data.runs.length > 1 ? bdi(data.runs[at("run", i)].name) : null,
-      at("split", i), num(String(at("iteration", i))), at("answer", i) === null ? "none" : bdi(at("answer", i).slice(0, 60)),
+      at("split", i), num(String(at("iteration", i))), at("answer", i) === null ? `none, ended by ${at("ended_by", i)}` : bdi(at("answer", i).slice(0, 60)),
       bdi(asked(i)[2].slice(0, 60)),
       at("exact_match", i) === null ? "-" : at("exact_match", i) === 1 ? el("span", { class: "right" }, "yes") : el("span", { class: "bad" }, "no"),
-      at("ended_by", i), num(number(at("total", i))), at("advantages", i).some((a) => a !== null) ? el("span", { class: "chips" }, at("advantages", i).map((a) => advantage(a))) : "-",
+      num(number(at("total", i))), at("advantages", i).some((a) => a !== null) ? el("span", { class: "chips" }, at("advantages", i).map((a) => advantage(a))) : "-",
     ].filter((cell) => cell !== null);
     return [
       el("th", { scope: "row", class: "question" }, el("a", { href: link(i) }, visible(asked(i)[1].slice(0, 160))), same.length > 1 ? el("span", { class: "dim" }, ` ×${same.length}`) : null),
@@ -143,9 +144,9 @@ async function list(query) {
   status.textContent = `${fit} trajectories`;
   lastList = location.hash || "#/list";
   return [el("h1", {}, "Trajectories"), count ? chips : null,
-    compared ? el("p", {}, "Questions that ", bdi(experimentName(compared[1].second.map(([run]) => run))), ` ${compared[0]} against `, bdi(experimentName(compared[1].first.map(([run]) => run))), ". ", el("a", { href: "#/list" }, "All trajectories")) : null,
+    compared ? el("p", {}, "Questions that ", bdi(experimentName(compared[1][compared[0] === "won" ? "second" : "first"].map(([run]) => run))), " alone answered rightly, with the attempts of both sides. ", el("a", { href: "#/list" }, "All trajectories")) : null,
     form,
-    el("p", {}, `${fit.toLocaleString("en")} of ${count.toLocaleString("en")}`, rowsOf.length < fit ? `, in ${rowsOf.length.toLocaleString("en")} rows: attempts of a group that ended and earned the same are in one` : ""),
+    el("p", {}, `${fit.toLocaleString("en")} of ${count.toLocaleString("en")}`, rowsOf.length < fit ? ` attempts, in ${rowsOf.length.toLocaleString("en")} rows: attempts at a question that ended and earned the same share a row` : ""),
     rows.length ? [table("Trajectories", heads, rows, { class: "list", hideCaption: true }), pager()] : el("p", {}, count ? "None fits. Choose less." : "No run has a record.")];
 }
 

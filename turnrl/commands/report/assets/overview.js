@@ -74,8 +74,8 @@ function deeds() {
   return [
     el("h2", {}, "What the attempts did"),
     el("p", {}, "Recorded attempts at training questions: a bar for each iteration, with the shares of what they did. Click a part of a bar to read these attempts."),
-    el("div", { class: "grid deeds" }, bars),
     el("ul", { class: "legend", "aria-label": "What attempts did" }, KINDS.filter((kind) => there.has(kind)).map((kind) => el("li", {}, el("a", { href: listOf({ kind }) }, swatch(kind), kind)))),
+    el("div", { class: "grid deeds" }, bars),
   ];
 }
 
@@ -88,16 +88,16 @@ function sentence(run) {
   const [validated, sampled] = [course("val/"), course("train/")];
   if (!validated && !sampled) return null;
   const last = figures.map(([, name]) => points("train/" + name).at(-1)).filter((one) => one).map(([, value]) => number(value, 2)).join(" and ");
-  const told = validated ? `${validated} on validation questions${last ? `; ${last} in the last attempts to learn from` : ""}` : `${sampled} in the attempts to learn from`;
+  const told = validated ? `${validated} on validation questions${last ? `; ${last} in the last training attempts` : ""}` : `${sampled} in training attempts`;
   const most = Math.max(...run.metrics.map((row) => row.iteration));
   return el("p", {}, data.runs.length > 1 ? [el("strong", {}, bdi(run.name)), ", "] : null, `${most} iteration${most === 1 ? "" : "s"}: ${told}.${uses(run)}`);
 }
 
-/** Since when most attempts to learn from call a tool, if that began after the run did. */
+/** Since when most training attempts call a tool, if that began after the run did. */
 function uses(run) {
   const calls = run.metrics.filter((row) => "train/tool_execution" in row);
   const began = calls.findLastIndex((row) => row["train/tool_execution"] < 0.5) + 1;
-  return began && began < calls.length ? ` Most of these use tools since iteration ${calls[began].iteration}.` : "";
+  return began && began < calls.length ? ` Most training attempts use a tool since iteration ${calls[began].iteration}.` : "";
 }
 
 /** What `turnrl compare` says of the runs: the difference, and whether it is one. */
@@ -106,17 +106,20 @@ function verdicts() {
   const side = (members) => bdi(experimentName(members.map(([run]) => run)));
   const after = (members) => [...new Set(members.map(([, iteration]) => iteration))].join(", ");
   const made = data.comparisons.map((one, n) => {
-    const name = one.main.replace("_", " ");
+    const name = one.main === "exact_match" ? "exact match" : one.main;
     const real = one.low > 0 || one.high < 0;
     const iterations = [...new Set([after(one.first), after(one.second)])].join(" and ");
-    const questions = (which) => {
+    const alone = (which, members) => {
       const count = one.counts[which], here = one[which].length;
-      const text = `${count} ${which}${here < count ? ` (${here} are in this report)` : ""}`;
+      const text = [side(members), ` alone is right in ${count}${here < count ? ` (${here} are in this report)` : ""}`];
       return here ? el("a", { href: listOf({ [which]: n }) }, text) : text;
     };
-    return el("p", {}, el("strong", {}, side(one.second), real ? ` is ${one.low > 0 ? "better" : "worse"} than ` : " and ", side(one.first), real ? "" : " do not differ significantly"),
-      `: ${name} ${number(one.values[1])} against ${number(one.values[0])} after ${iterations} iteration${iterations === "1" ? "" : "s"}, difference ${signed(one.change)} (95 % interval ${signed(one.low)} to ${signed(one.high)}); of ${one.questions} questions it `,
-      questions("won"), ", ", questions("lost"), ".");
+    const better = one.low > 0 ? [one.second, one.first] : [one.first, one.second];
+    const [ours, theirs] = one.low > 0 ? [one.values[1], one.values[0]] : one.values;
+    const [low, high] = one.low > 0 ? [one.low, one.high] : [-one.high, -one.low];
+    return el("p", {}, el("strong", {}, side(better[0]), real ? " is better than " : " and ", side(better[1]), real ? "" : " do not differ significantly"),
+      `: ${name} ${number(ours)} against ${number(theirs)} after ${iterations} iteration${iterations === "1" ? "" : "s"} (95 % interval of the difference ${signed(low)} to ${signed(high)}). Of ${one.questions} questions `,
+      alone("won", one.second), ", ", alone("lost", one.first), ".");
   });
   const seeds = data.comparisons[0].first.length;
   return [el("div", { class: "verdict" }, made, el("p", { class: "dim" }, seeds > 1 ? `${seeds} seeds each, paired: the intervals are over seeds.` : "One seed each: this says which policy is better, and not which recipe. Another seed trains another policy."))];
