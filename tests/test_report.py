@@ -558,14 +558,22 @@ def test_curves_are_drawn_at_most_for_a_fiftieth_of_the_time_and_at_the_end(tmp_
 
 def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monkeypatch):
     lines, plot = [], Axes.plot
-    monkeypatch.setattr(
-        Axes, "plot", lambda axes, *some, **more: lines.append(some) or plot(axes, *some, **more)
-    )
+
+    def noted(axes, x, y, *some, **more):
+        lines.append((axes.get_title(), x, y, more["linewidth"]))
+        return plot(axes, x, y, *some, **more)
+
+    monkeypatch.setattr(Axes, "plot", noted)
     draw(open_runs([recorded.run(tmp_path / "run")]), tmp_path / "curves.svg")
-    assert [list(line) for line in lines if line[0]] == [
-        [[1, 2, 3], [0.0, pytest.approx(1 / 9), pytest.approx(2 / 9)], "o-"],
-        [[1, 2, 3], [0.0, 0.1, 0.2], "-"],
+    assert [line for line in lines if line[1]] == [
+        ("exact match", [1, 2, 3], [0.0, pytest.approx(1 / 9), pytest.approx(2 / 9)], 1.8),
+        ("exact match", [1, 2, 3], [0.0, 0.1, 0.2], 0.7),
     ]
+    order = ["tool execution", "answer in results", "exact match", "format"]
+    assert [*dict.fromkeys(title for title, *_ in lines)] == order  # the report's
+    picture = (tmp_path / "curves.svg").read_text()
+    assert "thick: greedy answers" in picture  # as text
+    assert "fill: #ffffff" not in picture  # on no background
 
 
 def test_the_total_of_the_list_is_outcome_and_turns(tmp_path):

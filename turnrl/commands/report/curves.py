@@ -9,12 +9,22 @@ from typing import Any
 
 import lightning as L
 
-from turnrl.run import record
 from turnrl.run.folders import whole_file
 from turnrl.run.runs import Run, open_runs
 
 _TIMES = 50
 """So many times what the last drawing took passes before the next."""
+
+
+_ORDER = ("tool_execution", "answer_in_results", "exact_match", "format")
+"""Of the report."""
+_GREY = "#787f89"
+"""Reads on white and on black."""
+_LINES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", ":"), ("#cc79a7", "-."))
+"""Colours of Okabe and Ito, and what tells them apart without colour."""
+_LEGEND = (
+    "thick: greedy answers to validation questions   thin: sampled attempts at training questions"
+)
 
 
 class Curves(L.Callback):
@@ -57,30 +67,36 @@ def draw(runs: Sequence[Run], file: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    with rc_context({"svg.hashsalt": "turnrl", "font.size": 9}):
+    grey = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), _GREY)
+    grey |= dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), _GREY)
+    with rc_context({"svg.hashsalt": "turnrl", "svg.fonttype": "none", "font.size": 9, **grey}):
         # a layout that is computed takes half of the time
-        figure = Figure(figsize=(10, 2.6))
-        bottom = 0.19 if len(runs) == 1 else 0.29
-        figure.subplots_adjust(left=0.05, right=0.99, bottom=bottom, top=0.88, wspace=0.08)
-        subplots = figure.subplots(1, len(record.CURVES), sharey=True)
-        for axes, name in zip(subplots, record.CURVES, strict=True):
+        figure = Figure(figsize=(10, 2.8))
+        figure.subplots_adjust(left=0.05, right=0.99, bottom=0.27, top=0.89, wspace=0.08)
+        subplots = figure.subplots(1, len(_ORDER), sharey=True)
+        for axes, name in zip(subplots, _ORDER, strict=True):
             axes.set_title(name.replace("_", " "))
             axes.set_ylim(-0.03, 1.03)
             axes.set_xlabel("iteration")
             axes.grid(alpha=0.3)
+            axes.spines[["top", "right"]].set_visible(False)
             for number, run in enumerate(runs):
-                for split, style in (("val", "o-"), ("train", "-")):
+                color, dashes = _LINES[number % len(_LINES)]
+                for split, width in (("val", 1.8), ("train", 0.7)):
                     points = [row for row in run.metrics if f"{split}/{name}" in row]
                     axes.plot(
                         [row["iteration"] for row in points],
                         [row[f"{split}/{name}"] for row in points],
-                        style,
-                        color=f"C{number}",
+                        dashes,
+                        marker="o" if split == "val" else "",
+                        color=color,
                         markersize=3,
-                        linewidth=1.6 if split == "val" else 0.7,
+                        linewidth=width,
                         label=run.name if (split, axes) == ("val", subplots[0]) else None,
                     )
         if len(runs) > 1:
-            figure.legend(loc="lower center", ncols=len(runs), frameon=False)
+            figure.legend(loc="lower right", ncols=len(runs), frameon=False)
+        figure.text(0.05, 0.03, _LEGEND)
         with whole_file(file) as part:
-            figure.savefig(part, format=file.suffix[1:], metadata={"Date": None})
+            kind = file.suffix[1:]
+            figure.savefig(part, format=kind, metadata={"Date": None}, transparent=True)

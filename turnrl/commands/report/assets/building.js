@@ -51,6 +51,7 @@ function folded(title, make) {
     if (!box.open || box.children.length > 1) return;
     box.append(...[make()].flat(3).filter((node) => node));
     focusable(box);
+    if (box.closest("figure")) drawCharts();  // which has become wider
   } }, el("summary", {}, title));
 }
 

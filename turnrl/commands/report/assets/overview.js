@@ -70,11 +70,19 @@ function deeds() {
   const bars = data.runs.map((_, n) => did(n)).filter((one) => one);
   if (!bars.length) return [];
   const count = columns().run.length;
-  const there = new Set(Array.from({ length: count }, (_, i) => kindOf(i)));
+  const there = new Set();
+  const sizes = new Map();
+  for (let i = 0; i < count; i++) {
+    if (at("split", i) !== "train") continue;
+    there.add(kindOf(i));
+    const key = `${at("run", i)} ${at("iteration", i)}`;
+    sizes.set(key, (sizes.get(key) || 0) + 1);
+  }
+  const most = Math.max(...sizes.values());
   return [
     el("h2", {}, "What the attempts did"),
-    el("p", {}, "Recorded attempts at training questions: a bar for each iteration, with the shares of what they did. Click a part of a bar to read these attempts."),
-    el("ul", { class: "legend", "aria-label": "What attempts did" }, KINDS.filter((kind) => there.has(kind)).map((kind) => el("li", {}, el("a", { href: listOf({ kind }) }, swatch(kind), kind)))),
+    el("p", {}, `Attempts at training questions: a bar for each iteration, with the shares of what they did. A bar is of the ${most} attempts that were recorded, or fewer. Click a part of one to read its attempts.`),
+    el("ul", { class: "legend", "aria-label": "What attempts did" }, KINDS.filter((kind) => there.has(kind)).map((kind) => el("li", {}, el("a", { href: listOf({ split: "train", kind }) }, swatch(kind), kind)))),
     el("div", { class: "grid deeds" }, bars),
   ];
 }
