@@ -2,6 +2,7 @@
 
 import contextlib
 import csv
+import json
 import os
 import re
 import subprocess
@@ -175,6 +176,27 @@ def test_links_within_the_site_lead_to_pages_and_headings(built, pages):
             page = pages.get(file.resolve().relative_to(built.resolve()).as_posix())
             if heading and page is not None and "_modules/" not in path:
                 assert heading in page.ids, f"{name} links to {target}"
+
+
+@pytest.mark.parametrize(
+    ("words", "page"),
+    [
+        (["oom"], "howto/gpu"),
+        (["sft"], "howto/warmup"),
+        (["gymnasium"], "howto/environments"),
+        (["reward", "step"], "howto/environments"),
+        (["notebook"], "howto/notebook"),
+    ],
+)
+def test_a_search_for_what_people_call_it_finds_the_page(built, words, page):
+    text = (built / "searchindex.js").read_text("utf-8")
+    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
+    number = index["docnames"].index(page)
+    for word in words:
+        found = [index[kind].get(word, []) for kind in ("terms", "titleterms")]
+        assert any(
+            number == some or number in (some if isinstance(some, list) else []) for some in found
+        )
 
 
 def test_the_site_is_light(built):
