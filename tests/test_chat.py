@@ -337,6 +337,19 @@ def test_half_a_surrogate_pair_in_a_text_is_read_as_a_question_mark(tiny_model):
     assert chat.cut("a\ud800b" * 50, 3)
 
 
+def test_the_texts_of_tokens_add_up_to_the_text(tiny_model):
+    chat = ChatFormat(Policy(str(tiny_model)).tokenizer)
+    text = "Zürich “日本語” 😀👩‍👩‍👧 costs 5 €, naïve  twice"
+    ids = chat.tokenizer(text, add_special_tokens=False)["input_ids"]
+    assert len(ids) > len(text)  # of bytes
+    texts = chat.token_texts(ids)
+    assert "".join(texts) == text
+    assert len(texts) == len(ids)
+    assert [one for one in texts if one][:2] == ["Z", "ü"]
+    assert chat.token_texts(ids[:2]) == ["Z", "\ufffd"]  # which was cut
+    assert chat.token_texts([]) == []
+
+
 ZEPHYR = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
@@ -363,6 +376,6 @@ def test_a_vocabulary_that_begins_texts_with_a_space_puts_none_where_a_text_goes
         tokenizer(whole, add_special_tokens=False)["input_ids"]
     )
     assert "\n What" not in tokenizer.decode(shown)
-    pieces = chat.pieces(shown)
+    pieces = chat.token_texts(shown)
     assert "".join(pieces) == tokenizer.decode(shown)  # the spaces between words among them
     assert len(pieces) == len(shown)

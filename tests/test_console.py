@@ -36,10 +36,10 @@ from turnrl.cli import main
 from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.fit import _announce
 from turnrl.recipe.given import read_given
-from turnrl.run.console.lines import IterationLines, duration
+from turnrl.run.console.lines import IterationLines, duration, spark
 from turnrl.run.console.resumed import _changes, _line
 from turnrl.run.console.warnings import Fitted
-from turnrl.text import fitted, spark
+from turnrl.text import fitted
 
 HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0, on the CPU"]
 

@@ -368,7 +368,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "docs/howto/report.md": {
         "turnrl report quickstart": Elsewhere("test_report.test_runs_are_reported_by_name"),
         "turnrl report runs/turn_level": Elsewhere("test_report.test_runs_are_reported_by_name"),
-        "+0.641  reward 0": NotRun("numbers of one run"),
+        "+0.641 = -0.21": NotRun("numbers of one run"),
         "value                 ": NotRun("numbers of one run"),
         "@compares.register": Elsewhere("test_why.test_an_estimator_of_ones_own_is_explained"),
         "turnrl report --watch": Elsewhere("test_report.test_a_run_that_goes_on_is_watched"),

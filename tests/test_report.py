@@ -22,6 +22,7 @@ from types import SimpleNamespace
 
 import psutil
 import pytest
+import yaml
 from matplotlib.axes import Axes
 
 import recorded
@@ -43,7 +44,7 @@ from turnrl.commands.report import command
 from turnrl.commands.report import curves as curves_of_a_run
 from turnrl.commands.report.command import write as report
 from turnrl.commands.report.curves import draw
-from turnrl.commands.report.links import link
+from turnrl.run.links import link
 from turnrl.run.pairing import compare, open_sides
 from turnrl.run.recording import rows, write
 from turnrl.run.runs import differences, experiments, open_runs
@@ -442,11 +443,11 @@ def test_a_run_that_goes_on_is_watched(tmp_path):
                 file.write("4,0.5,0.6\n")
             assert "rewritten" in next(lines)
             assert (tmp_path / "out.html").read_bytes() != before
-            assert unpacked(tmp_path / "out.html")["watch"] > 0
+            assert unpacked(tmp_path / "out.html")["reload_s"] > 0
             watching.send_signal(signal.SIGINT)
             assert watching.wait(30) == 130
             assert "Traceback" not in watching.stderr.read()
-            assert unpacked(tmp_path / "out.html")["watch"] == 0
+            assert unpacked(tmp_path / "out.html")["reload_s"] == 0
         finally:
             watching.kill()
 
@@ -506,7 +507,7 @@ def test_what_is_added_while_a_report_is_written_is_in_the_next(tmp_path, monkey
 
     def slow(*given):
         report(*given)
-        written.append(unpacked(tmp_path / "out.html")["watch"])
+        written.append(unpacked(tmp_path / "out.html")["reload_s"])
         if len(written) == 1:
             with (folder / "metrics.csv").open("a") as file:
                 file.write("4,0.5,0.6\n")
@@ -1025,7 +1026,7 @@ def test_who_comes_back_finds_filter_place_and_theme(tmp_path, opened):
 @browser_only
 def test_a_watched_page_loads_itself_again_and_keeps_its_place(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
-    report([folder], tmp_path / "out.html", again_s=0.5)
+    report([folder], tmp_path / "out.html", reload_s=0.5)
     page = opened(tmp_path / "out.html", "#/list?iteration=2")
     page.evaluate("window.scrollTo(0, 700)")
     with (folder / "metrics.csv").open("a") as file:
@@ -1036,7 +1037,7 @@ def test_a_watched_page_loads_itself_again_and_keeps_its_place(tmp_path, opened)
     page.wait_for_function("() => scrollY === 700")
     assert page.evaluate("location.hash") == "#/list?iteration=2"
     # not under the hands of who reads an attempt
-    report([folder], tmp_path / "out.html", again_s=0.2)
+    report([folder], tmp_path / "out.html", reload_s=0.2)
     reading = opened(tmp_path / "out.html", "#/t/0/train/0/0/0")
     reading.evaluate("window.same = true")
     reading.wait_for_timeout(2500)
@@ -1053,20 +1054,21 @@ def test_the_overview_says_what_compare_says(tmp_path, opened):
     told = page.locator(".verdict").inner_text()
     assert told.startswith("b is better than a: exact match 0.850 against 0.150 after 1 iteration ")
     interval = f"{figure.low:+.3f} to {figure.high:+.3f}"
-    assert f"(95 % interval of the difference {interval}). Of 20 questions" in told
+    assert f"(difference +0.700, 95 % interval {interval}). Of 20 questions" in told
     assert "b alone is right in 14, a alone is right in 0." in told
     page.get_by_role("link", name="right in 14").click()
     page.wait_for_selector("table.list")
-    assert "28 of 40" in page.inner_text("main")  # those of both, question by question
-    assert "Questions that b alone answered rightly" in page.inner_text("main")
+    assert "28 of 80" in page.inner_text("main")  # those of both, question by question
+    assert "Questions in which b did better" in page.inner_text("main")
     rows = page.locator("table.list tbody tr").all_inner_texts()
     assert [row.split("\t")[1] for row in rows] == ["a", "b"] * 14
     names = {text.split("?")[0] for text in page.locator("table.list tbody th").all_inner_texts()}
     assert names == {f"question {n}" for n in range(3, 17)}
     # a report of some trajectories counts all, and says how many can be read there
-    report(folders, tmp_path / "some.html", most=5)
+    report(folders, tmp_path / "some.html", most=16)
     told = opened(tmp_path / "some.html").locator(".verdict").inner_text()
-    assert re.search(r"b alone is right in 14 \([1-6] are in this report\), a alone .* 0\.", told)
+    here = re.search(r"b alone is right in 14 \((\d+) are in this report\), a alone .* 0\.", told)
+    assert 0 < int(here[1]) < 14
     # runs that cannot be compared say why
     other = evaluated(tmp_path / "c", 5, first=100)
     report([folders[0], other], tmp_path / "other.html")
@@ -1074,27 +1076,69 @@ def test_the_overview_says_what_compare_says(tmp_path, opened):
     assert "Not compared: a and c have no question in common" in told
 
 
+@browser_only
+def test_several_seeds_that_differ_by_the_same_are_undecided(tmp_path, opened):
+    folders = []
+    for name, rule, right in (("a", "a", 3), ("b", "b", 17)):
+        for seed in (0, 1):
+            folder = evaluated(tmp_path / f"{name}{seed}", right)
+            recipe = {"seed_everything": seed, "model": {"estimator": rule}}
+            (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
+            folders.append(folder)
+    (found,) = compare(open_sides([str(folder) for folder in folders]))
+    assert found.verdict == "undecided"
+    report(folders, tmp_path / "out.html")
+    told = opened(tmp_path / "out.html").locator(".verdict").inner_text()
+    assert "undecided, because all seeds differ by the same" in told
+    assert "b0 and 1 more seed is higher in 14" in told
+    assert "2 seeds each, paired." in told
+
+
+@browser_only
+@pytest.mark.parametrize(
+    ("rule", "floored"), [(TurnLevel(min_std=9.0), True), (TurnLevel(scale="none"), False)]
+)
+def test_a_floor_is_named_where_it_divides(tmp_path, opened, rule, floored):
+    report([recorded.run(tmp_path / "run", estimator=rule)], tmp_path / "out.html")
+    page = opened(tmp_path / "out.html", "#/t/0/train/0/0/0")
+    sums = page.locator("ul.parts span").all_inner_texts()
+    assert sums
+    assert {("(floor)" in one) for one in sums} == {floored}
+
+
 def evaluated(folder, right, first=0):
-    """A run whose evaluation answered so many of 20 questions rightly."""
+    """A run whose evaluation answered so many of 20 questions rightly. Its training questions have
+    the same ids, as rows of two files do that name none."""
     recorded.run(folder, iterations=1, groups=20, size=1)
     kept = record.read(folder)
-    for n, row in enumerate(kept, first):
-        asked = {"question_id": f"q{n}", "question": f"question {n}?", "split": "val"}
-        row |= {**asked, "exact_match": float(n - first < right)}
-    for file in record.files(folder):
-        file.unlink()
-    write(kept, folder / "record" / "val-000001-0.parquet")
+    rewrite(folder, [{**row, "question_id": f"q{n}"} for n, row in enumerate(kept, first)])
+    asked = [
+        {"question_id": f"q{n}", "question": f"question {n}?"} for n in range(first, first + 20)
+    ]
+    rows = zip(kept, asked, range(20), strict=True)
+    scored = [{**row, **q, "split": "val", "exact_match": float(n < right)} for row, q, n in rows]
+    write(scored, folder / "record" / "val-000001-0.parquet")
     return folder
 
 
 FOUND = "Utrecht is in the Netherlands. NETHERLANDS, not netherlandish."
 CALL = 'search("Utrecht, \\"nl\\"")'
+RAW = '<tool_call>{"name": "search"}</tool_call>'
 PASSAGE = "Isparta\n" + "It lies in a valley among mountains. " * 20 + "Its domain is .tr. Roses."
 TURNS = {
-    "<think>I look it up.</think><tool_call>{...}</tool_call>": ["I look it up.", CALL, FOUND],
-    "I look it up.</think><tool_call>{...}</tool_call>": ["I look it up.", CALL, FOUND],
+    '<think>I look it up.</think><tool_call>{"name": "search"}</tool_call>': [
+        "I look it up.",
+        CALL,
+        FOUND,
+    ],
+    'I look it up.</think><tool_call>{"name": "search"}</tool_call>': [
+        "I look it up.",
+        CALL,
+        FOUND,
+    ],
     "Let me see. <search>Utrecht</search> done": ["Let me see.", "done", CALL, FOUND],
     "call search": ["call search", CALL, FOUND],
+    "<b>bold</b> Action: search": ["<b>bold</b>", "Action: search", CALL, FOUND],
     "<a>one</a> and <b>two</b>": ["<a>one</a>", "and", "<b>two</b>", CALL, FOUND],
     "<think>cut": ["<think>cut", CALL, FOUND],
 }
@@ -1139,7 +1183,9 @@ def test_three_turns_fit_on_a_screen(tmp_path, opened, width, most):
     for row in kept:
         for k, turn in enumerate(row["turns"]):
             if k < 2:
-                turn["text"] = "<think>I will look it up.</think><tool_call>{...}</tool_call>"
+                turn["text"] = (
+                    '<think>I will look it up.</think><tool_call>{"name": "search"}</tool_call>'
+                )
                 turn["calls"][0]["arguments"] = '{"query": "country of Isparta"}'
                 turn["results"][0] |= {"content": PASSAGE, "ok": True}
             turn["format_error"] = None

@@ -102,6 +102,7 @@ from turnrl.scoring import Tally as Tally
 from turnrl.scoring import curves as curves
 from turnrl.scoring import score_group as score_group
 from turnrl.supervised import Supervised as Supervised
+from turnrl.text import Style as Style
 from turnrl.text import contained_answer as contained_answer
 from turnrl.text import fitted as fitted
 from turnrl.text import neutralise as neutralise

@@ -7,23 +7,29 @@ matches nothing, so neither an empty answer nor a gold answer such as "The" matc
 """
 
 import contextlib
-import math
 import os
 import re
 import string
 import sys
 import unicodedata
-from collections.abc import Iterable, Sequence
-from typing import TextIO
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal, TextIO
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _COMMAND = re.compile(r"'turnrl [^'\n]*'")
 _CODE = re.compile("\x1b\\[[0-9;]*m")
 _NARROWEST, _USUAL = 40, 80
-_STYLES = {"alarm": "1;33", "bad": "31", "good": "32", "call": "36", "dim": "2", "strong": "1"}
+Style = Literal["alarm", "bad", "good", "call", "dim", "strong"]
+_STYLES: Mapping[Style, str] = {
+    "alarm": "1;33",
+    "bad": "31",
+    "good": "32",
+    "call": "36",
+    "dim": "2",
+    "strong": "1",
+}
 """Codes of a terminal, by what a text is."""
-_BARS = "▁▂▃▄▅▆▇█"
 
 
 def normalize_answer(text: str) -> str:
@@ -91,7 +97,9 @@ def visible(text: str) -> str:
     )
 
 
-def say(text: str, file: TextIO | None = None, indent: str = "  ") -> None:
+def say(
+    text: str, file: TextIO | None = None, indent: str = "  ", style: Style | None = None
+) -> None:
     """Print a text for people to read, wrapped at words if it goes to a terminal.
 
     In a pipe or a log file its lines stay whole, for `grep`.
@@ -100,12 +108,14 @@ def say(text: str, file: TextIO | None = None, indent: str = "  ") -> None:
         text: The text.
         file: Where to; None for the standard output.
         indent: What a line continues with; see `fitted`.
+        style: What the text is; see `painted`.
     """
     stream = file or sys.stdout
-    print(fitted(text, terminal_columns(stream), indent), file=stream, flush=True)
+    shown = fitted(text, terminal_columns(stream), indent)
+    print(painted(shown, style, stream) if style else shown, file=stream, flush=True)
 
 
-def painted(text: str, style: str, file: TextIO | None = None) -> str:
+def painted(text: str, style: Style, file: TextIO | None = None) -> str:
     """A text in the colour of what it is, if it goes to a terminal that shows colours.
 
     Nothing is coloured where `NO_COLOR` is set, or the terminal is `dumb`.
@@ -119,17 +129,6 @@ def painted(text: str, style: str, file: TextIO | None = None) -> str:
     if not text or plain or not (file or sys.stdout).isatty():
         return text
     return f"\x1b[{_STYLES[style]}m{text}\x1b[0m"
-
-
-def spark(values: Sequence[float], longest: int = 24) -> str:
-    """Values as a line of bars from 0 to 1, or as far as they reach; of many, evenly spaced ones.
-    What is no number is a space."""
-    if len(values) > longest:
-        values = [values[i * (len(values) - 1) // (longest - 1)] for i in range(longest)]
-    known = [value for value in values if math.isfinite(value)]
-    low, high = min([0.0, *known]), max([1.0, *known])
-    steps = [(value - low) / (high - low) * (len(_BARS) - 1) for value in values]
-    return "".join(_BARS[round(step)] if math.isfinite(step) else " " for step in steps)
 
 
 def terminal_columns(stream: TextIO) -> int | None:

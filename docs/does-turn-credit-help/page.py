@@ -37,7 +37,8 @@ def figures(of: Rows) -> Table:
 
 
 def leads(of: Rows) -> Table:
-    """How each row learned, and the area of the first row of the part's first pair minus its."""
+    """How each row learned, and by how much the first row of the part's first pair exceeds its
+    area."""
     if not of.pairs:
         return
     reference, area_column = of.pairs[0][0], of.columns[0]
@@ -141,8 +142,9 @@ def _cell(column: Column, some: Mapping[int, Result]) -> str:
 def _median(of: Rows, some: Mapping[int, Result]) -> str:
     """The median iteration after which a run is good: more than its last for one that never is."""
     curve = of.part.measure.curve
-    ends = {seed: math.inf for seed, run in some.items() if never_good(run, curve)}
-    reached = [ends.get(seed, until_good(run, name=curve)) for seed, run in some.items()]
+    reached = [
+        math.inf if never_good(run, curve) else until_good(run, name=curve) for run in some.values()
+    ]
     middle = statistics.median(reached)
     last = max(run.points(curve, ITERATION)[-1][0] for run in some.values())
     return f"{middle:g}" if math.isfinite(middle) else f"> {last:g}"

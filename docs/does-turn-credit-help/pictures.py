@@ -89,9 +89,9 @@ def forest(parts: Mapping[str, Rows], file: Path) -> None:
 
 
 WORLDS = {
-    "one-hop": ("one search", "", (OURS, MERGED, OUTCOMES)),
-    "no-search-cost": ("two searches", "no search cost", (OURS, MERGED, OUTCOMES)),
-    "harm-two-hop": ("two searches that cost", "", (RIGHT, OURS, OUTCOMES)),
+    "one-hop": ("one search, 8 seeds", "", (OURS, MERGED, OUTCOMES)),
+    "no-search-cost": ("two searches, 5 seeds", "no search cost", (OURS, MERGED, OUTCOMES)),
+    "harm-two-hop": ("two that cost, 16 new seeds", "", (RIGHT, OURS, OUTCOMES)),
 }
 """Parts of the picture for a first look: what its panels are called, the label of their rows, and
 which curves they have."""

@@ -38,7 +38,7 @@ from turnrl.commands.sweep.matrix import read_seeds
 
 CURVES = ("one-hop", "two-hop", "split", "paid-hops")
 """The parts that have a picture of their curves."""
-PRIMARY = {"one-hop": "one hop", "two-hop": "two hops, each search costs"}
+PRIMARY = {"one-hop": "one hop, 8 seeds", "two-hop": "two hops, each search costs, 8 seeds"}
 """The parts of the planned result, and what their worlds are called."""
 
 

@@ -13,7 +13,6 @@ import json
 import textwrap
 from collections.abc import Sequence
 from functools import cache, lru_cache, partial
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
@@ -25,8 +24,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _BUNDLED = Path(__file__).parent / "chat_templates"
-_PAIRS = 65_536
-"""Pairs of tokens of which the texts are kept."""
+_TEXTS = 65_536
+"""Texts of a few tokens that are kept."""
+_LONGEST = 8
+"""Tokens of one character, at most: of a sequence of emoji, say."""
 
 
 def read_template(name: str) -> str:
@@ -78,7 +79,7 @@ class ChatFormat:
         self._between = cache(self._find_between)
         self._mark = cache(self._ids)
         self._lead = cache(partial(self._encode, "\0"))
-        self._piece = lru_cache(_PAIRS)(self._find_piece)
+        self._decoded = lru_cache(_TEXTS)(lambda ids: cast(str, tokenizer.decode(list(ids))))
         self._strips = " probe " not in self._render([{"role": "user", "content": " probe "}])
         added = tokenizer.get_added_vocab()
         special = {*tokenizer.all_special_ids, *added.values()}
@@ -142,9 +143,19 @@ class ChatFormat:
         said = ids[:-1] if ids and ids[-1] in self.end_ids else ids
         return cast(str, self.tokenizer.decode(list(said)))
 
-    def pieces(self, ids: Sequence[int]) -> list[str]:
-        """What each token adds to the text. A character of several tokens is U+FFFD in some."""
-        return [self._piece(before, one) for before, one in pairwise((None, *ids))]
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """What each token adds to the text. A character of several tokens is the last one's."""
+        texts: list[str] = []
+        begin = done = 0  # of the tokens that are decoded together; those whose text is known
+        for end in range(1, len(ids) + 1):
+            whole = self._decoded(tuple(ids[begin:end]))
+            if whole.endswith("\ufffd") and end < len(ids) and end - done < _LONGEST:
+                texts.append("")  # it may go on
+                continue
+            texts.append(whole.removeprefix(self._decoded(tuple(ids[begin:done]))))
+            # the last token stays: some decoders drop the space before a first one
+            begin, done = end - 1, end
+        return texts
 
     def sent(self, trajectory: Trajectory) -> list[str]:
         """What the policy read right before each turn, with the marks of the template, as lines to
@@ -152,13 +163,6 @@ class ChatFormat:
         turns = range(len(trajectory.turns)) if trajectory.samples else ()
         read = (self.tokenizer.decode(list(trajectory.read_before(k))) for k in turns)
         return [textwrap.indent(cast(str, text).strip(), "   > ") for text in read]
-
-    def _find_piece(self, before: int | None, one: int) -> str:
-        """The text of a token behind another: alone, some would lose the space before them."""
-        if before is None:
-            return cast(str, self.tokenizer.decode([one]))
-        whole, head = (self.tokenizer.decode(ids) for ids in ([before, one], [before]))
-        return cast(str, whole).removeprefix(cast(str, head))
 
     def inert(self, text: str, tags: Sequence[str]) -> str:
         """`text` with tags and control tokens neutralised; see `turnrl.neutralise`."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
+from turnrl.run.links import link
 from turnrl.text import painted, say, visible
 
 if TYPE_CHECKING:
@@ -104,9 +105,8 @@ def as_text(comparison: Comparison, split: str, every: bool = False) -> Iterator
     for letter, side, role in (("A", first, ", the baseline"), ("B", second, "")):
         after = ", ".join(map(str, dict.fromkeys(one.iteration for one in side.evaluations)))
         yield f"{letter}  {side.name}, iteration {after}{role}"
+    yield _result(comparison)
     yield from _differences(comparison)
-    yield ""
-    yield _result(comparison, seeds)
     yield ""
     yield f"{'':17}{'A':>8}{'B':>8}{'B - A':>9}  {'95 % interval':18}{'p':>7}{'won':>5}{'lost':>5}"
     for name, figure in comparison.figures.items():
@@ -186,15 +186,14 @@ def _notes(comparison: Comparison, seeds: int) -> Iterator[str]:
     yield from comparison.notes
 
 
-def _result(comparison: Comparison, seeds: int) -> str:
+def _result(comparison: Comparison) -> str:
     """Which side is better in the figure that decides, if that is known."""
-    name, figure = comparison.main, comparison.figures[comparison.main]
-    if figure.over == "questions" and seeds > 1:
+    name, verdict = comparison.main, comparison.verdict
+    if verdict == "undecided":
         return f"{name}: undecided. All seeds differ by the same: add more seeds."
-    if figure.low <= 0 <= figure.high:
+    if verdict == "level":
         return f"{name}: no significant difference: the interval includes 0."
-    better = figure.low > 0
-    return painted(f"{name}: B is {'better' if better else 'worse'} than A.", "strong")
+    return painted(f"{name}: B is {verdict} than A.", "strong")
 
 
 def _question(first: Side, second: Side, question: str, main: str) -> Iterator[str]:
@@ -218,8 +217,6 @@ def _question(first: Side, second: Side, question: str, main: str) -> Iterator[s
 
 def address(one: Evaluation, question: str) -> str:
     """Where a report of the same runs shows the attempt at a question, or all attempts."""
-    from turnrl.commands.report.links import link
-
     rows = one.questions[question]
     return link(one.number, rows[0], attempt=len(rows) == 1)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from string import ascii_uppercase
 from typing import TYPE_CHECKING, final
@@ -24,7 +24,7 @@ from turnrl.errors import RecipeError
 from turnrl.plugins import Commands
 from turnrl.recipe.agents import find_agent
 from turnrl.recipe.given import read_given
-from turnrl.text import labelled, painted, say, visible
+from turnrl.text import Style, labelled, painted, say, visible
 from turnrl.types.acting import Segmenter
 from turnrl.types.questions import Question
 from turnrl.types.sessions import ToolSpec
@@ -133,7 +133,7 @@ def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
         _show(module, attempt)
         say(_end(attempt), indent=" " * 11)
     if args.estimators:
-        print("\n".join(_credit(module, attempts)))
+        say("\n".join(_credit(module, attempts)), indent="   ")
 
 
 def _show(module: MTGRPO, trajectory: Trajectory) -> None:
@@ -144,13 +144,17 @@ def _show(module: MTGRPO, trajectory: Trajectory) -> None:
     sent = module.chat.sent(trajectory) if module.rollout.player is not None else []
     for k, turn in enumerate(trajectory.turns, 1):
         said = visible(turn.text)
-        more = painted(str(turn).removeprefix(said), "dim")
-        text = "\n".join([f"-- turn {k}", *map(visible, sent[k - 1 : k]), in_colours(said) + more])
-        say(text, indent="")
+        lines = [f"-- turn {k}", *map(visible, sent[k - 1 : k]), in_colours(said)]
+        say("\n".join(lines), indent="")
+        if more := str(turn).removeprefix(said).removeprefix("\n"):
+            say(more, indent="", style="dim")
 
 
 _ELEMENT = re.compile(r"<(\w+)>.*?</\1>", re.DOTALL)
-_STYLES = {"think": "dim", "thinking": "dim", "reasoning": "dim", "answer": "strong"}
+_STYLES: Mapping[str, Style] = {
+    **dict.fromkeys(("think", "thinking", "thought", "reasoning"), "dim"),
+    "answer": "strong",
+}
 
 
 def in_colours(said: str) -> str:
@@ -206,7 +210,7 @@ class Printing(Segmenter):
             for result in results:
                 kind = "result" if result.ok else "error"
                 text = f"   {kind}: {visible(result.content)}"
-                say(painted(text, "dim" if result.ok else "bad"), indent="")
+                say(text, indent="", style="dim" if result.ok else "bad")
             if reading.format_error:
                 say(f"   form: {visible(reading.format_error)}", indent="")
         self._reads = False
@@ -224,18 +228,21 @@ def _credit(module: MTGRPO, attempts: Sequence[Trajectory]) -> Iterator[str]:
     group = score_group(attempts, module.rewards, None, module.policy)
     own = module.estimator
     every = applied(group, own, repr(own) if is_dataclass(own) else type(own).__name__)
-    columns = [one for one in every if not one.reason][: len(ascii_uppercase)]
+    columns = [one for one in every if not one.reason]
     yield ""
-    letters = ascii_uppercase[: len(columns)]
+    letters = [*ascii_uppercase, *map(str, range(len(columns)))][: len(columns)]
     for letter, one in zip(letters, columns, strict=True):
         yield visible(f"{letter}  {one.name}{', this run' if one.own else ''}")
     yield from (visible(f"-  {one.name}: {one.reason}") for one in every if one.reason)
+    yield "\nThe advantages of each turn by these estimators:"
     heads = "".join(f"{letter:>6}" for letter in letters)
-    yield f"\ntry  outcome  turn  reward{heads}"
+    yield f"try  outcome  turn  reward{heads}"
     credit = [one.advantages for one in columns]
     for i, attempt in enumerate(attempts):
         begin = f"{i + 1:3}  {float(group.outcome[i]):7.2f}"
         for k in range(len(attempt.turns)):
-            given = "".join(f"{of[i][k]:+6.2f}" if i in of else f"{'-':>6}" for of in credit)
+            given = "".join(
+                f"{round(of[i][k], 2) + 0.0:+6.2f}" if i in of else f"{'-':>6}" for of in credit
+            )
             yield f"{begin:12}  {k + 1:4}  {float(group.turn_rewards[i, k]):6.2f}{given}"
             begin = ""

@@ -10,6 +10,7 @@ loggers     advantages by turn and transcripts, for loggers that can show them
 statistics  95 % intervals: of a figure, and of two runs on the same questions
 runs        a run's folder: its settings, metrics and record, and what is missing there
 pairing     evaluations of runs, paired by question or by seed; what cannot be paired, and why
+links       addresses in a report, of a trajectory or of all attempts at a question
 console/    a row of figures per iteration, and how the run ended
 alarms/     a line when a run goes wrong, with the iteration in which it began, or learns nothing
 card/       the trained policy, for use without turnrl: weights, tokenizer, model card

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
+from typing import Literal
 
 from turnrl.errors import DataError
 from turnrl.recipe.folders import find_run, run_at
@@ -106,6 +107,15 @@ class Comparison:
     lost: Sequence[str]
     notes: Sequence[str]
 
+    @property
+    def verdict(self) -> Literal["better", "worse", "level", "undecided"]:
+        """What the second side is, by the figure that decides. Undecided if all of several seeds
+        differ by the same, which does not show how seeds vary."""
+        figure = self.figures[self.main]
+        if figure.over == "questions" and len(self.first.evaluations) > 1:
+            return "undecided"
+        return "better" if figure.low > 0 else "worse" if figure.high < 0 else "level"
+
 
 def open_sides(
     places: Sequence[str], split: str = "val", iteration: int | None = None
@@ -132,10 +142,35 @@ def open_sides(
         number = order.index(folder.resolve())
         evaluations.append(_evaluation(runs[number], number, split, wanted))
     _refuse_twice(places, evaluations, split)
+    return _sides(runs, evaluations, [wanted for _, wanted in placed])
+
+
+def sides_of(runs: Sequence[Run], split: str = "val") -> list[Side]:
+    """The last evaluations of some runs, by side, as `open_sides` has them.
+
+    Args:
+        runs: Two or more.
+        split: The split that was evaluated.
+    Raises:
+        DataError: If a run has no such evaluation.
+    """
+    every = [_evaluation(run, number, split, None) for number, run in enumerate(runs)]
+    return _sides(runs, every, [None] * len(every))
+
+
+def _sides(
+    runs: Sequence[Run], evaluations: Sequence[Evaluation], wanted: Sequence[int | None]
+) -> list[Side]:
+    """
+    Args:
+        runs: The runs.
+        evaluations: Of these runs.
+        wanted: The iteration that was asked for, of each.
+    """
     alike = {number: n for n, some in enumerate(experiments(runs)) for number in some}
     sides: dict[object, list[Evaluation]] = {}
-    for one, (_, wanted) in zip(evaluations, placed, strict=True):
-        sides.setdefault((alike[one.number], wanted), []).append(one)
+    for one, iteration in zip(evaluations, wanted, strict=True):
+        sides.setdefault((alike[one.number], iteration), []).append(one)
     parts = [*sides.values()] if len(sides) > 1 else [[one] for one in evaluations]
     return [_side(part, len(runs) < len(evaluations)) for part in parts]
 
@@ -199,6 +234,11 @@ def _side(evaluations: Sequence[Evaluation], several: bool) -> Side:
     return Side(", ".join(names), evaluations)
 
 
+def id_of(row: record.Row) -> str:
+    """What tells a question from others: its id, or its text if it has none."""
+    return str(row["question_id"] or row["question"])
+
+
 def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evaluation:
     """The last evaluation, or the last one after an iteration, which may have several
     (`trainer.val_check_interval`). A file that cannot be read becomes one of the run's problems,
@@ -229,7 +269,7 @@ def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evalua
         )
     questions: dict[str, list[record.Row]] = {}
     for row in rows:
-        questions.setdefault(row["question_id"] or row["question"], []).append(row)
+        questions.setdefault(id_of(row), []).append(row)
     return Evaluation(run, number, wanted, questions)
 
 

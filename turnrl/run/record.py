@@ -108,16 +108,13 @@ _Some = TypeVar("_Some", bound=Columns)
 _SHARE = (0.0, 1.0)
 """The range of a share."""
 
-TOKENS = (
-    "token_ids",
-    "turn_index",
-    "sampler_logprobs",
-    "learner_logprobs",
-    "entropies",
-    "versions",
-    "token_texts",
-)
-"""Columns that `record.tokens` adds."""
+TOKENS = {
+    **dict.fromkeys(("token_ids", "turn_index"), pa.list_(pa.int32())),
+    **dict.fromkeys(("sampler_logprobs", "learner_logprobs", "entropies"), pa.list_(pa.float32())),
+    "versions": pa.list_(pa.int32()),
+    "token_texts": pa.list_(pa.string()),
+}
+"""Columns that `record.tokens` adds, and their types."""
 
 VERSION = 2
 """Version of the columns that this turnrl writes, and the newest that it reads."""
@@ -154,10 +151,7 @@ _COLUMNS = {
     "extra": pa.string(),
     "estimator": pa.string(),
     "turns": pa.list_(pa.struct(_TURN)),
-    **dict.fromkeys(TOKENS[:2], pa.list_(pa.int32())),
-    **dict.fromkeys(TOKENS[2:5], pa.list_(pa.float32())),
-    TOKENS[5]: pa.list_(pa.int32()),
-    TOKENS[6]: pa.list_(pa.string()),
+    **TOKENS,
 }
 SCHEMA = pa.schema(_COLUMNS, {_VERSION_KEY: str(VERSION)})
 """Columns and types of the record, with their version."""

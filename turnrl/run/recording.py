@@ -33,7 +33,7 @@ from turnrl.types.trajectory import Group, ToolCall, ToolResult, Trajectory
 Learner = Callable[[Sequence[turnrl.TokenRow]], Sequence[TokenScores]]
 """The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
 Texts = Callable[[Sequence[int]], Sequence[str]]
-"""What each token of a history adds to the text; see `Chat.pieces`."""
+"""What each token of a history adds to the text; see `ChatFormat.token_texts`."""
 
 
 class Recorder(L.Callback):
@@ -81,7 +81,7 @@ class Recorder(L.Callback):
             *place,
             pl_module.estimator,
             pl_module.read if self.tokens else None,
-            pl_module.chat.pieces,
+            pl_module.chat.token_texts,
         )
         self._write(list(some), experience.groups, trainer, pl_module)
 
@@ -98,7 +98,7 @@ class Recorder(L.Callback):
             trainer.global_rank,
             trainer.world_size,
             learner=learner if self.tokens else None,
-            texts=pl_module.chat.pieces,
+            texts=pl_module.chat.token_texts,
         )
         self.evaluated = list(some)
         self._write(self.evaluated, groups, trainer, pl_module)

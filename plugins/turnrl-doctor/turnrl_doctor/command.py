@@ -19,6 +19,7 @@ from turnrl import (
     RecipeError,
     Start,
     Status,
+    Style,
     TurnRLError,
     fitted,
     installed,
@@ -37,7 +38,7 @@ does not load the model's own weights, and writes nothing. Each line is pass, wa
 the next step below it. The exit code is 1 if a line says fail, and 2 if the recipe is wrong.
 Recipes and settings work as in 'turnrl fit'."""
 _NAME = 13
-_STYLES: Mapping[Status, str] = {"pass": "good", "warn": "alarm", "fail": "bad"}
+_STYLES: Mapping[Status, Style] = {"pass": "good", "warn": "alarm", "fail": "bad"}
 
 
 def add_doctor_command(commands: Any) -> None:
@@ -188,7 +189,9 @@ def _shown(findings: Iterable[Finding]) -> Counter[Status]:
 def _in_sum(seen: Mapping[Status, int], run: str) -> str:
     """What the findings mean for a run, in a line."""
     if seen["fail"]:
-        return f"{run} would stop. Mend what failed ({seen['fail']}), and examine again."
+        count = seen["fail"]
+        failures = "the failure" if count == 1 else f"the {count} failures"
+        return f"{run} would stop. Fix {failures}, then run the doctor again."
     return f"{run} can begin" + (f"; see the warnings ({seen['warn']})." if seen["warn"] else ".")
 
 

@@ -46,8 +46,8 @@ _TOY_COLUMNS = (
     "noise     variance over the squared length of the expected estimate",
 )
 _SIGNAL = (
-    "SNR       what of an advantage comes back when the same turn is taken in another group, over "
-    "what does not; 0 is chance"
+    "SNR       how well a turn's advantage repeats when another group takes the same turn; 0 is "
+    "chance"
 )
 
 

@@ -14,7 +14,7 @@ Figures = dict[str, dict[str, record.Figure]]
 
 _MEANINGS = {
     "exact_match": "the answer is an accepted one",
-    "tool_execution": "share of its calls that worked; 0 without a call",
+    "tool_execution": "share of an attempt's calls that succeeded; 0 without a call",
     "answer_in_results": "a result has an accepted answer",
     "format": "every turn is of the asked form, and the last one answers",
     "f1": "words that the answer shares with an accepted one",

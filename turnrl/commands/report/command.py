@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _EVERY_S = 2.0
 """Time between two looks at the runs that are watched."""
-_AGAIN_S = 10.0
+_RELOAD_S = 10.0
 """Time after which a watched page that is open loads itself again."""
 
 
@@ -54,9 +54,9 @@ def _run(args: argparse.Namespace) -> None:
     file = Path(args.output)
     if args.watch:
         _wait(args.runs)
-    again_s = _AGAIN_S if args.watch else 0.0
+    reload_s = _RELOAD_S if args.watch else 0.0
     seen = _state(args.runs)  # before the page is written, so that it catches later changes
-    write(args.runs, file, args.title, args.trajectories, again_s)
+    write(args.runs, file, args.title, args.trajectories, reload_s)
     say(f"written to {file} ({file.stat().st_size / 1e6:.1f} MB). Open it in a browser.")
     if not args.watch:
         return
@@ -65,10 +65,11 @@ def _run(args: argparse.Namespace) -> None:
         while True:
             time.sleep(_EVERY_S)
             if (now := _state(args.runs)) != seen:
-                write(args.runs, file, args.title, args.trajectories, again_s)
+                write(args.runs, file, args.title, args.trajectories, reload_s)
                 print(f"{time.strftime('%H:%M:%S')} rewritten.", flush=True)
             seen = now
     except KeyboardInterrupt:
+        say("\nwriting the last page ...")
         write(args.runs, file, args.title, args.trajectories)  # a page that stays as it is
         raise
 
@@ -78,7 +79,7 @@ def write(
     file: Path,
     title: str | None = None,
     most: int | None = None,
-    again_s: float = 0.0,
+    reload_s: float = 0.0,
 ) -> None:
     """Write the report of some runs.
 
@@ -87,7 +88,7 @@ def write(
         file: The page. It is replaced in one move when it is complete.
         title: Title of the page; None for the names of the runs.
         most: Trajectories of each run; None for all.
-        again_s: See `page`.
+        reload_s: Seconds after which an open page loads itself again; 0 for never.
     Raises:
         DataError: If there is no run at one of the places, or the page cannot be written.
     """
@@ -100,7 +101,7 @@ def write(
         raise DataError(f"{str(file)!r} is a folder. Name a file in it: -o FILE.html.")
     try:
         with whole_file(file) as part, part.open("w", encoding="utf-8") as out:
-            out.writelines(page(opened, name, most, again_s))
+            out.writelines(page(opened, name, most, reload_s))
     except OSError as error:
         raise DataError(f"cannot write {str(file)!r}: {error.strerror}. Name another.") from error
     for run in opened:

@@ -17,7 +17,7 @@ _TIMES = 50
 
 
 _ORDER = ("tool_execution", "answer_in_results", "exact_match", "format")
-"""Of the report."""
+"""Panels from left to right, as in the report's page."""
 _GREY = "#787f89"
 """Reads on white and on black."""
 _LINES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", ":"), ("#cc79a7", "-."))
@@ -67,9 +67,10 @@ def draw(runs: Sequence[Run], file: Path) -> None:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    grey = dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), _GREY)
-    grey |= dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), _GREY)
-    with rc_context({"svg.hashsalt": "turnrl", "svg.fonttype": "none", "font.size": 9, **grey}):
+    settings: Any = {"svg.hashsalt": "turnrl", "svg.fonttype": "none", "font.size": 9}
+    settings |= dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor"), _GREY)
+    settings |= dict.fromkeys(("xtick.color", "ytick.color", "grid.color"), _GREY)
+    with rc_context(settings):
         # a layout that is computed takes half of the time
         figure = Figure(figsize=(10, 2.8))
         figure.subplots_adjust(left=0.05, right=0.99, bottom=0.27, top=0.89, wspace=0.08)

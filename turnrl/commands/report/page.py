@@ -26,7 +26,7 @@ from turnrl.errors import DataError
 from turnrl.plugins import find_class, installed
 from turnrl.run import record
 from turnrl.run.alarms.rules import alarms
-from turnrl.run.pairing import Comparison, Side, compare, open_sides
+from turnrl.run.pairing import Comparison, Side, compare, id_of, sides_of
 from turnrl.run.runs import Run, differences, experiments
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.trajectory import Group
@@ -35,7 +35,7 @@ from turnrl.why import Term
 _CHUNK = 48
 """Trajectories that are unpacked together, a group at least."""
 
-_SCRIPTS = ("building", "charts", "overview", "list", "attempts", "moving")
+_SCRIPTS = ("building", "records", "charts", "overview", "list", "attempts", "moving")
 """The page's own scripts, which share one scope."""
 
 Shown = dict[str, object]
@@ -44,7 +44,7 @@ Advantages = Sequence[Sequence[float | None]]
 
 
 def page(
-    runs: Sequence[Run], title: str, most: int | None = None, again_s: float = 0.0
+    runs: Sequence[Run], title: str, most: int | None = None, reload_s: float = 0.0
 ) -> Iterator[str]:
     """The page, in pieces.
 
@@ -52,7 +52,7 @@ def page(
         runs: The runs, in the order of their lines.
         title: Title of the page.
         most: About how many trajectories of each run, whole groups from all parts; None for all.
-        again_s: Seconds after which an open page loads itself again; 0 for never.
+        reload_s: Seconds after which an open page loads itself again; 0 for never.
     """
     assets = files("turnrl.commands.report") / "assets"
     style = "\n".join((assets / name).read_text() for name in ("uPlot.min.css", "report.css"))
@@ -71,7 +71,7 @@ def page(
             yield _block(f"d{listed.chunks}", [_detail(members) for members in chunk])
             listed.add(number, chunk)
             earned[number].add(chunk)
-    yield _block("summary", _summary(runs, listed, earned, title) | {"watch": again_s})
+    yield _block("summary", _summary(runs, listed, earned, title, reload_s))
     yield f"<script>{script}</script>\n</body>\n</html>\n"
 
 
@@ -105,6 +105,8 @@ class _Listed:
     def __init__(self) -> None:
         self.chunks = 0
         self.questions: dict[tuple[str, str, str], int] = {}
+        self.numbers: dict[str, int] = {}
+        """Of the validation questions, by what tells them apart."""
         self.columns: dict[str, list[object]] = {}
 
     def add(self, run: int, chunk: Sequence[Sequence[record.Row]]) -> None:
@@ -114,6 +116,8 @@ class _Listed:
                 accepted = " | ".join((row["answers"] or ())[:4])[:100]
                 asked = (row["question_id"] or "", row["question"], accepted)
                 question = self.questions.setdefault(asked, len(self.questions))
+                if row["split"] == "val":  # other splits may number their own questions alike
+                    self.numbers.setdefault(id_of(row), question)
                 summary = {
                     "run": run,
                     "chunk": self.chunks,
@@ -162,15 +166,19 @@ class _Earned:
         ]
 
 
-def _summary(runs: Sequence[Run], listed: _Listed, paid: Sequence[_Earned], title: str) -> Shown:
+def _summary(
+    runs: Sequence[Run], listed: _Listed, paid: Sequence[_Earned], title: str, reload_s: float
+) -> Shown:
+    compared = _compared(runs, listed)  # which may find more problems
     return {
         "title": title,
+        "reload_s": reload_s,
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
         "runs": [
             {
                 "name": run.name,
                 "folder": str(run.folder),
-                "problems": run.problems,
+                "problems": [*dict.fromkeys(run.problems)],
                 "metrics": run.metrics,
                 "alarms": [asdict(alarm) for alarm in alarms(run.metrics)],
                 "earned": one.shown(),
@@ -179,7 +187,7 @@ def _summary(runs: Sequence[Run], listed: _Listed, paid: Sequence[_Earned], titl
         ],
         "experiments": experiments(runs),
         "differences": differences(runs),
-        **_compared(runs, listed),
+        **compared,
         "questions": list(listed.questions),
         "trajectories": listed.columns,
     }
@@ -190,7 +198,7 @@ def _compared(runs: Sequence[Run], listed: _Listed) -> Shown:
     if len(runs) < 2:
         return {"comparisons": [], "not_compared": ""}
     try:
-        found = compare(open_sides([str(run.folder) for run in runs]))
+        found = compare(sides_of(runs))
     except DataError as error:
         return {"comparisons": [], "not_compared": str(error)}
     return {"comparisons": [_comparison(one, listed) for one in found], "not_compared": ""}
@@ -199,7 +207,6 @@ def _compared(runs: Sequence[Run], listed: _Listed) -> Shown:
 def _comparison(one: Comparison, listed: _Listed) -> Shown:
     """A comparison by the figure that decides. Questions are numbers in the list of all."""
     figure = one.figures[one.main]
-    numbers = {asked[0] or asked[1]: number for asked, number in listed.questions.items()}
 
     def of(side: Side) -> list[tuple[int, int]]:
         return [(evaluation.number, evaluation.iteration) for evaluation in side.evaluations]
@@ -209,12 +216,13 @@ def _comparison(one: Comparison, listed: _Listed) -> Shown:
         "second": of(one.second),
         "questions": len(one.questions),
         "main": one.main,
+        "verdict": one.verdict,
         "values": (figure.first, figure.second),
-        **{name: getattr(figure, name) for name in ("change", "low", "high", "p", "over")},
+        "interval": (figure.low, figure.high),
         "counts": {"won": len(one.won), "lost": len(one.lost)},
         # of those that the page has
-        "won": [numbers[question] for question in one.won if question in numbers],
-        "lost": [numbers[question] for question in one.lost if question in numbers],
+        "won": [listed.numbers[question] for question in one.won if question in listed.numbers],
+        "lost": [listed.numbers[question] for question in one.lost if question in listed.numbers],
         "notes": one.notes,
     }
 
@@ -240,7 +248,7 @@ def _detail(members: Sequence[record.Row]) -> Shown:
 
 
 def _row(row: record.Row) -> Shown:
-    asked = ("answers", "answer", "opening", "begins", "prompt_tokens")
+    asked = ("answers", "answer", "opening", "begins", "prompt_tokens", "sample_tokens")
     names = (*asked, "rewards", "figures", "turns")
     kept = {name: row[name] for name in names}
     if row["token_ids"]:

@@ -9,8 +9,10 @@ A row is printed once its iteration is kept, so what the console shows is on dis
 
 import importlib.util
 import logging
+import math
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -30,10 +32,11 @@ from turnrl.recipe.by_recipe import ByRecipe
 from turnrl.run.console.resumed import FirstFigures
 from turnrl.run.folders import is_trial, run_folder
 from turnrl.run.metrics import SHOWN
-from turnrl.text import fitted, painted, spark, terminal_columns
+from turnrl.text import fitted, painted, terminal_columns
 
 _COLUMNS = ("reward", "exact_match", "tool_execution")
 _HEADER_EVERY = 25
+_BARS = "▁▂▃▄▅▆▇█"
 _lightning = logging.getLogger("lightning.pytorch.utilities.rank_zero")
 
 
@@ -290,6 +293,17 @@ class IterationLines(ProgressBar):
             to_come[-1] = -(-to_come[-1] // int(trainer.num_training_batches))
         pace = (time.perf_counter() - self._trained_from) / self._done
         return min(to_come) * pace if to_come else None
+
+
+def spark(values: Sequence[float], longest: int = 24) -> str:
+    """Draw values as a line of bars, from 0 to 1 or as far as they reach: of many values, evenly
+    spaced ones. Those that are not finite become spaces."""
+    if len(values) > longest:
+        values = [values[i * (len(values) - 1) // (longest - 1)] for i in range(longest)]
+    known = [value for value in values if math.isfinite(value)]
+    low, high = min([0.0, *known]), max([1.0, *known])
+    steps = [(value - low) / (high - low) * (len(_BARS) - 1) for value in values]
+    return "".join(_BARS[round(step)] if math.isfinite(step) else " " for step in steps)
 
 
 def _bars_are_shown() -> bool:

@@ -1,11 +1,3 @@
-function membersOf(i) {
-  const same = ["run", "split", "policy_version", "group"];
-  const found = [];
-  for (let j = i; j >= 0 && same.every((name) => at(name, j) === at(name, i)); j--) found.unshift(j);
-  for (let j = i + 1; j < columns().run.length && same.every((name) => at(name, j) === at(name, i)); j++) found.push(j);
-  return found;
-}
-
 // what an environment showed before the first turn, where it is shown once for all attempts
 const opening = (text) => (text ? [el("p", { class: "label" }, "opening"), block(text, "Opening")] : null);
 const sameOpening = (detail) => detail.rows.every((row) => row.opening === detail.rows[0].opening);
@@ -44,17 +36,23 @@ function written(turn) {
     text = text.slice(begun[0].length);
   }
   const elements = [...text.matchAll(ELEMENT)];
-  const calls = elements.filter((one) => kindOfElement(one[1]) === "other").length === turn.calls.length;
   let last = 0;
   for (const one of elements) {
     parts.push({ kind: "rest", text: text.slice(last, one.index) });
     last = one.index + one[0].length;
     const kind = kindOfElement(one[1]);
     if (kind !== "other") parts.push({ kind, text: one[2] });
-    else if (!calls) parts.push({ kind: "rest", text: one[0] });
+    else if (!turn.calls.some((call) => isOf(call, one))) parts.push({ kind: "rest", text: one[0] });
   }
   parts.push({ kind: "rest", text: text.slice(last) });
   return parts.map((part) => ({ ...part, text: part.text.trim() })).filter((part) => part.text);
+}
+
+/** Whether an element of a text is a call: it has the call's name, or one of its arguments. */
+function isOf(call, [, tag, inside]) {
+  let values = [];
+  try { values = Object.values(JSON.parse(call.arguments || "{}")).map(String); } catch { /* no JSON */ }
+  return Boolean(call.name && (tag === call.name || inside.includes(call.name))) || Boolean(call.error) || values.some((value) => value && inside.includes(value));
 }
 
 /** A call as code: search("country of Isparta"). */
@@ -152,7 +150,12 @@ function because(term) {
   return `${term.name} ${here}; ${alone ? "nothing else is compared" : `the ${term.count} compared have ${mean} on average`}`;
 }
 
-const sum = (term) => `${term.weight === 1 ? "" : exact(term.weight, 3) + " × "}(${exact(term.value, 3)} - ${exact(term.baseline, 3)}) / ${exact(term.divisor, 3)}${term.std !== null && term.divisor > term.std + 1e-9 ? " (floor)" : ""} = ${signed(given(term), 2)}`;
+/** A part of an advantage as a sum. Only a division by the deviation has a floor. */
+function sum(term, estimator) {
+  const settings = (estimator && estimator.arguments) || {};
+  const floor = settings.scale === "std" && term.std !== null && term.std < term.divisor && Math.abs(term.divisor - settings.min_std) < 1e-6;
+  return `${term.weight === 1 ? "" : exact(term.weight, 3) + " × "}(${exact(term.value, 3)} - ${exact(term.baseline, 3)}) / ${exact(term.divisor, 3)}${floor ? " (floor)" : ""} = ${signed(given(term), 2)}`;
+}
 
 /** A bar from the middle: to the right what is above 0. `most` fills a half. */
 function bar(value, most) {
@@ -168,9 +171,9 @@ function worth(turn, k, n, row, detail, most) {
   const asides = [`reward ${exact(turn.reward, 4)}`, turn.world_reward ? `the world paid ${exact(turn.world_reward, 4)}` : null, `${turn.tokens} tokens`,
     (row.sample_tokens || []).length > 1 ? `history ${turn.sample + 1} of ${row.sample_tokens.length}` : null].filter(Boolean);
   return el("div", { class: "worth" },
-    el("p", {}, el("span", { class: "big" }, advantage(turn.advantage)), terms && terms.length > 1 ? ` = ${terms.map((term) => signed(given(term), 2).replace(/^(.)/, "$1 ")).join(" ").replace(/^\+ /, "").replace(/^- /, "-")}` : null, el("span", { class: "dim" }, "; ", asides.join(", "))),
+    el("p", {}, turn.advantage === null ? el("strong", {}, k < row.begins ? "learned from in another attempt" : "evaluated, not learned from") : el("span", { class: "big" }, advantage(turn.advantage)), terms && terms.length > 1 ? ` = ${terms.map((term) => signed(given(term), 2).replace(/^(.)/, "$1 ")).join(" ").replace(/^\+ /, "").replace(/^- /, "-")}` : null, el("span", { class: "dim" }, "; ", asides.join(", "))),
     paid.length && turn.rewards.length > 1 ? el("p", { class: "dim" }, paid.map((one, n) => [n ? ", " : "", bdi(one.name), ` ${exact(one.value, 4)}`])) : null,
-    terms && terms.length ? el("ul", { class: "parts", "aria-label": "Parts of the advantage" }, terms.map((term) => el("li", {}, because(term), el("div", {}, bar(given(term), most), el("span", {}, sum(term)))))) : null,
+    terms && terms.length ? el("ul", { class: "parts", "aria-label": "Parts of the advantage" }, terms.map((term) => el("li", {}, because(term), el("div", {}, bar(given(term), most), el("span", {}, sum(term, detail.estimator)))))) : null,
     own && !own.terms ? el("p", {}, `${own.name}, this run: ${own.unexplained}. The recorded advantage is ${exact(turn.advantage)}.`) : null,
     el("div", { class: "folds" }, terms ? folded("digits", () => digits(turn, own, n, k)) : null, tokens(row, k)));
 }

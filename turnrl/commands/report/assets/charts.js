@@ -116,8 +116,3 @@ function drawCharts() {
     one.plot = one.box.clientWidth ? one.draw() : null;
   }
 }
-
-function experimentName(members) {
-  const names = members.map((n) => data.runs[n].name);
-  return names.length === 1 ? names[0] : `${names[0]} and ${names.length - 1} more seed${names.length > 2 ? "s" : ""}`;
-}

@@ -1,26 +1,3 @@
-const columns = () => data.trajectories;
-const at = (name, i) => columns()[name][i];
-const asked = (i) => data.questions[at("question", i)];
-
-function link(i) {
-  const place = [at("run", i), at("split", i), at("policy_version", i), at("group", i), at("member", i)];
-  return "#/t/" + place.map(encodeURIComponent).join("/");
-}
-
-function groupLink(i) {
-  return link(i).replace("#/t/", "#/g/").replace(/\/[^/]*$/, "");
-}
-
-let places = null;
-function placed() {
-  if (!places) {
-    places = new Map();
-    const count = columns().run ? columns().run.length : 0;
-    for (let i = 0; i < count; i++) places.set(link(i), i);
-  }
-  return places;
-}
-
 const SORTS = new Map([  // no object: the address of the page may ask for __proto__
   ["order of the run", null],
   ["total reward", (i) => -at("total", i)],
@@ -80,11 +57,10 @@ async function list(query) {
     if (inside) return inside.has(i);
     return [...asked(i).slice(0, 2), at("answer", i) || ""].some((text) => text.toLowerCase().includes(q));
   };
-  const count = columns().run ? columns().run.length : 0;
   chosen = [];
   const kinds = new Map();
   let fitting = 0;
-  for (let i = 0; i < count; i++) {
+  for (let i = 0; i < recorded(); i++) {
     if (!wanted(i)) continue;
     const kind = kindOf(i);
     fitting += 1;
@@ -143,11 +119,11 @@ async function list(query) {
   });
   status.textContent = `${fit} trajectories`;
   lastList = location.hash || "#/list";
-  return [el("h1", {}, "Trajectories"), count ? chips : null,
-    compared ? el("p", {}, "Questions that ", bdi(experimentName(compared[1][compared[0] === "won" ? "second" : "first"].map(([run]) => run))), " alone answered rightly, with the attempts of both sides. ", el("a", { href: "#/list" }, "All trajectories")) : null,
+  return [el("h1", {}, "Trajectories"), recorded() ? chips : null,
+    compared ? el("p", {}, "Questions in which ", bdi(experimentName(compared[1][compared[0] === "won" ? "second" : "first"].map(([run]) => run))), " did better, with the attempts of both sides. ", el("a", { href: "#/list" }, "All trajectories")) : null,
     form,
-    el("p", {}, `${fit.toLocaleString("en")} of ${count.toLocaleString("en")}`, rowsOf.length < fit ? ` attempts, in ${rowsOf.length.toLocaleString("en")} rows: attempts at a question that ended and earned the same share a row` : ""),
-    rows.length ? [table("Trajectories", heads, rows, { class: "list", hideCaption: true }), pager()] : el("p", {}, count ? "None fits. Choose less." : "No run has a record.")];
+    el("p", {}, `${fit.toLocaleString("en")} of ${recorded().toLocaleString("en")}`, rowsOf.length < fit ? ` attempts, in ${rowsOf.length.toLocaleString("en")} rows: attempts at a question that ended and earned the same share a row` : ""),
+    rows.length ? [table("Trajectories", heads, rows, { class: "list", hideCaption: true }), pager()] : el("p", {}, recorded() ? "No trajectory matches. Clear a filter." : "No run has a record.")];
 }
 
 /** Whether the fields are open: where one says something that chips and heads do not. */
@@ -174,15 +150,14 @@ function merged(order) {
 /** The numbers of the trajectories that have a text anywhere; each part is unpacked and let go. */
 async function everywhere(q) {
   const hits = new Set();
-  const count = columns().run ? columns().run.length : 0;
   let chunk = null;
   let parts = null;
   let before = null;
   let member = 0;
-  for (let i = 0; i < count; i++) {
+  for (let i = 0; i < recorded(); i++) {
     if (at("chunk", i) !== chunk) {
       chunk = at("chunk", i);
-      status.textContent = main.textContent = `Searching, ${i} of ${count} ...`;
+      status.textContent = main.textContent = `Searching, ${i} of ${recorded()} ...`;
       parts = await unpack("d" + chunk);
     }
     const key = chunk + " " + at("place", i);

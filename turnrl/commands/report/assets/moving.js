@@ -22,8 +22,7 @@ async function show() {
     else a.removeAttribute("aria-current");
   }
   const place = history.state || {};
-  const folds = [...main.querySelectorAll("details")];
-  for (const n of place.open || []) if (folds[n]) folds[n].open = true;
+  for (const fold of main.querySelectorAll("details")) if ((place.open || []).includes(nameOf(fold))) fold.open = true;
   drawCharts();
   focusable(main);
   for (const mark of main.querySelectorAll(".result mark:first-of-type")) mark.parentElement.scrollTop = mark.offsetTop - 20;
@@ -43,10 +42,17 @@ let shownOnce = false;
 let shownAt = null;
 let lastOpened = null;
 
+/** A fold by what stands above it and on it, whose numbers may change. */
+function nameOf(fold) {
+  const box = fold.closest("figure, section") || main;
+  const head = box.querySelector("figcaption, h2, h3");
+  return `${head ? head.textContent : ""}: ${fold.querySelector("summary").textContent}`.replace(/\d+/g, "");
+}
+
 /** Keep where the reader is on this page, for when he comes back to it or it is loaded again. */
 function remember() {
   if (shownAt !== location.hash) return;  // the next page is on its way
-  const open = [...main.querySelectorAll("details")].flatMap((one, n) => (one.open ? [n] : []));
+  const open = [...main.querySelectorAll("details")].filter((one) => one.open).map(nameOf);
   history.replaceState({ y: window.scrollY, open }, "");
 }
 history.scrollRestoration = "manual";
@@ -55,9 +61,10 @@ window.addEventListener("scroll", () => { clearTimeout(scrolled); scrolled = set
 main.addEventListener("toggle", remember, true);
 
 /** A page that is rewritten while runs train is loaded again, but not under the hands of a reader. */
-function watch() {
-  const busy = /^#\/[tg]\//.test(location.hash) || document.hidden || /^(INPUT|SELECT)$/.test(document.activeElement.tagName) || !getSelection().isCollapsed;
-  if (busy) setTimeout(watch, 1000);
+function reload() {
+  const typed = [...main.querySelectorAll("input[type=search]")].some((box) => box.value !== box.defaultValue);
+  const busy = /^#\/[tg]\//.test(location.hash) || document.hidden || typed || ![document.body, main].includes(document.activeElement) || !getSelection().isCollapsed;
+  if (busy) setTimeout(reload, 1000);
   else { remember(); location.reload(); }
 }
 
@@ -73,12 +80,12 @@ function theme(next) {
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 const chosenTheme = keeps((store) => store.getItem(KEPT));
 theme(/^(dark|light)$/.test(chosenTheme) ? chosenTheme : dark.matches ? "dark" : "light");
-dark.addEventListener("change", () => theme(dark.matches ? "dark" : "light"));
-function other() {
+dark.addEventListener("change", () => { if (!keeps((store) => store.getItem(KEPT))) theme(dark.matches ? "dark" : "light"); });
+function toggleTheme() {
   theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark");
   keeps((store) => store.setItem(KEPT, document.documentElement.dataset.theme));
 }
-document.getElementById("theme").addEventListener("click", other);
+document.getElementById("theme").addEventListener("click", toggleTheme);
 const help = document.getElementById("help");
 help.addEventListener("click", () => {
   const keys = document.getElementById("keys");
@@ -98,7 +105,7 @@ document.addEventListener("keydown", (event) => {
     else follow(by(label));
   };
   const act = {
-    o: () => { location.hash = "#/"; }, l: () => { location.hash = lastList; }, t: other, "?": () => help.click(),
+    o: () => { location.hash = "#/"; }, l: () => { location.hash = lastList; }, t: toggleTheme, "?": () => help.click(),
     j: () => move(1, "Next"), k: () => move(-1, "Previous"), g: () => follow(by("Group")),
     "/": () => { const box = document.getElementById("search") || document.getElementById("curves"); if (!box) location.hash = "#/list"; else { const fold = box.closest("details"); if (fold) fold.open = true; box.focus(); } },
   }[event.key];
@@ -110,7 +117,7 @@ window.addEventListener("resize", () => { clearTimeout(resized); resized = setTi
 window.addEventListener("hashchange", show);
 unpack("summary").then((value) => {
   data = value;
-  if (data.watch) setTimeout(watch, 1000 * data.watch);
+  if (data.reload_s) setTimeout(reload, 1000 * data.reload_s);
   return show();
 }, (error) => {
   main.replaceChildren(el("h1", {}, "The report cannot be opened"), el("p", {}, `${error}. Open it in a browser of 2023 or later.`));

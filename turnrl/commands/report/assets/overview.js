@@ -9,35 +9,10 @@ const PARTS = [
   ["Others", /^(?!val\/reward\/)/],
 ];
 
-// what an attempt did, in the order of the bars; those without a search that can find an answer are right or wrong
-const KINDS = ["found it, right", "searched, right", "found it, answered wrong", "searched, not found", "searched, wrong", "guessed, right", "guessed, wrong", "right", "wrong", "without an accepted answer"];
-let searches = null;
-
-function kindOf(i) {
-  if (!searches) {
-    searches = new Set();
-    columns().run.forEach((run, k) => { if (at("answer_in_results", k) !== null) searches.add(run); });
-  }
-  if (at("exact_match", i) === null) return "without an accepted answer";
-  const end = at("exact_match", i) === 1 ? "right" : "wrong";
-  if (!searches.has(at("run", i))) return end;
-  if (!at("tool_execution", i)) return "guessed, " + end;
-  const found = at("answer_in_results", i);
-  if (found === null) return "searched, " + end;  // the question holds its answer, or asks for yes or no
-  return found !== 1 ? "searched, not found" : end === "right" ? "found it, right" : "found it, answered wrong";
-}
-
-const swatch = (kind) => el("span", { class: "swatch k" + KINDS.indexOf(kind), "aria-hidden": "true" });
-
-function listOf(filters) {
-  return "#/list?" + new URLSearchParams(filters);
-}
-
 /** A bar for each iteration of a run: the shares of what its recorded training attempts did. */
 function did(run) {
   const bars = new Map();
-  const count = columns().run ? columns().run.length : 0;
-  for (let i = 0; i < count; i++) {
+  for (let i = 0; i < recorded(); i++) {
     if (at("run", i) !== run || at("split", i) !== "train") continue;
     const iteration = at("iteration", i), kind = kindOf(i);
     if (!bars.has(iteration)) bars.set(iteration, new Map());
@@ -66,13 +41,12 @@ function did(run) {
     el("p", { class: "ends" }, el("span", {}, `iteration ${iterations[0]}`), last ? el("span", {}, String(iterations[last])) : null));
 }
 
-function deeds() {
+function attemptKinds() {
   const bars = data.runs.map((_, n) => did(n)).filter((one) => one);
   if (!bars.length) return [];
-  const count = columns().run.length;
   const there = new Set();
   const sizes = new Map();
-  for (let i = 0; i < count; i++) {
+  for (let i = 0; i < recorded(); i++) {
     if (at("split", i) !== "train") continue;
     there.add(kindOf(i));
     const key = `${at("run", i)} ${at("iteration", i)}`;
@@ -109,28 +83,31 @@ function uses(run) {
 }
 
 /** What `turnrl compare` says of the runs: the difference, and whether it is one. */
-function verdicts() {
+function comparisons() {
   if (!data.comparisons.length) return data.not_compared ? [el("p", { class: "dim" }, `Not compared: ${data.not_compared}`)] : [];
+  const several = data.comparisons[0].first.length > 1;
+  const seeds = several ? `${data.comparisons[0].first.length} seeds each, paired.` : "One seed each: this says which policy is better, and not which recipe. Another seed trains another policy.";
+  return [el("div", { class: "verdict" }, data.comparisons.map((one, n) => [compared(one, n), one.notes.map((note) => el("p", { class: "dim" }, bdi(note)))]), el("p", { class: "dim" }, seeds))];
+}
+
+/** One comparison in words, from the side of the one that is better. */
+function compared(one, n) {
   const side = (members) => bdi(experimentName(members.map(([run]) => run)));
-  const after = (members) => [...new Set(members.map(([, iteration]) => iteration))].join(", ");
-  const made = data.comparisons.map((one, n) => {
-    const name = one.main === "exact_match" ? "exact match" : one.main;
-    const real = one.low > 0 || one.high < 0;
-    const iterations = [...new Set([after(one.first), after(one.second)])].join(" and ");
-    const alone = (which, members) => {
-      const count = one.counts[which], here = one[which].length;
-      const text = [side(members), ` alone is right in ${count}${here < count ? ` (${here} are in this report)` : ""}`];
-      return here ? el("a", { href: listOf({ [which]: n }) }, text) : text;
-    };
-    const better = one.low > 0 ? [one.second, one.first] : [one.first, one.second];
-    const [ours, theirs] = one.low > 0 ? [one.values[1], one.values[0]] : one.values;
-    const [low, high] = one.low > 0 ? [one.low, one.high] : [-one.high, -one.low];
-    return el("p", {}, el("strong", {}, side(better[0]), real ? " is better than " : " and ", side(better[1]), real ? "" : " do not differ significantly"),
-      `: ${name} ${number(ours)} against ${number(theirs)} after ${iterations} iteration${iterations === "1" ? "" : "s"} (95 % interval of the difference ${signed(low)} to ${signed(high)}). Of ${one.questions} questions `,
-      alone("won", one.second), ", ", alone("lost", one.first), ".");
-  });
-  const seeds = data.comparisons[0].first.length;
-  return [el("div", { class: "verdict" }, made, el("p", { class: "dim" }, seeds > 1 ? `${seeds} seeds each, paired: the intervals are over seeds.` : "One seed each: this says which policy is better, and not which recipe. Another seed trains another policy."))];
+  const turned = one.verdict !== "better";
+  const [best, other] = turned ? [one.first, one.second] : [one.second, one.first];
+  const [ours, theirs] = turned ? one.values : [one.values[1], one.values[0]];
+  const [low, high] = turned ? [-one.interval[1], -one.interval[0]] : one.interval;
+  const between = { level: " do not differ significantly", undecided: ": undecided, because all seeds differ by the same" }[one.verdict];
+  const iterations = [...new Set([...one.first, ...one.second].map(([, iteration]) => iteration))].join(" and ");
+  const right = one.main === "exact_match";
+  const alone = (which, members) => {
+    const all = one.counts[which], here = one[which].length;
+    const text = [side(members), right && one.first.length === 1 ? " alone is right in " : " is higher in ", `${all}${here < all ? ` (${here} are in this report)` : ""}`];
+    return here ? el("a", { href: listOf({ [which]: n }) }, text) : text;
+  };
+  return el("p", {}, el("strong", {}, side(best), between ? " and " : " is better than ", side(other), between || null),
+    `: ${right ? "exact match" : one.main} ${number(ours)} against ${number(theirs)} after ${iterations} iteration${iterations === "1" ? "" : "s"} (difference ${signed(ours - theirs)}, 95 % interval ${signed(low)} to ${signed(high)}). Of ${one.questions} questions `,
+    alone("won", one.second), ", ", alone("lost", one.first), ".");
 }
 
 function earned() {
@@ -150,27 +127,32 @@ function earned() {
 function otherCurves(names) {
   const partOf = (name) => PARTS.findIndex(([, takes]) => takes.test(name));
   const flat = (name) => data.runs.every((run) => run.metrics.every((row) => !row[name]));
+  const shown = names.filter((name) => partOf(name) >= 0);
   const sections = PARTS.map(([title], k) => {
-    const own = names.filter((name) => partOf(name) === k);
+    const own = shown.filter((name) => partOf(name) === k);
     const zero = own.filter(flat);
     const figures = own.filter((name) => !flat(name)).map((name) => [name, chart(name.replace(/^reward\//, ""), [name])]).filter(([, made]) => made);
-    const box = own.length ? el("section", {}, el("h3", {}, title), el("div", { class: "grid" }, figures.map(([, made]) => made)), zero.length ? el("p", { class: "dim" }, `0 all the time: ${zero.join(", ")}.`) : null) : null;
-    return { box, figures };
+    const never = zero.length ? el("p", { class: "dim" }, `0 all the time: ${zero.join(", ")}.`) : null;
+    const box = own.length ? el("section", {}, el("h3", {}, title), el("div", { class: "grid" }, figures.map(([, made]) => made)), never) : null;
+    return { box, figures, zero, never };
   }).filter(({ box }) => box);
   if (!sections.length) return null;
   const found = el("span", { class: "dim", role: "status" });
   const search = el("input", { type: "search", id: "curves", oninput: () => {
     const words = search.value.toLowerCase().split(/\s+/).filter((word) => word);
+    const fits = (name) => words.every((word) => name.toLowerCase().includes(word));
     let some = 0;
-    for (const { box, figures } of sections) {
-      const fit = figures.filter(([name, made]) => !(made.hidden = !words.every((word) => name.toLowerCase().includes(word))));
-      box.hidden = words.length > 0 && !fit.length;
-      some += fit.length;
+    for (const { box, figures, zero, never } of sections) {
+      const fit = figures.filter(([name, made]) => !(made.hidden = !fits(name))).length;
+      const idle = zero.filter(fits).length;
+      if (never) never.hidden = !idle;
+      box.hidden = !fit && !idle;
+      some += fit + idle;
     }
-    found.textContent = words.length ? ` ${some} of ${names.length}` : "";
+    found.textContent = words.length ? ` ${some} of ${shown.length}` : "";
     drawCharts();
   } });
-  return el("details", { class: "others", ontoggle: drawCharts }, el("summary", {}, `${names.length} other curve${names.length === 1 ? "" : "s"}`),
+  return el("details", { class: "others", ontoggle: drawCharts }, el("summary", {}, `${shown.length} other curve${shown.length === 1 ? "" : "s"}`),
     el("label", { class: "find" }, "Find a curve ", search, found), sections.map(({ box }) => box));
 }
 
@@ -181,16 +163,15 @@ function overview() {
   const bands = data.experiments.some((members) => members.length > 1);
   const legend = el("ul", { class: "legend", "aria-label": "Lines" }, data.experiments.map((members, n) => el("li", {}, sample(n), bdi(experimentName(members)))));
   const changed = Object.entries(data.differences);
-  const count = data.trajectories.run ? data.trajectories.run.length : 0;
   const last = (run, name) => { const row = run.metrics.findLast((r) => name in r); return row ? number(row[name]) : "-"; };
   return [
     el("h1", {}, data.runs.length === 1 ? bdi(data.runs[0].name) : `${data.runs.length} runs`),
     el("div", { class: "told" }, data.runs.map(sentence)),
-    ...verdicts(),
+    ...comparisons(),
     ...alarms,
-    el("p", {}, count ? el("a", { href: "#/list" }, `${count.toLocaleString("en")} recorded trajectories`) : "There are no recorded trajectories", "."),
+    el("p", {}, recorded() ? el("a", { href: "#/list" }, `${recorded().toLocaleString("en")} recorded trajectories`) : "There are no recorded trajectories", "."),
     ...problems,
-    ...deeds(),
+    ...attemptKinds(),
     el("h2", {}, "Curves"),
     el("p", {}, "Thick lines with points: greedy answers to validation questions. Thin lines: sampled attempts at training questions.", bands ? " Bands: from the lowest to the highest of the runs that differ in their seeds alone. Open points: not all of them have that iteration." : ""),
     legend,
