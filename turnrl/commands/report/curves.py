@@ -23,7 +23,7 @@ _GREY = "#787f89"
 _LINES = (("#0072b2", "-"), ("#d55e00", "--"), ("#009e73", ":"), ("#cc79a7", "-."))
 """Colours of Okabe and Ito, and what tells them apart without colour."""
 _LEGEND = (
-    "thick: greedy answers to validation questions   thin: sampled attempts at training questions"
+    "thick: greedy answers to validation questions; thin: sampled attempts at training questions"
 )
 
 
