@@ -930,7 +930,7 @@ def test_attempts_that_nothing_judges_are_neither_right_nor_wrong(tmp_path, open
     report([folder], tmp_path / "out.html")
     page = opened(tmp_path / "out.html", "#/list")
     chips = {text.strip() for text in page.locator("ul.kinds li").all_inner_texts()}
-    assert chips == {"all 8", "without an accepted answer 8"}
+    assert chips == {"all 8", "ended by answer 8"}
     assert {*page.locator("td[data-label=right]").all_inner_texts()} == {"-"}
     page.locator("table.list tbody a").first.click()
     page.wait_for_selector("section.turn")

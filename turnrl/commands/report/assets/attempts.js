@@ -168,7 +168,7 @@ function worth(turn, k, n, row, detail, most) {
   const own = detail.why.find((one) => one.own);
   const terms = own && own.terms && k >= row.begins ? own.terms[n][k] : null;
   const paid = (turn.rewards || []).filter((one) => one.value);
-  const asides = [`reward ${exact(turn.reward, 4)}`, turn.world_reward ? `the world paid ${exact(turn.world_reward, 4)}` : null, `${turn.tokens} tokens`,
+  const asides = [`reward ${exact(turn.reward, 4)}`, turn.world_reward && turn.world_reward !== turn.reward ? `the world paid ${exact(turn.world_reward, 4)}` : null, `${turn.tokens} tokens`,
     (row.sample_tokens || []).length > 1 ? `history ${turn.sample + 1} of ${row.sample_tokens.length}` : null].filter(Boolean);
   return el("div", { class: "worth" },
     el("p", {}, turn.advantage === null ? el("strong", {}, k < row.begins ? "learned from in another attempt" : "evaluated, not learned from") : el("span", { class: "big" }, advantage(turn.advantage)), terms && terms.length > 1 ? ` = ${terms.map((term) => signed(given(term), 2).replace(/^(.)/, "$1 ")).join(" ").replace(/^\+ /, "").replace(/^- /, "-")}` : null, el("span", { class: "dim" }, "; ", asides.join(", "))),
@@ -289,7 +289,7 @@ async function group(path) {
     el("h1", {}, bdi(asked(first)[1])),
     whole(asked(first)[1], "question"),
     sameOpening(detail) ? opening(detail.rows[0].opening) : null,
-    facts([...groupFacts(first, detail), ["accepted", bdi(accepted(detail))]]),
+    facts([...groupFacts(first, detail), accepted(detail) ? ["accepted", bdi(accepted(detail))] : null]),
     whole(accepted(detail), "accepted"),
     el("p", {}, many),
     table("Attempts", ["attempt", "", "answer", "total", ...Array.from({ length: turns }, (_, k) => `turn ${k + 1}`)], sets.map((set) => {

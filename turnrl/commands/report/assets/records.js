@@ -37,8 +37,9 @@ function experimentName(members) {
   return names.length === 1 ? names[0] : `${names[0]} and ${names.length - 1} more seed${names.length > 2 ? "s" : ""}`;
 }
 
-// what an attempt did, in the order of the bars; those without a search that can find an answer are right or wrong
-const KINDS = ["found it, right", "searched, right", "found it, answered wrong", "searched, not found", "searched, wrong", "guessed, right", "guessed, wrong", "right", "wrong", "without an accepted answer"];
+// what an attempt did, in the order of the bars; those without a search that can find an answer are right or wrong, and those
+// that nothing judges have how they ended
+const KINDS = ["found it, right", "searched, right", "found it, answered wrong", "searched, not found", "searched, wrong", "guessed, right", "guessed, wrong", "right", "wrong", "ended by answer", "ended by tool", "ended by player", "ended by turns", "ended by length"];
 let searches = null;
 
 function kindOf(i) {
@@ -46,7 +47,7 @@ function kindOf(i) {
     searches = new Set();
     columns().run.forEach((run, k) => { if (at("answer_in_results", k) !== null) searches.add(run); });
   }
-  if (at("exact_match", i) === null) return "without an accepted answer";
+  if (at("exact_match", i) === null) return "ended by " + at("ended_by", i);
   const end = at("exact_match", i) === 1 ? "right" : "wrong";
   if (!searches.has(at("run", i))) return end;
   if (!at("tool_execution", i)) return "guessed, " + end;
