@@ -21,6 +21,7 @@ _COMMAND = re.compile(r"'turnrl [^'\n]*'")
 _CODE = re.compile("\x1b\\[[0-9;]*m")
 _NARROWEST, _USUAL = 40, 80
 Style = Literal["alarm", "bad", "good", "call", "dim", "strong"]
+"""What a text is, for `painted`."""
 _STYLES: Mapping[Style, str] = {
     "alarm": "1;33",
     "bad": "31",
