@@ -13,12 +13,25 @@ import numpy as np
 from matplotlib import rc_context
 from matplotlib.figure import Figure
 from measures import CALLS, FAMOUS, ITERATION, MATCH, at
-from parts import ESTIMATORS, FIVE, MERGED, OURS, OUTCOMES, RIGHT
+from parts import ESTIMATORS, FIVE, MERGED, OURS, OUTCOMES, RIGHT, WHOLE
 from rows import Row, Rows
 
 from turnrl.commands.sweep.results import Result
 from turnrl.run.statistics import interval_over_seeds
 
+GREY = "#787f89"
+"""Text and axes that read on white and on black."""
+LINES = (
+    ("#0072b2", "-"),
+    ("#56b4e9", (0, (6, 1.5))),
+    ("#009e73", "--"),
+    ("#d55e00", ":"),
+    ("#cc79a7", "-."),
+    ("#e69f00", (0, (5, 1, 1, 1, 1, 1))),
+    ("#8c6d31", (0, (1, 1))),
+    ("#6a51a3", (0, (3, 1, 1, 1))),
+)
+"""Colours of Okabe and Ito and near them, with dashes that tell them apart without colour."""
 TITLES = {
     MATCH: "exact match, held-out places",
     FAMOUS: "exact match, famous places",
@@ -44,9 +57,9 @@ def curves(of: Rows, file: Path) -> None:
             axes.grid(alpha=0.3)
             for row, some in of.runs.items():
                 x, y = _common(some, name)
-                color = _color(row.estimator)
+                color, dashes = _line(row.estimator)
                 label = str(row) if name == MATCH else None
-                axes.plot(x, y.mean(0), color=color, label=label)
+                axes.plot(x, y.mean(0), color=color, linestyle=dashes, label=label)
                 if len(y) > 1:
                     ends = zip(*(interval_over_seeds([*v], share=True) for v in y.T), strict=True)
                     axes.fill_between(x, *ends, color=color, alpha=0.18, linewidth=0)
@@ -70,7 +83,7 @@ def forest(parts: Mapping[str, Rows], file: Path) -> None:
             gain = of.minus(ours, row, of.columns[0].figure)
             if gain is None:
                 continue
-            number, color = others.index(row.estimator), _color(row.estimator)
+            number, (color, _) = others.index(row.estimator), _line(row.estimator)
             place = labels.index(row.label)
             y = place + 0.24 * (number - (len(others) - 1) / 2)
             axes.plot([gain.low, gain.high], [y, y], color=color, linewidth=2)
@@ -78,13 +91,13 @@ def forest(parts: Mapping[str, Rows], file: Path) -> None:
         parts_of = [{row.label: of for of, _, row in pairs}[label] for label in labels]
         for place, (above, below) in enumerate(itertools.pairwise(parts_of)):
             if above is not below:
-                axes.axhline(place + 0.5, color="black", linewidth=0.5, alpha=0.3)
-        axes.axvline(0, color="black", linewidth=1)
+                axes.axhline(place + 0.5, color=GREY, linewidth=0.5, alpha=0.5)
+        axes.axvline(0, color=GREY, linewidth=1)
         axes.set_yticks(range(len(labels)), labels)
         axes.set_ylim(len(labels) - 0.4, -0.6)
         axes.set_xlabel("MT-GRPO's area minus the other estimator's")
         axes.grid(alpha=0.3, axis="x")
-        handles = [axes.plot([], [], "o-", color=_color(one))[0] for one in others]
+        handles = [axes.plot([], [], "o-", color=_line(one)[0])[0] for one in others]
         figure.legend(handles, others, loc="lower left", ncols=len(others), frameon=False)
 
 
@@ -113,13 +126,7 @@ def first_look(every: Mapping[str, Rows], theme: str, file: Path) -> None:
         theme: The page behind it, light or dark.
         file: The picture.
     """
-    ink = INK[theme]
-    colors = dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor"), ink)
-    colors |= dict.fromkeys(("xtick.color", "ytick.color"), ink)
-    with (
-        rc_context({**colors, "svg.fonttype": "none"}),
-        _figure(file, 3.3, transparent=True) as figure,
-    ):
+    with _figure(file, 3.3, INK[theme]) as figure:
         figure.subplots_adjust(left=0.055, right=0.88, bottom=0.15, top=0.9, wspace=0.5)
         panels = figure.subplots(1, len(WORLDS))
         panels[0].set_ylabel("held-out exact match")
@@ -189,14 +196,16 @@ def pretrained(table: Path, file: Path) -> None:
             x = [int(row["iteration"]) for row in run]
             for axes, column in zip(panels, PANELS, strict=True):
                 y = [float(row[column]) for row in run]
-                (line,) = axes.plot(x, y, ".-", color=_color(estimator), linewidth=1)
+                color, dashes = _line(estimator)
+                (line,) = axes.plot(x, y, dashes, marker=".", color=color, linewidth=1)
                 shown[estimator] = line
         figure.legend(shown.values(), shown, loc="lower center", ncols=len(shown), frameon=False)
 
 
-def _color(estimator: str) -> str:
-    """The same in every picture."""
-    return f"C{[*dict.fromkeys((*FIVE, *ESTIMATORS))].index(estimator)}"
+def _line(estimator: str) -> tuple[str, Any]:
+    """Colour and dashes, the same in every picture but that for a first look."""
+    order = [*dict.fromkeys((*FIVE, *WHOLE, *ESTIMATORS))]
+    return LINES[order.index(estimator) % len(LINES)]
 
 
 def _common(some: Mapping[int, Result], name: str) -> tuple[Any, Any]:
@@ -207,9 +216,12 @@ def _common(some: Mapping[int, Result], name: str) -> tuple[Any, Any]:
 
 
 @contextmanager
-def _figure(file: Path, height: float, transparent: bool = False) -> Iterator[Any]:
-    """A figure that becomes a file, the same bytes each time."""
-    with rc_context({"svg.hashsalt": "turnrl", "font.size": 9}):
+def _figure(file: Path, height: float, ink: str = GREY) -> Iterator[Any]:
+    """A figure on no background, with text as text, that becomes a file: the same bytes each
+    time."""
+    settings: Any = {"svg.hashsalt": "turnrl", "svg.fonttype": "none", "font.size": 9}
+    inks = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
+    with rc_context({**dict.fromkeys(inks, ink), **settings}):
         figure = Figure(figsize=(10, height))
         yield figure
-        figure.savefig(file, metadata={"Date": None}, transparent=transparent)
+        figure.savefig(file, metadata={"Date": None}, transparent=True)
