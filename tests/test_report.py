@@ -547,14 +547,15 @@ def test_curves_are_drawn_at_most_for_a_fiftieth_of_the_time_and_at_the_end(tmp_
         state=SimpleNamespace(fn="fit"), sanity_checking=False, is_global_zero=True
     )
     here = SimpleNamespace(folder=tmp_path)
+    one.on_train_start(fitting, here)
     one.on_train_epoch_start(fitting, here)  # nothing is validated yet
-    for pause in (0.0, 99.0, 1.0, 40.0):
+    for pause in (9.0, 1.0, 99.0, 1.0, 40.0):
         one.on_validation_end(fitting, here)
         clock.now += pause
         one.on_train_epoch_start(fitting, here)
-    assert drawn == [100.0, 202.0]
+    assert drawn == [110.0, 212.0]
     one.on_train_end(fitting, here)
-    assert drawn == [100.0, 202.0, 244.0]
+    assert drawn == [110.0, 212.0, 254.0]
 
 
 def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monkeypatch):

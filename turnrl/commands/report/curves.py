@@ -14,7 +14,8 @@ from turnrl.run.runs import Run, open_runs
 
 _TIMES = 50
 """So many times what the last drawing took passes before the next."""
-
+_FIRST = 10.0
+"""Seconds of training before the first drawing, which takes some 0.2 s."""
 
 _ORDER = ("tool_execution", "answer_in_results", "exact_match", "format")
 """Panels from left to right, as in the report's page."""
@@ -37,6 +38,9 @@ class Curves(L.Callback):
     def __init__(self) -> None:
         self._due = False
         self._next = 0.0  # on the clock `time.monotonic`
+
+    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        self._next = time.monotonic() + _FIRST
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._due = trainer.state.fn == "fit" and not trainer.sanity_checking
