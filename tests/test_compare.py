@@ -520,3 +520,16 @@ def test_a_run_without_its_settings_is_compared_and_says_so(capsys):
     Path(b, "config.yaml").unlink()
     assert main(["compare", a, b]) == 0
     assert "b: no config.yaml: its settings are not known" in capsys.readouterr().out
+
+
+def test_each_run_after_the_baseline_has_a_letter_of_its_own(capsys):
+    policies()
+    assert main(["compare", "a@0", "a@10", "a@20"]) == 0
+    first, second = capsys.readouterr().out.split("\n\nval: ")
+    assert "A  a@0, iteration 0, the baseline\nB  a@10, iteration 10\n" in first
+    assert "A  a@0, iteration 0, the baseline\nC  a@20, iteration 20\n" in second
+    assert "exact_match: C is better than A." in second
+    assert "C - A" in second
+    assert "won by C in exact match: 5" in second
+    assert "\n    C  " in second
+    assert not re.search(r"\bB\b", second)

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from commands import save
-from turnrl import AdvantageEstimator, Reading, ToolResult, TurnLevel, installed
+from turnrl import AdvantageEstimator, Reading, ToolResult, Turn, TurnLevel, installed
 from turnrl.cli import main
 from turnrl.commands.play import Printing, in_colours
+from turnrl_segmenters import ReAct
 
 
 def said(capsys, *arguments):
@@ -126,6 +127,16 @@ def test_nothing_that_an_agent_says_acts_on_the_terminal(capsys):
     assert r"\x1b[2J\u202eabc" in printed
     assert r"form: \x1b]0;x" in printed
     assert r"error: \x07\x9b31m" in printed
+
+
+def test_every_line_of_a_result_is_indented(capsys):
+    page = ToolResult("One.\n\nTwo.")
+    shown = "one\n   result: One.\n\n   Two."
+    assert str(Turn("one", results=(page,))) == shown
+    printing = Printing(ReAct())
+    printing.read("one", 0, False)
+    printing.observe(Reading(), [page])
+    assert capsys.readouterr().out == f"-- turn 1\n{shown}\n"
 
 
 def test_nor_does_the_question_or_an_attempt(recipe, capsys, monkeypatch):

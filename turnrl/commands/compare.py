@@ -15,6 +15,7 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
+from string import ascii_uppercase
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,9 @@ def _run(args: argparse.Namespace) -> None:
         if args.json:
             print(json.dumps(as_json(comparison)))
         else:
-            text = "\n".join(as_text(comparison, args.split, args.all))
+            # the baseline is A in each comparison, and the others are B, C and so on
+            letter = ascii_uppercase[1 + number % 25]
+            text = "\n".join(as_text(comparison, args.split, args.all, letter))
             say("\n" * (number > 0) + text)
     if not args.json:
         every = [one for side in sides for one in side.evaluations]
@@ -90,34 +93,38 @@ def as_json(comparison: Comparison) -> dict[str, object]:
     }
 
 
-def as_text(comparison: Comparison, split: str, every: bool = False) -> Iterator[str]:
+def as_text(
+    comparison: Comparison, split: str, every: bool = False, letter: str = "B"
+) -> Iterator[str]:
     """The lines of a comparison, of at most 80 columns but for names.
 
     Args:
         comparison: The comparison.
         split: The split that was evaluated.
         every: Show every question that was won or lost, not the first few.
+        letter: What the side that is not the baseline is called.
     """
     first, second = comparison.first, comparison.second
     seeds, common = len(first.evaluations), len(comparison.questions)
     shares = " and ".join(f"{common / asked:.0%} of {asked}" for asked in comparison.asked)
     yield f"{split}: {common} questions in common, {shares}"
-    for letter, side, role in (("A", first, ", the baseline"), ("B", second, "")):
+    for name, side, role in (("A", first, ", the baseline"), (letter, second, "")):
         after = ", ".join(map(str, dict.fromkeys(one.iteration for one in side.evaluations)))
-        yield f"{letter}  {side.name}, iteration {after}{role}"
-    yield _result(comparison)
+        yield f"{name}  {side.name}, iteration {after}{role}"
+    yield _result(comparison, letter)
     yield from _differences(comparison)
     yield ""
-    yield f"{'':17}{'A':>8}{'B':>8}{'B - A':>9}  {'95 % interval':18}{'p':>7}{'won':>5}{'lost':>5}"
+    heads = f"{'A':>8}{letter:>8}{letter + ' - A':>9}  {'95 % interval':18}"
+    yield f"{'':17}{heads}{'p':>7}{'won':>5}{'lost':>5}"
     for name, figure in comparison.figures.items():
         yield _line(name, figure)
     yield ""
-    for sentence in _notes(comparison, seeds):
+    for sentence in _notes(comparison, seeds, letter):
         yield from wrap(sentence, _WIDTH, break_long_words=False, break_on_hyphens=False)
     for outcome, ids in (("won", comparison.won), ("lost", comparison.lost)):
-        yield f"\n{outcome} by B in {comparison.main.replace('_', ' ')}: {len(ids)}"
+        yield f"\n{outcome} by {letter} in {comparison.main.replace('_', ' ')}: {len(ids)}"
         for question in ids if every else ids[:_FEW]:
-            yield from _question(first, second, question, comparison.main)
+            yield from _question(comparison, question, letter)
         if len(ids) > _FEW and not every:
             yield f"    and {len(ids) - _FEW} more: --all"
 
@@ -156,12 +163,12 @@ def _differences(comparison: Comparison) -> Iterator[str]:
             yield _cut(f"   evaluated with {name}: {' -> '.join(shown)}")
 
 
-def _notes(comparison: Comparison, seeds: int) -> Iterator[str]:
+def _notes(comparison: Comparison, seeds: int, letter: str) -> Iterator[str]:
     """Sentences about the columns: what they rest on, and what was left out."""
     unit = "seeds" if seeds > 1 else "questions"
     yield (
-        f"won, lost: {unit} with more and with less in B. p: how likely a difference as large is "
-        "by chance alone."
+        f"won, lost: {unit} with more and with less in {letter}. p: how likely a difference as "
+        "large is by chance alone."
     )
     for key, figure in comparison.figures.items():
         if figure.over == "questions" and figure.pairs < len(comparison.questions):
@@ -186,25 +193,26 @@ def _notes(comparison: Comparison, seeds: int) -> Iterator[str]:
     yield from comparison.notes
 
 
-def _result(comparison: Comparison) -> str:
+def _result(comparison: Comparison, letter: str) -> str:
     """Which side is better in the figure that decides, if that is known."""
     name, verdict = comparison.main, comparison.verdict
     if verdict == "undecided":
         return f"{name}: undecided. All seeds differ by the same: add more seeds."
     if verdict == "level":
         return f"{name}: no significant difference: the interval includes 0."
-    return painted(f"{name}: B is {verdict} than A.", "strong")
+    return painted(f"{name}: {letter} is {verdict} than A.", "strong")
 
 
-def _question(first: Side, second: Side, question: str, main: str) -> Iterator[str]:
+def _question(comparison: Comparison, question: str, letter: str) -> Iterator[str]:
     """A question, its accepted answers, and the answers of both sides with their places in a
     report, for the first seed in which the sides differ."""
-    pairs = zip(first.evaluations, second.evaluations, strict=True)
+    main = comparison.main
+    pairs = zip(comparison.first.evaluations, comparison.second.evaluations, strict=True)
     pair = next(p for p in pairs if p[0].value(question, main) != p[1].value(question, main))
     row = pair[0].questions[question][0]
     yield _cut(f"  {row['question']}")
     yield _cut(f"    accepted  {' | '.join(row['answers'] or ())}")
-    for letter, one in zip("AB", pair, strict=True):
+    for name, one in zip(("A", letter), pair, strict=True):
         rows, place = one.questions[question], address(one, question)
         answer = rows[0]["answer"] or "(no answer)"
         if main != "exact_match":
@@ -212,7 +220,7 @@ def _question(first: Side, second: Side, question: str, main: str) -> Iterator[s
         elif len(rows) > 1:
             answer = f"right in {sum(row[main] for row in rows):g} of {len(rows)} attempts"
         width = _WIDTH - len(place) - 2
-        yield f"{_cut(f'    {letter}  {answer}', width):{width}}  {place}"
+        yield f"{_cut(f'    {name}  {answer}', width):{width}}  {place}"
 
 
 def address(one: Evaluation, question: str) -> str:

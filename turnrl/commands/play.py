@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import re
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from string import ascii_uppercase
@@ -209,10 +210,10 @@ class Printing(Segmenter):
         if self._reads:  # a check of the scheme observes without a turn
             for result in results:
                 kind = "result" if result.ok else "error"
-                text = f"   {kind}: {visible(result.content)}"
+                text = textwrap.indent(f"{kind}: {visible(result.content)}", "   ")
                 say(text, indent="", style="dim" if result.ok else "bad")
             if reading.format_error:
-                say(f"   form: {visible(reading.format_error)}", indent="")
+                say(textwrap.indent(f"form: {visible(reading.format_error)}", "   "), indent="")
         self._reads = False
         return self.inside.observe(reading, results)
 

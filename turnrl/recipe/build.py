@@ -260,7 +260,12 @@ class _Recipe(SaveConfigCallback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if trainer.logger is not None:  # without one, the folder is the user's own
+            self._folder = Path(str(trainer.log_dir))  # broadcast, so of every process
             super().setup(trainer, pl_module, stage)
+
+    def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        (self._folder / "config.yaml").write_text(self._text, "utf-8")
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
@@ -418,7 +423,7 @@ def make(given: Given) -> Built:
             None if "class_path" in contents["data"] else QuestionData,
             trainer_defaults=defaults,
             save_config_callback=_Recipe,
-            save_config_kwargs={"overwrite": True},
+            save_config_kwargs={"save_to_log_dir": False},  # which would make the text once more
             seed_everything_default=0,
             parser_class=type("Parser", (_Parser,), {"given": given}),
             args=[f"--config={json.dumps(contents, default=str)}", *given.asks_for_help],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
@@ -152,12 +153,13 @@ class Turn:
 
     def __str__(self) -> str:
         lines = [
-            f"   {'result' if r.ok else 'error'}: "
+            f"{'result' if r.ok else 'error'}: "
             + (r.content if r.unread is None else f"(not read) {r.unread}")
             for r in self.results
         ]
-        form = [f"   form: {self.reading.format_error}"] if self.reading.format_error else []
-        return visible("\n".join([self.text, *lines, *form]))
+        if self.reading.format_error:
+            lines.append(f"form: {self.reading.format_error}")
+        return visible("\n".join([self.text, *(textwrap.indent(line, "   ") for line in lines)]))
 
 
 @final

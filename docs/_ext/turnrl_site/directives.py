@@ -34,13 +34,17 @@ class Generated(SphinxDirective, ABC):
 
 
 class Components(Generated):
-    """The classes of a hook, each with its arguments: `.. components:: turnrl_tools`."""
+    """The classes of a hook, first a line for each, then each with its arguments:
+    `.. components:: turnrl_tools`."""
 
     def text(self) -> Iterable[str]:
         (hook,) = self.arguments
         if hook not in facts.hooks():
             raise ExtensionError(f"{self.env.docname} shows {hook}, which brings no classes")
-        for name, cls in sorted(facts.hooks()[hook].items()):
+        components = sorted(facts.hooks()[hook].items())
+        rows = [(f"{name}_", facts.first_sentence(facts.prose(cls))) for name, cls in components]
+        yield from table(("name", "meaning"), rows, "names")
+        for name, cls in components:
             yield from heading(name, "-")
             yield from origin(cls)
             yield from [*from_docstring(facts.prose(cls).splitlines()), ""]

@@ -151,8 +151,13 @@ def _name(module: Any, name: str, value: Any) -> Name:
     text = value_doc(name, value) if kind == "value" else inspect.getdoc(value) or ""
     if inspect.isclass(value) and not value.__doc__:
         text = ""  # `getdoc` would give its base's
+    return Name(name, kind, first_sentence(text))
+
+
+def first_sentence(text: str) -> str:
+    """What a docstring says in its first sentence, as one line."""
     first = " ".join(text.partition("\n\n")[0].split())
-    return Name(name, kind, re.split(r"(?<=\.)\s(?=[A-Z`(])", first)[0])
+    return re.split(r"(?<=\.)\s(?=[A-Z`(])", first)[0]
 
 
 def members(module: Any) -> list[tuple[str, str]]:

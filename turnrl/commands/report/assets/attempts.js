@@ -13,7 +13,7 @@ function groupFacts(i, detail) {
   const run = data.runs[at("run", i)];
   return [
     ["run", bdi(run.name)], ["split", at("split", i)], ["iteration", String(at("iteration", i))],
-    detail.mean === null ? null : ["total of the group", `${number(detail.mean)} on average, deviation ${number(detail.std)}`],
+    detail.mean === null ? null : [`total of the ${detail.rows.length} attempts`, `${number(detail.mean)} on average, deviation ${number(detail.std)}`],
     detail.estimator ? ["estimator", bdi(detail.estimator.name)] : null,
   ];
 }
@@ -227,7 +227,7 @@ async function trajectory(path) {
   const outcome = [(row.rewards || []).length ? table("Rewards of the whole trajectory", ["reward", "value"], row.rewards.map((r) => [bdi(r.name), num(exact(r.value))])) : null,
     (row.figures || []).length ? table("Figures of its tools", ["figure", "values"], row.figures.map((f) => [bdi(f.name), num(f.values.map((value) => exact(value)).join(", "))])) : null].filter(Boolean);
   return [
-    el("nav", { class: "pager", "aria-label": "Trajectories" }, step(-1, "Previous"), step(1, "Next"), members.length > 1 ? el("a", { href: groupLink(i) }, `Group of ${members.length}`) : null, el("a", { href: lastList }, "List"),
+    el("nav", { class: "pager", "aria-label": "Trajectories" }, step(-1, "Previous"), step(1, "Next"), members.length > 1 ? el("a", { href: groupLink(i) }, `All ${members.length} attempts`) : null, el("a", { href: lastList }, "List"),
       el("a", { href: listOf({ ...(data.runs.length > 1 ? { run: at("run", i) } : {}), split: at("split", i), iteration: at("iteration", i), kind }) }, swatch(kind), kind)),
     el("h1", {}, bdi(asked(i)[1])),
     whole(asked(i)[1], "question"),

@@ -106,7 +106,7 @@ document.addEventListener("keydown", (event) => {
   };
   const act = {
     o: () => { location.hash = "#/"; }, l: () => { location.hash = lastList; }, t: toggleTheme, "?": () => help.click(),
-    j: () => move(1, "Next"), k: () => move(-1, "Previous"), g: () => follow(by("Group")),
+    j: () => move(1, "Next"), k: () => move(-1, "Previous"), g: () => follow(by("All")),
     "/": () => { const box = document.getElementById("search") || document.getElementById("curves"); if (!box) location.hash = "#/list"; else { const fold = box.closest("details"); if (fold) fold.open = true; box.focus(); } },
   }[event.key];
   if (act) { event.preventDefault(); act(); }

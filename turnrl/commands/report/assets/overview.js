@@ -61,7 +61,10 @@ function attemptKinds() {
   ];
 }
 
-/** A run in a sentence: where it began and where it is. */
+/** How much more exact match in training than in validation is worth a sentence. */
+const FARTHER = 0.2;
+
+/** A run in a sentence or two: where it began and where it is. */
 function sentence(run) {
   const points = (name) => run.metrics.filter((row) => row[name] !== undefined && row[name] !== null).map((row) => [row.iteration, row[name]]);
   const figures = [["exact match", "exact_match"], ["tool execution", "tool_execution"]];
@@ -69,10 +72,13 @@ function sentence(run) {
     .map(([title, found]) => `${title} ${number(found[0][1], 2)} to ${number(found.at(-1)[1], 2)}`).join(", ");
   const [validated, sampled] = [course("val/"), course("train/")];
   if (!validated && !sampled) return null;
-  const last = figures.map(([, name]) => points("train/" + name).at(-1)).filter((one) => one).map(([, value]) => number(value, 2)).join(" and ");
-  const told = validated ? `${validated} on validation questions${last ? `; ${last} in the last training attempts` : ""}` : `${sampled} in training attempts`;
+  const lasts = figures.map(([title, name]) => [title, points("train/" + name).at(-1)]).filter(([, one]) => one);
+  const last = lasts.map(([title, [, value]]) => `${title} ${number(value, 2)}`).join(", ");
+  const told = validated ? `${validated} on validation questions${last ? `. Its last training attempts: ${last}` : ""}` : `${sampled} in training attempts`;
+  const [known, held] = ["train/", "val/"].map((split) => points(split + "exact_match").at(-1));
+  const apart = known && held && known[1] - held[1] >= FARTHER ? " So it is right far more often where it trained: what it learned there does not serve on other questions." : "";
   const most = Math.max(...run.metrics.map((row) => row.iteration));
-  return el("p", {}, data.runs.length > 1 ? [el("strong", {}, bdi(run.name)), ", "] : null, `${most} iteration${most === 1 ? "" : "s"}: ${told}.${uses(run)}`);
+  return el("p", {}, data.runs.length > 1 ? [el("strong", {}, bdi(run.name)), ", "] : null, `${most} iteration${most === 1 ? "" : "s"}: ${told}.${apart}${uses(run)}`);
 }
 
 /** Since when most training attempts call a tool, if that began after the run did. */
@@ -86,7 +92,7 @@ function uses(run) {
 function comparisons() {
   if (!data.comparisons.length) return data.not_compared ? [el("p", { class: "dim" }, `Not compared: ${data.not_compared}`)] : [];
   const several = data.comparisons[0].first.length > 1;
-  const seeds = several ? `${data.comparisons[0].first.length} seeds each, paired.` : "One seed each: this says which policy is better, and not which recipe. Another seed trains another policy.";
+  const seeds = several ? `${data.comparisons[0].first.length} seeds each, paired.` : "One seed each: this says which of the trained policies is better, and not which settings are. The same settings with another seed train another policy.";
   return [el("div", { class: "verdict" }, data.comparisons.map((one, n) => [compared(one, n), one.notes.map((note) => el("p", { class: "dim" }, bdi(note)))]), el("p", { class: "dim" }, seeds))];
 }
 
