@@ -15,6 +15,7 @@ baselines GRPO-OR and GRPO-MR.
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any, cast, final
 
@@ -110,6 +111,9 @@ class MTGRPO(PolicyModule, Iterates):
         self.objective = objective if objective is not None else ClippedSurrogate()
         self.engine = engine if engine is not None else _default_engine()
         check_parts(self)
+        cap = self.engine.importance_cap
+        if cap is not None and self.objective.importance_cap is None:
+            self.objective = replace(self.objective, importance_cap=cap)
         self.group_size = group_size
         self.max_staleness = max_staleness
         self.redraws = redraws

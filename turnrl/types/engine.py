@@ -227,6 +227,9 @@ class Engine(Sampler):
         capacity: How many sessions it can hold at once, known once it has started. It may grow
             while a collection shows how much of `max_tokens` they need. The engine serves more, but
             has to read their histories again.
+        importance_cap: `objective.importance_cap` where a recipe gives none. An engine sets it if
+            its log-probabilities are not quite the learner's, because it computes them with other
+            programs.
         memory_setting: The recipe's setting of the memory that it samples with, such as
             `model.engine.kv_memory`. Messages tell you to raise it for more sessions, and to lower
             it if a GPU's memory runs out. None names no setting.
@@ -234,6 +237,7 @@ class Engine(Sampler):
 
     seeded: bool = True
     keeps: int = 1
+    importance_cap: float | None = None
     memory_setting: str | None = None
 
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:

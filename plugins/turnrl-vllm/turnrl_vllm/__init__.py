@@ -1,0 +1,36 @@
+"""`VLLM`: the engine that samples with vLLM, in a process and an environment of its own.
+
+engine     VLLM, its sessions, and the versions of the weights
+group      several servers as one: which one a session has, and what is done when one is lost
+server     requests to one server, and the meaning of its answers
+weights    how a version of the weights gets to the servers
+trial      servers that are refused: another base, an old vLLM, log-probabilities that differ
+started    a server that the run starts itself
+keeper     the process that keeps it, and ends it with the run
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from turnrl import Engine, hookimpl
+
+if TYPE_CHECKING:
+    from turnrl_vllm.engine import VLLM as VLLM
+
+
+@hookimpl
+def turnrl_engines() -> Iterable[type[Engine]]:
+    """The engine of this package."""
+    from turnrl_vllm.engine import VLLM
+
+    return [VLLM]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "VLLM":
+        from turnrl_vllm.engine import VLLM
+
+        return VLLM
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

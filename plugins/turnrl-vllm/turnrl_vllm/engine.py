@@ -1,0 +1,357 @@
+"""`VLLM`, an engine in a process of its own, behind HTTP.
+
+A session is its token ids. Each turn sends all of them, and vLLM reads only what is new: its cache
+of prefixes has the rest. So a session needs nothing of its server but speed, and can go on at any
+other one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, final
+
+from turnrl import (
+    Completion,
+    Engine,
+    EngineError,
+    Policy,
+    RecipeError,
+    SampledPolicy,
+    Sampling,
+    Session,
+    at_least,
+    installed,
+    on_loop,
+)
+from turnrl.servers import Unavailable
+from turnrl_vllm.group import Group
+from turnrl_vllm.server import Refused, Server
+from turnrl_vllm.started import Started, check_python
+from turnrl_vllm.trial import examine, prove, read_choice, turn, unreachable
+from turnrl_vllm.weights import Adapters, Weights, WholeModel, write
+
+_PROVE_EVERY = 50
+"""After so many versions the servers' log-probabilities are compared again."""
+
+
+class _Session(Session):
+    """One history, sampled by the servers."""
+
+    def __init__(self, engine: VLLM, ids: tuple[int, ...], version: int, server: Server) -> None:
+        self._engine, self._ids, self._version, self._server = engine, ids, version, server
+        self._busy = self._closed = False
+        engine._held[server] += 1
+
+    async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+        self._check()
+        self._busy = True
+        try:
+            ids = (*self._ids, *new_ids)
+            done, server = await self._engine._sample(self._server, self._version, ids, sampling)
+            self._ids = (*ids, *done.token_ids)
+            if server is not self._server:
+                self._engine._held.subtract([self._server])
+                self._engine._held[server] += 1
+                self._server = server
+            return done
+        except BaseException:
+            self.close()  # what was sampled of the turn is lost, so the history has a hole
+            raise
+        finally:
+            self._busy = False
+
+    def fork(self) -> _Session:
+        self._check()
+        return _Session(self._engine, self._ids, self._version, self._server)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._engine._held.subtract([self._server])
+
+    def _check(self) -> None:
+        if self._closed or self._busy:
+            raise RuntimeError(
+                "a session generates one turn at a time, and none after close() or a turn that "
+                "was cancelled"
+            )
+        if not self._engine._has(self._version):
+            raise RuntimeError("a session ends when its weights are gone: open a new one")
+
+
+@final
+@dataclass(eq=False, repr=False)
+class VLLM(Engine):
+    """Samples with vLLM servers, given or started by the run.
+
+    Give `url` or `python`. A server must read the folder that this process writes the weights to.
+
+    Args:
+        url: Address of a server, such as http://localhost:8000, or several addresses. They must
+            serve the base that training begins from.
+        python: Interpreter of an environment with vLLM. The run starts a server with it on this
+            machine, starts it again if it dies, and ends it.
+        arguments: More arguments of `vllm serve` for that server, such as
+            `[--gpu-memory-utilization, "0.4"]`.
+        base: The name under which the servers serve the base; null if they serve one model.
+        api_key_env: Environment variable with the servers' key; no key is sent if this is null or
+            the variable is not set. A server that the run starts gets a key of its own.
+        folder: Where weights are written for the servers, and the log of a server that the run
+            starts. Null is a folder for temporary files of this machine.
+        keeps: Versions of an adapter that the servers have at a time. Set `--max-loras` of a given
+            server to one more.
+        patience_s: Seconds without any answer after which the run stops; until then requests are
+            sent again.
+        timeout_s: Seconds that one turn may take.
+        start_s: Seconds that a server may take to start.
+        most_gap: Largest mean difference between the servers' log-probabilities and the learner's
+            in a trial, in nats. The servers are compared at the start, after an outage and every 50
+            versions.
+    Raises:
+        RecipeError: If neither or both of `url` and `python` are given, or an option makes no
+            sense.
+    """
+
+    seeded = False
+    importance_cap = 2.0
+
+    url: str | list[str] | None = None
+    python: str | None = None
+    arguments: list[str] = field(default_factory=list)
+    base: str | None = None
+    api_key_env: str | None = "VLLM_API_KEY"
+    folder: str | None = None
+    keeps: int = 2
+    patience_s: float = 300.0
+    timeout_s: float = 600.0
+    start_s: float = 600.0
+    most_gap: float = 0.15
+
+    def __post_init__(self) -> None:
+        if (self.url is None) == (self.python is None):
+            given = "both url and python" if self.url is not None else "neither url nor python"
+            raise RecipeError(
+                f"VLLM has {given}. Give the url of a server that runs, or the python of an "
+                "environment with vLLM, and the run starts one."
+            )
+        for url in self._urls:
+            if not re.fullmatch(r"https?://[^/@?\s]+(/[^@?\s]*)?", url) or url.endswith("/v1"):
+                raise RecipeError(
+                    f"model.engine.url is {url!r}; it must look like http://localhost:8000, "
+                    "without /v1, a password or a query"
+                )
+        if self.arguments and self.python is None:
+            raise RecipeError(
+                "model.engine.arguments are for a server that the run starts, and model.engine.url "
+                "gives one. Start that one with them, or give python."
+            )
+        at_least(1, "model.engine.", self, "keeps", whole=True, optional=False)
+        least = ("patience_s", "timeout_s", "start_s", "most_gap")
+        at_least(0, "model.engine.", self, *least, optional=False)
+        self._group: Group | None = None
+        self._weights: Weights | None = None
+        self._started: Started | None = None
+        self._held: Counter[Server] = Counter()
+        self._told: dict[str, str] = {}
+        self._proven_at = 0
+
+    @property
+    def _urls(self) -> list[str]:
+        return [self.url] if isinstance(self.url, str) else self.url or []
+
+    @property
+    def in_force(self) -> Mapping[str, str]:
+        """See `Engine.in_force`."""
+        return self._told
+
+    def check(self, policy: SampledPolicy, max_tokens: int) -> None:
+        """See `Engine.check`. Servers that are away, are no vLLM, have another tokenizer, a shorter
+        window or no adapters; an interpreter without vLLM."""
+        if self.python is not None:
+            check_python(self.python)
+            if not isinstance(policy, Policy):
+                raise RecipeError("VLLM with python serves a turnrl.Policy. Give url in its place.")
+        for server in self._servers():
+            try:
+                examine(server, policy, max_tokens, self.base)
+            except Unavailable as fault:
+                raise unreachable(server, fault) from fault
+
+    def rehearsal(self) -> AbstractContextManager[Engine]:
+        """See `Engine.rehearsal`. The servers have the run's base, and a rehearsal a small one of
+        its own, which the default engine samples."""
+        default: Engine = installed("turnrl_engines")["Slots"]()
+        return default.rehearsal()
+
+    def start(self, policy: SampledPolicy, max_tokens: int) -> None:
+        """See `Engine.start`. It starts the server, if that is what was asked for."""
+        home = Path(tempfile.mkdtemp(prefix="turnrl-vllm-", dir=self._home()))
+        try:
+            self._start(policy, max_tokens, home)
+        except BaseException:
+            self.close()
+            shutil.rmtree(home, ignore_errors=True)
+            raise
+
+    def _start(self, policy: SampledPolicy, max_tokens: int, home: Path) -> None:
+        has_adapter = isinstance(policy, Policy) and policy.lora is not None
+        servers = self._servers()
+        if self.python is not None:
+            assert isinstance(policy, Policy)
+            model = policy.folder
+            if not has_adapter:
+                model = str(home / "base")  # in the form in which later versions are written
+                write(policy, home / "base")
+                policy.tokenizer.save_pretrained(model)
+            log = (Path(self.folder) if self.folder else home) / "vllm.log"
+            self._started = started = Started(
+                self.python, policy, model, max_tokens, self.keeps + 1, self.arguments, log
+            )
+            servers = [Server(started.url, started.key, self.timeout_s)]
+            started.wait(lambda: _is_up(servers[0]), self.start_s)
+        self._group = Group(servers, self.patience_s)
+        versions = self._group.ask(lambda server: examine(server, policy, max_tokens, self.base))
+        kind = Adapters if has_adapter else WholeModel
+        self._weights = kind(policy, self._group, home, self.keeps)
+        self._held.clear()
+        self._told = {
+            "sampler": f"vLLM {', '.join(sorted(set(versions)))}, {len(servers)} server"
+            + "s" * (len(servers) > 1),
+            "weights while sampling": "base and adapter" if has_adapter else "the whole model",
+        }
+
+    def sync(self, version: int) -> None:
+        """See `Engine.sync`. The adapter, or else the whole model, is written to a folder, and the
+        servers read it."""
+        weights, group = self._running
+        weights.publish(version)
+        if abs(version - self._proven_at) >= _PROVE_EVERY:
+            for server in group.servers:
+                server.is_proven = False
+        for server in group.servers:
+            if not server.is_proven and not server.was_lost:
+                self._prove(server)
+                self._proven_at = version
+
+    def _prove(self, server: Server) -> None:
+        weights, _ = self._running
+        try:
+            found = prove(server, weights.policy, weights.ask, self.most_gap)
+        except Unavailable:
+            return  # it is asked again with the next version, and before it serves any turn
+        except Refused as error:
+            raise EngineError(f"vLLM at {server} refused a turn ({error}).") from error
+        self._told["log-probabilities"] = f"{found:.1e} from the learner's on average"
+
+    def open(self, prompt_ids: Sequence[int]) -> _Session:
+        """See `Engine.open`."""
+        if not prompt_ids:
+            raise ValueError("a prompt has at least one token")
+        weights, group = self._running
+        server = group.choose(lambda one: self._held[one])
+        return _Session(self, tuple(prompt_ids), weights.newest, server)
+
+    async def drain(self) -> None:
+        """See `Engine.drain`."""
+        if self._group is not None:
+            await self._group.drain()
+
+    def close(self) -> None:
+        """See `Engine.close`. It ends a server that it started, and removes the weights that it
+        wrote."""
+        group, weights, started = self._group, self._weights, self._started
+        self._group = self._weights = self._started = None
+        self._held.clear()
+        try:
+            if group is not None:
+                for server in group.servers:
+                    server.give_up_calls()
+                on_loop(group.drain())
+        finally:
+            if started is not None:
+                started.close()
+            if weights is not None:
+                weights.close()
+
+    async def _sample(
+        self, first: Server, version: int, ids: tuple[int, ...], sampling: Sampling
+    ) -> tuple[Completion, Server]:
+        weights, group = self._running
+        if sampling.max_tokens < 1:
+            raise ValueError(
+                f"max_tokens is {sampling.max_tokens}, but a turn has at least one token"
+            )
+        if sampling.forced_ids:
+            raise NotImplementedError("VLLM takes no forced tokens")
+        body = _request(ids, sampling)
+        try:
+            (answer, acted), server = await group.ask_one(
+                first, lambda one: weights.sample(one, version, body)
+            )
+        except Refused as error:
+            raise EngineError(
+                f"vLLM refused a turn of {len(ids)} tokens and {sampling.max_tokens} more "
+                f"({error}). If it is too long, start vLLM with a larger --max-model-len."
+            ) from error
+        tokens, logprobs = read_choice(answer)
+        reason = _reason(answer, tokens, sampling)
+        return Completion(tokens, logprobs, reason, acted), server
+
+    def _has(self, version: int) -> bool:
+        return self._weights is not None and self._weights.has(version)
+
+    def _home(self) -> Path | None:
+        if self.folder is None:
+            return None
+        home = Path(self.folder).expanduser().absolute()
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecipeError(
+                f"model.engine.folder is {self.folder!r}, which cannot be made ({error})"
+            ) from error
+        return home
+
+    def _servers(self) -> list[Server]:
+        key = os.environ.get(self.api_key_env or "", "").strip()
+        return [Server(url, key, self.timeout_s) for url in self._urls]
+
+    @property
+    def _running(self) -> tuple[Weights, Group]:
+        if self._weights is None or self._group is None:
+            raise RuntimeError("Engine.start() comes first")
+        return self._weights, self._group
+
+
+def _is_up(server: Server) -> bool:
+    try:
+        server.ask("GET", "/health", within_s=5)
+    except (Unavailable, Refused):
+        return False
+    return True
+
+
+def _request(ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
+    body = turn(ids, sampling.max_tokens, sampling.temperature)
+    if sampling.cuts_distribution:
+        body |= {"top_k": sampling.top_k, "min_p": sampling.min_p, "top_p": sampling.top_p}
+    if sampling.stop:
+        body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+    # the model's own end tokens end a turn only where they are among these
+    return body | {"stop_token_ids": list(sampling.end_ids), "ignore_eos": True}
+
+
+def _reason(
+    answer: Any, tokens: Sequence[int], sampling: Sampling
+) -> Literal["end", "stop", "length"]:
+    if tokens[-1] in sampling.end_ids:
+        return "end"
+    return "stop" if answer["choices"][0]["finish_reason"] == "stop" else "length"

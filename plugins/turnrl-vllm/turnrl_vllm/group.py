@@ -1,0 +1,149 @@
+"""Several servers as one: which one a session has, and what is done when one is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar, final
+
+from turnrl import EngineError, WorldError, say, visible
+from turnrl.servers import Patience, Unavailable
+from turnrl_vllm.server import Server
+
+T = TypeVar("T")
+
+_LOOK_EVERY_S = 3.0
+"""How often servers with requests under way are asked whether they are well."""
+_WELL_WITHIN_S = 5.0
+_CHANCES = 2
+"""So many times in a row a server may fail to say that it is well."""
+
+
+@final
+class Group:
+    """Servers that have the same weights.
+
+    A session stays with its server, which has read its history. If that server does not answer, the
+    session goes on at another one, which reads the whole history. If none does, all requests wait
+    for at most `patience_s`.
+
+    Args:
+        servers: The servers, at least one.
+        patience_s: Seconds without any answer after which the run stops.
+    """
+
+    def __init__(self, servers: Sequence[Server], patience_s: float) -> None:
+        self.servers = tuple(servers)
+        self._patience = Patience(self.name, patience_s, self._gone, setting="patience_s")
+        self._watch: asyncio.Task[None] | None = None
+
+    @property
+    def name(self) -> str:
+        """The servers, for messages."""
+        several = len(self.servers) > 1
+        return f"{'the vLLM servers' if several else 'vLLM'} at {', '.join(map(str, self.servers))}"
+
+    @property
+    def load(self) -> int:
+        """Requests under way."""
+        return sum(server.load for server in self.servers)
+
+    def choose(self, held: Callable[[Server], int]) -> Server:
+        """The server of a new session: the one that has the fewest.
+
+        Args:
+            held: How many sessions a server has.
+        """
+        return min([s for s in self.servers if not s.rests] or self.servers, key=held)
+
+    def ask(self, send: Callable[[Server], T]) -> list[T]:
+        """Send something to every server that can be reached, and wait until one could be.
+
+        Returns:
+            What each of these gave.
+        Raises:
+            EngineError: If none could be reached for `patience_s`.
+        """
+
+        def attempt() -> list[T]:
+            found, faults = [], []
+            for server in self.servers:
+                try:
+                    found.append(send(server))
+                    self._answered(server)
+                except Unavailable as fault:
+                    faults.append(self._lost(server, fault))
+            if not found:
+                raise Unavailable("; ".join(faults))
+            return found
+
+        return self._patience.ask(attempt)
+
+    async def ask_one(
+        self, first: Server, send: Callable[[Server], Awaitable[T]]
+    ) -> tuple[T, Server]:
+        """Send something to a server, or to another one if it cannot be reached.
+
+        Returns:
+            What it gave, and which one it was.
+        Raises:
+            EngineError: If none could be reached for `patience_s`.
+        """
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.ensure_future(self._look())
+
+        async def attempt() -> tuple[T, Server]:
+            others = sorted((s for s in self.servers if s is not first), key=lambda s: s.load)
+            every = [first, *others]
+            faults = []
+            for server in [s for s in every if not s.rests] or every:
+                try:
+                    found = await send(server)
+                    self._answered(server)
+                    return found, server
+                except Unavailable as fault:
+                    faults.append(self._lost(server, fault))
+            raise Unavailable("; ".join(faults))
+
+        return await self._patience.ask_async(attempt)
+
+    async def drain(self) -> None:
+        """Wait until no request is under way, and close the connections."""
+        while self.load:
+            await asyncio.sleep(0.02)
+        for server in self.servers:
+            await server.close()
+
+    async def _look(self) -> None:
+        """While requests are under way, end those of servers that no longer say that they are well:
+        a process that hangs keeps its connections open."""
+        failed = dict.fromkeys(self.servers, 0)
+        await asyncio.sleep(_LOOK_EVERY_S)
+        while self.load:  # the next request begins to look again
+            for server in self.servers:
+                well = not server.load or await server.is_well(_WELL_WITHIN_S)
+                failed[server] = 0 if well else failed[server] + 1
+                if failed[server] >= _CHANCES:
+                    server.give_up_calls()
+                    failed[server] = 0
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def _lost(self, server: Server, fault: Unavailable) -> str:
+        if not server.was_lost and len(self.servers) > 1:
+            self._print(f"{server} does not answer ({fault}); its sessions go on at another server")
+        server.lost()
+        return str(fault) if len(self.servers) == 1 else f"{server}: {fault}"
+
+    def _answered(self, server: Server) -> None:
+        if server.answered() and len(self.servers) > 1:
+            self._print(f"{server} answers again")
+
+    def _print(self, news: str) -> None:
+        say(f"turnrl: vLLM at {visible(news)}", sys.stderr)
+
+    def _gone(self, problem: str) -> WorldError:
+        return EngineError(
+            f"{self.name} {problem} Start it again, correct model.engine.url, or raise "
+            "model.engine.patience_s."
+        )

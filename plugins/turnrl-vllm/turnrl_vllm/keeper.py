@@ -1,0 +1,96 @@
+"""Keeps a server: starts it, starts it again if it dies, and ends it when whoever began it ends.
+
+    python keeper.py LOG COMMAND ...
+
+It needs nothing but Python. Whoever starts it holds the other end of its standard input, which
+closes with its process, whatever ends that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import IO
+
+_STARTS = 4
+"""So often it starts the server, unless it lived for `_LIVED_S`."""
+_LIVED_S = 120.0
+_END_S = 15.0
+"""Seconds that the server has to end by itself."""
+
+
+def main(log: str, *command: str) -> int:
+    """Keep the server. Returns its exit code if it cannot be kept, or else 0."""
+    os.setsid()  # Ctrl-C in a terminal is for whoever began this
+    starts = 0
+    while True:
+        with Path(log).open("ab") as file:
+            began = time.monotonic()
+            server = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+            ended = _wait(server)
+            _end(server)
+            if not ended:
+                return 0
+            starts = 1 if time.monotonic() - began > _LIVED_S else starts + 1
+            _note(file, f"vLLM ended with exit code {server.returncode}")
+            if starts >= _STARTS:
+                _note(file, "it is not started again")
+                return server.returncode or 1
+            _note(file, "it is started again")
+
+
+def _wait(server: subprocess.Popen[bytes]) -> bool:
+    """Wait until the server has ended, which is True, or whoever began this has."""
+    while server.poll() is None:
+        if select.select([sys.stdin], [], [], 0.5)[0] and not sys.stdin.read(1):
+            return False
+    return True
+
+
+def _end(server: subprocess.Popen[bytes]) -> None:
+    """End the server and all that it started."""
+    for number, patience_s in ((signal.SIGTERM, _END_S), (signal.SIGKILL, _END_S)):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server.pid, signal.SIGCONT)
+            os.killpg(server.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            server.wait(patience_s)
+            if number == signal.SIGKILL or not _is_group(server.pid):
+                return
+
+
+def _is_group(number: int) -> bool:
+    try:
+        os.killpg(number, 0)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _end_with_parent() -> None:
+    """On Linux: if this keeper is killed, so is the server."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+
+
+def _note(file: IO[bytes], text: str) -> None:
+    file.write(f"turnrl: {text}\n".encode())
+    file.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(*sys.argv[1:]))

@@ -1,0 +1,194 @@
+"""Requests to one vLLM server, and the meaning of its answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, final
+
+import httpx2
+
+from turnrl.servers import Unavailable
+
+_SHORT_S = 60.0
+"""Seconds that a request may take which samples nothing."""
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0
+"""How long a server that was lost is left alone, after the first failure and at most."""
+
+
+class Refused(Exception):
+    """The server answered, and does not do it.
+
+    Args:
+        status: Of HTTP.
+        problem: What it said, in one line and without the key.
+    """
+
+    def __init__(self, status: int, problem: str) -> None:
+        super().__init__(f"status {status}: {problem}")
+        self.status, self.problem = status, problem
+
+
+@final
+class Server:
+    """One server. Its asynchronous requests belong to the event loop that is running.
+
+    Args:
+        url: Its address, without `/v1`.
+        key: Sent with every request, and struck out of every message; empty for none.
+        timeout_s: Seconds that one turn may take.
+    """
+
+    def __init__(self, url: str, key: str, timeout_s: float) -> None:
+        self.url = url.rstrip("/")
+        self.base = ""
+        """The name under which it serves the base."""
+        self.has: set[str] = set()
+        """Names of adapters that it has, as far as is known."""
+        self.is_proven = False
+        """Whether its log-probabilities were found to be the learner's."""
+        self.was_lost = False
+        self._key, self._timeout_s = key, timeout_s
+        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self._calls: set[asyncio.Future[httpx2.Response]] = set()
+        self._client: tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient] | None = None
+        self._failures, self._rests_until = 0, 0.0
+
+    def __str__(self) -> str:
+        return self.url
+
+    @property
+    def load(self) -> int:
+        """Requests under way."""
+        return len(self._calls)
+
+    @property
+    def rests(self) -> bool:
+        """Whether it was lost a moment ago, and is not asked again yet."""
+        return time.monotonic() < self._rests_until
+
+    def lost(self) -> None:
+        """It did not answer: leave it alone for a moment. If it was started again meanwhile, its
+        adapters are gone."""
+        self._failures += 1
+        pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 8))
+        self._rests_until = time.monotonic() + pause_s
+        self.was_lost, self.is_proven = True, False
+        self.has.clear()
+
+    def answered(self) -> bool:
+        """It answered. True if it was lost before."""
+        before, self.was_lost, self._failures = self.was_lost, False, 0
+        return before
+
+    def ask(
+        self, method: str, path: str, body: Mapping[str, Any] | None = None, within_s: float = 0
+    ) -> Any:
+        """Send a request, and wait for its answer.
+
+        Returns:
+            What its JSON says; None if the answer is empty.
+        Raises:
+            Unavailable: If there is none, or it may be another one later.
+            Refused: If the server does not do it.
+        """
+        with httpx2.Client(headers=self._headers, timeout=within_s or _SHORT_S) as client:
+            with self._told():
+                response = client.request(method, self.url + path, json=body)
+            return self._read(response)
+
+    async def ask_async(self, path: str, body: Mapping[str, Any]) -> Any:
+        """Like `ask` with POST, for a turn or whatever a turn waits for."""
+        client = self._connected()
+        call = asyncio.ensure_future(client.post(self.url + path, json=body))
+        self._calls.add(call)
+        try:
+            with self._told():
+                async with asyncio.timeout(self._timeout_s):
+                    response = await call
+        except TimeoutError:
+            raise Unavailable(f"no answer within timeout_s = {self._timeout_s:g}") from None
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            raise Unavailable("it does not say that it is well") from None
+        finally:
+            self._calls.discard(call)
+            call.cancel()
+        return self._read(response)
+
+    async def is_well(self, within_s: float) -> bool:
+        """Whether it says that it is well."""
+        with contextlib.suppress(httpx2.RequestError):
+            client = self._connected()
+            return (await client.get(f"{self.url}/health", timeout=within_s)).is_success
+        return False
+
+    def give_up_calls(self) -> None:
+        """End the requests under way, as if the server had broken them off."""
+        for call in self._calls:
+            call.cancel()
+
+    async def close(self) -> None:
+        """Close the connections of the running event loop; the next request opens new ones."""
+        client, self._client = self._client, None
+        if client is not None and client[0] is asyncio.get_running_loop():
+            await client[1].aclose()
+
+    def _connected(self) -> httpx2.AsyncClient:
+        loop = asyncio.get_running_loop()
+        if self._client is None or self._client[0] is not loop:
+            # vLLM closes a connection that was idle for 5 s, which a request would learn too late
+            limits = httpx2.Limits(keepalive_expiry=2.0)
+            # a turn has a time of its own: a server samples many at once, each for long
+            client = httpx2.AsyncClient(headers=self._headers, limits=limits, timeout=None)
+            self._client = loop, client
+        return self._client[1]
+
+    @contextlib.contextmanager
+    def _told(self) -> Any:
+        """Faults of the connection as what they mean."""
+        try:
+            yield
+        except httpx2.RequestError as error:
+            raise Unavailable(self._clean(error) or type(error).__name__) from None
+
+    def _read(self, response: httpx2.Response) -> Any:
+        """What an answer says.
+
+        Raises:
+            Unavailable: If it may be another one later.
+            Refused: If the server does not do it.
+        """
+        status = response.status_code
+        if response.is_success:
+            try:
+                return response.json() if response.content else None
+            except ValueError:
+                if "/load_lora" in str(response.url) or "/unload_lora" in str(response.url):
+                    return response.text  # a sentence
+                raise Refused(status, "an answer that is no JSON") from None
+        problem = self._clean(_complaint(response))
+        if status in (408, 425, 429) or status >= 500:
+            raise Unavailable(f"status {status}: {problem}", response.headers.get("retry-after"))
+        raise Refused(status, problem)
+
+    def _clean(self, text: object) -> str:
+        """A text in one short line, without the key."""
+        shown = " ".join(str(text).split())
+        return (shown.replace(self._key, "***") if self._key else shown)[:300]
+
+
+def _complaint(response: httpx2.Response) -> object:
+    """The clearest message in an error response."""
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+        told = response.json()
+        error = told.get("error", told.get("detail"))
+        return error["message"] if isinstance(error, Mapping) else error
+    return response.text
+
+
+Send = Callable[[Server], Any]

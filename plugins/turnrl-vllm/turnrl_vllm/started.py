@@ -1,0 +1,133 @@
+"""A server that the run starts itself."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import final
+
+from turnrl import EngineError, Policy, RecipeError, say, visible
+from turnrl_vllm import keeper
+
+_LOOK_EVERY_S = 1.0
+_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+"""The values that vLLM's --max-lora-rank takes."""
+
+
+def check_python(python: str) -> None:
+    """Find out whether an interpreter has vLLM, without starting it.
+
+    Raises:
+        RecipeError: If it is not there, or has none.
+    """
+    find = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
+    try:
+        ended = subprocess.run([python, "-c", find], capture_output=True, text=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RecipeError(
+            f"model.engine.python is {python!r}, which is no Python that runs here ({error}). Give "
+            "the path of the interpreter of an environment with vLLM: python -m venv vllm && "
+            "vllm/bin/pip install vllm, then python: vllm/bin/python"
+        ) from error
+    if ended.returncode:
+        raise RecipeError(
+            f"model.engine.python is {python!r}, which has no package vllm. Install it there: "
+            f"{python} -m pip install vllm"
+        )
+
+
+@final
+class Started:
+    """A vLLM server, from its start to its end.
+
+    Args:
+        python: The interpreter of an environment with vLLM.
+        policy: The policy, whose weights are loaded.
+        model: The folder of its base.
+        max_tokens: Its window.
+        adapters: So many adapters at a time.
+        arguments: More arguments of `vllm serve`.
+        log: The file that it writes to.
+    """
+
+    def __init__(
+        self,
+        python: str,
+        policy: Policy,
+        model: str,
+        max_tokens: int,
+        adapters: int,
+        arguments: Sequence[str],
+        log: Path,
+    ) -> None:
+        self.log = log
+        self.key = secrets.token_hex(16)
+        port = _free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        own = [
+            *("--served-model-name", "base", "--host", "127.0.0.1", "--port", str(port)),
+            *("--max-model-len", str(max_tokens), "--generation-config", "vllm"),
+            *("--dtype", str(policy.compute_dtype).removeprefix("torch.")),
+            *("--logprobs-mode", "processed_logprobs"),
+        ]
+        if policy.lora is not None:
+            rank = next((one for one in _RANKS if one >= policy.lora.r), policy.lora.r)
+            own += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(adapters)]
+        serve = [python, "-m", "vllm.entrypoints.cli.main", "serve", model]
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self._keeper = subprocess.Popen(
+            [sys.executable, keeper.__file__, str(log), *serve, *own, *arguments],
+            stdin=subprocess.PIPE,
+            env=_environment(self.key, policy.lora is None),
+        )
+
+    def wait(self, is_well: Callable[[], bool], patience_s: float) -> None:
+        """Wait until it answers.
+
+        Args:
+            is_well: Says whether it does.
+            patience_s: How long it may take.
+        Raises:
+            EngineError: If it ends, or takes longer, with the end of its log.
+        """
+        began = time.monotonic()
+        say(f"turnrl: starting vLLM; its log is {self.log}", sys.stderr)
+        while not is_well():
+            ended = self._keeper.poll() is not None
+            if ended or time.monotonic() - began > patience_s:
+                how = "ended" if ended else f"has not answered for {patience_s:g} s"
+                self.close()
+                raise EngineError(
+                    f"vLLM {how} while it was starting. The end of its log, {str(self.log)!r}:\n"
+                    f"{_tail(self.log)}"
+                )
+            time.sleep(_LOOK_EVERY_S)
+
+    def close(self) -> None:
+        """End it."""
+        if self._keeper.stdin is not None:
+            self._keeper.stdin.close()
+        self._keeper.wait()
+
+
+def _environment(key: str, whole: bool) -> Mapping[str, str]:
+    more = {"VLLM_API_KEY": key, "VLLM_NO_USAGE_STATS": "1"}
+    more["VLLM_SERVER_DEV_MODE" if whole else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    return {**os.environ, **more}
+
+
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return int(free.getsockname()[1])
+
+
+def _tail(log: Path, lines: int = 12) -> str:
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    return visible("\n".join(text.splitlines()[-lines:]))

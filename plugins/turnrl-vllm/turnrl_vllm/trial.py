@@ -1,0 +1,183 @@
+"""Servers that are refused before anything is trained on what they sample."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from turnrl import EngineError, Policy, RecipeError, SampledPolicy
+from turnrl.servers import Unavailable
+from turnrl_vllm.server import Refused, Server
+
+_TEXT = "Which river flows through the capital of France? Answer in one word: "
+"""Read by both: a tokenizer, and a model, show there whether they are the same."""
+_TOKENS, _HEAT = 24, 0.6
+"""Length and temperature of the trial. At 1, those from before the temperature would pass."""
+
+
+def examine(server: Server, policy: SampledPolicy, max_tokens: int, base: str | None) -> str:
+    """Find out whether a server can sample a policy, as far as that shows without its weights.
+
+    Args:
+        server: The server; its `base` is set.
+        policy: Its tokenizer and configuration are there.
+        max_tokens: The longest history of a session.
+        base: The name of the base there; None if it serves one alone.
+    Returns:
+        The version of vLLM.
+    Raises:
+        RecipeError: Naming what differs, and the next step.
+        Unavailable: If it does not answer.
+    """
+    try:
+        version = str(server.ask("GET", "/version")["version"])
+        models = server.ask("GET", "/v1/models")["data"]
+        served = {one["id"]: one for one in models if not one.get("parent")}
+    except (Refused, LookupError, TypeError) as error:
+        if isinstance(error, Refused) and error.status in (401, 403):
+            raise RecipeError(
+                f"vLLM at {server} refuses the key ({error}). Put its key into the environment "
+                "variable that model.engine.api_key_env names."
+            ) from error
+        raise RecipeError(
+            f"the server at {server} is no vLLM: it does not answer /version and /v1/models as "
+            f"vLLM does ({error}). Correct model.engine.url, which has no /v1 at its end."
+        ) from error
+    if base is not None and base not in served:
+        raise RecipeError(
+            f"model.engine.base is {base!r}, and vLLM at {server} serves {', '.join(served)}."
+        )
+    if base is None and len(served) != 1:
+        raise RecipeError(
+            f"vLLM at {server} serves {', '.join(served)}. Set model.engine.base to the one that "
+            "training begins from."
+        )
+    server.base = base or next(iter(served))
+    window = served[server.base].get("max_model_len")
+    if window is not None and window < max_tokens:
+        raise RecipeError(
+            f"model.rollout.max_tokens is {max_tokens}, and vLLM at {server} has a window of "
+            f"{window} tokens. Start it with --max-model-len {max_tokens}, or lower "
+            "model.rollout.max_tokens."
+        )
+    _same_tokenizer(server, policy)
+    if isinstance(policy, Policy) and policy.lora is not None:
+        _takes_adapters(server, policy.lora.r)
+    return version
+
+
+def _same_tokenizer(server: Server, policy: SampledPolicy) -> None:
+    own = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
+    body = {"model": server.base, "prompt": _TEXT, "add_special_tokens": False}
+    try:
+        theirs = server.ask("POST", "/tokenize", body)["tokens"]
+    except (Refused, LookupError, TypeError):
+        return  # a router in front of it may not pass this on; log-probabilities show it later
+    if theirs != own:
+        raise RecipeError(
+            f"vLLM at {server} serves {server.base!r}, whose tokenizer reads a text as other "
+            f"tokens than the policy's ({theirs[:6]} and {own[:6]}). Start it with the model that "
+            "model.policy.model names."
+        )
+
+
+def _takes_adapters(server: Server, rank: int) -> None:
+    """Ask it for an adapter that does not exist: who takes adapters says that it is not there."""
+    body = {"lora_name": "turnrl-trial", "lora_path": "/turnrl/there-is-no-such-folder"}
+    try:
+        server.ask("POST", "/v1/load_lora_adapter", body)
+    except Refused as error:
+        if "turnrl-trial" in error.problem or "no adapter" in error.problem.lower():
+            return
+        raise RecipeError(
+            f"vLLM at {server} takes no adapters while it runs ({error}). Start it with "
+            f"--enable-lora --max-lora-rank {rank} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in "
+            "its environment."
+        ) from error
+
+
+def gap(policy: SampledPolicy, prompt: list[int], answer: Any, heat: float) -> float:
+    """Mean difference of log-probabilities of sampled tokens, in nats: a server's and the
+    learner's."""
+    ids, theirs = read_choice(answer)
+    rows = [([*prompt, *ids], [False] * len(prompt) + [True] * len(ids))]
+    own = policy.read(rows, temperature=heat)[0].logprobs.tolist()
+    gaps = [abs(a - b) for a, b in zip(own, theirs, strict=True)]
+    return float(sum(gaps)) / len(ids)
+
+
+def prove(server: Server, policy: SampledPolicy, ask: Any, most: float) -> float:
+    """Compare a server's log-probabilities with the learner's on a trajectory that it samples.
+
+    Args:
+        server: The server.
+        policy: The learner, with the same weights.
+        ask: Sends a request for a turn to the server, with the newest version.
+        most: The largest mean difference, in nats.
+    Returns:
+        The difference.
+    Raises:
+        EngineError: If it is larger, with the likeliest cause.
+    """
+    prompt = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
+    answer = ask(server, turn(prompt, _TOKENS, _HEAT) | {"ignore_eos": True})
+    found = gap(policy, prompt, answer, _HEAT)
+    if found <= most:
+        server.is_proven = True
+        return found
+    cause = (
+        "It has other weights: another base than model.policy.model, or an older adapter. Start it "
+        "again with the model that training begins from."
+    )
+    if gap(policy, prompt, answer, 1.0) < found / 4:
+        cause = (
+            "It gives log-probabilities from before the temperature. Start it with "
+            "--logprobs-mode processed_logprobs."
+        )
+    raise EngineError(
+        f"vLLM at {server} gives tokens log-probabilities that differ from the learner's by "
+        f"{found:.3f} on average, and model.engine.most_gap is {most:g}. {cause}"
+    )
+
+
+def turn(ids: Any, max_tokens: int, heat: float) -> dict[str, Any]:
+    """A request for a turn. It says everything that a model's folder could set otherwise."""
+    return {
+        "prompt": list(ids),
+        "max_tokens": max_tokens,
+        "temperature": heat,
+        "top_k": 0,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "skip_special_tokens": False,
+    }
+
+
+def read_choice(answer: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """The tokens of an answer and their log-probabilities.
+
+    Raises:
+        EngineError: If it has none.
+    """
+    try:
+        choice = answer["choices"][0]
+        ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
+        if ids and len(ids) == len(logprobs):
+            return tuple(ids), tuple(logprobs)
+    except (LookupError, TypeError):
+        pass
+    raise EngineError(
+        "vLLM answered without token ids and their log-probabilities. It may be too old: turnrl "
+        "was tried with 0.32."
+    )
+
+
+def unreachable(server: Server, fault: Unavailable) -> RecipeError:
+    """The error of a server that is not there before a run begins."""
+    return RecipeError(
+        f"vLLM at {server} does not answer ({fault}). Start it, or correct model.engine.url."
+    )

@@ -1,0 +1,509 @@
+"""`VLLM` against a stand-in for vLLM, and, where there is one, against vLLM itself.
+
+The slow tests need an interpreter with vLLM: `TURNRL_TEST_VLLM_PYTHON=.../bin/python`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import http.server
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import yaml
+
+import vllm_stand_in
+from commands import RECIPE
+from nursery import python
+from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_loop, record
+from turnrl.testing import check_engine
+from turnrl_vllm import group as group_of_servers
+from turnrl_vllm.engine import VLLM
+
+REAL = os.environ.get("TURNRL_TEST_VLLM_PYTHON")
+
+
+def free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+class Stand:
+    """A stand-in for a vLLM server, in a process of its own."""
+
+    def __init__(self, nursery, model, *options: str) -> None:
+        self._port = free_port()
+        self.url = f"http://127.0.0.1:{self._port}"
+        self._nursery = nursery
+        self._options = ["--model", str(model), *options, "--port", str(self._port)]
+        self.start()
+
+    def start(self) -> None:
+        self._process = subprocess.Popen(
+            python(vllm_stand_in.__file__, *self._options),
+            env={**os.environ, **self._nursery.environment},
+            stdout=subprocess.PIPE,
+        )
+        self.pid = int(self._process.stdout.readline())
+
+    def signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self.signal(signal.SIGKILL)
+        self._process.wait()
+        self._process.stdout.close()
+
+
+@pytest.fixture
+def stand(nursery, tiny_model):
+    """Makes stand-ins, which end with the test."""
+    made: list[Stand] = []
+
+    def make(*options: str, model=tiny_model) -> Stand:
+        made.append(Stand(nursery, model, *options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.kill()
+
+
+def adapted(model, rank: int = 4) -> Policy:
+    """A policy with an adapter that changes what the base says."""
+    policy = Policy(str(model), lora=Lora(r=rank))
+    change(policy)
+    return policy
+
+
+def change(policy: Policy, size: float = 0.1) -> None:
+    """Other weights, as a step of training would leave them."""
+    policy.load()
+    with torch.no_grad():
+        for name, weight in policy.network.named_parameters():
+            if policy.lora is None or "lora_B" in name:
+                weight.add_(torch.randn_like(weight) * size * (1 if policy.lora else 0.1))
+
+
+def own(policy: Policy, prompt, tokens) -> list[float]:
+    """The learner's log-probabilities of sampled tokens."""
+    rows = [([*prompt, *tokens], [False] * len(prompt) + [True] * len(tokens))]
+    return policy.read(rows, temperature=1.0)[0].logprobs.tolist()
+
+
+PROMPT = [5, 9, 33, 71]
+TURN = Sampling(6, 1.0)
+
+
+async def turn(session, new=(), sampling: Sampling = TURN):
+    return await session.generate(list(new), sampling)
+
+
+# ------------------------------------------------------------------------ the contract
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_the_engine_keeps_its_contract(stand, tiny_model, whole):
+    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
+    policy.load()
+    engine = VLLM(url=stand().url)
+    engine.check(policy, 64)
+    check_engine(engine, policy)
+    assert engine.in_force["sampler"] == "vLLM 0.0.0, 1 server"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
+    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
+    policy.load()
+    engine = VLLM(url=stand().url)
+    engine.start(policy, 64)
+    for version in range(4):
+        engine.sync(version)
+        done = on_loop(turn(engine.open(PROMPT)))
+        assert done.version == version
+        assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
+        change(policy)
+    engine.close()
+
+
+def test_a_session_goes_on_with_the_adapter_that_it_began_with_while_it_is_kept(stand, tiny_model):
+    policy = adapted(tiny_model)
+    server = stand()
+    engine = VLLM(url=server.url, keeps=2)
+    engine.start(policy, 64)
+    engine.sync(0)
+    session = engine.open(PROMPT)
+    before = {name: one.clone() for name, one in policy.network.named_parameters()}
+    change(policy)
+    engine.sync(1)
+    done = on_loop(turn(session))
+    change(policy)
+    engine.sync(2)
+    with pytest.raises(RuntimeError, match="weights are gone"):
+        on_loop(turn(session))
+    served = engine._group.servers[0]
+    assert {name.rpartition("-")[2] for name in served.has} == {"1", "2"}
+    assert sorted(f.name for f in engine._weights.folder.iterdir()) == ["1", "2"]
+    home = engine._weights.folder
+    engine.close()
+    assert not home.exists()
+    policy.network.load_state_dict(before, strict=False)
+    assert done.version == 0
+    assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
+
+
+# ------------------------------------------------------------------- servers that are refused
+
+
+class Elsewhere(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>It works!</html>")
+
+    def log_message(self, *_):
+        pass
+
+
+def told(engine: VLLM, policy: Policy, tokens: int = 64) -> str:
+    with pytest.raises(RecipeError) as error:
+        engine.check(policy, tokens)
+    return str(error.value)
+
+
+def test_a_server_that_cannot_serve_is_told_before_weights_load(
+    stand, tiny_model, random_model, monkeypatch
+):
+    policy = Policy(str(tiny_model), lora=Lora(r=32))
+    away = f"http://127.0.0.1:{free_port()}"
+    assert f"vLLM at {away} does not answer" in told(VLLM(url=away), policy)
+    short = stand("--max-model-len", "48")
+    assert "has a window of 48 tokens" in told(VLLM(url=short.url), policy)
+    assert "serves base." in told(VLLM(url=short.url, base="other"), policy)
+    bare = stand("--no-adapters")
+    message = told(VLLM(url=bare.url), policy)
+    assert "takes no adapters while it runs" in message
+    assert "--max-lora-rank 32" in message
+    locked = stand("--api-key", "a-secret-of-mine")
+    monkeypatch.setenv("VLLM_API_KEY", "another")
+    message = told(VLLM(url=locked.url), policy)
+    assert "refuses the key" in message
+    assert "VLLM_API_KEY" not in message or "another" not in message
+    monkeypatch.setenv("VLLM_API_KEY", "a-secret-of-mine")
+    VLLM(url=locked.url).check(policy, 64)
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        place = f"http://127.0.0.1:{server.server_port}"
+        assert "is no vLLM" in told(VLLM(url=place), policy)
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert policy.network is None
+
+
+def test_another_tokenizer_is_told(stand, tiny_model, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    file = other / "tokenizer.json"
+    content = json.loads(file.read_text())
+    content["model"]["merges"] = []
+    file.write_text(json.dumps(content))
+    server = stand(model=other)
+    message = told(VLLM(url=server.url), Policy(str(tiny_model), lora=Lora()))
+    assert "whose tokenizer reads a text as other tokens" in message
+
+
+@pytest.mark.parametrize(
+    ("options", "rank", "message"),
+    [
+        ((), 32, "larger --max-lora-rank"),
+        (("--raw-logprobs",), 4, "--logprobs-mode processed_logprobs"),
+    ],
+)
+def test_what_shows_with_the_weights_stops_the_run_at_its_first_sync(
+    stand, tiny_model, options, rank, message
+):
+    policy = adapted(tiny_model, rank)
+    engine = VLLM(url=stand(*options).url)
+    engine.start(policy, 64)
+    with pytest.raises(EngineError, match=message):
+        engine.sync(0)
+    engine.close()
+
+
+def test_another_base_is_told_by_its_log_probabilities(stand, tiny_model, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(tiny_model, other)
+    model = Policy(str(tiny_model))
+    change(model, 1.0)
+    model.network.save_pretrained(other)
+    engine = VLLM(url=stand(model=other).url)
+    engine.start(adapted(tiny_model), 64)
+    with pytest.raises(EngineError, match="It has other weights"):
+        engine.sync(0)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "neither url nor python"),
+        ({"url": "http://a:1", "python": "python"}, "both url and python"),
+        ({"url": "http://a:1/v1"}, "without /v1"),
+        ({"url": "a:1"}, "must look like"),
+        ({"url": "http://me:pass@a:1"}, "without /v1, a password"),
+        ({"url": "http://a:1", "arguments": ["--x"]}, "for a server that the run starts"),
+        ({"url": "http://a:1", "keeps": 0}, "keeps"),
+        ({"url": "http://a:1", "timeout_s": -1}, "timeout_s"),
+    ],
+)
+def test_settings_that_make_no_sense_are_told(settings, message):
+    with pytest.raises(RecipeError, match=message):
+        VLLM(**settings)
+
+
+def test_an_interpreter_without_vllm_is_told(tiny_model):
+    policy = Policy(str(tiny_model), lora=Lora())
+    assert "has no package vllm" in told(VLLM(python=sys.executable), policy)
+    assert "no Python that runs here" in told(VLLM(python="/nowhere/python"), policy)
+
+
+# ------------------------------------------------------------------------------- outages
+
+
+def crowd(engine: VLLM, disturb, turns: int = 3, many: int = 6):
+    """Sessions of several turns, and something that is done to the servers meanwhile."""
+
+    async def one(n: int):
+        session = engine.open([*PROMPT, n])
+        said = [await turn(session)]
+        for k in range(1, turns):
+            await asyncio.sleep(0.05)
+            said.append(await turn(session, [k]))
+        return n, said
+
+    async def every():
+        later = asyncio.get_running_loop().run_in_executor(None, disturb)
+        done = await asyncio.gather(*(one(n) for n in range(many)))
+        await later
+        await engine.drain()
+        return done
+
+    return on_loop(every())
+
+
+def check_crowd(policy: Policy, done, version: int) -> None:
+    """Every token of every turn has the learner's log-probability, after exactly its history."""
+    for n, said in done:
+        history = [*PROMPT, n]
+        for k, part in enumerate(said):
+            history += [k] if k else []
+            assert part.version == version
+            assert len(part.token_ids) == 6
+            wanted = own(policy, history, part.token_ids)
+            assert part.logprobs == pytest.approx(wanted, abs=1e-4)
+            history += part.token_ids
+
+
+def test_a_server_that_dies_and_comes_back_is_waited_for(stand, tiny_model, capfd):
+    policy, server = adapted(tiny_model), stand()
+    engine = VLLM(url=server.url, patience_s=60)
+    engine.start(policy, 64)
+    engine.sync(0)
+
+    def disturb():
+        time.sleep(0.2)
+        server.kill()
+        time.sleep(0.5)
+        server.start()
+
+    check_crowd(policy, crowd(engine, disturb), 0)
+    change(policy)
+    engine.sync(1)  # it forgot its adapters, and is compared again
+    check_crowd(policy, crowd(engine, lambda: None, 1), 1)
+    engine.close()
+    assert "answers again" in capfd.readouterr().err
+
+
+def test_sessions_of_a_server_that_dies_go_on_at_another(stand, tiny_model, capfd):
+    policy, servers = adapted(tiny_model), [stand(), stand()]
+    engine = VLLM(url=[one.url for one in servers], patience_s=20)
+    engine.start(policy, 64)
+    engine.sync(0)
+
+    def disturb():
+        time.sleep(0.2)
+        servers[0].kill()
+
+    done = crowd(engine, disturb)
+    check_crowd(policy, done, 0)
+    change(policy)
+    engine.sync(1)
+    check_crowd(policy, crowd(engine, lambda: None, 1), 1)
+    engine.close()
+    assert "its sessions go on at another server" in capfd.readouterr().err
+
+
+def test_a_server_that_hangs_is_left(stand, tiny_model, monkeypatch):
+    monkeypatch.setattr(group_of_servers, "_LOOK_EVERY_S", 0.3)
+    monkeypatch.setattr(group_of_servers, "_WELL_WITHIN_S", 0.5)
+    policy, servers = adapted(tiny_model), [stand(), stand()]
+    engine = VLLM(url=[one.url for one in servers], patience_s=20)
+    engine.start(policy, 64)
+    engine.sync(0)
+
+    def disturb():
+        time.sleep(0.2)
+        servers[1].signal(signal.SIGSTOP)
+
+    check_crowd(policy, crowd(engine, disturb), 0)
+    servers[1].signal(signal.SIGCONT)
+    engine.close()
+
+
+def test_servers_that_stay_away_stop_the_run(stand, tiny_model):
+    policy, server = adapted(tiny_model), stand()
+    engine = VLLM(url=server.url, patience_s=1)
+    engine.start(policy, 64)
+    engine.sync(0)
+    with pytest.raises(EngineError, match=r"turnrl waited 1 s.*model\.engine\.patience_s"):
+        crowd(engine, server.kill)
+    engine.close()
+
+
+def test_sessions_are_spread_over_servers_and_stay(stand, tiny_model):
+    policy, servers = adapted(tiny_model), [stand(), stand()]
+    engine = VLLM(url=[one.url for one in servers])
+    engine.start(policy, 64)
+    engine.sync(0)
+    sessions = [engine.open([*PROMPT, n]) for n in range(6)]
+    first = [session._server.url for session in sessions]
+    assert sorted(first) == sorted([one.url for one in servers] * 3)
+    on_loop(asyncio_gather([turn(session) for session in sessions]))
+    assert [session._server.url for session in sessions] == first
+    assert [s.fork()._server.url for s in sessions] == first
+    engine.close()
+
+
+async def asyncio_gather(work):
+    return await asyncio.gather(*work)
+
+
+# ------------------------------------------------------------------- a run, and its own server
+
+
+@pytest.fixture
+def interpreter(tmp_path, nursery, monkeypatch) -> Path:
+    """An interpreter in whose environment `vllm` is the stand-in."""
+    package = tmp_path / "packages" / "vllm" / "entrypoints" / "cli"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "main.py").write_text(
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import vllm_stand_in\n"
+        "_, model, *rest = sys.argv[1:]\n"
+        "vllm_stand_in.main(['--model', model, '--api-key', os.environ['VLLM_API_KEY'], *rest])\n"
+    )
+    file = tmp_path / "python"
+    file.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "packages"} exec {sys.executable} "$@"\n')
+    file.chmod(0o755)
+    return file
+
+
+def of_the_run(log: Path) -> list[psutil.Process]:
+    """The processes of a server that writes to this log."""
+    found = []
+    for process in psutil.process_iter(["cmdline"]):
+        with contextlib.suppress(psutil.Error):
+            if any(str(log.parent) in word for word in process.info["cmdline"] or ()):
+                found.append(process)
+    return found
+
+
+def test_a_run_starts_its_server_which_is_started_again_and_ends_with_it(
+    interpreter, tiny_model, tmp_path
+):
+    policy = adapted(tiny_model)
+    engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"), patience_s=60)
+    engine.check(policy, 64)
+    engine.start(policy, 64)
+    engine.sync(0)
+    served = engine._started.url.rpartition(":")[2]
+
+    def server() -> psutil.Process:
+        (found,) = (
+            p
+            for p in psutil.process_iter(["cmdline"])
+            if served in (p.info["cmdline"] or ()) and "keeper.py" not in str(p.info["cmdline"])
+        )
+        return found
+
+    def disturb():
+        time.sleep(0.2)
+        server().kill()
+
+    check_crowd(policy, crowd(engine, disturb), 0)
+    last = server()
+    engine.close()
+    assert not last.is_running()
+    log = (tmp_path / "shared" / "vllm.log").read_text()
+    assert "vLLM ended with exit code -9" in log
+    assert "it is started again" in log
+    assert [f.name for f in (tmp_path / "shared").iterdir()] == ["vllm.log"]
+
+
+def test_a_server_that_does_not_start_is_told_with_the_end_of_its_log(
+    interpreter, tiny_model, tmp_path
+):
+    broken = Path(tmp_path / "packages" / "vllm" / "entrypoints" / "cli" / "main.py")
+    broken.write_text("raise SystemExit('no room on the GPU')\n")
+    engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"))
+    with pytest.raises(EngineError, match=r"(?s)ended while it was starting.*no room on the GPU"):
+        engine.start(adapted(tiny_model), 64)
+    engine.close()
+
+
+def test_a_run_trains_with_it_and_its_record_has_every_version(
+    stand, tiny_model, tmp_path, monkeypatch
+):
+    recipe = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
+    recipe["model"]["policy"]["lora"] = {"r": 4}
+    engine = {"class_path": "VLLM", "init_args": {"url": stand("--max-model-len", "2048").url}}
+    recipe["model"] |= {"engine": engine}
+    recipe["record"] = {"tokens": True}
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    built = build(["recipe.yaml"])
+    assert built.module.objective.importance_cap == 2
+    built.trainer.fit(built.module, datamodule=built.data)
+    assert 0 < float(built.trainer.callback_metrics["train/logprob_gap"]) < 1e-4
+    rows = [row for file in Path("runs").rglob("record") for row in record.read(file.parent)]
+    trained = [row for row in rows if row["split"] == "train"]
+    assert {row["policy_version"] for row in trained} == {0, 2}
+    for row in trained:
+        tokens = [
+            *zip(row["versions"], row["sampler_logprobs"], row["learner_logprobs"], strict=True)
+        ]
+        sampled = [token for token in tokens if token[0] is not None]
+        assert len(sampled) == sum(turn >= 0 for turn in row["turn_index"]) > 0
+        assert {version for version, _, _ in sampled} == {row["policy_version"]}
+        assert max(abs(one - other) for _, one, other in sampled) < 1e-4

@@ -1,0 +1,175 @@
+"""A server that speaks vLLM's protocol, as far as turnrl needs it, and samples a small model with
+transformers and peft: `python vllm_stand_in.py --model DIR --port PORT [--...]`.
+
+vLLM itself has an environment of its own, of several GB; the slow tests run against it where there
+is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import torch
+
+
+class Refusal(Exception):
+    """An error of the protocol: its status, and its message."""
+
+
+class Model:
+    """A model, its adapters, and the weights that it had when each request came."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+
+        self.options = options
+        self.tokenizer = AutoTokenizer.from_pretrained(options.model)
+        self.base = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
+        self.adapters: dict[str, object] = {}
+        self.lock = threading.Lock()
+
+    def load(self, name: str, folder: str) -> None:
+        from peft import PeftModel
+        from transformers import AutoModelForCausalLM
+
+        if name in self.adapters:
+            raise Refusal(400, f"The lora adapter '{name}' has already been loaded.")
+        file = Path(folder, "adapter_config.json")
+        if not file.is_file():
+            raise Refusal(404, f"Loading lora {name} failed: No adapter found for {folder}")
+        rank = json.loads(file.read_text())["r"]
+        if rank > self.options.max_lora_rank:
+            most = self.options.max_lora_rank
+            raise Refusal(400, f"LoRA rank {rank} is greater than max_lora_rank {most}.")
+        own = AutoModelForCausalLM.from_pretrained(self.options.model, dtype=torch.float32)
+        self.adapters[name] = PeftModel.from_pretrained(own, folder).eval()
+
+    def unload(self, name: str) -> None:
+        if self.adapters.pop(name, None) is None:
+            raise Refusal(404, f"The lora adapter '{name}' cannot be found.")
+
+    def reload(self, folder: str) -> None:
+        from safetensors.torch import load_file
+
+        weights = load_file(Path(folder, "model.safetensors"))
+        self.base.load_state_dict(weights)
+
+    @torch.inference_mode()
+    def complete(self, body: dict) -> dict:
+        """Sample one turn, a token at a time."""
+        if body["model"] != "base" and body["model"] not in self.adapters:
+            raise Refusal(404, f"The model `{body['model']}` does not exist.")
+        network = self.base if body["model"] == "base" else self.adapters[body["model"]]
+        prompt, ids, logprobs = body["prompt"], [], []
+        if len(prompt) >= self.options.max_model_len:
+            raise Refusal(400, f"maximum context length is {self.options.max_model_len} tokens")
+        reason, heat = "length", body["temperature"]
+        for _ in range(body["max_tokens"]):
+            logits = network(torch.tensor([[*prompt, *ids]])).logits[0, -1].float()
+            cut = _cut(logits / (heat or 1.0), body) if heat else logits
+            log_p = cut.log_softmax(-1)
+            token = int(log_p.exp().multinomial(1) if heat else logits.argmax())
+            own = logits.log_softmax(-1) if self.options.raw_logprobs else log_p
+            ids.append(token)
+            logprobs.append(float(own[token]))
+            text = self.tokenizer.decode(ids)
+            if token in body.get("stop_token_ids", ()) or any(
+                s in text for s in body.get("stop", ())
+            ):
+                reason = "stop"
+                break
+        told = {"token_logprobs": logprobs}
+        choice = {"token_ids": ids, "logprobs": told, "finish_reason": reason}
+        return {"choices": [choice]}
+
+
+def _cut(logits: torch.Tensor, body: dict) -> torch.Tensor:
+    p, order = logits.softmax(-1).sort(descending=True)
+    keep = torch.ones_like(p, dtype=torch.bool)
+    if body["top_k"]:
+        keep[body["top_k"] :] = False
+    keep &= p >= body["min_p"] * p[0]
+    keep &= p.cumsum(0) - p < body["top_p"]
+    return logits.masked_fill(~torch.zeros_like(keep).scatter(0, order, keep), float("-inf"))
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    protocol_version = "HTTP/1.1"
+    model: Model
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        options = self.model.options
+        window = {"id": "base", "owned_by": "vllm", "max_model_len": options.max_model_len}
+        self.answer(
+            {"/health": None, "/version": {"version": "0.0.0"}, "/v1/models": {"data": [window]}}
+        )
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+        model, adapters = self.model, self.model.options.adapters
+        verbs = {
+            "/v1/completions": lambda: model.complete(body),
+            "/tokenize": lambda: {
+                "tokens": model.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
+            },
+            "/collective_rpc": lambda: model.reload(body["kwargs"]["weights_path"]),
+        }
+        if adapters:
+            verbs["/v1/load_lora_adapter"] = lambda: model.load(
+                body["lora_name"], body["lora_path"]
+            )
+            verbs["/v1/unload_lora_adapter"] = lambda: model.unload(body["lora_name"])
+        if self.path in verbs:
+            with model.lock:
+                try:
+                    return self.answer({self.path: verbs[self.path]()})
+                except Refusal as error:
+                    status, problem = error.args
+                    return self.answer({self.path: {"error": {"message": problem}}}, status)
+        return self.answer({})
+
+    def answer(self, known: dict, status: int = 200) -> None:
+        key = self.model.options.api_key
+        if key and self.headers["authorization"] != f"Bearer {key}" and self.path != "/health":
+            status, told = 401, {"error": "Unauthorized"}
+        elif self.path in known:
+            told = known[self.path]
+        else:
+            status, told = 404, {"detail": "Not Found"}
+        data = b"" if told is None else json.dumps(told).encode()
+        self.send_response(status)
+        self.send_header("content-length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Serve until the process is ended."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--model", required=True)
+    parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--max-model-len", type=int, default=256)
+    parser.add_argument("--max-lora-rank", type=int, default=16)
+    parser.add_argument("--api-key", default="")
+    parser.add_argument("--no-adapters", dest="adapters", action="store_false")
+    parser.add_argument("--raw-logprobs", action="store_true")
+    options, _ = parser.parse_known_args(arguments)
+    torch.set_num_threads(1)
+    Handler.model = Model(options)
+    server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
+    print(os.getpid(), flush=True)
+    server.serve_forever()
+
+
+if __name__ == "__main__":
+    main()
