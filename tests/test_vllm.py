@@ -428,16 +428,6 @@ def interpreter(tmp_path, nursery, monkeypatch) -> Path:
     return file
 
 
-def of_the_run(log: Path) -> list[psutil.Process]:
-    """The processes of a server that writes to this log."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        with contextlib.suppress(psutil.Error):
-            if any(str(log.parent) in word for word in process.info["cmdline"] or ()):
-                found.append(process)
-    return found
-
-
 def test_a_run_starts_its_server_which_is_started_again_and_ends_with_it(
     interpreter, tiny_model, tmp_path
 ):
@@ -468,6 +458,35 @@ def test_a_run_starts_its_server_which_is_started_again_and_ends_with_it(
     assert "vLLM ended with exit code -9" in log
     assert "it is started again" in log
     assert [f.name for f in (tmp_path / "shared").iterdir()] == ["vllm.log"]
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
+)
+def test_a_run_that_is_killed_leaves_no_server(interpreter, tiny_model, tmp_path, number):
+    (tmp_path / "run.py").write_text(
+        "import sys, time\n"
+        "from turnrl import Lora, Policy\n"
+        "from turnrl_vllm.engine import VLLM\n"
+        "policy = Policy(sys.argv[1], lora=Lora(r=4))\n"
+        "policy.load()\n"
+        "engine = VLLM(python=sys.argv[2], folder=sys.argv[3])\n"
+        "engine.start(policy, 64)\n"
+        "print(engine._started.url.rpartition(':')[2], flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "run.py", str(tiny_model), str(interpreter), str(tmp_path / "s")],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+    )
+    port = run.stdout.readline().decode().strip()
+    left = [p for p in psutil.process_iter(["cmdline"]) if port in (p.info["cmdline"] or ())]
+    assert len(left) == 2  # the server, and its keeper
+    run.send_signal(number)
+    run.wait()
+    run.stdout.close()
+    assert psutil.wait_procs(left, timeout=30)[1] == []
 
 
 def test_a_server_that_does_not_start_is_told_with_the_end_of_its_log(
@@ -507,3 +526,64 @@ def test_a_run_trains_with_it_and_its_record_has_every_version(
         assert len(sampled) == sum(turn >= 0 for turn in row["turn_index"]) > 0
         assert {version for version, _, _ in sampled} == {row["policy_version"]}
         assert max(abs(one - other) for _, one, other in sampled) < 1e-4
+
+
+# -------------------------------------------------------------------------- vLLM itself
+
+
+real = [
+    pytest.mark.slow,
+    pytest.mark.skipif(REAL is None, reason="TURNRL_TEST_VLLM_PYTHON names no interpreter"),
+]
+
+
+def served(policy: Policy, folder: Path, **settings) -> VLLM:
+    """An engine that has started vLLM."""
+    engine = VLLM(
+        python=str(REAL),
+        arguments=["--enforce-eager", "--max-num-seqs", "64"],
+        folder=str(folder),
+        **settings,
+    )
+    engine.check(policy, 256)
+    return engine
+
+
+@pytest.fixture
+def small_cache(monkeypatch):
+    """On a CPU vLLM takes a share of the machine's memory for keys and values, unless it is told
+    how many GB."""
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+
+
+STARTER = "package://turnrl_atlas/starter"
+
+
+class TestReal:
+    pytestmark = real
+
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_it_keeps_the_contract(self, small_cache, tmp_path, whole):
+        policy = Policy(STARTER, lora=None if whole else Lora(r=16))
+        change(policy)
+        check_engine(served(policy, tmp_path), policy)
+
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_each_of_many_versions_is_in_force(self, small_cache, tmp_path, whole):
+        policy = Policy(STARTER, lora=None if whole else Lora(r=16))
+        change(policy)
+        engine = served(policy, tmp_path)
+        engine.start(policy, 256)
+        (keeper,) = psutil.Process().children()
+        held = []
+        for version in range(300):
+            change(policy, 0.02)
+            engine.sync(version)
+            done = on_loop(turn(engine.open(PROMPT)))
+            assert done.version == version
+            assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=2e-3)
+            held.append(sum(p.memory_info().rss for p in keeper.children(recursive=True)))
+        engine.close()
+        print(f"{held[20] / 1e6:.0f} MB after 20 versions, {held[-1] / 1e6:.0f} MB after 300")
+        assert held[-1] < 1.1 * held[20]
+        assert sorted(f.name for f in tmp_path.iterdir()) == ["vllm.log"]

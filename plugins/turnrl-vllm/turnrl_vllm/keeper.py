@@ -28,7 +28,8 @@ _END_S = 15.0
 
 def main(log: str, *command: str) -> int:
     """Keep the server. Returns its exit code if it cannot be kept, or else 0."""
-    os.setsid()  # Ctrl-C in a terminal is for whoever began this
+    with contextlib.suppress(PermissionError):  # it leads one already
+        os.setsid()  # Ctrl-C in a terminal is for whoever began this
     starts = 0
     while True:
         with Path(log).open("ab") as file:
