@@ -81,7 +81,7 @@ def test_a_recipe_that_is_well_passes_every_line(recipe, doctor):
     code, told = doctor(recipe())
     assert (code, failed(told)) == (0, set())
     assert set(told) >= {
-        "versions", "GPU", "run folder", "disk", "model", "window", "chat template",
+        "versions", "GPU", "run folder", "disk", "model", "window", "sampler", "chat template",
         "memory plan", "data train", "data val", "tool echo", "sharing", "sampling", "rewards",
         "learning",
     }  # fmt: skip

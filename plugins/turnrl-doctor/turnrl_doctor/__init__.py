@@ -40,6 +40,7 @@ def turnrl_checks() -> Iterable[type[Check]]:
         checks.Disk,
         checks.ModelFiles,
         checks.Window,
+        checks.Sampler,
         checks.Template,
         MemoryPlan,
         Rehearsal,

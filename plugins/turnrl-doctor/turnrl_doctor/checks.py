@@ -270,7 +270,7 @@ def weights_in(folder: Path) -> tuple[list[Path], str]:
 
 
 class Window(Check):
-    """Trajectories against the model's positions and windows, and the engine's early checks."""
+    """Trajectories against the model's positions."""
 
     quick = False
 
@@ -279,10 +279,21 @@ class Window(Check):
             return
         policy, tokens = module.policy, module.rollout.max_tokens
         policy.check_length(tokens)
-        module.engine.check(policy, tokens)
         most = sizes_of(policy.config).positions
         limit = f"positions for {most}" if most else "no limit in its configuration"
         yield Finding("pass", "window", f"max_tokens {tokens}, {limit}")
+
+
+class Sampler(Check):
+    """What the engine can tell before weights load: a window, its servers, its packages."""
+
+    quick = False
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        if (module := recipe_of(start)) is None:
+            return
+        module.engine.check(module.policy, module.rollout.max_tokens)
+        yield Finding("pass", "sampler", f"{type(module.engine).__name__} can sample this model")
 
 
 class Template(Check):
