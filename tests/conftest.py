@@ -44,9 +44,11 @@ WORDS = (
 
 
 def pytest_collection_finish() -> None:
-    """What the tests import stays, and no collection of garbage looks through it."""
+    """What the tests import stays, and no collection of garbage looks through it; and what they
+    make is looked through seldom."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 50)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -174,6 +176,25 @@ def recipe(tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     save(contents)
     return contents
+
+
+@pytest.fixture(scope="session")
+def _trained(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    import json
+
+    from commands import RECIPE, save
+    from turnrl.cli import main
+
+    with contextlib.chdir(tmp_path_factory.mktemp("trained")):
+        save(json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model))))
+        assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+        return Path("runs").absolute()
+
+
+@pytest.fixture
+def trained(recipe: dict, _trained: Path) -> Path:
+    """A run of one iteration of the recipe, for tests that begin with one: a copy."""
+    return Path(shutil.copytree(_trained, "runs")) / "recipe" / "version_0"
 
 
 def _shared(factory: pytest.TempPathFactory, name: str, kind: Callable[..., T], *options: str) -> T:

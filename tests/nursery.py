@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -93,12 +94,12 @@ def serve(owner: int) -> None:
     server.listen(64)
     if os.fork():  # whoever started it goes on: it can be asked, though it has imported nothing yet
         os._exit(0)
-    import matplotlib.backends.backend_svg  # noqa: F401  each run draws its curves
-
     import turnrl.recipe.build  # noqa: F401
     from turnrl.plugins import load_plugins
 
     load_plugins()
+    _prepare()
+    gc.collect()
     gc.freeze()  # a command need not look through what is here
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the keepers
     while Path(f"/proc/{owner}").exists():
@@ -109,6 +110,30 @@ def serve(owner: int) -> None:
             server.close()
             _keep(asked)
         asked.close()
+
+
+_SOON = (
+    *("matplotlib.backends.backend_svg", "matplotlib.font_manager", "pandas", "s3fs", "tantivy"),
+    *("transformers.generation.utils", "transformers.models.audioflamingo3"),
+    *("transformers.models.qwen2.modeling_qwen2", "transformers.models.qwen2.tokenization_qwen2"),
+    *("turnrl.commands.report.curves", "turnrl_doctor.rehearsal", "turnrl_slots.engine"),
+)
+"""What a run, an evaluation or a report imports once it has begun."""
+
+
+def _prepare() -> None:
+    """Do once what every command would do anew, and what depends on nothing that it is given."""
+    for name in _SOON:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+    from turnrl_atlas import Atlas
+
+    for split in ("train", "val"):
+        Atlas().questions(split)
+    with contextlib.suppress(ImportError, AttributeError):  # of some versions of transformers
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping("qwen2")  # hundreds of patterns
 
 
 def _keep(asked: socket.socket) -> None:

@@ -83,8 +83,7 @@ def test_a_run_is_resumed_from_the_command_line(recipe, capsys):
     assert re.findall(r"^iteration +\S+", printed, re.MULTILINE) == ["iteration   3/3"]
 
 
-def test_a_run_that_goes_on_with_other_settings_says_which_and_they_hold(recipe, capsys):
-    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+def test_a_run_that_goes_on_with_other_settings_says_which_and_they_hold(recipe, trained, capsys):
     checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
     capsys.readouterr()
     settings = {"lr": 5e-4, "betas": [0.8, 0.9], "weight_decay": 0.1}
@@ -248,8 +247,7 @@ def test_a_search_index_that_is_missing_or_of_another_version(recipe, capsys):
     assert "turnrl index build" in message
 
 
-def test_a_checkpoint_of_another_base_model(recipe, capsys, tiny_model):
-    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+def test_a_checkpoint_of_another_base_model(recipe, trained, capsys, tiny_model):
     network = AutoModelForCausalLM.from_pretrained(shutil.copytree(tiny_model, "other"))
     network.get_input_embeddings().weight.data[0] += 1
     network.save_pretrained("other")

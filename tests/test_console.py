@@ -510,8 +510,7 @@ def test_changed_settings_are_told_one_by_one_within_the_terminal():
     ]
 
 
-def test_the_console_of_a_run_that_goes_on_with_much_changed_fits_a_terminal(recipe, capsys):
-    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+def test_the_console_of_a_run_that_goes_on_with_much_changed_fits_a_terminal(trained, capsys):
     few = "[worlds.Answered]"
     with terminal() as lines:
         assert main(["fit", "recipe.yaml", "--ckpt_path", "last", "--model.rewards", few]) == 0

@@ -308,7 +308,7 @@ def test_a_right_attempt_alone_is_compared_with_nobody():
 # ------------------------------------------------------------------ what it optimises
 
 
-@pytest.mark.parametrize("size", [2, 3, 5])
+@pytest.mark.parametrize("size", [2, 3, pytest.param(5, marks=pytest.mark.slow)])
 def test_unscaled_it_estimates_the_gradient_that_its_page_gives(size):
     toy = TOYS["costs"]
     reach = [

@@ -263,7 +263,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
         "g = 1/G sum_i": Elsewhere("test_estimators.test_the_figures_are_those_of_drawn_groups"),
         "bias       |E[g]": Elsewhere("test_estimators.test_the_figures_are_those_of_drawn_groups"),
-        "LOAD_PLUGINS=estimators": Runs(("TurnCritic: exact values",)),
+        "LOAD_PLUGINS=estimators": Runs(("TurnCritic: exact values",), slow=True),
         "turnrl credit-check --toy costs": Runs(("TurnCritic: exact values",), slow=True),
         "A_{i,k} = outcome_coef z(R)_i + turn_coef": Elsewhere(
             "test_costs.test_costs_among_right_equals_its_equation_written_as_loops"
@@ -272,7 +272,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             "test_costs.test_unscaled_it_estimates_the_gradient_that_its_page_gives"
         ),
         "  for costs among right answers": Printed(f"{CREDIT_TABLE} --toy costs", slow=True),
-        "bias   along   angle": Printed(CREDIT_TABLE),
+        "bias   along   angle": Printed(CREDIT_TABLE, slow=True),
         "turnrl credit-check": Runs(("signal to noise", "model.estimator"), slow=True),
         "quickstart.yaml --ckpt_path": Runs(
             ("signal to noise",), slow=True, before="turnrl fit recipes/quickstart.yaml && "
@@ -441,8 +441,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit": Runs((FINISHED,)),
         "turnrl eval recipes/quickstart.yaml": Runs(("no --ckpt_path", "8 questions, greedy")),
         "turnrl eval runs/quickstart/version_0": Runs(("checkpoints/best.ckpt", "val/f1")),
+        # by default test_eval.test_each_data_set_has_its_lines_and_all_have_theirs
         "turnrl eval runs/quickstart/version_0 --questions": Runs(
-            ("Atlas/exact_match", "held_out/turns", "overall/calls")
+            ("Atlas/exact_match", "held_out/turns", "overall/calls"), slow=True
         ),
         "turnrl eval runs/quickstart/version_0 --samples": Runs(
             ("8 questions, 8 sampled of each", "val/pass@4", "val/mean@8"), slow=True
@@ -822,6 +823,11 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "class_path: ReAct": Fits("model.rollout"),
     },
     "plugins/turnrl-slots/README.md": {"class_path: Slots": Fits("model")},
+    "plugins/turnrl-vllm/README.md": {
+        "install vllm": NotRun("vLLM has an environment of its own"),
+        "class_path: VLLM": Fits(),
+        "vllm serve": NotRun("vLLM has an environment of its own"),
+    },
     "plugins/turnrl-wiki-search/README.md": {
         "index build": Runs(("300 passages",)),
         "index info": Runs(("passages  300",)),
@@ -834,7 +840,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
 
 SMALL = {
     "model": {"group_size": 4, "steps_per_update": 1},
-    "data": {"questions_per_iteration": 4, "val_limit": 8, "val_batch_size": 8},
+    "data": {"questions_per_iteration": 2, "val_limit": 8, "val_batch_size": 8},
     # with a step per iteration, and at most 4 of them whatever number of epochs is asked for
     "trainer": {"max_epochs": 2, "max_steps": 4, "check_val_every_n_epoch": 1},
 }
@@ -1051,7 +1057,8 @@ class Page:
         put_recipes(self.folder)
         put_data(self.folder)
         if self.name in ("README.md", "docs/howto/index.md"):  # what README's first line does
-            begun = Terminal(self.folder, None)  # as a new user types it
+            # as a new user types it, once
+            begun = Terminal(self.folder, None) if self.name == "README.md" else self.terminal
             self.check(begun.type("turnrl fit recipes/quickstart.yaml"), Runs((FINISHED,)))
         for piece, claim in claimed(Saved):
             if piece.page == self.name:

@@ -69,9 +69,8 @@ def test_a_word_means_the_same_run_to_every_command(recipe, capsys):
         assert f"turnrl play: checkpoint {trained}/checkpoints/best.ckpt\n" in told
 
 
-def test_a_file_in_a_run_means_the_run_to_every_command(recipe, capsys):
-    assert main(["fit", "recipe.yaml", *ONE]) == 0
-    run = Path("runs/recipe/version_0")
+def test_a_file_in_a_run_means_the_run_to_every_command(trained, capsys):
+    run = trained
     best = run / "checkpoints" / "best.ckpt"
     text = next(run.glob("transcripts/*.txt"))
     parquet = next(run.glob("record/val-*.parquet"))
@@ -97,9 +96,8 @@ def test_a_file_in_a_run_means_the_run_to_every_command(recipe, capsys):
         record.files(f"recipe/version_0/record/{parquet.name}")
 
 
-def test_a_yaml_is_a_recipe_wherever_a_recipe_can_be_given(recipe, capsys):
-    assert main(["fit", "recipe.yaml", *ONE]) == 0
-    run = Path("runs/recipe/version_0")
+def test_a_yaml_is_a_recipe_wherever_a_recipe_can_be_given(trained, capsys):
+    run = trained
     config = run / "config.yaml"
     assert find_agent(config) == NamedAgent(str(config), "recipe", config)
     assert isinstance(turnrl.load(config), turnrl.MTGRPO)
@@ -222,9 +220,8 @@ def test_a_run_without_the_part_that_a_command_needs_is_told(capsys):
     )
 
 
-def test_the_best_checkpoint_is_taken_or_else_the_last(recipe, capsys):
-    assert main(["fit", "recipe.yaml", *ONE]) == 0
-    run = Path("runs/recipe/version_0")
+def test_the_best_checkpoint_is_taken_or_else_the_last(trained, capsys):
+    run = trained
     best, last = (str(run / "checkpoints" / f"{name}.ckpt") for name in ("best", "last"))
     assert checkpoint("recipe") == str(named_in(run)) == best
     assert checkpoint("recipe", "last") == checkpoint(last) == last

@@ -114,7 +114,7 @@ def scene(request):
         ("none", "sampling with base and adapter"), ("none", "sampling with dense weights"),
         ("nf4", "learning"), ("nf4", "sampling with base and adapter"),
     )),
-], indirect=["scene"])  # fmt: skip
+], indirect=["scene"], scope="module")  # fmt: skip
 def test_bfloat16_sees_an_adapter_from_its_fifth_step_on(scene, way):
     half, rows, move, exact = scene
     for steps in STEPS:

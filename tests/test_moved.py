@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import shutil
 from pathlib import Path
 
 import pytest
@@ -196,8 +197,8 @@ def test_a_run_of_old_keys_is_resumed_scored_and_asked_and_differs_in_nothing(
     recipe["record"] = {"tokens": True}
     save(recipe)
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs=1"]) == 0
-    assert main(["fit", "recipe.yaml", "--trainer.max_epochs=1"]) == 0
     run, other = Path("runs/recipe/version_0"), Path("runs/recipe/version_1")
+    shutil.copytree(run, other)
     old = as_version_0_9(yaml.safe_load((run / "config.yaml").read_text()))
     assert old["model"]["record_tokens"] is True
     (run / "config.yaml").write_text(yaml.safe_dump(old))

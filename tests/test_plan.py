@@ -533,7 +533,9 @@ def test_the_rise_of_resident_memory_on_a_cpu_is_planned_within_15_percent(shape
     near(found["planned"], found["rise"], 0.15)
 
 
-@pytest.mark.parametrize(("again", "most"), [(None, 0.8), (True, 1.0)])
+@pytest.mark.parametrize(
+    ("again", "most"), [(None, 0.8), pytest.param(True, 1.0, marks=pytest.mark.slow)]
+)
 def test_a_minibatch_of_the_7b_shape_moves_and_computes_little(monkeypatch, again, most):
     """Computed seconds of 7,850 tokens on an H100, at 2.7 TB/s and 550 TFLOP/s, one after the
     other: 0.67 without recomputation, 0.95 with it. With peft's own forward pass and a float32

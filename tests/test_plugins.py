@@ -75,7 +75,7 @@ def test_the_bundled_plugins_bring_their_classes():
     assert "WikiSearch" in names["turnrl_tools"]
     assert "Atlas" in names["turnrl_datasets"]
     assert names["turnrl_estimators"] >= {"TurnLevel", "OutcomeOnly", "Merged", "Branched"}
-    assert names["turnrl_engines"] == {"Slots"}
+    assert names["turnrl_engines"] == {"Slots", "VLLM"}
     assert names["turnrl_rewards"] >= {
         "ToolExecuted",
         "AnswerRetrieved",
@@ -414,8 +414,7 @@ def test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own(examples,
     assert not Path("runs").exists()  # nothing was written
 
 
-def test_a_command_takes_a_run_for_its_recipe_and_says_more_over_what_was_given(recipe, capsys):
-    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+def test_a_command_takes_a_run_for_its_recipe_and_says_more_over_what_was_given(trained, capsys):
 
     def prepare(given):
         if given.agent is None:

@@ -211,7 +211,11 @@ SEVERAL = "[{class_path: test_run_files.Elsewhere}, {class_path: test_run_files.
     ("logger", "home"),
     [
         (ELSEWHERE, "runs/recipe"),
-        ([*ELSEWHERE, "--trainer.logger.save_dir", "other"], "other/recipe"),
+        pytest.param(  # the folder is that which is announced: see below
+            [*ELSEWHERE, "--trainer.logger.save_dir", "other"],
+            "other/recipe",
+            marks=pytest.mark.slow,
+        ),
         (["--trainer.logger", SEVERAL], "runs/recipe"),
         pytest.param(["--trainer.logger", "true"], "runs/recipe", marks=pytest.mark.slow),
         pytest.param(
@@ -319,14 +323,8 @@ def test_tensorboards_files_lie_in_the_runs_folder_if_it_has_its_name(recipe):
     assert len(metrics(run)) == 2
 
 
-@pytest.fixture
-def run(recipe):
-    """A run of one iteration, in its folder."""
-    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
-    return Path("runs/recipe/version_0")
-
-
-def test_a_runs_folder_stands_for_its_last_checkpoint(run, capsys):
+def test_a_runs_folder_stands_for_its_last_checkpoint(trained, capsys):
+    run = trained
     for folder in (run, run / "checkpoints"):
         given = read_given("eval", ["recipe.yaml", "--ckpt_path", str(folder)])
         assert given.contents["ckpt_path"] == str(run / "checkpoints" / "last.ckpt")
@@ -379,11 +377,11 @@ def test_a_start_that_fails_leaves_an_empty_folder_of_the_users_own(recipe, caps
 
 @pytest.mark.filterwarnings("ignore:Experiment logs directory")  # it writes over metrics.csv
 @pytest.mark.parametrize("version", [[], ["--trainer.logger.init_args.version", "0"]])
-def test_a_start_that_fails_leaves_other_runs_alone(run, capsys, version):
+def test_a_start_that_fails_leaves_other_runs_alone(trained, capsys, version):
     fails(capsys, ["fit", "recipe.yaml", "--data.train", "missing.jsonl", *version])
     assert [path.name for path in Path("runs/recipe").iterdir()] == ["version_0"]
-    assert (run / "checkpoints" / "last.ckpt").is_file()
-    assert (run / "model").is_dir()
+    assert (trained / "checkpoints" / "last.ckpt").is_file()
+    assert (trained / "model").is_dir()
 
 
 def csv_logger(**settings):
@@ -435,9 +433,9 @@ def test_a_run_by_recipe_is_known_by_a_callback(recipe):
         ("eval", ["--trainer.logger", "false"], "no files: trainer.logger is false"),
     ],
 )
-def test_where_files_go_is_said_as_it_will_be(recipe, capsys, command, options, said):
+def test_where_files_go_is_said_as_it_will_be(recipe, request, capsys, command, options, said):
     if command == "eval":
-        assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+        request.getfixturevalue("trained")
         options = [*options, "--ckpt_path", "last"]
     before = {path for path in Path().rglob("*") if path.is_dir()}
     options = [*options, "--trainer.max_epochs", "1"]
@@ -451,7 +449,7 @@ def test_where_files_go_is_said_as_it_will_be(recipe, capsys, command, options, 
     assert ("checkpoints" in made) == said.startswith("only checkpoints")
 
 
-def test_a_recipe_that_an_evaluation_saved_finds_the_runs_of_the_training(run):
+def test_a_recipe_that_an_evaluation_saved_finds_the_runs_of_the_training(trained):
     assert main(["eval", "recipe.yaml", "--ckpt_path", "best"]) == 0
     saved = "runs/recipe-eval/version_0/config.yaml"
     for name in ("last", "best"):
@@ -530,7 +528,11 @@ def test_of_runs_that_claim_a_number_none_has_that_of_another(tmp_path, monkeypa
 
 @pytest.mark.parametrize(
     "logger",
-    [[], [*TENSORBOARD, "--trainer.logger.name", "mine"], ["--trainer.logger.version", "7"]],
+    [
+        [],
+        pytest.param([*TENSORBOARD, "--trainer.logger.name", "mine"], marks=pytest.mark.slow),
+        ["--trainer.logger.version", "7"],
+    ],
     ids=str,
 )
 def test_the_recipe_that_is_saved_has_no_claimed_number(recipe, logger):

@@ -116,7 +116,7 @@ async def turn(session, new=(), sampling: Sampling = TURN):
 # ------------------------------------------------------------------------ the contract
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_the_engine_keeps_its_contract(stand, tiny_model, whole):
     policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
     policy.load()
@@ -428,6 +428,7 @@ def interpreter(tmp_path, nursery, monkeypatch) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_run_starts_its_server_which_is_started_again_and_ends_with_it(
     interpreter, tiny_model, tmp_path
 ):
