@@ -45,7 +45,8 @@ class Model:
         rank = json.loads(file.read_text())["r"]
         if rank > self.options.max_lora_rank:
             most = self.options.max_lora_rank
-            raise Refusal(400, f"LoRA rank {rank} is greater than max_lora_rank {most}.")
+            told = f"LoRA rank {rank} is greater than max_lora_rank {most}."
+            raise Refusal(500, f"Call to add_lora method failed: {told}")
         own = AutoModelForCausalLM.from_pretrained(self.options.model, dtype=torch.float32)
         self.adapters[name] = PeftModel.from_pretrained(own, folder).eval()
 
@@ -56,16 +57,24 @@ class Model:
     def reload(self, folder: str) -> None:
         from safetensors.torch import load_file
 
-        weights = load_file(Path(folder, "model.safetensors"))
+        file = Path(folder, "model.safetensors")
+        if not file.is_file():
+            raise Refusal(500, "Call to collective_rpc method failed: Repo id must be in the form")
+        weights = load_file(file)
         self.base.load_state_dict(weights)
 
     @torch.inference_mode()
     def complete(self, body: dict) -> dict:
-        """Sample one turn, a token at a time."""
+        """Sample a turn after each prompt, a token at a time."""
         if body["model"] != "base" and body["model"] not in self.adapters:
             raise Refusal(404, f"The model `{body['model']}` does not exist.")
         network = self.base if body["model"] == "base" else self.adapters[body["model"]]
-        prompt, ids, logprobs = body["prompt"], [], []
+        several = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
+        every = [self._turn(network, prompt, body) for prompt in several]
+        return {"choices": [{"index": n} | one for n, one in enumerate(every)]}
+
+    def _turn(self, network: object, prompt: list[int], body: dict) -> dict:
+        ids, logprobs = [], []
         if len(prompt) >= self.options.max_model_len:
             raise Refusal(400, f"maximum context length is {self.options.max_model_len} tokens")
         reason, heat = "length", body["temperature"]
@@ -84,8 +93,7 @@ class Model:
                 reason = "stop"
                 break
         told = {"token_logprobs": logprobs}
-        choice = {"token_ids": ids, "logprobs": told, "finish_reason": reason}
-        return {"choices": [choice]}
+        return {"token_ids": ids, "logprobs": told, "finish_reason": reason}
 
 
 def _cut(logits: torch.Tensor, body: dict) -> torch.Tensor:

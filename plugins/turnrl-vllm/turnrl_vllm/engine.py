@@ -7,6 +7,7 @@ other one.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -35,18 +36,19 @@ from turnrl.servers import Unavailable
 from turnrl_vllm.group import Group
 from turnrl_vllm.server import Refused, Server
 from turnrl_vllm.started import Started, check_python
-from turnrl_vllm.trial import examine, prove, read_choice, turn, unreachable
-from turnrl_vllm.weights import Adapters, Weights, WholeModel, write
+from turnrl_vllm.trial import examine, read_choice, turn, unreachable
+from turnrl_vllm.weights import Adapters, Published, Weights, WholeModel, write
 
-_PROVE_EVERY = 50
-"""After so many versions the servers' log-probabilities are compared again."""
+_Reason = Literal["end", "stop", "length"]
 
 
 class _Session(Session):
     """One history, sampled by the servers."""
 
-    def __init__(self, engine: VLLM, ids: tuple[int, ...], version: int, server: Server) -> None:
-        self._engine, self._ids, self._version, self._server = engine, ids, version, server
+    def __init__(
+        self, engine: VLLM, ids: tuple[int, ...], began: Published, server: Server
+    ) -> None:
+        self._engine, self._ids, self._began, self._server = engine, ids, began, server
         self._busy = self._closed = False
         engine._held[server] += 1
 
@@ -55,7 +57,7 @@ class _Session(Session):
         self._busy = True
         try:
             ids = (*self._ids, *new_ids)
-            done, server = await self._engine._sample(self._server, self._version, ids, sampling)
+            done, server = await self._engine._sample(self._server, self._began, ids, sampling)
             self._ids = (*ids, *done.token_ids)
             if server is not self._server:
                 self._engine._held.subtract([self._server])
@@ -70,7 +72,7 @@ class _Session(Session):
 
     def fork(self) -> _Session:
         self._check()
-        return _Session(self._engine, self._ids, self._version, self._server)
+        return _Session(self._engine, self._ids, self._began, self._server)
 
     def close(self) -> None:
         if not self._closed:
@@ -83,8 +85,8 @@ class _Session(Session):
                 "a session generates one turn at a time, and none after close() or a turn that "
                 "was cancelled"
             )
-        if not self._engine._has(self._version):
-            raise RuntimeError("a session ends when its weights are gone: open a new one")
+        with self._engine._turn(self._began):  # or its weights are gone
+            return
 
 
 @final
@@ -113,8 +115,8 @@ class VLLM(Engine):
         timeout_s: Seconds that one turn may take.
         start_s: Seconds that a server may take to start.
         most_gap: Largest mean difference between the servers' log-probabilities and the learner's
-            in a trial, in nats. The servers are compared at the start, after an outage and every 50
-            versions.
+            in a trial, in nats. Each server is compared with each version before it samples turns
+            with it.
     Raises:
         RecipeError: If neither or both of `url` and `python` are given, or an option makes no
             sense.
@@ -142,6 +144,10 @@ class VLLM(Engine):
                 f"VLLM has {given}. Give the url of a server that runs, or the python of an "
                 "environment with vLLM, and the run starts one."
             )
+        if self.url is not None and len({*self._urls}) != max(1, len(self._urls)):
+            raise RecipeError(
+                f"model.engine.url is {self.url!r}; give an address, or several different ones"
+            )
         for url in self._urls:
             if not re.fullmatch(r"https?://[^/@?\s]+(/[^@?\s]*)?", url) or url.endswith("/v1"):
                 raise RecipeError(
@@ -161,7 +167,6 @@ class VLLM(Engine):
         self._started: Started | None = None
         self._held: Counter[Server] = Counter()
         self._told: dict[str, str] = {}
-        self._proven_at = 0
 
     @property
     def _urls(self) -> list[str]:
@@ -211,7 +216,7 @@ class VLLM(Engine):
                 model = str(home / "base")  # in the form in which later versions are written
                 write(policy, home / "base")
                 policy.tokenizer.save_pretrained(model)
-            log = (Path(self.folder) if self.folder else home) / "vllm.log"
+            log = home.with_name(f"{home.name}.log")  # which stays
             self._started = started = Started(
                 self.python, policy, model, max_tokens, self.keeps + 1, self.arguments, log
             )
@@ -220,7 +225,7 @@ class VLLM(Engine):
         self._group = Group(servers, self.patience_s)
         versions = self._group.ask(lambda server: examine(server, policy, max_tokens, self.base))
         kind = Adapters if has_adapter else WholeModel
-        self._weights = kind(policy, self._group, home, self.keeps)
+        self._weights = kind(policy, self._group, home, self.keeps, self.most_gap)
         self._held.clear()
         self._told = {
             "sampler": f"vLLM {', '.join(sorted(set(versions)))}, {len(servers)} server"
@@ -231,25 +236,9 @@ class VLLM(Engine):
     def sync(self, version: int) -> None:
         """See `Engine.sync`. The adapter, or else the whole model, is written to a folder, and the
         servers read it."""
-        weights, group = self._running
-        weights.publish(version)
-        if abs(version - self._proven_at) >= _PROVE_EVERY:
-            for server in group.servers:
-                server.is_proven = False
-        for server in group.servers:
-            if not server.is_proven and not server.was_lost:
-                self._prove(server)
-                self._proven_at = version
-
-    def _prove(self, server: Server) -> None:
         weights, _ = self._running
-        try:
-            found = prove(server, weights.policy, weights.ask, self.most_gap)
-        except Unavailable:
-            return  # it is asked again with the next version, and before it serves any turn
-        except Refused as error:
-            raise EngineError(f"vLLM at {server} refused a turn ({error}).") from error
-        self._told["log-probabilities"] = f"{found:.1e} from the learner's on average"
+        weights.publish(version)
+        self._told["log-probabilities"] = f"{weights.gap:.1e} from the learner's on average"
 
     def open(self, prompt_ids: Sequence[int]) -> _Session:
         """See `Engine.open`."""
@@ -282,7 +271,7 @@ class VLLM(Engine):
                 weights.close()
 
     async def _sample(
-        self, first: Server, version: int, ids: tuple[int, ...], sampling: Sampling
+        self, first: Server, began: Published, ids: tuple[int, ...], sampling: Sampling
     ) -> tuple[Completion, Server]:
         weights, group = self._running
         if sampling.max_tokens < 1:
@@ -293,20 +282,32 @@ class VLLM(Engine):
             raise NotImplementedError("VLLM takes no forced tokens")
         body = _request(ids, sampling)
         try:
-            (answer, acted), server = await group.ask_one(
-                first, lambda one: weights.sample(one, version, body)
-            )
+            with weights.turn(began):
+                (done, acted), server = await group.ask_one(
+                    first, lambda one: self._ask(weights, one, began, body, sampling)
+                )
         except Refused as error:
             raise EngineError(
                 f"vLLM refused a turn of {len(ids)} tokens and {sampling.max_tokens} more "
                 f"({error}). If it is too long, start vLLM with a larger --max-model-len."
             ) from error
-        tokens, logprobs = read_choice(answer)
-        reason = _reason(answer, tokens, sampling)
+        tokens, logprobs, reason = done
         return Completion(tokens, logprobs, reason, acted), server
 
-    def _has(self, version: int) -> bool:
-        return self._weights is not None and self._weights.has(version)
+    async def _ask(
+        self,
+        weights: Weights,
+        server: Server,
+        began: Published,
+        body: dict[str, Any],
+        sampling: Sampling,
+    ) -> tuple[tuple[tuple[int, ...], tuple[float, ...], _Reason], int]:
+        """A turn's tokens, their log-probabilities, and why it ended; and the version."""
+        answer, acted = await weights.sample(server, began, body)
+        return _read(answer, sampling), acted
+
+    def _turn(self, began: Published) -> AbstractContextManager[None]:
+        return self._running[0].turn(began)
 
     def _home(self) -> Path | None:
         if self.folder is None:
@@ -349,9 +350,20 @@ def _request(ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
     return body | {"stop_token_ids": list(sampling.end_ids), "ignore_eos": True}
 
 
-def _reason(
-    answer: Any, tokens: Sequence[int], sampling: Sampling
-) -> Literal["end", "stop", "length"]:
+def _read(answer: Any, sampling: Sampling) -> tuple[tuple[int, ...], tuple[float, ...], _Reason]:
+    """A turn's tokens, their log-probabilities, and why it ended.
+
+    Raises:
+        Unavailable: If the server broke it off.
+    """
+    with contextlib.suppress(LookupError, TypeError):
+        if (why := answer["choices"][0]["finish_reason"]) not in ("stop", "length"):
+            raise Unavailable(f"it ended a turn by {why}")
+    tokens, logprobs = read_choice(answer)
     if tokens[-1] in sampling.end_ids:
-        return "end"
-    return "stop" if answer["choices"][0]["finish_reason"] == "stop" else "length"
+        return tokens, logprobs, "end"
+    if why == "stop":
+        return tokens, logprobs, "stop"
+    if len(tokens) < sampling.max_tokens:
+        raise Unavailable(f"it gave {len(tokens)} tokens of {sampling.max_tokens}")
+    return tokens, logprobs, "length"

@@ -75,7 +75,7 @@ class Group:
                 except Unavailable as fault:
                     faults.append(self._lost(server, fault))
             if not found:
-                raise Unavailable("; ".join(faults))
+                raise _all_of(faults)
             return found
 
         return self._patience.ask(attempt)
@@ -96,7 +96,7 @@ class Group:
         async def attempt() -> tuple[T, Server]:
             others = sorted((s for s in self.servers if s is not first), key=lambda s: s.load)
             every = [first, *others]
-            faults = []
+            faults: list[Unavailable] = []
             for server in [s for s in every if not s.rests] or every:
                 try:
                     found = await send(server)
@@ -104,7 +104,7 @@ class Group:
                     return found, server
                 except Unavailable as fault:
                     faults.append(self._lost(server, fault))
-            raise Unavailable("; ".join(faults))
+            raise _all_of(faults)
 
         return await self._patience.ask_async(attempt)
 
@@ -129,11 +129,13 @@ class Group:
                     failed[server] = 0
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    def _lost(self, server: Server, fault: Unavailable) -> str:
+    def _lost(self, server: Server, fault: Unavailable) -> Unavailable:
         if not server.was_lost and len(self.servers) > 1:
             self._print(f"{server} does not answer ({fault}); its sessions go on at another server")
         server.lost()
-        return str(fault) if len(self.servers) == 1 else f"{server}: {fault}"
+        if len(self.servers) == 1:
+            return fault
+        return Unavailable(f"{server}: {fault}", f"{fault.retry_after_s:.0f}")
 
     def _answered(self, server: Server) -> None:
         if server.answered() and len(self.servers) > 1:
@@ -147,3 +149,9 @@ class Group:
             f"{self.name} {problem} Start it again, correct model.engine.url, or raise "
             "model.engine.patience_s."
         )
+
+
+def _all_of(faults: Sequence[Unavailable]) -> Unavailable:
+    """Several servers' faults as one, which waits for the longest of them."""
+    waits_s = max(fault.retry_after_s for fault in faults)
+    return Unavailable("; ".join(map(str, faults)), f"{waits_s:.0f}")

@@ -24,12 +24,16 @@ _STARTS = 4
 _LIVED_S = 120.0
 _END_S = 15.0
 """Seconds that the server has to end by itself."""
+_told: list[bool] = []
+"""Signals to end."""
 
 
 def main(log: str, *command: str) -> int:
     """Keep the server. Returns its exit code if it cannot be kept, or else 0."""
     with contextlib.suppress(PermissionError):  # it leads one already
         os.setsid()  # Ctrl-C in a terminal is for whoever began this
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: _told.append(True))
     starts = 0
     while True:
         with Path(log).open("ab") as file:
@@ -57,8 +61,8 @@ def main(log: str, *command: str) -> int:
 def _wait(server: subprocess.Popen[bytes]) -> bool:
     """Wait until the server has ended, which is True, or whoever began this has."""
     while server.poll() is None:
-        if select.select([sys.stdin], [], [], 0.5)[0] and not sys.stdin.read(1):
-            return False
+        if _told or select.select([sys.stdin], [], [], 0.5)[0]:
+            return False  # it closed, or something was written to it
     return True
 
 

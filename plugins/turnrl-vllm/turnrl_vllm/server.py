@@ -18,6 +18,10 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0
 """How long a server that was lost is left alone, after the first failure and at most."""
 
 
+_OF_THE_REQUEST = ("Call to add_lora method failed", "Call to collective_rpc method failed")
+"""What vLLM says with status 500 where it does not take weights, and is well otherwise."""
+
+
 class Refused(Exception):
     """The server answered, and does not do it.
 
@@ -47,8 +51,10 @@ class Server:
         """The name under which it serves the base."""
         self.has: set[str] = set()
         """Names of adapters that it has, as far as is known."""
-        self.is_proven = False
-        """Whether its log-probabilities were found to be the learner's."""
+        self.proven = ""
+        """The weights with which its log-probabilities were last found to be the learner's."""
+        self.mending = asyncio.Lock()
+        """Held by who gives it weights again."""
         self.was_lost = False
         self._key, self._timeout_s = key, timeout_s
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
@@ -75,8 +81,8 @@ class Server:
         self._failures += 1
         pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 8))
         self._rests_until = time.monotonic() + pause_s
-        self.was_lost, self.is_proven = True, False
-        self.has.clear()
+        self.was_lost = True
+        self.has = set()
 
     def answered(self) -> bool:
         """It answered. True if it was lost before."""
@@ -94,7 +100,8 @@ class Server:
             Unavailable: If there is none, or it may be another one later.
             Refused: If the server does not do it.
         """
-        with httpx2.Client(headers=self._headers, timeout=within_s or _SHORT_S) as client:
+        timeout = within_s or _SHORT_S
+        with httpx2.Client(headers=self._headers, timeout=timeout, trust_env=False) as client:
             with self._told():
                 response = client.request(method, self.url + path, json=body)
             return self._read(response)
@@ -129,7 +136,7 @@ class Server:
 
     def give_up_calls(self) -> None:
         """End the requests under way, as if the server had broken them off."""
-        for call in self._calls:
+        for call in [*self._calls]:
             call.cancel()
 
     async def close(self) -> None:
@@ -144,7 +151,9 @@ class Server:
             # vLLM closes a connection that was idle for 5 s, which a request would learn too late
             limits = httpx2.Limits(keepalive_expiry=2.0)
             # a turn has a time of its own: a server samples many at once, each for long
-            client = httpx2.AsyncClient(headers=self._headers, limits=limits, timeout=None)
+            client = httpx2.AsyncClient(
+                headers=self._headers, limits=limits, timeout=None, trust_env=False
+            )
             self._client = loop, client
         return self._client[1]
 
@@ -172,7 +181,8 @@ class Server:
                     return response.text  # a sentence
                 raise Refused(status, "an answer that is no JSON") from None
         problem = self._clean(_complaint(response))
-        if status in (408, 425, 429) or status >= 500:
+        of_the_request = any(sign in problem for sign in _OF_THE_REQUEST)
+        if status in (408, 425, 429) or (status >= 500 and not of_the_request):
             raise Unavailable(f"status {status}: {problem}", response.headers.get("retry-after"))
         raise Refused(status, problem)
 

@@ -79,6 +79,8 @@ class Started:
         if policy.lora is not None:
             rank = next((one for one in _RANKS if one >= policy.lora.r), policy.lora.r)
             own += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(adapters)]
+        if model == policy.folder and policy.origin.revision is not None:
+            own += ["--revision", policy.origin.revision]
         serve = [python, "-m", "vllm.entrypoints.cli.main", "serve", model]
         log.parent.mkdir(parents=True, exist_ok=True)
         self._keeper = subprocess.Popen(
@@ -111,6 +113,8 @@ class Started:
 
     def close(self) -> None:
         """End it."""
+        # not only by closing the pipe, whose end a forked process of the run may have as well
+        self._keeper.terminate()
         if self._keeper.stdin is not None:
             self._keeper.stdin.close()
         self._keeper.wait()

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, final
 
 from turnrl import EngineError, Policy, RecipeError, SampledPolicy
 from turnrl.servers import Unavailable
 from turnrl_vllm.server import Refused, Server
 
+if TYPE_CHECKING:
+    from torch import Tensor
+
 _TEXT = "Which river flows through the capital of France? Answer in one word: "
 """Read by both: a tokenizer, and a model, show there whether they are the same."""
-_TOKENS, _HEAT = 24, 0.6
-"""Length and temperature of the trial. At 1, those from before the temperature would pass."""
+_MOST, _HEAT = 16, 0.6
+"""Tokens and temperature of the trial. At 1, those from before the temperature would pass."""
 
 
 def examine(server: Server, policy: SampledPolicy, max_tokens: int, base: str | None) -> str:
@@ -95,40 +99,73 @@ def _takes_adapters(server: Server, rank: int) -> None:
         ) from error
 
 
-def gap(policy: SampledPolicy, prompt: list[int], answer: Any, heat: float) -> float:
-    """Mean difference of log-probabilities of sampled tokens, in nats: a server's and the
-    learner's."""
-    ids, theirs = read_choice(answer)
-    rows = [([*prompt, *ids], [False] * len(prompt) + [True] * len(ids))]
-    own = policy.read(rows, temperature=heat)[0].logprobs.tolist()
-    gaps = [abs(a - b) for a, b in zip(own, theirs, strict=True)]
-    return float(sum(gaps)) / len(ids)
+@final
+class Reference:
+    """What the learner says with some weights after each of several beginnings of a text. A server
+    is compared with it at any time, whatever the learner is by then.
+
+    Args:
+        prompts: The beginnings, N of them.
+        logits: (N, V).
+    """
+
+    def __init__(self, prompts: Sequence[list[int]], logits: Tensor) -> None:
+        self.prompts = prompts
+        self._logits = logits
+
+    def request(self) -> dict[str, Any]:
+        """Asks a server for a token after each beginning."""
+        return turn([], 1, _HEAT) | {"prompt": self.prompts, "ignore_eos": True}
+
+    def gap(self, answer: Any, heat: float = _HEAT) -> float:
+        """Mean difference of log-probabilities, in nats: a server's tokens and the learner's."""
+        own = (self._logits / heat).log_softmax(-1)
+        gaps: list[float] = []
+        for choice in sorted(answer["choices"], key=lambda one: int(one["index"])):
+            (token,), (theirs,) = read_choice({"choices": [choice]})
+            gaps.append(abs(float(own[len(gaps), token]) - theirs))
+        return sum(gaps) / len(gaps)
 
 
-def prove(server: Server, policy: SampledPolicy, ask: Any, most: float) -> float:
-    """Compare a server's log-probabilities with the learner's on a trajectory that it samples.
+def reference(policy: SampledPolicy) -> Reference:
+    """What the policy says with its weights as they are now."""
+    import torch
+
+    network = policy.load()
+    ids = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"][:_MOST]
+    was_training = network.training
+    network.eval()
+    try:
+        with torch.no_grad():
+            read = torch.tensor([ids], device=next(network.parameters()).device)
+            hidden = policy.hidden(read, None, torch.arange(len(ids)).to(read)[None])
+            logits = policy.logits(hidden)[0].float().cpu()
+    finally:
+        network.train(was_training)
+    return Reference([ids[: n + 1] for n in range(len(ids))], logits)
+
+
+def prove(server: Server, wanted: Reference, answer: Any, most: float) -> float:
+    """Compare a server's log-probabilities with the learner's.
 
     Args:
         server: The server.
-        policy: The learner, with the same weights.
-        ask: Sends a request for a turn to the server, with the newest version.
+        wanted: What the learner says.
+        answer: The server's answer to its request.
         most: The largest mean difference, in nats.
     Returns:
         The difference.
     Raises:
         EngineError: If it is larger, with the likeliest cause.
     """
-    prompt = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
-    answer = ask(server, turn(prompt, _TOKENS, _HEAT) | {"ignore_eos": True})
-    found = gap(policy, prompt, answer, _HEAT)
+    found = wanted.gap(answer)
     if found <= most:
-        server.is_proven = True
         return found
     cause = (
         "It has other weights: another base than model.policy.model, or an older adapter. Start it "
         "again with the model that training begins from."
     )
-    if gap(policy, prompt, answer, 1.0) < found / 4:
+    if wanted.gap(answer, 1.0) < found / 4:
         cause = (
             "It gives log-probabilities from before the temperature. Start it with "
             "--logprobs-mode processed_logprobs."

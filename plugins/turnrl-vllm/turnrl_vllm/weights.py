@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import secrets
 import shutil
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
@@ -17,6 +19,7 @@ from turnrl import EngineError, SampledPolicy, adapted_layers
 from turnrl.servers import Unavailable
 from turnrl_vllm.group import Group
 from turnrl_vllm.server import Refused, Server
+from turnrl_vllm.trial import Reference, prove, reference
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -24,53 +27,133 @@ if TYPE_CHECKING:
 _RELOAD = "/collective_rpc"
 
 
+@dataclass(eq=False)
+class Published:
+    """Weights that the servers were given.
+
+    Args:
+        version: Optimiser steps behind them. Several may have the same: a checkpoint was loaded.
+        name: Their name, which no others ever have.
+        folder: Their files.
+        reference: What the learner says with them.
+    """
+
+    version: int
+    name: str
+    folder: Path
+    reference: Reference
+    turns: int = field(default=0, init=False)
+    """Turns under way with them."""
+
+
 class Weights(ABC):
-    """The versions that the servers have.
+    """The versions that the servers have. Turns are sampled on the event loop's thread, and
+    versions are published on another.
 
     Args:
         policy: Whose weights act.
         group: The servers.
         folder: A folder that this process writes and the servers read.
         keeps: So many versions are kept.
+        most_gap: See `prove`.
     """
 
-    def __init__(self, policy: SampledPolicy, group: Group, folder: Path, keeps: int) -> None:
+    def __init__(
+        self, policy: SampledPolicy, group: Group, folder: Path, keeps: int, most_gap: float
+    ) -> None:
         self.policy, self.group, self.folder, self.keeps = policy, group, folder, keeps
-        self.newest = -1
-        """The newest version."""
+        self.gap = 0.0
+        """Of the last trial."""
+        self._most_gap = most_gap
+        self._run = secrets.token_hex(4)  # other runs may use the same servers
+        self._numbers = itertools.count()
+        self._lock = threading.Condition()
+        self._every: list[Published] = []
+        """All that the servers may still have, the newest last."""
 
-    @abstractmethod
+    @property
+    def newest(self) -> Published:
+        """The weights that act in new sessions."""
+        with self._lock:
+            return self._every[-1]
+
     def publish(self, version: int) -> None:
-        """Let the servers sample with the weights as they are now.
+        """Let the servers sample with the weights as they are now, and find out that they do.
 
         Raises:
-            EngineError: If no server can be reached, or one refuses.
+            EngineError: If no server can be reached, one refuses, or one has other weights.
         """
+        name = f"turnrl-{self._run}-{next(self._numbers)}"
+        new = Published(version, name, self.folder / name, reference(self.policy))
+        write(self.policy, new.folder)
+        self._give(new)
+        for old in self._dropped():
+            self._forget(old)
+            shutil.rmtree(old.folder, ignore_errors=True)
+
+    @contextlib.contextmanager
+    def turn(self, began: Published) -> Iterator[None]:
+        """Within it the weights are not dropped.
+
+        Raises:
+            RuntimeError: If they are no longer kept.
+        """
+        with self._lock:
+            if not self.keeps_on(began):
+                raise RuntimeError("a session ends when its weights are gone: open a new one")
+            began.turns += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                began.turns -= 1
+
+    def keeps_on(self, began: Published) -> bool:
+        """Whether turns can be sampled for a session that began with these weights."""
+        with self._lock:
+            return began in self._every[-self.keeps :]
 
     @abstractmethod
-    async def sample(self, server: Server, version: int, body: dict[str, Any]) -> tuple[Any, int]:
+    def _give(self, new: Published) -> None:
+        """Let the servers have the weights, and add them to `_every`."""
+
+    def _forget(self, old: Published) -> None:  # noqa: B027 - what is replaced needs nothing
+        """Let the servers forget weights."""
+
+    @abstractmethod
+    async def sample(
+        self, server: Server, began: Published, body: dict[str, Any]
+    ) -> tuple[Any, int]:
         """A server's answer to a request for a turn, and the version that sampled it.
 
         Args:
             server: The server.
-            version: The one that is asked for.
+            began: The weights of the session.
             body: The request, without the name of a model.
         Raises:
             Unavailable: If the server cannot be reached.
             Refused: If it does not do it.
+            EngineError: If it has other weights.
         """
-
-    @abstractmethod
-    def ask(self, server: Server, body: dict[str, Any]) -> Any:
-        """A server's answer to the same with the newest version, outside of the event loop."""
-
-    @abstractmethod
-    def has(self, version: int) -> bool:
-        """Whether turns can be sampled for a session that began with this version."""
 
     def close(self) -> None:
         """Remove the files, and what the servers have of them."""
+        with self._lock:
+            every, self._every = self._every, []
+        for old in every:
+            self._forget(old)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _dropped(self) -> list[Published]:
+        """Take out what is kept no longer and acts no longer."""
+        with self._lock:
+            old = [one for one in self._every[: -self.keeps] if not one.turns]
+            self._every = [one for one in self._every if one not in old]
+        return old
+
+    def _prove(self, server: Server, new: Published, answer: Any) -> None:
+        self.gap = prove(server, new.reference, answer, self._most_gap)
+        server.proven = new.name
 
 
 @final
@@ -78,152 +161,127 @@ class Adapters(Weights):
     """The adapter alone, under a new name for each version. A name is never loaded twice, because
     vLLM's cache of prefixes goes by it."""
 
-    def __init__(self, policy: SampledPolicy, group: Group, folder: Path, keeps: int) -> None:
-        super().__init__(policy, group, folder, keeps)
-        self._run = secrets.token_hex(4)  # other runs may use the same servers
-        self._under_way: dict[int, int] = {}
-        """Requests under way, by version; of all versions that the servers have."""
+    def _give(self, new: Published) -> None:
+        def give(server: Server) -> None:
+            with _refusals(server, self.folder):
+                server.ask("POST", "/v1/load_lora_adapter", _order(new))
+            body = new.reference.request() | {"model": new.name}
+            self._prove(server, new, server.ask("POST", "/v1/completions", body))
+            server.has.add(new.name)
 
-    def publish(self, version: int) -> None:
-        folder = self.folder / str(version)
-        write(self.policy, folder)
-        self._under_way[version] = 0
-        self.group.ask(lambda server: self._load(server, version))
-        self.newest = version
-        for old in sorted(self._under_way)[: -self.keeps]:
-            if not self._under_way[old]:
-                del self._under_way[old]
-                self._unload(old)
-
-    async def sample(self, server: Server, version: int, body: dict[str, Any]) -> tuple[Any, int]:
-        body = body | self._model(version)
-        self._under_way[version] += 1
+        with self._lock:
+            self._every.append(new)
         try:
-            if self.name(version) in server.has:
-                try:
-                    return await server.ask_async("/v1/completions", body), version
-                except Refused as error:
-                    if error.status != 404:
-                        raise
-                # it was started again since, and has forgotten its adapters
-                server.has.clear()
-            await self._load_async(server, version)
-            return await server.ask_async("/v1/completions", body), version
-        finally:
-            self._under_way[version] -= 1
+            self.group.ask(give)
+        except BaseException:
+            with self._lock:
+                self._every.remove(new)
+            raise
 
-    def ask(self, server: Server, body: dict[str, Any]) -> Any:
-        return server.ask("POST", "/v1/completions", body | self._model(self.newest))
-
-    def has(self, version: int) -> bool:
-        return version in sorted(self._under_way)[-self.keeps :]
-
-    def name(self, version: int) -> str:
-        """The name of a version's adapter."""
-        return f"turnrl-{self._run}-{version}"
-
-    def _model(self, version: int) -> dict[str, str]:
-        return {"model": self.name(version)}
-
-    def _order(self, version: int) -> dict[str, str]:
-        return {"lora_name": self.name(version), "lora_path": str(self.folder / str(version))}
-
-    def _load(self, server: Server, version: int) -> None:
+    async def sample(
+        self, server: Server, began: Published, body: dict[str, Any]
+    ) -> tuple[Any, int]:
+        body = body | {"model": began.name}
+        async with server.mending:
+            if began.name not in server.has:
+                await self._give_again(server, began)
+            has = server.has
         try:
-            server.ask("POST", "/v1/load_lora_adapter", self._order(version))
+            return await server.ask_async("/v1/completions", body), began.version
         except Refused as error:
-            self._unless_loaded(server, error)
-        server.has.add(self.name(version))
+            if error.status != 404:
+                raise
+        # it was started again since, and has forgotten its adapters
+        async with server.mending:
+            if server.has is has:  # no other turn has found that out before
+                server.has = set()
+            if began.name not in server.has:
+                await self._give_again(server, began)
+        return await server.ask_async("/v1/completions", body), began.version
 
-    async def _load_async(self, server: Server, version: int) -> None:
-        try:
-            await server.ask_async("/v1/load_lora_adapter", self._order(version))
-        except Refused as error:
-            self._unless_loaded(server, error)
-        server.has.add(self.name(version))
+    async def _give_again(self, server: Server, old: Published) -> None:
+        with _refusals(server, self.folder):
+            try:
+                await server.ask_async("/v1/load_lora_adapter", _order(old))
+            except Refused as error:
+                if "already been loaded" not in error.problem:  # it was only slow to answer before
+                    raise
+        body = old.reference.request() | {"model": old.name}
+        self._prove(server, old, await server.ask_async("/v1/completions", body))
+        server.has.add(old.name)
 
-    def _unless_loaded(self, server: Server, error: Refused) -> None:
-        if "already been loaded" not in error.problem:
-            raise refused_adapter(server, error, self.folder)
-
-    def close(self) -> None:
-        for version in self._under_way:
-            self._unload(version)
-        self._under_way.clear()
-        super().close()
-
-    def _unload(self, version: int) -> None:
-        """Let the servers forget a version; one that cannot be reached has nothing to forget."""
-        name = self.name(version)
+    def _forget(self, old: Published) -> None:
         for server in self.group.servers:
-            if name in server.has:
-                server.has.discard(name)
+            if old.name in server.has:  # one that was lost has nothing to forget
+                server.has.discard(old.name)
                 with contextlib.suppress(Unavailable, Refused):
-                    server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}, within_s=5)
-        shutil.rmtree(self.folder / str(version), ignore_errors=True)
+                    body = {"lora_name": old.name}
+                    server.ask("POST", "/v1/unload_lora_adapter", body, within_s=5)
 
 
 @final
 class WholeModel(Weights):
     """All weights, in place of those before. Turns that are under way end first, and nothing that
-    was read with older weights is used again (`cache_salt`)."""
+    was read with older weights is used again: each time that a server reads weights, what it reads
+    from then on has a salt of its own."""
 
-    def __init__(self, policy: SampledPolicy, group: Group, folder: Path, keeps: int) -> None:
-        super().__init__(policy, group, folder, keeps)
-        self._lock = threading.Condition()
-        self._under_way, self._changing = 0, False
-        self._has: dict[Server, int] = {}
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self._requests, self._changing = 0, False
+        self._salts: dict[str, str] = {}
+        """By server, the salt since it read the newest weights."""
 
-    def publish(self, version: int) -> None:
-        folder = self.folder / str(version)
-        write(self.policy, folder)
+    def _give(self, new: Published) -> None:
+        def give(server: Server) -> None:
+            self._salts.pop(server.url, None)
+            with _refusals(server, self.folder):
+                server.ask("POST", _RELOAD, _reload(new), within_s=600)
+            salt = secrets.token_hex(8)
+            body = new.reference.request() | self._whole(server, salt)
+            self._prove(server, new, server.ask("POST", "/v1/completions", body))
+            self._salts[server.url] = salt
+
         with self._changed():
-            self.group.ask(lambda server: self._load(server, folder, version))
-            old, self.newest = self.newest, version
-        if old != version:
-            shutil.rmtree(self.folder / str(old), ignore_errors=True)
+            self._salts.clear()
+            self.group.ask(give)
+            with self._lock:
+                self._every.append(new)
 
-    async def sample(self, server: Server, version: int, body: dict[str, Any]) -> tuple[Any, int]:
+    async def sample(
+        self, server: Server, began: Published, body: dict[str, Any]
+    ) -> tuple[Any, int]:
         while not self._enter():
             await asyncio.sleep(0.01)
         try:
-            version = self.newest
-            if server.was_lost or self._has.get(server) != version:
-                # it may have been started again since, with the weights that training began from
-                where = self.folder / str(version)
-                await server.ask_async(_RELOAD, _reload(where))
-                self._has[server] = version
-            return await server.ask_async("/v1/completions", self._whole(server, body)), version
+            acts = self.newest
+            async with server.mending:
+                if server.was_lost or server.url not in self._salts:
+                    # it may have been started again, with the weights that training began from
+                    await self._give_again(server, acts)
+            salted = body | self._whole(server, self._salts[server.url])
+            return await server.ask_async("/v1/completions", salted), acts.version
         finally:
             self._leave()
 
-    def ask(self, server: Server, body: dict[str, Any]) -> Any:
-        return server.ask("POST", "/v1/completions", self._whole(server, body))
+    async def _give_again(self, server: Server, acts: Published) -> None:
+        with _refusals(server, self.folder):
+            await server.ask_async(_RELOAD, _reload(acts))
+        salt = secrets.token_hex(8)
+        body = acts.reference.request() | self._whole(server, salt)
+        self._prove(server, acts, await server.ask_async("/v1/completions", body))
+        self._salts[server.url] = salt
+        server.was_lost = False
 
-    def has(self, version: int) -> bool:
-        return version > self.newest - self.keeps or version == self.newest
-
-    def _whole(self, server: Server, body: dict[str, Any]) -> dict[str, Any]:
-        return body | {"model": server.base, "cache_salt": f"turnrl {self.newest}"}
-
-    def _load(self, server: Server, folder: Path, version: int) -> None:
-        try:
-            server.ask("POST", _RELOAD, _reload(folder), within_s=600)
-        except Refused as error:
-            raise EngineError(
-                f"vLLM at {server} does not read weights from {str(folder)!r} ({error}). It needs "
-                "VLLM_SERVER_DEV_MODE=1 in its environment and has to see this folder "
-                "(model.engine.folder). Or train an adapter: model.policy.lora."
-            ) from error
-        self._has[server] = version
+    def _whole(self, server: Server, salt: str) -> dict[str, Any]:
+        return {"model": server.base, "cache_salt": salt}
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:
-        """Within it no turn is under way."""
-        with self._lock:
-            self._changing = True
-            self._lock.wait_for(lambda: not self._under_way)
+        """Within it no request for a turn is under way."""
         try:
+            with self._lock:
+                self._changing = True
+                self._lock.wait_for(lambda: not self._requests)
             yield
         finally:
             with self._lock:
@@ -231,12 +289,12 @@ class WholeModel(Weights):
 
     def _enter(self) -> bool:
         with self._lock:
-            self._under_way += not self._changing
+            self._requests += not self._changing
             return not self._changing
 
     def _leave(self) -> None:
         with self._lock:
-            self._under_way -= 1
+            self._requests -= 1
             self._lock.notify_all()
 
 
@@ -276,23 +334,38 @@ def _write_whole(network: PreTrainedModel, folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def refused_adapter(server: Server, error: Refused, folder: Path) -> EngineError:
-    """Why a server has not loaded an adapter, and the next step."""
-    step = "Look into its log."
-    if error.status == 404 and "no adapter found" in error.problem.lower():
-        step = (
+@contextlib.contextmanager
+def _refusals(server: Server, folder: Path) -> Iterator[None]:
+    """A server that does not take weights, as an error with the next step. vLLM answers some of
+    these with a status that says that it is in trouble itself."""
+    try:
+        yield
+    except Refused as error:
+        raise EngineError(
+            f"vLLM at {server} does not take weights ({error}). {_step(error, folder)}"
+        ) from error
+
+
+def _step(error: Refused, folder: Path) -> str:
+    told = error.problem.lower()
+    if "rank" in told:
+        return "Start it with a larger --max-lora-rank, or lower model.policy.lora.r."
+    if "no adapter found" in told or "repo id" in told or "no such file" in told:
+        return (
             f"It does not see the folder {str(folder)!r}. Set model.engine.folder to one that both "
-            "see."
+            "see and may read."
         )
-    elif "rank" in error.problem.lower():
-        step = "Start it with a larger --max-lora-rank, or lower model.policy.lora.r."
-    elif error.status in (404, 405):
-        step = (
+    if error.status in (404, 405):
+        return (
             "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its "
-            "environment."
+            "environment; or, to train all weights, with VLLM_SERVER_DEV_MODE=1."
         )
-    return EngineError(f"vLLM at {server} does not load an adapter ({error}). {step}")
+    return "Look into its log."
 
 
-def _reload(folder: Path) -> dict[str, Any]:
-    return {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+def _order(one: Published) -> dict[str, str]:
+    return {"lora_name": one.name, "lora_path": str(one.folder)}
+
+
+def _reload(one: Published) -> dict[str, Any]:
+    return {"method": "reload_weights", "kwargs": {"weights_path": str(one.folder)}}
