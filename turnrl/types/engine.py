@@ -229,7 +229,7 @@ class Engine(Sampler):
             has to read their histories again.
         importance_cap: `objective.importance_cap` where a recipe gives none. An engine sets it if
             its log-probabilities are not quite the learner's, because it computes them with other
-            programs.
+            programs. A recipe that wants no correction gives a large number.
         memory_setting: The recipe's setting of the memory that it samples with, such as
             `model.engine.kv_memory`. Messages tell you to raise it for more sessions, and to lower
             it if a GPU's memory runs out. None names no setting.

@@ -185,10 +185,13 @@ class VLLM(Engine):
             if not isinstance(policy, Policy):
                 raise RecipeError("VLLM with python serves a turnrl.Policy. Give url in its place.")
         for server in self._servers():
-            try:
-                examine(server, policy, max_tokens, self.base)
-            except Unavailable as fault:
-                raise unreachable(server, fault) from fault
+            self._examined(server, policy, max_tokens)
+
+    def _examined(self, server: Server, policy: SampledPolicy, max_tokens: int) -> str:
+        try:
+            return examine(server, policy, max_tokens, self.base)
+        except Unavailable as fault:
+            raise unreachable(server, fault) from fault
 
     def rehearsal(self) -> AbstractContextManager[Engine]:
         """See `Engine.rehearsal`. The servers have the run's base, and a rehearsal a small one of
@@ -199,6 +202,8 @@ class VLLM(Engine):
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. It starts the server, if that is what was asked for."""
         home = Path(tempfile.mkdtemp(prefix="turnrl-vllm-", dir=self._home()))
+        if self.folder is not None:
+            home.chmod(0o755)  # servers of other users read it
         try:
             self._start(policy, max_tokens, home)
         except BaseException:
@@ -222,8 +227,10 @@ class VLLM(Engine):
             )
             servers = [Server(started.url, started.key, self.timeout_s)]
             started.wait(lambda: _is_up(servers[0]), self.start_s)
-        self._group = Group(servers, self.patience_s)
-        versions = self._group.ask(lambda server: examine(server, policy, max_tokens, self.base))
+        # one of its own that died takes as long to come back as it took to start
+        patience_s = self.patience_s + (self.start_s if self.python is not None else 0)
+        self._group = Group(servers, patience_s)
+        versions = [self._examined(server, policy, max_tokens) for server in servers]
         kind = Adapters if has_adapter else WholeModel
         self._weights = kind(policy, self._group, home, self.keeps, self.most_gap)
         self._held.clear()

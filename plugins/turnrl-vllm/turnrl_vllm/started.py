@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import subprocess
@@ -132,6 +133,10 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _tail(log: Path, lines: int = 12) -> str:
+def _tail(log: Path, most: int = 12) -> str:
+    """The end of a log, after the lines before it that name an error: vLLM's own cause stands far
+    above its last line."""
     text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    return visible("\n".join(text.splitlines()[-lines:]))
+    lines = [line for line in text.splitlines() if not line.startswith("turnrl: ")]
+    named = [line for line in lines[:-most] if re.search(r"\w+Error: |\berror: ", line)]
+    return visible("\n".join([*dict.fromkeys(named[-4:]), *lines[-most:]]))
