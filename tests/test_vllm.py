@@ -28,6 +28,7 @@ import vllm_stand_in
 from commands import RECIPE
 from nursery import python
 from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_loop, record
+from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
 from turnrl_vllm import group as group_of_servers
 from turnrl_vllm.engine import VLLM
@@ -184,6 +185,30 @@ def test_other_weights_of_the_same_version_are_in_force(stand, tiny_model, whole
     engine.close()
 
 
+def test_a_server_that_took_weights_and_was_late_to_say_so_is_asked_again(
+    stand, tiny_model, monkeypatch
+):
+    policy = adapted(tiny_model)
+    engine = VLLM(url=stand().url)
+    engine.start(policy, 64)
+    server, late = engine._group.servers[0], []
+    send = server.ask
+
+    def asks(method, path, body=None, within_s=0):
+        answer = send(method, path, body, within_s)
+        if path == "/v1/load_lora_adapter" and not late:
+            late.append(path)
+            raise Unavailable("timed out")
+        return answer
+
+    monkeypatch.setattr(server, "ask", asks)
+    engine.sync(0)
+    assert late
+    done = on_loop(turn(engine.open(PROMPT)))
+    assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
+    engine.close()
+
+
 def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model, monkeypatch):
     policy = adapted(tiny_model)
     engine = VLLM(url=stand().url)
@@ -239,10 +264,10 @@ def test_a_server_that_cannot_serve_is_told_before_weights_load(
     assert "takes no adapters while it runs" in message
     assert "--max-lora-rank 32" in message
     locked = stand("--api-key", "a-secret-of-mine")
-    monkeypatch.setenv("VLLM_API_KEY", "another")
+    monkeypatch.setenv("VLLM_API_KEY", "a-wrong-key")
     message = told(VLLM(url=locked.url), policy)
     assert "refuses the key" in message
-    assert "VLLM_API_KEY" not in message or "another" not in message
+    assert "a-wrong-key" not in message
     monkeypatch.setenv("VLLM_API_KEY", "a-secret-of-mine")
     VLLM(url=locked.url).check(policy, 64)
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
@@ -306,6 +331,7 @@ def test_another_base_is_told_by_its_log_probabilities(stand, tiny_model, tmp_pa
         ({"url": "http://a:1", "python": "python"}, "both url and python"),
         ({"url": "http://a:1/v1"}, "without /v1"),
         ({"url": []}, "give an address"),
+        ({"python": "python", "base": "mine"}, "what a given server serves"),
         ({"url": ["http://a:1", "http://a:1"]}, "several different ones"),
         ({"url": "a:1"}, "must look like"),
         ({"url": "http://me:pass@a:1"}, "without /v1, a password"),

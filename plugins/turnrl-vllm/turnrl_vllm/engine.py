@@ -36,7 +36,7 @@ from turnrl.servers import Unavailable
 from turnrl_vllm.group import Group
 from turnrl_vllm.server import Refused, Server
 from turnrl_vllm.started import Started, check_python
-from turnrl_vllm.trial import examine, read_choice, turn, unreachable
+from turnrl_vllm.trial import examine, read_choice, turn
 from turnrl_vllm.weights import Adapters, Published, Weights, WholeModel, write
 
 _Reason = Literal["end", "stop", "length"]
@@ -159,6 +159,11 @@ class VLLM(Engine):
                 "model.engine.arguments are for a server that the run starts, and model.engine.url "
                 "gives one. Start that one with them, or give python."
             )
+        if self.base is not None and self.url is None:
+            raise RecipeError(
+                "model.engine.base names what a given server serves, and the run starts one here. "
+                "Leave it out."
+            )
         at_least(1, "model.engine.", self, "keeps", whole=True, optional=False)
         least = ("patience_s", "timeout_s", "start_s", "most_gap")
         at_least(0, "model.engine.", self, *least, optional=False)
@@ -191,7 +196,10 @@ class VLLM(Engine):
         try:
             return examine(server, policy, max_tokens, self.base)
         except Unavailable as fault:
-            raise unreachable(server, fault) from fault
+            raise RecipeError(
+                f"vLLM at {server} does not answer ({fault}). Start it, or correct "
+                "model.engine.url."
+            ) from fault
 
     def rehearsal(self) -> AbstractContextManager[Engine]:
         """See `Engine.rehearsal`. The servers have the run's base, and a rehearsal a small one of
@@ -363,9 +371,11 @@ def _read(answer: Any, sampling: Sampling) -> tuple[tuple[int, ...], tuple[float
     Raises:
         Unavailable: If the server broke it off.
     """
-    with contextlib.suppress(LookupError, TypeError):
-        if (why := answer["choices"][0]["finish_reason"]) not in ("stop", "length"):
-            raise Unavailable(f"it ended a turn by {why}")
+    why = "length"
+    with contextlib.suppress(LookupError, TypeError):  # of which `read_choice` tells
+        why = answer["choices"][0]["finish_reason"]
+    if why not in ("stop", "length"):
+        raise Unavailable(f"it ended a turn by {why}")
     tokens, logprobs = read_choice(answer)
     if tokens[-1] in sampling.end_ids:
         return tokens, logprobs, "end"

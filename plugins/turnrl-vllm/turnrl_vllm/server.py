@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, final
 
 import httpx2
@@ -16,8 +16,6 @@ _SHORT_S = 60.0
 """Seconds that a request may take which samples nothing."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0
 """How long a server that was lost is left alone, after the first failure and at most."""
-
-
 _OF_THE_REQUEST = ("Call to add_lora method failed", "Call to collective_rpc method failed")
 """What vLLM says with status 500 where it does not take weights, and is well otherwise."""
 
@@ -51,8 +49,6 @@ class Server:
         """The name under which it serves the base."""
         self.has: set[str] = set()
         """Names of adapters that it has, as far as is known."""
-        self.proven = ""
-        """The weights with which its log-probabilities were last found to be the learner's."""
         self.mending = asyncio.Lock()
         """Held by who gives it weights again."""
         self.was_lost = False
@@ -158,7 +154,7 @@ class Server:
         return self._client[1]
 
     @contextlib.contextmanager
-    def _told(self) -> Any:
+    def _told(self) -> Iterator[None]:
         """Faults of the connection as what they mean."""
         try:
             yield
@@ -199,6 +195,3 @@ def _complaint(response: httpx2.Response) -> object:
         error = told.get("error", told.get("detail"))
         return error["message"] if isinstance(error, Mapping) else error
     return response.text
-
-
-Send = Callable[[Server], Any]

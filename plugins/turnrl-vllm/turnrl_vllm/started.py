@@ -83,7 +83,6 @@ class Started:
         if model == policy.folder and policy.origin.revision is not None:
             own += ["--revision", policy.origin.revision]
         serve = [python, "-m", "vllm.entrypoints.cli.main", "serve", model]
-        log.parent.mkdir(parents=True, exist_ok=True)
         self._keeper = subprocess.Popen(
             [sys.executable, keeper.__file__, str(log), *serve, *own, *arguments],
             stdin=subprocess.PIPE,
@@ -105,7 +104,6 @@ class Started:
             ended = self._keeper.poll() is not None
             if ended or time.monotonic() - began > patience_s:
                 how = "ended" if ended else f"has not answered for {patience_s:g} s"
-                self.close()
                 raise EngineError(
                     f"vLLM {how} while it was starting. The end of its log, {str(self.log)!r}:\n"
                     f"{_tail(self.log)}"

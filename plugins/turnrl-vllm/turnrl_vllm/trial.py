@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from turnrl import EngineError, Policy, RecipeError, SampledPolicy
-from turnrl.servers import Unavailable
 from turnrl_vllm.server import Refused, Server
 
 if TYPE_CHECKING:
@@ -210,11 +209,4 @@ def read_choice(answer: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
     raise EngineError(
         "vLLM answered without token ids and their log-probabilities. It may be too old: turnrl "
         "was tried with 0.32."
-    )
-
-
-def unreachable(server: Server, fault: Unavailable) -> RecipeError:
-    """The error of a server that is not there before a run begins."""
-    return RecipeError(
-        f"vLLM at {server} does not answer ({fault}). Start it, or correct model.engine.url."
     )

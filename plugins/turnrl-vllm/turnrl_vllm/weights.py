@@ -144,6 +144,10 @@ class Weights(ABC):
             self._forget(old)
         shutil.rmtree(self.folder, ignore_errors=True)
 
+    def _add(self, new: Published) -> None:
+        with self._lock:
+            self._every.append(new)
+
     def _dropped(self) -> list[Published]:
         """Take out what is kept no longer and acts no longer."""
         with self._lock:
@@ -153,7 +157,6 @@ class Weights(ABC):
 
     def _prove(self, server: Server, new: Published, answer: Any) -> None:
         self.gap = prove(server, new.reference, answer, self._most_gap)
-        server.proven = new.name
 
 
 @final
@@ -169,14 +172,8 @@ class Adapters(Weights):
             self._prove(server, new, server.ask("POST", "/v1/completions", body))
             server.has.add(new.name)
 
-        with self._lock:
-            self._every.append(new)
-        try:
-            self.group.ask(give)
-        except BaseException:
-            with self._lock:
-                self._every.remove(new)
-            raise
+        self.group.ask(give)
+        self._add(new)
 
     async def sample(
         self, server: Server, began: Published, body: dict[str, Any]
@@ -201,11 +198,7 @@ class Adapters(Weights):
 
     async def _give_again(self, server: Server, old: Published) -> None:
         with _refusals(server, self.folder):
-            try:
-                await server.ask_async("/v1/load_lora_adapter", _order(old))
-            except Refused as error:
-                if "already been loaded" not in error.problem:  # it was only slow to answer before
-                    raise
+            await server.ask_async("/v1/load_lora_adapter", _order(old))
         body = old.reference.request() | {"model": old.name}
         self._prove(server, old, await server.ask_async("/v1/completions", body))
         server.has.add(old.name)
@@ -244,8 +237,7 @@ class WholeModel(Weights):
         with self._changed():
             self._salts.clear()
             self.group.ask(give)
-            with self._lock:
-                self._every.append(new)
+            self._add(new)  # before any turn is sampled with them
 
     async def sample(
         self, server: Server, began: Published, body: dict[str, Any]
@@ -336,11 +328,13 @@ def _write_whole(network: PreTrainedModel, folder: Path) -> None:
 
 @contextlib.contextmanager
 def _refusals(server: Server, folder: Path) -> Iterator[None]:
-    """A server that does not take weights, as an error with the next step. vLLM answers some of
-    these with a status that says that it is in trouble itself."""
+    """A server that does not take weights, as an error with the next step. One that has them, and
+    was only too slow to say so, took them."""
     try:
         yield
     except Refused as error:
+        if "already been loaded" in error.problem:
+            return
         raise EngineError(
             f"vLLM at {server} does not take weights ({error}). {_step(error, folder)}"
         ) from error
