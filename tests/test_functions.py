@@ -11,7 +11,6 @@ import inspect
 import json
 import math
 import re
-import statistics
 import sys
 import threading
 import time
@@ -443,18 +442,53 @@ def test_calls_of_a_function_that_waits_are_answered_at_the_same_time_and_in_ord
     assert time.perf_counter() - began < 1.5  # one after the other they take 3.3 s
 
 
+class Hand(Tool):
+    name, description = "double", "Double a number."
+
+    def __init__(self) -> None:
+        self.parameters = described(double).spec.parameters
+
+    def run(self, calls):
+        return [ToolResult(double(**call.arguments)) for call in calls]
+
+
+class AsyncHand(Hand):
+    async def run(self, calls):
+        return [ToolResult(await double_async(**call.arguments)) for call in calls]
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+@pytest.mark.parametrize(
+    ("function", "hand", "more"), [("double", Hand, 20), ("double_async", AsyncHand, 60)]
+)
+def test_a_tool_that_is_a_function_does_little_more_than_one_by_hand(function, hand, more, size):
+    """Counted in functions called for each call, as the time depends on what else runs."""
+
+    def called(tool: Any) -> float:
+        count = 0
+
+        def counted(frame: Any, event: str, argument: Any) -> None:
+            nonlocal count
+            count += event in ("call", "c_call")
+
+        async def batch() -> None:
+            calls = [ToolCall("double", {"n": 1})] * size
+            sys.setprofile(counted)
+            try:
+                given = tool.run(calls)
+                _ = await given if inspect.isawaitable(given) else given
+            finally:
+                sys.setprofile(None)
+
+        on_loop(batch())
+        return count / size
+
+    apart = called(FunctionTool(globals()[function], "double")) - called(hand())
+    assert 0 < apart < more
+
+
+@pytest.mark.slow  # a time: for a quiet machine
 def test_a_tool_that_is_a_function_costs_little_more_than_one_by_hand():
-    class Hand(Tool):
-        name, description = "double", "Double a number."
-        parameters = described(double).spec.parameters
-
-        def run(self, calls):
-            return [ToolResult(double(**call.arguments)) for call in calls]
-
-    class Async(Hand):
-        async def run(self, calls):
-            return [ToolResult(await double_async(**call.arguments)) for call in calls]
-
     def cpu(tool: Any, size: int, times: int) -> float:
         """Seconds a call, in batches of a size."""
         box = Toolbox([tool], str, size)
@@ -472,11 +506,12 @@ def test_a_tool_that_is_a_function_costs_little_more_than_one_by_hand():
     gc.collect()
     gc.disable()  # else the garbage of other tests counts
     try:
-        for function, hand in ((double, Hand()), (double_async, Async())):
+        for function, hand in ((double, Hand()), (double_async, AsyncHand())):
             tool = FunctionTool(function, "double")
             for size, times in ((1000, 1), (1, 500)):
                 pairs = [(cpu(tool, size, times), cpu(hand, size, times)) for _ in range(9)]
-                assert statistics.median(a - b for a, b in pairs) < 10e-6, (function, size)
+                ours, by_hand = map(min, zip(*pairs, strict=True))  # other work only adds
+                assert ours - by_hand < 10e-6, (function, size)
     finally:
         gc.enable()
 
