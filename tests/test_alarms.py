@@ -448,6 +448,7 @@ def test_two_fits_of_a_trainer_count_for_themselves(tiny_model, tmp_path):
     assert names.count("Alarms") == names.count("LambdaCallback") == 1
 
 
+@pytest.mark.slow
 def test_a_second_fit_of_a_module_begins_without_the_alarms_of_the_first(
     tiny_model, tmp_path, caplog
 ):
@@ -470,6 +471,7 @@ def test_a_second_fit_of_a_module_begins_without_the_alarms_of_the_first(
     assert all("nothing to learn from in iteration 1:" in one for one in (warned, again))
 
 
+@pytest.mark.slow
 def test_without_a_bar_an_alarm_is_logged(tiny_model, tmp_path, caplog):
     run = trainer(tmp_path, 12, [Silence()], limit_val_batches=0)
     it = module(tiny_model)
@@ -481,6 +483,7 @@ def test_without_a_bar_an_alarm_is_logged(tiny_model, tmp_path, caplog):
     ]
 
 
+@pytest.mark.slow
 def test_a_recipe_stops_at_an_alarm_with_an_exit_code(recipe, capsys):
     recipe["model"]["rollout"]["segmenter"] = "test_alarms.Quiet"
     recipe["trainer"] |= {
@@ -598,7 +601,7 @@ def warnings(caplog):
     ("alike", "warned"),
     [
         ((0, 1, 2, 3, 4), ["iteration 1"]),
-        ((1, 3), []),  # by chance
+        pytest.param((1, 3), [], marks=pytest.mark.slow),  # by chance
         ((1, 2, 3), ["iteration 4"]),
     ],
 )
@@ -615,7 +618,11 @@ def test_a_run_that_learns_nothing_is_warned_of_once(tiny_model, tmp_path, caplo
 @pytest.mark.parametrize(
     ("rewards", "begin"),
     [
-        ([], "nothing to learn from in iteration 1: every trajectory ran out of tokens before"),
+        pytest.param(
+            [],
+            "nothing to learn from in iteration 1: every trajectory ran out of tokens before",
+            marks=pytest.mark.slow,
+        ),
         (["--model.rewards", "[test_alarms.FirstToken]"], "no answer in iteration 1: every traj"),
     ],
 )

@@ -22,6 +22,7 @@ def test_other_questions_have_their_curves_in_every_row_with_a_validation(tiny_m
     assert [row["iteration"] for row in rows(tmp_path) if row["again/format"]] == ["0", "2"]
 
 
+@pytest.mark.slow
 def test_scoring_other_questions_leaves_the_run_as_it_is(tiny_model, tmp_path):
     own = [Question(f"q{n}", f"Which is {n}?", (str(n),)) for n in range(5)]
     trainer(tmp_path / "with", 2, [AlsoScore("own", own)]).fit(module(tiny_model), data())
@@ -34,6 +35,7 @@ def test_scoring_other_questions_leaves_the_run_as_it_is(tiny_model, tmp_path):
     assert column(tmp_path / "with", "own/exact_match") == [0.0] * 3
 
 
+@pytest.mark.slow
 def test_a_split_of_the_validations_source_is_scored_where_there_is_one(
     tiny_model, tmp_path, capsys
 ):

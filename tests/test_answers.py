@@ -53,7 +53,7 @@ from turnrl_rewards.answers import Choice, Math, Number
 from turnrl_rewards.belief import _accepted
 from turnrl_rewards.qa import AnswerPresent, AnswerRetrieved, ExactMatch, WellFormed
 
-PAIRS = 10_000
+PAIRS = 4_000
 
 
 def asking(*answers: str, rule: AnswerRule | None = None, text: str = "What?") -> Question:
@@ -670,6 +670,7 @@ def metrics(name="recipe"):
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_a_run_its_record_and_an_evaluation_go_by_the_recipes_rule(recipe, capsys):
     rule = ["--data.answers", f"{__name__}.anything"]
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1", *rule]) == 0

@@ -181,6 +181,7 @@ def test_play_says_before_it_loads_torch_that_a_run_from_python_has_no_recipe(by
     assert done.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_a_run_from_python_without_checkpoints_has_its_exported_policy(by_hand, tiny_model, capsys):
     it, run = by_hand
     shutil.rmtree(run / "checkpoints")
@@ -270,6 +271,7 @@ def test_data_takes_questions_and_sources_with_settings(tiny_model, tmp_path):
     assert len(rows(tmp_path)) == 2
 
 
+@pytest.mark.slow
 def test_a_recipe_may_hold_questions_and_settings_of_a_source(run):
     contents = yaml.safe_load((run / "recipe.yaml").read_text())
     contents["data"] |= {
@@ -331,6 +333,7 @@ def test_the_best_policy_is_kept_by_a_fresh_figure_and_goes_on_exactly(tiny_mode
     assert rows(tmp_path / "on") == rows(tmp_path / "whole")[-2:]
 
 
+@pytest.mark.slow
 def test_figures_that_are_not_fresh_choose_nothing(tiny_model, tmp_path):
     best = BestCheckpoint("val/reward/outcome", "min")
     it = scripted(tiny_model, [0.0, 9.0, 5.0, 1.0, 7.0])
@@ -339,6 +342,7 @@ def test_figures_that_are_not_fresh_choose_nothing(tiny_model, tmp_path):
     assert torch.load(path, weights_only=True)["epoch"] == 1
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The dirpath has changed")
 def test_lightnings_own_callback_keeps_the_last_ones(tiny_model, tmp_path):
     options = {"mode": "max", "save_top_k": 2, "save_on_train_epoch_end": True}
@@ -364,6 +368,7 @@ def test_ruined_weights_replace_no_good_checkpoint(tiny_model, tmp_path):
     assert weights(sane.policy).abs().max() < 1e3
 
 
+@pytest.mark.slow
 def test_early_stopping_sees_the_runs_own_rewards(tiny_model, tmp_path):
     stop = EarlyStopping("val/reward/outcome/scripted", mode="max", patience=1)
     it = scripted(tiny_model, [0.0, 5.0, 4.0, 3.0, 2.0, 1.0])
@@ -387,6 +392,7 @@ def loaded(it):
     return it
 
 
+@pytest.mark.slow
 def test_a_checkpoint_inside_an_iteration_is_named_by_its_own_step(tiny_model, tmp_path):
     every = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=1, save_top_k=-1)
     trainer(tmp_path, 2, [every]).fit(module(tiny_model), data())
@@ -515,6 +521,7 @@ def test_what_was_asked_has_a_score(tiny_model):
         it.scores(it.ask("Number 7?"))
 
 
+@pytest.mark.slow
 def test_a_run_whose_recipe_names_the_modules_class_is_loaded(run):
     contents = yaml.safe_load((run / "recipe.yaml").read_text())
     contents["model"] = {"class_path": "turnrl.MTGRPO", "init_args": contents["model"]}
@@ -523,6 +530,7 @@ def test_a_run_whose_recipe_names_the_modules_class_is_loaded(run):
     assert type(turnrl.load("runs/mine/version_0")) is MTGRPO
 
 
+@pytest.mark.slow
 def test_last_is_of_the_runs_own_name(run, capsys):
     named = ["--trainer.logger.init_args.name", "other"]
     assert main(["fit", "recipe.yaml", "--ckpt_path", "last", *named]) == 2
@@ -532,6 +540,7 @@ def test_last_is_of_the_runs_own_name(run, capsys):
     assert "checkpoint runs/other/version_0/checkpoints/last.ckpt" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_no_code_beside_a_checkpoint_is_imported(run):
     folder = run / "runs" / "recipe" / "version_0" / "checkpoints"
     (folder / "lurking.py").write_text("from worlds import Echo\n")

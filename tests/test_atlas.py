@@ -343,6 +343,7 @@ def test_the_starter_continues_a_good_call_by_reading_its_result(starter):
     assert right >= 18
 
 
+@pytest.mark.slow
 def test_what_the_policy_does_is_measured(starter, tmp_path, monkeypatch):
     from turnrl import Policy
     from turnrl_atlas.figures import Measured

@@ -59,6 +59,7 @@ def sample(engine, prompt, forks, turns=2, **sampling):
     return asyncio.run(play())
 
 
+@pytest.mark.slow
 def test_an_engine_that_is_told_nothing_keeps_to_the_contract():
     policy = Policy("package://turnrl_atlas/starter")
     policy.load()

@@ -65,6 +65,7 @@ def test_a_card_of_a_whole_model_and_of_a_base_that_is_no_hub_name(exported):
     assert "Policy('package://turnrl_atlas/starter').folder" in (exported / "README.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_run_is_found_again_from_elsewhere_and_after_a_move(
     recipe, tiny_model, tmp_path, monkeypatch, capsys
 ):

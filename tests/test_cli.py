@@ -57,6 +57,7 @@ def test_fit_leaves_metrics_recipe_checkpoint_transcripts_and_model(recipe, caps
     assert "iteration   2/2" in printed
 
 
+@pytest.mark.slow
 def test_the_saved_recipe_trains_the_same_again(recipe):
     assert main(["fit", "recipe.yaml"]) == 0
     saved = "runs/recipe/version_0/config.yaml"
@@ -126,6 +127,7 @@ def test_trajectories_longer_than_the_models_positions_are_refused_before_it_is_
     assert "model.safetensors" in fails(capsys, [*arguments, "--model.rollout.max_tokens", "2048"])
 
 
+@pytest.mark.slow
 def test_an_engine_without_room_for_a_group_is_told(recipe, caplog):
     command = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--model.engine", "Slots"]
     command += ["--model.rollout.max_tokens", "128"]
@@ -419,6 +421,7 @@ def test_a_run_without_a_logger_leaves_the_users_own_files_alone(recipe):
     assert Path("config.yaml").read_text() == "my: precious"
 
 
+@pytest.mark.slow
 def test_a_checkpoint_that_python_wrote_is_scored_and_resumed_by_the_command_line(
     recipe, tiny_model
 ):

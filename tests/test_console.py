@@ -224,6 +224,7 @@ def test_a_run_ends_with_before_beside_final_and_how_to_ask_it(recipe, capsys):
     assert not any(line.startswith("before training  ") for line in again)
 
 
+@pytest.mark.slow
 def test_a_run_in_a_world_ends_with_how_to_see_what_the_policy_does(recipe, capsys):
     recipe["model"]["rollout"]["tools"] = ["worlds.Acts"]
     save(recipe)
@@ -240,6 +241,7 @@ def test_nothing_is_said_of_an_evaluation_of_no_questions(recipe, capsys):
     assert "collecting trajectories" in lines
 
 
+@pytest.mark.slow
 def test_what_was_scored_otherwise_stands_beside_nothing(recipe, capsys):
     fit(capsys)
     few = ["--data.val_limit", "2", "--trainer.max_epochs", "4"]
@@ -251,12 +253,14 @@ def test_what_was_scored_otherwise_stands_beside_nothing(recipe, capsys):
     assert table == [list(pair) for pair in zip(validated[0], validated[-1], strict=True)]
 
 
+@pytest.mark.slow
 def test_an_evaluation_goes_on_with_nothing(recipe, capsys):
     fit(capsys, "--trainer.max_epochs", "1")
     assert main(["eval", "recipe.yaml", "--ckpt_path", "last", "--data.val_limit", "2"]) == 0
     assert "turnrl: " not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_without_a_validation_the_first_iteration_stands_beside_the_last(recipe, capsys):
     lines = fit(capsys, "--trainer.limit_val_batches", "0")
     (title,) = [n for n, line in enumerate(lines) if line.split() == ["iteration", "1", "final"]]
@@ -264,6 +268,7 @@ def test_without_a_validation_the_first_iteration_stands_beside_the_last(recipe,
     assert lines[title + 1].split()[:3] == ["reward/total", shown[0][-3], shown[1][-3]]
 
 
+@pytest.mark.slow
 def test_early_stopping_says_why(recipe, capsys):
     stop = "{class_path: EarlyStopping, init_args: {monitor: val/exact_match, patience: 1}}"
     lines = fit(capsys, "--trainer.callbacks", f"[{stop}]", "--trainer.max_epochs", "9")
@@ -337,6 +342,7 @@ def test_a_validation_inside_an_iteration_is_no_validation_of_its_end(tiny_model
     assert of_val == [f"{rewards[step]:.3f}" for step in "01234"]
 
 
+@pytest.mark.slow
 def test_a_second_run_shows_nothing_of_the_first(tiny_model, tmp_path, capsys):
     class Fails(L.Callback):
         def on_train_epoch_end(self, trainer, pl_module):
@@ -510,6 +516,7 @@ def test_changed_settings_are_told_one_by_one_within_the_terminal():
     ]
 
 
+@pytest.mark.slow
 def test_the_console_of_a_run_that_goes_on_with_much_changed_fits_a_terminal(trained, capsys):
     few = "[worlds.Answered]"
     with terminal() as lines:

@@ -340,14 +340,18 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "docs/howto/coming-from.md": {
         '"""Rows and a reward function': Saved("mine.py"),
         "rewards: [ToolExecuted, mine.accuracy]": Saved("mine.yaml"),
-        "turnrl fit quickstart mine.yaml": Runs((FINISHED,), ("runs/mine/version_0/model",)),
+        "turnrl fit quickstart mine.yaml": Runs(
+            (FINISHED,), ("runs/mine/version_0/model",), slow=True
+        ),
         "--trainer.devices 2": Fits(),
     },
     "docs/howto/gsm8k.md": {
         "Tom has 6 boxes": Elsewhere(CALCULATOR),
         '"""A calculator': Elsewhere(CALCULATOR),
         "answer_pattern: '####": Elsewhere(CALCULATOR),
-        "fit gsm8k.yaml --model": Runs((FINISHED,), ("runs/gsm8k/version_0/metrics.csv",)),
+        "fit gsm8k.yaml --model": Runs(
+            (FINISHED,), ("runs/gsm8k/version_0/metrics.csv",), slow=True
+        ),
         "turnrl doctor gsm8k": NotRun("the hub; test_doctor.py has smaller recipes"),
         "turnrl fit gsm8k": NotRun("the hub and a GPU; the command before it needs neither"),
     },
@@ -541,6 +545,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             ("written to walker_starter",),
             ("walker_starter/demonstrations.txt",),
             after=" --steps 2 --batch_size 4 --held_out 0",
+            slow=True,
         ),
         "def write(self, reading": Elsewhere(WARMUP + "a_scheme_that_writes_as_on_the_page"),
         "warm_up(": Elsewhere(WARMUP + "the_python_of_the_page_warms_up"),
@@ -752,6 +757,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--analyzer standard": Runs(
             ("5 passages",),
             server=True,
+            slow=True,
             before=f"{BUILD} wikimedia/wikipedia --backend elasticsearch --index wikipedia "
             "--overwrite --shards 2 --k1 0.9 --b 0.4 ",
         ),

@@ -570,6 +570,7 @@ def test_the_naive_port_loses_more_than_half_of_the_gradient():
     assert found == figures("", TurnLevel(gamma=0, **UNBIASED), Toy())
 
 
+@pytest.mark.slow
 def test_the_mean_baseline_shortens_the_gradient_and_turns_it_where_sets_differ_in_size():
     # as docs/explanation/credit.md says
     assert figures("", Merged(scale="none"), Toy(), 4).along == pytest.approx(-1 / 4)
@@ -663,7 +664,8 @@ class Counted(AdvantageEstimator):
 
 
 @pytest.mark.parametrize("estimator", [
-    TurnLevel(), Merged(**UNBIASED), GroupInGroup(), Counted(), Branched(2),
+    TurnLevel(), Counted(), Branched(2),
+    *(pytest.param(one, marks=pytest.mark.slow) for one in (Merged(**UNBIASED), GroupInGroup())),
 ], ids=lambda one: type(one).__name__)  # fmt: skip
 def test_the_figures_are_those_of_drawn_groups(estimator):
     """The same by playing: groups are sampled turn by turn, and their probes are."""
@@ -1018,6 +1020,7 @@ def test_a_recipe_trains_with_each(recipe, capsys):
     }
 
 
+@pytest.mark.slow
 def test_the_package_loads_no_torch_until_a_class_is_asked_for():
     code = (
         "import sys, turnrl_estimators as e; print('torch' in sys.modules); e.Branched; "

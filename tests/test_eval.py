@@ -207,6 +207,7 @@ def test_evaluations_of_several_seeds_are_one_experiment(recipe, capsys):
     assert set(differences(runs)) == {"seed_everything", "ckpt_path"}
 
 
+@pytest.mark.slow
 def test_a_run_is_scored_from_any_folder(recipe, capitals, monkeypatch, capsys):
     Path("model").symlink_to(recipe["model"]["policy"]["model"])
     recipe["model"]["policy"]["model"] = "./model"
@@ -473,6 +474,7 @@ def test_a_checkpoint_beside_a_server_is_refused(recipe, capsys):
     assert "Leave one of them out" in told
 
 
+@pytest.mark.slow
 def test_an_exported_model_is_scored_as_its_checkpoint(recipe, capsys):
     assert main(["fit", "recipe.yaml"]) == 0
     by_checkpoint = scored(capsys, "recipe", "--ckpt_path", "last")
@@ -484,6 +486,7 @@ def test_an_exported_model_is_scored_as_its_checkpoint(recipe, capsys):
     assert by_model["figures"] == by_checkpoint["figures"]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
 def test_a_merged_adapter_is_scored_as_its_run(recipe, capsys):
     recipe["model"]["policy"]["lora"] = {"r": 4}
@@ -519,6 +522,7 @@ def test_export_says_how_to_install_what_it_writes_for(recipe, monkeypatch, caps
     assert "inspect_ai, which is not installed. Install it: pip install inspect_ai." in told
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore")  # of the package's own dependencies
 def test_a_record_becomes_a_log_of_inspect_ai(recipe, capitals, capsys):
     log = pytest.importorskip("inspect_ai.log")

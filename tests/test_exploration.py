@@ -532,6 +532,7 @@ def test_a_critic_out_of_range_is_refused():
         ClippedSurrogate(value_coef=-0.1)
 
 
+@pytest.mark.slow
 def test_a_run_with_a_critic_goes_on_exactly(tiny_model, tmp_path):
     def estimator():
         return ToGo(critic=Critic(lr=0.1))
@@ -583,6 +584,7 @@ class Rare(OutcomeReward):
         return float(ids_of(trajectory, 0)[0] < 60)
 
 
+@pytest.mark.slow
 def test_metrics_tell_of_questions_as_they_were_first_drawn(tiny_model, tmp_path, caplog):
     rows_of, paid_in_the_end = [], []
     for redraws in (0, 1, 3):

@@ -69,6 +69,7 @@ def test_a_word_means_the_same_run_to_every_command(recipe, capsys):
         assert f"turnrl play: checkpoint {trained}/checkpoints/best.ckpt\n" in told
 
 
+@pytest.mark.slow
 def test_a_file_in_a_run_means_the_run_to_every_command(trained, capsys):
     run = trained
     best = run / "checkpoints" / "best.ckpt"
@@ -96,6 +97,7 @@ def test_a_file_in_a_run_means_the_run_to_every_command(trained, capsys):
         record.files(f"recipe/version_0/record/{parquet.name}")
 
 
+@pytest.mark.slow
 def test_a_yaml_is_a_recipe_wherever_a_recipe_can_be_given(trained, capsys):
     run = trained
     config = run / "config.yaml"

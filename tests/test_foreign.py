@@ -149,6 +149,7 @@ def test_lightning_gives_no_advice_on_float32_on_a_gpu(tiny, monkeypatch, caplog
     assert "Tensor Cores" not in caplog.text
 
 
+@pytest.mark.slow
 def test_a_policy_that_a_trainer_has_trained_is_asked_on_its_device(tiny_model):
     strategy = SingleDeviceStrategy("far", Far())  # leaves the weights on the CPU, as on a GPU
     run = L.Trainer(

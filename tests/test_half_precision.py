@@ -109,9 +109,10 @@ def scene(request):
 
 
 @pytest.mark.parametrize(("scene", "way"), [
-    ("none", "learning"), ("nf4", "sampling with dense weights"),
+    ("nf4", "sampling with dense weights"),
     *(pytest.param(scene, way, marks=pytest.mark.slow) for scene, way in (
-        ("none", "sampling with base and adapter"), ("none", "sampling with dense weights"),
+        ("none", "learning"), ("none", "sampling with base and adapter"),
+        ("none", "sampling with dense weights"),
         ("nf4", "learning"), ("nf4", "sampling with base and adapter"),
     )),
 ], indirect=["scene"], scope="module")  # fmt: skip

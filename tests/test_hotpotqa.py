@@ -454,7 +454,7 @@ def interrupted_at(passages: int, monkeypatch) -> None:
     monkeypatch.setattr(tool, "Progress", Interrupted)
 
 
-@pytest.mark.parametrize("at", [2000, 8000])
+@pytest.mark.parametrize("at", [pytest.param(2000, marks=pytest.mark.slow), 8000])
 def test_an_interrupted_build_is_taken_up_without_losing_or_doubling_a_passage(
     hub, monkeypatch, capsys, at
 ):
@@ -551,6 +551,7 @@ def test_the_recipe_builds_its_index_and_trains(hub, tiny_model):
     assert Path("indexes/hotpotqa/turnrl-index.json").stat().st_mtime_ns == built
 
 
+@pytest.mark.slow
 def test_a_limit_in_the_recipe_is_one_setting_of_each_source(hub, tiny_model):
     source = {"class_path": "HotpotParagraphs", "init_args": {"limit": 1}}
     search = {"class_path": "WikiSearch", "init_args": {"index": "i", "build_from": source}}
@@ -575,7 +576,7 @@ def fenced(language: str) -> list[str]:
     return [block.partition("```")[0] for block in PAGE.split(f"```{language}\n")[1:]]
 
 
-@pytest.mark.parametrize("limit", [None, 2000])
+@pytest.mark.parametrize("limit", [None, pytest.param(2000, marks=pytest.mark.slow)])
 def test_what_the_page_shows_is_a_run_over_paragraphs(hub, tiny_model, limit):
     blocks = [yaml.safe_load(text) for text in fenced("yaml")]
     shown = [block for block in blocks if "data" in block]

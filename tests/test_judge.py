@@ -367,6 +367,7 @@ def test_faults_that_pass_are_waited_out(serve, capsys):
     assert capsys.readouterr().err == ""  # too short to be worth a line
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_and_comes_back_costs_no_verdict(serve, capsys, monkeypatch):
     monkeypatch.setattr("turnrl_rewards.asking._QUIET_S", 0.2)
     judge = serve(lambda prompt, number: judge.hang(prompt, number) if number else verdict(0.5))

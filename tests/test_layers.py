@@ -138,6 +138,7 @@ def test_importing_turnrl_and_its_plugins_loads_no_torch():
     assert found.strip() == "set()"
 
 
+@pytest.mark.slow
 def test_a_command_lets_a_gpus_memory_grow_unless_its_user_says_otherwise(monkeypatch):
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
     code = (

@@ -275,8 +275,10 @@ def test_a_model_with_attention_of_its_own_is_read_in_padded_rows_and_that_is_sa
     "options",
     [
         {},
-        {"policy": {"gradient_checkpointing": True}},
-        {"policy": {"quantization": "nf4", "lora": Lora(r=4)}},
+        pytest.param({"policy": {"gradient_checkpointing": True}}, marks=pytest.mark.slow),
+        pytest.param(
+            {"policy": {"quantization": "nf4", "lora": Lora(r=4)}}, marks=pytest.mark.slow
+        ),
         {
             "policy": {"lora": Lora(r=4), "gradient_checkpointing": True},
             "objective": ClippedSurrogate(kl_coef=0.1, ratio_level="turn"),

@@ -381,7 +381,10 @@ def trained(model, folder, **options):
     return it, seen
 
 
-@pytest.mark.parametrize("aggregation", ["token", "trajectory", "constant"])
+@pytest.mark.parametrize(
+    "aggregation",
+    ["token", *(pytest.param(n, marks=pytest.mark.slow) for n in ("trajectory", "constant"))],
+)
 def test_the_budget_of_a_minibatch_does_not_change_a_step(tiny_model, tmp_path, aggregation):
     seen, after = [], []
     for budget in (1, 70, 100_000):

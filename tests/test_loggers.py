@@ -59,6 +59,7 @@ def hostile(count):
         yield joint.join(draw.choices(HOSTILE, k=draw.randint(1, 4)))
 
 
+@pytest.mark.slow
 def test_nothing_in_a_fence_acts_in_tensorboards_page():
     util = pytest.importorskip("tensorboard.plugin_util")
     for text in [*HOSTILE, *hostile(1000)]:
@@ -144,6 +145,7 @@ def test_without_transcripts_there_are_histograms_alone(tiny_model, tmp_path):
 # ---------------------------------------------------------------------------------- the others
 
 
+@pytest.mark.slow
 def test_weights_and_biases_gets_both_offline(tiny_model, tmp_path, monkeypatch):
     wandb = pytest.importorskip("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")

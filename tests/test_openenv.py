@@ -213,6 +213,7 @@ def test_the_capacity_is_found_out_without_a_check_too_and_one_that_is_set_is_ke
     assert tool.capacity == 64
 
 
+@pytest.mark.slow
 def test_a_full_server_is_waited_for_and_then_named(chat, serve):
     server = serve()
 
@@ -334,6 +335,7 @@ def test_reset_gets_the_seed_the_options_and_the_columns(chat, serve):
         rollout.play(engine, chat, [QUESTION], 1, (0,))
 
 
+@pytest.mark.slow
 def test_the_recipe_of_the_page_runs(serve, tmp_path, monkeypatch):
     page = (HERE.parent / "docs" / "howto" / "environments.md").read_text()
     (recipe,) = re.findall("<!-- server.yaml -->\n```yaml\n(.*?)```", page, re.DOTALL)

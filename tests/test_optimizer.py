@@ -61,6 +61,7 @@ def test_a_schedule_goes_on_as_if_the_run_had_not_stopped(tiny_model, tmp_path, 
     assert rows(tmp_path / "second") == rows(tmp_path / "whole")[-2:]
 
 
+@pytest.mark.slow
 def test_another_schedule_holds_from_where_the_run_stands(tiny_model, tmp_path):
     run(tmp_path / "first", tiny_model, 2, scheduler=functools.partial(CosineAnnealingLR, T_max=8))
     warmup = functools.partial(LinearLR, start_factor=0.1, total_iters=9)
@@ -73,6 +74,7 @@ def test_another_schedule_holds_from_where_the_run_stands(tiny_model, tmp_path):
     assert rates.rates == [3e-3] * 4
 
 
+@pytest.mark.slow
 def test_another_optimiser_begins_without_moments(tiny_model, tmp_path):
     run(tmp_path / "adam", tiny_model, 1)
     sgd = functools.partial(SGD, lr=0.1, momentum=0.9)

@@ -118,6 +118,7 @@ def test_a_run_is_replayed_from_its_cache_with_the_server_off(server, calm, tmp_
     assert metrics(tmp_path) == metrics(calm)
 
 
+@pytest.mark.slow
 def test_five_lines_of_a_recipe_train_with_the_server_of_the_page(server, tmp_path):
     page = (ROOT / "docs" / "howto" / "wikipedia-search.md").read_text()
     (block,) = [b for b in re.findall(r"```yaml\n(.*?)```", page, re.S) if "retrieve}" in b]

@@ -201,6 +201,7 @@ def test_the_trivia_recipe_fits_every_card_in_every_phase(size):
         assert max(map(found.total, PHASES)) <= 22e9
 
 
+@pytest.mark.slow
 def test_a_larger_card_is_never_slower():
     fast = [replace(card(size), bandwidth=2.7e12, flops=550e12) for size in (24, 40, 80, 141)]
     spent = [sum(choose(TRIVIA, one, {}).seconds.values()) for one in fast]

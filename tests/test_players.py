@@ -201,7 +201,9 @@ def test_what_a_player_sent_stands_in_transcripts_and_in_play(recipe, tmp_path, 
         assert "Notes: " in fourth
 
 
-@pytest.mark.parametrize("level", ["token", "turn", "trajectory"])
+@pytest.mark.parametrize(
+    "level", ["trajectory", *(pytest.param(n, marks=pytest.mark.slow) for n in ("token", "turn"))]
+)
 def test_a_trajectory_of_several_histories_is_learned_from_as_a_whole(tiny_model, tmp_path, level):
     """However the iteration is cut into minibatches: a ratio of a whole trajectory counts the
     tokens of all its histories."""

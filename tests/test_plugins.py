@@ -248,6 +248,7 @@ def turnrl_engines():
 """
 
 
+@pytest.mark.slow
 def test_an_estimator_and_an_engine_of_a_third_party_are_listed_and_used_by_their_short_names(
     install, recipe, capsys
 ):
@@ -414,6 +415,7 @@ def test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own(examples,
     assert not Path("runs").exists()  # nothing was written
 
 
+@pytest.mark.slow
 def test_a_command_takes_a_run_for_its_recipe_and_says_more_over_what_was_given(trained, capsys):
 
     def prepare(given):

@@ -204,7 +204,9 @@ def saved(folder, copy, shard, noise=0.0):
     return copy
 
 
-@pytest.mark.parametrize(("shard", "files"), [("1GB", 1), ("100KB", 5)])
+@pytest.mark.parametrize(
+    ("shard", "files"), [("1GB", 1), pytest.param("100KB", 5, marks=pytest.mark.slow)]
+)
 def test_a_checkpoint_knows_the_fine_tune_that_it_was_trained_from(
     tiny_model, tmp_path, shard, files
 ):

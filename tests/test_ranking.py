@@ -356,7 +356,7 @@ def test_knn_finds_what_comparing_every_vector_finds(dense, url):  # noqa: F811
 
 
 @server_test
-@pytest.mark.parametrize("k", [1, 3, 60])
+@pytest.mark.parametrize("k", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 60))])
 def test_hybrid_fuses_what_the_two_rankings_find(dense, url, k):  # noqa: F811
     depth = max(20, k)
     bm25, knn = (index_of(url, dense, one).search(QUERIES, depth) for one in ("bm25", "knn"))
@@ -432,6 +432,7 @@ def test_vectors_stay_out_of_what_is_stored_and_the_version_of_words_stays(dense
     )
 
 
+@pytest.mark.slow
 @server_test
 def test_shards_change_the_answers_and_so_the_version(url, tmp_path):  # noqa: F811
     path = write_rows(tmp_path / "rows.jsonl", MANY)

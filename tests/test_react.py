@@ -503,7 +503,7 @@ def test_reading_takes_time_in_proportion_to_the_text(unit):
     # ten times the text would take a hundred times as long if it were quadratic; a busy machine
     # makes some readings longer, never shorter
     short = min(seconds(6_000) for _ in range(3))
-    assert min(seconds(60_000) for _ in range(3)) < 50 * max(short, 0.005)
+    assert any(seconds(60_000) < 50 * max(short, 0.005) for _ in range(3))
 
 
 # --------------------------------------------------------------------------------------- rollouts

@@ -211,6 +211,7 @@ def test_transcripts_show_the_best_and_the_worst_with_their_credit(run):
             assert f"advantage {float(advantages[i, 0]):+.3f}" in text
 
 
+@pytest.mark.slow
 def test_whole_groups_are_kept_as_the_recipe_says_and_evaluations_whole(tiny_model, tmp_path):
     # groups of 4: 9 has room for two, 3 for none and keeps one all the same
     for most, rows in ((9, 8), (3, 4), (0, 0)):

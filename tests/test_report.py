@@ -430,6 +430,7 @@ def test_estimators_of_others_that_fail_leave_the_rest_their_credit(tmp_path, mo
     assert credit["Merged"]["terms"]
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_is_watched(tmp_path):
     folder = recorded.run(tmp_path / "run")
     words = [sys.executable, "-m", "turnrl", "report", "--watch", str(folder), "-o", "out.html"]
@@ -1236,8 +1237,10 @@ def test_an_order_that_there_is_none_of_is_the_order_of_the_run(tmp_path, opened
 
 
 @browser_only
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize(("scheme", "width"), [
+    ("light", 1280), ("dark", 390),
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in (("light", 390), ("dark", 1280))),
+])  # fmt: skip
 def test_the_page_is_accessible(tmp_path, opened, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     for n, rule in enumerate((TurnLevel(), OutcomeOnly())):

@@ -339,6 +339,7 @@ def test_what_is_cut_from_the_distribution_reaches_the_engine_and_is_warned_of(c
     assert not caplog.text
 
 
+@pytest.mark.slow
 def test_a_collection_in_waves_over_little_memory_is_the_one_over_much(tiny_model):
     from turnrl_slots import Slots
 

@@ -135,9 +135,14 @@ def test_metrics_have_one_row_per_policy_and_iterations_are_numbered_alike_every
     ("options", "steps"),
     [
         ({"check_val_every_n_epoch": 2}, [0, 4, 6]),
-        ({"check_val_every_n_epoch": 5}, [0, 6]),
-        ({"check_val_every_n_epoch": 2, "max_steps": 2}, [0, 2]),
         ({"check_val_every_n_epoch": 2, "max_steps": 3}, [0, 3]),  # inside an iteration
+        *(
+            pytest.param(*one, marks=pytest.mark.slow)
+            for one in (
+                ({"check_val_every_n_epoch": 5}, [0, 6]),
+                ({"check_val_every_n_epoch": 2, "max_steps": 2}, [0, 2]),
+            )
+        ),
         ({"val_check_interval": 1}, [0, 1, 2, 3, 4, 5, 6]),
     ],
 )
@@ -150,6 +155,7 @@ def test_what_was_trained_is_validated_whatever_the_interval(tiny_model, tmp_pat
     assert run.check_val_every_n_epoch == options.get("check_val_every_n_epoch", 1)
 
 
+@pytest.mark.slow
 def test_the_last_iteration_can_be_the_best(tiny_model, tmp_path):
     best = BestCheckpoint("step")
     trainer(tmp_path, 3, [best], check_val_every_n_epoch=2).fit(module(tiny_model), data())
@@ -216,7 +222,7 @@ SEVERAL = "[{class_path: test_run_files.Elsewhere}, {class_path: test_run_files.
             "other/recipe",
             marks=pytest.mark.slow,
         ),
-        (["--trainer.logger", SEVERAL], "runs/recipe"),
+        pytest.param(["--trainer.logger", SEVERAL], "runs/recipe", marks=pytest.mark.slow),
         pytest.param(["--trainer.logger", "true"], "runs/recipe", marks=pytest.mark.slow),
         pytest.param(
             ["--trainer.logger.init_args.name", "mine"], "runs/mine", marks=pytest.mark.slow
@@ -256,6 +262,7 @@ def test_a_logger_gets_the_rows_of_metrics_csv(tiny_model, tmp_path):
         assert {k: float(v) for k, v in row.items() if v and k != "step"} == logged
 
 
+@pytest.mark.slow
 def test_an_evaluation_and_a_second_fit_leave_the_rows_that_were_there(tiny_model, tmp_path):
     it = trainer(tmp_path, 2, logger=Elsewhere(save_dir=str(tmp_path)))
     policy = module(tiny_model)
@@ -313,6 +320,7 @@ def test_a_run_that_fails_leaves_folders_with_files_of_others(tiny_model, tmp_pa
     assert not Path("runs").exists()
 
 
+@pytest.mark.slow
 def test_tensorboards_files_lie_in_the_runs_folder_if_it_has_its_name(recipe):
     pytest.importorskip("tensorboard")
     named = ["--trainer.logger.name", "recipe", "--trainer.max_epochs", "1"]
@@ -449,6 +457,7 @@ def test_where_files_go_is_said_as_it_will_be(recipe, request, capsys, command, 
     assert ("checkpoints" in made) == said.startswith("only checkpoints")
 
 
+@pytest.mark.slow
 def test_a_recipe_that_an_evaluation_saved_finds_the_runs_of_the_training(trained):
     assert main(["eval", "recipe.yaml", "--ckpt_path", "best"]) == 0
     saved = "runs/recipe-eval/version_0/config.yaml"
@@ -471,6 +480,7 @@ def test_a_folder_is_named_as_lightning_will_number_it(recipe):
     assert str(given.folder) == CSVLogger("runs", "recipe").log_dir == "runs/recipe/version_12"
 
 
+@pytest.mark.slow
 def test_runs_that_begin_at_once_have_a_folder_each(recipe, nursery):
     words = turnrl_command("fit", "recipe.yaml", "--trainer.max_epochs", "1")
     env = {**os.environ, **nursery.environment, "PYTHONPATH": str(Path(__file__).parent)}
@@ -531,7 +541,7 @@ def test_of_runs_that_claim_a_number_none_has_that_of_another(tmp_path, monkeypa
     [
         [],
         pytest.param([*TENSORBOARD, "--trainer.logger.name", "mine"], marks=pytest.mark.slow),
-        ["--trainer.logger.version", "7"],
+        pytest.param(["--trainer.logger.version", "7"], marks=pytest.mark.slow),
     ],
     ids=str,
 )

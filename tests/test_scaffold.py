@@ -247,6 +247,7 @@ def installed(tmp_path_factory, nursery):
     return folder, write_and_install(nursery, folder)
 
 
+@pytest.mark.slow
 def test_an_installed_package_works_like_a_bundled_one(installed):
     folder, environment = installed
     listing = run(folder, environment, "turnrl", "plugins")

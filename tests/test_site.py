@@ -314,6 +314,7 @@ def columns(tmp_path_factory, nursery) -> dict[str, list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_every_column_of_a_run_is_listed_and_every_listed_one_occurs(columns, facts):
     listed = [metric for *_, group in facts.metrics() for metric in group]
     written = {column for run in columns.values() for column in run}

@@ -78,6 +78,7 @@ def test_each_paragraph_is_one_passage_and_supports_its_questions(hub):
     check_source(SquadParagraphs())
 
 
+@pytest.mark.slow
 def test_the_recipe_warms_up_and_trains(hub, tiny_model):
     small = ["--data.questions_per_iteration", "2", "--model.group_size", "2"]
     small += ["--model.rollout.max_tokens", "2000", "--model.steps_per_update", "1"]

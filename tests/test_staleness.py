@@ -62,7 +62,12 @@ class Versions(Callback):
 
 
 @pytest.mark.parametrize(
-    ("staleness", "versions"), [(0, [0, 2, 4, 6]), (1, [0, 0, 2, 4]), (2, [0, 0, 0, 2])]
+    ("staleness", "versions"),
+    [
+        (0, [0, 2, 4, 6]),
+        (1, [0, 0, 2, 4]),
+        pytest.param(2, [0, 0, 0, 2], marks=pytest.mark.slow),
+    ],
 )
 def test_what_is_learned_from_is_as_old_as_it_may_be_and_no_older(
     tiny_model, tmp_path, staleness, versions

@@ -331,6 +331,7 @@ def test_an_engine_is_told_of_weights_once_each_time_they_change(tiny_model, tmp
     assert synced == [0, 0]
 
 
+@pytest.mark.slow
 def test_what_the_sampler_says_of_its_probabilities_enters_no_update(tiny_model, tmp_path):
     trained = []
     for name, engine in [("honest", Slots()), ("liar", Lies())]:
@@ -411,6 +412,7 @@ def test_kl_to_the_reference_starts_at_zero_and_grows(tiny_model, tmp_path):
     assert kl[-1] > 1e-5
 
 
+@pytest.mark.slow
 def test_dropout_of_the_base_model_touches_neither_ratios_nor_kl(tiny_model, tmp_path):
     dropping = shutil.copytree(tiny_model, tmp_path / "dropping")
     config = json.loads((dropping / "config.json").read_text())
@@ -443,6 +445,7 @@ def test_a_run_resumed_at_an_iterations_boundary_ends_like_one_that_never_stoppe
     assert len(second) == 2  # a row for each of two iterations
 
 
+@pytest.mark.slow
 def test_a_run_resumed_with_a_dropout_of_its_adapter_drops_what_it_would_have(tiny_model, tmp_path):
     options = {"policy": {"lora": Lora(r=4, dropout=0.5)}, "updates_per_iteration": 2}
     whole = module(tiny_model, **options)
@@ -490,7 +493,7 @@ class OutOfTime(Timer):
 
 # Lightning on a checkpoint with the state of a callback that the next run does not have
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
-@pytest.mark.parametrize("limit", ["max_steps", "max_time"])
+@pytest.mark.parametrize("limit", ["max_steps", pytest.param("max_time", marks=pytest.mark.slow)])
 def test_a_run_that_ends_inside_an_iteration_keeps_the_last_whole_one(tiny_model, tmp_path, limit):
     whole = trainer(tmp_path / "whole", 3, limit_val_batches=0)
     whole.fit(module(tiny_model), data())
@@ -640,7 +643,7 @@ def test_settings_that_cannot_be_are_refused(tiny_model):
         MTGRPO(Policy(str(tiny_model)), Rollout(Letters(), []), [])
 
 
-@pytest.mark.parametrize("steps", [1, 2])
+@pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_updates_learn_the_same_whether_old_log_probabilities_are_computed_ahead_or_not(
     tiny_model, tmp_path, monkeypatch, steps
 ):
@@ -674,6 +677,7 @@ def counted(compute, counts, rows):
     return compute(rows)
 
 
+@pytest.mark.slow
 def test_mixed_precision_trains_and_goes_on(tiny_model, tmp_path):
     policy = {"dtype": "bfloat16"}
     trainer(tmp_path / "whole", epochs=3).fit(module(tiny_model, policy), data())

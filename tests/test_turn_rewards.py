@@ -533,6 +533,7 @@ def test_importing_the_plugin_loads_neither_torch_nor_an_http_client():
 # ------------------------------------------------------------------------------- training
 
 
+@pytest.mark.slow
 def test_a_policy_trains_on_all_of_them(tiny_model, tmp_path):
     it = module(tiny_model, policy={"lora": Lora(r=4)})
     it.rewards = [

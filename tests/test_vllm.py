@@ -536,9 +536,8 @@ def test_a_run_starts_its_server_which_is_started_again_and_ends_with_it(
     assert "it is started again" in log.read_text()
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_a_run_that_is_killed_leaves_no_server(interpreter, tiny_model, tmp_path, number):
     (tmp_path / "run.py").write_text(
         "import sys, time\n"

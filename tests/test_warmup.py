@@ -635,6 +635,7 @@ def test_a_folder_holds_a_model_or_an_adapter_and_not_both(tiny_model, tmp_path)
         _ = Policy(str(tmp_path / "part"), lora=Lora(r=4)).folder
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
 def test_a_run_does_not_resume_with_another_adapter_as_its_reference(recipe, tiny_model, capsys):
     for seed, name in enumerate(("one", "two")):

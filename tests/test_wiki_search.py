@@ -813,6 +813,7 @@ def test_the_recipes_in_the_docs_make_tools_and_the_compose_file_is_one():
     assert compose["services"]["elasticsearch"]["ports"] == ["127.0.0.1:9200:9200"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
 def test_the_two_searches_of_the_page_are_two_tools_of_one_recipe(tmp_path):
     """A run calls each by its name, and its prompts show each description."""
