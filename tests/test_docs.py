@@ -610,6 +610,23 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "compare runs/quickstart/version_0": AS_IN_README,
         "turnrl report runs": AS_IN_README,
     },
+    "docs/howto/vllm.md": {
+        "install vllm": NotRun("vLLM has an environment of its own"),
+        "arguments: [--gpu-memory-utilization": Fits(),
+        "--gpu-memory-utilization": NotRun("an option of vLLM"),
+        "--max-loras": NotRun("an option of vLLM"),
+        "--max-num-seqs": NotRun("an option of vLLM"),
+        "--max-model-len": NotRun("an option of vLLM"),
+        "--logprobs-mode": NotRun("an option of vLLM"),
+        "turnrl doctor quickstart vllm.yaml": Elsewhere(
+            "test_vllm.test_the_doctor_starts_a_server_with_a_small_model"
+        ),
+        "turnrl fit quickstart vllm.yaml": Elsewhere(
+            "test_vllm.test_a_run_keeps_the_log_of_its_server"
+        ),
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING": NotRun("vLLM has an environment of its own"),
+        "url: [": Fits(),
+    },
     "docs/explanation/performance.md": {
         "pip install 'turnrl[bench]'": NotRun("the package index; the tests use what is installed"),
         "compare.py trl": Elsewhere("test_bench.test_trl_and_turnrl_do_equal_work_in_a_small_case"),
@@ -830,9 +847,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "plugins/turnrl-slots/README.md": {"class_path: Slots": Fits("model")},
     "plugins/turnrl-vllm/README.md": {
-        "install vllm": NotRun("vLLM has an environment of its own"),
         "class_path: VLLM": Fits(),
-        "vllm serve": NotRun("vLLM has an environment of its own"),
     },
     "plugins/turnrl-wiki-search/README.md": {
         "index build": Runs(("300 passages",)),

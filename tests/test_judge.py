@@ -555,7 +555,14 @@ def test_ctrl_c_is_heard_within_seconds(serve, sent, fault):
 def test_after_ctrl_c_nobody_is_asked_any_more(serve):
     judge = serve(lambda *_: (503, "", {}))  # tried again a few times a second
     main_thread = threading.main_thread().ident
-    threading.Timer(0.5, signal.pthread_kill, (main_thread, signal.SIGINT)).start()
+
+    def interrupt():
+        while len(judge.requests) < len(NAMES):
+            time.sleep(0.05)
+        time.sleep(0.3)
+        signal.pthread_kill(main_thread, signal.SIGINT)
+
+    threading.Thread(target=interrupt).start()
     with pytest.raises(KeyboardInterrupt):
         scores(reward(judge, patience_s=60), answering(*NAMES))
     asked = len(judge.requests)

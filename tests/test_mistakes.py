@@ -1223,7 +1223,11 @@ def test_no_setting_has_two_answers_and_every_reason_is_a_clause():
 
 
 def test_a_setting_that_turnrl_does_not_have_is_answered_in_a_recipe_and_in_python():
-    with pytest.raises(RecipeError, match=r"^unknown key 'use_vllm'\. turnrl has no .* no vLLM"):
+    with pytest.raises(RecipeError, match=r"^unknown key 'disable_dropout'\. turnrl has no .* 0;"):
+        read_given("fit", ["quickstart", "--disable_dropout=true"]).check()
+    with pytest.raises(TypeError, match=r"no argument 'disable_dropout'\. turnrl has no such set"):
+        MTGRPO(disable_dropout=True)
+    with pytest.raises(
+        RecipeError, match=r"unknown key 'use_vllm'.* Set model\.engine to VLLM ins"
+    ):
         read_given("fit", ["quickstart", "--use_vllm=true"]).check()
-    with pytest.raises(TypeError, match=r"no argument 'use_vllm'\. turnrl has no such setting"):
-        MTGRPO(use_vllm=True)

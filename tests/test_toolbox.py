@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import decimal
 import gc
+import inspect
 import os
 import random
 import re
@@ -811,3 +812,30 @@ def test_what_a_call_sets_in_its_context_is_not_for_the_next():
         return await result_of(lambda: (kept.get(), decimal.getcontext().prec))
 
     assert on_loop(calls()) == (0, decimal.DefaultContext.prec)
+
+
+def test_a_coroutine_that_comes_when_nobody_waits_any_more_is_closed():
+    """Else Python warns that it was never awaited."""
+    held, made = threading.Event(), []
+
+    async def answer():
+        raise AssertionError("nobody waits for it")
+
+    def slow():
+        held.wait()
+        made.append(answer())
+        return made[0]
+
+    async def calls():
+        call = asyncio.create_task(result_of(slow))
+        await asyncio.sleep(0.05)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+
+    on_loop(calls())
+    held.set()
+    until = time.monotonic() + 10
+    while not (made and inspect.getcoroutinestate(made[0]) == inspect.CORO_CLOSED):
+        assert time.monotonic() < until
+        time.sleep(0.01)

@@ -10,6 +10,7 @@ import contextlib
 import http.server
 import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -28,6 +29,7 @@ import vllm_stand_in
 from commands import RECIPE
 from nursery import python
 from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_loop, record
+from turnrl.cli import main
 from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
 from turnrl_vllm import group as group_of_servers
@@ -498,10 +500,29 @@ def interpreter(tmp_path, nursery, monkeypatch) -> Path:
         "_, model, *rest = sys.argv[1:]\n"
         "vllm_stand_in.main(['--model', model, '--api-key', os.environ['VLLM_API_KEY'], *rest])\n"
     )
+    for name, value in nursery.environment.items():
+        monkeypatch.setenv(name, value)
+    forked = " ".join(python(str(package / "main.py")))
     file = tmp_path / "python"
-    file.write_text(f'#!/bin/sh\nPYTHONPATH={tmp_path / "packages"} exec {sys.executable} "$@"\n')
+    file.write_text(
+        f'#!/bin/sh\nif [ "$1" = -m ]; then shift 2; exec {forked} "$@"; fi\n'
+        f'PYTHONPATH={tmp_path / "packages"} exec {sys.executable} "$@"\n'
+    )
     file.chmod(0o755)
     return file
+
+
+def listening(url: str) -> psutil.Process:
+    """The process that listens at an address."""
+    port = int(url.rpartition(":")[2])
+    every = psutil.net_connections("tcp")
+    return psutil.Process(next(c.pid for c in every if c.status == "LISTEN" and c.laddr[1] == port))
+
+
+def keepers() -> list[psutil.Process]:
+    """What keeps the servers of this process."""
+    every = psutil.Process().children()
+    return [one for one in every if any("keeper.py" in word for word in one.cmdline())]
 
 
 @pytest.mark.slow
@@ -513,22 +534,14 @@ def test_a_run_starts_its_server_which_is_started_again_and_ends_with_it(
     engine.check(policy, 64)
     engine.start(policy, 64)
     engine.sync(0)
-    served = engine._started.url.rpartition(":")[2]
-
-    def server() -> psutil.Process:
-        (found,) = (
-            p
-            for p in psutil.process_iter(["cmdline"])
-            if served in (p.info["cmdline"] or ()) and "keeper.py" not in str(p.info["cmdline"])
-        )
-        return found
+    url = engine._started.url
 
     def disturb():
         time.sleep(0.2)
-        server().kill()
+        listening(url).kill()
 
     check_crowd(policy, crowd(engine, disturb), 0)
-    last = server()
+    last = listening(url)
     engine.close()
     assert not last.is_running()
     (log,) = (tmp_path / "shared").iterdir()  # the weights are gone
@@ -573,19 +586,65 @@ def test_a_server_that_does_not_start_is_told_with_the_end_of_its_log(
     with pytest.raises(EngineError, match=r"(?s)ended while it was starting.*no room on the GPU"):
         engine.start(adapted(tiny_model), 64)
     engine.close()
+    (log,) = (tmp_path / "shared").iterdir()
+    assert log.read_text().count("no room on the GPU") == 1  # it would end so every time
 
 
-def test_a_run_trains_with_it_and_its_record_has_every_version(
-    stand, tiny_model, tmp_path, monkeypatch
-):
-    recipe = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
-    recipe["model"]["policy"]["lora"] = {"r": 4}
-    engine = {"class_path": "VLLM", "init_args": {"url": stand("--max-model-len", "2048").url}}
-    recipe["model"] |= {"engine": engine}
-    recipe["record"] = {"tokens": True}
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+@pytest.fixture
+def recipe(tiny_model, tmp_path, monkeypatch):
+    """A recipe with VLLM for its engine, in the working directory."""
+
+    def write(**engine) -> str:
+        contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
+        contents["model"]["policy"]["lora"] = {"r": 4}
+        contents["model"]["engine"] = {"class_path": "VLLM", "init_args": engine}
+        contents["record"] = {"tokens": True}
+        Path("recipe.yaml").write_text(yaml.safe_dump(contents))
+        return "recipe.yaml"
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    return write
+
+
+def test_a_run_keeps_the_log_of_its_server(recipe, interpreter, capfd):
+    assert main(["fit", recipe(python=str(interpreter)), "--trainer.max_epochs", "1"]) == 0
+    assert "its log is runs/recipe/version_0/vllm.log" in capfd.readouterr().err
+    assert Path("runs/recipe/version_0/vllm.log").is_file()
+    assert keepers() == []
+
+
+def test_the_doctor_starts_a_server_with_a_small_model(recipe, interpreter, capfd):
+    assert main(["doctor", recipe(python=str(interpreter))]) == 0
+    told = capfd.readouterr()
+    assert re.search(r"pass  sampling +\d+ turns by VLLM on cpu; sampler: vLLM 0\.0\.0", told.out)
+    assert "starting vLLM" in told.err
+    assert not Path("runs").exists()
+    assert keepers() == []
+
+
+def test_a_server_that_is_not_started_again_stops_the_run_at_once(
+    interpreter, tiny_model, tmp_path
+):
+    policy = adapted(tiny_model)
+    engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"))
+    engine.start(policy, 64)
+    engine.sync(0)
+    file = tmp_path / "packages" / "vllm" / "entrypoints" / "cli" / "main.py"
+    file.write_text("raise SystemExit('the GPU is gone')\n")
+    server = listening(engine._started.url)
+
+    async def sampled():
+        server.kill()
+        return await turn(engine.open(PROMPT))
+
+    with pytest.raises(EngineError, match=r"(?s)started again in vain.*the GPU is gone"):
+        on_loop(sampled())
+    engine.close()
+
+
+def test_a_run_trains_with_it_and_its_record_has_every_version(stand, recipe):
+    recipe(url=stand("--max-model-len", "2048").url)
     built = build(["recipe.yaml"])
     assert built.module.objective.importance_cap == 2
     built.trainer.fit(built.module, datamodule=built.data)

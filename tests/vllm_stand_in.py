@@ -28,7 +28,7 @@ class Model:
         from transformers import AutoModelForCausalLM, AutoTokenizer
 
         self.options = options
-        self.tokenizer = AutoTokenizer.from_pretrained(options.model)
+        self.tokenizer = AutoTokenizer.from_pretrained(options.tokenizer or options.model)
         self.base = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
         self.adapters: dict[str, object] = {}
         self.lock = threading.Lock()
@@ -166,6 +166,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
+    parser.add_argument("--tokenizer")
     parser.add_argument("--max-model-len", type=int, default=256)
     parser.add_argument("--max-lora-rank", type=int, default=16)
     parser.add_argument("--api-key", default="")

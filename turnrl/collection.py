@@ -15,6 +15,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple, Protocol
 
 import torch
@@ -202,6 +203,7 @@ class Setup(Protocol):
         group_size: G, trajectories per question.
         max_staleness: Iterations that are sampled ahead.
         memory: Names the phase if a device's memory runs out.
+        folder: Of the run; None if there is none, or it writes no files.
     """
 
     policy: Policy
@@ -212,6 +214,7 @@ class Setup(Protocol):
     group_size: int
     max_staleness: int
     memory: Memory
+    folder: Path | None
 
     @property
     def processes(self) -> int:
@@ -403,6 +406,7 @@ class Collector:
 
     def _start(self) -> None:
         rollout, engine, estimator = self.setup.rollout, self.setup.engine, self.setup.estimator
+        engine.run_folder = self.setup.folder
         engine.start(self.setup.policy, rollout.max_tokens)
         self._started = True
         self._world.enter_context(rollout.live())

@@ -168,8 +168,11 @@ def _threads() -> _Threads:
 
 
 def _close_late(done: concurrent.futures.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
-    """Close a session that comes when nobody waits for it any more."""
+    """Close a session that comes when nobody waits for it any more, or a coroutine that nobody will
+    await."""
     late = None if done.exception() else done.result()
+    if asyncio.iscoroutine(late):
+        late.close()
     if isinstance(late, ToolSession) and not loop.is_closed():
         asyncio.run_coroutine_threadsafe(result_of(late.close), loop)
 

@@ -233,12 +233,15 @@ class Engine(Sampler):
         memory_setting: The recipe's setting of the memory that it samples with, such as
             `model.engine.kv_memory`. Messages tell you to raise it for more sessions, and to lower
             it if a GPU's memory runs out. None names no setting.
+        run_folder: The folder of the run, set before `start`; an engine may keep a log there. None
+            where there is no run, or one that writes no files.
     """
 
     seeded: bool = True
     keeps: int = 1
     importance_cap: float | None = None
     memory_setting: str | None = None
+    run_folder: Path | None = None
 
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:
         """Verify that the engine can work, as far as that shows before any weights are loaded.

@@ -15,7 +15,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, final
 
@@ -106,8 +106,8 @@ class VLLM(Engine):
         base: The name under which the servers serve the base; null if they serve one model.
         api_key_env: Environment variable with the servers' key; no key is sent if this is null or
             the variable is not set. A server that the run starts gets a key of its own.
-        folder: Where weights are written for the servers, and the log of a server that the run
-            starts. Null is a folder for temporary files of this machine.
+        folder: Where weights are written for the servers. Null is a folder for temporary files of
+            this machine.
         keeps: Versions of an adapter that the servers have at a time. Set `--max-loras` of a given
             server to one more.
         patience_s: Seconds without any answer after which the run stops; until then requests are
@@ -202,13 +202,21 @@ class VLLM(Engine):
             ) from fault
 
     def rehearsal(self) -> AbstractContextManager[Engine]:
-        """See `Engine.rehearsal`. The servers have the run's base, and a rehearsal a small one of
-        its own, which the default engine samples."""
+        """See `Engine.rehearsal`. A server of its own is started, with the rehearsal's small base.
+        Given servers have the run's base, so the default engine samples in their place."""
+        if self.python is not None:
+            return contextlib.nullcontext(replace(self))
         default: Engine = installed("turnrl_engines")["Slots"]()
         return default.rehearsal()
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. It starts the server, if that is what was asked for."""
+        if self.python is not None and _processes() > 1:
+            raise RecipeError(
+                f"model.engine.python would start a server for each of {_processes()} processes, "
+                "all with the same memory. Start servers yourself, and give their addresses in "
+                "model.engine.url."
+            )
         home = Path(tempfile.mkdtemp(prefix="turnrl-vllm-", dir=self._home()))
         if self.folder is not None:
             home.chmod(0o755)  # servers of other users read it
@@ -228,16 +236,21 @@ class VLLM(Engine):
             if not has_adapter:
                 model = str(home / "base")  # in the form in which later versions are written
                 write(policy, home / "base")
-                policy.tokenizer.save_pretrained(model)
+            policy.tokenizer.save_pretrained(home / "tokenizer")
             log = home.with_name(f"{home.name}.log")  # which stays
+            if self.run_folder is not None:
+                self.run_folder.mkdir(parents=True, exist_ok=True)
+                log = self.run_folder / "vllm.log"
+            arguments = ["--tokenizer", str(home / "tokenizer"), *self.arguments]
             self._started = started = Started(
-                self.python, policy, model, max_tokens, self.keeps + 1, self.arguments, log
+                self.python, policy, model, max_tokens, self.keeps + 1, arguments, log, home
             )
             servers = [Server(started.url, started.key, self.timeout_s)]
             started.wait(lambda: _is_up(servers[0]), self.start_s)
         # one of its own that died takes as long to come back as it took to start
         patience_s = self.patience_s + (self.start_s if self.python is not None else 0)
-        self._group = Group(servers, patience_s)
+        still = None if self._started is None else self._started.check
+        self._group = Group(servers, patience_s, still)
         versions = [self._examined(server, policy, max_tokens) for server in servers]
         kind = Adapters if has_adapter else WholeModel
         self._weights = kind(policy, self._group, home, self.keeps, self.most_gap)
@@ -345,6 +358,13 @@ class VLLM(Engine):
         if self._weights is None or self._group is None:
             raise RuntimeError("Engine.start() comes first")
         return self._weights, self._group
+
+
+def _processes() -> int:
+    """Processes that learn together."""
+    import torch.distributed as together
+
+    return together.get_world_size() if together.is_initialized() else 1
 
 
 def _is_up(server: Server) -> bool:

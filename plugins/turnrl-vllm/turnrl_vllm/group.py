@@ -31,10 +31,14 @@ class Group:
     Args:
         servers: The servers, at least one.
         patience_s: Seconds without any answer after which the run stops.
+        still: Called when none has answered; raises if none ever will.
     """
 
-    def __init__(self, servers: Sequence[Server], patience_s: float) -> None:
+    def __init__(
+        self, servers: Sequence[Server], patience_s: float, still: Callable[[], None] | None = None
+    ) -> None:
         self.servers = tuple(servers)
+        self._still = still or (lambda: None)
         self._patience = Patience(self.name, patience_s, self._gone, setting="patience_s")
         self._watch: asyncio.Task[None] | None = None
 
@@ -75,6 +79,7 @@ class Group:
                 except Unavailable as fault:
                     faults.append(self._lost(server, fault))
             if not found:
+                self._still()
                 raise _all_of(faults)
             return found
 
@@ -104,6 +109,7 @@ class Group:
                     return found, server
                 except Unavailable as fault:
                     faults.append(self._lost(server, fault))
+            self._still()
             raise _all_of(faults)
 
         return await self._patience.ask_async(attempt)

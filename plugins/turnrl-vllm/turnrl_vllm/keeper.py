@@ -1,9 +1,11 @@
 """Keeps a server: starts it, starts it again if it dies, and ends it when whoever began it ends.
 
-    python keeper.py LOG COMMAND ...
+    python keeper.py LOG FOLDER COMMAND ...
 
 It needs nothing but Python. Whoever starts it holds the other end of its standard input, which
-closes with its process, whatever ends that.
+closes with its process, whatever ends that. The folder, with files for the server, is removed then.
+A server is started again once `UP` has come through that input: one that has never answered would
+not answer the next time either.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import contextlib
 import ctypes
 import os
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -24,17 +27,19 @@ _STARTS = 4
 _LIVED_S = 120.0
 _END_S = 15.0
 """Seconds that the server has to end by itself."""
+UP = b"+"
+"""What is written to it when the server answers for the first time."""
 _told: list[bool] = []
 """Signals to end."""
 
 
-def main(log: str, *command: str) -> int:
+def main(log: str, folder: str, *command: str) -> int:
     """Keep the server. Returns its exit code if it cannot be kept, or else 0."""
     with contextlib.suppress(PermissionError):  # it leads one already
         os.setsid()  # Ctrl-C in a terminal is for whoever began this
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: _told.append(True))
-    starts = 0
+    starts, was_up = 0, False
     while True:
         with Path(log).open("ab") as file:
             began = time.monotonic()
@@ -46,24 +51,29 @@ def main(log: str, *command: str) -> int:
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
-            ended = _wait(server)
+            while (came := _wait(server)) == UP:
+                was_up = True
             _end(server)
-            if not ended:
+            if came is not None:
+                shutil.rmtree(folder, ignore_errors=True)
                 return 0
             starts = 1 if time.monotonic() - began > _LIVED_S else starts + 1
             _note(file, f"vLLM ended with exit code {server.returncode}")
-            if starts >= _STARTS:
+            if starts >= _STARTS or not was_up:
                 _note(file, "it is not started again")
                 return server.returncode or 1
             _note(file, "it is started again")
 
 
-def _wait(server: subprocess.Popen[bytes]) -> bool:
-    """Wait until the server has ended, which is True, or whoever began this has."""
+def _wait(server: subprocess.Popen[bytes]) -> bytes | None:
+    """Wait until the server has ended, which gives None, or something came from whoever began this:
+    nothing at all if that has ended."""
     while server.poll() is None:
-        if _told or select.select([sys.stdin], [], [], 0.5)[0]:
-            return False  # it closed, or something was written to it
-    return True
+        if _told:
+            return b""
+        if select.select([0], [], [], 0.5)[0]:
+            return os.read(0, 1)
+    return None
 
 
 def _end(server: subprocess.Popen[bytes]) -> None:

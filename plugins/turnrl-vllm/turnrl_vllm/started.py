@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -55,6 +56,7 @@ class Started:
         adapters: So many adapters at a time.
         arguments: More arguments of `vllm serve`.
         log: The file that it writes to.
+        folder: Files for it, which are removed with it if this process is killed.
     """
 
     def __init__(
@@ -66,6 +68,7 @@ class Started:
         adapters: int,
         arguments: Sequence[str],
         log: Path,
+        folder: Path,
     ) -> None:
         self.log = log
         self.key = secrets.token_hex(16)
@@ -84,7 +87,7 @@ class Started:
             own += ["--revision", policy.origin.revision]
         serve = [python, "-m", "vllm.entrypoints.cli.main", "serve", model]
         self._keeper = subprocess.Popen(
-            [sys.executable, keeper.__file__, str(log), *serve, *own, *arguments],
+            [sys.executable, keeper.__file__, str(log), str(folder), *serve, *own, *arguments],
             stdin=subprocess.PIPE,
             env=_environment(self.key, policy.lora is None),
         )
@@ -101,14 +104,28 @@ class Started:
         began = time.monotonic()
         say(f"turnrl: starting vLLM; its log is {self.log}", sys.stderr)
         while not is_well():
-            ended = self._keeper.poll() is not None
-            if ended or time.monotonic() - began > patience_s:
-                how = "ended" if ended else f"has not answered for {patience_s:g} s"
-                raise EngineError(
-                    f"vLLM {how} while it was starting. The end of its log, {str(self.log)!r}:\n"
-                    f"{_tail(self.log)}"
-                )
+            self.check("ended while it was starting")
+            if time.monotonic() - began > patience_s:
+                raise self._over(f"has not answered for {patience_s:g} s while it was starting")
             time.sleep(_LOOK_EVERY_S)
+        if self._keeper.stdin is not None:
+            with contextlib.suppress(BrokenPipeError):
+                self._keeper.stdin.write(keeper.UP)
+                self._keeper.stdin.flush()
+
+    def check(self, how: str = "ended, and was started again in vain") -> None:
+        """Find out whether it will answer at all.
+
+        Args:
+            how: What became of it, if it will not.
+        Raises:
+            EngineError: If it has ended and is not started again, with the end of its log.
+        """
+        if self._keeper.poll() is not None:
+            raise self._over(how)
+
+    def _over(self, how: str) -> EngineError:
+        return EngineError(f"vLLM {how}. The end of its log, {str(self.log)!r}:\n{_tail(self.log)}")
 
     def close(self) -> None:
         """End it."""

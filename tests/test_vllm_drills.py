@@ -1,0 +1,304 @@
+"""Runs with vLLM itself, whose servers, or who themselves, are killed or stopped in mid-collection.
+
+They need an interpreter with vLLM: `TURNRL_TEST_VLLM_PYTHON=.../bin/python`, and
+`pytest -m slow tests/test_vllm_drills.py -s`. A drill takes about a minute.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+import yaml
+
+import turnrl
+from test_vllm import REAL, free_port
+from turnrl import record
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(REAL is None, reason="TURNRL_TEST_VLLM_PYTHON names no interpreter"),
+]
+FOLDER = turnrl.Policy("package://turnrl_atlas/starter").folder
+RUN = [sys.executable, "-m", "turnrl"]
+ITERATIONS, QUESTIONS, SIZE = 3, 8, 16
+TIMES = int(os.environ.get("TURNRL_DRILLS", "5"))
+"""So often each kind of fault is tried."""
+
+
+class Served:
+    """A vLLM server that nobody starts again."""
+
+    def __init__(self, folder: Path) -> None:
+        self.port = free_port()
+        self.url = f"http://127.0.0.1:{self.port}"
+        self._log = folder / f"{self.port}.log"
+        self.start()
+
+    def start(self) -> None:
+        command = [REAL, "-m", "vllm.entrypoints.cli.main", "serve", FOLDER, "--dtype", "float32"]
+        options = {
+            "--port": self.port,
+            "--host": "127.0.0.1",
+            "--max-model-len": 512,
+            "--max-lora-rank": 16,
+            "--max-loras": 3,
+            "--max-num-seqs": 64,
+            "--logprobs-mode": "processed_logprobs",
+            "--generation-config": "vllm",
+        }
+        words = [str(word) for pair in options.items() for word in pair]
+        more = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, *words, "--enable-lora", "--enforce-eager"],
+                env={**os.environ, **more},
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+
+    def signal(self, number: int) -> None:
+        os.killpg(self._process.pid, number)
+        if number == signal.SIGKILL:
+            self._process.wait()
+
+    def wait(self) -> None:
+        until = time.monotonic() + 240
+        while not answers(self.url):
+            assert time.monotonic() < until, self._log.read_text()[-2000:]
+            time.sleep(1)
+
+    def end(self) -> None:
+        for number in (signal.SIGCONT, signal.SIGKILL):
+            os.killpg(self._process.pid, number)
+        self._process.wait()
+
+
+def answers(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/health", timeout=5):
+            return True
+    except OSError:
+        return False
+
+
+def running(url: str, key: str = "") -> float:
+    """Turns that a server samples at this moment."""
+    asked = urllib.request.Request(f"{url}/metrics", headers={"Authorization": f"Bearer {key}"})
+    try:
+        with urllib.request.urlopen(asked, timeout=5) as answer:
+            text = answer.read().decode()
+    except OSError:
+        return 0.0
+    return sum(float(n) for n in re.findall(r"^vllm:num_requests_running\S* (\S+)$", text, re.M))
+
+
+@pytest.fixture(scope="module")
+def servers(tmp_path_factory):
+    """Two servers, which are made when they are wanted, and end with the module."""
+    made: list[Served] = []
+    folder = tmp_path_factory.mktemp("servers")
+
+    def want(number: int) -> list[Served]:
+        while len(made) < number:
+            made.append(Served(folder))
+        for one in made[:number]:
+            one.wait()
+        return made[:number]
+
+    yield want
+    for one in made:
+        one.end()
+
+
+class Fit:
+    """A run of the quickstart with fewer questions, as a command."""
+
+    def __init__(self, folder: Path, **engine) -> None:
+        self.folder = folder
+        settings = {
+            "model": {
+                "policy": {"lora": {"r": 16, "alpha": 32}},
+                "engine": {"class_path": "VLLM", "init_args": engine},
+                "optimizer": {
+                    "class_path": "torch.optim.AdamW",
+                    "init_args": {"lr": 2e-3, "betas": [0.9, 0.99], "weight_decay": 0.0},
+                },
+                "group_size": SIZE,
+            },
+            "data": {"questions_per_iteration": QUESTIONS, "val_limit": 16},
+            "record": {"per_iteration": 1000, "tokens": True},
+            "trainer": {"max_epochs": ITERATIONS, "check_val_every_n_epoch": ITERATIONS},
+        }
+        (folder / "drill.yaml").write_text(yaml.safe_dump(settings))
+        self.start()
+
+    def start(self, *options: str) -> None:
+        self.printed: list[str] = []
+        self.process = subprocess.Popen(
+            [*RUN, "fit", "quickstart", "drill.yaml", *options],
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+
+    def _read(self, process: subprocess.Popen[str]) -> None:
+        for line in process.stdout:
+            self.printed.append(line)
+
+    def until_it_collects(self, urls: list[str], after: float, key: str = "") -> None:
+        """Wait until an iteration's turns are being sampled, and then a part of a second."""
+        until = time.monotonic() + 240
+        while "iteration   1/" not in self.text or sum(running(url, key) for url in urls) < 4:
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < until, self.text
+            time.sleep(0.02)
+        time.sleep(after)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.printed)
+
+    def ends(self) -> None:
+        """It ends well, and what it trained on is whole and of the right weights."""
+        assert self.process.wait(300) == 0, self.text
+        assert "Traceback" not in self.text, self.text
+        folders = sorted(self.folder.glob("runs/drill/version_*"))
+        rows = [r for one in folders if (one / "record").exists() for r in record.read(one)]
+        trained = [row for row in rows if row["split"] == "train"]
+        steps = 4  # to an iteration
+        for iteration in range(1, ITERATIONS + 1):
+            some = [row for row in trained if row["iteration"] == iteration]
+            assert len(some) == QUESTIONS * SIZE
+            assert len({row["question_id"] for row in some}) == QUESTIONS
+            assert {row["policy_version"] for row in some} == {steps * (iteration - 1)}
+        gaps = []
+        for row in trained:
+            triples = zip(
+                row["versions"], row["sampler_logprobs"], row["learner_logprobs"], strict=True
+            )
+            sampled = [one for one in triples if one[0] is not None]
+            assert len(sampled) == sum(turn >= 0 for turn in row["turn_index"]) > 0
+            assert {version for version, *_ in sampled} == {row["policy_version"]}
+            gaps += [abs(one - other) for _, one, other in sampled]
+        assert max(gaps) < 5e-3
+        print(f"\n{len(trained)} attempts, {len(gaps)} tokens, largest gap {max(gaps):.1e} nats")
+
+
+def left_of_servers() -> list[psutil.Process]:
+    """Servers and keepers that a run has started."""
+    every = psutil.process_iter(["cmdline"])
+    return [
+        one for one in every if "base" in (words := one.info["cmdline"] or ()) and REAL in words
+    ]
+
+
+def moments(kind: str) -> list[float]:
+    draw = random.Random(kind)
+    return [round(draw.uniform(0, 3), 2) for _ in range(TIMES)]
+
+
+@pytest.fixture
+def shared(tmp_path):
+    (tmp_path / "shared").mkdir()
+    return str(tmp_path / "shared")
+
+
+@pytest.mark.parametrize("after", moments("a server of its own"))
+def test_the_runs_own_server_is_killed(tmp_path, monkeypatch, after):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    arguments = ["--enforce-eager", "--max-num-seqs", "64"]
+    fit = Fit(tmp_path, python=REAL, arguments=arguments)
+    while not (own := [p for p in left_of_servers() if "keeper.py" not in str(p.info["cmdline"])]):
+        assert fit.process.poll() is None, fit.text
+        time.sleep(0.2)
+    words = own[0].info["cmdline"]
+    url = f"http://127.0.0.1:{words[words.index('--port') + 1]}"
+    fit.until_it_collects([url], after, own[0].environ()["VLLM_API_KEY"])
+    own[0].kill()
+    fit.ends()
+    assert left_of_servers() == []
+    (log,) = tmp_path.glob("runs/drill/version_0/vllm.log")
+    assert "it is started again" in log.read_text()
+
+
+@pytest.mark.parametrize("after", moments("the learner"))
+def test_the_learner_is_killed_and_resumed(tmp_path, monkeypatch, after):
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
+    fit = Fit(tmp_path, python=REAL, arguments=["--enforce-eager", "--max-num-seqs", "64"])
+    while not (own := [p for p in left_of_servers() if "keeper.py" not in str(p.info["cmdline"])]):
+        assert fit.process.poll() is None, fit.text
+        time.sleep(0.2)
+    words = own[0].info["cmdline"]
+    weights = Path(words[words.index("--tokenizer") + 1]).parent
+    url = f"http://127.0.0.1:{words[words.index('--port') + 1]}"
+    fit.until_it_collects([url], after, own[0].environ()["VLLM_API_KEY"])
+    assert weights.exists()
+    fit.process.kill()
+    fit.process.wait()
+    assert psutil.wait_procs(left_of_servers(), timeout=40)[1] == []
+    assert not weights.exists()
+    fit.start("--ckpt_path", "last")
+    fit.ends()
+    assert left_of_servers() == []
+
+
+@pytest.mark.parametrize("after", moments("the only server hangs"))
+@pytest.mark.parametrize("fault", ["stop", "kill"])
+def test_the_only_server_is_away_for_a_while(servers, shared, tmp_path, fault, after):
+    (one,) = servers(1)
+    fit = Fit(tmp_path, url=one.url, folder=shared)
+    fit.until_it_collects([one.url], after)
+    break_and_mend([one], fault)
+    fit.ends()
+
+
+@pytest.mark.parametrize("after", moments("one of two"))
+@pytest.mark.parametrize("fault", ["stop", "kill"])
+def test_one_of_two_servers_is_lost(servers, shared, tmp_path, fault, after):
+    two = servers(2)
+    fit = Fit(tmp_path, url=[one.url for one in two], folder=shared)
+    fit.until_it_collects([one.url for one in two], after)
+    two[0].signal(signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
+    fit.ends()
+    assert "its sessions go on at another server" in fit.text
+    if fault == "stop":
+        two[0].signal(signal.SIGCONT)
+    else:
+        two[0].start()
+
+
+@pytest.mark.parametrize("after", moments("all of two"))
+@pytest.mark.parametrize("fault", ["stop", "kill"])
+def test_all_servers_are_away_for_a_while(servers, shared, tmp_path, fault, after):
+    two = servers(2)
+    fit = Fit(tmp_path, url=[one.url for one in two], folder=shared)
+    fit.until_it_collects([one.url for one in two], after)
+    break_and_mend(two, fault)
+    fit.ends()
+
+
+def break_and_mend(some: list[Served], fault: str) -> None:
+    """Stop servers for 20 s, or kill them and start them again, which takes as long."""
+    for one in some:
+        one.signal(signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
+    if fault == "stop":
+        time.sleep(20)
+    for one in some:
+        if fault == "stop":
+            one.signal(signal.SIGCONT)
+        else:
+            one.start()
