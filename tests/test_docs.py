@@ -624,6 +624,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit quickstart vllm.yaml": Elsewhere(
             "test_vllm.test_a_run_keeps_the_log_of_its_server"
         ),
+        "quickstart vllm.yaml --trainer.devices 2": Elsewhere(
+            "test_vllm.test_processes_that_learn_together_share_the_versions_of_the_first"
+        ),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": NotRun("vLLM has an environment of its own"),
         "url: [": Fits(),
     },

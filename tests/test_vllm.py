@@ -27,13 +27,14 @@ import yaml
 
 import vllm_stand_in
 from commands import RECIPE
-from nursery import python
+from nursery import command, python
 from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_loop, record
 from turnrl.cli import main
 from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
 from turnrl_vllm import group as group_of_servers
 from turnrl_vllm.engine import VLLM
+from turnrl_vllm.server import Server
 
 REAL = os.environ.get("TURNRL_TEST_VLLM_PYTHON")
 
@@ -660,6 +661,55 @@ def test_a_run_trains_with_it_and_its_record_has_every_version(stand, recipe):
         assert len(sampled) == sum(turn >= 0 for turn in row["turn_index"]) > 0
         assert {version for version, _, _ in sampled} == {row["policy_version"]}
         assert max(abs(one - other) for _, one, other in sampled) < 1e-4
+
+
+def test_processes_that_learn_together_share_the_versions_of_the_first(
+    stand, recipe, tmp_path, nursery
+):
+    two = [stand("--max-model-len", "2048") for _ in range(2)]
+    recipe(url=[one.url for one in two])
+    ran = subprocess.run(
+        command("fit", "recipe.yaml", "--trainer.devices=2", "--trainer.strategy=ddp"),
+        env={**os.environ, **nursery.environment, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert ran.returncode == 0, ran.stderr
+    rows = list(record.read("runs/recipe/version_0"))
+    trained = [row for row in rows if row["split"] == "train"]
+    assert len(trained) == 2 * 4 * 4
+    assert {row["policy_version"] for row in trained} == {0, 2}
+    for row in trained:
+        known = zip(row["versions"], row["sampler_logprobs"], row["learner_logprobs"], strict=True)
+        for version, one, other in (token for token in known if token[0] is not None):
+            assert version == row["policy_version"]
+            assert one == pytest.approx(other, abs=1e-4)
+    for one in two:
+        names = Server(one.url, "", 5).ask("GET", "/loads")
+        assert [name.split("-")[3:] for name in names] == [["0", "0"], ["2", "0"], ["4", "0"]]
+    assert not [file for file in Path("runs").rglob("*") if file.name.startswith("turnrl-vllm-")]
+
+
+@pytest.mark.slow
+def test_what_processes_cannot_share_is_told(recipe, interpreter, nursery):
+    for engine, lora, told in (
+        ({"python": str(interpreter)}, {"r": 4}, "model.engine.python would start a server for ea"),
+        ({"url": "http://127.0.0.1:9"}, None, "2 processes train all weights, and a server would"),
+    ):
+        contents = yaml.safe_load(Path(recipe(**engine)).read_text())
+        contents["model"]["policy"]["lora"] = lora
+        Path("recipe.yaml").write_text(yaml.safe_dump(contents))
+        ran = subprocess.run(
+            command("fit", "recipe.yaml", "--trainer.devices=2", "--trainer.strategy=ddp"),
+            env={**os.environ, **nursery.environment, "PYTHONPATH": str(Path(__file__).parent)},
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert ran.returncode == 2
+        assert told in ran.stderr
+        assert "Traceback" not in ran.stderr
 
 
 # -------------------------------------------------------------------------- vLLM itself

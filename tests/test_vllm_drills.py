@@ -153,11 +153,13 @@ class Fit:
             stderr=subprocess.STDOUT,
             text=True,
         )
-        threading.Thread(target=self._read, args=(self.process,), daemon=True).start()
+        self.reader = threading.Thread(target=self._read, args=(self.process,), daemon=True)
+        self.reader.start()
 
     def _read(self, process: subprocess.Popen[str]) -> None:
-        for line in process.stdout:
-            self.printed.append(line)
+        with process.stdout:
+            for line in process.stdout:
+                self.printed.append(line)
 
     def until_it_collects(self, urls: list[str], after: float, key: str = "") -> None:
         """Wait until an iteration's turns are being sampled, and then a part of a second."""
@@ -174,7 +176,9 @@ class Fit:
 
     def ends(self) -> None:
         """It ends well, and what it trained on is whole and of the right weights."""
-        assert self.process.wait(300) == 0, self.text
+        code = self.process.wait(300)
+        self.reader.join()
+        assert code == 0, self.text
         assert "Traceback" not in self.text, self.text
         folders = sorted(self.folder.glob("runs/drill/version_*"))
         rows = [r for one in folders if (one / "record").exists() for r in record.read(one)]
@@ -249,6 +253,7 @@ def test_the_learner_is_killed_and_resumed(tmp_path, monkeypatch, after):
     assert weights.exists()
     fit.process.kill()
     fit.process.wait()
+    fit.reader.join()
     assert psutil.wait_procs(left_of_servers(), timeout=40)[1] == []
     assert not weights.exists()
     fit.start("--ckpt_path", "last")

@@ -31,6 +31,7 @@ class Model:
         self.tokenizer = AutoTokenizer.from_pretrained(options.tokenizer or options.model)
         self.base = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
         self.adapters: dict[str, object] = {}
+        self.loads: list[str] = []
         self.lock = threading.Lock()
 
     def load(self, name: str, folder: str) -> None:
@@ -48,6 +49,7 @@ class Model:
             told = f"LoRA rank {rank} is greater than max_lora_rank {most}."
             raise Refusal(500, f"Call to add_lora method failed: {told}")
         own = AutoModelForCausalLM.from_pretrained(self.options.model, dtype=torch.float32)
+        self.loads.append(name)
         self.adapters[name] = PeftModel.from_pretrained(own, folder).eval()
 
     def unload(self, name: str) -> None:
@@ -118,9 +120,13 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         options = self.model.options
         window = {"id": "base", "owned_by": "vllm", "max_model_len": options.max_model_len}
-        self.answer(
-            {"/health": None, "/version": {"version": "0.0.0"}, "/v1/models": {"data": [window]}}
-        )
+        told = {
+            "/health": None,
+            "/version": {"version": "0.0.0"},
+            "/v1/models": {"data": [window]},
+            "/loads": self.model.loads,  # which vLLM has not: adapters that it was ever given
+        }
+        self.answer(told)
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))

@@ -8,6 +8,7 @@ other one.
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -172,6 +173,7 @@ class VLLM(Engine):
         self._started: Started | None = None
         self._held: Counter[Server] = Counter()
         self._told: dict[str, str] = {}
+        self._starts = 0
 
     @property
     def _urls(self) -> list[str]:
@@ -184,7 +186,8 @@ class VLLM(Engine):
 
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.check`. Servers that are away, are no vLLM, have another tokenizer, a shorter
-        window or no adapters; an interpreter without vLLM."""
+        window or no adapters; an interpreter without vLLM; what several processes cannot share."""
+        self._check_together(policy)
         if self.python is not None:
             check_python(self.python)
             if not isinstance(policy, Policy):
@@ -211,24 +214,58 @@ class VLLM(Engine):
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. It starts the server, if that is what was asked for."""
-        if self.python is not None and _processes() > 1:
+        rank, processes = _place()
+        home = self._own_folder() if processes == 1 else self._common_folder(rank)
+        try:
+            self._start(policy, max_tokens, home, follows=rank > 0)
+        except BaseException:
+            self.close()
+            if not rank:
+                shutil.rmtree(home, ignore_errors=True)
+            raise
+
+    def _check_together(self, policy: SampledPolicy) -> None:
+        """Whether the processes that learn together can do so with the same servers."""
+        _, processes = _place()
+        if processes == 1:
+            return
+        if self.python is not None:
             raise RecipeError(
-                f"model.engine.python would start a server for each of {_processes()} processes, "
-                "all with the same memory. Start servers yourself, and give their addresses in "
+                f"model.engine.python would start a server for each of {processes} processes, all "
+                "with the same memory. Start servers yourself, and give their addresses in "
                 "model.engine.url."
             )
+        if not _has_adapter(policy):
+            raise RecipeError(
+                f"{processes} processes train all weights, and a server would read new ones while "
+                "another process samples. Train an adapter (model.policy.lora), or use one process."
+            )
+
+    def _own_folder(self) -> Path:
         home = Path(tempfile.mkdtemp(prefix="turnrl-vllm-", dir=self._home()))
         if self.folder is not None:
             home.chmod(0o755)  # servers of other users read it
-        try:
-            self._start(policy, max_tokens, home)
-        except BaseException:
-            self.close()
-            shutil.rmtree(home, ignore_errors=True)
-            raise
+        return home
 
-    def _start(self, policy: SampledPolicy, max_tokens: int, home: Path) -> None:
-        has_adapter = isinstance(policy, Policy) and policy.lora is not None
+    def _common_folder(self, rank: int) -> Path:
+        """The folder of several processes, which all find without asking each other."""
+        parent = self._home() or self.run_folder
+        if parent is None:
+            raise RecipeError(
+                "several processes share the weights for vLLM, and this run has no folder. Set "
+                "model.engine.folder to a path that all processes and servers have."
+            )
+        self._starts += 1
+        run = (str(self.run_folder), os.environ.get("MASTER_PORT"), self._starts)
+        name = hashlib.sha256(repr(run).encode()).hexdigest()[:8]
+        home = parent.absolute() / f"turnrl-vllm-{name}"
+        if not rank:
+            shutil.rmtree(home, ignore_errors=True)
+            home.mkdir(parents=True)
+        return home
+
+    def _start(self, policy: SampledPolicy, max_tokens: int, home: Path, follows: bool) -> None:
+        has_adapter = _has_adapter(policy)
         servers = self._servers()
         if self.python is not None:
             assert isinstance(policy, Policy)
@@ -253,7 +290,14 @@ class VLLM(Engine):
         self._group = Group(servers, patience_s, still)
         versions = [self._examined(server, policy, max_tokens) for server in servers]
         kind = Adapters if has_adapter else WholeModel
-        self._weights = kind(policy, self._group, home, self.keeps, self.most_gap)
+        self._weights = kind(
+            policy,
+            self._group,
+            home,
+            self.keeps,
+            self.most_gap,
+            patience_s if follows else None,
+        )
         self._held.clear()
         self._told = {
             "sampler": f"vLLM {', '.join(sorted(set(versions)))}, {len(servers)} server"
@@ -360,11 +404,17 @@ class VLLM(Engine):
         return self._weights, self._group
 
 
-def _processes() -> int:
-    """Processes that learn together."""
+def _has_adapter(policy: SampledPolicy) -> bool:
+    return isinstance(policy, Policy) and policy.lora is not None
+
+
+def _place() -> tuple[int, int]:
+    """The number of this process among those that learn together, and how many these are."""
     import torch.distributed as together
 
-    return together.get_world_size() if together.is_initialized() else 1
+    if not together.is_initialized():
+        return 0, 1
+    return together.get_rank(), together.get_world_size()
 
 
 def _is_up(server: Server) -> bool:

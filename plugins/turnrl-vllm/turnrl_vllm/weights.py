@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import json
 import secrets
 import shutil
 import threading
+import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _RELOAD = "/collective_rpc"
+_GIVEN = "given-to-servers"
+"""A file beside weights that the servers have, for other processes of the run."""
 
 
 @dataclass(eq=False)
@@ -56,17 +59,25 @@ class Weights(ABC):
         folder: A folder that this process writes and the servers read.
         keeps: So many versions are kept.
         most_gap: See `prove`.
+        follows: Whether another process of the run, with the same folder and weights, gives them to
+            the servers. This one waits for that, for at most so many seconds; None if it gives them
+            itself.
     """
 
     def __init__(
-        self, policy: SampledPolicy, group: Group, folder: Path, keeps: int, most_gap: float
+        self,
+        policy: SampledPolicy,
+        group: Group,
+        folder: Path,
+        keeps: int,
+        most_gap: float,
+        follows: float | None = None,
     ) -> None:
         self.policy, self.group, self.folder, self.keeps = policy, group, folder, keeps
         self.gap = 0.0
         """Of the last trial."""
-        self._most_gap = most_gap
-        self._run = secrets.token_hex(4)  # other runs may use the same servers
-        self._numbers = itertools.count()
+        self._most_gap, self._follows = most_gap, follows
+        self._times: Counter[int] = Counter()
         self._lock = threading.Condition()
         self._every: list[Published] = []
         """All that the servers may still have, the newest last."""
@@ -83,13 +94,21 @@ class Weights(ABC):
         Raises:
             EngineError: If no server can be reached, one refuses, or one has other weights.
         """
-        name = f"turnrl-{self._run}-{next(self._numbers)}"
+        # the name of the folder is this run's alone, and others may use the same servers
+        name = f"{self.folder.name}-{version}-{self._times[version]}"
+        self._times[version] += 1
         new = Published(version, name, self.folder / name, reference(self.policy))
-        write(self.policy, new.folder)
+        if self._follows is None:
+            write(self.policy, new.folder)
+        else:
+            _wait_for(new.folder, self._follows)
         self._give(new)
-        for old in self._dropped():
-            self._forget(old)
-            shutil.rmtree(old.folder, ignore_errors=True)
+        dropped = self._dropped()
+        if self._follows is None:
+            (new.folder / _GIVEN).touch()
+            for old in dropped:
+                self._forget(old)
+                shutil.rmtree(old.folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def turn(self, began: Published) -> Iterator[None]:
@@ -140,9 +159,10 @@ class Weights(ABC):
         """Remove the files, and what the servers have of them."""
         with self._lock:
             every, self._every = self._every, []
-        for old in every:
-            self._forget(old)
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if self._follows is None:
+            for old in every:
+                self._forget(old)
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _add(self, new: Published) -> None:
         with self._lock:
@@ -165,10 +185,12 @@ class Adapters(Weights):
     vLLM's cache of prefixes goes by it."""
 
     def _give(self, new: Published) -> None:
+        body = new.reference.request() | {"model": new.name}
+
         def give(server: Server) -> None:
+            # who follows may find it there; it may also have been started again since
             with _refusals(server, self.folder):
                 server.ask("POST", "/v1/load_lora_adapter", _order(new))
-            body = new.reference.request() | {"model": new.name}
             self._prove(server, new, server.ask("POST", "/v1/completions", body))
             server.has.add(new.name)
 
@@ -288,6 +310,27 @@ class WholeModel(Weights):
         with self._lock:
             self._requests -= 1
             self._lock.notify_all()
+
+
+def _wait_for(folder: Path, patience_s: float) -> None:
+    """Wait until another process of the run has given the weights in a folder to the servers.
+
+    Raises:
+        EngineError: If that takes longer.
+    """
+    began = time.monotonic()
+    while True:
+        with contextlib.suppress(OSError):
+            # a list asks a file server, which may remember that a path was not there
+            if any(one.name == _GIVEN for one in folder.iterdir()):
+                return
+        if time.monotonic() - began > patience_s:
+            raise EngineError(
+                f"the first process of the run has not given the servers its weights within "
+                f"{patience_s:g} s, or {str(folder)!r} is not the same folder there. Set "
+                "model.engine.folder to a path that all machines have."
+            )
+        time.sleep(0.05)
 
 
 def write(policy: SampledPolicy, folder: Path) -> None:
