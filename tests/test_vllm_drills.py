@@ -125,7 +125,7 @@ def servers(tmp_path_factory):
 class Fit:
     """A run of the quickstart with fewer questions, as a command."""
 
-    def __init__(self, folder: Path, **engine) -> None:
+    def __init__(self, folder: Path, /, **engine) -> None:
         self.folder = folder
         settings = {
             "model": {
