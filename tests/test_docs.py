@@ -610,6 +610,15 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "compare runs/quickstart/version_0": AS_IN_README,
         "turnrl report runs": AS_IN_README,
     },
+    "docs/explanation/scale-out.md": {
+        "pip install simpy": NotRun("the package index; the tests use what is installed"),
+        "python docs/scale_out.py": Elsewhere(
+            "test_scale_out.test_every_table_of_the_page_is_printed_by_the_command"
+        ),
+        "network.bytes_s=1.2e8 --machines 1,2,4": Elsewhere(
+            "test_scale_out.test_the_command_of_the_page_takes_other_rates"
+        ),
+    },
     "docs/howto/vllm.md": {
         "install vllm": NotRun("vLLM has an environment of its own"),
         "arguments: [--gpu-memory-utilization": Fits(),

@@ -1,0 +1,172 @@
+"""docs/scale_out.py: machines that are not there yet, and servers of a known speed that are."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import random
+import re
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from test_vllm import adapted, free_port
+from turnrl import Sampling, on_loop
+from turnrl_vllm.engine import VLLM
+
+simpy = pytest.importorskip("simpy")
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "docs" / "scale_out.py"
+PAGE = (ROOT / "docs" / "explanation" / "scale-out.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("scale_out", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["scale_out"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["scale_out"]
+
+
+def test_a_server_takes_the_time_that_its_steps_take(script):
+    rates = script.Server(step_s=1, row_s=0.1, read_s=0.01, rows=2, chunk=30)
+    env = simpy.Environment()
+    server, ended = script.Sampler(env, rates), []
+
+    def attempt(read, sampled):
+        yield server.turn(read, sampled)
+        ended.append(env.now)
+
+    for read, sampled in ((40, 2), (0, 1), (10, 1)):
+        env.process(attempt(read, sampled))
+    env.run()
+    # by hand: 30 tokens of the first are read while the second gets its only one; then 10 more, and
+    # those of the third, whose place is free by now, and both get one; then the first has its last
+    first = 1 + 0.1 + 0.3
+    second = first + 1 + 0.2 + 0.2
+    assert ended == pytest.approx([first, second, second + 1.1])
+    assert server.busy_s == pytest.approx(second + 1.1)
+
+
+def test_an_iteration_of_equal_attempts_is_the_sum_that_one_writes_down(script):
+    work = script.Work(3, 4, prompt=50, sampled=(20, 10), result=30, spread=0, tool_s=0.5)
+    server = script.Server(step_s=0.01, row_s=0.002, read_s=0.001, rows=12)
+    network = script.Network(bytes_s=1e6, adapter=5e5, load_s=0.25)
+    rates = script.Rates(work, server, script.Learner(0.003), network)
+    found = script.Run(rates, servers=1, learners=None).play()
+    # three prompts are read, and one token of each other; later each attempt reads its result
+    turns = 30 * (0.01 + 12 * 0.002) + 0.001 * (3 * 50 + 9 * 1 + 12 * 30)
+    assert found.collecting == pytest.approx(turns + 0.5)
+    assert found.learning == pytest.approx(2 * 12 * (50 + 20 + 30 + 10) * 0.003)
+    assert found.giving == pytest.approx(0.5 + 0.25)
+    assert found.iteration == pytest.approx(found.collecting + found.learning + found.giving)
+    # with two learners one of them has two of three groups, and each step adds gradients once
+    two = script.Run(rates, servers=1, learners=2).play()
+    assert two.learning == pytest.approx(found.learning * 2 / 3 + 2 * 4 * 0.5)
+
+
+def test_who_collects_ahead_waits_for_the_longer_of_both(script):
+    rates = script.Rates(work=script.Work(questions=6, group=4))
+    for learner in (1e-6, 1e-3):
+        given = replace(rates, learner=script.Learner(learner))
+        after, ahead = (script.Run(given, 1, 1, n, iterations=8).play() for n in (0, 1))
+        assert after.iteration == pytest.approx(after.collecting + after.learning + after.giving)
+        longer = max(ahead.collecting, ahead.learning + ahead.giving)
+        assert ahead.iteration == pytest.approx(longer, rel=0.1)
+
+
+@pytest.mark.parametrize("size", ["7B", "32B"])
+def test_the_tables_of_the_page_are_those_of_the_script(script, size):
+    for staleness in (0, 1):
+        rows = script.table(script.SIZES[size], [1, 2, 4], staleness).splitlines()
+        assert len(rows) > 2
+        assert [row for row in rows if row not in PAGE] == []
+
+
+@pytest.mark.slow
+def test_every_table_of_the_page_is_printed_by_the_command():
+    printed = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=True)
+    for row in printed.stdout.splitlines():
+        assert not row.startswith("|") or row in PAGE
+
+
+def test_the_first_row_is_what_was_measured(script):
+    """On an H100: rollouts of 14.5 s and learning of 39.8 s, with lengths that were forced."""
+    work = script.Work(spread=0, tool_s=0)
+    found = script.Run(replace(script.SIZES["7B"], work=work), 1, None).play()
+    assert found.collecting == pytest.approx(14.5, rel=0.03)
+    assert found.learning == pytest.approx(39.8, rel=0.01)
+
+
+def test_the_command_of_the_page_takes_other_rates(monkeypatch, capsys, script):
+    (words,) = re.findall(r"^python docs/scale_out.py (--set.*)$", PAGE, re.M)
+    monkeypatch.setattr(sys, "argv", ["scale_out.py", *words.split()])
+    script.main()
+    told = capsys.readouterr().out
+    assert told.count("| 4 |") == 4  # two sizes, each one after the other and ahead
+    # a server is faster than on the page, and the network is slower
+    (row,) = re.findall(r"^\| 1 \| 1, in turn \| \S+ s \| (\S+) s \| \S+ s \| (\S+) s ", told, re.M)
+    assert float(row[0]) < 15  # 16.2
+    assert float(row[1]) == pytest.approx(161.5e6 / 1.2e8 + 0.2, abs=0.06)
+
+
+def test_a_rate_that_there_is_not_is_named():
+    for word in ("server.stepp_s=1", "serve.step_s=1", "server.step_s=fast", "work.sampled=3"):
+        ran = subprocess.run(
+            [sys.executable, SCRIPT, "--set", word], capture_output=True, text=True, check=False
+        )
+        assert ran.returncode == 1
+        assert ran.stderr.startswith("scale_out.py: ")
+        assert "Traceback" not in ran.stderr
+
+
+@pytest.mark.slow  # times, for a quiet machine
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_local_servers_take_as_long_as_is_computed(script, tiny_model, count):
+    server = script.Server(step_s=0.02, row_s=0.002, read_s=0.0002, rows=8)
+    work = script.Work(6, 8, prompt=40, sampled=(16, 10), result=20, tool_s=0.05)
+    rates = script.Rates(work, server)
+    computed = script.Run(rates, count, None).play().collecting
+    ports = [free_port() for _ in range(count)]
+    numbers = (server.step_s, server.row_s, server.read_s, server.rows)
+    command = [sys.executable, ROOT / "tests" / "paced_server.py"]
+    processes = [subprocess.Popen([*command, str(p), *map(str, numbers)]) for p in ports]
+    time.sleep(2)
+    policy = adapted(tiny_model)
+    engine = VLLM(url=[f"http://127.0.0.1:{port}" for port in ports], most_gap=1e9)
+    draw = random.Random(1)
+
+    async def attempt(question: int) -> None:
+        session = engine.open([question] * work.prompt)
+        for number, mean in enumerate(work.sampled):
+            if number:
+                await asyncio.sleep(work.tool_s)
+            share = draw.uniform(1 - work.spread, 1 + work.spread)
+            new = [draw.randrange(50)] * work.result if number else []
+            await session.generate(new, Sampling(max(1, round(mean * share))))
+        session.close()
+
+    async def collection() -> float:
+        began = time.monotonic()
+        every = [attempt(question) for question in range(work.questions) for _ in range(work.group)]
+        await asyncio.gather(*every)
+        return time.monotonic() - began
+
+    try:
+        engine.start(policy, 1000)
+        engine.sync(0)
+        on_loop(collection())  # connections
+        measured = sorted(on_loop(collection()) for _ in range(5))[2]
+    finally:
+        engine.close()
+        for process in processes:
+            process.kill()
+            process.wait()
+    print(f"\n{count} servers: {measured:.2f} s, computed {computed:.2f} s")
+    assert measured == pytest.approx(computed, rel=0.15)
