@@ -454,7 +454,19 @@ def test_a_server_that_hangs_is_left(stand, tiny_model, monkeypatch):
         servers[1].signal(signal.SIGSTOP)
 
     check_crowd(policy, crowd(engine, disturb), 0)
+
+    asked, ask = [], Server.ask
+    monkeypatch.setattr(
+        Server, "ask", lambda self, *a, **k: asked.append((self.url, a[1])) or ask(self, *a, **k)
+    )
+    change(policy)
+    engine.sync(1)  # and does not wait until the other one has not taken an adapter
+    assert {path for url, path in asked if url == servers[1].url} == {"/health"}
     servers[1].signal(signal.SIGCONT)
+    change(policy)
+    engine.sync(2)
+    assert (servers[1].url, "/v1/load_lora_adapter") in asked
+    check_crowd(policy, crowd(engine, lambda: None), 2)
     engine.close()
 
 

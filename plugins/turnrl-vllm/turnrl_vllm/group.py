@@ -74,6 +74,8 @@ class Group:
             found, faults = [], []
             for server in self.servers:
                 try:
+                    if server.was_lost:  # it may hang, and what is sent has more time
+                        server.ask("GET", "/health", within_s=_WELL_WITHIN_S)
                     found.append(send(server))
                     self._answered(server)
                 except Unavailable as fault:
@@ -104,6 +106,8 @@ class Group:
             faults: list[Unavailable] = []
             for server in [s for s in every if not s.rests] or every:
                 try:
+                    if server.was_lost and not await server.is_well(_WELL_WITHIN_S):
+                        raise Unavailable("it does not say that it is well")
                     found = await send(server)
                     self._answered(server)
                     return found, server

@@ -14,7 +14,7 @@ from turnrl.servers import Unavailable
 
 _SHORT_S = 60.0
 """Seconds that a request may take which samples nothing."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 4.0
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 """How long a server that was lost is left alone, after the first failure and at most."""
 _OF_THE_REQUEST = ("Call to add_lora method failed", "Call to collective_rpc method failed")
 """What vLLM says with status 500 where it does not take weights, and is well otherwise."""
