@@ -17,6 +17,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from lightning.pytorch.callbacks import Callback, Timer
+from lightning.pytorch.strategies import ModelParallelStrategy
 
 import turnrl.module
 from runs import adamw, column, data, last, module, rows, trainer, warmup, weights
@@ -608,6 +609,10 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     [
         ({"precision": "bf16-true"}, r"trainer\.precision is 'bf16-true'"),
         ({"accumulate_grad_batches": 2}, r"trainer\.accumulate_grad_batches is 2, but a batch is"),
+        (
+            {"strategy": ModelParallelStrategy()},
+            r"trainer\.strategy is a ModelParallelStrategy, and turnrl does not divide .* Take ddp",
+        ),
     ],
 )
 def test_what_lightning_would_do_to_a_step_is_refused(tiny_model, tmp_path, options, message):

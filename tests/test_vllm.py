@@ -37,6 +37,7 @@ from turnrl.testing import check_engine
 from turnrl_vllm import group as group_of_servers
 from turnrl_vllm.engine import VLLM
 from turnrl_vllm.server import Server
+from turnrl_vllm.together import Together
 
 REAL = os.environ.get("TURNRL_TEST_VLLM_PYTHON")
 
@@ -164,7 +165,7 @@ def test_a_session_goes_on_with_the_adapter_that_it_began_with_while_it_is_kept(
         on_loop(turn(session))
     served = engine._group.servers[0]
     home = engine._weights.folder
-    assert {name.rpartition("-")[2] for name in served.has} == {"1", "2"}
+    assert {name.split("-")[-2] for name in served.has} == {"1", "2"}
     assert {folder.name for folder in home.iterdir()} == served.has
     engine.close()
     assert not home.exists()
@@ -701,8 +702,137 @@ def test_processes_that_learn_together_share_the_versions_of_the_first(
             assert one == pytest.approx(other, abs=1e-4)
     for one in two:
         names = Server(one.url, "", 5).ask("GET", "/loads")
-        assert [name.split("-")[3:] for name in names] == [["0", "0"], ["2", "0"], ["4", "0"]]
+        assert [name.split("-")[4:] for name in names] == [["0", "0"], ["2", "0"], ["4", "0"]]
     assert not [file for file in Path("runs").rglob("*") if file.name.startswith("turnrl-vllm-")]
+
+
+def test_processes_meet_in_a_folder_of_this_run_and_this_start_alone(tmp_path):
+    processes = torch.distributed
+    processes.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        one, other = Together(tmp_path / "run"), Together(tmp_path / "run")
+        folders = [one.folder(), one.folder(), other.folder()]
+        assert len({folder.name for folder in folders}) == 3  # adapters have their names
+        for folder in folders:
+            folder.rmdir()
+        one.leave()
+        other.leave()
+        assert not [*(tmp_path / "run").iterdir()]
+        (tmp_path / "file").touch()
+        with pytest.raises(RecipeError, match=r"cannot be made .* Set model\.engine\.folder"):
+            Together(tmp_path / "file")
+    finally:
+        processes.destroy_process_group()
+
+
+def together_of(rank: int, store: str, url: str, model: str, told: list) -> None:
+    """A process of two: it starts an engine, and publishes a version twice."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    processes = torch.distributed
+    processes.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
+    torch.manual_seed(len(store))
+    policy = adapted(model)
+    engine = VLLM(url=url)
+    engine.processes, engine.run_folder = 2, Path(store).parent / "runs"
+    engine.check(policy, 64)
+    engine.start(policy, 64)
+    if rank == 0:
+        time.sleep(1)  # the other one waits, however long it takes
+    engine.sync(0)
+    done = on_loop(turn(engine.open(PROMPT)))
+    assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
+    told.append(engine._weights.newest.name)
+    processes.barrier()
+    engine.close()
+    processes.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_runs_of_the_same_folder_and_port_share_no_name(stand, tiny_model, tmp_path):
+    """The second one would sample with the adapter of the first, which has its name already."""
+    url, names = stand().url, []
+    for run in range(2):
+        script = (
+            "import sys, test_vllm; told = []; rank, *rest = sys.argv[1:]\n"
+            "test_vllm.together_of(int(rank), *rest, told); print(*told)"
+        )
+        given = [str(tmp_path / ("store" + "x" * run)), url, str(tiny_model)]
+        path = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
+        both = [
+            subprocess.Popen(
+                [sys.executable, "-c", script, str(rank), *given],
+                stdout=subprocess.PIPE,
+                env=path,
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        told = [process.communicate(timeout=120)[0].split()[-1] for process in both]
+        assert told[0] == told[1]
+        names.append(told[0])
+    assert names[0] != names[1]
+    assert not [*(tmp_path / "runs").iterdir()]
+
+
+@pytest.mark.slow
+def test_a_forked_child_of_a_killed_run_keeps_no_server(interpreter, tiny_model, tmp_path):
+    """It has the other end of the keeper's input too."""
+    (tmp_path / "run.py").write_text(
+        "import os, sys, time\n"
+        "from test_vllm import VLLM, adapted\n"
+        "policy = adapted(sys.argv[1])\n"
+        "engine = VLLM(python=sys.argv[2])\n"
+        "engine.start(policy, 64)\n"
+        "if child := os.fork():\n"
+        "    print(engine._started.url, child, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "run.py", str(tiny_model), str(interpreter)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    url, child = run.stdout.readline().split()
+    server = listening(url)
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    try:
+        assert psutil.wait_procs([server], timeout=30)[1] == []
+        assert psutil.pid_exists(int(child))
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+
+
+def test_an_environment_that_is_called_vllm_is_no_package(tmp_path, monkeypatch, tiny_model):
+    monkeypatch.chdir(tmp_path)
+    Path("vllm").mkdir()  # as in the how-to, before anything is installed there
+    with pytest.raises(RecipeError, match="has no package vllm"):
+        VLLM(python=sys.executable).check(Policy(str(tiny_model)), 64)
+
+
+def test_the_end_of_a_log_has_nothing_of_an_earlier_server(
+    interpreter, tiny_model, tmp_path, monkeypatch
+):
+    file = tmp_path / "packages" / "vllm" / "entrypoints" / "cli" / "main.py"
+    file.write_text("raise SystemExit('error: an argument that there is not')\n")
+    engine = VLLM(python=str(interpreter))
+    engine.run_folder = tmp_path / "run"
+    engine.run_folder.mkdir()
+    earlier = "torch.OutOfMemoryError: CUDA out of memory\n"
+    (engine.run_folder / "vllm.log").write_text(earlier + "more\n" * 20)
+    with pytest.raises(EngineError, match="an argument that there is not") as told:
+        engine.start(adapted(tiny_model), 64)
+    assert "CUDA" not in str(told.value)
+
+
+def test_the_doctor_tells_what_processes_cannot_share(recipe, interpreter, capsys):
+    written = recipe(python=str(interpreter))
+    words = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    assert main(["doctor", written, *words]) == 1
+    assert "python would start a server for each of 2 processes" in capsys.readouterr().out
 
 
 @pytest.mark.slow

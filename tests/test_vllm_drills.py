@@ -202,12 +202,32 @@ class Fit:
         print(f"\n{len(trained)} attempts, {len(gaps)} tokens, largest gap {max(gaps):.1e} nats")
 
 
-def left_of_servers() -> list[psutil.Process]:
-    """Servers and keepers that a run has started."""
-    every = psutil.process_iter(["cmdline"])
-    return [
-        one for one in every if "base" in (words := one.info["cmdline"] or ()) and REAL in words
-    ]
+class Own:
+    """The server that a run has started, once it is there."""
+
+    def __init__(self, fit: Fit) -> None:
+        run = psutil.Process(fit.process.pid)
+        while not (every := [one for one in run.children(True) if "--port" in one.cmdline()]):
+            assert fit.process.poll() is None, fit.text
+            time.sleep(0.2)
+        self._words = every[0].cmdline()
+        self.port = self.word("--port")
+        self.url = f"http://127.0.0.1:{self.port}"
+
+    def word(self, name: str) -> str:
+        """A value of its command line."""
+        return self._words[self._words.index(name) + 1]
+
+    def left(self) -> list[psutil.Process]:
+        """It, and what keeps it: also those that were started later."""
+        every = psutil.process_iter(["cmdline"])
+        return [
+            one for one in every if f"--port {self.port} " in " ".join(one.info["cmdline"] or ())
+        ]
+
+    def process(self) -> psutil.Process:
+        servers = [one for one in self.left() if "keeper.py" not in str(one.info["cmdline"])]
+        return min(servers, key=psutil.Process.create_time)  # it starts others
 
 
 def moments(kind: str) -> list[float]:
@@ -226,15 +246,11 @@ def test_the_runs_own_server_is_killed(tmp_path, monkeypatch, after):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     arguments = ["--enforce-eager", "--max-num-seqs", "64"]
     fit = Fit(tmp_path, python=REAL, arguments=arguments)
-    while not (own := [p for p in left_of_servers() if "keeper.py" not in str(p.info["cmdline"])]):
-        assert fit.process.poll() is None, fit.text
-        time.sleep(0.2)
-    words = own[0].info["cmdline"]
-    url = f"http://127.0.0.1:{words[words.index('--port') + 1]}"
-    fit.until_it_collects([url], after, own[0].environ()["VLLM_API_KEY"])
-    own[0].kill()
+    own = Own(fit)
+    fit.until_it_collects([own.url], after, own.process().environ()["VLLM_API_KEY"])
+    own.process().kill()
     fit.ends()
-    assert left_of_servers() == []
+    assert own.left() == []
     (log,) = tmp_path.glob("runs/drill/version_0/vllm.log")
     assert "it is started again" in log.read_text()
 
@@ -243,22 +259,19 @@ def test_the_runs_own_server_is_killed(tmp_path, monkeypatch, after):
 def test_the_learner_is_killed_and_resumed(tmp_path, monkeypatch, after):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     fit = Fit(tmp_path, python=REAL, arguments=["--enforce-eager", "--max-num-seqs", "64"])
-    while not (own := [p for p in left_of_servers() if "keeper.py" not in str(p.info["cmdline"])]):
-        assert fit.process.poll() is None, fit.text
-        time.sleep(0.2)
-    words = own[0].info["cmdline"]
-    weights = Path(words[words.index("--tokenizer") + 1]).parent
-    url = f"http://127.0.0.1:{words[words.index('--port') + 1]}"
-    fit.until_it_collects([url], after, own[0].environ()["VLLM_API_KEY"])
+    own = Own(fit)
+    weights = Path(own.word("--tokenizer")).parent
+    fit.until_it_collects([own.url], after, own.process().environ()["VLLM_API_KEY"])
     assert weights.exists()
     fit.process.kill()
     fit.process.wait()
     fit.reader.join()
-    assert psutil.wait_procs(left_of_servers(), timeout=40)[1] == []
+    assert psutil.wait_procs(own.left(), timeout=40)[1] == []
     assert not weights.exists()
     fit.start("--ckpt_path", "last")
+    again = Own(fit)
     fit.ends()
-    assert left_of_servers() == []
+    assert again.left() == []
 
 
 @pytest.mark.parametrize("after", moments("the only server hangs"))

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 import lightning as L
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 
 from turnrl.agent.rollout import Rollout
 from turnrl.errors import (
@@ -195,6 +196,13 @@ def check_trainer(trainer: L.Trainer) -> None:
         raise RecipeError(
             f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but a "
             "batch is a whole step. Leave it out; model.policy.minibatch_tokens bounds its memory."
+        )
+    strategy = trainer.strategy
+    if isinstance(strategy, ParallelStrategy) and not isinstance(strategy, DDPStrategy):
+        raise RecipeError(
+            f"trainer.strategy is a {type(strategy).__name__}, and turnrl does not divide a model "
+            "over devices: each process has the whole policy. Take ddp. To fit a larger model, set "
+            "model.policy.quantization: nf4 and train an adapter (model.policy.lora)."
         )
 
 

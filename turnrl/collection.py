@@ -259,7 +259,9 @@ class Collector:
                 "cannot be branched. Take an estimator without probes, such as TurnLevel."
             )
         rollout.places.of_tools(estimator.probes, *self._shares)
-        self.setup.engine.check(self.setup.policy, self.setup.rollout.max_tokens)
+        engine = self.setup.engine
+        engine.run_folder, engine.processes = self.setup.folder, self.setup.processes
+        engine.check(self.setup.policy, rollout.max_tokens)
 
     def attempt(
         self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
@@ -406,7 +408,6 @@ class Collector:
 
     def _start(self) -> None:
         rollout, engine, estimator = self.setup.rollout, self.setup.engine, self.setup.estimator
-        engine.run_folder = self.setup.folder
         engine.start(self.setup.policy, rollout.max_tokens)
         self._started = True
         self._world.enter_context(rollout.live())

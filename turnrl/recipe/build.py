@@ -28,7 +28,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from transformers.utils import logging as transformers_logging
 
 from turnrl.checkpoints import take_exported
-from turnrl.checks import Plan, start_of
+from turnrl.checks import Plan, check_trainer, start_of
 from turnrl.data.questions import QuestionData
 from turnrl.errors import ArgumentTypeError, RecipeError, TurnRLError, instance_of, kind_of
 from turnrl.lifecycle import PolicyModule
@@ -440,6 +440,7 @@ def make(given: Given) -> Built:
             raise
         raise _explained(error, contents, given.kinds) from error
     trainer = cli.trainer
+    check_trainer(trainer)
     folder = given.folder and Path(str(trainer.log_dir))
     return Built(
         module=cli.model,

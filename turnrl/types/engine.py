@@ -233,8 +233,10 @@ class Engine(Sampler):
         memory_setting: The recipe's setting of the memory that it samples with, such as
             `model.engine.kv_memory`. Messages tell you to raise it for more sessions, and to lower
             it if a GPU's memory runs out. None names no setting.
-        run_folder: The folder of the run, set before `start`; an engine may keep a log there. None
+        run_folder: The folder of the run, set before `check`; an engine may keep a log there. None
             where there is no run, or one that writes no files.
+        processes: Processes that learn together, set before `check`, which all of them call at the
+            same time. Each has an engine.
     """
 
     seeded: bool = True
@@ -242,6 +244,7 @@ class Engine(Sampler):
     importance_cap: float | None = None
     memory_setting: str | None = None
     run_folder: Path | None = None
+    processes: int = 1
 
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:
         """Verify that the engine can work, as far as that shows before any weights are loaded.

@@ -8,13 +8,12 @@ other one.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import os
 import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -37,6 +36,7 @@ from turnrl.servers import Unavailable
 from turnrl_vllm.group import Group
 from turnrl_vllm.server import Refused, Server
 from turnrl_vllm.started import Started, check_python
+from turnrl_vllm.together import Together, is_together
 from turnrl_vllm.trial import examine, read_choice, turn
 from turnrl_vllm.weights import Adapters, Published, Weights, WholeModel, write
 
@@ -108,7 +108,7 @@ class VLLM(Engine):
         api_key_env: Environment variable with the servers' key; no key is sent if this is null or
             the variable is not set. A server that the run starts gets a key of its own.
         folder: Where weights are written for the servers. Null is a folder for temporary files of
-            this machine.
+            this machine, or the run's folder if several processes learn together.
         keeps: Versions of an adapter that the servers have at a time. Set `--max-loras` of a given
             server to one more.
         patience_s: Seconds without any answer after which the run stops; until then requests are
@@ -173,7 +173,8 @@ class VLLM(Engine):
         self._started: Started | None = None
         self._held: Counter[Server] = Counter()
         self._told: dict[str, str] = {}
-        self._starts = 0
+        self._together: Together | None = None
+        self.log: Path | None = None
 
     @property
     def _urls(self) -> list[str]:
@@ -187,13 +188,17 @@ class VLLM(Engine):
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.check`. Servers that are away, are no vLLM, have another tokenizer, a shorter
         window or no adapters; an interpreter without vLLM; what several processes cannot share."""
-        self._check_together(policy)
+        if self.processes > 1:
+            self._check_together(policy)
         if self.python is not None:
             check_python(self.python)
             if not isinstance(policy, Policy):
                 raise RecipeError("VLLM with python serves a turnrl.Policy. Give url in its place.")
         for server in self._servers():
             self._examined(server, policy, max_tokens)
+        self._together = None
+        if self.processes > 1 and is_together():
+            self._together = Together(self._home() or self.run_folder or Path())
 
     def _examined(self, server: Server, policy: SampledPolicy, max_tokens: int) -> str:
         try:
@@ -208,60 +213,46 @@ class VLLM(Engine):
         """See `Engine.rehearsal`. A server of its own is started, with the rehearsal's small base.
         Given servers have the run's base, so the default engine samples in their place."""
         if self.python is not None:
-            return contextlib.nullcontext(replace(self))
+            return _rehearsed(replace(self))
         default: Engine = installed("turnrl_engines")["Slots"]()
         return default.rehearsal()
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. It starts the server, if that is what was asked for."""
-        rank, processes = _place()
-        home = self._own_folder() if processes == 1 else self._common_folder(rank)
+        home = self._own_folder() if self._together is None else self._together.folder()
+        follows = self._together is not None and self._together.follows
         try:
-            self._start(policy, max_tokens, home, follows=rank > 0)
+            self._start(policy, max_tokens, home, follows)
         except BaseException:
             self.close()
-            if not rank:
+            if not follows:
                 shutil.rmtree(home, ignore_errors=True)
             raise
 
     def _check_together(self, policy: SampledPolicy) -> None:
         """Whether the processes that learn together can do so with the same servers."""
-        _, processes = _place()
-        if processes == 1:
-            return
         if self.python is not None:
             raise RecipeError(
-                f"model.engine.python would start a server for each of {processes} processes, all "
-                "with the same memory. Start servers yourself, and give their addresses in "
+                f"model.engine.python would start a server for each of {self.processes} processes, "
+                "all with the same memory. Start servers yourself, and give their addresses in "
                 "model.engine.url."
             )
         if not _has_adapter(policy):
             raise RecipeError(
-                f"{processes} processes train all weights, and a server would read new ones while "
-                "another process samples. Train an adapter (model.policy.lora), or use one process."
+                f"{self.processes} processes train all weights, and a server would read new ones "
+                "while another process samples. Train an adapter (model.policy.lora), or use one "
+                "process."
+            )
+        if self.folder is None and self.run_folder is None:
+            raise RecipeError(
+                "several processes share the weights for vLLM, and this run has no folder. Set "
+                "model.engine.folder to a path that all processes and servers have."
             )
 
     def _own_folder(self) -> Path:
         home = Path(tempfile.mkdtemp(prefix="turnrl-vllm-", dir=self._home()))
         if self.folder is not None:
             home.chmod(0o755)  # servers of other users read it
-        return home
-
-    def _common_folder(self, rank: int) -> Path:
-        """The folder of several processes, which all find without asking each other."""
-        parent = self._home() or self.run_folder
-        if parent is None:
-            raise RecipeError(
-                "several processes share the weights for vLLM, and this run has no folder. Set "
-                "model.engine.folder to a path that all processes and servers have."
-            )
-        self._starts += 1
-        run = (str(self.run_folder), os.environ.get("MASTER_PORT"), self._starts)
-        name = hashlib.sha256(repr(run).encode()).hexdigest()[:8]
-        home = parent.absolute() / f"turnrl-vllm-{name}"
-        if not rank:
-            shutil.rmtree(home, ignore_errors=True)
-            home.mkdir(parents=True)
         return home
 
     def _start(self, policy: SampledPolicy, max_tokens: int, home: Path, follows: bool) -> None:
@@ -274,10 +265,10 @@ class VLLM(Engine):
                 model = str(home / "base")  # in the form in which later versions are written
                 write(policy, home / "base")
             policy.tokenizer.save_pretrained(home / "tokenizer")
-            log = home.with_name(f"{home.name}.log")  # which stays
+            self.log = log = home.with_name(f"{home.name}.log")  # which stays
             if self.run_folder is not None:
                 self.run_folder.mkdir(parents=True, exist_ok=True)
-                log = self.run_folder / "vllm.log"
+                self.log = log = self.run_folder / "vllm.log"
             arguments = ["--tokenizer", str(home / "tokenizer"), *self.arguments]
             self._started = started = Started(
                 self.python, policy, model, max_tokens, self.keeps + 1, arguments, log, home
@@ -296,7 +287,7 @@ class VLLM(Engine):
             home,
             self.keeps,
             self.most_gap,
-            patience_s if follows else None,
+            follows,
         )
         self._held.clear()
         self._told = {
@@ -341,6 +332,8 @@ class VLLM(Engine):
                 started.close()
             if weights is not None:
                 weights.close()
+            if self._together is not None and not self._together.follows:
+                self._together.leave()
 
     async def _sample(
         self, first: Server, began: Published, ids: tuple[int, ...], sampling: Sampling
@@ -404,17 +397,18 @@ class VLLM(Engine):
         return self._weights, self._group
 
 
+@contextlib.contextmanager
+def _rehearsed(engine: VLLM) -> Iterator[Engine]:
+    """An engine whose server leaves no log: what ended it is in its error."""
+    try:
+        yield engine
+    finally:
+        if engine.log is not None:
+            engine.log.unlink(missing_ok=True)
+
+
 def _has_adapter(policy: SampledPolicy) -> bool:
     return isinstance(policy, Policy) and policy.lora is not None
-
-
-def _place() -> tuple[int, int]:
-    """The number of this process among those that learn together, and how many these are."""
-    import torch.distributed as together
-
-    if not together.is_initialized():
-        return 0, 1
-    return together.get_rank(), together.get_world_size()
 
 
 def _is_up(server: Server) -> bool:

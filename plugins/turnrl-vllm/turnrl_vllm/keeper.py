@@ -35,6 +35,7 @@ _told: list[bool] = []
 
 def main(log: str, folder: str, *command: str) -> int:
     """Keep the server. Returns its exit code if it cannot be kept, or else 0."""
+    parent = os.getppid()
     with contextlib.suppress(PermissionError):  # it leads one already
         os.setsid()  # Ctrl-C in a terminal is for whoever began this
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -51,7 +52,7 @@ def main(log: str, folder: str, *command: str) -> int:
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
-            while (came := _wait(server)) == UP:
+            while (came := _wait(server, parent)) == UP:
                 was_up = True
             _end(server)
             if came is not None:
@@ -65,11 +66,11 @@ def main(log: str, folder: str, *command: str) -> int:
             _note(file, "it is started again")
 
 
-def _wait(server: subprocess.Popen[bytes]) -> bytes | None:
+def _wait(server: subprocess.Popen[bytes], parent: int) -> bytes | None:
     """Wait until the server has ended, which gives None, or something came from whoever began this:
-    nothing at all if that has ended."""
+    nothing at all if that has ended. A process that it forked may still hold the input open."""
     while server.poll() is None:
-        if _told:
+        if _told or os.getppid() != parent:
             return b""
         if select.select([0], [], [], 0.5)[0]:
             return os.read(0, 1)

@@ -28,7 +28,10 @@ def check_python(python: str) -> None:
     Raises:
         RecipeError: If it is not there, or has none.
     """
-    find = "import importlib.util as u, sys; sys.exit(u.find_spec('vllm') is None)"
+    # a folder of that name, such as an environment's own, is a package too, without an origin
+    find = (
+        "import importlib.util as u, sys; s = u.find_spec('vllm'); sys.exit(not (s and s.origin))"
+    )
     try:
         ended = subprocess.run([python, "-c", find], capture_output=True, text=True, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
@@ -71,6 +74,7 @@ class Started:
         folder: Path,
     ) -> None:
         self.log = log
+        self._begins = log.stat().st_size if log.exists() else 0  # an earlier server may have one
         self.key = secrets.token_hex(16)
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -125,7 +129,8 @@ class Started:
             raise self._over(how)
 
     def _over(self, how: str) -> EngineError:
-        return EngineError(f"vLLM {how}. The end of its log, {str(self.log)!r}:\n{_tail(self.log)}")
+        end = _tail(self.log, self._begins)
+        return EngineError(f"vLLM {how}. The end of its log, {str(self.log)!r}:\n{end}")
 
     def close(self) -> None:
         """End it."""
@@ -148,10 +153,11 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _tail(log: Path, most: int = 12) -> str:
-    """The end of a log, after the lines before it that name an error: vLLM's own cause stands far
-    above its last line."""
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+def _tail(log: Path, begins: int, most: int = 12) -> str:
+    """The end of what a log has from some byte on, after the lines before that end which name an
+    error: vLLM's own cause stands far above its last line."""
+    written = log.read_bytes()[begins:] if log.is_file() else b""
+    text = written.decode("utf-8", errors="replace")
     lines = [line for line in text.splitlines() if not line.startswith("turnrl: ")]
     named = [line for line in lines[:-most] if re.search(r"\w+Error: |\berror: ", line)]
     return visible("\n".join([*dict.fromkeys(named[-4:]), *lines[-most:]]))

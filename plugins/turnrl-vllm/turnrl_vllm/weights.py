@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 _RELOAD = "/collective_rpc"
+_TOGETHER_S = 1800.0
+"""How long a process waits for another one, as torch does in its own calls."""
 _GIVEN = "given-to-servers"
 """A file beside weights that the servers have, for other processes of the run."""
 
@@ -60,8 +62,7 @@ class Weights(ABC):
         keeps: So many versions are kept.
         most_gap: See `prove`.
         follows: Whether another process of the run, with the same folder and weights, gives them to
-            the servers. This one waits for that, for at most so many seconds; None if it gives them
-            itself.
+            the servers. This one waits for that.
     """
 
     def __init__(
@@ -71,7 +72,7 @@ class Weights(ABC):
         folder: Path,
         keeps: int,
         most_gap: float,
-        follows: float | None = None,
+        follows: bool = False,
     ) -> None:
         self.policy, self.group, self.folder, self.keeps = policy, group, folder, keeps
         self.gap = 0.0
@@ -98,13 +99,13 @@ class Weights(ABC):
         name = f"{self.folder.name}-{version}-{self._times[version]}"
         self._times[version] += 1
         new = Published(version, name, self.folder / name, reference(self.policy))
-        if self._follows is None:
-            write(self.policy, new.folder)
+        if self._follows:
+            _wait_for(new.folder)
         else:
-            _wait_for(new.folder, self._follows)
+            write(self.policy, new.folder)
         self._give(new)
         dropped = self._dropped()
-        if self._follows is None:
+        if not self._follows:
             (new.folder / _GIVEN).touch()
             for old in dropped:
                 self._forget(old)
@@ -159,7 +160,7 @@ class Weights(ABC):
         """Remove the files, and what the servers have of them."""
         with self._lock:
             every, self._every = self._every, []
-        if self._follows is None:
+        if not self._follows:
             for old in every:
                 self._forget(old)
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -227,8 +228,8 @@ class Adapters(Weights):
 
     def _forget(self, old: Published) -> None:
         for server in self.group.servers:
-            if old.name in server.has:  # one that was lost has nothing to forget
-                server.has.discard(old.name)
+            server.has.discard(old.name)
+            if not server.was_lost:  # one that only hung may have it, though it is not in `has`
                 with contextlib.suppress(Unavailable, Refused):
                     body = {"lora_name": old.name}
                     server.ask("POST", "/v1/unload_lora_adapter", body, within_s=5)
@@ -312,11 +313,12 @@ class WholeModel(Weights):
             self._lock.notify_all()
 
 
-def _wait_for(folder: Path, patience_s: float) -> None:
-    """Wait until another process of the run has given the weights in a folder to the servers.
+def _wait_for(folder: Path) -> None:
+    """Wait until another process of the run has given the weights in a folder to the servers. That
+    process waits for servers that are away, and its checkpoint comes first.
 
     Raises:
-        EngineError: If that takes longer.
+        EngineError: If that takes longer than processes wait for each other anywhere.
     """
     began = time.monotonic()
     while True:
@@ -324,11 +326,10 @@ def _wait_for(folder: Path, patience_s: float) -> None:
             # a list asks a file server, which may remember that a path was not there
             if any(one.name == _GIVEN for one in folder.iterdir()):
                 return
-        if time.monotonic() - began > patience_s:
+        if time.monotonic() - began > _TOGETHER_S:
             raise EngineError(
                 f"the first process of the run has not given the servers its weights within "
-                f"{patience_s:g} s, or {str(folder)!r} is not the same folder there. Set "
-                "model.engine.folder to a path that all machines have."
+                f"{_TOGETHER_S:g} s: {str(folder)!r} does not say so. See what it printed."
             )
         time.sleep(0.05)
 

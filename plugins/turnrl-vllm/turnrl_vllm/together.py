@@ -1,0 +1,82 @@
+"""Processes that learn together, with the same servers: the folder through which they meet."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import secrets
+import shutil
+import time
+from pathlib import Path
+from typing import final
+
+from turnrl import RecipeError
+
+_VISIBLE_S = 30.0
+"""A file server may be late to show a new folder."""
+
+
+def is_together() -> bool:
+    """Whether this process is one of several that can call each other."""
+    import torch.distributed as processes
+
+    return processes.is_initialized() and processes.get_world_size() > 1
+
+
+@final
+class Together:
+    """A folder of this run alone, which the first process makes and the others find. All processes
+    make theirs at the same time; nothing later needs a call that waits for another process, because
+    one that has no question to validate does not ask for a version.
+
+    Args:
+        parent: Where it is made; the first process's counts.
+    Raises:
+        RecipeError: If it cannot be made, or is not seen here.
+    """
+
+    def __init__(self, parent: Path) -> None:
+        import torch.distributed as processes
+
+        self.follows = processes.get_rank() > 0
+        """Whether another process gives the servers their weights."""
+        self._home = parent.absolute() / f"turnrl-vllm-{secrets.token_hex(4)}"
+        self._starts = 0
+        problem = "" if self.follows else self._make()
+        told = [str(self._home), problem]
+        processes.broadcast_object_list(told)
+        self._home = Path(told[0])
+        if told[1]:
+            raise RecipeError(told[1])
+        until = time.monotonic() + _VISIBLE_S
+        while not self._home.is_dir():
+            if time.monotonic() > until:
+                raise RecipeError(
+                    f"the first process of the run writes weights to {told[0]!r}, which is not "
+                    "there for this process. Set model.engine.folder to a path that all have."
+                )
+            time.sleep(0.1)
+
+    def folder(self) -> Path:
+        """The folder for the next start of the engine, the same in all processes."""
+        self._starts += 1
+        home = self._home / f"{self._home.name}-{self._starts}"
+        if not self.follows:
+            home.mkdir(parents=True)
+        return home
+
+    def leave(self) -> None:
+        """Remove the folder, once those of all starts are gone."""
+        with contextlib.suppress(OSError):
+            self._home.rmdir()
+
+    def _make(self) -> str:
+        try:
+            self._home.mkdir(parents=True)
+        except OSError as error:
+            return (
+                f"the folder {str(self._home)!r}, for the weights of several processes, cannot be "
+                f"made ({error}). Set model.engine.folder to one that can."
+            )
+        atexit.register(shutil.rmtree, self._home, ignore_errors=True)
+        return ""
