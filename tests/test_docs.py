@@ -170,6 +170,7 @@ LAKE = "test_action.test_the_lake_of_the_page_runs_and_warns_that_nothing_ends"
 WARMUP = "test_warmup.test_"
 SERVER = "test_openenv.test_the_recipe_of_the_page_runs"
 ARENA = "test_games.test_a_game_of_textarena_is_won"
+MACHINES = "test_machines.test_devices_torchrun_and_slurm_are_the_same_run"
 QUEST = "test_games.test_a_quest_of_textworld_is_won"
 PAPER = Elsewhere("test_cli.test_the_papers_baselines_are_a_recipe_with_another_estimator")
 
@@ -618,6 +619,15 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "network.bytes_s=1.2e8 --machines 1,2,4": Elsewhere(
             "test_scale_out.test_the_command_of_the_page_takes_other_rates"
         ),
+    },
+    "docs/howto/several-machines.md": {
+        "turnrl fit quickstart --trainer.devices 2": Elsewhere(MACHINES),
+        "torchrun --nnodes": Elsewhere(MACHINES),
+        "--nnodes": NotRun("an option of torchrun"),
+        "--nproc_per_node": NotRun("an option of torchrun"),
+        "--node_rank": NotRun("an option of torchrun"),
+        "--signal=TERM@120": NotRun("an option of SLURM"),
+        "srun turnrl": NotRun("SLURM; its variables are tried by " + MACHINES),
     },
     "docs/howto/vllm.md": {
         "install vllm": NotRun("vLLM has an environment of its own"),
