@@ -1,4 +1,4 @@
-"""How long an iteration takes on several machines, worked out before you have them.
+"""How long an iteration takes on several cards, worked out before you have them.
 
     python docs/scale_out.py                                 # the tables of the page
     python docs/scale_out.py --set server.step_s=0.010 --set network.bytes_s=1.2e8
@@ -26,7 +26,7 @@ import simpy
 class Work:
     """What an iteration has to do."""
 
-    questions: int = 21
+    questions: int = 24
     group: int = 16  # attempts at each
     prompt: int = 350  # tokens, read once for a group
     sampled: tuple[int, ...] = (150, 100)  # tokens of each turn, on average
@@ -58,7 +58,7 @@ class Learner:
 
 @dataclass(frozen=True)
 class Network:
-    """Between machines, and what travels there."""
+    """Between cards and servers, and what travels there."""
 
     bytes_s: float = 3.1e9  # 25 Gbit/s
     adapter: float = 161.5e6  # bytes of a version; gradients have as many
@@ -79,7 +79,7 @@ SIZES = {
     # two rollouts and a pass of learning, measured on an H100 with turnrl's own engine
     "7B": Rates(),
     # computed from these: 4.3 times the weights and 4.6 times the keys and values; a server has two
-    # cards, which are taken to be 1.7 times as fast as one
+    # cards, for its weights in 16 bits, which are taken to be 1.7 times as fast as one
     "32B": Rates(
         server=Server(2, 0.0148 * 4.3 / 1.7, 0.000072 * 4.5 / 1.7, 0.0000271 * 4.3 / 1.7, 192),
         learner=Learner(0.0000538 * 4.3),
@@ -151,14 +151,14 @@ class Found:
     sampling: float  # share of the time that servers sample, on average
 
     @property
-    def first_full(self) -> str:
-        """What the others wait for."""
-        parts = {"servers": self.collecting, "learners": self.learning, "network": self.giving}
+    def longest(self) -> str:
+        """What takes the longest."""
+        parts = {"collecting": self.collecting, "learning": self.learning, "giving": self.giving}
         return max(parts, key=parts.__getitem__)
 
 
 class Run:
-    """Iterations of some machines.
+    """Iterations of some cards.
 
     Args:
         rates: How fast everything is.
@@ -250,47 +250,47 @@ def _mean(numbers: Iterable[float]) -> float:
     return sum(every) / len(every)
 
 
-def splits(rates: Rates, machines: int) -> Iterator[tuple[int, int | None]]:
-    """Ways to divide machines of one card each: servers, and learners beside them. None lets the
-    cards of the servers learn too."""
-    cards = rates.server.cards
-    if machines >= cards:
-        yield machines // cards, None
-    for servers in range(1, machines):
-        if machines - servers * cards > 0:
-            yield servers, machines - servers * cards
+def splits(rates: Rates, cards: int) -> Iterator[tuple[int, int | None]]:
+    """Ways to divide some cards: servers, and learners beside them. None lets the cards of the
+    servers learn too. As many groups have to go to each learner."""
+    each, questions = rates.server.cards, rates.work.questions
+    if cards % each == 0 and questions % cards == 0:
+        yield cards // each, None
+    for servers in range(1, cards):
+        learners = cards - servers * each
+        if learners > 0 and questions % learners == 0:
+            yield servers, learners
 
 
-def best(rates: Rates, machines: int, staleness: int) -> tuple[Found, int, int | None] | None:
-    """The fastest way to divide some machines; None if there is none."""
+def best(rates: Rates, cards: int, staleness: int) -> tuple[Found, int, int | None] | None:
+    """The fastest way to divide some cards; None if there is none."""
     tried = [
         (Run(rates, servers, learners, staleness).play(), servers, learners)
-        for servers, learners in splits(rates, machines)
+        for servers, learners in splits(rates, cards)
         if learners is not None or not staleness  # in turn there is nothing to collect ahead
     ]
     return min(tried, key=lambda one: one[0].iteration, default=None)
 
 
-def table(rates: Rates, machines: Sequence[int], staleness: int) -> str:
-    """A table of the fastest way for each number of machines."""
+def table(rates: Rates, cards: Sequence[int], staleness: int) -> str:
+    """A table of the fastest way for each number of cards."""
     rows = [
-        "| machines | servers + learners | iteration | collecting | learning | giving weights | "
-        "times one machine | per machine | others wait for |",
+        "| cards | servers + learners | iteration | collecting | learning | giving weights | "
+        "speed | speed per card | the longest |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     alone = Run(rates, 1, None).play()
-    for number in machines:
+    for number in cards:
         found = best(rates, number, staleness)
         if found is None:
             continue
         it, servers, learners = found
-        gain = alone.iteration / it.iteration
-        per = gain * rates.server.cards / number
+        speed = alone.iteration / it.iteration
+        per = speed * rates.server.cards / number
         divided = f"{servers} + {learners}" if learners else f"{servers}, in turn"
-        waits = it.first_full if staleness else "each other"
         rows.append(
             f"| {number} | {divided} | {it.iteration:.1f} s | {it.collecting:.1f} s | "
-            f"{it.learning:.1f} s | {it.giving:.1f} s | {gain:.1f} | {per:.2f} | {waits} |"
+            f"{it.learning:.1f} s | {it.giving:.1f} s | {speed:.1f} | {per:.2f} | {it.longest} |"
         )
     return "\n".join(rows)
 
@@ -321,17 +321,17 @@ def main() -> None:
         if name != "sampled"
     ]
     parser = argparse.ArgumentParser(
-        description="How long an iteration takes on several machines.",
+        description="How long an iteration takes on several cards.",
         epilog="rates, here of 7B:\n" + "\n".join(lines),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--set", action="append", default=[], metavar="PART.NAME=NUMBER")
-    parser.add_argument("--machines", default="1,2,3,4,6,8,12")
+    parser.add_argument("--cards", default="1,2,3,4,6,8,12", help="numbers of cards")
     options = parser.parse_args()
-    numbers = [int(one) for one in options.machines.split(",")]
+    numbers = [int(one) for one in options.cards.split(",")]
     for size, rates in SIZES.items():
         for staleness in (0, 1):
-            title = "one after the other" if not staleness else "collecting one iteration ahead"
+            title = "in turn" if not staleness else "collecting one iteration ahead"
             print(f"{size}, {title}\n\n{table(_set(rates, options.set), numbers, staleness)}\n")
 
 

@@ -616,7 +616,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "python docs/scale_out.py": Elsewhere(
             "test_scale_out.test_every_table_of_the_page_is_printed_by_the_command"
         ),
-        "network.bytes_s=1.2e8 --machines 1,2,4": Elsewhere(
+        "network.bytes_s=1.2e8 --cards 1,2,4": Elsewhere(
             "test_scale_out.test_the_command_of_the_page_takes_other_rates"
         ),
     },
@@ -632,6 +632,14 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "docs/howto/vllm.md": {
         "install vllm": NotRun("vLLM has an environment of its own"),
         "arguments: [--gpu-memory-utilization": Fits(),
+        "doctor recipe.yaml servers.yaml": Elsewhere(
+            "test_vllm.test_a_server_that_cannot_serve_is_told_before_weights_load"
+        ),
+        "fit recipe.yaml servers.yaml": Elsewhere(
+            "test_vllm.test_a_run_trains_with_it_and_its_record_has_every_version"
+        ),
+        "--host 127.0.0.1": NotRun("an option of vLLM"),
+        "--max-lora-rank": NotRun("an option of vLLM"),
         "--gpu-memory-utilization": NotRun("an option of vLLM"),
         "--max-loras": NotRun("an option of vLLM"),
         "--max-num-seqs": NotRun("an option of vLLM"),
@@ -643,7 +651,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit quickstart vllm.yaml": Elsewhere(
             "test_vllm.test_a_run_keeps_the_log_of_its_server"
         ),
-        "quickstart vllm.yaml --trainer.devices 2": Elsewhere(
+        "recipe.yaml servers.yaml --trainer.devices 2": Elsewhere(
             "test_vllm.test_processes_that_learn_together_share_the_versions_of_the_first"
         ),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": NotRun("vLLM has an environment of its own"),

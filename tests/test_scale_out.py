@@ -98,7 +98,7 @@ def test_every_table_of_the_page_is_printed_by_the_command():
 
 def test_the_first_row_is_what_was_measured(script):
     """On an H100: rollouts of 14.5 s and learning of 39.8 s, with lengths that were forced."""
-    work = script.Work(spread=0, tool_s=0)
+    work = script.Work(questions=21, spread=0, tool_s=0)
     found = script.Run(replace(script.SIZES["7B"], work=work), 1, None).play()
     assert found.collecting == pytest.approx(14.5, rel=0.03)
     assert found.learning == pytest.approx(39.8, rel=0.01)
@@ -109,10 +109,10 @@ def test_the_command_of_the_page_takes_other_rates(monkeypatch, capsys, script):
     monkeypatch.setattr(sys, "argv", ["scale_out.py", *words.split()])
     script.main()
     told = capsys.readouterr().out
-    assert told.count("| 4 |") == 4  # two sizes, each one after the other and ahead
+    assert told.count("\n| 4 |") == 4  # two sizes, each in turn and ahead
     # a server is faster than on the page, and the network is slower
     (row,) = re.findall(r"^\| 1 \| 1, in turn \| \S+ s \| (\S+) s \| \S+ s \| (\S+) s ", told, re.M)
-    assert float(row[0]) < 15  # 16.2
+    assert float(row[0]) < 17  # 18.0
     assert float(row[1]) == pytest.approx(161.5e6 / 1.2e8 + 0.2, abs=0.06)
 
 
