@@ -694,6 +694,7 @@ def test_a_run_its_record_and_an_evaluation_go_by_the_recipes_rule(recipe, capsy
     assert re.search(r"val/answer_in_results +-  of 0 questions, whose answer can be", printed)
 
 
+@pytest.mark.slow
 def test_an_evaluation_says_of_how_many_questions_a_figure_is(recipe, capsys):
     recipe["data"]["val"] = [
         {"id": "a", "text": "Where is Cusco?", "answers": ["Peru"]},

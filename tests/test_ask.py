@@ -81,6 +81,7 @@ def test_a_checkpoint_is_asked_questions_of_ones_own(run, capsys):
     assert texts == [[turn.text for turn in t.turns] for t in agent.ask(questions)]
 
 
+@pytest.mark.slow
 def test_a_folder_of_a_run_and_a_recipe_are_loaded_too(run):
     trained, untrained = turnrl.load("runs/recipe/version_0"), turnrl.load("recipe.yaml")
     assert not torch.equal(weights(trained.policy), weights(untrained.policy))

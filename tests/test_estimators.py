@@ -896,6 +896,7 @@ def test_a_group_too_small_for_an_estimator_is_told(recipe, capsys):
     assert "Merged: not tried: it compares 2 trajectories or more" in told
 
 
+@pytest.mark.slow
 def test_a_checkpoint_plays_by_its_own_recipe(trained, capsys):
     last = trained / "checkpoints" / "last.ckpt"
     told = said(capsys, "recipe.yaml", "--ckpt_path", str(last), "--questions", "2")
@@ -969,6 +970,7 @@ def test_a_recipe_is_given_as_to_fit(recipe, capsys, monkeypatch):
     assert {row["advantage"] for row in rows if row["estimator"] == "OutcomeOnly"} == {0.0}
 
 
+@pytest.mark.slow
 def test_a_bundled_recipe_is_given_by_its_name(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     told = said(capsys, "quickstart", "--model.group_size", "2", "--questions", "1")
@@ -1002,6 +1004,7 @@ def test_the_help_is_that_of_the_command_wherever_it_is_asked_for(capsys):
     assert "--questions N" in said(capsys, "quickstart", "--help")
 
 
+@pytest.mark.slow
 def test_a_recipe_trains_with_each(recipe, capsys):
     for name, init_args in (
         ("GroupInGroup", {"omega": 0.5}),

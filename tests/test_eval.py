@@ -169,6 +169,7 @@ def test_a_run_notes_its_command_and_its_config_is_a_recipe_again(recipe, capsys
     assert "unknown key 'command'" in told
 
 
+@pytest.mark.slow
 def test_a_typo_of_an_endpoint_is_named_beside_a_resolved_recipe(recipe, capsys):
     recipe["model"]["rollout"]["tools"] = [
         {"class_path": "WikiSearch", "init_args": {"index": "i", "backend": "embedded"}}

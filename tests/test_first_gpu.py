@@ -146,6 +146,7 @@ def test_nothing_comes_after_a_check_that_failed(tmp_path):
     assert [line.split()[0] for line in verdicts] == ["FAIL", "PASS", "PASS"]
 
 
+@pytest.mark.slow
 def test_every_command_of_the_script_is_one(tmp_path, monkeypatch):
     script("all", tmp_path / "results", "cpu", **stubbed(tmp_path))
     commands = [shlex.split(line) for line in (tmp_path / "called").read_text().splitlines()]

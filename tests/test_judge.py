@@ -535,8 +535,12 @@ with stopping():
 """
 
 
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("fault", ["hangs", "is away"])
+@pytest.mark.parametrize(("sent", "fault"), [
+    (signal.SIGINT, "is away"), (signal.SIGTERM, "hangs"),
+    *(pytest.param(*one, marks=pytest.mark.slow) for one in (
+        (signal.SIGTERM, "is away"), (signal.SIGINT, "hangs"),
+    )),
+])  # fmt: skip
 def test_ctrl_c_is_heard_within_seconds(serve, sent, fault):
     judge = serve()
     judge.says = judge.hang if fault == "hangs" else lambda *_: (503, "", {"Retry-After": "60"})

@@ -183,6 +183,7 @@ def test_a_transcript_is_escaped_for_weights_and_biases(monkeypatch):
         assert page.tags == [("pre", []), ("hr", [])], text
 
 
+@pytest.mark.slow
 def test_mlflow_keeps_transcripts_as_files(tmp_path, monkeypatch):
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")

@@ -181,13 +181,10 @@ def as_version_0_9(contents):
     return old
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "objective",
-    [
-        None,
-        pytest.param({"clip_low": 0.1}, marks=pytest.mark.slow),
-        pytest.param({"value_coef": 0.3}, marks=pytest.mark.slow),
-    ],
+    [None, {"clip_low": 0.1}, {"value_coef": 0.3}],
     ids=["default", "own objective", "own weight"],
 )
 def test_a_run_of_old_keys_is_resumed_scored_and_asked_and_differs_in_nothing(

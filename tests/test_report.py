@@ -663,7 +663,13 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
 
 
 @browser_only
-@pytest.mark.parametrize("split", ["held out", "100% (é) [a]/b?#'c'", "100%25", "val"])
+@pytest.mark.parametrize(
+    "split",
+    [
+        "100% (é) [a]/b?#'c'",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("held out", "100%25", "val")),
+    ],
+)
 def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, opened, split):
     folder = recorded.run(tmp_path / "run", iterations=1)
     (file,) = record.files(folder)

@@ -268,6 +268,7 @@ def test_an_installed_package_works_like_a_bundled_one(installed):
     assert "WeatherLookup" not in turnrl.installed("turnrl_tools")
 
 
+@pytest.mark.slow
 def test_the_plugins_that_are_installed_cost_a_command_no_torch(installed):
     _, environment = installed
     code = "import sys, turnrl; turnrl.installed('turnrl_tools'); print('torch' in sys.modules)"

@@ -240,6 +240,7 @@ def test_a_metric_without_a_unit_or_a_meaning_is_named(facts, tmp_path):
     assert facts.metric_gaps(file) == ["metric a/c (a unit)", "metric a/b (a meaning)"]
 
 
+@pytest.mark.slow
 def test_the_build_fails_for_a_component_without_a_description(tmp_path, nursery):
     (tmp_path / "bare.py").write_text(BARE)
     info = tmp_path / "bare-1.dist-info"

@@ -497,7 +497,7 @@ def test_the_mean_of_three_values_is_covered_however_rare_one_is(n, kinds, likel
     [
         (20, (-0.2, 0.0, 0.8), (0.1, 0.85, 0.05)),
         (64, (-0.2, 0.0, 0.8), (0.1, 0.88, 0.02)),
-        (64, (-0.5, 0.0, 0.5), (0.2, 0.6, 0.2)),
+        pytest.param(64, (-0.5, 0.0, 0.5), (0.2, 0.6, 0.2), marks=pytest.mark.slow),
     ],
 )
 def test_differences_of_which_many_are_none_are_covered(n, kinds, likely):

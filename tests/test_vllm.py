@@ -639,6 +639,7 @@ def test_the_doctor_starts_a_server_with_a_small_model(recipe, interpreter, capf
     assert keepers() == []
 
 
+@pytest.mark.slow
 def test_a_server_that_is_not_started_again_stops_the_run_at_once(
     interpreter, tiny_model, tmp_path
 ):
