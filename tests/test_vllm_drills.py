@@ -226,7 +226,9 @@ class Own:
         ]
 
     def process(self) -> psutil.Process:
-        servers = [one for one in self.left() if "keeper.py" not in str(one.info["cmdline"])]
+        servers: list[psutil.Process] = []
+        while not servers:  # its keeper is about to start it
+            servers = [one for one in self.left() if "keeper.py" not in str(one.info["cmdline"])]
         return min(servers, key=psutil.Process.create_time)  # it starts others
 
 
