@@ -7,6 +7,7 @@ weights    how a version of the weights gets to the servers
 trial      servers that are refused: another base, an old vLLM, log-probabilities that differ
 started    a server that the run starts itself
 keeper     the process that keeps it, and ends it with the run
+together   the folder of several processes that learn with the same servers
 """
 
 from __future__ import annotations
