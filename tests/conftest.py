@@ -57,8 +57,25 @@ def pytest_xdist_auto_num_workers() -> int:
     return (os.cpu_count() or 1) + 1
 
 
+LONGEST = (
+    *("docs", "vllm", "mistakes", "report", "site", "sweep", "cli", "training", "run_files"),
+    *("eval", "warmup", "estimators", "study", "console", "ask", "doctor", "elasticsearch"),
+    *("testing", "ranking", "scaffold", "alarms", "exploration", "engine_contract", "react"),
+    *("environments", "judge", "plan", "rehearsal"),
+)
+"""The files that take the longest, which begin first: else one worker is left alone with them."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Files begin in the order of the collection, not with those of the most tests."""
+    if hasattr(config.option, "loadscopereorder"):
+        config.option.loadscopereorder = False
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests may take an hour."""
+    """Slow tests may take an hour, and the longest files begin first."""
+    ranks = {f"test_{name}": rank for rank, name in enumerate(LONGEST)}
+    items.sort(key=lambda item: ranks.get(item.path.stem, len(ranks)))
     for item in items:
         if item.get_closest_marker("slow"):
             item.add_marker(pytest.mark.timeout(3600))

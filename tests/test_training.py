@@ -16,6 +16,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.strategies import ModelParallelStrategy
 
@@ -41,6 +42,7 @@ from turnrl import (
     TrainingError,
     TurnLevel,
 )
+from turnrl.checks import check_trainer
 from turnrl.learning import OldLogprobs
 from turnrl.testing import check_engine
 from turnrl_estimators import Branched
@@ -609,15 +611,18 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     [
         ({"precision": "bf16-true"}, r"trainer\.precision is 'bf16-true'"),
         ({"accumulate_grad_batches": 2}, r"trainer\.accumulate_grad_batches is 2, but a batch is"),
-        (
-            {"strategy": ModelParallelStrategy()},
-            r"trainer\.strategy is a ModelParallelStrategy, and turnrl does not divide .* Take ddp",
-        ),
     ],
 )
 def test_what_lightning_would_do_to_a_step_is_refused(tiny_model, tmp_path, options, message):
     with pytest.raises(RecipeError, match=message):
         trainer(tmp_path, 1, **options).fit(module(tiny_model), data())
+
+
+def test_a_strategy_that_divides_a_model_is_refused():
+    """By the trainer alone: a fit would leave torch's process group, and its port, behind."""
+    run = Trainer(accelerator="cpu", strategy=ModelParallelStrategy(), logger=False)
+    with pytest.raises(RecipeError, match=r"is a ModelParallelStrategy, and turnrl .* Take ddp"):
+        check_trainer(run)
 
 
 def test_more_steps_than_trajectories_are_refused(tiny_model, tmp_path):
