@@ -954,8 +954,8 @@ class TestReal:
             return time.perf_counter() - began
 
         seconds(ours), seconds(bare)  # what is compiled or cached is so for both
-        pairs = [(seconds(bare), seconds(ours)) for _ in range(7)]
+        pairs = [(seconds(bare), seconds(ours)) for _ in range(5)]
         engine.close()
         shares = sorted(one / other for one, other in pairs)
         print(f"of a bare client's tokens/s: {', '.join(f'{share:.3f}' for share in shares)}")
-        assert shares[3] > 0.9
+        assert shares[2] > 0.9
