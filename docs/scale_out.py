@@ -1,7 +1,7 @@
 """How long an iteration takes on several cards, worked out before you have them.
 
     python docs/scale_out.py                                 # the tables of the page
-    python docs/scale_out.py --set server.step_s=0.010 --set network.bytes_s=1.2e8
+    python docs/scale_out.py --size 7B --set server.step_s=0.010 --set network.bytes_s=1.2e8
     python docs/scale_out.py --help                          # every rate that can be set
 
 It plays whole iterations, event by event: attempts wait for a place on their server, servers read
@@ -15,6 +15,7 @@ import argparse
 import dataclasses
 import math
 import random
+import re
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -79,7 +80,8 @@ SIZES = {
     # two rollouts and a pass of learning, measured on an H100 with turnrl's own engine
     "7B": Rates(),
     # computed from these: 4.3 times the weights and 4.6 times the keys and values; a server has two
-    # cards, for its weights in 16 bits, which are taken to be 1.7 times as fast as one
+    # cards, for its weights in 16 bits, which are taken to be 1.7 times as fast as one; what a turn
+    # adds to a step is partly of the one and partly of the other, 4.5
     "32B": Rates(
         server=Server(2, 0.0148 * 4.3 / 1.7, 0.000072 * 4.5 / 1.7, 0.0000271 * 4.3 / 1.7, 192),
         learner=Learner(0.0000538 * 4.3),
@@ -103,6 +105,7 @@ class Sampler:
         self.held = 0
         """Attempts that are its own."""
         self.busy_s = 0.0
+        """Seconds of its steps."""
         env.process(self._serve())
 
     def turn(self, read: int, sampled: int) -> simpy.Event:
@@ -148,7 +151,6 @@ class Found:
     collecting: float
     learning: float
     giving: float  # the adapter to the servers
-    sampling: float  # share of the time that servers sample, on average
 
     @property
     def longest(self) -> str:
@@ -193,8 +195,7 @@ class Run:
         middle = slice(1, -1)
         spent = {name: _mean(times[middle]) for name, times in self._spent.items()}
         whole = (self._ended[-2] - self._ended[0]) / (len(self._ended) - 2)
-        busy = _mean(one.busy_s for one in self._servers) / self._ended[-1]
-        return Found(whole, **spent, sampling=busy)
+        return Found(whole, **spent)
 
     def _collect(self) -> Generator[simpy.Event]:
         for number in range(self._iterations):
@@ -305,9 +306,13 @@ def _set(rates: Rates, words: Sequence[str]) -> Rates:
             raise SystemExit(f"scale_out.py: there is no rate {path!r}; see --help")
         kind = type(getattr(getattr(rates, part), name))
         try:
-            number = kind(float(text))
+            number = kind(text)
         except ValueError:
-            raise SystemExit(f"scale_out.py: {word!r} gives no number") from None
+            number = math.nan
+        least = 0 if name in ("spread", "tool_s", "load_s") else 1e-12
+        if not least <= number < math.inf:
+            whole = "whole " * (kind is int)
+            raise SystemExit(f"scale_out.py: {word!r} gives no {whole}number above 0")
         rates = replace(rates, **{part: replace(getattr(rates, part), **{name: number})})
     return rates
 
@@ -326,10 +331,15 @@ def main() -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--set", action="append", default=[], metavar="PART.NAME=NUMBER")
+    parser.add_argument("--size", choices=SIZES, help="one of them; what --set gives is for all")
     parser.add_argument("--cards", default="1,2,3,4,6,8,12", help="numbers of cards")
     options = parser.parse_args()
+    if not re.fullmatch(r"[1-9]\d*(,[1-9]\d*)*", options.cards):
+        parser.error(f"--cards is {options.cards!r}; give numbers such as 1,2,4")
     numbers = [int(one) for one in options.cards.split(",")]
     for size, rates in SIZES.items():
+        if options.size not in (None, size):
+            continue
         for staleness in (0, 1):
             title = "in turn" if not staleness else "collecting one iteration ahead"
             print(f"{size}, {title}\n\n{table(_set(rates, options.set), numbers, staleness)}\n")

@@ -105,11 +105,11 @@ def test_the_first_row_is_what_was_measured(script):
 
 
 def test_the_command_of_the_page_takes_other_rates(monkeypatch, capsys, script):
-    (words,) = re.findall(r"^python docs/scale_out.py (--set.*)$", PAGE, re.M)
+    (words,) = re.findall(r"^python docs/scale_out.py (--size.*)$", PAGE, re.M)
     monkeypatch.setattr(sys, "argv", ["scale_out.py", *words.split()])
     script.main()
     told = capsys.readouterr().out
-    assert told.count("\n| 4 |") == 4  # two sizes, each in turn and ahead
+    assert told.count("\n| 4 |") == 2  # in turn and ahead
     # a server is faster than on the page, and the network is slower
     (row,) = re.findall(r"^\| 1 \| 1, in turn \| \S+ s \| (\S+) s \| \S+ s \| (\S+) s ", told, re.M)
     assert float(row[0]) < 17  # 18.0
@@ -117,7 +117,16 @@ def test_the_command_of_the_page_takes_other_rates(monkeypatch, capsys, script):
 
 
 def test_a_rate_that_there_is_not_is_named():
-    for word in ("server.stepp_s=1", "serve.step_s=1", "server.step_s=fast", "work.sampled=3"):
+    for word in (
+        "server.stepp_s=1",
+        "serve.step_s=1",
+        "server.step_s=fast",
+        "work.sampled=3",
+        "server.rows=0",
+        "server.rows=1.5",
+        "network.bytes_s=0",
+        "learner.token_s=inf",
+    ):
         ran = subprocess.run(
             [sys.executable, SCRIPT, "--set", word], capture_output=True, text=True, check=False
         )

@@ -679,18 +679,23 @@ def test_a_run_trains_with_it_and_its_record_has_every_version(stand, recipe):
         assert max(abs(one - other) for _, one, other in sampled) < 1e-4
 
 
-def test_processes_that_learn_together_share_the_versions_of_the_first(
-    stand, recipe, tmp_path, nursery
-):
-    two = [stand("--max-model-len", "2048") for _ in range(2)]
-    recipe(url=[one.url for one in two])
-    ran = subprocess.run(
+def fit_in_two(nursery) -> subprocess.CompletedProcess[str]:
+    """Train `recipe.yaml` in two processes."""
+    return subprocess.run(
         command("fit", "recipe.yaml", "--trainer.devices=2", "--trainer.strategy=ddp"),
         env={**os.environ, **nursery.environment, "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
         timeout=120,
     )
+
+
+def test_processes_that_learn_together_share_the_versions_of_the_first(
+    stand, recipe, tmp_path, nursery
+):
+    two = [stand("--max-model-len", "2048") for _ in range(2)]
+    recipe(url=[one.url for one in two])
+    ran = fit_in_two(nursery)
     assert ran.returncode == 0, ran.stderr
     rows = list(record.read("runs/recipe/version_0"))
     trained = [row for row in rows if row["split"] == "train"]
@@ -845,13 +850,7 @@ def test_what_processes_cannot_share_is_told(recipe, interpreter, nursery):
         contents = yaml.safe_load(Path(recipe(**engine)).read_text())
         contents["model"]["policy"]["lora"] = lora
         Path("recipe.yaml").write_text(yaml.safe_dump(contents))
-        ran = subprocess.run(
-            command("fit", "recipe.yaml", "--trainer.devices=2", "--trainer.strategy=ddp"),
-            env={**os.environ, **nursery.environment, "PYTHONPATH": str(Path(__file__).parent)},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        ran = fit_in_two(nursery)
         assert ran.returncode == 2
         assert told in ran.stderr
         assert "Traceback" not in ran.stderr
