@@ -265,13 +265,13 @@ class VLLM(Engine):
                 model = str(home / "base")  # in the form in which later versions are written
                 write(policy, home / "base")
             policy.tokenizer.save_pretrained(home / "tokenizer")
-            self.log = log = home.with_name(f"{home.name}.log")  # which stays
+            self.log = home.with_name(f"{home.name}.log")  # which stays
             if self.run_folder is not None:
                 self.run_folder.mkdir(parents=True, exist_ok=True)
-                self.log = log = self.run_folder / "vllm.log"
+                self.log = self.run_folder / "vllm.log"
             arguments = ["--tokenizer", str(home / "tokenizer"), *self.arguments]
             self._started = started = Started(
-                self.python, policy, model, max_tokens, self.keeps + 1, arguments, log, home
+                self.python, policy, model, max_tokens, self.keeps + 1, arguments, self.log, home
             )
             servers = [Server(started.url, started.key, self.timeout_s)]
             started.wait(lambda: _is_up(servers[0]), self.start_s)
