@@ -75,7 +75,7 @@ class LastValidation(L.Callback):
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._validated = trainer.global_step
 
-    def on_train_batch_end(self, trainer: L.Trainer, *args: Any, **kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: L.Trainer, *args: object, **kwargs: object) -> None:
         self._trained = True
         done, steps = trainer.current_epoch + 1, trainer.global_step
         last = done >= (trainer.max_epochs or -1) > 0 or steps >= trainer.max_steps > 0

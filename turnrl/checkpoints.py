@@ -15,7 +15,7 @@ from turnrl.policy.files import load_part
 from turnrl.policy.model import Policy
 
 
-def describe(checkpoint: dict[str, Any], policy: Policy, optimizers: list[Optimizer]) -> None:
+def describe(checkpoint: dict[str, object], policy: Policy, optimizers: list[Optimizer]) -> None:
     """Put into a checkpoint what is trained, whose it is, and the kind of its optimiser."""
     state = policy.trainable_state()
     checkpoint["state_dict"] = {f"policy.{name}": value for name, value in state.items()}

@@ -157,7 +157,7 @@ def _check_rewards(rewards: Sequence[Reward]) -> None:
             )
 
 
-def check_batch(batch: Any, kind: type, use: str, advice: str) -> None:
+def check_batch(batch: object, kind: type, use: str, advice: str) -> None:
     """Refuse a batch of another loader than the module's data gives.
 
     Args:

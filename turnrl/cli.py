@@ -102,7 +102,7 @@ class _Parser(argparse.ArgumentParser):
     this class."""
 
     # argparse calls it for a sub-command too, so the message names the sub-command
-    def parse_known_args(self, *args: Any, **more: Any) -> Any:
+    def parse_known_args(self, *args: object, **more: object) -> Any:
         parsed, unknown = super().parse_known_args(*args, **more)
         if unknown:
             near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)

@@ -148,8 +148,8 @@ class FunctionReward(Reward):
         return self.weight * value
 
     def _columns(
-        self, questions: Sequence[Question], own: Mapping[str, Any]
-    ) -> dict[str, list[Any]]:
+        self, questions: Sequence[Question], own: Mapping[str, object]
+    ) -> dict[str, list[object]]:
         """The columns of the data that the function takes, a value per question."""
         rows = [self._row(one) for one in questions]
         known = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain(*rows))}
@@ -163,7 +163,7 @@ class FunctionReward(Reward):
         taken = (name for name in known if name in self._needs or self._open)
         return {name: known[name] for name in taken if name not in self._bound}
 
-    def _row(self, question: Question) -> dict[str, Any]:
+    def _row(self, question: Question) -> dict[str, object]:
         """The columns of one question. TRL gives a batch the data's own `answer`, a number perhaps,
         and nulls; others rely on the accepted text."""
         answers = dict.fromkeys(_ANSWER, question.answers[0] if question.answers else None)
@@ -172,7 +172,7 @@ class FunctionReward(Reward):
         row = {name: value for name, value in question.row.items() if name not in _OWN}
         return {**answers, **row, "answers": [*question.answers], **question.metadata}
 
-    def _of_batch(self, trajectories: Sequence[Trajectory], logs: _Logs) -> dict[str, Any]:
+    def _of_batch(self, trajectories: Sequence[Trajectory], logs: _Logs) -> dict[str, object]:
         """What TRL gives a reward function."""
         of_trl = {
             "prompts": [_prompt(one.question) for one in trajectories],
@@ -197,7 +197,7 @@ class _Logs:
     def __init__(self, who: str, count: int) -> None:
         self._who, self._count = who, count
         self.metrics: dict[str, list[float]] = {}
-        self.columns: dict[str, list[Any]] = {}
+        self.columns: dict[str, list[object]] = {}
 
     def metric(self, name: str, value: Any) -> None:
         """Keep a number; several of one name are averaged."""
@@ -210,7 +210,7 @@ class _Logs:
             )
         self.metrics.setdefault(name, []).append(float(value))
 
-    def extra(self, column: str, values: Sequence[Any]) -> None:
+    def extra(self, column: str, values: Sequence[object]) -> None:
         """Keep a value of each completion."""
         values = [*values] if isinstance(values, list | tuple) else values
         if (
@@ -248,7 +248,7 @@ def _completion_ids(trajectory: Trajectory) -> list[int]:
     return [i for one in trajectory.samples for i in one.token_ids[len(one.prompt_ids) :]]
 
 
-def rewards_of(rewards: Sequence[Reward | Callable[..., Any]]) -> list[Reward]:
+def rewards_of(rewards: Sequence[Reward | Callable[..., object]]) -> list[Reward]:
     """The rewards of a list in which functions may stand.
 
     Raises:

@@ -177,7 +177,7 @@ class PolicyModule(L.LightningModule, ABC):
         """Let the engine go."""
         self.collector.close()
 
-    def on_save_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_save_checkpoint(self, checkpoint: dict[str, object]) -> None:
         """Keep only what is trained, and whose it is. Refuse to keep a policy that can no longer
         act: a step can ruin weights and leave them finite, and the next forward pass is not."""
         if self.witness is not None:
@@ -188,7 +188,7 @@ class PolicyModule(L.LightningModule, ABC):
                     raise self._broken(f"{what} are not finite")
         checkpoints.describe(checkpoint, self.policy, self.trainer.optimizers)
 
-    def on_load_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+    def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
         """Refuse a checkpoint of another policy, and let the recipe's optimiser hold.
 
         Raises:
@@ -202,7 +202,9 @@ class PolicyModule(L.LightningModule, ABC):
             schedule = schedules[0]["scheduler"] if schedules else None
             checkpoints.settle(checkpoint, optimizer, schedule)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+    def load_state_dict(
+        self, state_dict: Mapping[str, object], *args: object, **kwargs: object
+    ) -> object:
         """Load the trained weights, which are all that a checkpoint holds; `on_load_checkpoint` is
         strict."""
         self.collector.forget()

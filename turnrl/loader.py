@@ -31,7 +31,7 @@ class IterationData(L.LightningDataModule, ABC):
             raise RuntimeError("the loader collects with a trainer's policy: give it to a Trainer")
         return ExperienceLoader(self, self.trainer)
 
-    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> Any:
+    def transfer_batch_to_device(self, batch: Any, device: Any, dataloader_idx: int) -> object:
         """Steps move to the device; questions stay, frozen as they are."""
         if not batch or isinstance(batch[0], Question):
             return batch

@@ -264,7 +264,7 @@ class MTGRPO(PolicyModule, Iterates):
         else:  # the first step took what was read before it too
             self._began = time.perf_counter()
 
-    def on_train_batch_end(self, outputs: Any, batch: Step, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: object, batch: Step, batch_idx: int) -> None:
         """Log the time that the step took, and the most memory that was held so far."""
         seconds = (time.perf_counter() - self._began) / self.trainer.world_size
         self.metrics.log_sum("train/seconds", seconds)

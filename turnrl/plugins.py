@@ -240,7 +240,7 @@ def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
     Raises:
         RecipeError: If there is none.
     """
-    found: Any = value
+    found: object = value
     if isinstance(value, str):
         module, _, attribute = value.rpartition(".")
         if not module:

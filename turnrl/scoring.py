@@ -39,7 +39,7 @@ def component_name(reward: Reward) -> str:
 
 def score_group(
     trajectories: Sequence[Trajectory],
-    rewards: Sequence[Reward | Callable[..., Any]],
+    rewards: Sequence[Reward | Callable[..., object]],
     turns: int | None = None,
     policy: SampledPolicy | None = None,
 ) -> Group:
@@ -74,7 +74,7 @@ def score_groups(
         for name, figure in note.metrics.items():
             metrics.setdefault(name, []).append(figure)
     logged = {name: fmean(some) for name, some in metrics.items()}
-    columns: dict[str, Sequence[Any]] = {}
+    columns: dict[str, Sequence[object]] = {}
     for reward, note in zip(rewards, notes, strict=True):
         if twice := columns.keys() & note.columns.keys():
             raise PluginError(
@@ -115,7 +115,7 @@ def _prepared(
     return notes
 
 
-def _are_notes(notes: Any, count: int) -> bool:
+def _are_notes(notes: object, count: int) -> bool:
     if not isinstance(notes, Notes) or not all(isinstance(one, Mapping) for one in notes):
         return False
     columns = all(isinstance(c, list | tuple) and len(c) == count for c in notes.columns.values())

@@ -41,12 +41,12 @@ class Supervised(L.LightningModule, ABC):
         """The rows of a batch: token ids, and which of them are learned."""
 
     def transfer_batch_to_device(
-        self, batch: Any, device: torch.device, dataloader_idx: int
-    ) -> Any:
+        self, batch: object, device: torch.device, dataloader_idx: int
+    ) -> object:
         """Return the batch: it holds no tensors."""
         return batch
 
-    def training_step(self, batch: Sequence[Any], batch_idx: int) -> Tensor:
+    def training_step(self, batch: Sequence[object], batch_idx: int) -> Tensor:
         """Mean cross-entropy of the batch's tokens. The gradients of all passes but the last are
         added up here."""
         for parameter in self.policy.parameters():

@@ -88,7 +88,7 @@ class Lesson(Supervised):
         """The batch."""
         return batch
 
-    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+    def on_train_batch_end(self, outputs: object, batch: object, batch_idx: int) -> None:
         """Note the loss, and show it."""
         self.losses.append(self.trainer.callback_metrics["train/loss"].item())
         if self.bar is not None:
@@ -101,7 +101,7 @@ def warm_up(
     data: QuestionData,
     folder: str | Path,
     settings: WarmUp | None = None,
-    trainer: Mapping[str, Any] | None = None,
+    trainer: Mapping[str, object] | None = None,
 ) -> WarmedUp:
     """Teach a module's policy the form of its turns, and write it to a folder. The folder is a
     model for `policy.model`; under LoRA it holds the adapter.
@@ -172,7 +172,7 @@ def _learn(
     return lesson.losses
 
 
-def _trainer(given: Mapping[str, Any]) -> L.Trainer:
+def _trainer(given: Mapping[str, object]) -> L.Trainer:
     """A Trainer for one process, with what is given in place of the defaults."""
     if fixed := [name for name in given if name in _OURS]:
         raise RecipeError(f"trainer has {fixed[0]!r}, which a warm-up sets itself. Leave it out.")

@@ -370,7 +370,9 @@ async def let_play(player: Player, attempt: Attempt) -> None:
     attempt.end("player" if answer is None else "answer", answer)
 
 
-async def _played(play: Coroutine[Any, Any, str | None], attempt: Attempt, what: str) -> str | None:
+async def _played(
+    play: Coroutine[object, object, str | None], attempt: Attempt, what: str
+) -> str | None:
     """What `play` returns, when all that it began has ended. It runs in a task of its own, so that
     the attempt may leave a player that does not stop."""
     attempt.stuck = asyncio.get_running_loop().create_future()

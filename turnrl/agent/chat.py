@@ -57,7 +57,7 @@ def family(template: str) -> str | None:
     return next((name for name, some in marks.items() if all(m in template for m in some)), None)
 
 
-def tool_schema(tool: ToolSpec) -> dict[str, Any]:
+def tool_schema(tool: ToolSpec) -> dict[str, object]:
     """A tool in the form that chat templates describe tools from (`tools=`)."""
     keys = ("name", "description", "parameters")
     return {"type": "function", "function": {key: getattr(tool, key) for key in keys}}
@@ -140,8 +140,8 @@ class ChatFormat:
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of a turn: decoded ids without the token that ended it."""
-        said = ids[:-1] if ids and ids[-1] in self.end_ids else ids
-        return cast(str, self.tokenizer.decode(list(said)))
+        written = ids[:-1] if ids and ids[-1] in self.end_ids else ids
+        return cast(str, self.tokenizer.decode(list(written)))
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """What each token adds to the text. A character of several tokens is the last one's."""
@@ -212,12 +212,12 @@ class ChatFormat:
     def _find_between(self, roles: tuple[str, ...]) -> list[str]:
         """Markup that it writes between an assistant's text and the next, around messages that come
         between."""
-        said = "<think>turnrl thought</think>turnrl action"
+        reply = "<think>turnrl thought</think>turnrl action"
         user: Message = {"role": "user", "content": "turnrl question"}
-        exchange: list[Message] = [{"role": "assistant", "content": said}, *_marked(roles)]
+        exchange: list[Message] = [{"role": "assistant", "content": reply}, *_marked(roles)]
         prompt, once, twice = (self._render([user, *exchange * times]) for times in range(3))
-        between = once.removeprefix(prompt + said)
-        for text, wanted in ((once, prompt + said), (twice, prompt + (said + between) * 2)):
+        between = once.removeprefix(prompt + reply)
+        for text, wanted in ((once, prompt + reply), (twice, prompt + (reply + between) * 2)):
             if not text.startswith(wanted):
                 self._refuse(text, wanted)
         return self._split(between, roles)

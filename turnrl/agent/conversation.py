@@ -89,7 +89,7 @@ class TokenConversation(Conversation):
     async def say(self, turn: int, sampling: Sampling) -> Reply:
         sampling = replace(sampling, end_ids=self._chat.end_ids)
         done = await self.session.generate(self._new_ids, sampling)
-        # what was told is part of the history only once it is read
+        # new messages are part of the history only once the engine has read them
         read = self.sample.read(self._new_ids)
         self.sample = read.wrote(turn, done.token_ids, done.logprobs, done.version)
         self.tokens += len(done.token_ids)

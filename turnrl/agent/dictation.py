@@ -60,9 +60,9 @@ class Dictation(Engine):
         what = "the demonstrator"
         rng = random.Random(repr((seed, turn)))
         with blaming(PluginError, f"{what} on question {asked!r}", "Fix it."):
-            said = self.demonstrate(attempt, rng)
-            said = await said if inspect.isawaitable(said) else said
-        text = scheme.write(said) if isinstance(said, Reading) else said
+            shown = self.demonstrate(attempt, rng)
+            shown = await shown if inspect.isawaitable(shown) else shown
+        text = scheme.write(shown) if isinstance(shown, Reading) else shown
         if not isinstance(text, str) or not text.strip():
             raise PluginError(
                 f"{what} gave {text!r:.80} ({kind_of(text)}) for turn {turn + 1} of question "

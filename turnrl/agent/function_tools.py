@@ -123,7 +123,7 @@ class FunctionTool(Tool):
         except (Exception, SystemExit) as error:
             return self._fault(error, call)
 
-    def _bound(self, call: ToolCall) -> dict[str, Any]:
+    def _bound(self, call: ToolCall) -> dict[str, object]:
         bound = self._bind(call.arguments)
         if self._asks:
             bound[_QUESTION] = call.question
@@ -146,7 +146,7 @@ class FunctionTool(Tool):
         ) from error
 
 
-def as_result(value: Any, who: str) -> ToolResult:
+def as_result(value: object, who: str) -> ToolResult:
     """What a function returned, as the result of a call: a text as it is, any other value as JSON.
 
     Args:
@@ -177,7 +177,7 @@ def as_result(value: Any, who: str) -> ToolResult:
         ) from error
 
 
-def _takes_question(function: Callable[..., Any], which: str) -> bool:
+def _takes_question(function: Callable[..., object], which: str) -> bool:
     """True if a function has a parameter for the question.
 
     Raises:
@@ -199,7 +199,7 @@ def _takes_question(function: Callable[..., Any], which: str) -> bool:
     return False
 
 
-def toolsets_of(tools: Sequence[Toolset | Callable[..., Any]]) -> tuple[Toolset, ...]:
+def toolsets_of(tools: Sequence[Toolset | Callable[..., object]]) -> tuple[Toolset, ...]:
     """The toolsets of a list in which functions may stand.
 
     Raises:

@@ -56,7 +56,7 @@ class Described:
         self._needed = self._plain.keys() - self._defaults
         self._make, self._given, self._fault = adapter.validator, ArgsKwargs, ValidationError
 
-    def bind(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    def bind(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """The function's arguments by name, defaults included: dates, enums, dataclasses and models
         are objects of their classes.
 
@@ -74,7 +74,7 @@ class Described:
             else:
                 return {**self._defaults, **arguments}
         try:
-            bound: dict[str, Any] = self._make.validate_python(self._given((), dict(arguments)))
+            bound: dict[str, object] = self._make.validate_python(self._given((), dict(arguments)))
         except self._fault as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
@@ -83,7 +83,7 @@ class Described:
 
 
 def described(
-    function: Callable[..., Any], *, skip: Collection[str] = (), name: str = ""
+    function: Callable[..., object], *, skip: Collection[str] = (), name: str = ""
 ) -> Described:
     """Describe a function as a tool: its docstring is the description (in Google's, NumPy's or
     Sphinx's style), its annotations are the JSON Schema.
@@ -134,7 +134,7 @@ def _plain(
     return {one: hints[one.name] for one in taken}
 
 
-def name_of(function: Callable[..., Any]) -> str:
+def name_of(function: Callable[..., object]) -> str:
     """`my_module.search`: what a message calls a function.
 
     Raises:
@@ -154,12 +154,12 @@ def name_of(function: Callable[..., Any]) -> str:
     return named if module in (None, "__main__", "builtins") else f"{module}.{named}"
 
 
-def _unbound(function: Callable[..., Any]) -> Callable[..., Any]:
+def _unbound(function: Callable[..., object]) -> Callable[..., object]:
     """The function that a partial one calls; any other itself."""
     return function.func if isinstance(function, functools.partial) else function
 
 
-def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
+def parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
     """The parameters of a function.
 
     Raises:
@@ -177,8 +177,8 @@ def parameters_of(function: Callable[..., Any]) -> list[inspect.Parameter]:
 def with_functions(
     kind: Any,
     name: str,
-    values: Sequence[_Part | Callable[..., Any]],
-    make: Callable[[Callable[..., Any]], _Part],
+    values: Sequence[_Part | Callable[..., object]],
+    make: Callable[[Callable[..., object]], _Part],
     extends: str,
 ) -> list[_Part]:
     """Components of a list in which functions may stand for them.
@@ -241,7 +241,7 @@ def _with_a_type(parameter: inspect.Parameter) -> str:
     return str(parameter)
 
 
-def hint_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
+def hint_of(function: Callable[..., object], parameter: inspect.Parameter) -> object:
     """The type of a parameter, a name in quotes looked up in the function's module.
 
     Raises:
@@ -260,7 +260,7 @@ def hint_of(function: Callable[..., Any], parameter: inspect.Parameter) -> Any:
         ) from error
 
 
-def _documented(function: Callable[..., Any], its_name: str) -> tuple[str, dict[str, str]]:
+def _documented(function: Callable[..., object], its_name: str) -> tuple[str, dict[str, str]]:
     """The text of a function's docstring, and what it says about each parameter."""
     import docstring_parser
 
@@ -291,7 +291,7 @@ def _adapted(
     hints: Mapping[str, Any],
     about: Mapping[str, str],
     its_name: str,
-) -> tuple[Any, dict[str, Any]]:
+) -> tuple[object, dict[str, object]]:
     """pydantic's adapter of a function of these parameters, and their JSON Schema with what the
     docstring says about them."""
     from pydantic import TypeAdapter
@@ -300,7 +300,7 @@ def _adapted(
     class Quiet(GenerateJsonSchema):
         ignored_warning_kinds = {"non-serializable-default", "skipped-choice"}
 
-    def bound(**arguments: Any) -> dict[str, Any]:
+    def bound(**arguments: object) -> dict[str, object]:
         return arguments
 
     by_name = inspect.Parameter.KEYWORD_ONLY
@@ -335,7 +335,7 @@ def _reason(fault: Exception) -> str:
     return first.partition(" For further")[0].rstrip(".")
 
 
-def inlined_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def inlined_schema(schema: Mapping[str, Any]) -> dict[str, object]:
     """A JSON Schema with each definition in its place, and without titles: small policies read it.
     A definition that contains itself stays one, and so does a reference to anything else.
 
@@ -345,7 +345,7 @@ def inlined_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     definitions: Mapping[str, Any] = schema.get("$defs", {})
     endless = {name for name in definitions if name in _reached(definitions[name], definitions)}
 
-    def plain(part: Any) -> Any:
+    def plain(part: object) -> Any:
         if isinstance(part, list):
             return [plain(one) for one in part]
         if not isinstance(part, dict):
@@ -357,17 +357,17 @@ def inlined_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
         keys = [key for key in (*_FIRST, *part) if key in part and key not in _NOISE]
         return {key: of(key, part[key]) for key in keys}
 
-    def of(key: str, value: Any) -> Any:
+    def of(key: str, value: Any) -> object:
         if key in _HOLD_SCHEMAS:
             return {name: plain(one) for name, one in value.items()}
         return value if key in _HOLD_VALUES else plain(value)
 
-    inlined: dict[str, Any] = plain({key: schema[key] for key in schema if key != "$defs"})
+    inlined: dict[str, object] = plain({key: schema[key] for key in schema if key != "$defs"})
     kept = {name: plain(definitions[name]) for name in sorted(endless)}
     return {**inlined, "$defs": kept} if kept else inlined
 
 
-def _reached(part: Any, definitions: Mapping[str, Any]) -> set[str]:
+def _reached(part: object, definitions: Mapping[str, object]) -> set[str]:
     """The definitions that a part of a schema refers to, directly or through others."""
     reached, fresh = set[str](), {*_references(part)}
     while fresh := (fresh & definitions.keys()) - reached:
@@ -376,7 +376,7 @@ def _reached(part: Any, definitions: Mapping[str, Any]) -> set[str]:
     return reached
 
 
-def _references(part: Any) -> Iterator[str]:
+def _references(part: object) -> Iterator[str]:
     inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
     for one in inner:
         yield from _references(one)
@@ -384,7 +384,7 @@ def _references(part: Any) -> Iterator[str]:
         yield _reference(part)
 
 
-def _reference(part: Mapping[str, Any]) -> str:
+def _reference(part: Mapping[str, object]) -> str:
     """The name of the definition that a part stands for; empty if for none."""
     where = part.get("$ref")
     return where.removeprefix("#/$defs/") if isinstance(where, str) else ""

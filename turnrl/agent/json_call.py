@@ -4,7 +4,6 @@ import itertools
 import json
 import re
 from collections.abc import Sequence
-from typing import Any
 
 from turnrl.types.trajectory import ToolCall
 
@@ -47,7 +46,7 @@ def read_call(text: str, keys: Sequence[str] = ("arguments", "args")) -> ToolCal
     return ToolCall(value["name"], value[key])
 
 
-def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
     value = dict(pairs)
     if len(value) < len(pairs):
         raise ValueError("duplicate key")

@@ -47,9 +47,9 @@ class SchemaValues:
         self._validator, self._text, self._rng = Draft202012Validator(schema), text, rng
         self._root = {"type": "object", **schema}
         root = DRAFT202012.create_resource(schema)
-        self._refs = Registry[Any]().resolver_with_root(root)
+        self._refs = Registry[object]().resolver_with_root(root)
 
-    def mapping(self, whole: bool | None) -> dict[str, Any] | None:
+    def mapping(self, whole: bool | None) -> dict[str, object] | None:
         """A mapping that fits; None if none is found.
 
         Args:

@@ -42,10 +42,10 @@ class RandomPlay:
         last = turn + 1 == self.scheme.max_turns
         answers = bool(attempt.question.answers) and (last or (turn > 0 and rng.random() < 0.5))
         calls = (Reading((random_call(spec, attempt, rng),)) for spec in _shuffled(attempt, rng))
-        said = ((Reading(answer=answer), _ANSWER) for answer in _answers(attempt, rng))
+        ends = ((Reading(answer=answer), _ANSWER) for answer in _answers(attempt, rng))
         acts = ((call, _CALL) for call in calls)
         # the other kind where the scheme has no form for the first, as for an answer in `Action`
-        for reading, thought in chain(*((said, acts) if answers else (acts, said))):
+        for reading, thought in chain(*((ends, acts) if answers else (acts, ends))):
             text = self._written(reading, thought, turn)
             if text is not None:
                 return text

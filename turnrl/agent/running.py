@@ -44,7 +44,7 @@ async def run_tool(
     tool: Toolset,
     verb: str,
     function: Callable[..., T | Awaitable[T]],
-    *arguments: Any,
+    *arguments: object,
     on: str = "",
 ) -> T:
     """Run a tool's own code within its time; see `result_of`.
@@ -79,7 +79,7 @@ async def run_tool(
         raise ToolError(f"{what}. {advice}") from cause
 
 
-async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
+async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
     """Result of a function that may block, or be a coroutine's.
 
     A plain one runs in a daemon thread, which does not keep a program that is interrupted. What it
@@ -90,11 +90,13 @@ async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: Any) 
         arguments: What it is called with.
     """
     plain = not asyncio.iscoroutinefunction(function)
-    result: Any = await _in_daemon_thread(function, *arguments) if plain else function(*arguments)
+    result: object = (
+        await _in_daemon_thread(function, *arguments) if plain else function(*arguments)
+    )
     return cast(T, await result if isinstance(result, Awaitable) else result)
 
 
-async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
+async def _in_daemon_thread(function: Callable[..., T], *arguments: object) -> T:
     """Run in a thread that does not keep the process alive: a hanging tool cannot be killed, only
     left.
     """
@@ -109,7 +111,9 @@ async def _in_daemon_thread(function: Callable[..., T], *arguments: Any) -> T:
         raise
 
 
-def settle(done: concurrent.futures.Future[T], function: Callable[..., T], *arguments: Any) -> None:
+def settle(
+    done: concurrent.futures.Future[T], function: Callable[..., T], *arguments: object
+) -> None:
     """Call a function, and give a future what it returns or raises. What could not be raised out of
     a future, such as a StopIteration, is the `cause` of what it gets.
 
@@ -167,7 +171,7 @@ def _threads() -> _Threads:
     return _Threads()
 
 
-def _close_late(done: concurrent.futures.Future[Any], loop: asyncio.AbstractEventLoop) -> None:
+def _close_late(done: concurrent.futures.Future[object], loop: asyncio.AbstractEventLoop) -> None:
     """Close a session that comes when nobody waits for it any more, or a coroutine that nobody will
     await."""
     late = None if done.exception() else done.result()
@@ -218,7 +222,7 @@ class Underway(Generic[T]):
         self._ended = threading.Event()
         self._future = asyncio.run_coroutine_threadsafe(self._supervised(work), _loop())
 
-    async def _supervised(self, work: Coroutine[Any, Any, T]) -> T:
+    async def _supervised(self, work: Coroutine[object, object, T]) -> T:
         try:
             return await work
         finally:
@@ -239,7 +243,7 @@ class Underway(Generic[T]):
         self._ended.wait(_SHUTDOWN_S)  # a cancelled future is done at once; the work is not
 
 
-def on_loop(work: Coroutine[Any, Any, T]) -> T:
+def on_loop(work: Coroutine[object, object, T]) -> T:
     """Run a coroutine on the event loop of all collections, and wait for it. The calling thread may
     have a running loop of its own. Ctrl-C cancels the coroutine, and waits 30 s at most for it.
 

@@ -394,9 +394,9 @@ async def call_tools(
     return results
 
 
-def _read(result: ToolResult, characters: int) -> Mapping[str, Any]:
+def _read(result: ToolResult, characters: int) -> Mapping[str, object]:
     """The metadata of a result of which the policy reads so many characters: without the passages
-    that begin after them. Of passages whose beginnings are not told, the first is the one read."""
+    that begin after them. Only the first counts if the result does not give where they begin."""
     ids = result.metadata.get("passage_ids")
     if characters >= len(result.content) or not isinstance(ids, list | tuple):
         return result.metadata

@@ -20,7 +20,7 @@ def add_completion_command(commands: Commands) -> None:
     parser.set_defaults(run=lambda parsed: print(_script(parsed.shell)))
 
 
-def _recipe() -> dict[str, Any]:
+def _recipe() -> dict[str, object]:
     """Completion of a recipe: files, and in shells that can mix the two, the names of those that
     come with turnrl."""
     names, function = " ".join(bundled_recipes()), "_turnrl_recipe_file"

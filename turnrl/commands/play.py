@@ -144,10 +144,10 @@ def _show(module: MTGRPO, trajectory: Trajectory) -> None:
         say(visible(labelled("opening", trajectory.opening)), indent="")
     sent = module.chat.sent(trajectory) if module.rollout.player is not None else []
     for k, turn in enumerate(trajectory.turns, 1):
-        said = visible(turn.text)
-        lines = [f"-- turn {k}", *map(visible, sent[k - 1 : k]), in_colours(said)]
+        text = visible(turn.text)
+        lines = [f"-- turn {k}", *map(visible, sent[k - 1 : k]), in_colours(text)]
         say("\n".join(lines), indent="")
-        if more := str(turn).removeprefix(said).removeprefix("\n"):
+        if more := str(turn).removeprefix(text).removeprefix("\n"):
             say(more, indent="", style="dim")
 
 
@@ -158,9 +158,9 @@ _STYLES: Mapping[str, Style] = {
 }
 
 
-def in_colours(said: str) -> str:
-    """What a turn said, in which a terminal shows thoughts, the answer and calls apart."""
-    return _ELEMENT.sub(lambda one: painted(one[0], _STYLES.get(one[1], "call")), said)
+def in_colours(text: str) -> str:
+    """The text of a turn, with thoughts, the answer and calls in colours of their own."""
+    return _ELEMENT.sub(lambda one: painted(one[0], _STYLES.get(one[1], "call")), text)
 
 
 def _end(trajectory: Trajectory) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import date, time
 from decimal import Decimal
-from typing import Any, TypeGuard, cast
+from typing import TypeGuard, cast
 
 from turnrl.data.rows import RECIPE, Names, Row, spelt_list
 from turnrl.errors import DataError, did_you_mean
@@ -125,14 +125,14 @@ def _asked(value: object, path: str, place: str, setting: str) -> tuple[str, str
     value = spelt_list(value) if isinstance(value, str) and '"role"' in value else _native(value)
     if not _is_chat(value):
         return "", _written(value, path, place, setting)
-    said = [(str(one["role"]), _spoken(one.get("content"))) for one in value]
-    roles = [role for role, _ in said]
+    messages = [(str(one["role"]), _spoken(one.get("content"))) for one in value]
+    roles = [role for role, _ in messages]
     if roles not in (["user"], ["system", "user"], ["developer", "user"]):
         raise DataError(
             f"{place}: {path!r} has messages of {', '.join(roles)}. turnrl takes one of the user, "
-            "and before it one of the system. Write what was said before into one of them."
+            "and before it one of the system. Write the earlier messages into one of them."
         )
-    if None in (texts := [text for _, text in said]):
+    if None in (texts := [text for _, text in messages]):
         raise DataError(
             f"{place}: {path!r} has a message whose content is not text, {value!r:.60}. Write a "
             "text there; images are not supported."
@@ -143,7 +143,7 @@ def _asked(value: object, path: str, place: str, setting: str) -> tuple[str, str
 
 def _spoken(content: object) -> str | None:
     """The text of a message's content, which may come in parts; None if it is none."""
-    parts: list[Any] = content if isinstance(content, list) else [{"text": content}]
+    parts: list[object] = content if isinstance(content, list) else [{"text": content}]
     texts = [one.get("text") if isinstance(one, Mapping) else None for one in parts]
     return "".join(map(str, texts)) if all(isinstance(one, str) for one in texts) else None
 

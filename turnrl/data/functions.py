@@ -65,7 +65,7 @@ class FunctionQuestions(NamesSettings, QuestionSource):
         return questions_of(rows, self._fields, self._which, self.names)
 
 
-def _odd(rows: list[Any]) -> Any:
+def _odd(rows: list[object]) -> object:
     """The first row that is neither a question nor a mapping, or else of another kind than the
     first."""
     others = (one for one in rows if not isinstance(one, Question | Mapping))
@@ -73,7 +73,7 @@ def _odd(rows: list[Any]) -> Any:
     return next(others, next(mixed, rows))
 
 
-def function_at(path: str) -> Callable[..., Any] | None:
+def function_at(path: str) -> Callable[..., object] | None:
     """The function of a dotted path; None if there is none of that name, or it is not a function.
 
     Raises:
@@ -81,7 +81,7 @@ def function_at(path: str) -> Callable[..., Any] | None:
     """
     module = path.rpartition(".")[0]
     try:
-        found: Callable[..., Any] = named("the source of the questions", path)
+        found: Callable[..., object] = named("the source of the questions", path)
     except RecipeError as error:
         cause = error.__cause__
         missing = cause.name if isinstance(cause, ModuleNotFoundError) else None

@@ -168,7 +168,7 @@ def spelt_list(text: object) -> object:
     return values if isinstance(values, list) else text
 
 
-def json_rows(lines: Iterable[str], where: str, skip: int = 0) -> Iterator[dict[str, Any]]:
+def json_rows(lines: Iterable[str], where: str, skip: int = 0) -> Iterator[dict[str, object]]:
     """Read one JSON object from each line that is not blank.
 
     Args:

@@ -71,7 +71,7 @@ def _is_no_remark(record: logging.LogRecord) -> bool:
     return "gemm_4bit_forward from kernels-community" not in record.getMessage()
 
 
-def with_adapter(network: Any, lora: Lora, quantized: bool) -> Any:
+def with_adapter(network: Any, lora: Lora, quantized: bool) -> object:
     """The network with a low-rank adapter, which alone is trained.
 
     Args:
@@ -159,7 +159,7 @@ def digest_of(folder: Path | None) -> str | None:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def take_adapter(network: Any, folder: Path) -> None:
+def take_adapter(network: object, folder: Path) -> None:
     """Load the weights of an exported adapter into the one that a network has.
 
     Raises:

@@ -375,7 +375,7 @@ class _ByDevice:
     def __init__(self, on_gpu: Callable[..., Any], elsewhere: Callable[..., Any]) -> None:
         self.on_gpu, self.elsewhere = on_gpu, elsewhere
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         first = next(x for x in (*args, *kwargs.values()) if isinstance(x, Tensor))
         return (self.on_gpu if first.is_cuda else self.elsewhere)(*args, **kwargs)
 

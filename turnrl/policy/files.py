@@ -124,7 +124,7 @@ def _yaml(shape: dict[str, int] | None) -> str:
     return f"{{{', '.join(rows)}}}" if rows else "not set"
 
 
-def load_part(kind: str, model: str, revision: str | None, **options: Any) -> Any:
+def load_part(kind: str, model: str, revision: str | None, **options: object) -> Any:
     """Load a part of a model by one of transformers' `Auto` classes.
 
     Args:

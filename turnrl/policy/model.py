@@ -213,7 +213,7 @@ class Policy(nn.Module):
     def _load(self, device: torch.device) -> None:
         dtype = self.dtype_on(device.type)
         self._mixed = self.lora is None and dtype != torch.float32
-        options: dict[str, Any] = {
+        options: dict[str, object] = {
             "dtype": torch.float32 if self._mixed else dtype,
             "attn_implementation": "sdpa",
         }
@@ -287,7 +287,7 @@ class Policy(nn.Module):
         attention_mask: Tensor | None,
         position_ids: Tensor,
         attend: Attend | None = None,
-        **kwargs: Any,
+        **kwargs: object,
     ) -> Tensor:
         """Last hidden states, (B, T, H).
 

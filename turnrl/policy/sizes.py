@@ -5,7 +5,7 @@ holds at once, and the rules of padding. Plans of memory and the program import 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -83,19 +83,22 @@ def sizes_of(config: PretrainedConfig) -> ModelSizes:
     share no class that declares them; nothing else in turnrl reads them so."""
     text = config.get_text_config()
 
+    def given(name: str, otherwise: object = None) -> Any:
+        return getattr(text, name, otherwise)  # each architecture has other attributes
+
     def number(name: str) -> int | None:
-        value = getattr(text, name, None)
+        value = given(name)
         return value if isinstance(value, int) and value > 0 else None
 
     def any_of(*names: str) -> bool:
-        return any(getattr(text, name, None) for name in names)
+        return any(map(given, names))
 
     hidden, heads, size = (
         number(name) for name in ("hidden_size", "num_attention_heads", "head_dim")
     )
     if size is None and hidden is not None and heads is not None:
         size = hidden // heads
-    kinds = getattr(text, "layer_types", None)
+    kinds = given("layer_types")
     return ModelSizes(
         hidden=hidden,
         inner=number("intermediate_size"),
@@ -108,7 +111,7 @@ def sizes_of(config: PretrainedConfig) -> ModelSizes:
         positions=number("max_position_embeddings"),
         kinds=None if kinds is None else tuple(kinds),
         window=number("sliding_window"),
-        slides=bool(getattr(text, "use_sliding_window", True)),
+        slides=bool(given("use_sliding_window", True)),
         chunk=number("attention_chunk_size"),
         routed=any_of("num_experts", "num_local_experts"),
         tuned=any_of("attn_temperature_tuning"),

@@ -51,7 +51,7 @@ _OBJECTIVE = {
 _PATH = re.compile(rf"({'|'.join(_PACKAGES)})((?:\.[a-z]\w*)*)\.([A-Z]\w*)")
 
 
-def renamed(value: Any) -> Any:
+def renamed(value: object) -> Any:
     """The contents of a recipe, with the class paths of those versions as they are now."""
     if isinstance(value, dict):
         return {key: renamed(item) for key, item in value.items()}

@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -25,7 +24,7 @@ DASHES = ("-", "\N{EN DASH}", "\N{EM DASH}")  # word processors join two hyphens
 class _Loader(yaml.SafeLoader):
     """YAML in which a key that stands twice is a mistake."""
 
-    def compose_mapping_node(self, anchor: dict[Any, yaml.Node]) -> yaml.MappingNode:
+    def compose_mapping_node(self, anchor: dict[object, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
         names = [key.value for key, _ in node.value]
         for number, (key, _) in enumerate(node.value):
@@ -43,7 +42,7 @@ def value_of(text: str) -> object:
         return text
 
 
-def read_recipe(path: str) -> dict[str, Any]:
+def read_recipe(path: str) -> dict[str, object]:
     """Read a recipe.
 
     Args:

@@ -3,12 +3,11 @@
 import contextlib
 import shutil
 import time
-from pathlib import Path
 
 import lightning as L
 
 from turnrl.recipe.folders import RUNS
-from turnrl.run.folders import is_trial
+from turnrl.run.folders import folder_of_logger, is_trial
 
 _OF_A_START = ("config.yaml", "hparams.yaml", "events.out.")
 """Beginnings of the names of files that exist before anything is trained or scored."""
@@ -36,9 +35,8 @@ class Tidy(L.Callback):
     def _remove(self, trainer: L.Trainer) -> None:
         if trainer.logger is None or not trainer.is_global_zero or is_trial(trainer):
             return
-        # not every logger has a folder
-        folder = Path(getattr(trainer.logger, "log_dir", None) or "")
-        if not folder.name or not folder.is_dir():
+        folder = folder_of_logger(trainer.logger)
+        if folder is None or not folder.is_dir():
             return
         files = [path for path in folder.rglob("*") if not path.is_dir()]
         of_a_start = all(path.name.startswith(_OF_A_START) for path in files)

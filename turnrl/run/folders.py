@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import lightning as L
+    from lightning.pytorch.loggers import Logger
 
 TRANSCRIPT = "demonstrations.txt"
 """File beside a policy that was warmed up, with some of what it was taught."""
@@ -25,6 +26,13 @@ def is_trial(trainer: L.Trainer) -> bool:
     return bool(trainer.fast_dev_run)  # type: ignore[attr-defined]
 
 
+def folder_of_logger(logger: Logger) -> Path | None:
+    """The folder that a logger makes for one run; None if it makes none."""
+    # it is not in Lightning's contract: CSVLogger and TensorBoardLogger have it, others do not
+    own = getattr(logger, "log_dir", None)
+    return Path(own) if own else None
+
+
 def run_folder(trainer: L.Trainer) -> Path | None:
     """Where a run leaves its files, for itself alone; None if it has no logger, or is a trial.
 
@@ -33,9 +41,9 @@ def run_folder(trainer: L.Trainer) -> Path | None:
     logger = trainer.logger
     if logger is None or is_trial(trainer):
         return None
-    # loggers that give each run a folder have `log_dir`: CSVLogger and TensorBoardLogger
-    own = getattr(logger, "log_dir", None)
-    folder = own or Path(logger.save_dir or "runs", logger.name or "run", str(logger.version or 0))
+    folder = folder_of_logger(logger) or Path(
+        logger.save_dir or "runs", logger.name or "run", str(logger.version or 0)
+    )
     return Path(trainer.strategy.broadcast(str(folder)))
 
 

@@ -6,7 +6,7 @@ them.
 
 import sys
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import lightning as L
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
@@ -24,7 +24,7 @@ class WholeFiles(TorchCheckpointIO):
     full, the checkpoint before it stays as it was."""
 
     def save_checkpoint(
-        self, checkpoint: dict[str, Any], path: _PATH, storage_options: object = None
+        self, checkpoint: dict[str, object], path: _PATH, storage_options: object = None
     ) -> None:
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
@@ -107,7 +107,7 @@ class BestCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
         _write_whole_files(trainer)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Nothing: a resumed run has a folder, and so a best checkpoint, of its own."""
         return {}
 

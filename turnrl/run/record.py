@@ -273,7 +273,7 @@ def read(
 
 def groups(rows: Iterable[_Some]) -> list[list[_Some]]:
     """The rows by what they were compared in: those of one question of one collection, in order."""
-    found: dict[tuple[Any, ...], list[_Some]] = {}
+    found: dict[tuple[object, ...], list[_Some]] = {}
     for row in rows:
         found.setdefault((row["split"], row["policy_version"], row["group"]), []).append(row)
     # without the column they keep the order in which they were recorded

@@ -61,10 +61,10 @@ class Recorder(L.Callback):
         """The rows of the last evaluation in this process, with or without a folder."""
         self.texts: list[str] = []
         """The trajectories of the last iteration that were written out as text."""
-        self._kept: Any = None
+        self._kept: object = None
 
     def on_train_batch_start(
-        self, trainer: L.Trainer, pl_module: Any, batch: Any, batch_idx: int
+        self, trainer: L.Trainer, pl_module: Any, batch: object, batch_idx: int
     ) -> None:
         experience = pl_module.experience
         if experience is self._kept or pl_module.folder is None:
@@ -301,7 +301,7 @@ def _settings(estimator: AdvantageEstimator) -> str:
     return _json({"name": kind.__name__, "class": path, "arguments": arguments})
 
 
-def _json(value: Any) -> str:
+def _json(value: object) -> str:
     """JSON of anything, in which a short text stands for a value that JSON has no word for."""
     try:
         return json.dumps(_plain(value))
@@ -309,7 +309,7 @@ def _json(value: Any) -> str:
         return json.dumps(f"{type(value).__name__}, which raised {type(error).__name__}")
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Mapping):
         return {str(key): _plain(part) for key, part in value.items()}
     if isinstance(value, list | tuple | set | frozenset):

@@ -158,7 +158,7 @@ def _numbers(row: Mapping[str, str]) -> Iterator[tuple[str, float]]:
                 yield name, value
 
 
-def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+def _flat(settings: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
     for key, value in settings.items():
         name = f"{before}{key}"
         if isinstance(value, dict) and value:

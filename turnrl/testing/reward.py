@@ -15,7 +15,7 @@ from turnrl.types.trajectory import Trajectory
 
 
 def check_reward(
-    reward: Reward | Callable[..., Any],
+    reward: Reward | Callable[..., object],
     trajectories: Mapping[str, Trajectory] | None = None,
     policy: SampledPolicy | None = None,
 ) -> None:

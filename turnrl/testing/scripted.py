@@ -65,8 +65,8 @@ class _Scripted(Session):
         engine = self._engine
         self._history += new_ids
         engine.asked.append((self._number, list(self._history), sampling))
-        said, self._turn = engine.says(self._number, self._turn), self._turn + 1
-        text = said if isinstance(said, str) else await said
+        line, self._turn = engine.says(self._number, self._turn), self._turn + 1
+        text = line if isinstance(line, str) else await line
         encoded = engine.tokenizer(text, add_special_tokens=False)["input_ids"]
         ids = tuple(encoded[: sampling.max_tokens])
         self._history += ids

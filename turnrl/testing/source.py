@@ -54,7 +54,7 @@ def check_source(source: QuestionSource) -> None:
 def _check_texts(given: Sequence[Any], kind: type) -> None:
     """Check that there are questions or passages, each with a text and an id of its own."""
     require(given, "gives nothing")
-    seen: dict[str, Any] = {}
+    seen: dict[str, object] = {}
     for one in given:
         rule = f"gives {one!r}: a {kind.__name__} has an id and a text"
         require(isinstance(one, kind), rule)

@@ -5,7 +5,6 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
-from typing import Any
 
 from turnrl.agent.function_tools import toolsets_of
 from turnrl.agent.toolbox import call_tools
@@ -16,11 +15,11 @@ from turnrl.types.acting import Toolset
 from turnrl.types.questions import Question
 from turnrl.types.trajectory import ToolCall, ToolResult
 
-_Calls = Sequence[Mapping[str, Any] | ToolCall]  # the arguments of each, or the call
+_Calls = Sequence[Mapping[str, object] | ToolCall]  # the arguments of each, or the call
 
 
 def check_tool(
-    tool: Toolset | Callable[..., Any],
+    tool: Toolset | Callable[..., object],
     good_calls: _Calls,
     bad_calls: _Calls = (),
     question: Question = QUESTION,
@@ -99,7 +98,7 @@ def _replies(tool: Toolset, some: _Calls, question: Question) -> list[ToolResult
         loop.call_soon_threadsafe(end.set)
 
 
-def _call(tool: Toolset, given: Mapping[str, Any] | ToolCall) -> ToolCall:
+def _call(tool: Toolset, given: Mapping[str, object] | ToolCall) -> ToolCall:
     if isinstance(given, ToolCall):
         return given
     name = type(tool).__name__

@@ -110,7 +110,7 @@ class Tool(Toolset):
     name: str
     description: str
     parameters: Mapping[str, Any]
-    examples: Sequence[Mapping[str, Any]] = ()
+    examples: Sequence[Mapping[str, object]] = ()
 
     @property
     def specs(self) -> Sequence[ToolSpec]:
@@ -218,7 +218,7 @@ class Attempt(Protocol):
     """An attempt at a question under way, as its player sees it.
 
     Everything that the model writes and that tools reply becomes part of the trajectory. The limits
-    of the rollout hold whatever the player does: once the attempt is over (a tool said so, the
+    of the rollout hold whatever the player does: once the attempt is over (a tool ended it, the
     turns or the tokens are used up), `reply` ends `play` by raising `AttemptOver`.
     """
 

@@ -147,7 +147,7 @@ class Question:
             if not isinstance(part, str):
                 kind = f"the {type(part).__name__} {part!r:.60}"
                 raise DataError(f"the {name} of question {self.id!r} is {kind}. Give a text.")
-        given: Any = self.answers
+        given: object = self.answers
         if isinstance(given, str):
             object.__setattr__(self, "answers", (given,))
         elif isinstance(given, list):

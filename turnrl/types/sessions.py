@@ -26,7 +26,7 @@ class ToolSpec:
     name: str
     description: str
     parameters: Mapping[str, Any]
-    examples: Sequence[Mapping[str, Any]] = ()
+    examples: Sequence[Mapping[str, object]] = ()
 
 
 class ToolSession(ABC):  # noqa: B024 - all of it is optional

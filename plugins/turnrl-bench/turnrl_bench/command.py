@@ -24,7 +24,7 @@ def add_bench_command(commands: Any) -> None:
     text = "a 7B policy, 4-bit with an adapter, on a GPU"
     gpu = kinds.add_parser("gpu", help=text, description=f"Measures {text}.")
 
-    def option(name: str, default: object, text: str, **settings: Any) -> None:
+    def option(name: str, default: object, text: str, **settings: object) -> None:
         shown = f"{text} (default: {default})"
         gpu.add_argument(name, default=default, help=shown, **settings)
 

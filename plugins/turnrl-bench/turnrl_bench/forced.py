@@ -6,7 +6,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
 
@@ -41,7 +41,7 @@ class Forced(Engine):
         self.seeded = engine.seeded if engine is not None else True
         self.version = 0
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         """Options of the engine inside: a plan of memory reads them and fills them in."""
         if name.startswith("__") or name in _OWN or self.engine is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")

@@ -72,8 +72,8 @@ def by_turnrl(folder: str, steps: int, updates: int = 1, tool_ms: float = 0, **p
         calls = [[c.name, dict(c.arguments)] for turn in one.turns for c in turn.reading.calls]
         loss = [int(turn >= 0) for turn in sample.turn_index[after]]
         answer = reward(one.answer or "")
-        said = [*sample.token_ids[after]]
-        rows.append(([*sample.prompt_ids], said, loss, calls, answer))
+        written = [*sample.token_ids[after]]
+        rows.append(([*sample.prompt_ids], written, loss, calls, answer))
     return work_of(rows, gradient)
 
 
@@ -152,11 +152,11 @@ def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float 
     generate, collect, kept = model.generate, trainer._generate, []
     marks: list[tuple[float, float]] = []
 
-    def forced(**kwargs: Any) -> Any:
+    def forced(**kwargs: object) -> object:
         script = ScriptedTokens(next(turns), end)
         return generate(**kwargs, logits_processor=transformers.LogitsProcessorList([script]))
 
-    def timed(prompts: Any) -> Any:
+    def timed(prompts: object) -> object:
         began = time.perf_counter()
         kept.append(collect(prompts))
         marks.append((began, time.perf_counter()))

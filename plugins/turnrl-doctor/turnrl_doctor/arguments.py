@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from jsonschema import Draft202012Validator
 
 from turnrl import PluginError, SchemaValues, ToolSpec
 
-Schema = Mapping[str, Any]
+Schema = Mapping[str, object]
 """A JSON schema, or the arguments of a call: whatever JSON holds."""
 
 

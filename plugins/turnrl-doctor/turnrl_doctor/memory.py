@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any, cast
+from typing import cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -98,9 +98,9 @@ def _owners(module: MTGRPO, sampled: bool) -> dict[str, object]:
     return {"minibatch_tokens": module.policy, "gradient_checkpointing": module.policy, **engine}
 
 
-def given_settings(module: MTGRPO, work: Work) -> dict[str, Any]:
+def given_settings(module: MTGRPO, work: Work) -> dict[str, object]:
     """The settings that the recipe gives, as the plan's `Choice` has them."""
-    given, layers = dict[str, Any](), work.shape.layers
+    given, layers = dict[str, object](), work.shape.layers
     for name, owner in _owners(module, work.sampled).items():
         value = getattr(owner, name, False)
         if name == "gradient_checkpointing" and value is None and module.policy.network is not None:

@@ -108,7 +108,7 @@ class Environment(World):
         """
         return Stay(self, question)
 
-    def columns_of(self, question: Question) -> dict[str, Any]:
+    def columns_of(self, question: Question) -> dict[str, object]:
         """What `reset` takes of a question, as a copy: an attempt may change what it was given.
 
         Raises:
@@ -157,7 +157,7 @@ class Stay(OwnEpisode[Environment]):
         return paid(self.world, "get_reward", given)
 
 
-def _text(world: Environment, method: str, given: Any, wanted: str) -> str:
+def _text(world: Environment, method: str, given: object, wanted: str) -> str:
     """A text that a method gave.
 
     Raises:
@@ -194,7 +194,7 @@ def _check_options(world: Environment) -> None:
         ) from error
 
 
-def _check_self(world: Environment, name: str, method: Callable[..., Any]) -> None:
+def _check_self(world: Environment, name: str, method: Callable[..., object]) -> None:
     """Refuse a method that lacks its first parameter.
 
     Raises:
@@ -212,7 +212,9 @@ def _check_self(world: Environment, name: str, method: Callable[..., Any]) -> No
         )
 
 
-def _taken_by_reset(world: Environment, reset: Callable[..., Any]) -> Sequence[inspect.Parameter]:
+def _taken_by_reset(
+    world: Environment, reset: Callable[..., object]
+) -> Sequence[inspect.Parameter]:
     """The parameters of `reset`, which are columns.
 
     Raises:

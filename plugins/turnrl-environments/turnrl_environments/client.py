@@ -101,7 +101,7 @@ class Connection:
                 raise Unavailable(str(error)) from None
             raise
 
-    async def ask(self, kind: str, data: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def ask(self, kind: str, data: Mapping[str, object] | None = None) -> dict[str, object]:
         """Send a request, and read its answer. If it is cancelled, the session is gone: the answer
         may come later, and would be read as that of another request.
 
@@ -120,7 +120,9 @@ class Connection:
         if done:
             raise Broken("the connection was dropped")
         try:
-            with contextlib.suppress(ConnectionClosed):  # what it said before is still to be read
+            with contextlib.suppress(
+                ConnectionClosed
+            ):  # an answer that came before is still to be read
                 await self._socket.send(json.dumps(request))
             answer = _answer(await self._socket.recv())
         except (ConnectionClosed, OSError) as error:
@@ -169,7 +171,7 @@ def _answer(text: str | bytes) -> dict[str, Any]:
     return answer
 
 
-def _error(data: Mapping[str, Any]) -> Exception:
+def _error(data: Mapping[str, object]) -> Exception:
     """The exception that a message of an error means."""
     code, message = str(data.get("code")), str(data.get("message", ""))
     if code == "CAPACITY_REACHED":
@@ -178,11 +180,11 @@ def _error(data: Mapping[str, Any]) -> Exception:
     errors = data.get("errors")
     faults = [one for one in errors if isinstance(one, dict)] if isinstance(errors, list) else []
     where = [[str(part) for part in fault.get("loc", ())] for fault in faults]
-    said = [
+    problems = [
         f"{'.'.join(path)}: {fault.get('msg')}" for path, fault in zip(where, faults, strict=True)
     ]
     fields = [path[0] for path in where if path]
-    return Refused(code, "; ".join(said)[:300] or message, fields)
+    return Refused(code, "; ".join(problems)[:300] or message, fields)
 
 
 async def _connected(address: str) -> ClientConnection:
@@ -236,7 +238,7 @@ def imported() -> Any:
     return client
 
 
-def schema_of(url: str, timeout_s: float) -> Any:
+def schema_of(url: str, timeout_s: float) -> object:
     """What the server's page `/schema` says.
 
     Raises:

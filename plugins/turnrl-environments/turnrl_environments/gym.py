@@ -23,7 +23,7 @@ from turnrl import (
     kind_of,
     named,
 )
-from turnrl_environments.own import OwnEpisode
+from turnrl_environments.own import OwnEpisode, close
 from turnrl_environments.worker import Call, OwnRandom, on_worker
 from turnrl_environments.world import TRUNCATED, World, paid, seed_of, text_of
 
@@ -31,7 +31,7 @@ _COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)
 _UNPACKED = re.compile(r"values to unpack \(expected (\d), got (\d)\)")
 _UNTAKEN = re.compile(r"got an unexpected keyword argument '(seed|options)'")
 
-Observe = Callable[[Any], str]
+Observe = Callable[[object], str]
 
 
 @final
@@ -87,7 +87,7 @@ class Gymnasium(World):
         if observe is not None:
             self.observe = named("Gymnasium.observe", observe)
         self.description = description
-        maker: Callable[..., Any] = functools.partial(_make_registered, str(id))
+        maker: Callable[..., object] = functools.partial(_make_registered, str(id))
         self._maker = maker if make is None else named("Gymnasium.make", make)
 
     @functools.cached_property
@@ -101,18 +101,18 @@ class Gymnasium(World):
             "required": ["action"],
             "additionalProperties": False,
         }
-        told = self.description or f"Take one step in {self.name}.{words}"
-        return (ToolSpec("step", told, parameters),)
+        description = self.description or f"Take one step in {self.name}.{words}"
+        return (ToolSpec("step", description, parameters),)
 
     @functools.cached_property
-    def _taken(self) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
+    def _taken(self) -> tuple[Mapping[str, Any], Callable[[object], object]]:
         """JSON Schema of an action, and what makes the environment's own of it."""
         if self.thread_safe or on_worker():
             return self._looked()
         call = Call(f"{self} in make", self.step_timeout_s, OwnRandom(0), self._looked)
         return call.result_here()
 
-    def _looked(self) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
+    def _looked(self) -> tuple[Mapping[str, object], Callable[[object], object]]:
         try:
             environment = self.made()
         except RecipeError:
@@ -131,12 +131,10 @@ class Gymnasium(World):
         try:
             return _actions(self.name, getattr(environment, "action_space", None), self.actions)
         finally:
-            close = getattr(environment, "close", None)
-            if callable(close):
-                with contextlib.suppress(Exception):  # it may hold nothing before it is reset
-                    close()
+            with contextlib.suppress(Exception):  # it may hold nothing before it is reset
+                close(environment)
 
-    def made(self) -> Any:
+    def made(self) -> object:
         """An environment that has not begun."""
         return self._maker(**copy.deepcopy(self.options))
 
@@ -145,7 +143,7 @@ class Gymnasium(World):
         has them. A question without a seed has one of its own, made of its id."""
         return Walk(self, question)
 
-    def shown(self, verb: str, environment: Any, observation: Any) -> str:
+    def shown(self, verb: str, environment: Any, observation: object) -> str:
         """An observation as the policy reads it."""
         if self.observe is not None:
             return text_of(self, f"observe, after {verb}", self.observe(observation))
@@ -154,7 +152,7 @@ class Gymnasium(World):
             return _COLOURED.sub(r"[\1]", drawn).strip()
         return str(observation)
 
-    def stepped(self, environment: Any, action: Any) -> ToolResult:
+    def stepped(self, environment: Any, action: object) -> ToolResult:
         """What a step gives."""
         _, own = self._taken
         try:
@@ -182,7 +180,7 @@ class Gymnasium(World):
             "terminated, truncated, info. Return those, or wrap the environment."
         )
 
-    def begun(self, environment: Any, begins: Mapping[str, Any]) -> str:
+    def begun(self, environment: Any, begins: Mapping[str, object]) -> str:
         """The first observation of an environment.
 
         Args:
@@ -222,7 +220,7 @@ class Walk(OwnEpisode[Gymnasium]):
 
     def __init__(self, world: Gymnasium, question: Question) -> None:
         super().__init__(world, question)
-        self.begins: dict[str, Any] = {"seed": seed_of(question)}
+        self.begins: dict[str, object] = {"seed": seed_of(question)}
         if "options" in question.metadata:
             self.begins["options"] = copy.deepcopy(question.metadata["options"])
 
@@ -271,7 +269,7 @@ def _words(actions: Sequence[str]) -> list[str]:
     return list(actions)
 
 
-def _make_registered(id: str, **options: Any) -> Any:
+def _make_registered(id: str, **options: Any) -> object:
     """The environment that Gymnasium knows by an id."""
     try:
         import gymnasium
@@ -286,7 +284,7 @@ def _make_registered(id: str, **options: Any) -> Any:
 
 def _actions(
     name: str, space: Any, words: Sequence[str] | None
-) -> tuple[Mapping[str, Any], Callable[[Any], Any]]:
+) -> tuple[Mapping[str, object], Callable[[Any], object]]:
     """JSON Schema of the actions of a space, and what makes an action of a JSON value.
 
     Raises:
@@ -307,7 +305,10 @@ def _actions(
     if space is None or kind == "Text":
         if words is not None:
             return {"type": "string", "enum": list(words)}, str
-        return {"type": "string", "maxLength": int(getattr(space, "max_length", 1000))}, str
+        return {
+            "type": "string",
+            "maxLength": 1000 if space is None else int(space.max_length),
+        }, str
     if words is not None:
         raise RecipeError(
             f"Gymnasium.actions names actions, and those of {name} are a {kind}. Leave it out."
@@ -317,7 +318,7 @@ def _actions(
         limits = {"minimum": low, "maximum": high}
         known = {limit: value for limit, value in limits.items() if abs(value) < 1e30}
 
-        def boxed(value: float) -> Any:
+        def boxed(value: float) -> object:
             import numpy as np
 
             return np.full(space.shape, value, space.dtype)

@@ -34,7 +34,7 @@ _QUICK_RETRIES = 2
 _LOOK_EVERY_S = 0.25
 """A place at a server that was full is asked for again after this time, and then less often."""
 
-Observe = Callable[[Mapping[str, Any]], str]
+Observe = Callable[[Mapping[str, object]], str]
 
 
 @final
@@ -101,8 +101,8 @@ class OpenEnv(World):
                 f"{self} has no page /schema with the properties of an action. Correct "
                 "OpenEnv.url: the address of a server of OpenEnv."
             )
-        told = self.description or action.get("description") or "Take one step."
-        return (ToolSpec("step", str(told), _parameters(action)),)
+        description = self.description or action.get("description") or "Take one step."
+        return (ToolSpec("step", str(description), _parameters(action)),)
 
     def check(self) -> None:
         """Ask the server for a session, and find out how many it holds.
@@ -196,7 +196,7 @@ class OpenEnv(World):
         """
         return Visit(self, question)
 
-    def begins(self, question: Question) -> dict[str, Any]:
+    def begins(self, question: Question) -> dict[str, object]:
         """The arguments of `reset`.
 
         Raises:
@@ -233,7 +233,7 @@ class Visit(Episode[OpenEnv]):
         shown, reward, done = await self._asked("step", call.arguments)
         return ToolResult(shown, reward=reward, done=done)
 
-    async def _asked(self, verb: str, data: Mapping[str, Any]) -> tuple[str, float, bool]:
+    async def _asked(self, verb: str, data: Mapping[str, object]) -> tuple[str, float, bool]:
         """What the policy reads, the reward, and whether the attempt is over.
 
         Raises:
@@ -243,7 +243,7 @@ class Visit(Episode[OpenEnv]):
         """
         assert self.connection is not None
         ask = functools.partial(self._answer, self.connection, verb, data)
-        answer: dict[str, Any] = await self.do(verb, ask)
+        answer: dict[str, object] = await self.do(verb, ask)
         reward, done = answer.get("reward"), answer.get("done")
         if not isinstance(observation := answer.get("observation"), Mapping):
             raise ToolError(
@@ -256,8 +256,8 @@ class Visit(Episode[OpenEnv]):
         return shown, 0.0 if reward is None else paid(self.world, verb, reward), bool(done)
 
     async def _answer(
-        self, connection: Connection, verb: str, data: Mapping[str, Any]
-    ) -> dict[str, Any]:
+        self, connection: Connection, verb: str, data: Mapping[str, object]
+    ) -> dict[str, object]:
         try:
             return await connection.ask(verb, data)
         except Refused as refused:
@@ -276,7 +276,7 @@ class Visit(Episode[OpenEnv]):
                 "model.rollout.max_restarts times; see whether the server still runs."
             ) from None
 
-    def _mistaken(self, refused: Refused, data: Mapping[str, Any]) -> bool:
+    def _mistaken(self, refused: Refused, data: Mapping[str, object]) -> bool:
         """True if it is the action that the server refuses. It has the same code for whatever else
         is not valid, such as an observation of the environment."""
         (spec,) = self.world.specs
@@ -306,7 +306,7 @@ def _check_address(url: object) -> None:
         )
 
 
-def _not_json(values: Mapping[str, Any]) -> str:
+def _not_json(values: Mapping[str, object]) -> str:
     """The first value that JSON cannot hold, as `NAME is VALUE`; empty if there is none."""
     for name, value in values.items():
         try:
@@ -316,7 +316,7 @@ def _not_json(values: Mapping[str, Any]) -> str:
     return ""
 
 
-def _shown(observation: Mapping[str, Any]) -> str:
+def _shown(observation: Mapping[str, object]) -> str:
     """An observation as the policy reads it."""
     fields = {name: value for name, value in observation.items() if name != "metadata"}
     if len(fields) == 1 and isinstance(only := next(iter(fields.values())), str):
@@ -324,7 +324,7 @@ def _shown(observation: Mapping[str, Any]) -> str:
     return json.dumps(fields, ensure_ascii=False)
 
 
-def _parameters(action: Mapping[str, Any]) -> dict[str, Any]:
+def _parameters(action: Mapping[str, Any]) -> dict[str, object]:
     """JSON Schema of a call: the action's, without what a policy does not fill in or need."""
     required = [name for name in action.get("required", ()) if name != "metadata"]
     return inlined_schema(

@@ -11,6 +11,12 @@ from turnrl_environments.world import Episode, W, World
 T = TypeVar("T")
 
 
+def close(environment: object) -> object:
+    """Close an environment, if it has a `close`: many have nothing to let go of."""
+    leave = getattr(environment, "close", None)
+    return leave() if callable(leave) else None
+
+
 class OwnEpisode(Episode[W], ForkableToolSession):
     """An episode whose environment is an object of this process.
 
@@ -22,8 +28,7 @@ class OwnEpisode(Episode[W], ForkableToolSession):
 
     def leave(self) -> object:
         """Close the environment, if it can be closed."""
-        close = getattr(self.environment, "close", None)
-        return close() if callable(close) else None
+        return close(self.environment)
 
     async def fork(self) -> Self:
         """An episode with an environment of its own, in the same state.

@@ -156,8 +156,8 @@ class _Worker:
 
     def begin_anew(self) -> None:
         """Forget the thread and its calls: a forked process has no other thread than its own."""
-        self.call: Call[Any] | None = None
-        self._calls: queue.SimpleQueue[Call[Any]] = queue.SimpleQueue()
+        self.call: Call[object] | None = None
+        self._calls: queue.SimpleQueue[Call[object]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
 

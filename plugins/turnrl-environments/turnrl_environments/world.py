@@ -86,7 +86,7 @@ class World(Stateful, Toolset, ABC):
         at_least(1, kind, self, "capacity", whole=True)
         at_least(1e-3, kind, self, "step_timeout_s", optional=False)
         self.timeout_s = step_timeout_s + _MARGIN_S if thread_safe else _IN_LINE_S
-        self.under_way: set[asyncio.Task[Any]] = set()
+        self.under_way: set[asyncio.Task[object]] = set()
 
     def __str__(self) -> str:
         return f"environment {self.name}"
@@ -170,7 +170,7 @@ class Episode(ToolSession, ABC, Generic[W]):
         if not world.thread_safe:
             self.random = OwnRandom(zlib.crc32(f"{seed_of(question)}".encode()))
         self._until = 0.0
-        self._last: asyncio.Task[Any] | None = None
+        self._last: asyncio.Task[object] | None = None
 
     # ------------------------------------------------------------------ what an environment does
 
@@ -265,7 +265,9 @@ class Episode(ToolSession, ABC, Generic[W]):
         """Begin to count `step_timeout_s`, which the calls until the next `limit` share."""
         self._until = asyncio.get_running_loop().time() + self.world.step_timeout_s
 
-    async def do(self, verb: str, function: Callable[..., T | Awaitable[T]], *arguments: Any) -> T:
+    async def do(
+        self, verb: str, function: Callable[..., T | Awaitable[T]], *arguments: object
+    ) -> T:
         """Run an environment's own code: what blocks in a thread, and coroutines on the event loop.
 
         Args:
@@ -308,15 +310,15 @@ class Episode(ToolSession, ABC, Generic[W]):
         )
 
     def _begun(
-        self, what: str, function: Callable[..., Any], *arguments: Any
-    ) -> tuple[asyncio.Task[Any], Call[Any] | None]:
+        self, what: str, function: Callable[..., object], *arguments: object
+    ) -> tuple[asyncio.Task[object], Call[object] | None]:
         """Code that runs once the call before it has ended; and its call, if the worker runs it."""
         before, call = self._last, None
         if self.random is not None and not asyncio.iscoroutinefunction(function):
             given = functools.partial(function, *arguments)
             call = Call(what, self.world.step_timeout_s, self.random, given)
 
-        async def work() -> Any:
+        async def work() -> object:
             if before is not None and not before.done():
                 await asyncio.wait([before])
             return await (result_of(function, *arguments) if call is None else call.result())
@@ -326,7 +328,7 @@ class Episode(ToolSession, ABC, Generic[W]):
         self._last.add_done_callback(self._done)
         return self._last, call
 
-    def _done(self, work: asyncio.Task[Any]) -> None:
+    def _done(self, work: asyncio.Task[object]) -> None:
         self.world.under_way.discard(work)
         if not work.cancelled():
             work.exception()  # else asyncio would report one that nobody waits for
@@ -346,7 +348,7 @@ class Episode(ToolSession, ABC, Generic[W]):
                 await self.do("close", self.leave)
 
 
-def seed_of(question: Question) -> Any:
+def seed_of(question: Question) -> object:
     """The seed of a question: its column `seed`, or a number made of its id."""
     return question.metadata.get("seed", zlib.crc32(question.id.encode()))
 
@@ -365,7 +367,7 @@ def paid(world: World, verb: str, reward: Any) -> float:
     return float(reward)
 
 
-def text_of(world: World, verb: str, observation: Any) -> str:
+def text_of(world: World, verb: str, observation: object) -> str:
     """An observation that has to be a text.
 
     Raises:

@@ -106,19 +106,19 @@ class Action(Scheme):
         if cut:
             return Reading(format_error="the turn was too long, so its action was not taken")
         if self.form == "text":
-            said, wrong = text.strip(), None
+            action, wrong = text.strip(), None
         else:
-            said, wrong = _in_tags(text)
-        if not said:
+            action, wrong = _in_tags(text)
+        if not action:
             return Reading(format_error=wrong or "no action")
-        call = ToolCall(self.tool, {self._name: self._value(said)})
+        call = ToolCall(self.tool, {self._name: self._value(action)})
         return Reading((call,), format_error=wrong)
 
     def write(self, reading: Reading, thought: str = "") -> str:
         """The action, in its tags if the form has them."""
         fits = [call for call in reading.calls if [*call.arguments] == [self._name]]
-        said = fits[0].arguments[self._name] if fits else ""
-        text = said if isinstance(said, str) else json.dumps(said)
+        action = fits[0].arguments[self._name] if fits else ""
+        text = action if isinstance(action, str) else json.dumps(action)
         alone = len(reading.calls) == 1 and fits and fits[0].name == self.tool
         if not alone or (self.form == "tag" and _TAG.search(text)):
             raise RecipeError(
@@ -142,21 +142,21 @@ class Action(Scheme):
                 self._name = self.argument or (required[0] if required else "action")
                 self._schema = spec.parameters.get("properties", {}).get(self._name, {})
 
-    def _value(self, said: str) -> Any:
+    def _value(self, action: str) -> object:
         """An action as the tool takes it: a number if it takes numbers, and one of its list in any
         case of the letters. What does not fit is left to the tool to refuse."""
         listed = self._schema.get("enum", ())
-        alike = [one for one in listed if str(one).casefold() == said.casefold()]
-        if exact := [one for one in alike if str(one) == said] or alike[: len(alike) == 1]:
+        alike = [one for one in listed if str(one).casefold() == action.casefold()]
+        if exact := [one for one in alike if str(one) == action] or alike[: len(alike) == 1]:
             return exact[0]
         if self._schema.get("type") in ("integer", "number", "boolean"):
             try:
-                value = json.loads(said)
+                value = json.loads(action)
             except (ValueError, RecursionError):
-                return said
+                return action
             # Python reads NaN and Infinity, which a tool does not take
-            return value if isinstance(value, bool) or is_finite(value) else said
-        return said
+            return value if isinstance(value, bool) or is_finite(value) else action
+        return action
 
 
 def _in_tags(text: str) -> tuple[str, str | None]:
@@ -167,9 +167,9 @@ def _in_tags(text: str) -> tuple[str, str | None]:
         return "", "action is not closed" if tags else "no action"
     if end == 0:
         return "", "action is closed and was not opened"
-    said = text[tags[end - 1].end() : tags[end].start()].strip()
-    if not said:
+    action = text[tags[end - 1].end() : tags[end].start()].strip()
+    if not action:
         return "", "the action is empty"
     if end > 1:
-        return said, "action is opened more than once"
-    return said, "text after the action" if text[tags[end].end() :].strip() else None
+        return action, "action is opened more than once"
+    return action, "text after the action" if text[tags[end].end() :].strip() else None

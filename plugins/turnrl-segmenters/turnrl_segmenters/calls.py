@@ -31,8 +31,8 @@ def call_text(call: ToolCall, key: str) -> str:
         call: The call.
         key: Key of its arguments.
     """
-    said = {"name": call.name, key: dict(call.arguments)}
-    return json.dumps(said, ensure_ascii=False).replace("<", "\\u003c")
+    content = {"name": call.name, key: dict(call.arguments)}
+    return json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
 
 
 def read_tool_call(body: str, fault: str | None, lenient: bool) -> ToolCall:

@@ -22,7 +22,7 @@ transfer      numbers on their way between host and device
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turnrl import Engine, hookimpl
 
@@ -38,7 +38,7 @@ def turnrl_engines() -> Iterable[type[Engine]]:
     return [Slots]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "Slots":
         from turnrl_slots.engine import Slots
 

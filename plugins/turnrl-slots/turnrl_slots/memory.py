@@ -7,7 +7,6 @@ import ctypes
 import os
 import sys
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -58,7 +57,7 @@ def empty_cache(device: torch.device) -> None:
         give()
 
 
-def _of(device: torch.device) -> Any:
+def _of(device: torch.device) -> object:
     """torch's module for a device, such as `torch.cuda`; None if it has none. Its functions are
     looked up by name, because third-party devices bring some of them."""
     try:

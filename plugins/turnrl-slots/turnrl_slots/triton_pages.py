@@ -18,7 +18,6 @@ values' precision before the second product, as in FlashAttention.
 from __future__ import annotations
 
 from functools import cache
-from typing import Any
 
 import torch
 import triton
@@ -187,8 +186,8 @@ def attend_rows(
     if parts is None:
         parts = parts_of(rows, heads, width, _at_once(query.device))
     out = torch.empty(rows, asking, size, dtype=query.dtype, device=query.device)
-    some: Any = out
-    logs: Any = out
+    some: object = out
+    logs: object = out
     if parts > 1:
         some = torch.empty(rows, asking, parts, size, dtype=torch.float32, device=query.device)
         logs = torch.empty(rows, asking, parts, dtype=torch.float32, device=query.device)

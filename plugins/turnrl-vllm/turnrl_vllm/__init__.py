@@ -13,7 +13,7 @@ together   the folder of several processes that learn with the same servers
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from turnrl import Engine, hookimpl
 
@@ -29,7 +29,7 @@ def turnrl_engines() -> Iterable[type[Engine]]:
     return [VLLM]
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name == "VLLM":
         from turnrl_vllm.engine import VLLM
 

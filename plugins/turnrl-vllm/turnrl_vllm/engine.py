@@ -364,7 +364,7 @@ class VLLM(Engine):
         weights: Weights,
         server: Server,
         began: Published,
-        body: dict[str, Any],
+        body: dict[str, object],
         sampling: Sampling,
     ) -> tuple[tuple[tuple[int, ...], tuple[float, ...], _Reason], int]:
         """A turn's tokens, their log-probabilities, and why it ended; and the version."""
@@ -419,7 +419,7 @@ def _is_up(server: Server) -> bool:
     return True
 
 
-def _request(ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
+def _request(ids: Sequence[int], sampling: Sampling) -> dict[str, object]:
     body = turn(ids, sampling.max_tokens, sampling.temperature)
     if sampling.cuts_distribution:
         body |= {"top_k": sampling.top_k, "min_p": sampling.min_p, "top_p": sampling.top_p}

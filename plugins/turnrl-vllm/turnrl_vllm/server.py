@@ -25,7 +25,7 @@ class Refused(Exception):
 
     Args:
         status: Of HTTP.
-        problem: What it said, in one line and without the key.
+        problem: The message of its answer, in one line and without the key.
     """
 
     def __init__(self, status: int, problem: str) -> None:
@@ -86,7 +86,7 @@ class Server:
         return before
 
     def ask(
-        self, method: str, path: str, body: Mapping[str, Any] | None = None, within_s: float = 0
+        self, method: str, path: str, body: Mapping[str, object] | None = None, within_s: float = 0
     ) -> Any:
         """Send a request, and wait for its answer.
 
@@ -102,7 +102,7 @@ class Server:
                 response = client.request(method, self.url + path, json=body)
             return self._read(response)
 
-    async def ask_async(self, path: str, body: Mapping[str, Any]) -> Any:
+    async def ask_async(self, path: str, body: Mapping[str, object]) -> object:
         """Like `ask` with POST, for a turn or whatever a turn waits for."""
         client = self._connected()
         call = asyncio.ensure_future(client.post(self.url + path, json=body))
@@ -161,7 +161,7 @@ class Server:
         except httpx2.RequestError as error:
             raise Unavailable(self._clean(error) or type(error).__name__) from None
 
-    def _read(self, response: httpx2.Response) -> Any:
+    def _read(self, response: httpx2.Response) -> object:
         """What an answer says.
 
         Raises:
@@ -191,7 +191,7 @@ class Server:
 def _complaint(response: httpx2.Response) -> object:
     """The clearest message in an error response."""
     with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
-        told = response.json()
-        error = told.get("error", told.get("detail"))
+        answer = response.json()
+        error = answer.get("error", answer.get("detail"))
         return error["message"] if isinstance(error, Mapping) else error
     return response.text

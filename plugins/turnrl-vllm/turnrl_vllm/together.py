@@ -43,16 +43,16 @@ class Together:
         self._home = parent.absolute() / f"turnrl-vllm-{secrets.token_hex(4)}"
         self._starts = 0
         problem = "" if self.follows else self._make()
-        told = [str(self._home), problem]
-        processes.broadcast_object_list(told)
-        self._home = Path(told[0])
-        if told[1]:
-            raise RecipeError(told[1])
+        shared = [str(self._home), problem]
+        processes.broadcast_object_list(shared)
+        self._home = Path(shared[0])
+        if shared[1]:
+            raise RecipeError(shared[1])
         until = time.monotonic() + _VISIBLE_S
         while not self._home.is_dir():
             if time.monotonic() > until:
                 raise RecipeError(
-                    f"the first process of the run writes weights to {told[0]!r}, which is not "
+                    f"the first process of the run writes weights to {shared[0]!r}, which is not "
                     "there for this process. Set model.engine.folder to a path that all have."
                 )
             time.sleep(0.1)

@@ -112,7 +112,7 @@ class Reference:
         self.prompts = prompts
         self._logits = logits
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, object]:
         """Asks a server for a token after each beginning."""
         return turn([], 1, _HEAT) | {"prompt": self.prompts, "ignore_eos": True}
 
@@ -144,7 +144,7 @@ def reference(policy: SampledPolicy) -> Reference:
     return Reference([ids[: n + 1] for n in range(len(ids))], logits)
 
 
-def prove(server: Server, wanted: Reference, answer: Any, most: float) -> float:
+def prove(server: Server, wanted: Reference, answer: object, most: float) -> float:
     """Compare a server's log-probabilities with the learner's.
 
     Args:
@@ -175,7 +175,7 @@ def prove(server: Server, wanted: Reference, answer: Any, most: float) -> float:
     )
 
 
-def turn(ids: Any, max_tokens: int, heat: float) -> dict[str, Any]:
+def turn(ids: Any, max_tokens: int, heat: float) -> dict[str, object]:
     """A request for a turn. It says everything that a model's folder could set otherwise."""
     return {
         "prompt": list(ids),

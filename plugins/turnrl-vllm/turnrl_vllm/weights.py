@@ -142,8 +142,8 @@ class Weights(ABC):
 
     @abstractmethod
     async def sample(
-        self, server: Server, began: Published, body: dict[str, Any]
-    ) -> tuple[Any, int]:
+        self, server: Server, began: Published, body: dict[str, object]
+    ) -> tuple[object, int]:
         """A server's answer to a request for a turn, and the version that sampled it.
 
         Args:
@@ -176,7 +176,7 @@ class Weights(ABC):
             self._every = [one for one in self._every if one not in old]
         return old
 
-    def _prove(self, server: Server, new: Published, answer: Any) -> None:
+    def _prove(self, server: Server, new: Published, answer: object) -> None:
         self.gap = prove(server, new.reference, answer, self._most_gap)
 
 
@@ -199,8 +199,8 @@ class Adapters(Weights):
         self._add(new)
 
     async def sample(
-        self, server: Server, began: Published, body: dict[str, Any]
-    ) -> tuple[Any, int]:
+        self, server: Server, began: Published, body: dict[str, object]
+    ) -> tuple[object, int]:
         body = body | {"model": began.name}
         async with server.mending:
             if began.name not in server.has:
@@ -263,8 +263,8 @@ class WholeModel(Weights):
             self._add(new)  # before any turn is sampled with them
 
     async def sample(
-        self, server: Server, began: Published, body: dict[str, Any]
-    ) -> tuple[Any, int]:
+        self, server: Server, began: Published, body: dict[str, object]
+    ) -> tuple[object, int]:
         while not self._enter():
             await asyncio.sleep(0.01)
         try:
@@ -287,7 +287,7 @@ class WholeModel(Weights):
         self._salts[server.url] = salt
         server.was_lost = False
 
-    def _whole(self, server: Server, salt: str) -> dict[str, Any]:
+    def _whole(self, server: Server, salt: str) -> dict[str, object]:
         return {"model": server.base, "cache_salt": salt}
 
     @contextlib.contextmanager
@@ -385,10 +385,10 @@ def _refusals(server: Server, folder: Path) -> Iterator[None]:
 
 
 def _step(error: Refused, folder: Path) -> str:
-    told = error.problem.lower()
-    if "rank" in told:
+    problem = error.problem.lower()
+    if "rank" in problem:
         return "Start it with a larger --max-lora-rank, or lower model.policy.lora.r."
-    if "no adapter found" in told or "repo id" in told or "no such file" in told:
+    if "no adapter found" in problem or "repo id" in problem or "no such file" in problem:
         return (
             f"It does not see the folder {str(folder)!r}. Set model.engine.folder to one that both "
             "see and may read."
@@ -405,5 +405,5 @@ def _order(one: Published) -> dict[str, str]:
     return {"lora_name": one.name, "lora_path": str(one.folder)}
 
 
-def _reload(one: Published) -> dict[str, Any]:
+def _reload(one: Published) -> dict[str, object]:
     return {"method": "reload_weights", "kwargs": {"weights_path": str(one.folder)}}

@@ -177,8 +177,8 @@ class RetrieveIndex(SearchIndex):
     def _refusal(self, response: httpx2.Response, data: bytes) -> Exception:
         """The meaning of an unsuccessful response."""
         status = response.status_code
-        said = self._line(data.decode("utf-8", "replace") or response.headers.get("location", ""))
-        reason = f"status {status}: {said or 'without a word'}"
+        text = self._line(data.decode("utf-8", "replace") or response.headers.get("location", ""))
+        reason = f"status {status}: {text or 'without a word'}"
         if status in (408, 429) or status >= 500:
             return Unavailable(reason, response.headers.get("retry-after"))
         if status in (401, 403):

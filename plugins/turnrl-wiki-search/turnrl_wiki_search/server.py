@@ -186,12 +186,12 @@ class Server:
 
     def searched_by(self) -> list[str]:
         """The settings that decide what a search finds, other than the index."""
-        said = [] if self.version is None else [f"version {self.version}"]
+        settings = [] if self.version is None else [f"version {self.version}"]
         if self.fields is not None:
-            said += [f"{part} in {self.fields[part]}" for part in _PARTS if part in self.fields]
+            settings += [f"{part} in {self.fields[part]}" for part in _PARTS if part in self.fields]
         if self.ranking != "bm25":
-            said.append(f"{self.ranking} by {self.encoder}")
-        return [*said, f"after {self.query_prefix!r}"] if self.query_prefix else said
+            settings.append(f"{self.ranking} by {self.encoder}")
+        return [*settings, f"after {self.query_prefix!r}"] if self.query_prefix else settings
 
     def refuse_others(self, backend: str) -> None:
         """Raise if a setting is given that this backend does not have.

@@ -70,7 +70,7 @@ class WikiSearch(Tool):
             ...), by its own name.
     """
 
-    parameters: Mapping[str, Any] = {
+    parameters: Mapping[str, object] = {
         "type": "object",
         "properties": {"query": {"type": "string", "description": "What to look for."}},
         "required": ["query"],

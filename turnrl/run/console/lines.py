@@ -116,7 +116,7 @@ class IterationLines(ProgressBar):
         _lightning.removeFilter(_is_no_end)
         self._trains = False
 
-    def print(self, *args: Any, **kwargs: Any) -> None:
+    def print(self, *args: object, **kwargs: object) -> None:
         """Print at once, also into a pipe; on a terminal, wrapped at words."""
         columns = terminal_columns(sys.stdout)
         super().print(*(fitted(str(one), columns) for one in args), flush=True, **kwargs)

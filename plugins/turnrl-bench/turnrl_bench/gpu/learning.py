@@ -28,7 +28,7 @@ def measure(bench: Bench, cases: Cases) -> None:
     cases.run("optimiser", partial(_optimiser, bench))
 
 
-def minibatch(bench: Bench) -> tuple[list[int], Any]:
+def minibatch(bench: Bench) -> tuple[list[int], object]:
     """The first full minibatch: which trajectories it has, and how they are laid out."""
     policy, rows = bench.policy("nf4"), [row for t in bench.played() for row in t.token_rows]
     some, layout = next(policy.passes(rows, bench.setting.minibatch_tokens))
@@ -54,7 +54,7 @@ def recomputing(policy: Policy, again: bool) -> Iterator[None]:
         recompute(policy.base, policy.gradient_checkpointing or False)
 
 
-def step(policy: Policy, layout: Any) -> dict[str, float]:
+def step(policy: Policy, layout: object) -> dict[str, float]:
     """Forward, head and backward of one minibatch, in seconds. The loss is a weighted sum of
     log-probabilities, whose gradient is of the size of the surrogate's."""
     marks: list[float] = []

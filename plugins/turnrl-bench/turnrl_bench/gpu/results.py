@@ -90,7 +90,7 @@ class Results:
         case: Found = self.part(part).get("cases", {}).get(name, {})
         return case if case.get("status") == DONE else {}
 
-    def note(self, name: str, **values: Any) -> None:
+    def note(self, name: str, **values: object) -> None:
         """Change some entries of a part, and write the file."""
         self.parts.setdefault(name, {"cases": {}}).update(values)
         self._save()

@@ -43,7 +43,7 @@ class Asking:
     def of(cls, server: Server) -> Asking:
         return cls(server.ranking, server.fields)
 
-    def bodies(self, query: str, vector: Vectors | None, k: int) -> list[dict[str, Any]]:
+    def bodies(self, query: str, vector: Vectors | None, k: int) -> list[dict[str, object]]:
         """The searches for a query.
 
         Args:
@@ -53,11 +53,11 @@ class Asking:
             k: The most hits.
         """
         size = max(k, _FUSED) if self.ranking == "hybrid" else k
-        bodies: list[dict[str, Any]] = []
+        bodies: list[dict[str, object]] = []
         if self.ranking != "knn":
             bodies.append({"query": self._matching(query)})
         if vector is not None:
-            near: dict[str, Any] = {
+            near: dict[str, object] = {
                 "field": self.fields["vector"] if self.fields else VECTOR,
                 "query_vector": vector.tolist(),
                 "k": size,
@@ -68,11 +68,11 @@ class Asking:
             bodies.append({"knn": near})
         return [{**one, "size": size, "track_total_hits": False, **self.shown} for one in bodies]
 
-    def _matching(self, query: str) -> dict[str, Any]:
+    def _matching(self, query: str) -> dict[str, object]:
         if self.fields is None:
             return {"match": {"contents": {"query": query}}}
         text, title = self.fields["text"], self.fields.get("title")
-        matching: dict[str, Any] = {"match": {text: {"query": query}}}
+        matching: dict[str, object] = {"match": {text: {"query": query}}}
         if title is not None:
             # as if title and text were one field, which they are in an index of ours
             both = {"query": query, "type": "cross_fields", "fields": [title, text]}
@@ -80,7 +80,7 @@ class Asking:
         return {"bool": {"must": matching, "filter": has_field(text)}}
 
     @property
-    def shown(self) -> dict[str, Any]:
+    def shown(self) -> dict[str, object]:
         """What a search asks to see of a document."""
         if self.fields is None:
             return {"_source": ["title", "text"]}
@@ -119,7 +119,7 @@ class Asking:
         return [*islice((hit for hit in hits if hit.passage.title or hit.passage.text.strip()), k)]
 
 
-def has_field(name: str) -> dict[str, Any]:
+def has_field(name: str) -> dict[str, object]:
     """The query for all documents with a field."""
     return {"exists": {"field": name}}
 

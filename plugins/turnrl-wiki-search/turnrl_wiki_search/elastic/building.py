@@ -72,7 +72,7 @@ def build(
         ToolError: If the index exists already, the server stays away, or passages are missing.
     """
     access = Access.of(server)
-    meta: dict[str, Any] = {
+    meta: dict[str, object] = {
         "backend": "elasticsearch",
         "source": corpus.source.name,
         "splitter": str(corpus.splitter),
@@ -89,7 +89,7 @@ def build(
         return builder.build(overwrite)
 
 
-def _identity(encoder: Encoder, passage_prefix: str) -> dict[str, Any]:
+def _identity(encoder: Encoder, passage_prefix: str) -> dict[str, object]:
     """What an index says of its vectors."""
     probe = encoder.probe.tolist()
     # few decimals, so that the same encoder has the same digest on most machines
@@ -293,7 +293,7 @@ class _Builder:
             return Unavailable(f"status {reply['status']}: {reason}")
         return ToolError(f"{self.access.label} refused passage {reply.get('_id')!r} ({reason}).")
 
-    def _save(self, meta: dict[str, Any]) -> None:
+    def _save(self, meta: dict[str, object]) -> None:
         self._do(lambda: self.client.indices.put_mapping(index=self.name, meta={"turnrl": meta}))
 
     def _finish(self, mark: Mark) -> IndexInfo:

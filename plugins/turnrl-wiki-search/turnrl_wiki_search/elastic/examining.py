@@ -94,7 +94,7 @@ def examine_text(client: Elasticsearch, access: Access, name: str, text: str, re
     Raises:
         ToolError: Naming the index and the field.
     """
-    fields: list[Mapping[str, Any]] = [{"field": text}]
+    fields: list[Mapping[str, object]] = [{"field": text}]
     response = call(
         access,
         lambda: client.search(

@@ -133,9 +133,9 @@ class ElasticIndex(SearchIndex):
             encoder, field = self._encoder.name, fields["vector"]
             unit = dimensions(client, access, self._name, field, self._encoder, retries)
         how = digest(self._name, *server.searched_by())
-        said = server.version and f"elasticsearch-{server.version}-{how}"
+        version = server.version and f"elasticsearch-{server.version}-{how}"
         passages = count["count"]
-        info = IndexInfo("elasticsearch", self._name, said, passages=passages, encoder=encoder)
+        info = IndexInfo("elasticsearch", self._name, version, passages=passages, encoder=encoder)
         return _Examined(info, unit)
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
@@ -229,17 +229,17 @@ class ElasticIndex(SearchIndex):
     def _ask(
         self,
         queries: Sequence[str],
-        searches: Sequence[list[dict[str, Any]]],
+        searches: Sequence[list[dict[str, object]]],
         k: int,
         answers: dict[int, list[Hit]],
     ) -> None:
         """Send one request, store its answers, and raise if some are missing."""
         waiting = [i for i in range(len(searches)) if i not in answers]
-        lines: list[dict[str, Any]] = []
+        lines: list[dict[str, object]] = []
         for i in waiting:
             # copies of a shard may differ in their deleted documents, and so in their scores: a
             # query always asks the same copies, and different queries use them all
-            where: dict[str, Any] = {"index": self._name, "preference": digest(queries[i])}
+            where: dict[str, object] = {"index": self._name, "preference": digest(queries[i])}
             # a missing shard would silently shorten the answer, so partial results are refused
             where["allow_partial_search_results"] = False
             lines += [line for body in searches[i] for line in (where, body)]
