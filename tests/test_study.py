@@ -501,7 +501,7 @@ def test_a_part_is_measured_by_its_own_curve(tmp_path, capsys):
     assert "has no val/reward/outcome. It counts as not done." in capsys.readouterr().out
 
 
-def test_over_labels_each_starter_counts_once(tmp_path):
+def test_over_labels_each_starter_counts_once_and_a_lead_may_grow(tmp_path):
     first, second = sweep(), sweep(seeds="0..2").having("--model.group_size", "8")
     part = Part({"a": first, "b": second}, pairs=(("MT-GRPO", "GRPO-OR"),))
     gains = {"a": [0.1, 0.3], "b": [0.4, 0.5, 0.9]}
@@ -518,6 +518,11 @@ def test_over_labels_each_starter_counts_once(tmp_path):
     assert (found.pairs, found.change) == (2, pytest.approx(0.4))
     assert (found.low, found.high) == pytest.approx((0.4 - half, 0.4 + half))
     assert [*page.labels(one)][2].startswith("| MT-GRPO | GRPO-OR | 2 | +0.200 [")
+    # from the first label to the last, in the seeds that both have
+    grown, half = one.growth("MT-GRPO", "GRPO-OR", measures.last), stats.t.ppf(0.975, 1) * 0.05
+    assert (grown.pairs, grown.change) == (2, pytest.approx(0.25))
+    assert (grown.low, grown.high) == pytest.approx((0.25 - half, 0.25 + half))
+    assert [*page.growth(one)][2].startswith("| MT-GRPO | GRPO-OR | 2 | +0.125 [")
 
 
 def test_a_starter_policy_is_made_once_and_a_part_begins_with_it(tmp_path, monkeypatch):

@@ -102,10 +102,24 @@ def ends(of: Rows) -> Table:
 def labels(of: Rows) -> Table:
     """The differences of two estimators over all labels, such as several starter policies: each
     label counts once, with the mean over its seeds."""
-    yield _row("", "minus", "labels", *(column.title for column in of.columns))
+    return _of_pairs(of, "labels", of.over_labels)
+
+
+def growth(of: Rows) -> Table:
+    """How much more one estimator leads another with the last label than with the first, such as
+    with more paid turns."""
+    return _of_pairs(of, "seeds", of.growth)
+
+
+def _of_pairs(
+    of: Rows,
+    counted: str,
+    compare: Callable[[str, str, Callable[[Result], float]], Difference | None],
+) -> Table:
+    yield _row("", "minus", counted, *(column.title for column in of.columns))
     yield _row(*["---"] * (len(of.columns) + 3))
     for first, second in of.part.pairs:
-        found = [of.over_labels(first, second, column.figure) for column in of.columns]
+        found = [compare(first, second, column.figure) for column in of.columns]
         shown = [
             _difference(one, column.digits) for one, column in zip(found, of.columns, strict=True)
         ]
@@ -167,6 +181,7 @@ TABLES: Mapping[str, Callable[[Rows], Table]] = {
     "ends": ends,
     "habits": habits,
     "labels": labels,
+    "growth": growth,
 }
 """Of a part, by the name in its mark."""
 

@@ -7,6 +7,7 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,13 +99,26 @@ class Rows:
 
     def gains(self, row: Row) -> dict[int, float]:
         """MT-GRPO's lead in area over a row with the same label, by seed."""
-        ours, other = self.runs.get(Row(OURS, row.label), {}), self.runs.get(row, {})
-        both = sorted(ours.keys() & other.keys())
-        return {s: area(ours[s], self.tokens) - area(other[s], self.tokens) for s in both}
+        figure = partial(area, tokens=self.tokens)
+        return self._lead(Row(OURS, row.label), row, figure)
 
     def change(self, before: Row, after: Row) -> Difference | None:
         """How the gain over an estimator changes from one label to another, paired by seed."""
         return by_seed(self.gains(before), self.gains(after))
+
+    def growth(self, of: str, less: str, figure: Callable[[Result], float]) -> Difference | None:
+        """How a figure of one estimator less that of another changes from the first label to the
+        last, paired by seed; None below two seeds in common."""
+        every = [*dict.fromkeys(row.label for row in self.runs)]
+        before, after = (
+            self._lead(Row(of, label), Row(less, label), figure) for label in (every[0], every[-1])
+        )
+        return by_seed(before, after, self.part.level)
+
+    def _lead(self, of: Row, less: Row, figure: Callable[[Result], float]) -> dict[int, float]:
+        first, second = self.runs.get(of, {}), self.runs.get(less, {})
+        both = sorted(first.keys() & second.keys())
+        return {seed: figure(first[seed]) - figure(second[seed]) for seed in both}
 
 
 def done(folder: Path, parts: Mapping[str, Part]) -> Results:
