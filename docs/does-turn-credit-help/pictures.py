@@ -219,9 +219,10 @@ def _common(some: Mapping[int, Result], name: str) -> tuple[Any, Any]:
 def _figure(file: Path, height: float, ink: str = GREY) -> Iterator[Any]:
     """A figure on no background, with text as text, that becomes a file: the same bytes each
     time."""
-    settings: Any = {"svg.hashsalt": "turnrl", "svg.fonttype": "none", "font.size": 9}
     inks = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
-    with rc_context({**dict.fromkeys(inks, ink), **settings}):
+    settings: Any = dict.fromkeys(inks, ink)
+    settings |= {"svg.hashsalt": "turnrl", "svg.fonttype": "none", "font.size": 9}
+    with rc_context(settings):
         figure = Figure(figsize=(10, height))
         yield figure
         figure.savefig(file, metadata={"Date": None}, transparent=True)
