@@ -255,7 +255,7 @@ class _Passages(Iterator[Passage]):
     def __next__(self) -> Passage:
         return next(self._passages)
 
-    def __length_hint__(self) -> Any:
+    def __length_hint__(self) -> object:
         if self._rows is None or not self._rows_read:
             return NotImplemented
         return round(self._given / self._rows_read * (self._rows - self._rows_read))

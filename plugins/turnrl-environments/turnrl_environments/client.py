@@ -120,9 +120,8 @@ class Connection:
         if done:
             raise Broken("the connection was dropped")
         try:
-            with contextlib.suppress(
-                ConnectionClosed
-            ):  # an answer that came before is still to be read
+            # an answer that came before the connection was closed is still to be read
+            with contextlib.suppress(ConnectionClosed):
                 await self._socket.send(json.dumps(request))
             answer = _answer(await self._socket.recv())
         except (ConnectionClosed, OSError) as error:

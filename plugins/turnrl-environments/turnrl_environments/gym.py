@@ -31,7 +31,7 @@ _COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)
 _UNPACKED = re.compile(r"values to unpack \(expected (\d), got (\d)\)")
 _UNTAKEN = re.compile(r"got an unexpected keyword argument '(seed|options)'")
 
-Observe = Callable[[object], str]
+Observe = Callable[[Any], str]
 
 
 @final
