@@ -6,7 +6,7 @@ import re
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Any, final
 from urllib.parse import urlsplit
 
 from turnrl import RecipeError, at_least
@@ -38,7 +38,7 @@ class ChatServer(ABC):
     concurrency: int = 16
     timeout_s: float = 60.0
     patience_s: float = 300.0
-    extra: dict[str, object] = field(default_factory=dict)  # not object: jsonargparse reads it
+    extra: dict[str, Any] = field(default_factory=dict)  # not object: jsonargparse reads it
 
     def __post_init__(self) -> None:
         try:
