@@ -85,8 +85,8 @@ def stops(folder, model, sent, where, processes, whom, nursery=None):
     process = started(folder, model, where, processes, nursery)
     time.sleep(0.3)
     family = [p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(folder)]
-    # before each that a nursery made stands the one that asked for it
-    assert len(family) == processes * (2 if nursery else 1)
+    # before each that a nursery made stands the one that asked for it; libraries may have more
+    assert len(family) >= processes * (2 if nursery else 1)
     begun = time.perf_counter()
     (os.killpg if whom == "all" else os.kill)(process.pid, sent)
     told = process.communicate(timeout=60)[0]

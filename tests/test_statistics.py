@@ -423,6 +423,18 @@ def test_the_interval_of_a_rate_covers_as_often_as_it_says(n, p, least, most):
     assert least <= covered_by_wilson(n, p) <= most
 
 
+@pytest.mark.parametrize(("n", "share"), [(20, 0.075), (64, 0.015), (250, 0.005)])
+def test_few_rates_are_covered_too_often(n, share):
+    # exact, at rates whose rarer answer is expected three times or more
+    ends = np.array([rate(k, n) for k in range(n + 1)])
+    p = np.linspace(3 / n, 1 - 3 / n, 1001)[:, None]
+    holds = (ends[:, 0] <= p + 1e-12) & (p <= ends[:, 1] + 1e-12)
+    covered = (stats.binom.pmf(np.arange(n + 1), n, p) * holds).sum(1)
+    assert covered.min() >= 0.928
+    assert (covered > 0.97).mean() <= share
+    assert covered.max() <= 0.982
+
+
 @pytest.mark.parametrize(("p", "phi"), [(0.5, 0.9), (0.02, 0.3), (0.98, 0.3)])
 def test_the_interval_of_paired_rates_covers_as_often_as_it_says(p, phi):
     assert 0.94 <= covered_by_newcombe(250, p, p, phi) <= (0.965 if p == 0.5 else 1)
