@@ -377,15 +377,21 @@ def test_a_memory_too_small_for_one_trajectory_is_refused_before_weights_load(ti
 
 def test_free_memory_is_asked_for_after_the_cache_was_emptied(monkeypatch):
     told = []
-    module = SimpleNamespace(
-        empty_cache=lambda: told.append("emptied"),
-        mem_get_info=lambda device: told.append(str(device)) or (10_000, 20_000),
-    )
-    monkeypatch.setattr(torch, "get_device_module", lambda device: module)
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: told.append("emptied"))
+
+    def info(device):
+        told.append(str(device))
+        return 10_000, 20_000
+
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", info)
     assert auto_memory(torch.device("cuda", 1), 2_000) == 5_600  # 0.7 of what is left of 10,000
     assert told == ["emptied", "cuda:1"]
     assert auto_memory(torch.device("xpu"), 20_000) == 0
-    del module.mem_get_info
+
+    def unknown(device):
+        raise RuntimeError("not implemented there")
+
+    monkeypatch.setattr(torch.accelerator, "get_memory_info", unknown)
     with pytest.raises(RecipeError, match=r"'auto' on xpu, which does not report.*as '4GB'"):
         auto_memory(torch.device("xpu"), 0)
 

@@ -340,7 +340,7 @@ LATE = [
     ("a player that extends nothing", PLAYER | {"model.rollout.player": "worlds.NotPlayer"},
      "rollout.player", "'worlds.NotPlayer'", "it does not extend Player. Installed: "),
     ("a player without max_turns", PLAYER | {"model.rollout.player": "worlds.Boundless"},
-     "Boundless", "max_turns", "Write a line such as 'max_turns = 4' in the class."),
+     "Boundless", "max_turns", "Set it in the class: max_turns = 4"),
     ("a player without a setting of no type", PLAYER | {"model.rollout.player": "worlds.Deep"},
      "model.rollout.player.depth", "missing", "and Deep needs it. Set depth."),
     ("a reward without a setting of no type", {"model.rewards": ["ExactMatch", "worlds.Untyped"]},

@@ -301,7 +301,7 @@ async def _nothing_more(attempt):
         (plays(_looks_up), ["here", "here"], r"ended by 'answer' after 1 of 2 replies. Give "),
         (plays(_parses), ["there", "here"], r"raised ValueError: .* In turn 1 a call failed: "),
         (plays(_sleeps), ["there", "here"], r"kept the event loop for 0\.\d\d s, .*asyncio.sleep"),
-        (Boundless(), ["there"], r"Boundless.max_turns is None: write a line such as 'max_turns ="),
+        (Boundless(), ["there"], r"^Boundless has no max_turns. Set it in the class: max_turns"),
     ],
 )  # fmt: skip
 def test_a_check_that_fails_says_what_was_seen_and_what_to_change(player, replies, message):

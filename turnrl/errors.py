@@ -14,7 +14,7 @@ import math
 import os
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -150,6 +150,21 @@ def within(low: float, high: float, where: str, owner: object, *names: str) -> N
     for name in names:
         if not low <= (value := getattr(owner, name)) <= high:
             raise RecipeError(f"{where}{name} is {value}; it must be from {low:g} to {high:g}")
+
+
+def check_attributes(what: str, component: object, examples: Mapping[str, str]) -> None:
+    """Refuse a component whose class leaves out what its contract only declares.
+
+    Args:
+        what: The component, as the message begins.
+        component: Its object.
+        examples: The attributes that it must have, with an example of each.
+    Raises:
+        RecipeError: Naming the attribute.
+    """
+    for name, example in examples.items():
+        if not hasattr(component, name):
+            raise RecipeError(f"{what} has no {name}. Set it in the class: {name} = {example}")
 
 
 def check_numbers(

@@ -33,6 +33,7 @@ from turnrl.errors import (
     ToolError,
     at_least,
     blaming,
+    check_attributes,
     check_numbers,
     instance_of,
     within,
@@ -243,11 +244,7 @@ class Rollout:
         at_least(0, "model.rollout.", self, "top_k", "max_restarts", whole=True, optional=False)
         limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
         at_least(1, "model.rollout.", self, *limits, whole=True, optional=False)
-        if not hasattr(self._drives, "max_turns"):
-            raise RecipeError(
-                f"{self.driver} has no max_turns, the most turns of an attempt. Write a line such "
-                "as 'max_turns = 4' in the class."
-            )
+        check_attributes(self.driver, self._drives, {"max_turns": "4"})
         at_least(1, f"{self.driver}.", self._drives, "max_turns", whole=True, optional=False)
         check_tools(self.toolsets)
 

@@ -24,6 +24,7 @@ from turnrl.errors import (
     ToolError,
     TrajectoryLost,
     TurnRLError,
+    check_attributes,
     is_finite,
     kind_of,
 )
@@ -64,12 +65,9 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
     owners: dict[str, Toolset] = {}
     give: dict[str, Toolset] = {}
     for toolset in toolsets:
-        for attribute, example in _ATTRIBUTES.items() if isinstance(toolset, Tool) else ():
-            if not hasattr(toolset, attribute):
-                raise RecipeError(
-                    f"the tool {type(toolset).__name__} has no {attribute}. Set it in the class: "
-                    f"{attribute} = {example}"
-                )
+        if isinstance(toolset, Tool):
+            check_attributes(f"the tool {type(toolset).__name__}", toolset, _ATTRIBUTES)
+        # a method that its contract does not know
         if hasattr(toolset, "open") and not isinstance(toolset, Stateful):
             kind = "Tool" if isinstance(toolset, Tool) else "Toolset"
             wanted = f"class {type(toolset).__name__}(turnrl.Stateful, turnrl.{kind})"

@@ -83,8 +83,8 @@ def sizes_of(config: PretrainedConfig) -> ModelSizes:
     share no class that declares them; nothing else in turnrl reads them so."""
     text = config.get_text_config()
 
-    def given(name: str, otherwise: object = None) -> Any:
-        return getattr(text, name, otherwise)  # each architecture has other attributes
+    def given(name: str, otherwise: object = None, of: PretrainedConfig = text) -> Any:
+        return getattr(of, name, otherwise)  # each architecture has other attributes
 
     def number(name: str) -> int | None:
         value = given(name)
@@ -107,7 +107,7 @@ def sizes_of(config: PretrainedConfig) -> ModelSizes:
         kv_heads=number("num_key_value_heads") or heads,
         head_size=size,
         vocab=number("vocab_size"),
-        tied=bool(getattr(config, "tie_word_embeddings", False)),
+        tied=bool(given("tie_word_embeddings", of=config)),
         positions=number("max_position_embeddings"),
         kinds=None if kinds is None else tuple(kinds),
         window=number("sliding_window"),

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import lightning as L
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
@@ -316,7 +317,7 @@ def _plain(value: object) -> object:
         return [_plain(part) for part in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return _plain({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
-    if hasattr(value, "tolist"):  # arrays and tensors, and their numbers
+    if isinstance(value, Tensor | np.ndarray | np.generic):
         return _plain(value.tolist())
     finite = isinstance(value, float) and math.isfinite(value)
     return value if value is None or finite or isinstance(value, str | int) else str(value)[:200]

@@ -10,12 +10,12 @@ import warnings
 from collections.abc import Sequence
 from itertools import pairwise
 from operator import ne
-from typing import Any
 
 from turnrl.agent.attempt import Attempt, Rules, let_play
 from turnrl.agent.conversation import Conversation
 from turnrl.agent.running import on_loop
 from turnrl.agent.toolbox import Toolbox, ToolSessions
+from turnrl.errors import RecipeError, at_least, check_attributes
 from turnrl.testing.contract import Breach, on, require
 from turnrl.testing.examples import QUESTION
 from turnrl.types.acting import Player, Toolset
@@ -49,11 +49,14 @@ def check_player(
         AssertionError: If a rule is broken, with the rule and the input.
     """
     name = type(player).__name__
-    most: Any = getattr(player, "max_turns", None)
-    least = f"{name}.max_turns is {most!r}: write a line such as 'max_turns = 4' in the class"
-    require(isinstance(most, int) and most >= 1, least)
+    try:
+        check_attributes(name, player, {"max_turns": "4"})
+        at_least(1, f"{name}.", player, "max_turns", whole=True, optional=False)
+    except RecipeError as error:
+        raise Breach(str(error)) from None
     fits = isinstance(player.tags, tuple) and all(isinstance(tag, str) for tag in player.tags)
     require(fits, f"{name}.tags must be a tuple of texts, not {player.tags!r}")
+    most = player.max_turns
     require(len(replies) <= most, f"{name}.max_turns is {most}, and there are more replies")
 
     (alone,), seconds = _play(player, [replies], tools, question)

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from turnrl.plugins import contract, installed
 
@@ -38,6 +38,13 @@ class Finding:
     about: Literal["machine", "recipe"] = "recipe"
 
 
+@runtime_checkable
+class AsksQuestions(Protocol):
+    """Data whose iterations have a known size. A run takes every data module, and only some do."""
+
+    questions_per_iteration: int
+
+
 @dataclass
 class Start:
     """A run that is about to begin, before any weights are loaded.
@@ -67,8 +74,9 @@ class Start:
     recorded: int | None = 64
 
     def __post_init__(self) -> None:
-        # any data module will do, and only some ask questions
-        self.questions = self.questions or getattr(self.data, "questions_per_iteration", 16)
+        if not self.questions:
+            data = self.data
+            self.questions = data.questions_per_iteration if isinstance(data, AsksQuestions) else 16
 
     def settle(self) -> list[Check]:
         """Let all installed checks settle what a recipe leaves open.

@@ -129,6 +129,7 @@ class Gymnasium(World):
                     "has to give an environment with reset(seed=...) and step(action)."
                 )
         try:
+            # one of `make`'s need not have it
             return _actions(self.name, getattr(environment, "action_space", None), self.actions)
         finally:
             with contextlib.suppress(Exception):  # it may hold nothing before it is reset

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from turnrl import RecipeError
+from turnrl import RecipeError, in_short
 
 _SHARE_OF_MACHINE = 0.25
 """Share of all memory on a machine without a GPU, for `kv_memory: auto`. It is no share of the free
@@ -32,13 +32,15 @@ def auto_memory(device: torch.device, beside: int) -> int:
         beside: Bytes that something else is going to take there.
     """
     if device.type != "cpu":
-        if (info := getattr(_of(device), "mem_get_info", None)) is None:
+        empty_cache(device)  # what loading left behind is free too
+        try:
+            free, _ = torch.accelerator.get_memory_info(device)
+        except (RuntimeError, ValueError) as error:
             raise RecipeError(
                 f"model.engine.kv_memory is 'auto' on {device}, which does not report how much "
-                "of its memory is free. Give a size, such as '4GB'."
-            )
-        empty_cache(device)  # what loading left behind is free too
-        return int(_SHARE_OF_GPU * max(info(device)[0] - beside, 0))
+                f"of its memory is free ({in_short(error)}). Give a size, such as '4GB'."
+            ) from error
+        return int(_SHARE_OF_GPU * max(free - beside, 0))
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in ("memory.max", "memory/memory.limit_in_bytes"):  # a container's
         with contextlib.suppress(OSError, ValueError):
@@ -50,17 +52,9 @@ def auto_memory(device: torch.device, beside: int) -> int:
 def empty_cache(device: torch.device) -> None:
     """Give memory that the allocator keeps, and nobody uses, back to the device; that of a CPU to
     the system, where there is glibc."""
-    if device.type == "cpu":
-        if trim := getattr(_LIBRARY, "malloc_trim", None):
-            trim(0)
-    elif give := getattr(_of(device), "empty_cache", None):
-        give()
-
-
-def _of(device: torch.device) -> object:
-    """torch's module for a device, such as `torch.cuda`; None if it has none. Its functions are
-    looked up by name, because third-party devices bring some of them."""
-    try:
-        return torch.get_device_module(device)
-    except RuntimeError:
-        return None
+    if device.type != "cpu":
+        with contextlib.suppress(RuntimeError):  # a device whose allocator keeps nothing
+            torch.accelerator.empty_cache()
+    elif _LIBRARY is not None:
+        with contextlib.suppress(AttributeError):  # another C library than glibc
+            _LIBRARY.malloc_trim(0)

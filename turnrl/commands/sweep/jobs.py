@@ -87,7 +87,7 @@ def places(jobs: int | None, devices: str | None, kind: str, several: object) ->
 
 
 def _cores() -> int:
-    if hasattr(os, "sched_getaffinity"):
+    if sys.platform == "linux":
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
