@@ -628,6 +628,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--node_rank": NotRun("an option of torchrun"),
         "--signal=TERM@120": NotRun("an option of SLURM"),
         "srun turnrl": NotRun("SLURM; its variables are tried by " + MACHINES),
+        "recipe.yaml servers.yaml --trainer.devices 2": Elsewhere(
+            "test_vllm.test_processes_that_learn_together_share_the_versions_of_the_first"
+        ),
     },
     "docs/howto/vllm.md": {
         "install vllm": NotRun("vLLM has an environment of its own"),

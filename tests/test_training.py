@@ -621,7 +621,9 @@ def test_what_lightning_would_do_to_a_step_is_refused(tiny_model, tmp_path, opti
 def test_a_strategy_that_divides_a_model_is_refused():
     """By the trainer alone: a fit would leave torch's process group, and its port, behind."""
     run = Trainer(accelerator="cpu", strategy=ModelParallelStrategy(), logger=False)
-    with pytest.raises(RecipeError, match=r"is a ModelParallelStrategy, and turnrl .* Take ddp"):
+    with pytest.raises(
+        RecipeError, match=r"is a ModelParallelStrategy\. Take ddp, with .* or fsdp2"
+    ):
         check_trainer(run)
 
 

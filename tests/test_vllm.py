@@ -26,6 +26,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from safetensors.torch import load_file
 
 import vllm_stand_in
 from commands import RECIPE
@@ -679,10 +680,11 @@ def test_a_run_trains_with_it_and_its_record_has_every_version(stand, recipe):
         assert max(abs(one - other) for _, one, other in sampled) < 1e-4
 
 
-def fit_in_two(nursery) -> subprocess.CompletedProcess[str]:
+def fit_in_two(nursery, strategy="ddp", *options: str) -> subprocess.CompletedProcess[str]:
     """Train `recipe.yaml` in two processes."""
+    two = ("--trainer.devices=2", f"--trainer.strategy={strategy}")
     return subprocess.run(
-        command("fit", "recipe.yaml", "--trainer.devices=2", "--trainer.strategy=ddp"),
+        command("fit", "recipe.yaml", *two, *options),
         env={**os.environ, **nursery.environment, "PYTHONPATH": str(Path(__file__).parent)},
         capture_output=True,
         text=True,
@@ -690,12 +692,13 @@ def fit_in_two(nursery) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_processes_that_learn_together_share_the_versions_of_the_first(
-    stand, recipe, tmp_path, nursery
+    stand, recipe, tmp_path, nursery, strategy
 ):
     two = [stand("--max-model-len", "2048") for _ in range(2)]
     recipe(url=[one.url for one in two])
-    ran = fit_in_two(nursery)
+    ran = fit_in_two(nursery, strategy)
     assert ran.returncode == 0, ran.stderr
     rows = list(record.read("runs/recipe/version_0"))
     trained = [row for row in rows if row["split"] == "train"]
@@ -706,10 +709,38 @@ def test_processes_that_learn_together_share_the_versions_of_the_first(
         for version, one, other in (token for token in known if token[0] is not None):
             assert version == row["policy_version"]
             assert one == pytest.approx(other, abs=1e-4)
+    saved = torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)
+    exported = load_file("runs/recipe/version_0/adapter/adapter_model.safetensors")
+    assert len(exported) == len(saved["state_dict"])
+    for name, value in exported.items():
+        inner = name.replace(".weight", ".default.weight")
+        assert torch.equal(value, saved["state_dict"][f"policy.network.{inner}"])
     for one in two:
         names = Server(one.url, "", 5).ask("GET", "/loads")
         assert [name.split("-")[4:] for name in names] == [["0", "0"], ["2", "0"], ["4", "0"]]
     assert not [file for file in Path("runs").rglob("*") if file.name.startswith("turnrl-vllm-")]
+
+
+def test_processes_that_share_one_policy_train_all_of_its_weights(stand, recipe, nursery):
+    two = [stand("--max-model-len", "2048") for _ in range(2)]
+    name = recipe(url=[one.url for one in two])
+    contents = yaml.safe_load(Path(name).read_text())
+    contents["model"]["policy"]["lora"] = None
+    Path(name).write_text(yaml.safe_dump(contents))
+    ran = fit_in_two(nursery, "fsdp2")
+    assert ran.returncode == 0, ran.stderr
+    trained = [row for row in record.read("runs/recipe/version_0") if row["split"] == "train"]
+    assert {row["policy_version"] for row in trained} == {0, 2}
+    for row in trained:
+        known = zip(row["versions"], row["sampler_logprobs"], row["learner_logprobs"], strict=True)
+        for version, one, other in (token for token in known if token[0] is not None):
+            assert version == row["policy_version"]
+            assert one == pytest.approx(other, abs=1e-4)
+    saved = torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)
+    exported = load_file("runs/recipe/version_0/model/model.safetensors")
+    assert exported.keys() <= {k.removeprefix("policy.network.") for k in saved["state_dict"]}
+    for name, value in exported.items():
+        assert torch.equal(value, saved["state_dict"][f"policy.network.{name}"])
 
 
 def test_processes_meet_in_a_folder_of_this_run_and_this_start_alone(tmp_path):

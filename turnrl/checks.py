@@ -27,6 +27,7 @@ from turnrl.errors import (
 )
 from turnrl.loader import data_of
 from turnrl.objective import ClippedSurrogate
+from turnrl.policy.divided import FSDP2
 from turnrl.policy.model import Policy
 from turnrl.recipe.keys import elsewhere
 from turnrl.run.recording import Recorder
@@ -198,11 +199,30 @@ def check_trainer(trainer: L.Trainer) -> None:
             "batch is a whole step. Leave it out; model.policy.minibatch_tokens bounds its memory."
         )
     strategy = trainer.strategy
-    if isinstance(strategy, ParallelStrategy) and not isinstance(strategy, DDPStrategy):
+    if isinstance(strategy, ParallelStrategy) and not isinstance(strategy, DDPStrategy | FSDP2):
         raise RecipeError(
-            f"trainer.strategy is a {type(strategy).__name__}, and turnrl does not divide a model "
-            "over devices: each process has the whole policy. Take ddp. To fit a larger model, set "
-            "model.policy.quantization: nf4 and train an adapter (model.policy.lora)."
+            f"trainer.strategy is a {type(strategy).__name__}. Take ddp, with the whole policy in "
+            "each process, or fsdp2, which divides it over them."
+        )
+
+
+def check_division(policy: Policy, engine: Engine) -> None:
+    """Refuse what cannot be when a policy is divided over processes.
+
+    Raises:
+        RecipeError: Naming the setting.
+    """
+    if policy.quantization != "none":
+        raise RecipeError(
+            f"trainer.strategy is fsdp2, and model.policy.quantization is {policy.quantization!r}, "
+            "whose weights do not come apart: four bits of each lie with the scales of its block. "
+            "Set it to none, with dtype bfloat16, or take ddp."
+        )
+    if not engine.copies_weights:
+        raise RecipeError(
+            f"trainer.strategy is fsdp2, and {type(engine).__name__} samples with the policy's own "
+            "weights, of which each process has only a part. Let servers sample (VLLM), or take "
+            "ddp."
         )
 
 

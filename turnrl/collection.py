@@ -220,6 +220,10 @@ class Setup(Protocol):
     def processes(self) -> int:
         """Processes that share the tools."""
 
+    @property
+    def divided(self) -> bool:
+        """Whether they share the policy too."""
+
     def read(self, rows: Sequence[TokenRow]) -> list[TokenScores]:
         """The learner's log-probabilities and values of token sequences."""
 
@@ -261,6 +265,7 @@ class Collector:
         rollout.places.of_tools(estimator.probes, *self._shares)
         engine = self.setup.engine
         engine.run_folder, engine.processes = self.setup.folder, self.setup.processes
+        engine.divided = self.setup.divided
         engine.check(self.setup.policy, rollout.max_tokens)
 
     def attempt(
@@ -342,12 +347,8 @@ class Collector:
         probes: int,
         rollout: Rollout | None = None,
     ) -> "_Sampling":
+        self.sync(version)
         with self._phase():
-            if not self._started:
-                self._start()
-            if version != self._synced:
-                self.setup.engine.sync(version)
-                self._synced = version
             collections, processes = self._shares
             work = (rollout or self.setup.rollout).begin(
                 self.setup.engine,
@@ -362,6 +363,19 @@ class Collector:
                 processes=processes,
             )
         return _Sampling(work, version)
+
+    def sync(self, version: int) -> None:
+        """Have the engine, started if it was not, act with the weights as they are now.
+
+        Args:
+            version: Optimiser steps behind them.
+        """
+        with self._phase():
+            if not self._started:
+                self._start()
+            if version != self._synced:
+                self.setup.engine.sync(version)
+                self._synced = version
 
     def _result(self, sampling: "_Sampling") -> tuple[float, Attempts]:
         """The seconds that it took, and what came of it."""

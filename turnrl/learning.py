@@ -5,8 +5,10 @@ list of *minibatches*, each computed at once. Credit ends here: what leaves this
 tokens, turns as stretches of them at most, and no groups.
 """
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -48,6 +50,10 @@ class Minibatch:
 
     def __len__(self) -> int:
         return len(self.turn)
+
+    def weightless(self) -> "Minibatch":
+        """The same tokens, with no share of the loss."""
+        return replace(self, weights=torch.zeros_like(self.weights))
 
     def segments(self, level: RatioLevel) -> Tensor:
         """(N,), for each token the number of its turn or trajectory, or its own."""
@@ -150,6 +156,7 @@ class OldLogprobs:
             `keep`. Otherwise they are read ahead, if a later step needs them.
         reads_first: Whether the first step needs numbers that its own forward pass does not give,
             so that all are read ahead.
+        in_step: Within it processes may read differently much; see `Policy.in_step`.
     """
 
     def __init__(
@@ -159,8 +166,9 @@ class OldLogprobs:
         reads_all: bool = False,
         listens: bool = False,
         reads_first: bool = False,
+        in_step: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        self.listens, self.reads_first = listens, reads_first
+        self.listens, self.reads_first, self._in_step = listens, reads_first, in_step
         self._columns, self._read, self._all = columns, read, reads_all
         self._known: dict[int, Tensor] = {}
 
@@ -176,13 +184,14 @@ class OldLogprobs:
         some = needed[:: max(1, len(needed) // _SAMPLE)][:_SAMPLE]  # of many questions
         rest = sorted({*needed} - {*some})
         sampler = self._columns.sampler_logprobs
-        self._take(some)
-        gaps = [(self._known[i] - sampler[i]).abs().max() for i in some]
-        alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
-        if alike and not self._all:
-            self._known |= {i: sampler[i] for i in rest}
-        else:
-            self._take(rest)
+        with self._in_step():
+            self._take(some)
+            gaps = [(self._known[i] - sampler[i]).abs().max() for i in some]
+            alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
+            if alike and not self._all:
+                self._known |= {i: sampler[i] for i in rest}
+            else:
+                self._take(rest)
 
     def _take(self, numbers: Sequence[int]) -> None:
         logprobs = self._read([self._columns.trajectories[i] for i in numbers])

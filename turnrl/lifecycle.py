@@ -10,7 +10,8 @@ from typing import Any
 
 import lightning as L
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
@@ -19,9 +20,10 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
 from turnrl.asking import ask, check_sampling, scores
 from turnrl.callbacks import callbacks_of_a_run
-from turnrl.checks import check_trainer, examine_run, settle_evaluation
+from turnrl.checks import check_division, check_trainer, examine_run, settle_evaluation
 from turnrl.collection import Collector
 from turnrl.errors import RecipeError, TrainingError, blaming, kind_of
+from turnrl.policy.divided import FSDP2, part_of
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy
 from turnrl.policy.reading import read_trajectories
@@ -82,6 +84,11 @@ class PolicyModule(L.LightningModule, ABC):
         return 1 if self._trainer is None else self._trainer.world_size
 
     @property
+    def divided(self) -> bool:
+        """Whether they share one policy."""
+        return self._trainer is not None and isinstance(self._trainer.strategy, FSDP2)
+
+    @property
     def chat(self) -> ChatFormat:
         """The policy's chat format."""
         return self.collector.chat
@@ -93,6 +100,8 @@ class PolicyModule(L.LightningModule, ABC):
     def setup(self, stage: str) -> None:
         """Find a recipe's mistakes before any weights are loaded."""
         check_trainer(self.trainer)
+        if self.divided:
+            check_division(self.policy, self.collector.setup.engine)
         self.collector.close()  # `ask` may have begun with other settings, on another device
         self.folder = run_folder(self.trainer)
         if stage == "fit":
@@ -107,6 +116,8 @@ class PolicyModule(L.LightningModule, ABC):
         announce(run, f"loading {self.policy.model}")
         with self.memory.phase("loading"):
             self.policy.load(self.device if run is None else run.strategy.root_device)
+            if run is not None and isinstance(run.strategy, FSDP2):
+                self.policy.divide(run.strategy.mesh)
 
     def on_fit_start(self) -> None:
         """On a device whose memory has a hard end, compute a full minibatch once, forward and back:
@@ -157,6 +168,8 @@ class PolicyModule(L.LightningModule, ABC):
         """Stop before a step that would ruin the weights."""
         gradients = [p.grad for p in self.policy.parameters() if p.grad is not None]
         norm = torch.nn.utils.get_total_norm(gradients)
+        if isinstance(norm, DTensor):
+            norm = norm.full_tensor()
         if not norm.isfinite():
             raise self._broken(f"the gradient's norm is {float(norm)}")
         self.metrics.log({"train/grad_norm": Tally(float(norm), 1)})
@@ -208,7 +221,14 @@ class PolicyModule(L.LightningModule, ABC):
         """Load the trained weights, which are all that a checkpoint holds; `on_load_checkpoint` is
         strict."""
         self.collector.forget()
-        keys = super().load_state_dict(state_dict, strict=False)
+        parameters = dict(self.named_parameters())
+        own = {
+            name: part_of(value, parameters[name])
+            if isinstance(value, Tensor) and name in parameters
+            else value
+            for name, value in state_dict.items()
+        }
+        keys = super().load_state_dict(own, strict=False)
         keys.missing_keys.clear()
         return keys
 

@@ -186,7 +186,8 @@ class MTGRPO(PolicyModule, Iterates):
         ahead: Sequence[Sequence[Question]] = (),
     ) -> Iterator[Step]:
         """One iteration: collect experience, then give the steps to learn it by."""
-        self.experience = self.collect(questions, iteration, ahead)
+        with self.policy.in_step():
+            self.experience = self.collect(questions, iteration, ahead)
         self._began = time.perf_counter()
         self._logged = False
         torch.manual_seed(self.stream(iteration))  # of dropout, so that resuming is exact
@@ -219,6 +220,7 @@ class MTGRPO(PolicyModule, Iterates):
             reads_all=self.rollout.sampling.cuts_distribution or self.max_staleness > 0,
             listens=self.updates_per_iteration > 1 and not noisy,
             reads_first=noisy and self.objective.importance_cap is not None,
+            in_step=self.policy.in_step,
         )
 
     def _mean(self, value: Tensor) -> Tensor:
@@ -280,6 +282,8 @@ class MTGRPO(PolicyModule, Iterates):
             wait = strategy.block_backward_sync()
         sums: dict[str, Tensor] = {}
         with wait:
+            for _ in range(self._idle_passes(batch)):
+                self.loss(batch[0].weightless(), {}).backward()
             for minibatch in batch[:-1]:
                 self.loss(minibatch, sums).backward()
         loss = self.loss(batch[-1], sums)
@@ -288,6 +292,15 @@ class MTGRPO(PolicyModule, Iterates):
         tokens = sum(map(len, batch))
         self.metrics.log(loss_alone | {f"train/{k}": Tally(v, tokens) for k, v in watched.items()})
         return loss
+
+    def _idle_passes(self, batch: Step) -> int:
+        """Passes that this process makes for the others alone, which have more minibatches: each
+        pass of a divided policy takes all processes."""
+        if not self.policy.divided:
+            return 0
+        mine = torch.tensor(len(batch), device=self.device)
+        most = self.trainer.strategy.reduce(mine, reduce_op="max")
+        return int(cast(Tensor, most)) - len(batch)
 
     def loss(self, batch: Minibatch, watched: dict[str, Tensor]) -> Tensor:
         """The loss of one minibatch: the sum over its sampled tokens of
@@ -331,6 +344,8 @@ class MTGRPO(PolicyModule, Iterates):
     def on_validation_epoch_start(self) -> None:
         """Forget what was evaluated before."""
         self.evaluated = []
+        if self.policy.divided:  # a process without a question takes part in it too
+            self.collector.sync(self.iteration_and_version[1])
 
     def validation_step(self, batch: list[Question], batch_idx: int) -> None:
         """Score trajectories, by default a greedy one per question; a process may have no question
@@ -338,7 +353,8 @@ class MTGRPO(PolicyModule, Iterates):
         advice = "Give QuestionData(val=rows), or a loader of lists of turnrl.Question."
         check_batch(batch, Question, "evaluate", advice)
         split = self.split
-        groups = self._scored(batch, batch_idx) if batch else ()
+        with self.policy.in_step():
+            groups = self._scored(batch, batch_idx) if batch else ()
         self.evaluated += groups
         tallies = scoring.group_tallies(groups, self.rewards)
         named = {f"{split}/{name}": one for name, one in tallies.items()}

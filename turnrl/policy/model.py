@@ -16,6 +16,8 @@ import torch
 import transformers
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from turnrl.errors import (
@@ -36,6 +38,7 @@ from turnrl.policy.adapter import (
 )
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
+from turnrl.policy.divided import InStep, divide, is_first, part_of, whole
 from turnrl.policy.files import (
     Origin,
     fingerprint,
@@ -131,6 +134,7 @@ class Policy(nn.Module):
         self._attends = False
         self._kernel = False
         self._mixed = False
+        self._step: InStep | None = None
 
     @property
     def budget(self) -> int:
@@ -182,6 +186,41 @@ class Policy(nn.Module):
                 f"{most} "
                 f"tokens (max_position_embeddings). Set it to {most} or less."
             )
+
+    def divide(self, mesh: DeviceMesh) -> None:
+        """Keep a part of each weight in each process of a mesh, once. From then on all of them make
+        equally many passes: see `in_step`.
+
+        Args:
+            mesh: The processes. All of them have loaded the policy.
+        """
+        if self._step is not None:
+            return
+        began = {name: self._start.get(p) for name, p in self.trainable_parameters().items()}
+        divide(self, self.decoder.layers, mesh, "next_logits")
+        parameters = self.trainable_parameters()
+        self._start = {
+            parameters[name]: part_of(weights, parameters[name])
+            for name, weights in began.items()
+            if weights is not None
+        }
+        self._step = InStep(mesh, self._idle)
+
+    @property
+    def divided(self) -> bool:
+        """True if this process has only a part of each weight."""
+        return self._step is not None
+
+    def in_step(self) -> AbstractContextManager[None]:
+        """Within it processes that share a divided policy may read differently much. Each of them
+        enters it, and inside it none does anything else that takes the others."""
+        return contextlib.nullcontext() if self._step is None else self._step()
+
+    @torch.no_grad()
+    def _idle(self) -> None:
+        _, layout = next(self.passes([([0, 0], [False, True])]))
+        with self.evaluating():
+            self(move_data_to_device(layout, self.device))
 
     def load(self, device: torch.device | str = "cpu") -> transformers.PreTrainedModel:
         """Load the weights, once. Later calls return the same network.
@@ -360,13 +399,23 @@ class Policy(nn.Module):
         """
         device = self.device
         scores: dict[int, TokenScores] = {}
-        with self.evaluating():
+        with self.in_step(), self.evaluating():
             for some, layout in self.passes(rows, budget):
+                if self._step is not None:
+                    self._step.announce()
                 asked = self(move_data_to_device(layout, device), temperature)
                 counts = [sum(rows[i][1]) for i in some]
                 parts = zip(*(part.cpu().split(counts) for part in asked), strict=True)
                 scores |= zip(some, itertools.starmap(TokenScores, parts), strict=True)
         return [scores[i] for i in range(len(rows))]
+
+    @torch.no_grad()
+    def next_logits(self, ids: Sequence[int]) -> Tensor:
+        """(T, V), on the CPU: logits after each of a text's T tokens, in eval mode."""
+        read = torch.tensor([[*ids]], device=self.device)
+        with self.evaluating():
+            hidden = self.hidden(read, None, torch.arange(len(ids)).to(read)[None])
+            return self.logits(hidden)[0].float().cpu()
 
     def forward(self, layout: Layout, temperature: float = 1.0) -> TokenScores:
         """Scores of the tokens that a layout marks. All learning goes through here.
@@ -429,8 +478,9 @@ class Policy(nn.Module):
             self._start = {p: p.detach().clone() for p in self.trainable_parameters().values()}
 
     def trainable_state(self) -> dict[str, Tensor]:
-        """The trained weights by name: what a checkpoint holds."""
-        return {name: p.detach() for name, p in self.trainable_parameters().items()}
+        """The trained weights by name: what a checkpoint holds. They are whole in the first of the
+        processes that share a divided policy; all of them have to call this."""
+        return whole({name: p.detach() for name, p in self.trainable_parameters().items()})
 
     def parameter_groups(self) -> list[Any]:
         """The trained parameters for an optimiser, and the critic's head, if there is one, with
@@ -460,7 +510,8 @@ class Policy(nn.Module):
         """Write what was trained, for use without turnrl, with the tokenizer beside it.
 
         Under LoRA the adapter, which `peft.PeftModel.from_pretrained` loads; otherwise the whole
-        model, which `AutoModelForCausalLM.from_pretrained` loads.
+        model, which `AutoModelForCausalLM.from_pretrained` loads. Of processes that share a divided
+        policy all call this, and the first one writes.
 
         Args:
             folder: Where to.
@@ -477,7 +528,32 @@ class Policy(nn.Module):
                 f"{str(folder)!r} holds the model that training starts from. Give another folder."
             )
         refuse_other_kind(folder, self.lora is not None)
-        folder.mkdir(parents=True, exist_ok=True)
-        self.network.save_pretrained(folder)
-        self.tokenizer.save_pretrained(folder)
+        state = self.network_state() if self.divided else None
+        if self.writes:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.network.save_pretrained(folder, state_dict=state)
+            self.tokenizer.save_pretrained(folder)
         return folder
+
+    def network_state(self) -> dict[str, Tensor]:
+        """The network's weights by name, or those of its adapter. They are whole in the first of
+        the processes that share a divided policy; all of them have to call this."""
+        assert self.network is not None, "Policy.load() comes first"
+        named = dict(self.network.named_parameters(remove_duplicate=False))
+        known: dict[int, Tensor] = {}  # weights that two layers share stay one
+        state: dict[str, Tensor] = {}
+        for name, value in self.network.state_dict().items():
+            parameter = named.get(name)
+            if self.lora is not None and (parameter is None or not parameter.requires_grad):
+                continue
+            key = id(value if parameter is None else parameter)
+            if key not in known:
+                known[key] = whole(value)
+            state[name] = known[key]
+        return state
+
+    @property
+    def writes(self) -> bool:
+        """False in a process for which another one writes their divided policy."""
+        first = next(self.parameters())
+        return not isinstance(first, DTensor) or is_first(first)

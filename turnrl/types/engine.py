@@ -149,6 +149,9 @@ class SampledPolicy(Protocol):
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., H) -> (..., V), in float32."""
 
+    def next_logits(self, ids: Sequence[int]) -> Tensor:
+        """(T, V), on the CPU: logits after each of a text's T tokens, in eval mode."""
+
     def read(
         self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
     ) -> Sequence[TokenScores]:
@@ -227,6 +230,8 @@ class Engine(Sampler):
         capacity: How many sessions it can hold at once, known once it has started. It may grow
             while a collection shows how much of `max_tokens` they need. The engine serves more, but
             has to read their histories again.
+        copies_weights: Whether it samples with a copy that `sync` makes, and never with the
+            policy's own network. Only then may a policy be divided over processes (FSDP2).
         importance_cap: `objective.importance_cap` where a recipe gives none. An engine sets it if
             its log-probabilities are not quite the learner's, because it computes them with other
             programs. A recipe that wants no correction gives a large number.
@@ -237,14 +242,18 @@ class Engine(Sampler):
             where there is no run, or one that writes no files.
         processes: Processes that learn together, set before `check`, which all of them call at the
             same time. Each has an engine.
+        divided: Whether these processes share one policy, set before `check`. Then all of them call
+            `sync` at the same time, and it may call what takes all of them.
     """
 
     seeded: bool = True
     keeps: int = 1
+    copies_weights: bool = False
     importance_cap: float | None = None
     memory_setting: str | None = None
     run_folder: Path | None = None
     processes: int = 1
+    divided: bool = False
 
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:
         """Verify that the engine can work, as far as that shows before any weights are loaded.

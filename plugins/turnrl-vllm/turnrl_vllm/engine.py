@@ -124,6 +124,7 @@ class VLLM(Engine):
     """
 
     seeded = False
+    copies_weights = True
     importance_cap = 2.0
 
     url: str | list[str] | None = None
@@ -237,11 +238,11 @@ class VLLM(Engine):
                 "all with the same memory. Start servers yourself, and give their addresses in "
                 "model.engine.url."
             )
-        if not _has_adapter(policy):
+        if not _has_adapter(policy) and not self.divided:
             raise RecipeError(
                 f"{self.processes} processes train all weights, and a server would read new ones "
-                "while another process samples. Train an adapter (model.policy.lora), or use one "
-                "process."
+                "while another process samples. Train an adapter (model.policy.lora), use one "
+                "process, or let the processes share one policy (trainer.strategy: fsdp2)."
             )
         if self.folder is None and self.run_folder is None:
             raise RecipeError(

@@ -12,17 +12,19 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, Any, TypeGuard, final
 
-from turnrl import EngineError, SampledPolicy, adapted_layers
+from turnrl import EngineError, Policy, SampledPolicy, adapted_layers
 from turnrl.servers import Unavailable
 from turnrl_vllm.group import Group
 from turnrl_vllm.server import Refused, Server
 from turnrl_vllm.trial import Reference, prove, reference
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from transformers import PreTrainedModel
 
 _RELOAD = "/collective_rpc"
@@ -99,11 +101,13 @@ class Weights(ABC):
         name = f"{self.folder.name}-{version}-{self._times[version]}"
         self._times[version] += 1
         new = Published(version, name, self.folder / name, reference(self.policy))
-        if self._follows:
-            _wait_for(new.folder)
-        else:
-            write(self.policy, new.folder)
-        self._give(new)
+        with self._changed():
+            state = self.policy.network_state() if is_divided(self.policy) else None
+            if self._follows:
+                _wait_for(new.folder)
+            else:
+                write(self.policy, new.folder, state)
+            self._give(new)
         dropped = self._dropped()
         if not self._follows:
             (new.folder / _GIVEN).touch()
@@ -132,6 +136,10 @@ class Weights(ABC):
         """Whether turns can be sampled for a session that began with these weights."""
         with self._lock:
             return began in self._every[-self.keeps :]
+
+    def _changed(self) -> AbstractContextManager[None]:
+        """Within it the servers get other weights."""
+        return contextlib.nullcontext()
 
     @abstractmethod
     def _give(self, new: Published) -> None:
@@ -250,17 +258,17 @@ class WholeModel(Weights):
     def _give(self, new: Published) -> None:
         def give(server: Server) -> None:
             self._salts.pop(server.url, None)
-            with _refusals(server, self.folder):
-                server.ask("POST", _RELOAD, _reload(new), within_s=600)
+            if not self._follows:
+                with _refusals(server, self.folder):
+                    server.ask("POST", _RELOAD, _reload(new), within_s=600)
             salt = secrets.token_hex(8)
             body = new.reference.request() | self._whole(server, salt)
             self._prove(server, new, server.ask("POST", "/v1/completions", body))
             self._salts[server.url] = salt
 
-        with self._changed():
-            self._salts.clear()
-            self.group.ask(give)
-            self._add(new)  # before any turn is sampled with them
+        self._salts.clear()
+        self.group.ask(give)
+        self._add(new)  # before any turn is sampled with them
 
     async def sample(
         self, server: Server, began: Published, body: dict[str, object]
@@ -292,11 +300,15 @@ class WholeModel(Weights):
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:
-        """Within it no request for a turn is under way."""
+        """Within it no request for a turn is under way, in any process."""
         try:
             with self._lock:
                 self._changing = True
                 self._lock.wait_for(lambda: not self._requests)
+            if is_divided(self.policy):
+                import torch
+
+                torch.distributed.barrier()
             yield
         finally:
             with self._lock:
@@ -334,9 +346,18 @@ def _wait_for(folder: Path) -> None:
         time.sleep(0.05)
 
 
-def write(policy: SampledPolicy, folder: Path) -> None:
+def is_divided(policy: SampledPolicy) -> TypeGuard[Policy]:
+    """Whether several processes share a policy, so that all of them publish it together."""
+    return isinstance(policy, Policy) and policy.divided
+
+
+def write(policy: SampledPolicy, folder: Path, state: dict[str, Tensor] | None = None) -> None:
     """Write what is trained, without the tokenizer, which does not change.
 
+    Args:
+        policy: Whose weights.
+        folder: Where to.
+        state: The weights by name, of a policy that is divided over processes.
     Raises:
         EngineError: If the folder cannot be written.
     """
@@ -344,9 +365,9 @@ def write(policy: SampledPolicy, folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if adapted_layers(network):
-            network.save_pretrained(folder)
+            network.save_pretrained(folder, state_dict=state)
         else:
-            _write_whole(network, folder)
+            _write_whole(network, folder, network.state_dict() if state is None else state)
     except OSError as error:
         raise EngineError(
             f"the weights for vLLM cannot be written to {str(folder)!r} ({error}). Free space, or "
@@ -354,15 +375,15 @@ def write(policy: SampledPolicy, folder: Path) -> None:
         ) from error
 
 
-def _write_whole(network: PreTrainedModel, folder: Path) -> None:
+def _write_whole(network: PreTrainedModel, folder: Path, state: dict[str, Tensor]) -> None:
     """Write a model with a head of its own. vLLM 0.32 on a CPU keeps a packed copy of a head that
     is tied to the embedding, and does not renew it when it reads weights again."""
     from safetensors.torch import save_file
 
     head = network.get_output_embeddings()
     (name,) = (name for name, module in network.named_modules() if module is head)
-    tensors = {key: value.detach().contiguous() for key, value in network.state_dict().items()}
-    tensors[f"{name}.weight"] = head.weight.detach().clone()
+    tensors = {key: value.detach().contiguous() for key, value in state.items()}
+    tensors[f"{name}.weight"] = tensors[f"{name}.weight"].clone()
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     network.config.save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())

@@ -42,8 +42,9 @@ def export(policy: Policy, folder: str | Path, facts: Mapping[str, str] | None =
         RecipeError: If the folder holds the model that the policy was trained from.
     """
     written = policy.export(folder)
-    base = base_name(policy.origin.model, policy.folder, written)
-    write_card(written, base, policy.origin.revision, policy.lora is not None, facts or {})
+    if policy.writes:
+        base = base_name(policy.origin.model, policy.folder, written)
+        write_card(written, base, policy.origin.revision, policy.lora is not None, facts or {})
     return written
 
 

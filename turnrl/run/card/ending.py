@@ -14,10 +14,11 @@ class ExportsPolicy(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         assert isinstance(pl_module, MTGRPO)
-        if trainer.is_global_zero and (run := pl_module.folder):
-            kind = "model" if pl_module.policy.lora is None else "adapter"
+        policy = pl_module.policy
+        if (trainer.is_global_zero or policy.divided) and (run := pl_module.folder):
+            kind = "model" if policy.lora is None else "adapter"
             facts = facts_of(run, trainer.current_epoch, trainer.global_step)
-            export(pl_module.policy, run / kind, facts)
+            export(policy, run / kind, facts)
 
 
 def facts_of(run: Path, iterations: int, steps: int) -> dict[str, str]:

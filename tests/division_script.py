@@ -1,0 +1,121 @@
+"""In a folder with `division.json`, trains as it says, on as many CPU processes, and leaves what
+was learned. Run by test_division.py."""
+
+from __future__ import annotations
+
+import json
+import random
+from pathlib import Path
+
+import torch
+from lightning.pytorch.callbacks import Callback
+
+from runs import adamw, data, module, trainer
+from turnrl import ClippedSurrogate, Completion, Engine, Lora, OutcomeReward, Session
+from turnrl_estimators import TurnCritic
+
+CASES = {
+    "adapter": {"policy": {"lora": Lora(r=4)}},
+    "bfloat16": {"policy": {"lora": Lora(r=4), "dtype": "bfloat16"}, "steps_per_update": 1},
+    # older log-probabilities are read, and other steps' are kept
+    "passes": {"policy": {"lora": Lora(r=4)}, "updates_per_iteration": 2, "steps_per_update": 3},
+    "reference": {
+        "policy": {"lora": Lora(r=4), "gradient_checkpointing": True},
+        "objective": ClippedSurrogate(kl_coef=0.5),
+        "steps_per_update": 1,
+    },
+    "critic": {"policy": {"lora": Lora(r=4)}, "estimator": TurnCritic(), "steps_per_update": 1},
+    "whole": {"policy": {}, "steps_per_update": 1},
+}
+
+
+class Writes(Engine):
+    """Writes letters that depend on the history and the number of a fork alone, so that every
+    process samples the same."""
+
+    copies_weights = True
+    version = 0
+
+    def start(self, policy, max_tokens):
+        pass
+
+    def sync(self, version):
+        self.version = version
+
+    def open(self, prompt_ids):
+        return Writing(self, [*prompt_ids])
+
+    async def drain(self):
+        pass
+
+    def close(self):
+        pass
+
+
+class Writing(Session):
+    def __init__(self, engine, history, number=0):
+        self.engine, self.history, self.number, self.forks = engine, history, number, 0
+
+    async def generate(self, new_ids, sampling):
+        self.history += new_ids
+        draw = random.Random(str((self.history, self.number)))
+        ids = tuple(draw.choices(range(40, 100), k=draw.randint(1, sampling.max_tokens)))
+        self.history += ids
+        return Completion(ids, (-0.5,) * len(ids), "stop", self.engine.version)
+
+    def fork(self):
+        self.forks += 1
+        return Writing(self.engine, [*self.history], self.forks)
+
+    def close(self):
+        pass
+
+
+class Likely(OutcomeReward):
+    """Pays for likely tokens, which it reads of some trajectories alone: of other numbers in each
+    process."""
+
+    def prepare(self, trajectories, policy):
+        some = [t for t in trajectories if t.question.id in ("n1", "n4", "n7")]
+        for one in some:
+            policy.read(one.token_rows)
+
+    def score(self, trajectory):
+        return len(set(trajectory.sample.token_ids)) / 50
+
+
+class Keep(Callback):
+    """Leaves what the first process has: weights, gradients of each step, losses."""
+
+    def __init__(self):
+        self.gradients, self.losses = [], []
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        found = [p.grad for p in pl_module.policy.parameters() if p.grad is not None]
+        every = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in found]
+        self.gradients.append(torch.cat([g.flatten() for g in every]).clone())
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        self.losses.append(float(trainer.callback_metrics["train/loss"]))
+
+    def on_train_end(self, trainer, pl_module):
+        state = pl_module.policy.trainable_state()
+        if trainer.is_global_zero:
+            kept = {"weights": state, "gradients": self.gradients, "losses": self.losses}
+            torch.save(kept, Path(trainer.logger.save_dir, "kept.pt"))
+
+
+def train(case, model, strategy, devices, folder, epochs=2, resume=None):
+    settings = CASES[case]
+    policy = {"minibatch_tokens": 60, **settings["policy"]}
+    options = {**settings, "engine": Writes(), "optimizer": adamw(1e-2)}
+    del options["policy"]
+    it = module(model, policy, **options)
+    it.rewards.append(Likely())
+    run = trainer(folder, epochs, [Keep()], strategy=strategy, devices=devices)
+    run.fit(it, data(), ckpt_path=resume)
+
+
+if __name__ == "__main__":
+    for arguments in json.loads(Path("division.json").read_text()):
+        train(**arguments)

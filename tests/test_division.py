@@ -1,0 +1,94 @@
+"""A policy divided over processes learns as one that is whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from division_script import CASES, Writes, train
+from runs import module
+from test_processes import start
+from turnrl import Lora, RecipeError
+from turnrl.checks import check_division
+
+SCRIPT = Path(__file__).parent / "division_script.py"
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_model, tmp_path_factory, nursery):
+    """Where two processes have trained each case, by both strategies and resumed."""
+    folder = tmp_path_factory.mktemp("division")
+    runs = [
+        {"case": case, "strategy": strategy, "folder": f"{strategy}-{case}"}
+        for case in CASES
+        for strategy in ("ddp", "fsdp2")
+    ]
+    whole = {"case": "whole", "strategy": "fsdp2"}
+    runs.append({**whole, "folder": "longer", "epochs": 4})
+    last = "fsdp2-whole/version_0/checkpoints/last.ckpt"
+    runs.append({**whole, "folder": "resumed", "epochs": 4, "resume": last})
+    last = last.replace("fsdp2", "ddp")
+    runs.append({**whole, "folder": "from-ddp", "epochs": 4, "resume": last})
+    both = {"model": str(tiny_model), "devices": 2}
+    (folder / "division.json").write_text(json.dumps([run | both for run in runs]))
+    start(nursery, folder, SCRIPT)
+    return folder
+
+
+def kept(folder):
+    return torch.load(folder / "kept.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_divided_policy_learns_what_whole_ones_do(folder, case):
+    one, other = (kept(folder / f"{strategy}-{case}") for strategy in ("ddp", "fsdp2"))
+    gaps = []
+    for first, second in zip(one["gradients"], other["gradients"], strict=True):
+        assert first.abs().max() > 1e-4
+        gaps.append(float((second - first).norm() / first.norm()))
+    assert len(gaps) == {"adapter": 4, "passes": 12}.get(case, 2)
+    # rounding, of which Adam makes more in each step
+    assert gaps[0] < 1e-6
+    assert max(gaps) < 5e-3
+    assert one["losses"] == pytest.approx(other["losses"], abs=2e-3)
+
+
+@pytest.mark.parametrize("case", ["bfloat16", "reference", "critic", "whole"])
+def test_two_processes_learn_what_one_does(folder, tiny_model, tmp_path, case):
+    train(case, str(tiny_model), "auto", 1, tmp_path)
+    one, two = kept(tmp_path), kept(folder / f"fsdp2-{case}")
+    assert one["losses"][0] == pytest.approx(two["losses"][0], abs=1e-5)
+    gap = (one["gradients"][0] - two["gradients"][0]).norm() / one["gradients"][0].norm()
+    assert gap < 1e-5
+
+
+def test_a_run_that_was_divided_resumes_exactly(folder):
+    longer, resumed = kept(folder / "longer")["weights"], kept(folder / "resumed")["weights"]
+    assert longer.keys() == resumed.keys()
+    assert all(torch.equal(longer[name], resumed[name]) for name in longer)
+
+
+def test_it_resumes_with_another_strategy_or_number_of_processes(folder, tiny_model, tmp_path):
+    wanted = kept(folder / "longer")["weights"]
+    last = str(folder / "fsdp2-whole" / "version_0" / "checkpoints" / "last.ckpt")
+    train("whole", str(tiny_model), "auto", 1, tmp_path, 4, last)
+    for found in (kept(tmp_path)["weights"], kept(folder / "from-ddp")["weights"]):
+        gap = sum(float((found[name] - wanted[name]).square().sum()) for name in wanted)
+        size = sum(float(value.square().sum()) for value in wanted.values())
+        assert gap / size < 1e-6
+
+
+@pytest.mark.parametrize(
+    ("policy", "engine", "message"),
+    [
+        ({"quantization": "nf4", "lora": Lora()}, Writes(), "'nf4', whose weights do not come"),
+        ({}, None, "and Slots samples with the policy's own weights, of which each process"),
+    ],
+)
+def test_what_cannot_be_divided_is_refused(tiny_model, policy, engine, message):
+    it = module(tiny_model, policy, engine=engine)
+    with pytest.raises(RecipeError, match=message):
+        check_division(it.policy, it.engine)

@@ -1,0 +1,176 @@
+"""A policy that several processes share: each keeps a part of every weight (FSDP2).
+
+A layer's weights are gathered before it computes, and dropped afterwards, in both directions. That
+takes all processes, so all of them make equally many passes, whatever each has to read; see
+`InStep`. What leaves a process (checkpoints, exports, weights for servers) is whole.
+
+Source: Zhao et al., arXiv 2304.11277, as torch's `fully_shard` does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypeVar, cast
+
+import torch
+from lightning.fabric.utilities.types import _PATH
+from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy, StrategyRegistry
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+
+_T = TypeVar("_T")
+
+
+def divide(policy: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh, *methods: str) -> None:
+    """Divide the weights of a policy, layer by layer, among the processes of a mesh.
+
+    Args:
+        policy: The policy, whose call gathers what is in no layer.
+        layers: Its network's layers, each of which gathers its own.
+        mesh: The processes.
+        methods: Names of the policy's methods that compute without its call, and do the same.
+    """
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    fully_shard(policy, mesh=mesh)
+    for method in methods:
+        register_fsdp_forward_method(policy, method)
+
+
+def whole(value: _T) -> _T:
+    """A value with each divided tensor in it whole and on the CPU, in the first of the processes
+    that share it. All of them have to call this; the others keep their parts."""
+    return cast(_T, tree_map(_gathered, value))
+
+
+def _gathered(value: object) -> object:
+    if not isinstance(value, DTensor):
+        return value
+    every = value.full_tensor()
+    return every.cpu() if is_first(value) else value
+
+
+def is_first(value: DTensor) -> bool:
+    """True in the first of the processes that share a tensor."""
+    return value.device_mesh.get_local_rank() == 0
+
+
+def part_of(value: Tensor, like: Tensor) -> Tensor:
+    """This process's part of a tensor that all of them have whole, divided as another one is."""
+    if not isinstance(like, DTensor):
+        return value
+    there = value.to(like.device)
+    return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
+
+
+class InStep:
+    """Has processes that share a policy make equally many passes.
+
+    Before each pass a process says that it makes one. Who has nothing to read joins in with an idle
+    pass, until nobody reads any more.
+
+    Args:
+        mesh: The processes.
+        idle: Makes a pass whose result nobody needs.
+    """
+
+    def __init__(self, mesh: DeviceMesh, idle: Callable[[], object]) -> None:
+        self._mesh, self._idle = mesh, idle
+        self._within = False
+
+    @contextlib.contextmanager
+    def __call__(self) -> Iterator[None]:
+        """Within it this process may make any number of passes, each after `announce`. All enter it
+        equally often; an inner one is a part of the outer one."""
+        if self._within:
+            yield
+            return
+        self._within = True
+        try:
+            yield
+        finally:
+            self._within = False
+        while self._any(passes=False):
+            self._idle()
+
+    def announce(self) -> None:
+        """Say that a pass comes."""
+        self._any(passes=True)
+
+    def _any(self, passes: bool) -> bool:
+        one = torch.tensor([float(passes)], device=self._mesh.device_type)
+        torch.distributed.all_reduce(one, torch.distributed.ReduceOp.MAX, self._mesh.get_group())
+        return bool(one)
+
+
+class FSDP2(ModelParallelStrategy):
+    """Lightning's `ModelParallelStrategy` for `MTGRPO`: the policy is divided over all processes,
+    layer by layer, and by nothing else. In a recipe it is `trainer.strategy: fsdp2`.
+
+    Checkpoints are those of one process: whole, and with the trained weights alone. So a run can
+    resume with another number of processes, or with another strategy.
+    """
+
+    def setup_environment(self) -> None:
+        """One mesh of all processes."""
+        self._data_parallel_size = self.num_nodes * self.num_processes
+        self._tensor_parallel_size = 1
+        self._save_distributed_checkpoint = False
+        super().setup_environment()
+
+    @property
+    def mesh(self) -> DeviceMesh:
+        """The processes that share the policy."""
+        return self.device_mesh["data_parallel"]
+
+    @property
+    def lightning_restore_optimizer(self) -> bool:
+        """True: Lightning gives `load_optimizer_state_dict` the checkpoint after the module has
+        seen it."""
+        return True
+
+    def lightning_module_state_dict(self) -> dict[str, object]:
+        """Nothing: the module puts what is trained into its checkpoints."""
+        return {}
+
+    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+        """Give the module whole weights, of which it takes its parts."""
+        assert self.lightning_module is not None
+        self.lightning_module.load_state_dict(checkpoint["state_dict"], strict=strict)
+
+    def optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
+        """The whole state of an optimiser."""
+        return whole(ParallelStrategy.optimizer_state(self, optimizer))
+
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+        """Give each optimiser its parts of a whole state."""
+        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+            parameters = [p for group in optimizer.param_groups for p in group["params"]]
+            state = {
+                number: {
+                    name: _part_of_moment(value, parameters[number]) for name, value in own.items()
+                }
+                for number, own in saved["state"].items()
+            }
+            optimizer.load_state_dict({**saved, "state": state})
+
+    def load_checkpoint(
+        self, checkpoint_path: _PATH, weights_only: bool | None = None
+    ) -> dict[str, Any]:
+        """Read a checkpoint in each process; weights are loaded from it later."""
+        return ParallelStrategy.load_checkpoint(self, checkpoint_path, weights_only)
+
+
+def _part_of_moment(value: object, parameter: Tensor) -> object:
+    """A part of a moment, which has a number for each weight, and not of a count of steps."""
+    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+        return value
+    return part_of(value, parameter)
+
+
+StrategyRegistry.register("fsdp2", FSDP2, "Divides the policy of MTGRPO over all processes")
