@@ -721,6 +721,22 @@ def test_processes_that_learn_together_share_the_versions_of_the_first(
     assert not [file for file in Path("runs").rglob("*") if file.name.startswith("turnrl-vllm-")]
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_if_the_first_process_fails_the_others_end(stand, recipe, tmp_path, nursery, strategy):
+    # the first one finds it, while the others wait for the versions that it gives to the servers
+    recipe(url=stand("--max-model-len", "2048").url, most_gap=0)
+
+    def here() -> set[int]:
+        return {p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)}
+
+    before = here()
+    ran = fit_in_two(nursery, strategy)
+    assert ran.returncode == 1
+    assert "and model.engine.most_gap is 0." in ran.stderr
+    assert "stopped by" not in ran.stderr
+    assert here() == before
+
+
 def test_processes_that_share_one_policy_train_all_of_its_weights(stand, recipe, nursery):
     two = [stand("--max-model-len", "2048") for _ in range(2)]
     name = recipe(url=[one.url for one in two])

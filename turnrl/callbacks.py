@@ -3,11 +3,16 @@
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import RunningStage
 
 from turnrl.plugins import load_plugins
 from turnrl.run.folders import is_trial
 from turnrl.run.metrics import PolicyRows
+from turnrl.signals import end_all
+
+_PATIENCE_S = 5.0
+"""Time that other processes have to end by themselves."""
 
 
 def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
@@ -30,7 +35,7 @@ def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
             if not isinstance(one, L.Callback | None):
                 raise plugin.fault(f"made {one!r}, which is not a Lightning callback")
             made.append(one)
-    made += [FirstValidation(), EndsSampling()]
+    made += [FirstValidation(), EndsSampling(), EndsProcesses()]
     there = {type(one): one for one in trainer.callbacks}
     ordered = [there.get(type(one), one) for one in made if one is not None]
     trainer.callbacks = [one for one in trainer.callbacks if one not in ordered]
@@ -42,6 +47,20 @@ class EndsSampling(L.Callback):
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         pl_module.collector.cancel()
+
+
+class EndsProcesses(L.Callback):
+    """End the processes that this one has started if its run fails: they may wait for it, and never
+    hear of it. Lightning does that after Ctrl-C."""
+
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        launcher = trainer.strategy.launcher
+        if isinstance(exception, KeyboardInterrupt):
+            return
+        if isinstance(launcher, _SubprocessScriptLauncher):
+            end_all(launcher.procs, _PATIENCE_S)
 
 
 class FirstValidation(L.Callback):

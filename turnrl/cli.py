@@ -60,13 +60,15 @@ def _report(error: BaseException) -> int:
 
 
 def _stopped(number: int) -> int:
-    by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
-    print(f"\nturnrl: stopped by {by}", file=sys.stderr)
+    # a process that the first one started: its code would have Lightning kill that one
+    others = os.environ.get("LOCAL_RANK", "0") != "0"
+    if not others:
+        by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
+        print(f"\nturnrl: stopped by {by}", file=sys.stderr)
     # an interrupt that passed through an `exec` counts as unhandled, and Python would end by it
     # whatever is returned; the next `exec` makes it forget that
     exec("")
-    # a process that the first one started: its code would have Lightning kill that one
-    return 0 if os.environ.get("LOCAL_RANK", "0") != "0" else 128 + number
+    return 0 if others else 128 + number
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -2,10 +2,25 @@
 
 import contextlib
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from types import FrameType
+
+
+def end_all(processes: Iterable[subprocess.Popen[bytes]], patience_s: float) -> None:
+    """End processes, with SIGKILL if they do not end in time."""
+    some = list(processes)
+    for process in some:
+        process.terminate()
+    until = time.monotonic() + patience_s
+    for process in some:
+        try:
+            process.wait(max(0.0, until - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
 
 
 @contextlib.contextmanager
