@@ -888,6 +888,24 @@ def test_the_doctor_tells_what_processes_cannot_share(recipe, interpreter, capsy
     assert "python would start a server for each of 2 processes" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(("strategy", "whole"), [("ddp", False), ("fsdp2", True)])
+def test_the_doctor_passes_what_processes_can_share(stand, recipe, capsys, strategy, whole):
+    written = recipe(url=stand("--max-model-len", "2048").url)
+    without = ["--model.policy.lora=null"] if whole else []
+    main(["doctor", written, "--trainer.devices=2", f"--trainer.strategy={strategy}", *without])
+    shown = capsys.readouterr().out
+    assert re.search(r"^pass  sampler +VLLM can sample this model$", shown, re.MULTILINE), shown
+
+
+def test_the_doctor_tells_what_cannot_be_divided(recipe, capsys):
+    written = recipe(url="http://127.0.0.1:9")
+    words = ["doctor", written, "--trainer.devices=2", "--trainer.strategy=fsdp2"]
+    assert main([*words, "--model.policy.quantization=nf4"]) == 2
+    assert "is 'nf4', whose weights do not come apart" in capsys.readouterr().out
+    assert main([*words, "--model.engine=Slots"]) == 2
+    assert "Slots samples with the policy's own weights" in capsys.readouterr().out
+
+
 @pytest.mark.slow
 def test_what_processes_cannot_share_is_told(recipe, interpreter, nursery):
     for engine, lora, told in (

@@ -261,6 +261,7 @@ def start_of(
         learns,
         profile=(plans or [Plan()])[0].profile,
         recorded=(recorders or [Recorder()])[0].per_iteration,
+        divided=isinstance(trainer.strategy, FSDP2),
     )
 
 

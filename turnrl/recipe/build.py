@@ -28,7 +28,7 @@ from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from transformers.utils import logging as transformers_logging
 
 from turnrl.checkpoints import take_exported
-from turnrl.checks import Plan, check_trainer, start_of
+from turnrl.checks import Plan, check_division, check_trainer, start_of
 from turnrl.data.questions import QuestionData
 from turnrl.errors import ArgumentTypeError, RecipeError, TurnRLError, instance_of, kind_of
 from turnrl.lifecycle import PolicyModule
@@ -442,11 +442,14 @@ def make(given: Given) -> Built:
     trainer = cli.trainer
     check_trainer(trainer)
     folder = given.folder and Path(str(trainer.log_dir))
+    start = start_of(trainer, cli.model, cli.datamodule, folder)
+    if start.divided:
+        check_division(cli.model.policy, cli.model.engine)
     return Built(
         module=cli.model,
         data=cli.datamodule,
         trainer=trainer,
-        start=start_of(trainer, cli.model, cli.datamodule, folder),
+        start=start,
         settings={key: cli.config_init[key] for key in given.settings},
         given=given,
     )

@@ -60,6 +60,7 @@ class Start:
         questions: Questions of an iteration, over all processes; by default those of `data`, or 16.
         profile: The memory to plan for, a size or `auto`; None for no plan. See `turnrl.Plan`.
         recorded: Trajectories of an iteration that are recorded; None for all of them.
+        divided: Whether the processes share one policy.
     """
 
     device: torch.device
@@ -72,6 +73,7 @@ class Start:
     questions: int = 0
     profile: str | None = "auto"
     recorded: int | None = 64
+    divided: bool = False
 
     def __post_init__(self) -> None:
         if not self.questions:

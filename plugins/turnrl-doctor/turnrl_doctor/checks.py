@@ -292,8 +292,10 @@ class Sampler(Check):
     def run(self, start: Start) -> Iterable[Finding]:
         if (module := recipe_of(start)) is None:
             return
-        module.engine.processes = start.processes
-        module.engine.check(module.policy, module.rollout.max_tokens)
+        engine = module.engine
+        engine.run_folder, engine.processes = start.folder, start.processes
+        engine.divided = start.divided
+        engine.check(module.policy, module.rollout.max_tokens)
         yield Finding("pass", "sampler", f"{type(module.engine).__name__} can sample this model")
 
 
