@@ -11,7 +11,7 @@ import torch
 from division_script import CASES, Writes, train
 from runs import module
 from test_processes import start
-from turnrl import Lora, RecipeError
+from turnrl import Lora, Policy, RecipeError
 from turnrl.checks import check_division
 
 SCRIPT = Path(__file__).parent / "division_script.py"
@@ -32,8 +32,15 @@ def folder(tiny_model, tmp_path_factory, nursery):
     runs.append({**whole, "folder": "resumed", "epochs": 4, "resume": last})
     last = last.replace("fsdp2", "ddp")
     runs.append({**whole, "folder": "from-ddp", "epochs": 4, "resume": last})
+    begin = Policy(str(tiny_model), lora=Lora(r=4))
+    begin.load()
+    for name, weight in begin.trainable_parameters().items():
+        torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(len(name)))
+    begin.export(folder / "adapter")
+    again = {"case": "reference", "model": str(folder / "adapter")}
+    runs += [{**again, "strategy": s, "folder": f"{s}-adapter-again"} for s in ("ddp", "fsdp2")]
     both = {"model": str(tiny_model), "devices": 2}
-    (folder / "division.json").write_text(json.dumps([run | both for run in runs]))
+    (folder / "division.json").write_text(json.dumps([both | run for run in runs]))
     start(nursery, folder, SCRIPT)
     return folder
 
@@ -42,7 +49,7 @@ def kept(folder):
     return torch.load(folder / "kept.pt", weights_only=True)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, "adapter-again"])
 def test_a_divided_policy_learns_what_whole_ones_do(folder, case):
     one, other = (kept(folder / f"{strategy}-{case}") for strategy in ("ddp", "fsdp2"))
     gaps = []

@@ -195,7 +195,7 @@ def start_adapter(network: Any, folder: Path) -> dict[nn.Parameter, Tensor]:
 
 @contextlib.contextmanager
 def exchanged(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """Parameters with other weights, within it."""
+    """Parameters with other weights, within it. No gradient may be computed meanwhile."""
     own = {parameter: parameter.data for parameter in weights}
     try:
         for parameter, other in weights.items():
@@ -204,6 +204,20 @@ def exchanged(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
     finally:
         for parameter, data in own.items():
             parameter.data = data
+
+
+@contextlib.contextmanager
+def written_over(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
+    """The same of parameters whose numbers are read from where they lie, as the parts of a divided
+    policy are."""
+    own = {parameter: parameter.detach().clone() for parameter in weights}
+    try:
+        for parameter, other in weights.items():
+            parameter.data.copy_(other)
+        yield
+    finally:
+        for parameter, before in own.items():
+            parameter.data.copy_(before)
 
 
 def _not_products(network: nn.Module) -> list[str]:

@@ -18,7 +18,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy, StrategyRegistry
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -40,6 +40,12 @@ def divide(policy: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh, *methods:
     fully_shard(policy, mesh=mesh)
     for method in methods:
         register_fsdp_forward_method(policy, method)
+
+
+def drop_gathered(policy: nn.Module) -> None:
+    """Have a divided policy gather all weights anew, because they are changed."""
+    if isinstance(policy, FSDPModule):
+        policy.reshard()
 
 
 def whole(value: _T) -> _T:

@@ -35,10 +35,11 @@ from turnrl.policy.adapter import (
     import_bitsandbytes,
     start_adapter,
     with_adapter,
+    written_over,
 )
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
-from turnrl.policy.divided import InStep, divide, is_first, part_of, whole
+from turnrl.policy.divided import InStep, divide, drop_gathered, is_first, part_of, whole
 from turnrl.policy.files import (
     Origin,
     fingerprint,
@@ -469,8 +470,10 @@ class Policy(nn.Module):
     @contextlib.contextmanager
     def _as_it_began(self) -> Iterator[None]:
         """The adapter as training began with it, without its dropout."""
-        with self.evaluating(), exchanged(self._start):
+        with self.evaluating(), (written_over if self.divided else exchanged)(self._start):
+            drop_gathered(self)
             yield
+        drop_gathered(self)
 
     def refer_to_now(self) -> None:
         """Let the adapter as it is now be the reference, from here on."""
