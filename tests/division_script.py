@@ -7,11 +7,12 @@ import json
 import random
 from pathlib import Path
 
+import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
 from runs import adamw, data, module, trainer
-from turnrl import ClippedSurrogate, Completion, Engine, Lora, OutcomeReward, Session
+from turnrl import ClippedSurrogate, Completion, Engine, Lora, OutcomeReward, RecipeError, Session
 from turnrl_estimators import TurnCritic
 
 CASES = {
@@ -79,6 +80,9 @@ class Likely(OutcomeReward):
         some = [t for t in trajectories if t.question.id in ("n1", "n4", "n7")]
         for one in some:
             policy.read(one.token_rows)
+        if policy.divided and Path(policy.model, "adapter_config.json").is_file():
+            with pytest.raises(RecipeError, match="the other processes would still give"):
+                policy.reference()
 
     def score(self, trajectory):
         return len(set(trajectory.sample.token_ids)) / 50

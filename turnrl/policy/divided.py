@@ -87,20 +87,21 @@ class InStep:
 
     def __init__(self, mesh: DeviceMesh, idle: Callable[[], object]) -> None:
         self._mesh, self._idle = mesh, idle
-        self._within = False
+        self.within = False
+        """Whether this process may be making passes that the others do not know of."""
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
         """Within it this process may make any number of passes, each after `announce`. All enter it
         equally often; an inner one is a part of the outer one."""
-        if self._within:
+        if self.within:
             yield
             return
-        self._within = True
+        self.within = True
         try:
             yield
         finally:
-            self._within = False
+            self.within = False
         while self._any(passes=False):
             self._idle()
 

@@ -463,6 +463,12 @@ class Policy(nn.Module):
         """Within it the policy is its own reference: the adapter is off, or has the weights that
         training began with. No gradient may be computed meanwhile."""
         assert self.lora is not None, "only a policy with an adapter has a reference"
+        if self._start and self._step is not None and self._step.within:
+            raise RecipeError(
+                "a reward or an estimator asks for the adapter that training began with, and with "
+                "trainer.strategy fsdp2 the other processes would still give parts of the trained "
+                "one. Take ddp, or let model.policy.model be the base alone."
+            )
         if self._start:
             return self._as_it_began()
         return cast(AbstractContextManager[None], cast(Any, self.network).disable_adapter())
