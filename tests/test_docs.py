@@ -180,7 +180,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "pip install . &&": Runs((FINISHED,), (LAST,), clone=True, slow=True),
         "OutcomeOnly": Runs((FINISHED,), clone=True, slow=True),
         "compare runs/quickstart/version_0": Runs(
-            ("turnrl.TurnLevel -> turnrl.OutcomeOnly",), clone=True, slow=True
+            ("turnrl.TurnLevel -> turnrl.OutcomeOnly",),
+            after=" --iteration 2",  # the small run has no more
+            clone=True,
+            slow=True,
         ),
         "turnrl report runs": Runs(
             ("written to report.html",), ("report.html",), clone=True, slow=True
