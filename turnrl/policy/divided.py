@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 from lightning.fabric.utilities.types import _PATH
@@ -52,6 +52,27 @@ def whole(value: _T) -> _T:
     """A value with each divided tensor in it whole and on the CPU, in the first of the processes
     that share it. All of them have to call this; the others keep their parts."""
     return cast(_T, tree_map(_gathered, value))
+
+
+def whole_state(network: nn.Module, trained_alone: bool) -> dict[str, Tensor]:
+    """The weights of a network by name, as `whole` gives them.
+
+    Args:
+        network: The network.
+        trained_alone: Leave out what is not trained.
+    """
+    named = dict(network.named_parameters(remove_duplicate=False))
+    known: dict[int, Tensor] = {}  # weights that two layers share stay one
+    state: dict[str, Tensor] = {}
+    for name, value in network.state_dict().items():
+        parameter = named.get(name)
+        if trained_alone and (parameter is None or not parameter.requires_grad):
+            continue
+        key = id(value if parameter is None else parameter)
+        if key not in known:
+            known[key] = whole(value)
+        state[name] = known[key]
+    return state
 
 
 def _gathered(value: object) -> object:
@@ -145,18 +166,20 @@ class FSDP2(ModelParallelStrategy):
         """Nothing: the module puts what is trained into its checkpoints."""
         return {}
 
-    def load_model_state_dict(self, checkpoint: Mapping[str, Any], strict: bool = True) -> None:
+    def load_model_state_dict(self, checkpoint: Mapping[str, object], strict: bool = True) -> None:
         """Give the module whole weights, of which it takes its parts."""
         assert self.lightning_module is not None
-        self.lightning_module.load_state_dict(checkpoint["state_dict"], strict=strict)
+        weights = cast(Mapping[str, object], checkpoint["state_dict"])
+        self.lightning_module.load_state_dict(weights, strict=strict)
 
     def optimizer_state(self, optimizer: Optimizer) -> dict[str, Tensor]:
         """The whole state of an optimiser."""
         return whole(ParallelStrategy.optimizer_state(self, optimizer))
 
-    def load_optimizer_state_dict(self, checkpoint: Mapping[str, Any]) -> None:
+    def load_optimizer_state_dict(self, checkpoint: Mapping[str, object]) -> None:
         """Give each optimiser its parts of a whole state."""
-        for optimizer, saved in zip(self.optimizers, checkpoint["optimizer_states"], strict=True):
+        every = cast(list[dict[str, dict[int, dict[str, object]]]], checkpoint["optimizer_states"])
+        for optimizer, saved in zip(self.optimizers, every, strict=True):
             parameters = [p for group in optimizer.param_groups for p in group["params"]]
             state = {
                 number: {
@@ -168,7 +191,7 @@ class FSDP2(ModelParallelStrategy):
 
     def load_checkpoint(
         self, checkpoint_path: _PATH, weights_only: bool | None = None
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Read a checkpoint in each process; weights are loaded from it later."""
         return ParallelStrategy.load_checkpoint(self, checkpoint_path, weights_only)
 

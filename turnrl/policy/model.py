@@ -39,7 +39,15 @@ from turnrl.policy.adapter import (
 )
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
-from turnrl.policy.divided import InStep, divide, drop_gathered, is_first, part_of, whole
+from turnrl.policy.divided import (
+    InStep,
+    divide,
+    drop_gathered,
+    is_first,
+    part_of,
+    whole,
+    whole_state,
+)
 from turnrl.policy.files import (
     Origin,
     fingerprint,
@@ -548,18 +556,7 @@ class Policy(nn.Module):
         """The network's weights by name, or those of its adapter. They are whole in the first of
         the processes that share a divided policy; all of them have to call this."""
         assert self.network is not None, "Policy.load() comes first"
-        named = dict(self.network.named_parameters(remove_duplicate=False))
-        known: dict[int, Tensor] = {}  # weights that two layers share stay one
-        state: dict[str, Tensor] = {}
-        for name, value in self.network.state_dict().items():
-            parameter = named.get(name)
-            if self.lora is not None and (parameter is None or not parameter.requires_grad):
-                continue
-            key = id(value if parameter is None else parameter)
-            if key not in known:
-                known[key] = whole(value)
-            state[name] = known[key]
-        return state
+        return whole_state(self.network, trained_alone=self.lora is not None)
 
     @property
     def writes(self) -> bool:
