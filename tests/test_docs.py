@@ -203,7 +203,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "docs/howto/index.md": {
         "--trainer.devices 2": Runs(("MEMBER: 2/2", FINISHED), slow=True),
-        "max_epochs 50 --ckpt_path": Runs(("max_epochs 2 -> 50", "iteration   3/50"), slow=True),
+        "max_epochs 50 --ckpt_path": Runs(("max_epochs: 2 -> 50", "iteration   3/50"), slow=True),
         "turnrl eval": Runs(("8 questions, greedy", "val/exact_match", "every trajectory in")),
         "compare quickstart@0": Runs(("8 questions in common", "See them: turnrl report")),
         "turnrl sweep": Runs(("10 runs (2 settings x 5 seeds)", "area "), slow=True),

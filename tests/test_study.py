@@ -984,5 +984,7 @@ def test_every_part_is_a_sweep_that_can_begin(name, label, tmp_path, monkeypatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.syspath_prepend(HERE)
-    words = parts.PARTS[name].sweeps[label].words
-    assert main(["sweep", *words, "-o", "runs", "--list"]) == 0
+    some = parts.PARTS[name].sweeps[label]
+    if some.starter and not (HERE / "starters" / some.starter).is_dir():
+        pytest.skip(f"study.py makes the starter {some.starter!r} first")
+    assert main(["sweep", *some.words, "-o", "runs", "--list"]) == 0
