@@ -45,10 +45,7 @@ _TOY_COLUMNS = (
     "variance  of the estimate, for each trajectory of a group",
     "noise     variance over the squared length of the expected estimate",
 )
-_SIGNAL = (
-    "SNR       how well a turn's advantage repeats when another group takes the same turn; 0 is "
-    "chance"
-)
+_SIGNAL = "SNR       how well a turn's advantage repeats in another group; 0 is chance"
 
 
 def add_credit_command(commands: Commands) -> None:
