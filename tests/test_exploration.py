@@ -52,7 +52,7 @@ from turnrl import (
     read_trajectories,
     score_group,
 )
-from turnrl.collection import Collected, Experience
+from turnrl.experience import Collected, Experience
 from turnrl.policy.layout import lay_out
 from turnrl.scoring import CURVES
 from turnrl.testing import ScriptedEngine

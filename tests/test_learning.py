@@ -27,7 +27,7 @@ from turnrl import (
     Trajectory,
     Turn,
 )
-from turnrl.learning import OldLogprobs, Plan, TokenColumns
+from turnrl.learning import OldLogprobs, TokenColumns, Updates
 from turnrl.policy.layout import lay_out, passes
 from turnrl_slots import Slots
 
@@ -139,7 +139,7 @@ def plan(trajectories, given, logprobs_now=None, **options):
         "steps_per_update": 1,
         "passes": within(10_000, share=False),
     }
-    return Plan(columns, OldLogprobs(columns, read, **about), **(settings | options))
+    return Updates(columns, OldLogprobs(columns, read, **about), **(settings | options))
 
 
 def planned(*given, mean_over_processes=lambda total: total, shuffle=None, **options):

@@ -22,8 +22,8 @@ from turnrl import (
     TurnLevel,
     TurnReward,
 )
-from turnrl.collection import Collected, Experience
 from turnrl.credit import assign_credit
+from turnrl.experience import Collected, Experience
 from turnrl.scoring import (
     Tally,
     curves,

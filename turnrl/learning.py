@@ -208,7 +208,7 @@ class OldLogprobs:
         return torch.cat([self._known[i] for i in some.tolist()])
 
 
-class Plan:
+class Updates:
     """The optimiser steps of one iteration: who is learned from when, and with what weight.
 
     Trajectories of one prompt stay together as far as steps of equal size allow, because it is read

@@ -29,12 +29,13 @@ from torch.optim.lr_scheduler import LRScheduler
 from turnrl import scoring
 from turnrl.agent.rollout import Rollout
 from turnrl.checks import check_batch, check_parts, check_settings, names_unknown_arguments
-from turnrl.collection import Collector, Experience
+from turnrl.collection import Collector
 from turnrl.credit import TurnLevel, assign_credit
 from turnrl.earnings import earning_tallies
 from turnrl.errors import RecipeError
+from turnrl.experience import Experience
 from turnrl.function_rewards import rewards_of
-from turnrl.learning import Minibatch, OldLogprobs, Plan, Step, TokenColumns
+from turnrl.learning import Minibatch, OldLogprobs, Step, TokenColumns, Updates
 from turnrl.lifecycle import PolicyModule
 from turnrl.loader import Iterates, IterationData, data_of
 from turnrl.objective import ClippedSurrogate
@@ -122,7 +123,7 @@ class MTGRPO(PolicyModule, Iterates):
         self.policy.critic = self.estimator.critic
         self.experience: Experience | None = None
         """The last iteration's."""
-        self.plan: Plan | None = None
+        self.updates: Updates | None = None
         self._logged = False
         self.samples: int | None = None
         """Trajectories that an evaluation samples of each question; None for one greedy one."""
@@ -191,18 +192,18 @@ class MTGRPO(PolicyModule, Iterates):
         self._began = time.perf_counter()
         self._logged = False
         torch.manual_seed(self.stream(iteration))  # of dropout, so that resuming is exact
-        self.plan = self._plan(self.experience)
-        return self.plan.steps(torch.Generator().manual_seed(self.stream(iteration)), self._mean)
+        self.updates = self._updates_of(self.experience)
+        return self.updates.steps(torch.Generator().manual_seed(self.stream(iteration)), self._mean)
 
     @property
     def witness(self) -> Trajectory | None:
         """A trajectory of the last iteration."""
         return None if self.experience is None else self.experience.trajectories[0]
 
-    def _plan(self, experience: Experience) -> Plan:
+    def _updates_of(self, experience: Experience) -> Updates:
         """The steps that an iteration's experience is learned in."""
         tokens = TokenColumns(experience.trajectories, experience.advantages, experience.returns)
-        return Plan(
+        return Updates(
             tokens,
             self._old_logprobs(tokens),
             self.objective,
@@ -333,8 +334,8 @@ class MTGRPO(PolicyModule, Iterates):
         sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
         if batch.first:
             sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs).abs().sum()
-        if self.plan is not None:
-            self.plan.note(batch, logprobs)
+        if self.updates is not None:
+            self.updates.note(batch, logprobs)
         for name, value in sums.items():  # which stay on the device until the step is over
             watched[name] = watched.get(name, 0) + value.detach().double()
         return loss
