@@ -114,7 +114,7 @@ def _check_staleness(most: int, engine: Engine, objective: ClippedSurrogate) -> 
     if most and objective.importance_cap is None:
         raise RecipeError(
             f"model.max_staleness is {most}, so older weights sample than the ones that learn, and "
-            "objective.importance_cap, which corrects for that, is not set. Set it to 2."
+            "model.objective.importance_cap, which corrects for that, is not set. Set it to 2."
         )
 
 

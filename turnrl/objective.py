@@ -77,18 +77,18 @@ class ClippedSurrogate:
         for name, kind in (("aggregation", Aggregation), ("ratio_level", RatioLevel)):
             if getattr(self, name) not in (known := get_args(kind)):
                 raise RecipeError(
-                    f"objective.{name} is {getattr(self, name)!r}, not one of {known}"
+                    f"model.objective.{name} is {getattr(self, name)!r}, not one of {known}"
                 )
-        check_numbers("objective.", self, "clip_low", "clip_high")
+        check_numbers("model.objective.", self, "clip_low", "clip_high")
         low, high = self.clips
         if not 0 < low < 1 or not high > 0:
             raise RecipeError(
                 f"model.objective.clip_low is {low} and clip_high {high}. "
                 "Set clip_low between 0 and 1, clip_high above 0."
             )
-        at_least(0, "objective.", self, "kl_coef", "value_coef", optional=False)
-        at_least(1, "objective.", self, "constant_tokens", whole=True, optional=False)
-        at_least(1, "objective.", self, "importance_cap")
+        at_least(0, "model.objective.", self, "kl_coef", "value_coef", optional=False)
+        at_least(1, "model.objective.", self, "constant_tokens", whole=True, optional=False)
+        at_least(1, "model.objective.", self, "importance_cap")
 
     @property
     def clips(self) -> tuple[float, float]:

@@ -314,9 +314,9 @@ class Rollout:
         if self.sampling.cuts_distribution:
             _logger.warning(
                 "model.rollout.top_k, min_p or top_p cuts the distribution that tokens are drawn "
-                "from. "
-                "The sampler's log-probabilities are of what is left and the learner's are not, so "
-                "their ratio is biased; a policy gradient assumes that all of it was drawn from."
+                "from. The sampler's log-probabilities are of what is left and the learner's are "
+                "not, so their ratio is biased; a policy gradient assumes that all of it was drawn "
+                "from."
             )
         with self.blamed("check", self.specs):
             self._drives.check(self.specs)
@@ -332,9 +332,8 @@ class Rollout:
         if not self.specs and segmenter.max_turns > 1:
             _logger.warning(
                 f"model.rollout.tools is empty, and {name} takes up to {segmenter.max_turns} "
-                "turns: "
-                "whatever the policy calls, it reads that there is no such tool. Name tools in "
-                "model.rollout.tools, unless it is to answer from memory."
+                "turns: whatever the policy calls, it reads that there is no such tool. Name "
+                "tools in model.rollout.tools, unless it is to answer from memory."
             )
         example = types.Question("check", "?", ("!",))
         messages = self.messages(example, chat)

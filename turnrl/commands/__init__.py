@@ -15,16 +15,12 @@ completion  a completion script for the shell
 
 from __future__ import annotations
 
-import argparse
 import importlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing import Any
-
-    Commands = argparse._SubParsersAction[Any]
-    """argparse's sub-parsers, to which a command is added."""
+    from turnrl.plugins import Commands
 
 COMMANDS: Mapping[str, str] = {
     "fit": "turnrl.recipe.fit:add_fit_command",

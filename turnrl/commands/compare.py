@@ -23,7 +23,7 @@ from turnrl.run.links import link
 from turnrl.text import painted, say, visible
 
 if TYPE_CHECKING:
-    from turnrl.commands import Commands
+    from turnrl.plugins import Commands
     from turnrl.run.pairing import Comparison, Evaluation, Side
     from turnrl.run.statistics import Difference
 

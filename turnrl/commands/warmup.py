@@ -22,7 +22,7 @@ from turnrl.text import say
 from turnrl.warmup_settings import WarmUp
 
 if TYPE_CHECKING:
-    from turnrl.commands import Commands
+    from turnrl.plugins import Commands
     from turnrl.recipe.build import Built
 
 _KINDS = {"lr": float | None, "by": str | None}

@@ -125,13 +125,13 @@ class Policy(nn.Module):
         self.dtype = dtype
         self.gradient_checkpointing = gradient_checkpointing
         if not isinstance(gradient_checkpointing, bool):
-            check_numbers("policy.", self, "gradient_checkpointing", whole=True)
+            check_numbers("model.policy.", self, "gradient_checkpointing", whole=True)
         self.chat_template = chat_template
         self.revision = revision
         self.share_prefixes = share_prefixes
         self.fused_kernels = fused_kernels
         self.minibatch_tokens = minibatch_tokens
-        at_least(1, "policy.", self, "minibatch_tokens", whole=True)
+        at_least(1, "model.policy.", self, "minibatch_tokens", whole=True)
         self.in_force: dict[str, str] = {}
         """The choices that loading made, for people to read."""
         self.critic: Critic | None = None
@@ -192,8 +192,7 @@ class Policy(nn.Module):
         if most is not None and tokens > most:
             raise RecipeError(
                 f"model.rollout.max_tokens is {tokens}, and {self.model!r} has positions for "
-                f"{most} "
-                f"tokens (max_position_embeddings). Set it to {most} or less."
+                f"{most} tokens (max_position_embeddings). Set it to {most} or less."
             )
 
     def divide(self, mesh: DeviceMesh) -> None:
@@ -293,9 +292,8 @@ class Policy(nn.Module):
         self.network = network
         self._fingerprint = fingerprint(self.folder, self.origin.revision)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
-        with (
-            self.evaluating()
-        ):  # the dropout of an adapter that has learned would be taken for more
+        # the dropout of an adapter that has learned would be taken for more
+        with self.evaluating():
             check_head(self)
             self.share_prefixes, self._kernel, attention = choose_way(self)
         self.in_force = {"attention while learning": attention, "fused kernels": kernels}

@@ -110,8 +110,7 @@ def check_room(kv_memory: str, budget: int, page_bytes: int, spare: int, tokens:
         raise RecipeError(
             f"model.engine.kv_memory is {kv_memory!r}: room for {max(count, 0) * PAGE} tokens of "
             f"{page_bytes // PAGE} bytes each, and one trajectory of model.rollout.max_tokens = "
-            f"{tokens} "
-            f"takes {needed * page_bytes / 1e6:.1f} MB. Raise kv_memory, or lower "
+            f"{tokens} takes {needed * page_bytes / 1e6:.1f} MB. Raise kv_memory, or lower "
             "model.rollout.max_tokens."
         )
     return count

@@ -21,7 +21,7 @@ from turnrl.types.contracts import QuestionSource
 from turnrl_openai import Server
 
 if TYPE_CHECKING:
-    from turnrl.commands import Commands
+    from turnrl.plugins import Commands
     from turnrl.recipe.build import Built
 
 _SETTINGS = {

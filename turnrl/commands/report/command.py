@@ -21,7 +21,7 @@ from turnrl.run.folders import whole_file
 from turnrl.text import say, visible
 
 if TYPE_CHECKING:
-    from turnrl.commands import Commands
+    from turnrl.plugins import Commands
 
 _EVERY_S = 2.0
 """Time between two looks at the runs that are watched."""

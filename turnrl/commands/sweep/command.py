@@ -30,8 +30,8 @@ from turnrl.recipe.folders import writable_part
 from turnrl.text import say
 
 if TYPE_CHECKING:
-    from turnrl.commands import Commands
     from turnrl.commands.sweep.table import Table
+    from turnrl.plugins import Commands
 
 
 def add_sweep_command(commands: Commands) -> None:
