@@ -308,7 +308,7 @@ def test_a_branch_goes_on_from_the_messages_of_its_trajectory(chat):
 
     asked = []
     rollout = Rollout(Brackets(), [Look()])
-    ((trunk,),), (probes,), _ = rollout.explore(Echo(), chat, [QUESTION], 1, (0,), 1)
+    ((trunk,),), (probes,), _ = rollout.begin(Echo(), chat, [QUESTION], 1, (0,), 1).result()
     assert trunk.turns[0].text == CALL
     assert [(p.trajectory.begins, len(p.trajectory.turns)) for p in probes] == [(0, 2), (1, 2)]
     first = [QUESTION.text, CALL, "<result>about x</result>"]

@@ -71,7 +71,7 @@ def plays(
     rollout = Rollout(Action(turns, "text", tool_name), [tool], **limits)
     rollout.check(chat)
     with rollout.live():
-        attempts = rollout.explore(engine, chat, list(questions), size, (0,), probes)
+        attempts = rollout.begin(engine, chat, list(questions), size, (0,), probes).result()
     assert not engine.open_sessions
     return attempts
 

@@ -82,7 +82,7 @@ def explore(chat, says, probes, group_size=2, **options):
     tool = Remembers()
     rollout = Rollout(Brackets(), [tool], **options)
     engine = ScriptedEngine(chat.tokenizer, says)
-    groups, tried, _ = rollout.explore(engine, chat, QUESTIONS, group_size, (0,), probes)
+    groups, tried, _ = rollout.begin(engine, chat, QUESTIONS, group_size, (0,), probes).result()
     return groups, tried, engine, tool
 
 
@@ -156,7 +156,7 @@ def test_an_attempt_begins_again_with_its_probes_if_one_of_them_is_lost(chat, lo
     says = lambda session, k: (CALL, CALL, "=yes")[k]  # noqa: E731
     rollout = Rollout(Brackets(), [frail], lockstep=lockstep)
     engine = ScriptedEngine(chat.tokenizer, says)
-    groups, tried, restarted = rollout.explore(engine, chat, QUESTIONS, 2, (0,), 2)
+    groups, tried, restarted = rollout.begin(engine, chat, QUESTIONS, 2, (0,), 2).result()
     assert frail.lost == 1
     assert restarted >= 1
     assert frail.opened == 4 + restarted
@@ -181,7 +181,7 @@ def test_a_tool_whose_sessions_cannot_be_copied_is_named(chat, lockstep):
     with pytest.raises(
         ToolError, match=r"keeps a ToolSession .* copied\. Make it a ForkableToolSession, or"
     ):
-        rollout.explore(engine, chat, QUESTIONS, 2, (0,), 1)
+        rollout.begin(engine, chat, QUESTIONS, 2, (0,), 1).result()
     assert not engine.open_sessions
 
 
@@ -194,7 +194,7 @@ def test_probes_change_nothing_for_the_trajectories(tiny_model):
     engine.start(it.policy, it.rollout.max_tokens)
     for probes in (0, 2):
         engine.sync(probes)
-        found.append(it.rollout.explore(engine, it.chat, QUESTIONS, 3, (5,), probes))
+        found.append(it.rollout.begin(engine, it.chat, QUESTIONS, 3, (5,), probes).result())
     (plain, none, _), (groups, tried, _) = found
     assert [[t.sample.token_ids for t in some] for some in groups] == [
         *([t.sample.token_ids for t in some] for some in plain)
@@ -311,7 +311,7 @@ def test_a_collection_with_another_seed_has_other_probes(tiny_model):
     engine.start(it.policy, it.rollout.max_tokens)
     for seed in (5, 6, 5):
         engine.sync(len(found))
-        tried = it.rollout.explore(engine, it.chat, QUESTIONS, 3, (seed,), 1).probes
+        tried = it.rollout.begin(engine, it.chat, QUESTIONS, 3, (seed,), 1).result().probes
         found.append([[p.trajectory.sample.token_ids for p in some] for some in tried])
     assert found[0] == found[2] != found[1]
 
@@ -889,7 +889,7 @@ def test_a_copy_that_is_being_made_when_another_trajectory_fails_is_closed(chat,
     says = lambda session, k: CALL.replace("look", "down") if session == 3 else CALL  # noqa: E731
     engine = ScriptedEngine(chat.tokenizer, says)
     with pytest.raises(ToolError, match="no route to host"):
-        rollout.explore(engine, chat, QUESTIONS, 2, (0,), probes=2)
+        rollout.begin(engine, chat, QUESTIONS, 2, (0,), probes=2).result()
     keeps.check_closed()
     assert not engine.open_sessions
 
@@ -907,7 +907,7 @@ def test_a_copy_that_is_being_made_at_ctrl_c_is_closed(chat, lockstep, ctrl_c): 
     watch = threading.Thread(target=interrupt)
     watch.start()
     with pytest.raises(KeyboardInterrupt):
-        rollout.explore(engine, chat, QUESTIONS, 2, (0,), probes=2)
+        rollout.begin(engine, chat, QUESTIONS, 2, (0,), probes=2).result()
     watch.join()
     keeps.check_closed()
     assert not engine.open_sessions
@@ -923,7 +923,7 @@ def test_a_copy_that_takes_too_long_is_closed_when_it_comes(chat, kind):
     keeps = Keeps(Plain, timeout_s=0.05)
     engine = ScriptedEngine(chat.tokenizer, lambda session, k: CALL)
     with pytest.raises(ToolError, match=r"did not answer to fork within timeout_s = 0\.05"):
-        Rollout(Brackets(), [keeps]).explore(engine, chat, QUESTIONS[:1], 1, (0,), probes=1)
+        Rollout(Brackets(), [keeps]).begin(engine, chat, QUESTIONS[:1], 1, (0,), probes=1).result()
     keeps.check_closed()
 
 
@@ -935,4 +935,4 @@ def test_a_copy_that_is_no_session_is_named(chat):
     engine = ScriptedEngine(chat.tokenizer, lambda session, k: CALL)
     rollout = Rollout(Brackets(), [Keeps(Forgets)])
     with pytest.raises(ToolError, match="gave None from fork; it gives a ToolSession"):
-        rollout.explore(engine, chat, QUESTIONS, 2, (0,), probes=1)
+        rollout.begin(engine, chat, QUESTIONS, 2, (0,), probes=1).result()

@@ -109,7 +109,7 @@ def plays(chat, tool, says, count=1, size=1, turns=6, checked=True, **limits):
     questions = [Question(f"seed {n}", "Go.", metadata={"seed": n}) for n in range(count)]
     with rollout.live():
         engine = ScriptedEngine(chat.tokenizer, said)
-        return rollout.explore(engine, chat, questions, size, (0,), 0)
+        return rollout.begin(engine, chat, questions, size, (0,), 0).result()
 
 
 def one(chat, tool, says, **options):

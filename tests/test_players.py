@@ -88,7 +88,7 @@ def scripted(policy, player, texts, tools=(), questions=(QUESTION,), size=1, **o
     limits = {"max_turn_tokens": 40, "max_tokens": 400, **options}
     rollout = Rollout(player=player, tools=list(tools), **limits)
     with rollout.live():
-        return rollout.explore(engine, chat, list(questions), size, (0,), 0)
+        return rollout.begin(engine, chat, list(questions), size, (0,), 0).result()
 
 
 # ------------------------------------------------------------------------- from outside the house
@@ -663,7 +663,7 @@ def test_an_attempt_that_the_world_lost_begins_again_with_the_same_numbers(tiny_
     found = []
     for times in (0, 2):
         rollout = Rollout(Four(), [Fragile(times)], max_turn_tokens=6, max_tokens=200)
-        found.append(rollout.explore(engine, chat, [QUESTION], 4, (3,), 0))
+        found.append(rollout.begin(engine, chat, [QUESTION], 4, (3,), 0).result())
     engine.close()
     whole, again = found
     assert (whole.restarted, again.restarted) == (0, 2)

@@ -319,7 +319,7 @@ def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
     )[1]
     rollout = Rollout(Brackets(), [Look()])
     assert rollout.places.at_once(engine, 2) == 2
-    groups, tried, _ = rollout.explore(engine, chat, questions, 2, (0,), 2)
+    groups, tried, _ = rollout.begin(engine, chat, questions, 2, (0,), 2).result()
     assert max(open_at_once) <= engine.capacity
     assert [len(group) for group in groups] == [2, 2]
     assert [len(some) for some in tried] == [8, 8]
@@ -355,7 +355,7 @@ def test_a_collection_in_waves_over_little_memory_is_the_one_over_much(tiny_mode
         engine = Slots(kv_memory=kv_memory)
         engine.start(policy, rollout.max_tokens)
         engine.sync(1)
-        groups, tried, _ = rollout.explore(engine, chat, questions, 3, (5,), 1)
+        groups, tried, _ = rollout.begin(engine, chat, questions, 3, (5,), 1).result()
         found.append(
             [
                 [[t.sample.token_ids for t in group] for group in groups],

@@ -21,7 +21,15 @@ from pathlib import Path
 import pytest
 
 from turnrl import EngineError, RecipeError, RewardError
-from turnrl.servers import LONGEST_PAUSE_S, Cache, Patience, Unavailable, pause_s
+from turnrl.servers import (
+    LONGEST_PAUSE_S,
+    Cache,
+    Patience,
+    Unavailable,
+    one_line,
+    pause_s,
+    raise_if_away,
+)
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -96,6 +104,24 @@ def get(port, path="/"):
 
 async def get_async(port, path="/"):
     return await asyncio.to_thread(get, port, path)
+
+
+@pytest.mark.parametrize("status", [408, 425, 429, 500, 502, 503, 504])
+def test_a_status_that_may_change_is_raised_with_the_time_to_wait(status):
+    with pytest.raises(Unavailable, match="status so") as raised:
+        raise_if_away(status, "status so", {"retry-after": "7"})
+    assert raised.value.retry_after_s == 7
+
+
+@pytest.mark.parametrize("status", [200, 301, 400, 401, 403, 404, 405, 422])
+def test_a_status_that_stays_is_raised_by_nobody(status):
+    raise_if_away(status, "status so", {"retry-after": "7"})
+
+
+def test_what_a_server_said_is_one_short_line_without_any_secret():
+    said = "no\n  key  abcd,\tnor ab" + "!" * 400
+    assert one_line(said, ("ab", None, "", "abcd")) == ("no key ***, nor ***" + "!" * 400)[:300]
+    assert one_line(ValueError("a\nb")) == "a b"
 
 
 def test_a_server_that_is_well_is_asked_once_and_nothing_is_said(serve, capsys):

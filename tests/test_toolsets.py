@@ -129,7 +129,7 @@ def test_a_probe_goes_on_with_a_copy_and_has_figures_of_its_own(chat, lockstep):
         lambda number, turn: '[pay {"n": 1}]' if number + turn == 0 else "[double {}]",
     )
     rollout = Rollout(Brackets(), [bank], lockstep=lockstep)
-    ((trunk,),), (probes,), _ = rollout.explore(engine, chat, [QUESTION], 1, (0,), 1)
+    ((trunk,),), (probes,), _ = rollout.begin(engine, chat, [QUESTION], 1, (0,), 1).result()
     assert trunk.figures == {"balance": 2.0}
     # from the beginning 0 is doubled, twice; then 1 is, once; the last turn's calls are not run
     assert [probe.trajectory.figures["balance"] for probe in probes] == [0.0, 2.0, 2.0]

@@ -187,7 +187,7 @@ class Collector:
         probes: int = 0,
         rollout: Rollout | None = None,
     ) -> Attempts:
-        """Let the policy act on each question; see `Rollout.explore`.
+        """Let the policy act on each question; see `Rollout.begin`.
 
         Args:
             questions: The questions.

@@ -3,6 +3,8 @@
     Patience      decides for all callers of a server when to try again and when to give up
     Request       one caller's request, with its attempts
     Unavailable   raised by an attempt that may succeed later
+    raise_if_away raises it for a status of HTTP that means so
+    one_line      what a server said, short and without secrets
     Cache         a SQLite file that threads and processes share
 
 Libraries that retry (tenacity, stamina, backoff) know one caller. Here all callers share an outage:
@@ -22,14 +24,24 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar, final
 
 from turnrl.errors import WorldError
 from turnrl.text import say, visible
 
-__all__ = ["LONGEST_PAUSE_S", "Cache", "Patience", "Request", "Unavailable", "pause_s"]
+__all__ = [
+    "LONGEST_PAUSE_S",
+    "Cache",
+    "Patience",
+    "Request",
+    "Unavailable",
+    "one_line",
+    "pause_s",
+    "raise_if_away",
+    "strike",
+]
 
 T = TypeVar("T")
 
@@ -65,6 +77,31 @@ def _seconds(header: str) -> float:
         return max(0.0, (when - datetime.datetime.now(datetime.UTC)).total_seconds())
     except (ValueError, TypeError):  # no date, or one without a time zone
         return 0.0
+
+
+def raise_if_away(status: int, reason: str, headers: Mapping[str, str]) -> None:
+    """Raise `Unavailable` for a status of HTTP that another attempt may not get: the server's own
+    faults, and those that ask to come later.
+
+    Args:
+        status: The status of an answer.
+        reason: What is printed, in one line and without secrets.
+        headers: Of the answer; names in any case are found if the mapping finds them.
+    """
+    if status in (408, 425, 429) or status >= 500:
+        raise Unavailable(reason, headers.get("retry-after"))
+
+
+def strike(text: str, secrets: Iterable[str | None]) -> str:
+    """`text` without secrets; none is one that is not set."""
+    for secret in sorted(filter(None, secrets), key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def one_line(said: object, secrets: Iterable[str | None] = ()) -> str:
+    """What a server said, or an error, in one line of 300 characters at most, without secrets."""
+    return strike(" ".join(str(said).split()), secrets)[:300]
 
 
 def pause_s(failures: int, fault: Unavailable) -> float:

@@ -438,25 +438,9 @@ class Rollout:
             ToolError: If a tool's world is broken.
             DataError: If a question leaves no room to act within `max_tokens`.
         """
-        return self.explore(
-            sampler, chat, questions, group_size, seed, 0, greedy=greedy, description=description
-        )[0]
-
-    def explore(
-        self,
-        sampler: types.Sampler,
-        chat: ChatFormat,
-        questions: Sequence[types.Question],
-        group_size: int,
-        seed: Sequence[int],
-        probes: int,
-        greedy: bool = False,
-        description: str | None = None,
-    ) -> types.Attempts:
-        """`begin`, and its result."""
         return self.begin(
-            sampler, chat, questions, group_size, seed, probes, greedy, description
-        ).result()
+            sampler, chat, questions, group_size, seed, 0, greedy=greedy, description=description
+        ).result()[0]
 
     def begin(
         self,

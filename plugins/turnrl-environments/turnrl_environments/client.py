@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from turnrl import RecipeError, ToolError
-from turnrl.servers import Unavailable
+from turnrl.servers import Unavailable, one_line, raise_if_away
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -210,15 +210,13 @@ async def _connected(address: str) -> ClientConnection:
         return connection
     except InvalidStatus as error:
         status = error.response.status_code
-        if status in (408, 429) or status >= 500:
-            retry_after = error.response.headers.get("retry-after")
-            raise Unavailable(f"status {status}", retry_after) from None
+        raise_if_away(status, f"status {status}", error.response.headers)
         raise ToolError(
             f"{address} is no WebSocket of OpenEnv (status {status}). Correct OpenEnv.url: the "
             "server's address without /ws."
         ) from None
     except (OSError, WebSocketException) as error:
-        raise Unavailable(_line(error)) from None
+        raise Unavailable(one_line(error) or type(error).__name__) from None
 
 
 def imported() -> Any:
@@ -249,14 +247,9 @@ def schema_of(url: str, timeout_s: float) -> object:
     try:
         page = httpx2.get(f"{url}/schema", timeout=timeout_s, follow_redirects=True)
     except httpx2.RequestError as error:
-        raise Unavailable(_line(error)) from None
-    if page.status_code in (408, 429) or page.status_code >= 500:
-        raise Unavailable(f"status {page.status_code}", page.headers.get("retry-after"))
+        raise Unavailable(one_line(error) or type(error).__name__) from None
+    raise_if_away(page.status_code, f"status {page.status_code}", page.headers)
     try:
         return page.json() if page.is_success else None
     except ValueError:
         return None
-
-
-def _line(error: Exception) -> str:
-    return " ".join(str(error).split())[:200] or type(error).__name__

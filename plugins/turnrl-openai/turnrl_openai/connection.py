@@ -18,7 +18,7 @@ from typing import TypeVar
 import httpx2
 
 from turnrl import WorldError
-from turnrl.servers import Patience, Unavailable
+from turnrl.servers import Patience, Unavailable, one_line, raise_if_away
 from turnrl_openai.server import ChatServer
 
 T = TypeVar("T")
@@ -102,11 +102,14 @@ class Connection:
         return self._client
 
     def _refusal(self, response: httpx2.Response) -> Exception:
-        """The meaning of an unsuccessful response."""
+        """The meaning of an unsuccessful response.
+
+        Raises:
+            Unavailable: If it may be another one later.
+        """
         status, variable = response.status_code, self.server.api_key_env
         reason = f"status {status}: {self.clean(_complaint(response))}"
-        if status in (408, 429) or status >= 500:
-            return Unavailable(reason, response.headers.get("retry-after"))
+        raise_if_away(status, reason, response.headers)
         advice = self.request
         if status in (401, 403):
             held = "holds the wrong key" if self._key else "is not set"
@@ -125,8 +128,7 @@ class Connection:
 
     def clean(self, text: object) -> str:
         """A text in one short line, without the key."""
-        shown = " ".join(str(text).split())
-        return (shown.replace(self._key, "***") if self._key else shown)[:300]
+        return one_line(text, (self._key,))
 
     def fault(self, problem: str) -> WorldError:
         """The error that stops the run, for a problem of the server."""

@@ -10,7 +10,7 @@ from typing import Any, final
 
 import httpx2
 
-from turnrl.servers import Unavailable
+from turnrl.servers import Unavailable, one_line, raise_if_away
 
 _SHORT_S = 60.0
 """Seconds that a request may take which samples nothing."""
@@ -177,15 +177,13 @@ class Server:
                     return response.text  # a sentence
                 raise Refused(status, "an answer that is no JSON") from None
         problem = self._clean(_complaint(response))
-        of_the_request = any(sign in problem for sign in _OF_THE_REQUEST)
-        if status in (408, 425, 429) or (status >= 500 and not of_the_request):
-            raise Unavailable(f"status {status}: {problem}", response.headers.get("retry-after"))
+        if not any(sign in problem for sign in _OF_THE_REQUEST):
+            raise_if_away(status, f"status {status}: {problem}", response.headers)
         raise Refused(status, problem)
 
     def _clean(self, text: object) -> str:
         """A text in one short line, without the key."""
-        shown = " ".join(str(text).split())
-        return (shown.replace(self._key, "***") if self._key else shown)[:300]
+        return one_line(text, (self._key,))
 
 
 def _complaint(response: httpx2.Response) -> object:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from turnrl import Passage, ToolError
-from turnrl.servers import Patience, Unavailable
+from turnrl.servers import Patience, Unavailable, one_line, raise_if_away
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex
 from turnrl_wiki_search.server import (
     REPLAY,
@@ -29,7 +29,6 @@ from turnrl_wiki_search.server import (
     Server,
     check_url,
     hide_from_logs,
-    one_line,
     resolved,
 )
 from turnrl_wiki_search.sources import passage_of, title_and_text
@@ -175,12 +174,15 @@ class RetrieveIndex(SearchIndex):
         return Unavailable(cause)
 
     def _refusal(self, response: httpx2.Response, data: bytes) -> Exception:
-        """The meaning of an unsuccessful response."""
+        """The meaning of an unsuccessful response.
+
+        Raises:
+            Unavailable: If it may be another one later.
+        """
         status = response.status_code
         text = self._line(data.decode("utf-8", "replace") or response.headers.get("location", ""))
         reason = f"status {status}: {text or 'without a word'}"
-        if status in (408, 429) or status >= 500:
-            return Unavailable(reason, response.headers.get("retry-after"))
+        raise_if_away(status, reason, response.headers)
         if status in (401, 403):
             return self._locked(reason)
         if status in (404, 405) or status < 400:
@@ -269,4 +271,4 @@ class RetrieveIndex(SearchIndex):
 
     def _line(self, text: object) -> str:
         shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return one_line(shown, (*self._secrets, *filter(None, [self._key])))
+        return one_line(shown, (*self._secrets, self._key))

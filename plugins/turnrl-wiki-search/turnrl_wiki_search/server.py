@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 import docstring_parser
 
 from turnrl import RecipeError, at_least, did_you_mean
-from turnrl.servers import LONGEST_PAUSE_S
+from turnrl.servers import LONGEST_PAUSE_S, strike
 from turnrl_wiki_search.index import Ranking
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -347,18 +347,6 @@ def resolved(address: str) -> tuple[str, list[str]]:
         return quote(found, safe="")
 
     return _REFERENCE.sub(value, address), secrets
-
-
-def strike(text: str, secrets: Iterable[str]) -> str:
-    """`text` without secrets."""
-    for secret in sorted(secrets, key=len, reverse=True):
-        text = text.replace(secret, "***")
-    return text
-
-
-def one_line(error: object, secrets: Iterable[str]) -> str:
-    """The text of an error in one short line, without secrets."""
-    return strike(" ".join(str(error).split()), secrets)[:300]
 
 
 _struck_out: set[str] = set()

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from turnrl import RecipeError, ToolError
-from turnrl_wiki_search.server import Server, check_url, hide_from_logs, one_line
+from turnrl.servers import one_line
+from turnrl_wiki_search.server import Server, check_url, hide_from_logs
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
