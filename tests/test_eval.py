@@ -17,7 +17,7 @@ import yaml
 from commands import fails, save
 from pages import pieces
 from test_endpoint import vendor
-from turnrl import Question, normalize_answer, record
+from turnrl import Question, f1, normalize_answer, record
 from turnrl.cli import main
 from turnrl.run.runs import differences, experiments, open_runs
 
@@ -329,11 +329,11 @@ def test_f1_is_squads():
         given = " ".join(draw.choices(words, k=draw.randint(0, 5)))
         accepted = tuple(" ".join(draw.choices(words, k=3)) for _ in range(2))
         wanted = max(squad(given, one) for one in accepted)
-        assert record.f1(given, Question("q", "?", accepted)) == pytest.approx(wanted)
+        assert f1(given, Question("q", "?", accepted)) == pytest.approx(wanted)
     # 2 of the 3 words given are among the 2 accepted: 2 x 2 / (3 + 2)
-    assert record.f1("in New York", Question("q", "?", ("New York",))) == pytest.approx(0.8)
-    assert record.f1(None, Question("q", "?", ("New York",))) == 0.0
-    assert record.f1("4", Question("q", "?", ("4",), rule="number")) is None
+    assert f1("in New York", Question("q", "?", ("New York",))) == pytest.approx(0.8)
+    assert f1(None, Question("q", "?", ("New York",))) == 0.0
+    assert f1("4", Question("q", "?", ("4",), rule="number")) is None
 
 
 def test_a_server_is_scored_by_the_recipes_turns_without_any_weights(recipe, capitals, capsys):

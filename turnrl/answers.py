@@ -4,11 +4,12 @@ Every question carries its rule (`Question.rule`), which `exact_match` and the o
 A recipe sets the rule of a question set in `data.answers`.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from turnrl.errors import PluginError
 from turnrl.text import normalize_answer
-from turnrl.types import AnswerRule, Question, ToolResult
+from turnrl.types import AnswerRule, Phrase, Question, ToolResult
 
 CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
 """The paper's four curves, whatever the rewards are; see `turnrl.curves`."""
@@ -33,6 +34,27 @@ def exact_match(answer: str | None, question: Question) -> bool:
     """
     rule = _rule(question, "exact_match")
     return answer is not None and any(rule.same(answer, one) for one in question.answers)
+
+
+def f1(answer: str | None, question: Question) -> float | None:
+    """Harmonic mean of precision and recall of an answer's words, against the accepted answer that
+    gives the greatest; 0 without an answer.
+
+    Words are counted as SQuAD does it (Rajpurkar et al. 2016, arXiv 1606.05250, evaluation script).
+    Unlike there, an answer of which normalisation leaves nothing scores 0, as in `exact_match`.
+
+    Returns:
+        From 0 to 1; None if the question has no accepted answer, or compares its answers by another
+        rule than phrases.
+    """
+    if not isinstance(_rule(question, "f1"), Phrase) or not question.answers:
+        return None
+    given = Counter(normalize_answer(answer or "").split())
+    accepted = [Counter(normalize_answer(one).split()) for one in question.answers]
+    return max(
+        (2 * (given & one).total() / max(given.total() + one.total(), 1) for one in accepted),
+        default=0.0,
+    )
 
 
 def contains_answer(text: str, question: Question) -> bool:

@@ -78,7 +78,6 @@ the record of a run that is still training. Everything that reads Parquet reads 
 
 import json
 import math
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +90,8 @@ from turnrl.answers import CURVES as CURVES
 from turnrl.errors import DataError, did_you_mean, in_short
 from turnrl.recipe.folders import find_run
 from turnrl.run.statistics import interval as interval
-from turnrl.text import labelled, normalize_answer, visible
-from turnrl.types.questions import Phrase, Question
+from turnrl.text import labelled, visible
+from turnrl.types.questions import Question
 from turnrl.types.trajectory import Group, Reading, Sample, ToolCall, ToolResult, Trajectory, Turn
 
 if TYPE_CHECKING:
@@ -394,27 +393,6 @@ class Figure:
     low: float | None
     high: float | None
     questions: int
-
-
-def f1(answer: str | None, question: Question) -> float | None:
-    """Harmonic mean of precision and recall of an answer's words, against the accepted answer that
-    gives the greatest; 0 without an answer.
-
-    Words are counted as SQuAD does it (Rajpurkar et al. 2016, arXiv 1606.05250, evaluation script).
-    Unlike there, an answer of which normalisation leaves nothing scores 0, as in `exact_match`.
-
-    Returns:
-        From 0 to 1; None if the question has no accepted answer, or compares its answers by another
-        rule than phrases.
-    """
-    if not question.answers or not isinstance(question.rule, Phrase):
-        return None
-    given = Counter(normalize_answer(answer or "").split())
-    accepted = [Counter(normalize_answer(one).split()) for one in question.answers]
-    return max(
-        (2 * (given & one).total() / max(given.total() + one.total(), 1) for one in accepted),
-        default=0.0,
-    )
 
 
 def scores(row: Columns) -> dict[str, float | None]:

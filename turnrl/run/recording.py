@@ -21,11 +21,12 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 import turnrl
+from turnrl.answers import f1
 from turnrl.credit import Credit
 from turnrl.errors import at_least
 from turnrl.policy.reading import read_trajectories
 from turnrl.run.folders import whole_file
-from turnrl.run.record import SCHEMA, TOKENS, UNREAD, FileName, Row, f1, transcript
+from turnrl.run.record import SCHEMA, TOKENS, UNREAD, FileName, Row, transcript
 from turnrl.scoring import curves
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.engine import TokenScores

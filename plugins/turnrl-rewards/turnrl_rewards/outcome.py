@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import final
 
-from turnrl import OutcomeReward, Trajectory, exact_match
+from turnrl import OutcomeReward, Trajectory, exact_match, f1
 
 
 @final
@@ -29,9 +29,7 @@ class F1(OutcomeReward):
         self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory) -> float:
-        from turnrl import record  # which loads Arrow
-
-        share = record.f1(trajectory.answer, trajectory.question)
+        share = f1(trajectory.answer, trajectory.question)
         if share is None:
             share = exact_match(trajectory.answer, trajectory.question)
         return self.weight * share
