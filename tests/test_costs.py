@@ -40,7 +40,8 @@ from turnrl.scoring import score_group
 from turnrl.testing import check_estimator
 from turnrl.why import terms
 from turnrl_estimators import CostsAmongRight
-from turnrl_estimators.toy import TOYS, Toy, figures
+from turnrl_estimators.exact import figures
+from turnrl_estimators.toy import TOYS, Toy
 from turnrl_rewards import ExactMatch, FirstHit, Repetition, SearchCost
 
 QUESTION = Question("q", "What?", ("x",))

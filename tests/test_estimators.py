@@ -55,11 +55,12 @@ from turnrl_estimators import (
     PerTurnIndex,
     Tree,
     TurnCritic,
-    toy,
+    exact,
 )
 from turnrl_estimators.anchored import anchors
+from turnrl_estimators.exact import Skipped, check, figures
 from turnrl_estimators.rollouts import signals
-from turnrl_estimators.toy import Skipped, Toy, check, figures
+from turnrl_estimators.toy import Toy
 
 QUESTION = Question("q", "What?", ("x",))
 BOTH = list(itertools.product(["mean", "leave_one_out"], ["std", "none"]))
@@ -832,7 +833,7 @@ def table_is_computed_once(monkeypatch, request):
     def computed(classes, one):
         return figures_of(tuple((name, classes[name]) for name in few or classes), one)
 
-    monkeypatch.setattr(toy, "check", computed)
+    monkeypatch.setattr(exact, "check", computed)
 
 
 def said(capsys, *arguments):

@@ -55,7 +55,8 @@ from turnrl.recipe.explain import _classes, parameters
 from turnrl.recipe.given import read_given
 from turnrl.recipe.keys import ABSENT, SYNONYMS, unknown_key
 from turnrl.recipe.reading import SECTIONS
-from turnrl.recipe.source import Source, refuse_unfit
+from turnrl.recipe.source import Source
+from turnrl.recipe.unfit import refuse_unfit
 from turnrl_estimators import Branched
 from turnrl_rewards import Number
 from turnrl_slots import Slots

@@ -191,7 +191,7 @@ def test_a_call_beside_a_reply_is_the_players_mistake(tiny_policy, wait):
 
 
 def test_a_player_that_does_not_hear_of_its_end_is_left(tiny_policy, monkeypatch):
-    monkeypatch.setattr("turnrl.agent.attempt._LEAVE_S", 0.1)
+    monkeypatch.setattr("turnrl.agent.playing._LEAVE_S", 0.1)
     begun = []
 
     async def play(attempt):

@@ -31,8 +31,8 @@ from turnrl import (
     ToolResult,
     neutralise,
 )
+from turnrl.agent.batches import MAX_RESULT_CHARACTERS
 from turnrl.agent.rollout import Agent
-from turnrl.agent.toolbox import MAX_RESULT_CHARACTERS
 from turnrl.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
 from turnrl_rewards.qa import AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed

@@ -35,9 +35,10 @@ from turnrl import (
     on_loop,
     result_of,
 )
+from turnrl.agent.batches import MAX_RESULT_CHARACTERS
 from turnrl.agent.rollout import Agent
 from turnrl.agent.running import run_tool
-from turnrl.agent.toolbox import MAX_RESULT_CHARACTERS, Toolbox, ToolSessions
+from turnrl.agent.toolbox import Toolbox, ToolSessions
 from turnrl.testing import ScriptedEngine, check_tool
 from turnrl_estimators.anchored import retrieved
 from turnrl_rewards import SupportSeen

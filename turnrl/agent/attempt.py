@@ -6,23 +6,18 @@ A player sees it as `turnrl.Attempt`; the loop of a turn scheme drives it by the
 from __future__ import annotations
 
 import asyncio
-import ctypes
-import inspect
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import final
 
 from turnrl.agent.conversation import Conversation
-from turnrl.agent.running import first_error
 from turnrl.agent.toolbox import ToolSessions
-from turnrl.errors import DataError, PluginError, blaming, kind_of
+from turnrl.errors import DataError, PluginError, kind_of
 from turnrl.streams import stream_seed
 from turnrl.types import (
     AttemptOver,
     Ending,
     Message,
-    Player,
     Question,
     Reading,
     Reply,
@@ -36,11 +31,8 @@ from turnrl.types import (
 )
 
 _ROLES = ("system", "user", "assistant", "tool")
-_REFUSALS = 10
+REFUSALS = 10
 """Actions of an attempt that is over, after which its player is taken to ask for ever."""
-
-_LEAVE_S = 5.0
-"""How long a player that is cancelled may take to end."""
 
 
 @dataclass(frozen=True)
@@ -146,7 +138,7 @@ class Attempt:
         if self.ended_by is None and self.fault is None:
             return
         self._refused += 1
-        if self._refused > _REFUSALS and self.stuck is not None:
+        if self._refused > REFUSALS and self.stuck is not None:
             if not self.stuck.done():
                 self.stuck.set_result(None)
             await asyncio.get_running_loop().create_future()
@@ -338,79 +330,6 @@ class Attempt:
         samples = tuple(c.sample for c in self.conversations if c.sample and c.sample.sampled)
         whole = (self.asked, turns, self.ended_by, samples, self.begins, self.figures)
         return Trajectory(*whole, opening=self.opening)
-
-
-async def let_play(player: Player, attempt: Attempt) -> None:
-    """Have a player play an attempt to its end.
-
-    Raises:
-        PluginError: If the player raises, or breaks its contract.
-        TurnRLError: What the world or the player did wrong, even if the player caught it.
-    """
-    what = f"{type(player).__name__}.play on question {attempt.asked.id!r}"
-    answer: str | None = None
-    try:
-        with blaming(PluginError, what, "Fix the player."):
-            play = player.play(attempt)
-            if not inspect.iscoroutine(play):
-                fix = "Write `async def play(self, attempt):`."
-                raise PluginError(f"{what} gave no coroutine. {fix}")
-            answer = await _played(play, attempt, what)
-    except Exception:
-        if attempt.fault is None:
-            raise
-    if attempt.fault is not None:
-        raise attempt.fault
-    if attempt.sampling:
-        raise PluginError(f"{what} ended while a reply was sampled. Await the reply.")
-    if not attempt.turns:
-        raise PluginError(f"{what} asked for no reply. Await attempt.reply at least once.")
-    if not isinstance(answer, str | None):
-        raise PluginError(f"{what} returned {kind_of(answer)}. Return a text, or None.")
-    attempt.end("player" if answer is None else "answer", answer)
-
-
-async def _played(
-    play: Coroutine[object, object, str | None], attempt: Attempt, what: str
-) -> str | None:
-    """What `play` returns, when all that it began has ended. It runs in a task of its own, so that
-    the attempt may leave a player that does not stop."""
-    attempt.stuck = asyncio.get_running_loop().create_future()
-    task = asyncio.ensure_future(play)
-    either: list[asyncio.Future[Any]] = [task, attempt.stuck]
-    try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
-        await attempt.settled()
-    finally:
-        task.cancel()
-        with suppress(asyncio.CancelledError):  # one that goes on even so is left
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED, timeout=_LEAVE_S)
-        if not task.done():
-            _never_delete(task)
-    if not task.done():
-        raise PluginError(
-            f"{what} went on after {_REFUSALS} refused actions: the attempt was over, and it "
-            "caught the turnrl.AttemptOver that ends it. Write `except Exception:` in place of a "
-            "bare `except:`."
-        )
-    if task.cancelled():
-        raise PluginError(f"{what} was cancelled by a task of its own. Fix the player.")
-    try:
-        return task.result()
-    except AttemptOver:
-        return None
-    except BaseExceptionGroup as group:  # of tasks that it began
-        others = group.split(AttemptOver)[1]
-        if others is None:
-            return None
-        raise first_error(others) from None
-
-
-def _never_delete(task: asyncio.Future[Any]) -> None:
-    """Keep the task of a player that does not stop, also while Python shuts down. Python ends a
-    coroutine before it deletes it, and this one catches that: without an event loop it would ask
-    on for ever, and the program would never end."""
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))
 
 
 def _is_list(given: object) -> bool:

@@ -18,13 +18,14 @@ from typing import Any, final
 from tqdm.auto import tqdm
 
 from turnrl import types
-from turnrl.agent.attempt import Attempt, Rules, let_play
+from turnrl.agent.attempt import Attempt, Rules
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
 from turnrl.agent.dictation import Dictation
 from turnrl.agent.explore import Exploration
 from turnrl.agent.function_tools import toolsets_of
 from turnrl.agent.places import Places
+from turnrl.agent.playing import let_play
 from turnrl.agent.running import Underway
 from turnrl.agent.toolbox import Live, Toolbox, ToolSessions, check_tools
 from turnrl.errors import (

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
@@ -17,16 +16,15 @@ from typing import Any, TypeVar, final
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
 
+from turnrl.agent.batches import Batcher
 from turnrl.agent.function_tools import toolsets_of
 from turnrl.agent.running import on_loop, run_tool, to_its_end
 from turnrl.errors import (
     RecipeError,
     ToolError,
-    TrajectoryLost,
     TurnRLError,
     check_attributes,
     is_finite,
-    kind_of,
 )
 from turnrl.types import (
     ForkableToolSession,
@@ -43,10 +41,6 @@ from turnrl.types import (
 
 T = TypeVar("T")
 
-MAX_RESULT_CHARACTERS = 1_000_000
-"""A tool that returns more than this is broken; below it, results are cut to a token budget."""
-_GATHER_S = 0.003
-"""Calls of one toolset that arrive within this time leave as one batch."""
 _ATTRIBUTES = {
     "name": '"search"',
     "description": '"Search an encyclopaedia."',
@@ -115,7 +109,7 @@ class Toolbox:
     def __init__(
         self, toolsets: Sequence[Toolset], make_safe: Callable[[str], str], max_calls: int
     ) -> None:
-        self.batchers = [_Batcher(toolset) for toolset in toolsets]
+        self.batchers = [Batcher(toolset) for toolset in toolsets]
         self.tools = {s.name: _Tool(s, b) for b in self.batchers for s in b.toolset.specs}
         self.make_safe = make_safe
         self.max_calls = max_calls
@@ -135,7 +129,7 @@ class _Tool:
         batcher: Where its toolset's calls arrive.
     """
 
-    def __init__(self, spec: ToolSpec, batcher: _Batcher) -> None:
+    def __init__(self, spec: ToolSpec, batcher: Batcher) -> None:
         self.spec, self.batcher = spec, batcher
         self._schema = Draft202012Validator(spec.parameters)
 
@@ -156,7 +150,7 @@ class ToolSessions:
     def __init__(self, box: Toolbox) -> None:
         self._box = box
         self._tools = box.tools
-        self._sessions: dict[_Batcher, ToolSession] = {}
+        self._sessions: dict[Batcher, ToolSession] = {}
         self._prompts: tuple[str, ...] = ()  # kept when the sessions are closed
         self._question: Question | None = None
 
@@ -242,7 +236,7 @@ class ToolSessions:
         return tool.problem(call)
 
     async def _keep(
-        self, batcher: _Batcher, verb: str, make: Callable[..., Any], *arguments: Any, on: str = ""
+        self, batcher: Batcher, verb: str, make: Callable[..., Any], *arguments: Any, on: str = ""
     ) -> None:
         """Have a toolset make a session, and keep it; its making is not cut short, unless the
         toolset can do that, because whatever comes of it has to be closed like any other."""
@@ -260,7 +254,7 @@ class ToolSessions:
         can = verb == "open" and isinstance(tool, Stateful) and tool.interruptible
         await (work() if can else to_its_end(work()))
 
-    def _add(self, batcher: _Batcher, specs: Sequence[ToolSpec]) -> None:
+    def _add(self, batcher: Batcher, specs: Sequence[ToolSpec]) -> None:
         """Add the tools that a session brings."""
         for spec in specs:
             if spec.name in self._tools:
@@ -401,62 +395,3 @@ def _read(result: ToolResult, characters: int) -> Mapping[str, object]:
     starts = result.metadata.get("passage_starts", (0,))
     shown = [i for i, start in zip(ids, starts, strict=False) if start < characters]
     return {**result.metadata, "passage_ids": shown}
-
-
-class _Batcher:
-    """Where the calls of one toolset arrive, and leave in batches."""
-
-    def __init__(self, toolset: Toolset) -> None:
-        self.toolset = toolset
-        self.batches: set[asyncio.Task[Sequence[ToolResult | TrajectoryLost]]] = set()
-        self._calls: list[ToolCall] = []
-
-    async def call(self, call: ToolCall) -> ToolResult:
-        if not self._calls:
-            self._batch = asyncio.create_task(self._run(self._calls))
-            self.batches.add(self._batch)
-            self._batch.add_done_callback(self._done)
-        batch, place = self._batch, len(self._calls)
-        self._calls.append(call)
-        await asyncio.wait([batch])  # a caller that is cancelled leaves the batch to the others
-        result = batch.result()[place]
-        if isinstance(result, TrajectoryLost):
-            raise result
-        return result
-
-    def _done(self, batch: asyncio.Task[Sequence[ToolResult | TrajectoryLost]]) -> None:
-        self.batches.discard(batch)
-        if not batch.cancelled():
-            batch.exception()  # else asyncio would report one that no caller is left to raise
-
-    async def _run(self, calls: list[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
-        await asyncio.sleep(_GATHER_S)
-        self._calls = []
-        example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
-        one = f"{calls[0].name} with arguments {example}"
-        on = f" on {one}" if len(calls) == 1 else f" on {len(calls)} calls; the first is {one}"
-        results = await run_tool(self.toolset, "run", self.toolset.run, calls, on=on)
-        what = f"{self.toolset} returned"
-        if not isinstance(results, Sequence) or len(results) != len(calls):
-            count = len(results) if isinstance(results, Sequence) else type(results).__name__
-            raise ToolError(f"{what} {count} for {len(calls)} calls; run() gives one result each.")
-        for result in results:
-            if isinstance(result, TrajectoryLost):
-                continue
-            if not isinstance(result, ToolResult):
-                raise ToolError(f"{what} {type(result).__name__}; run() gives ToolResults of text.")
-            if not isinstance(result.content, str):
-                content = f"a ToolResult whose content is {kind_of(result.content)}"
-                raise ToolError(f"{what} {content}; it must be a text.")
-            if not is_finite(result.reward):
-                reward = f"a ToolResult whose reward is {result.reward!r:.80}"
-                raise ToolError(f"{what} {reward}; it must be a finite number.")
-            if result.done not in (True, False):
-                raise ToolError(
-                    f"{what} a ToolResult whose done is {result.done!r:.80}; it is True or False."
-                )
-            if len(result.content) > MAX_RESULT_CHARACTERS:
-                long = f"{len(result.content):,} characters for arguments {example}"
-                most = f"at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."
-                raise ToolError(f"{what} a result of {long}; {most}")
-        return results

@@ -40,7 +40,7 @@ from turnrl.recipe.reading import (
     read_recipe,
     value_of,
 )
-from turnrl.recipe.source import refuse_unfit
+from turnrl.recipe.unfit import refuse_unfit
 
 Settings = Mapping[str, tuple[Any, ...]]
 """Type and default of each further key, and perhaps its line of help."""

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from operator import ne
 
-from turnrl.agent.attempt import Attempt, Rules, let_play
+from turnrl.agent.attempt import Attempt, Rules
 from turnrl.agent.conversation import Conversation
+from turnrl.agent.playing import let_play
 from turnrl.agent.running import on_loop
 from turnrl.agent.toolbox import Toolbox, ToolSessions
 from turnrl.errors import RecipeError, at_least, check_attributes

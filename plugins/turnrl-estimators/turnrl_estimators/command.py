@@ -110,7 +110,8 @@ def _run(args: argparse.Namespace, words: list[str]) -> None:
 
 
 def _print_toy(classes: Mapping[str, type], toy: str, as_json: bool) -> None:
-    from turnrl_estimators.toy import ALL_REWARDS, TOYS, Skipped, check
+    from turnrl_estimators.exact import ALL_REWARDS, Skipped, check
+    from turnrl_estimators.toy import TOYS
 
     rows = check(classes, TOYS[toy])
     if as_json:
@@ -176,8 +177,8 @@ def _print_rollouts(
     classes: Mapping[str, type], module: MTGRPO, questions: list[Question], as_json: bool
 ) -> None:
     from turnrl.applied import one_line, usable
+    from turnrl_estimators.exact import variants
     from turnrl_estimators.rollouts import signals
-    from turnrl_estimators.toy import variants
 
     size = module.group_size
     every = module.ask(questions, samples=2 * size)

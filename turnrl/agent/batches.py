@@ -1,0 +1,75 @@
+"""Calls of one toolset that arrive at the same time, run as one batch."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Sequence
+
+from turnrl.agent.running import run_tool
+from turnrl.errors import ToolError, TrajectoryLost, is_finite, kind_of
+from turnrl.types import ToolCall, ToolResult, Toolset
+
+MAX_RESULT_CHARACTERS = 1_000_000
+"""A tool that returns more than this is broken; below it, results are cut to a token budget."""
+_GATHER_S = 0.003
+"""Calls of one toolset that arrive within this time leave as one batch."""
+
+
+class Batcher:
+    """Where the calls of one toolset arrive, and leave in batches."""
+
+    def __init__(self, toolset: Toolset) -> None:
+        self.toolset = toolset
+        self.batches: set[asyncio.Task[Sequence[ToolResult | TrajectoryLost]]] = set()
+        self._calls: list[ToolCall] = []
+
+    async def call(self, call: ToolCall) -> ToolResult:
+        if not self._calls:
+            self._batch = asyncio.create_task(self._run(self._calls))
+            self.batches.add(self._batch)
+            self._batch.add_done_callback(self._done)
+        batch, place = self._batch, len(self._calls)
+        self._calls.append(call)
+        await asyncio.wait([batch])  # a caller that is cancelled leaves the batch to the others
+        result = batch.result()[place]
+        if isinstance(result, TrajectoryLost):
+            raise result
+        return result
+
+    def _done(self, batch: asyncio.Task[Sequence[ToolResult | TrajectoryLost]]) -> None:
+        self.batches.discard(batch)
+        if not batch.cancelled():
+            batch.exception()  # else asyncio would report one that no caller is left to raise
+
+    async def _run(self, calls: list[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
+        await asyncio.sleep(_GATHER_S)
+        self._calls = []
+        example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
+        one = f"{calls[0].name} with arguments {example}"
+        on = f" on {one}" if len(calls) == 1 else f" on {len(calls)} calls; the first is {one}"
+        results = await run_tool(self.toolset, "run", self.toolset.run, calls, on=on)
+        what = f"{self.toolset} returned"
+        if not isinstance(results, Sequence) or len(results) != len(calls):
+            count = len(results) if isinstance(results, Sequence) else type(results).__name__
+            raise ToolError(f"{what} {count} for {len(calls)} calls; run() gives one result each.")
+        for result in results:
+            if isinstance(result, TrajectoryLost):
+                continue
+            if not isinstance(result, ToolResult):
+                raise ToolError(f"{what} {type(result).__name__}; run() gives ToolResults of text.")
+            if not isinstance(result.content, str):
+                content = f"a ToolResult whose content is {kind_of(result.content)}"
+                raise ToolError(f"{what} {content}; it must be a text.")
+            if not is_finite(result.reward):
+                reward = f"a ToolResult whose reward is {result.reward!r:.80}"
+                raise ToolError(f"{what} {reward}; it must be a finite number.")
+            if result.done not in (True, False):
+                raise ToolError(
+                    f"{what} a ToolResult whose done is {result.done!r:.80}; it is True or False."
+                )
+            if len(result.content) > MAX_RESULT_CHARACTERS:
+                long = f"{len(result.content):,} characters for arguments {example}"
+                most = f"at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."
+                raise ToolError(f"{what} a result of {long}; {most}")
+        return results
