@@ -147,6 +147,14 @@ class OldLogprobs:
     Where a few trajectories show that the sampler computes the same numbers (in process, in
     float32), its numbers stand for the learner's, and the pass over the others is saved.
 
+    Which numbers a step's ratios are of:
+
+        first step, no dropout      its own, so that the ratio is 1 by definition; nothing is read
+        first step, with dropout    its own too; but `importance_cap` compares the sampler with
+                                    numbers read without dropout (`reads_first`)
+        later steps, no dropout     those that the first step computed (`listens`), or read ahead
+        later steps, with dropout   read ahead without dropout: a noisy pass gives none
+
     Args:
         columns: The trajectories.
         read: Computes the learner's log-probabilities of trajectories, under its weights of now.

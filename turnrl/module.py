@@ -8,6 +8,18 @@
                   likely, or less, by the advantage of its turn
                   and, if the estimator has a critic, its value loss
 
+Lightning calls, in this order (lifecycle.py has what is not here):
+
+    configure_callbacks, setup, configure_model    the recipe is checked, then the weights load
+    an epoch:  ExperienceLoader.__iter__ -> iterate         collects, and gives steps one by one
+                   on_train_batch_start                     logs what was collected
+                   training_step -> loss                    a step's minibatches, forward and back
+                   on_before_optimizer_step, the optimiser
+                   on_train_batch_end
+               validation_step                              where a validation is due
+               on_save_checkpoint                           refuses a policy that is broken
+    the next epoch's beginning, or on_train_end: rows of metrics and of the console are written
+
 Source: Zeng et al., arXiv 2505.11821. `OutcomeOnly` or `Merged` as the estimator gives the paper's
 baselines GRPO-OR and GRPO-MR.
 """
