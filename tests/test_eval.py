@@ -77,7 +77,7 @@ def test_eval_scores_a_split_prints_it_with_intervals_and_records_every_trajecto
 
 
 def test_eval_of_a_recipe_that_cannot_be_scored(recipe, capsys):
-    assert "scores MTGRPO on QuestionData" in fails(
+    assert "plays MTGRPO on QuestionData" in fails(
         capsys, ["eval", str(ROOT / "recipes" / "atlas_starter.yaml")]
     )
     assert "nothing to score" in fails(

@@ -51,10 +51,11 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.errors import is_finite
+from turnrl.recipe.build import CLASSES
 from turnrl.recipe.explain import _classes, parameters
 from turnrl.recipe.given import read_given
 from turnrl.recipe.keys import ABSENT, SYNONYMS, unknown_key
-from turnrl.recipe.reading import SECTIONS
+from turnrl.recipe.reading import MAPPINGS, SECTIONS
 from turnrl.recipe.source import Source
 from turnrl.recipe.unfit import refuse_unfit
 from turnrl_estimators import Branched
@@ -553,6 +554,14 @@ def test_classes_are_read_from_source_as_python_sees_them():
         short = source.short(name)
         assert short is None or short.module == named[name].__module__
     assert source.short("TurnLevel").module == "turnrl.credit"
+
+
+def test_each_section_is_of_one_class_before_and_after_torch_is_loaded():
+    assert [*MAPPINGS] == [*CLASSES]
+    source = Source(())
+    for section, cls in CLASSES.items():
+        there = source.at(MAPPINGS[section])
+        assert (there.module, there.node.name) == (cls.__module__, cls.__name__)
 
 
 BROKEN = {"broken": "class Broken(Tool)\n", "raising": "raise RuntimeError('not today')\n"}

@@ -48,19 +48,13 @@ def _script(shell: str) -> str:
 @functools.cache
 def _settings() -> set[str]:
     """Dotted keys of every setting of turnrl's own classes."""
-    import lightning as L
     from lightning.pytorch.cli import LightningArgumentParser
 
-    from turnrl.checks import Plan
-    from turnrl.data.questions import QuestionData
-    from turnrl.module import MTGRPO
-    from turnrl.run.recording import Recorder
+    from turnrl.recipe.build import CLASSES
 
     parser = LightningArgumentParser()
-    sections = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer}
-    sections |= {"record": Recorder, "plan": Plan}
-    for section, cls in sections.items():
+    for section, cls in CLASSES.items():
         parser.add_lightning_class_args(cls, section)
     known = {action.dest for action in parser._actions if ".help" not in action.dest}
     top = {"seed_everything", "ckpt_path", "split"}
-    return (known | top) - {"help", "config", "print_config", *sections}
+    return (known | top) - {"help", "config", "print_config", *CLASSES}

@@ -85,14 +85,9 @@ def _chosen(contents: Mapping[str, Any]) -> WarmUp:
 
 
 def _warm_up(built: Built) -> None:
-    from turnrl.data.questions import QuestionData
-    from turnrl.module import MTGRPO
     from turnrl.warmup import warm_up
 
-    module, data, settings = built.module, built.data, _chosen(built.settings)
-    if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
-        has = f"{type(module).__name__} and {type(data).__name__}"
-        raise RecipeError(f"'turnrl warmup' warms up MTGRPO on QuestionData, not {has}.")
+    (module, data), settings = built.agent("turnrl warmup"), _chosen(built.settings)
     kept = ("accelerator", "devices", "precision", "gradient_clip_val")
     given = built.given.contents["trainer"]
     chosen = {name: given[name] for name in kept if given.get(name) is not None}

@@ -45,8 +45,8 @@ from turnrl.run.recording import Recorder
 from turnrl.types.examination import Start
 
 _CALLBACKS: dict[str, type[L.Callback]] = {"record": Recorder, "plan": Plan}
-_CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer, **_CALLBACKS}
-"""The classes of sections that name none."""
+CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer, **_CALLBACKS}
+"""The classes of `MAPPINGS`, imported."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,6 +78,17 @@ class Built:
             CheckpointError: If no run has it.
         """
         return self.given.checkpoint()
+
+    def agent(self, command: str) -> tuple[MTGRPO, QuestionData]:
+        """The module and the data, for a command whose policy acts on a question set.
+
+        Raises:
+            RecipeError: If the recipe names other classes.
+        """
+        if not isinstance(self.module, MTGRPO) or not isinstance(self.data, QuestionData):
+            has = f"{type(self.module).__name__} and {type(self.data).__name__}"
+            raise RecipeError(f"{command!r} plays MTGRPO on QuestionData, not {has}.")
+        return self.module, self.data
 
 
 def build(arguments: Sequence[str]) -> Built:
@@ -217,7 +228,7 @@ def _explained(
 def _faults(contents: Contents, kinds: Mapping[str, object]) -> Iterator[str | None]:
     """The fault in each part of a recipe, None if there seems to be none."""
     for key, value in contents.items():
-        cls = _CLASSES.get(key)
+        cls = CLASSES.get(key)
         if cls is None:
             yield explain(value, kinds[key], key)
         elif key in ("model", "data") and "class_path" in value:

@@ -12,8 +12,14 @@ import yaml
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.recipe.bundled import recipe_like
 
-MAPPINGS = ("model", "data", "trainer", "record", "plan")
-"""The sections of a recipe, each of which holds the settings of a class."""
+MAPPINGS = {
+    "model": "turnrl.MTGRPO",
+    "data": "turnrl.QuestionData",
+    "trainer": "lightning.pytorch.trainer.trainer.Trainer",
+    "record": "turnrl.Recorder",
+    "plan": "turnrl.Plan",
+}
+"""The sections of a recipe, and the class that each describes unless it names another one."""
 SECTIONS = ("seed_everything", *MAPPINGS, "ckpt_path")
 """The keys at the top of a recipe."""
 ASKS = ("--help", "--print_config")

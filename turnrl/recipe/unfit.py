@@ -18,16 +18,9 @@ from turnrl.errors import RecipeError, did_you_mean
 from turnrl.recipe.explain import explain, is_plain
 from turnrl.recipe.keys import elsewhere, unknown_key
 from turnrl.recipe.merging import PARTS, Contents
+from turnrl.recipe.reading import MAPPINGS
 from turnrl.recipe.source import Class, Source, last_name, members_of, names_of
 
-_ROOTS = {
-    "model": "turnrl.MTGRPO",
-    "data": "turnrl.QuestionData",
-    "trainer": "lightning.pytorch.trainer.trainer.Trainer",
-    "record": "turnrl.Recorder",
-    "plan": "turnrl.Plan",
-}
-"""Classes of a recipe that names none."""
 _OPEN = ("dict", "Mapping", "MutableMapping", "Any", "object")
 """Types whose values may be a mapping with any keys."""
 _FUNCTION = "Callable[..., Any]"
@@ -73,7 +66,7 @@ def refuse_unfit(
             raise RecipeError(f"unknown key {key!r}.{near} There are {', '.join(known)}.")
         if value is not None and key in kinds and is_plain(kinds[key]):
             checked.plain.append((value, kinds[key], key))
-    for section, default in _ROOTS.items():
+    for section, default in MAPPINGS.items():
         settings = contents.get(section) or {}
         described = {"class_path": default, "init_args": settings}
         if "class_path" in settings:
@@ -116,7 +109,7 @@ class _Checked:
 
     def homes(self, key: str) -> Iterator[str]:
         """The settings of this name in the sections of a recipe."""
-        for section, path in _ROOTS.items():
+        for section, path in MAPPINGS.items():
             root = self.source.at(path)
             if root is not None and key in (self.source.parameters(root) or ()):
                 yield f"{section}.{key}"

@@ -145,7 +145,7 @@ def _print_toy(classes: Mapping[str, type], toy: str, as_json: bool) -> None:
 
 def _opened(args: argparse.Namespace, words: Sequence[str]) -> tuple[MTGRPO, list[Question]]:
     """The module that plays, and the questions. Weights are loaded last."""
-    from turnrl import MTGRPO, QuestionData, build, load
+    from turnrl import build, load
 
     checkpoint = [] if args.ckpt_path is None else [f"--ckpt_path={args.ckpt_path}"]
     if checkpoint and (own := [word for word in words if word.startswith("--model.")]):
@@ -154,12 +154,7 @@ def _opened(args: argparse.Namespace, words: Sequence[str]) -> tuple[MTGRPO, lis
             f"{own[0].partition('=')[0]} and --ckpt_path."
         )
     built = build([*words, *checkpoint, *(f"--trainer.{one}" for one in _ALONE)])
-    module, data = built.module, built.data
-    if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
-        raise RecipeError(
-            "'turnrl credit-check' plays MTGRPO on QuestionData, not "
-            f"{type(module).__name__} and {type(data).__name__}."
-        )
+    module, data = built.agent("turnrl credit-check")
     first = (data.iteration_questions(k, 0, 1) for k in range(args.questions))
     # each once, even if the run would repeat one
     questions = [*{one.id: one for one in chain.from_iterable(first)}.values()][: args.questions]

@@ -109,10 +109,7 @@ def _is_optimistic(built: Built) -> bool:
 
 def _parts(built: Built) -> tuple[MTGRPO, dict[str, QuestionData]]:
     """The module and the data sets by name, checked before any weights are loaded."""
-    module, data, settings = built.module, built.data, built.settings
-    if not isinstance(module, MTGRPO) or not isinstance(data, QuestionData):
-        has = f"{type(module).__name__} and {type(data).__name__}"
-        raise RecipeError(f"'turnrl eval' scores MTGRPO on QuestionData, not {has}.")
+    (module, data), settings = built.agent("turnrl eval"), built.settings
     samples, server = settings["samples"], settings["endpoint"]
     if samples is not None and samples < 1:
         raise RecipeError(
