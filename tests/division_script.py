@@ -116,7 +116,10 @@ def train(case, model, strategy, devices, folder, epochs=2, resume=None):
     del options["policy"]
     it = module(model, policy, **options)
     it.rewards.append(Likely())
-    run = trainer(folder, epochs, [Keep()], strategy=strategy, devices=devices)
+    # a validation clears gradients: without one after each iteration, only what learns does
+    run = trainer(
+        folder, epochs, [Keep()], strategy=strategy, devices=devices, check_val_every_n_epoch=2
+    )
     run.fit(it, data(), ckpt_path=resume)
 
 

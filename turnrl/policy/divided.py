@@ -18,7 +18,7 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.strategies import ModelParallelStrategy, ParallelStrategy, StrategyRegistry
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
+from torch.distributed.fsdp import fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -37,15 +37,11 @@ def divide(policy: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh, *methods:
     """
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    fully_shard(policy, mesh=mesh)
+    # By default what is in no layer stays gathered until a backward pass, so that after a pass
+    # without one the parameters would be others than the optimiser's.
+    fully_shard(policy, mesh=mesh, reshard_after_forward=True)
     for method in methods:
         register_fsdp_forward_method(policy, method)
-
-
-def drop_gathered(policy: nn.Module) -> None:
-    """Have a divided policy gather all weights anew, because they are changed."""
-    if isinstance(policy, FSDPModule):
-        policy.reshard()
 
 
 def whole(value: _T) -> _T:

@@ -42,7 +42,6 @@ from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
 from turnrl.policy.divided import (
     InStep,
     divide,
-    drop_gathered,
     is_first,
     part_of,
     whole,
@@ -483,9 +482,7 @@ class Policy(nn.Module):
     def _as_it_began(self) -> Iterator[None]:
         """The adapter as training began with it, without its dropout."""
         with self.evaluating(), (written_over if self.divided else exchanged)(self._start):
-            drop_gathered(self)
             yield
-        drop_gathered(self)
 
     def refer_to_now(self) -> None:
         """Let the adapter as it is now be the reference, from here on."""
