@@ -7,7 +7,6 @@ the plan. Run by test_plan.py, in a process of its own for each shape.
 from __future__ import annotations
 
 import json
-import resource
 import subprocess
 import sys
 import tempfile
@@ -20,14 +19,11 @@ import transformers
 from bitsandbytes import functional  # noqa: F401
 
 from turnrl import Lora, Policy
+from turnrl.policy.memory import peak_bytes
 from turnrl_doctor.counts import learning, memory, resident
 from turnrl_doctor.work import Choice, Work, decoder_of
 
 LENGTH, PROMPT = 512, 64
-
-
-def high_water() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def main(*words: str) -> None:
@@ -60,9 +56,9 @@ def main(*words: str) -> None:
         optimizer = torch.optim.AdamW(tiny.parameters())
         tiny(torch.ones(2, 8)).sum().backward()
         optimizer.step()
-        before = high_water()
+        before = peak_bytes(torch.device("cpu"))
         policy.load()
-        loaded = high_water()
+        loaded = peak_bytes(torch.device("cpu"))
         _, layout = next(policy.passes(rows, int(tokens)))
         optimizer = torch.optim.AdamW(policy.trainable_parameters().values())
         for _ in range(2):  # gradients and moments are there at the second
@@ -87,7 +83,7 @@ def main(*words: str) -> None:
             json.dumps(
                 {
                     "planned": max(learned, step),
-                    "rise": high_water() - before,
+                    "rise": peak_bytes(torch.device("cpu")) - before,
                     "loaded": loaded - before,
                     "always": always,
                     "minibatch": minibatch,

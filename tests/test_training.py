@@ -7,6 +7,8 @@ import csv
 import itertools
 import json
 import shutil
+import subprocess
+import sys
 import time
 from collections import UserList
 from dataclasses import replace
@@ -44,6 +46,7 @@ from turnrl import (
 )
 from turnrl.checks import check_trainer
 from turnrl.learning import OldLogprobs
+from turnrl.run.folders import read_table, write_table
 from turnrl.testing import check_engine
 from turnrl_estimators import Branched
 from turnrl_slots import Slots
@@ -172,6 +175,22 @@ def test_an_iteration_tells_what_learning_costs(tiny_model, tmp_path):
     for row in others:
         assert 0 < float(row["train/seconds"]) < 60
         assert 0.1 < float(row["train/memory_gb"]) < 20
+
+
+def test_the_memory_of_a_process_is_not_that_of_the_one_that_started_it():
+    held = bytearray(600_000_000)  # resident, and more than the imports below hold
+    code = (
+        "import torch; from turnrl.policy.memory import peak_bytes; "
+        "before = peak_bytes(torch.device('cpu')); new = bytearray(100_000_000); "
+        "print(before, peak_bytes(torch.device('cpu')) - before)"
+    )
+    # not `posix_spawn`, whose child shares no memory: a fork begins with all of its parent's
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, check=True, preexec_fn=lambda: None
+    )
+    before, more = map(int, done.stdout.split())
+    assert before < len(held)
+    assert 95_000_000 < more < 130_000_000
 
 
 def test_the_time_to_learn_has_what_is_read_before_the_first_step(
@@ -446,6 +465,23 @@ def test_a_run_resumed_at_an_iterations_boundary_ends_like_one_that_never_stoppe
     whole, second = rows(tmp_path / "whole"), rows(tmp_path / "second")
     assert second == whole[-len(second) :]
     assert len(second) == 2  # a row for each of two iterations
+
+
+@pytest.mark.parametrize("epochs", [2, 3])
+def test_a_run_killed_between_its_checkpoint_and_its_row_gets_the_row_when_resumed(
+    tiny_model, tmp_path, epochs
+):
+    trainer(tmp_path / "first", 2).fit(module(tiny_model), data())
+    table = tmp_path / "first" / "version_0" / "metrics.csv"
+    whole = read_table(table)
+    write_table(table, whole[:-1])
+    resumed = trainer(tmp_path / "second", epochs)
+    resumed.fit(module(tiny_model), data(), ckpt_path=last(tmp_path / "first"))
+    assert read_table(table) == whole
+    written = table.read_bytes()  # and not once more
+    resumed = trainer(tmp_path / "third", epochs)
+    resumed.fit(module(tiny_model), data(), ckpt_path=last(tmp_path / "first"))
+    assert table.read_bytes() == written
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 import contextlib
 import os
-import sys
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
@@ -23,10 +24,13 @@ def peak_bytes(device: torch.device) -> int:
     """The most bytes that this process has held so far: on its GPU, or in all on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if (status := Path("/proc/self/status")).is_file():
+        # Linux's `ru_maxrss` begins with what the process that started this one held
+        (held,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
+        return int(held) * 1024
     import resource  # not on Windows
 
-    held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return held if sys.platform == "darwin" else held * 1024  # Linux counts in KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # in bytes on macOS
 
 
 class Memory:

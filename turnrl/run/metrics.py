@@ -26,6 +26,8 @@ SHOWN = {
     "val": ("val/reward/total", "val/exact_match", "val/tool_execution"),
 }
 """The metrics of each split that the console and a progress bar show, in their order."""
+_ROW = "metrics_row"
+"""Key, in a checkpoint, of the row of metrics that is written after it."""
 _ON_BAR = {name for names in SHOWN.values() for name in names}
 
 
@@ -134,6 +136,21 @@ class PolicyRows(L.Callback):
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._write(trainer)
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint[_ROW] = dict(self._row)
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        """Give the run of the checkpoint its last row if it was killed before it wrote that."""
+        row, file = checkpoint.get(_ROW), Path(str(trainer.ckpt_path)).parents[1] / "metrics.csv"
+        if row and trainer.is_global_zero and trainer.state.fn == "fit" and file.is_file():
+            there = read_table(file)
+            if str(row["step"]) not in [one.get("step") for one in there]:
+                write_table(file, [*there, row])
 
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
         figures = pl_module.metrics.take(trainer.validating)
