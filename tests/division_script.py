@@ -92,7 +92,7 @@ class Keep(Callback):
     """Leaves what the first process has: weights, gradients of each step, losses."""
 
     def __init__(self):
-        self.gradients, self.losses = [], []
+        self.gradients, self.losses, self.norms = [], [], []
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
         found = [p.grad for p in pl_module.policy.parameters() if p.grad is not None]
@@ -101,11 +101,13 @@ class Keep(Callback):
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.losses.append(float(trainer.callback_metrics["train/loss"]))
+        self.norms.append(float(trainer.callback_metrics["train/grad_norm"]))
 
     def on_train_end(self, trainer, pl_module):
         state = pl_module.policy.trainable_state()
         if trainer.is_global_zero:
             kept = {"weights": state, "gradients": self.gradients, "losses": self.losses}
+            kept["norms"] = self.norms
             torch.save(kept, Path(trainer.logger.save_dir, "kept.pt"))
 
 

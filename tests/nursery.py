@@ -68,7 +68,7 @@ class Nursery:
             env={
                 **os.environ,
                 **self.environment,
-                "PYTHONPATH": str(Path(__file__).parent),
+                "PYTHONPATH": _path(),
                 "HF_HUB_OFFLINE": "1",
                 "HF_HOME": str(folder / "hub"),
             },
@@ -80,8 +80,13 @@ class Nursery:
     def stand_in(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Let this process start its `sys.executable` here, with the tests' modules at hand."""
         monkeypatch.setattr("sys.executable", str(self.bin / "python"))
-        for name, value in {**self.environment, "PYTHONPATH": str(Path(__file__).parent)}.items():
+        for name, value in {**self.environment, "PYTHONPATH": _path()}.items():
             monkeypatch.setenv(name, value)
+
+
+def _path() -> str:
+    """Where Python looks for modules: the tests, and what the environment names."""
+    return os.pathsep.join(filter(None, [str(Path(__file__).parent), os.environ.get("PYTHONPATH")]))
 
 
 # --------------------------------------------------------------------------------- the nursery

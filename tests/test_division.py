@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+import transformers
 
 from division_script import CASES, Writes, train
 from runs import module
 from test_processes import start
-from turnrl import Lora, Policy, RecipeError
+from turnrl import CheckpointError, Lora, Policy, RecipeError
 from turnrl.checks import check_division
+from turnrl.policy.compute import blocks_of
+from turnrl.policy.divided import FSDP2
 
 SCRIPT = Path(__file__).parent / "division_script.py"
 
@@ -61,6 +65,7 @@ def test_a_divided_policy_learns_what_whole_ones_do(folder, case):
     assert gaps[0] < 1e-6
     assert max(gaps) < 5e-3
     assert one["losses"] == pytest.approx(other["losses"], abs=2e-3)
+    assert one["norms"] == pytest.approx(other["norms"], rel=5e-3)
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "reference", "critic", "whole"])
@@ -68,6 +73,7 @@ def test_two_processes_learn_what_one_does(folder, tiny_model, tmp_path, case):
     train(case, str(tiny_model), "auto", 1, tmp_path)
     one, two = kept(tmp_path), kept(folder / f"fsdp2-{case}")
     assert one["losses"][0] == pytest.approx(two["losses"][0], abs=1e-5)
+    assert one["norms"][0] == pytest.approx(two["norms"][0], rel=1e-5)
     gap = (one["gradients"][0] - two["gradients"][0]).norm() / one["gradients"][0].norm()
     assert gap < 1e-5
 
@@ -99,3 +105,36 @@ def test_what_cannot_be_divided_is_refused(tiny_model, policy, engine, message):
     it = module(tiny_model, policy, engine=engine)
     with pytest.raises(RecipeError, match=message):
         check_division(it.policy, it.engine)
+
+
+def resumed(optimizer):
+    """What another optimiser of the same weights has after it took this one's state."""
+    (weights,) = optimizer.param_groups[0]["params"]
+    weights.grad = torch.ones_like(weights)
+    optimizer.step()
+    other = type(optimizer)([weights])
+    loads = SimpleNamespace(optimizers=[other])
+    FSDP2.load_optimizer_state_dict(loads, {"optimizer_states": [optimizer.state_dict()]})
+    return other.state[weights]
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 4)])
+def test_moments_are_resumed_by_the_weight_that_they_are_of(shape):
+    optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(shape))])
+    found = resumed(optimizer)
+    (wanted,) = optimizer.state.values()
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+
+
+def test_moments_that_do_not_come_apart_are_refused():
+    optimizer = torch.optim.Adafactor([torch.nn.Parameter(torch.zeros(3, 4))])
+    with pytest.raises(CheckpointError, match=r"shape \(3, 1\) for a weight of shape \(3, 4\)"):
+        resumed(optimizer)
+
+
+def test_the_layers_of_a_network_are_found_whatever_they_are_called():
+    sizes = {"hidden_size": 16, "num_attention_heads": 2, "vocab_size": 32}
+    config = transformers.FalconConfig(num_hidden_layers=3, **sizes)
+    network = transformers.FalconForCausalLM(config)
+    assert blocks_of(network) == [*network.transformer.h]

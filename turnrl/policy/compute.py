@@ -403,6 +403,11 @@ def swapped_on_gpus(architecture: ModuleType) -> Iterator[None]:
         vars(architecture).update(before)
 
 
+def blocks_of(network: nn.Module) -> list[Any]:
+    """The layers of a network, in order, whatever its code calls them."""
+    return [part for part in network.modules() if isinstance(part, GradientCheckpointingLayer)]
+
+
 def recompute(network: nn.Module, layers: bool | int) -> None:
     """Recompute activations of the first so many decoder layers in the backward pass; True for
     all of them, False for none.
@@ -413,9 +418,7 @@ def recompute(network: nn.Module, layers: bool | int) -> None:
     Raises:
         RecipeError: If none of the network's layers can be recomputed.
     """
-    blocks: list[Any] = [
-        part for part in network.modules() if isinstance(part, GradientCheckpointingLayer)
-    ]
+    blocks = blocks_of(network)
     if layers and not blocks:
         raise RecipeError(
             "model.policy.gradient_checkpointing is on, and this model has no layers that "

@@ -10,7 +10,7 @@ Source: Zhao et al., arXiv 2304.11277, as torch's `fully_shard` does it.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar, cast
 
 import torch
@@ -23,10 +23,12 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
+from turnrl.errors import CheckpointError
+
 _T = TypeVar("_T")
 
 
-def divide(policy: nn.Module, layers: nn.ModuleList, mesh: DeviceMesh, *methods: str) -> None:
+def divide(policy: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, *methods: str) -> None:
     """Divide the weights of a policy, layer by layer, among the processes of a mesh.
 
     Args:
@@ -75,12 +77,7 @@ def _gathered(value: object) -> object:
     if not isinstance(value, DTensor):
         return value
     every = value.full_tensor()
-    return every.cpu() if is_first(value) else value
-
-
-def is_first(value: DTensor) -> bool:
-    """True in the first of the processes that share a tensor."""
-    return value.device_mesh.get_local_rank() == 0
+    return every.cpu() if value.device_mesh.get_local_rank() == 0 else value
 
 
 def part_of(value: Tensor, like: Tensor) -> Tensor:
@@ -121,6 +118,11 @@ class InStep:
             self.within = False
         while self._any(passes=False):
             self._idle()
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this process is the first of them."""
+        return self._mesh.get_local_rank() == 0
 
     def announce(self) -> None:
         """Say that a pass comes."""
@@ -193,9 +195,21 @@ class FSDP2(ModelParallelStrategy):
 
 
 def _part_of_moment(value: object, parameter: Tensor) -> object:
-    """A part of a moment, which has a number for each weight, and not of a count of steps."""
-    if not isinstance(value, Tensor) or value.shape != parameter.shape:
+    """A part of a moment, which has a number for each weight, and not of a count of steps.
+
+    Raises:
+        CheckpointError: If it has other numbers: sums over rows, say, which do not come apart.
+    """
+    if not isinstance(value, Tensor):
         return value
+    if value.shape != parameter.shape:
+        if value.numel() == 1:
+            return value
+        raise CheckpointError(
+            f"the optimiser keeps a moment of shape {tuple(value.shape)} for a weight of shape "
+            f"{tuple(parameter.shape)}, and with trainer.strategy fsdp2 only moments of the "
+            "weight's own shape can be resumed. Take ddp, or an optimiser such as AdamW."
+        )
     return part_of(value, parameter)
 
 

@@ -17,7 +17,6 @@ import transformers
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 from torch.utils.checkpoint import checkpoint
 
 from turnrl.errors import (
@@ -38,11 +37,10 @@ from turnrl.policy.adapter import (
     written_over,
 )
 from turnrl.policy.attention import no_mask, take_over
-from turnrl.policy.compute import InOnePass, fuse, head_logits, recompute
+from turnrl.policy.compute import InOnePass, blocks_of, fuse, head_logits, recompute
 from turnrl.policy.divided import (
     InStep,
     divide,
-    is_first,
     part_of,
     whole,
     whole_state,
@@ -200,11 +198,18 @@ class Policy(nn.Module):
 
         Args:
             mesh: The processes. All of them have loaded the policy.
+        Raises:
+            RecipeError: If the network has no layers that come apart.
         """
         if self._step is not None:
             return
+        if not (layers := blocks_of(self.base)):
+            raise RecipeError(
+                f"trainer.strategy is fsdp2, and {type(self.base).__name__} has no layers that "
+                "transformers marks as such, which it divides. Take ddp."
+            )
         began = {name: self._start.get(p) for name, p in self.trainable_parameters().items()}
-        divide(self, self.decoder.layers, mesh, "next_logits")
+        divide(self, layers, mesh, "next_logits")
         parameters = self.trainable_parameters()
         self._start = {
             parameters[name]: part_of(weights, parameters[name])
@@ -419,6 +424,8 @@ class Policy(nn.Module):
     def next_logits(self, ids: Sequence[int]) -> Tensor:
         """(T, V), on the CPU: logits after each of a text's T tokens, in eval mode."""
         read = torch.tensor([[*ids]], device=self.device)
+        if self._step is not None:
+            self._step.announce()
         with self.evaluating():
             hidden = self.hidden(read, None, torch.arange(len(ids)).to(read)[None])
             return self.logits(hidden)[0].float().cpu()
@@ -556,5 +563,4 @@ class Policy(nn.Module):
     @property
     def writes(self) -> bool:
         """False in a process for which another one writes their divided policy."""
-        first = next(self.parameters())
-        return not isinstance(first, DTensor) or is_first(first)
+        return self._step is None or self._step.is_first
