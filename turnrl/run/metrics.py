@@ -146,11 +146,14 @@ class PolicyRows(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
         """Give the run of the checkpoint its last row if it was killed before it wrote that."""
-        row, file = checkpoint.get(_ROW), Path(str(trainer.ckpt_path)).parents[1] / "metrics.csv"
-        if row and trainer.is_global_zero and trainer.state.fn == "fit" and file.is_file():
-            there = read_table(file)
-            if str(row["step"]) not in [one.get("step") for one in there]:
-                write_table(file, [*there, row])
+        row = checkpoint.get(_ROW)
+        if not row or not trainer.is_global_zero or trainer.state.fn != "fit":
+            return
+        file = Path(str(trainer.ckpt_path)).absolute().parent.parent / "metrics.csv"
+        there = read_table(file)
+        # another run's table, beside which the checkpoint was copied, goes on
+        if there and all(float(one.get("step") or 0) < row["step"] for one in there):
+            write_table(file, [*there, row])
 
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
         figures = pl_module.metrics.take(trainer.validating)
