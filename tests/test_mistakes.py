@@ -294,6 +294,8 @@ LATE = [
      "Lower it."),
     ("gradients gathered twice", {"trainer.accumulate_grad_batches": 2},
      "trainer.accumulate_grad_batches", "2", "Leave it out"),
+    ("no device", {"trainer.devices": 0}, "under trainer",
+     "devices=0", "'accelerator: auto' takes what this machine has"),
     ("half precision twice", {"trainer.precision": "bf16-mixed"}, "trainer.precision",
      "'bf16-mixed'", "Leave it out"),
     ("a reward twice", {"model.rewards": ["ExactMatch", "ExactMatch"]}, "model.rewards",

@@ -93,8 +93,9 @@ def test_a_good_tool_passes(tool):
         ),
         (
             {"run": lambda calls: None},
-            r"^tool 'upper' \(Upper\) returned NoneType for 1 calls",
+            r"^tool 'upper' \(Upper\) returned None; run\(\) gives a list with one ToolResult per",
         ),
+        ({"run": lambda calls: "AB"}, "returned the string 'AB'; run.. gives a list"),
         ({"run": lambda calls: [ToolResult("A")]}, "returned 1 for 2 calls; run.. gives one"),
         ({"run": lambda calls: ["A" for _ in calls]}, "returned str; run.. gives ToolResults"),
         (

@@ -50,8 +50,12 @@ class Batcher:
         on = f" on {one}" if len(calls) == 1 else f" on {len(calls)} calls; the first is {one}"
         results = await run_tool(self.toolset, "run", self.toolset.run, calls, on=on)
         what = f"{self.toolset} returned"
-        if not isinstance(results, Sequence) or len(results) != len(calls):
-            count = len(results) if isinstance(results, Sequence) else type(results).__name__
+        if isinstance(results, str) or not isinstance(results, Sequence):
+            raise ToolError(
+                f"{what} {kind_of(results)}; run() gives a list with one ToolResult per call."
+            )
+        if len(results) != len(calls):
+            count = len(results)
             raise ToolError(f"{what} {count} for {len(calls)} calls; run() gives one result each.")
         for result in results:
             if isinstance(result, TrajectoryLost):

@@ -23,6 +23,7 @@ import lightning as L
 import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from transformers.utils import logging as transformers_logging
@@ -365,7 +366,13 @@ class _CLI(LightningCLI):
             loggers.insert(0, CSVLogger(**given.own, version=given.number))
         # a list of its own, because Lightning adds a bar to it
         more = {**kwargs, "callbacks": [*callbacks], "logger": loggers}
-        trainer: Any = super().instantiate_trainer(**more)
+        try:
+            trainer: Any = super().instantiate_trainer(**more)
+        except MisconfigurationException as error:
+            raise RecipeError(
+                f"Lightning refuses the settings under trainer: {str(error).rstrip('.!')}. Correct "
+                "them; 'accelerator: auto' takes what this machine has."
+            ) from error
         if not isinstance(self.model, PolicyModule):  # nothing is collected that they could record
             own = tuple(_CALLBACKS.values())
             trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, own)]
