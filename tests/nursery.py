@@ -146,7 +146,9 @@ def _keep(asked: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     text, streams, _, _ = socket.recv_fds(asked, 1 << 20, 3)
     while not text.endswith(b"\n"):
-        text += asked.recv(1 << 20)
+        if not (more := asked.recv(1 << 20)):  # who asked was killed outright
+            os._exit(0)
+        text += more
     given = json.loads(text)
     pid = os.fork()
     if pid:
