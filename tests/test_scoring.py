@@ -11,6 +11,7 @@ import torch
 from trajectories import said, trajectory
 from turnrl import (
     AdvantageEstimator,
+    ArgumentTypeError,
     DataError,
     OutcomeOnly,
     OutcomeReward,
@@ -239,6 +240,9 @@ def test_a_group_is_of_one_question_and_of_one_attempt_at_least():
         score_group([], [Calls()])
     with pytest.raises(DataError, match="no trajectory to score"):
         score_group([], [Calls()], turns=2)
+    for given, named in ((SEARCHED, "a Trajectory"), ("x", "the string 'x'"), ([1], "a list")):
+        with pytest.raises(ArgumentTypeError, match=f"is {named}, not a list of trajectories"):
+            score_group(given, [Calls()])
     # texts that were asked one by one all have the number 0
     asked = [replace(SEARCHED, question=Question("0", text, ("x",))) for text in ("A?", "B?")]
     with pytest.raises(DataError, match=r"'A\?' and at 'B\?'"):

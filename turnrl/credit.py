@@ -24,7 +24,7 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from turnrl.errors import PluginError, RecipeError, blaming, kind_of, within
+from turnrl.errors import PluginError, RecipeError, blaming, did_you_mean, kind_of, within
 from turnrl.types import AdvantageEstimator, Group, Trajectory
 
 Baseline = Literal["mean", "leave_one_out"]
@@ -83,9 +83,10 @@ class GroupRelative(AdvantageEstimator):
     min_std: float = 0.1
 
     def __post_init__(self) -> None:
-        if self.baseline not in get_args(Baseline) or self.scale not in get_args(Scale):
-            known = f"baselines are {get_args(Baseline)}, scales {get_args(Scale)}"
-            raise RecipeError(f"baseline is {self.baseline!r}, scale {self.scale!r}; {known}")
+        for name, kind in (("baseline", Baseline), ("scale", Scale)):
+            if (value := getattr(self, name)) not in (known := get_args(kind)):
+                near = did_you_mean(str(value), known) or f" Take {' or '.join(known)}."
+                raise RecipeError(f"{type(self).__name__}.{name} is {value!r}.{near}")
         if not self.min_std > 0:
             raise RecipeError(
                 f"min_std is {self.min_std}. Set it above 0: 1e-4 all but removes it."

@@ -17,6 +17,7 @@ import importlib
 import importlib.metadata
 import inspect
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -270,6 +271,16 @@ def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
     return cast("Callable[..., _T]", found)
 
 
+_PAPERS = {
+    "mtgrpo": "TurnLevel",
+    "grpo": "OutcomeOnly",
+    "grpoor": "OutcomeOnly",
+    "grpomr": "Merged",
+    "mtppo": "TurnCritic",
+}
+"""Estimators by the names that papers give them."""
+
+
 def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
     """The class that a recipe names.
 
@@ -287,6 +298,8 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
             some = f" {LOAD_VARIABLE} is {chosen!r}: add the plugin that brings it."
         if other := _other_kind(name, kinds):
             raise LookupError(f"which is {other}.{some}")
+        if (called := _PAPERS.get(re.sub(r"\W|_", "", name).lower())) in known:
+            raise LookupError(f"which is called {called} here. Write {called}.")
         raise LookupError(f"which is not installed.{did_you_mean(name, known) or some}")
     try:
         cls = getattr(importlib.import_module(module), attribute) if module else known[name]

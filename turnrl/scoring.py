@@ -17,7 +17,14 @@ from torch import Tensor
 
 from turnrl.answers import CURVES as CURVES
 from turnrl.answers import answer_in_results, can_be_found, exact_match
-from turnrl.errors import DataError, PluginError, blaming, is_finite
+from turnrl.errors import (
+    ArgumentTypeError,
+    DataError,
+    PluginError,
+    blaming,
+    is_finite,
+    kind_of,
+)
 from turnrl.function_rewards import rewards_of
 from turnrl.types import Group, Notes, Reward, SampledPolicy, Trajectory
 
@@ -51,6 +58,7 @@ def score_group(
         turns: K, columns of the group's tensors; by default the most turns that one of them took.
         policy: The policy that acted, for rewards that ask it.
     Raises:
+        ArgumentTypeError: If they are no trajectories.
         DataError: If there is no trajectory, or they are of several questions.
         PluginError: If a reward raises, or gives something that is not a finite number
             within its bounds.
@@ -123,6 +131,13 @@ def _are_notes(notes: object, count: int) -> bool:
 
 
 def _check_group(trajectories: Sequence[Trajectory]) -> None:
+    if isinstance(trajectories, Trajectory | str) or not all(
+        isinstance(one, Trajectory) for one in trajectories
+    ):
+        raise ArgumentTypeError(
+            f"a group to score is {kind_of(trajectories)}, not a list of trajectories. Give the "
+            "attempts at one question, such as module.ask([question], samples=4)."
+        )
     if not trajectories:
         raise DataError("a group has no trajectory to score. Give at least one attempt.")
     first, *others = (trajectory.question for trajectory in trajectories)

@@ -87,14 +87,18 @@ def _of_another_machine(finding: Finding) -> Finding:
 
 def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Finding]]:
     """Build the recipe as far as it can be built, and list its mistakes."""
+    from lightning.fabric.utilities.exceptions import MisconfigurationException
+
     from turnrl import build
 
     words = [*words, *([f"--plan.profile={card}"] if card else [])]
     try:
         return build(words).start, []
     except TurnRLError as error:
-        return None, [of_error("recipe", error)]
-    except Exception as error:  # Lightning's own, of an accelerator that is not there, say
+        if not isinstance(error.__cause__, MisconfigurationException):
+            return None, [of_error("recipe", error)]
+        mistakes = [of_error("trainer", error)]  # of an accelerator that is not there, say
+    except Exception as error:  # another one of Lightning's
         mistakes = [of_error("trainer", error, "Fix the recipe's trainer section.")]
     options = ("accelerator=cpu", "devices=1", "strategy=auto")
     try:  # the rest can be examined all the same
