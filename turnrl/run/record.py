@@ -26,7 +26,7 @@ The columns:
     answer          the final answer; null if there is none
     exact_match, tool_execution, answer_in_results, format      the four curves (`turnrl.curves`);
                     `answer_in_results` is null where it would say nothing
-    f1              words that the answer shares with an accepted one; see `f1`
+    f1              words that the answer shares with an accepted one; see `turnrl.f1`
     prompt_tokens   tokens of the prompt; null if a `MessageSampler` wrote the turns
     sample_tokens   tokens of each of its token histories: one, or several if its player rewrote
                     the history on the way
