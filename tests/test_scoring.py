@@ -240,8 +240,9 @@ def test_a_group_is_of_one_question_and_of_one_attempt_at_least():
         score_group([], [Calls()])
     with pytest.raises(DataError, match="no trajectory to score"):
         score_group([], [Calls()], turns=2)
-    for given, named in ((SEARCHED, "a Trajectory"), ("x", "the string 'x'"), ([1], "a list")):
-        with pytest.raises(ArgumentTypeError, match=f"is {named}, not a list of trajectories"):
+    wrong = {"is a Trajectory": SEARCHED, "is the string 'x'": "x", "holds an int": [SEARCHED, 1]}
+    for named, given in wrong.items():
+        with pytest.raises(ArgumentTypeError, match=f"to score {named}. Give a list of the att"):
             score_group(given, [Calls()])
     # texts that were asked one by one all have the number 0
     asked = [replace(SEARCHED, question=Question("0", text, ("x",))) for text in ("A?", "B?")]

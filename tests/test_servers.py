@@ -26,9 +26,9 @@ from turnrl.servers import (
     Cache,
     Patience,
     Unavailable,
-    one_line,
     pause_s,
     raise_if_away,
+    short_reason,
 )
 
 
@@ -120,8 +120,9 @@ def test_a_status_that_stays_is_raised_by_nobody(status):
 
 def test_what_a_server_said_is_one_short_line_without_any_secret():
     said = "no\n  key  abcd,\tnor ab" + "!" * 400
-    assert one_line(said, ("ab", None, "", "abcd")) == ("no key ***, nor ***" + "!" * 400)[:300]
-    assert one_line(ValueError("a\nb")) == "a b"
+    assert short_reason(said, ("ab", None, "", "abcd")) == ("no key ***, nor ***" + "!" * 400)[:300]
+    assert short_reason(ValueError("a\nb")) == "a b"
+    assert short_reason(ValueError()) == "ValueError"
 
 
 def test_a_server_that_is_well_is_asked_once_and_nothing_is_said(serve, capsys):

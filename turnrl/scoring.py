@@ -131,13 +131,13 @@ def _are_notes(notes: object, count: int) -> bool:
 
 
 def _check_group(trajectories: Sequence[Trajectory]) -> None:
-    if isinstance(trajectories, Trajectory | str) or not all(
-        isinstance(one, Trajectory) for one in trajectories
-    ):
-        raise ArgumentTypeError(
-            f"a group to score is {kind_of(trajectories)}, not a list of trajectories. Give the "
-            "attempts at one question, such as module.ask([question], samples=4)."
-        )
+    alone = isinstance(trajectories, str) or not isinstance(trajectories, Sequence)
+    for one in [trajectories] if alone else trajectories:
+        if alone or not isinstance(one, Trajectory):
+            raise ArgumentTypeError(
+                f"a group to score {'is' if alone else 'holds'} {kind_of(one)}. Give a list of the "
+                "attempts at one question, such as module.ask([question], samples=4)."
+            )
     if not trajectories:
         raise DataError("a group has no trajectory to score. Give at least one attempt.")
     first, *others = (trajectory.question for trajectory in trajectories)

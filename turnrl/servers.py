@@ -4,7 +4,7 @@
     Request       one caller's request, with its attempts
     Unavailable   raised by an attempt that may succeed later
     raise_if_away raises it for a status of HTTP that means so
-    one_line      what a server said, short and without secrets
+    short_reason  what a server wrote, or an error, in one line without secrets
     Cache         a SQLite file that threads and processes share
 
 Libraries that retry (tenacity, stamina, backoff) know one caller. Here all callers share an outage:
@@ -37,9 +37,9 @@ __all__ = [
     "Patience",
     "Request",
     "Unavailable",
-    "one_line",
     "pause_s",
     "raise_if_away",
+    "short_reason",
     "strike",
 ]
 
@@ -99,9 +99,13 @@ def strike(text: str, secrets: Iterable[str | None]) -> str:
     return text
 
 
-def one_line(said: object, secrets: Iterable[str | None] = ()) -> str:
-    """What a server said, or an error, in one line of 300 characters at most, without secrets."""
-    return strike(" ".join(str(said).split()), secrets)[:300]
+def short_reason(text: object, secrets: Iterable[str | None] = ()) -> str:
+    """What a server wrote, or an error, in one line of 300 characters at most, without secrets; the
+    class of an error without a text."""
+    line = " ".join(str(text).split())
+    if not line and isinstance(text, BaseException):
+        line = type(text).__name__
+    return strike(line, secrets)[:300]
 
 
 def pause_s(failures: int, fault: Unavailable) -> float:

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from turnrl import RecipeError, ToolError
-from turnrl.servers import Unavailable, one_line, raise_if_away
+from turnrl.servers import Unavailable, raise_if_away, short_reason
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -216,7 +216,7 @@ async def _connected(address: str) -> ClientConnection:
             "server's address without /ws."
         ) from None
     except (OSError, WebSocketException) as error:
-        raise Unavailable(one_line(error) or type(error).__name__) from None
+        raise Unavailable(short_reason(error)) from None
 
 
 def imported() -> Any:
@@ -247,7 +247,7 @@ def schema_of(url: str, timeout_s: float) -> object:
     try:
         page = httpx2.get(f"{url}/schema", timeout=timeout_s, follow_redirects=True)
     except httpx2.RequestError as error:
-        raise Unavailable(one_line(error) or type(error).__name__) from None
+        raise Unavailable(short_reason(error)) from None
     raise_if_away(page.status_code, f"status {page.status_code}", page.headers)
     try:
         return page.json() if page.is_success else None

@@ -18,7 +18,7 @@ from typing import TypeVar
 import httpx2
 
 from turnrl import WorldError
-from turnrl.servers import Patience, Unavailable, one_line, raise_if_away
+from turnrl.servers import Patience, Unavailable, raise_if_away, short_reason
 from turnrl_openai.server import ChatServer
 
 T = TypeVar("T")
@@ -76,7 +76,7 @@ class Connection:
                     f"no whole answer within timeout_s = {self.server.timeout_s:g}"
                 ) from None
             except httpx2.RequestError as error:
-                raise Unavailable(self.clean(error) or type(error).__name__) from None
+                raise Unavailable(self.clean(error)) from None
             raise self._refusal(response)
 
         return await self._patience.ask_async(attempt)
@@ -128,7 +128,7 @@ class Connection:
 
     def clean(self, text: object) -> str:
         """A text in one short line, without the key."""
-        return one_line(text, (self._key,))
+        return short_reason(text, (self._key,))
 
     def fault(self, problem: str) -> WorldError:
         """The error that stops the run, for a problem of the server."""

@@ -10,7 +10,7 @@ from typing import Any, final
 
 import httpx2
 
-from turnrl.servers import Unavailable, one_line, raise_if_away
+from turnrl.servers import Unavailable, raise_if_away, short_reason
 
 _SHORT_S = 60.0
 """Seconds that a request may take which samples nothing."""
@@ -159,7 +159,7 @@ class Server:
         try:
             yield
         except httpx2.RequestError as error:
-            raise Unavailable(self._clean(error) or type(error).__name__) from None
+            raise Unavailable(self._clean(error)) from None
 
     def _read(self, response: httpx2.Response) -> object:
         """What an answer says.
@@ -183,7 +183,7 @@ class Server:
 
     def _clean(self, text: object) -> str:
         """A text in one short line, without the key."""
-        return one_line(text, (self._key,))
+        return short_reason(text, (self._key,))
 
 
 def _complaint(response: httpx2.Response) -> object:

@@ -21,7 +21,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from turnrl import Passage, ToolError
-from turnrl.servers import Patience, Unavailable, one_line, raise_if_away
+from turnrl.servers import Patience, Unavailable, raise_if_away, short_reason
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex
 from turnrl_wiki_search.server import (
     REPLAY,
@@ -165,7 +165,7 @@ class RetrieveIndex(SearchIndex):
         return bytes(data)
 
     def _broken(self, error: Exception) -> Exception:
-        cause = self._line(error) or type(error).__name__
+        cause = self._line(error)
         if "CERTIFICATE_VERIFY_FAILED" in cause:
             return ToolError(
                 f"the certificate of {self._address} is not trusted ({cause}). Set ca_certs, or "
@@ -271,4 +271,4 @@ class RetrieveIndex(SearchIndex):
 
     def _line(self, text: object) -> str:
         shown = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
-        return one_line(shown, (*self._secrets, self._key))
+        return short_reason(shown, (*self._secrets, self._key))

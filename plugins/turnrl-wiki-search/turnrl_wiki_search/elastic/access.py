@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from turnrl import RecipeError, ToolError
-from turnrl.servers import one_line
+from turnrl.servers import short_reason
 from turnrl_wiki_search.server import Server, check_url, hide_from_logs
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ class Access:
 
     def clean(self, error: object) -> str:
         """The text of an error in one short line, without secrets."""
-        return one_line(error, self.secrets)
+        return short_reason(error, self.secrets)
 
 
 def _cloud_hosts(cloud_id: str) -> list[str]:
