@@ -455,7 +455,7 @@ def test_what_is_no_run_is_refused_with_the_next_step(capsys):
     a, b = two()
     told = fails(capsys, ["compare", a])
     assert "there is one evaluation. Name two runs or more" in told
-    assert "turnrl compare quickstart@0 quickstart" in told
+    assert "'turnrl compare a@0 a'" in told
     assert "an evaluation is named twice" in fails(capsys, ["compare", a, b, a])
     Path("empty").mkdir()
     for place in ("empty", "nowhere"):

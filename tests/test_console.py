@@ -464,6 +464,16 @@ def test_the_checkpoint_of_a_run_holds_the_first_figures(tiny_model, tmp_path):
 # ------------------------------------------------------------------------------- runs that go on
 
 
+def test_a_resumed_run_ends_with_bars_of_all_its_rows(tiny_model, tmp_path, capsys):
+    trainer(tmp_path, 2, enable_progress_bar=True).fit(module(tiny_model), data())
+    capsys.readouterr()
+    again = trainer(tmp_path / "again", 4, enable_progress_bar=True)
+    again.fit(module(tiny_model), data(), ckpt_path=last(tmp_path))
+    lines = capsys.readouterr().out.splitlines()
+    bars = {line.split()[0]: line.split()[3] for line in lines if re.match(r"(val|train)/", line)}
+    assert {len(one) for one in bars.values()} == {5}  # before training, and four validations
+
+
 def test_a_run_that_is_finished_says_so_and_how_to_go_on_and_leaves_no_folder(recipe, capsys):
     assert main(["fit", "recipe.yaml"]) == 0
     capsys.readouterr()
@@ -498,9 +508,11 @@ def test_changed_settings_are_told_one_by_one_within_the_terminal():
     old = {
         "a": {"rewards": [{"w": 1.0}, {"w": 0.5}], "prompt": f"{prompt}Be brief."},
         "tools": None,
+        "some": [{"class_path": "a.First", "init_args": {"w": 1}}, {"class_path": "a.Second"}],
     }
     new = {"a": {"rewards": [{"w": 1.0}, {"w": 0.2}], "prompt": f"{prompt}Be polite, and take "
-           "as many words as it needs, but no more."}, "tools": ["Search"], "seed": 1}  # fmt: skip
+           "as many words as it needs, but no more."}, "tools": ["Search"], "seed": 1,
+           "some": [{"class_path": "a.First", "init_args": {"w": 2}}]}  # fmt: skip
     lines = [
         fitted(_line(*change), 60, indent="    ").splitlines()
         for change in sorted(_changes(old, new))
@@ -512,6 +524,8 @@ def test_changed_settings_are_told_one_by_one_within_the_terminal():
         ],
         ["  a.rewards[1].w: 0.5 -> 0.2"],
         ["  seed: not set -> 1"],
+        ["  some: First, Second -> First"],
+        ["  some[0].init_args.w: 1 -> 2"],
         ['  tools: null -> ["Search"]'],
     ]
 
@@ -524,8 +538,7 @@ def test_the_console_of_a_run_that_goes_on_with_much_changed_fits_a_terminal(tra
     begin = lines.index("turnrl: resumes with changed settings:") + 1
     end = lines.index("  trainer.max_epochs: 1 -> 2")
     assert lines[begin:end] == [
-        '  model.rewards: ...: "worlds.Answered"}, {"class_path": "worlds.Called"}] ->',
-        '      ...: "worlds.Answered"}]',
+        "  model.rewards: Answered, Called -> Answered",
     ]
 
 

@@ -716,6 +716,15 @@ def test_processes_that_cannot_share_an_iteration_are_an_error(tmp_path):
         data.iteration_questions(0, 0, 3)
 
 
+@pytest.mark.parametrize(("asked", "times"), [(19, 0), (20, 2), (1000, 100)])
+def test_an_iteration_that_asks_everything_several_times_is_told(tmp_path, caplog, asked, times):
+    data = QuestionData(numbered(tmp_path, 10), questions_per_iteration=asked)
+    data.setup("fit")
+    told = f"every question {times} times: data.questions_per_iteration is {asked}, and data.train"
+    assert (told in caplog.text) == (times > 0)
+    assert ("questions_per_iteration" in caplog.text) == (times > 0)
+
+
 def test_evaluation_asks_the_same_questions_whatever_the_seed(tmp_path):
     path = numbered(tmp_path, 200)
     chosen = [QuestionData(val=path, val_limit=50, seed=s).eval_questions() for s in (0, 1)]

@@ -518,7 +518,7 @@ def resolved(capsys, *arguments):
         ("model:\n  seed: 1\n  seed: 2", ("the key 'seed' appears twice", "line 3")),
         ("- model\n", ("it holds ['model']", "its keys are seed_everything,")),
         ("just words\n", ("it holds 'just words'", "its keys are seed_everything,")),
-        ("", ("it holds None", "its keys are seed_everything,")),
+        ("", ("it is empty", "its keys are seed_everything,")),
         (b"\x80\x05\x95\x00", ("can't decode byte 0x80", "Save it as UTF-8.")),
         ("model: {}\n".encode("utf-16"), ("is not UTF-8", "Save it as UTF-8.")),
         ("model: !!python/name:os.system", ("python/name", "line 1", "Fix it;")),
@@ -733,7 +733,7 @@ def test_a_recipe_on_standard_input(recipe, capsys, monkeypatch):
     assert again == given
     assert (again.files, again.name) == (["stdin"], "stdin")
     pipe("")
-    assert "recipe '-' is not a YAML mapping: it holds None. Fix it;" in fails(capsys, ["fit", "-"])
+    assert "recipe '-' is not a YAML mapping: it is empty. Fix it;" in fails(capsys, ["fit", "-"])
     pipe("model: [1")
     assert "recipe '-' is not a YAML mapping: while parsing" in fails(capsys, ["fit", "-"])
 

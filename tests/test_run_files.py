@@ -217,6 +217,7 @@ SEVERAL = "[{class_path: test_run_files.Elsewhere}, {class_path: test_run_files.
     ("logger", "home"),
     [
         (ELSEWHERE, "runs/recipe"),
+        (["--trainer.default_root_dir", "mine"], "mine/recipe"),
         pytest.param(  # the folder is that which is announced: see below
             [*ELSEWHERE, "--trainer.logger.save_dir", "other"],
             "other/recipe",

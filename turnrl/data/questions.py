@@ -127,11 +127,21 @@ class QuestionData(IterationData):
         opened = [self._opened(role) for role, name in self.sources.items() if name is not None]
         self._refuse_unused(opened)
         if stage in (None, "fit"):
-            self._questions("train")
+            self._warn_of_few(len(self._questions("train")))
         if stage != "fit" or self.sources["val"] is not None:
             self.eval_questions()
         if self.sources["train"] is not None:  # only then are `fields` about these sources alone
             self._refuse_unused(opened)  # again: a function is known by what it has given
+
+    def _warn_of_few(self, count: int) -> None:
+        """Warn if an iteration asks far more questions than there are: a mistyped number shows in
+        nothing but the time that it takes."""
+        times = self.questions_per_iteration // count
+        if times > 1:
+            _logger.warning(
+                f"each iteration asks every question {times} times: data.questions_per_iteration "
+                f"is {self.questions_per_iteration}, and data.train has {count}."
+            )
 
     def _refuse_unused(self, opened: list[QuestionSource]) -> None:
         for option in ("fields", "config"):

@@ -48,6 +48,8 @@ Flags = Mapping[str, str]
 """Lines of help of options that have no value. They are not settings of a recipe."""
 COMMAND = "command"
 """Key of a run's `config.yaml` that names its command."""
+_WRITES = ("logger", "default_root_dir")
+"""Settings of a trainer that say where a run writes."""
 SETTLED = "--settled"
 """Option in which the first process of a run hands the others, as JSON, what it has settled."""
 
@@ -244,8 +246,9 @@ def read_given(
             contents.update(merged(contents, up_to_date(_nested(option, value), contents, first)))
             kept.append(f"{option}={value}")
     if not files and not asks_for_help:
+        kinds, name = ("a run or a recipe", "RUN") if takes_run else ("a recipe", "RECIPE.yaml")
         raise RecipeError(
-            f"'turnrl {command}' needs a recipe: turnrl {command} RECIPE.yaml [--key value ...]"
+            f"'turnrl {command}' needs {kinds}: turnrl {command} {name} [--key value ...]"
         )
     contents = contents if settled else _with_paths(contents)
     common = (command, settings, contents, kept, files, asks_for_help)
@@ -332,7 +335,8 @@ def _recipe(
     if of_run:
         new.pop("ckpt_path", None)
         if isinstance(trainer := new.get("trainer"), dict):
-            new["trainer"] = {key: value for key, value in trainer.items() if key != "logger"}
+            kept = trainer.items()
+            new["trainer"] = {key: value for key, value in kept if key not in _WRITES}
     return new
 
 
@@ -340,7 +344,8 @@ def _settled(given: Given) -> Given:
     """Add the logger that keeps the run's folder, and the file of its checkpoint unless that has to
     be looked up among its runs."""
     trainer = given.contents["trainer"]
-    logger, own = _with_own(trainer.get("logger", True), f"{given.name}{given.suffix}")
+    root = trainer.get("default_root_dir") or RUNS
+    logger, own = _with_own(trainer.get("logger", True), f"{given.name}{given.suffix}", str(root))
     contents = {**given.contents, "trainer": {**trainer, "logger": logger}}
     checkpoint = contents.get("ckpt_path")
     if isinstance(checkpoint, str) and checkpoint not in LATEST and not given.asks_for_help:
@@ -348,12 +353,12 @@ def _settled(given: Given) -> Given:
     return replace(given, contents=contents, own=own)
 
 
-def _with_own(value: object, name: str) -> tuple[Any, Editable]:
+def _with_own(value: object, name: str, root: str) -> tuple[Any, Editable]:
     """Find or add the logger that keeps a folder for the run. With it the run's files always lie
     where the command announces, and `last` and `best` find them.
 
     It is the recipe's first CSVLogger, or one is put before the recipe's loggers. It takes
-    `save_dir` and `name` from the recipe's first logger, or else `runs` and the recipe's name.
+    `save_dir` and `name` from the recipe's first logger, or else `root` and `name`.
 
     Returns:
         The recipe's loggers, with that one first if it is among them; and its settings.
@@ -369,7 +374,7 @@ def _with_own(value: object, name: str) -> tuple[Any, Editable]:
     own = settings if csv else {}
     # with an empty name, runs lie in `save_dir` itself
     own["name"] = "" if own.get("name") == "" else settings.get("name") or name
-    own["save_dir"] = settings.get("save_dir") or str(RUNS)
+    own["save_dir"] = settings.get("save_dir") or root
     others = [one for one in loggers if one is not csv and one is not True]
     if csv or not others:
         others.insert(0, {"class_path": _class(csv), "init_args": own})

@@ -61,14 +61,15 @@ def read_recipe(path: str) -> dict[str, object]:
         with io.StringIO(path) if name == "-" else Path(path).open(encoding="utf-8") as file:
             contents = yaml.load(file, _Loader)
             if not isinstance(contents, dict):
-                raise yaml.YAMLError(f"it holds {contents!r:.40}")
+                holds = "it is empty" if contents is None else f"it holds {contents!r:.40}"
+                raise yaml.YAMLError(holds)
             return contents
     except OSError as error:
         folder = Path(path) if isinstance(error, IsADirectoryError) else Path(path).parent
         here = sorted(map(str, folder.glob("*.y*ml")))
         near = f" Recipes there: {', '.join(here) or 'none'}."
         if isinstance(error, FileNotFoundError):
-            near = did_you_mean(path, here) or recipe_like(path) or near
+            near = did_you_mean(path, here, cutoff=0.7) or recipe_like(path) or near
         raise RecipeError(
             f"no recipe at {path!r}: {error.strerror}.{near} Give the path of a YAML file, or a "
             "name that 'turnrl recipes' lists."

@@ -185,9 +185,10 @@ def _placed(place: str, iteration: int | None) -> tuple[str, int | None]:
 def _refuse_twice(places: Sequence[str], evaluations: Sequence[Evaluation], split: str) -> None:
     """Refuse a single evaluation, or one that two places mean."""
     if len(evaluations) < 2:
+        run = _placed(places[0], None)[0] if places else "RUN"
         raise DataError(
             "there is one evaluation. Name two runs or more, or two policies of one run: 'turnrl "
-            "compare quickstart@0 quickstart'."
+            f"compare {run}@0 {run}'."
         )
     first: dict[tuple[int, int], str] = {}
     for place, one in zip(places, evaluations, strict=True):

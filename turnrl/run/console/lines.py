@@ -105,7 +105,7 @@ class IterationLines(ProgressBar):
         self._printed = 0
         self._validated = False
         self._pending: list[tuple[_Row, dict[str, float]]] = []
-        self._shown: dict[str, list[float]] = {}
+        self._figures = FirstFigures()
         self._steps: tqdm[NoReturn] | None = None
         self._learned = self._trains = False
 
@@ -127,8 +127,11 @@ class IterationLines(ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start = self._trained_from = time.perf_counter()
-        self._done, self._validated, self._pending, self._shown = 0, False, [], {}
+        self._done, self._validated, self._pending = 0, False, []
         self._learned, self._trains = False, True
+        callbacks = trainer.callbacks  # type: ignore[attr-defined]
+        kept = (one for one in callbacks if isinstance(one, FirstFigures))
+        self._figures = next(kept, self._figures)
         _lightning.addFilter(_is_no_end)
         self._folder = run_folder(trainer)  # a collective call
         trial, note = is_trial(trainer), _note(trainer)
@@ -239,15 +242,14 @@ class IterationLines(ProgressBar):
 
     def _compare(self, trainer: L.Trainer) -> None:
         """Print the figures of the run's first row beside the last ones of the same split."""
-        callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        first = next((one.figures for one in callbacks if isinstance(one, FirstFigures)), {})
+        first, every = self._figures.figures, self._figures.shown
         place = int(first.get("iteration", 0))
         for names in SHOWN.values():
-            if shown := [name for name in names if name in first and name in self._shown]:
+            if shown := [name for name in names if name in first and name in every]:
                 before = f"iteration {place}" if place else "before training"
                 self._print_line(f"\n{'':22}  {before:>15}  {'final':>7}")
                 for name in shown:
-                    values = self._shown[name]
+                    values = every[name]
                     bars = f"  {spark(values)}" if _bars_are_shown() else ""
                     self._print_line(f"{name:22}  {first[name]:15.3f}  {values[-1]:7.3f}{bars}")
 
@@ -256,7 +258,7 @@ class IterationLines(ProgressBar):
         logged = trainer.callback_metrics
         figures = {name: float(logged[name]) for name in SHOWN[row.split] if name in logged}
         for name, value in figures.items():
-            self._shown.setdefault(name, []).append(value)
+            self._figures.shown.setdefault(name, []).append(value)
         self._pending.append((row, figures))
 
     def _print(self) -> None:

@@ -24,12 +24,14 @@ _LONGEST, _AROUND = 60, 20
 
 
 class FirstFigures(L.Callback):
-    """Keep the first figures of a run, in its checkpoints too; and print the settings of a resumed
-    run that differ from its checkpoint's."""
+    """Keep the first figures of a run and those that it has shown, in its checkpoints too; and
+    print the settings of a resumed run that differ from its checkpoint's."""
 
     def __init__(self) -> None:
         self.figures: dict[str, float] = {}
         """By name; `iteration` counts the iterations behind the policy. Empty at first."""
+        self.shown: dict[str, list[float]] = {}
+        """By name, one value for each row on the console."""
         self._finished = ""
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -57,6 +59,7 @@ class FirstFigures(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, object]
     ) -> None:
         checkpoint["first_figures"] = self.figures
+        checkpoint["shown_figures"] = self.shown
 
     def on_load_checkpoint(
         self, trainer: Any, pl_module: L.LightningModule, checkpoint: Mapping[str, Any]
@@ -66,6 +69,7 @@ class FirstFigures(L.Callback):
         if trainer.state.fn != "fit":
             return
         self.figures = checkpoint.get("first_figures", {})
+        self.shown = checkpoint.get("shown_figures", {})
         recipes = (one for one in trainer.callbacks if isinstance(one, SaveConfigCallback))
         own = next(recipes, None)
         steps = checkpoint["global_step"]
@@ -94,7 +98,7 @@ class FirstFigures(L.Callback):
             and not key.startswith("trainer.logger")
         }
         if any(key.startswith(_SCORING) for key in changed):
-            self.figures = {}  # they were scored differently, so they cannot be compared
+            self.figures, self.shown = {}, {}  # scored differently, so they cannot be compared
         if trainer.is_global_zero and changed:
             say("turnrl: resumes with changed settings:", sys.stderr)
             for key, (old, new) in sorted(changed.items()):
@@ -102,7 +106,8 @@ class FirstFigures(L.Callback):
 
 
 def _changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """The smallest parts of two recipes that differ: key, old value and new value, as JSON."""
+    """The smallest parts of two recipes that differ: key, old value and new value, as JSON. Lists
+    that differ in length are shown by the names of their components."""
     if old == new:
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -112,9 +117,23 @@ def _changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, pair in enumerate(zip(old, new, strict=True)):
             yield from _changes(*pair, f"{key}[{number}]")
+    elif (had := _components(old)) and (has := _components(new)):
+        yield key, ", ".join(had), ", ".join(has)
+        for number, (name, one) in enumerate(has.items()):
+            if name in had:
+                yield from _changes(had[name], one, f"{key}[{number}]")
     else:
         before, after = ("not set" if one is _ABSENT else json.dumps(one) for one in (old, new))
         yield key, before, after
+
+
+def _components(value: object) -> dict[str, object]:
+    """The components of a list by their classes' names; empty for any other value, and for a list
+    with a class twice."""
+    some = value if isinstance(value, list) else []
+    named = [one for one in some if isinstance(one, Mapping) and "class_path" in one]
+    known: dict[str, object] = {str(one["class_path"]).rpartition(".")[2]: one for one in named}
+    return known if len(known) == len(some) else {}
 
 
 def _line(key: str, old: str, new: str) -> str:
