@@ -16,7 +16,7 @@ import pytest
 from turnrl import ToolCall, ToolResult, TurnRLError
 from turnrl_wiki_search import WikiSearch
 from turnrl_wiki_search.command import add_index_command
-from turnrl_wiki_search.sources import Corpus, open_source
+from turnrl_wiki_search.sources import Corpus, open_pages
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(
@@ -44,7 +44,7 @@ def write_rows(path: Path, rows=ROWS) -> Path:
 
 
 def corpus_of(path: Path, chunk: int = 2000) -> Corpus:
-    return Corpus(open_source(str(path)), chunk=chunk)
+    return Corpus(open_pages(str(path)), chunk=chunk)
 
 
 def ask(tool: WikiSearch, *queries: str) -> list[ToolResult]:

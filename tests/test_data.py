@@ -432,7 +432,7 @@ ASKED = {
     "turnrl.load_questions('nobody/nothing')": "cannot load 'nobody/nothing' .* the hub: ",
     "import datasets; turnrl.load_questions('nobody/nothing')": "cannot load 'nobody/nothing'",
     "turnrl.Policy('nobody/nothing').tokenizer": "'nobody/nothing' .* connect to 'http://127",
-    "open_source('nobody/nothing:en')": "cannot load 'nobody/nothing' .*Couldn",
+    "open_pages('nobody/nothing:en')": "cannot load 'nobody/nothing' .*Couldn",
     "turnrl.Policy('nobody/tiny').config; turnrl.Policy('nobody/tiny').tokenizer": None,
 }
 # each is the first that asks the hub, in a process that has imported the libraries
@@ -440,7 +440,7 @@ ASKING = """
 import os, sys, time
 import turnrl, torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
-from turnrl_wiki_search.sources import open_source
+from turnrl_wiki_search.sources import open_pages
 for asks in sys.stdin:
     if os.fork() == 0:
         began = time.monotonic()

@@ -36,7 +36,7 @@ from searching import (
 from turnrl import DataError, Question, RecipeError, Tool, ToolError
 from turnrl_wiki_search import WikiSearch, elastic, embedded
 from turnrl_wiki_search.coverage import score_retrieval
-from turnrl_wiki_search.elastic import ElasticIndex, Server
+from turnrl_wiki_search.elastic import ElasticIndex, SearchServer
 from turnrl_wiki_search.server import explained
 
 pytestmark = pytest.mark.elasticsearch
@@ -196,7 +196,9 @@ def small_index(url, tmp_path_factory) -> str:
     """An index that tests only read."""
     name = f"test-small-{uuid.uuid4().hex[:8]}"
     elastic.build(
-        Server(url=url), name, corpus_of(write_rows(tmp_path_factory.mktemp("s") / "rows.jsonl"))
+        SearchServer(url=url),
+        name,
+        corpus_of(write_rows(tmp_path_factory.mktemp("s") / "rows.jsonl")),
     )
     return name
 
@@ -209,7 +211,7 @@ def search_tool(index: str, url: str, **arguments) -> WikiSearch:
 
 
 def test_a_forked_process_has_a_client_of_its_own():
-    index = ElasticIndex(Server(url="http://localhost:1"), "nothing")
+    index = ElasticIndex(SearchServer(url="http://localhost:1"), "nothing")
     client = index._client
     assert index._client is client
     child = os.fork()
@@ -272,7 +274,7 @@ def test_an_index_that_turnrl_did_not_build_is_neither_read_nor_deleted(url, nam
             search_tool(name, url).check()
         with pytest.raises(ToolError, match="was not built by turnrl"):
             elastic.build(
-                Server(url=url),
+                SearchServer(url=url),
                 name,
                 corpus_of(write_rows(tmp_path / "rows.jsonl")),
                 overwrite=True,
@@ -285,7 +287,7 @@ def test_passages_that_share_an_id_are_noticed(url, name, tmp_path):
     with pytest.raises(
         ToolError, match=r"2 passages were read .* holds 1\. Fewer means that some share an id"
     ):
-        elastic.build(Server(url=url), name, corpus_of(path))
+        elastic.build(SearchServer(url=url), name, corpus_of(path))
 
 
 @needs_shared_data
@@ -295,9 +297,9 @@ def test_retrieval_of_real_passages_reaches_the_figures_of_the_folder(url, name,
     random.Random(0).shuffle(lines)
     rows = [json.loads(line) for line in lines[:500]]
     questions = [Question(row["id"], row["question"], tuple(row["answers"])) for row in rows]
-    elastic.build(Server(url=url), name, corpus_of(corpus))
+    elastic.build(SearchServer(url=url), name, corpus_of(corpus))
     embedded.build(tmp_path / "index", corpus_of(corpus))
-    server = score_retrieval(ElasticIndex(Server(url=url), name), questions, 5)
+    server = score_retrieval(ElasticIndex(SearchServer(url=url), name), questions, 5)
     folder = score_retrieval(embedded.EmbeddedIndex(tmp_path / "index"), questions, 5)
     for rank, least in {1: 0.77, 3: 0.89, 5: 0.92}.items():
         assert server[f"answer@{rank}"] >= least
@@ -502,7 +504,7 @@ def many_rows(folder: Path, count: int) -> Path:
 
 
 def ids_held(url: str, name: str) -> list[int]:
-    (hits,) = ElasticIndex(Server(url=url), name).search(["shared"], 9_999)
+    (hits,) = ElasticIndex(SearchServer(url=url), name).search(["shared"], 9_999)
     return sorted(int(hit.passage.id) for hit in hits)
 
 
@@ -517,7 +519,7 @@ def test_a_build_goes_on_through_faults_without_losing_or_doubling_a_passage(
             proxy.faults.extend(["drop", (429, {}, {"error": {"reason": "busy"}}), "cut"])
 
     corpus = corpus_of(path, chunk=100)
-    info = elastic.build(Server(url=proxy.url), name, corpus, on_progress=fault)
+    info = elastic.build(SearchServer(url=proxy.url), name, corpus, on_progress=fault)
     assert info.passages == 900
     assert ids_held(url, name) == list(range(900))
     assert "resuming there" in capsys.readouterr().err
@@ -534,13 +536,13 @@ def test_an_interrupted_build_is_taken_up_where_it_stopped(url, name, tmp_path):
             raise Stop
 
     with pytest.raises(Stop):
-        elastic.build(Server(url=url), name, corpus_of(path, chunk=10), on_progress=stop)
+        elastic.build(SearchServer(url=url), name, corpus_of(path, chunk=10), on_progress=stop)
     # the place is saved every 25 chunks, and the last time it was not reached
     with pytest.raises(ToolError, match=r"is unfinished: 500 passages so far\. Finish it with"):
         search_tool(name, url).check()
     seen: list[int] = []
     corpus = corpus_of(path, chunk=10)
-    info = elastic.build(Server(url=url), name, corpus, on_progress=seen.append)
+    info = elastic.build(SearchServer(url=url), name, corpus, on_progress=seen.append)
     assert seen[0] == 510
     assert ids_held(url, name) == list(range(900))
     *_, (_, mark) = corpus_of(path, chunk=10).chunks()
@@ -553,7 +555,7 @@ def test_a_corpus_that_breaks_off_is_named_and_the_server_keeps_an_unfinished_in
     path = many_rows(tmp_path, 50)
     path.write_text(path.read_text() + '{"id": 1')
     with pytest.raises(DataError, match=r"rows\.jsonl, line 51: not JSON"):
-        elastic.build(Server(url=url), name, corpus_of(path, chunk=20))
+        elastic.build(SearchServer(url=url), name, corpus_of(path, chunk=20))
     with pytest.raises(ToolError, match="is unfinished"):
         search_tool(name, url).check()
 
@@ -563,11 +565,13 @@ def test_an_unfinished_build_of_something_else_is_not_taken_up(url, name, tmp_pa
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        elastic.build(Server(url=url), name, corpus_of(many_rows(tmp_path, 30)), on_progress=stop)
+        elastic.build(
+            SearchServer(url=url), name, corpus_of(many_rows(tmp_path, 30)), on_progress=stop
+        )
     other = corpus_of(write_rows(tmp_path / "rows.jsonl"))
     with pytest.raises(ToolError, match=r"holds another, unfinished build\. Add --overwrite"):
-        elastic.build(Server(url=url), name, other)
-    assert elastic.build(Server(url=url), name, other, overwrite=True).passages == 3
+        elastic.build(SearchServer(url=url), name, other)
+    assert elastic.build(SearchServer(url=url), name, other, overwrite=True).passages == 3
 
 
 # --- cache and replay ---
@@ -662,7 +666,7 @@ def test_a_recipe_gives_each_argument_of_the_server_by_its_own_name(tmp_path, ca
     parser.add_argument("--tool", type=Tool)
     init = {"index": "wiki", "backend": "elasticsearch", **given}
     config = parser.parse_object({"tool": {"class_path": "WikiSearch", "init_args": init}})
-    assert parser.instantiate(config).tool._server == Server(**given)
+    assert parser.instantiate(config).tool._server == SearchServer(**given)
     with pytest.raises(Exception, match="Option 'ulr' is not accepted"):
         parser.parse_object({"tool": {"class_path": "WikiSearch", "init_args": {"ulr": "x"}}})
     with pytest.raises(SystemExit):
@@ -703,7 +707,7 @@ def test_figures_of_the_server(url, name, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", many)
     del many
     begin = time.perf_counter()
-    elastic.build(Server(url=url), name, corpus_of(path))
+    elastic.build(SearchServer(url=url), name, corpus_of(path))
     rate = 400_000 / (time.perf_counter() - begin)
     print(f"\nbuild {rate:,.0f} passages/s")
     lines = (SHARED / "squad" / "dev.jsonl").read_text().splitlines()

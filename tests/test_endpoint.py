@@ -29,7 +29,7 @@ from turnrl import (
 from turnrl.learning import TokenColumns
 from turnrl.run import recording
 from turnrl.scoring import curves
-from turnrl_openai import Endpoint, EndpointError, Server
+from turnrl_openai import Endpoint, EndpointError, EndpointServer
 from turnrl_rewards.qa import ExactMatch, ToolExecuted
 from turnrl_segmenters import ReAct
 
@@ -98,7 +98,7 @@ def vendor(says):
 
 def endpoint(server, **settings):
     settings = {"api_key_env": "VENDOR_KEY", "patience_s": 5.0, **settings}
-    return Endpoint(Server(server.url, "big", **settings))
+    return Endpoint(EndpointServer(server.url, "big", **settings))
 
 
 def looks_then_answers(messages, number):

@@ -34,7 +34,7 @@ from turnrl_rewards import Progress, SupportSeen
 from turnrl_wiki_search import WikiSearch, embedded, tool
 from turnrl_wiki_search.command import add_index_command
 from turnrl_wiki_search.progress import Progress as BuildProgress
-from turnrl_wiki_search.sources import Corpus, open_source, source_name
+from turnrl_wiki_search.sources import Corpus, open_pages, source_name
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "hotpotqa_qwen2.5_1.5b.yaml"
@@ -210,7 +210,7 @@ def test_the_source_keeps_to_the_contract(hub):
 
 def test_the_number_of_passages_left_is_estimated(hub):
     hub([row(n, [f"Page {n}", f"Page {n + 1}"], [f"Page {n}"]) for n in range(3000)])
-    source = open_source("HotpotParagraphs")
+    source = open_pages("HotpotParagraphs")
     shares = []
     for number, _ in enumerate(source.read()):
         if number % 500 == 250:
@@ -399,8 +399,8 @@ def test_a_source_has_one_name_however_it_is_given():
         "{class_path: HotpotParagraphs, init_args: {fields: {answer_pattern: '', answers: answers, "
         "id: _id, question: question}, limit: 5, splits: [train]}}"
     )
-    assert open_source(name).name == open_source(source).name == source_name(name) == name
-    assert open_source(name).identity == open_source(source).identity
+    assert open_pages(name).name == open_pages(source).name == source_name(name) == name
+    assert open_pages(name).identity == open_pages(source).identity
     assert source_name(HotpotParagraphs()) == "HotpotParagraphs"
 
 
@@ -424,7 +424,7 @@ def test_a_source_has_one_name_however_it_is_given():
 )
 def test_a_source_that_is_written_wrongly_is_answered_with_the_right_way(name, message):
     with pytest.raises((RecipeError, DataError), match=message):
-        open_source(name)
+        open_pages(name)
 
 
 class Forgetful(QuestionSource):
@@ -471,7 +471,7 @@ def test_an_interrupted_build_is_taken_up_without_losing_or_doubling_a_passage(
     WikiSearch("index", build_from="HotpotParagraphs").check()
     # commits are at 4,000 and 8,000, the next chunks 2,000 further
     assert begun[0] == (2000 if at == 2000 else 6000)
-    whole = embedded.build("whole", Corpus(open_source("HotpotParagraphs")))
+    whole = embedded.build("whole", Corpus(open_pages("HotpotParagraphs")))
     assert embedded.read_info("index").version == whole.version
     assert embedded.read_info("index").passages == 9003
     hits = embedded.EmbeddedIndex("index").search(["page nobody links"], 10_000)[0]

@@ -28,7 +28,7 @@ from turnrl_wiki_search import elastic, embedded
 from turnrl_wiki_search.coverage import Coverage, coverage
 from turnrl_wiki_search.index import SearchIndex
 from turnrl_wiki_search.retrieve import RetrieveIndex
-from turnrl_wiki_search.server import Server
+from turnrl_wiki_search.server import SearchServer
 
 ROWS = [
     {"id": "1", "title": "Utrecht", "text": "The Dom Tower, begun in 1321, is 112.5 m high."},
@@ -226,7 +226,7 @@ def test_the_page_shows_what_the_command_prints(tmp_path, capsys):
 
 def test_behind_retrieve_only_the_best_passages_are_read_and_it_is_said(folder, asked, capsys):
     with retriever_of(folder, free_port()) as server:
-        found = checked(RetrieveIndex(Server(), server.url), k=3)
+        found = checked(RetrieveIndex(SearchServer(), server.url), k=3)
         assert not found.whole
         assert (found.scanned, set(ids(found.held)) <= set(expected(True))) == (0, True)
         words = ["--index", server.url, "--backend", "retrieve", "--questions", asked]
@@ -244,14 +244,14 @@ def test_behind_retrieve_only_the_best_passages_are_read_and_it_is_said(folder, 
 def on_server(url, tmp_path_factory):  # noqa: F811
     name = f"test-check-{uuid.uuid4().hex[:8]}"
     path = write_rows(tmp_path_factory.mktemp("check") / "rows.jsonl", ROWS)
-    elastic.build(Server(url=url), name, corpus_of(path))
+    elastic.build(SearchServer(url=url), name, corpus_of(path))
     return name
 
 
 @pytest.mark.elasticsearch
 def test_an_index_on_a_server_is_read_whole(on_server, url, asked, capsys, monkeypatch):  # noqa: F811
     monkeypatch.setattr("turnrl_wiki_search.elastic.search._PAGE", 3)
-    index = elastic.ElasticIndex(Server(url=url), on_server)
+    index = elastic.ElasticIndex(SearchServer(url=url), on_server)
     assert sorted(one.id for one in index.passages()) == ["1", "2", "3", "4"]
     for one in (index, Unsearchable(index)):
         found = checked(one)
@@ -270,7 +270,7 @@ def test_a_server_that_fails_amid_the_pass_gives_no_count(on_server, url, fault,
     monkeypatch.setattr("turnrl_wiki_search.elastic.search._PAGE", 1)
     proxy = Proxy(url)
     try:
-        index = elastic.ElasticIndex(Server(url=proxy.url, timeout_s=2.0), on_server)
+        index = elastic.ElasticIndex(SearchServer(url=proxy.url, timeout_s=2.0), on_server)
         passages = index.passages()
         next(passages)
         proxy.faults.append(fault)

@@ -37,7 +37,7 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.testing import check_reward
-from turnrl_rewards import JudgedState, LLMJudge, LLMJudgeTurn, Server
+from turnrl_rewards import JudgedState, JudgeServer, LLMJudge, LLMJudgeTurn
 from turnrl_rewards.verdicts import read_verdict
 
 NAMES = ("Rome", "Oslo", "Lima", "Bonn", "Bern", "Kyiv", "Baku", "Riga")
@@ -156,7 +156,7 @@ def answering(*answers, of=PARIS):
 
 def reward(judge, cls=LLMJudge, **options):
     of_reward = {name: options.pop(name) for name in ("weight", "prompt") if name in options}
-    server = Server(**{"base_url": judge.url, "model": "wise", "patience_s": 0.0, **options})
+    server = JudgeServer(**{"base_url": judge.url, "model": "wise", "patience_s": 0.0, **options})
     return cls(server, **of_reward)
 
 
@@ -402,7 +402,7 @@ def test_a_server_that_sends_a_byte_now_and_then_is_late_too():
         dripping = threading.Thread(target=drip)
         dripping.start()
         url = f"http://127.0.0.1:{listening.getsockname()[1]}/v1"
-        some = LLMJudge(Server(base_url=url, model="m", timeout_s=0.5, patience_s=0))
+        some = LLMJudge(JudgeServer(base_url=url, model="m", timeout_s=0.5, patience_s=0))
         began = time.monotonic()
         with pytest.raises(RewardError, match=r"no whole answer within timeout_s = 0\.5"):
             scores(some, answering("Rome"))
@@ -495,7 +495,7 @@ def test_a_key_that_cannot_be_sent_is_not_shown(serve, monkeypatch):
 def test_a_mistake_is_told_before_anything_is_asked(options, told):
     def make():
         of_server = {name: value for name, value in options.items() if name != "prompt"}
-        server = Server(**{"base_url": "http://localhost/v1", "model": "m", **of_server})
+        server = JudgeServer(**{"base_url": "http://localhost/v1", "model": "m", **of_server})
         LLMJudge(server, prompt=options.get("prompt"))
 
     with pytest.raises(RecipeError, match=told) as refused:
@@ -523,13 +523,13 @@ INTERRUPTED = """
 import sys
 from turnrl import Question, Reading, Trajectory, Turn
 from turnrl.signals import stopping
-from turnrl_rewards import LLMJudge, Server
+from turnrl_rewards import LLMJudge, JudgeServer
 
 turn = Turn("text", Reading(answer="Rome"))
 some = Trajectory(Question("q", "?", ("Paris",)), (turn,), "answer")
 with stopping():
     try:
-        LLMJudge(Server(sys.argv[1], "m")).prepare([some], None)
+        LLMJudge(JudgeServer(sys.argv[1], "m")).prepare([some], None)
     except KeyboardInterrupt:
         sys.exit(130)
 """
@@ -575,7 +575,7 @@ def test_after_ctrl_c_nobody_is_asked_any_more(serve):
 
 
 def test_a_trajectory_that_nobody_was_asked_about_is_not_scored():
-    some = LLMJudge(Server("http://localhost/v1", "m"))
+    some = LLMJudge(JudgeServer("http://localhost/v1", "m"))
     with pytest.raises(RecipeError, match="has not seen this trajectory"):
         some.score(answering("Rome")[0])
 
@@ -630,7 +630,7 @@ def test_a_run_stops_on_an_outage_and_leaves_no_key_anywhere(recipe, serve, capf
 
 
 def test_a_judged_state_is_a_score_like_any_other(serve):
-    state = JudgedState(Server(serve(lambda *_: verdict(0.5)).url, "wise"))
+    state = JudgedState(JudgeServer(serve(lambda *_: verdict(0.5)).url, "wise"))
     some = Trajectory(PARIS, (searched("half"),), "turns")
     state.prepare([some], None)
     assert [state.score(some, turns) for turns in (0, 1)] == [0, 0.5]

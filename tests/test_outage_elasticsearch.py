@@ -28,7 +28,7 @@ from test_elasticsearch import API_KEY, search_tool
 from turnrl import ToolError
 from turnrl.cli import main
 from turnrl_wiki_search import elastic
-from turnrl_wiki_search.elastic import Server
+from turnrl_wiki_search.elastic import SearchServer
 
 pytestmark = [pytest.mark.elasticsearch, pytest.mark.usefixtures("one_thread")]
 
@@ -232,7 +232,9 @@ def test_a_real_server_that_goes_away_and_comes_back_is_waited_for(
 ):
     monkeypatch.setenv("TURNRL_ES_PASSWORD", PASSWORD)
     monkeypatch.setenv("TURNRL_ES_CA_CERTS", locked_node.certificate)
-    elastic.build(Server(url=locked_node.url), how, corpus_of(write_rows(tmp_path / "rows.jsonl")))
+    elastic.build(
+        SearchServer(url=locked_node.url), how, corpus_of(write_rows(tmp_path / "rows.jsonl"))
+    )
     tool = search_tool(how, locked_node.url, top_k=1, timeout_s=1.0, wait_s=90.0)
 
     def outage():
@@ -257,7 +259,7 @@ def test_a_locked_server_opens_to_secrets_that_nothing_else_ever_shows(
     caplog.set_level(logging.DEBUG)
     access = {"url": locked_node.url, "ca_certs": locked_node.certificate}
     elastic.build(
-        Server(**access, password="${MY_PASSWORD}"),
+        SearchServer(**access, password="${MY_PASSWORD}"),
         name,
         corpus_of(write_rows(tmp_path / "rows.jsonl")),
     )

@@ -12,7 +12,7 @@ from nodes import free_port
 from retrieving import PAGE, retriever_of
 from test_outage_elasticsearch import ITERATIONS, ROOT, metrics, train, turnrl
 from turnrl_wiki_search import embedded
-from turnrl_wiki_search.sources import Corpus, open_source
+from turnrl_wiki_search.sources import Corpus, open_pages
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def module_server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("atlas") / "index"
-    embedded.build(folder, Corpus(open_source("Atlas")))
+    embedded.build(folder, Corpus(open_pages("Atlas")))
     with retriever_of(folder, free_port()) as server:
         yield server
 

@@ -22,12 +22,12 @@ from test_elasticsearch import QUICK, Proxy, url  # noqa: F401 - a fixture
 from test_outage_elasticsearch import ROOT, turnrl
 from turnrl import Passage, RecipeError, ToolError
 from turnrl_wiki_search import WikiSearch, elastic
-from turnrl_wiki_search.elastic import ElasticIndex, Server
+from turnrl_wiki_search.elastic import ElasticIndex, SearchServer
 from turnrl_wiki_search.elastic.asking import Asking
 from turnrl_wiki_search.encoding import open_encoder, unit
 from turnrl_wiki_search.fusion import fuse
 from turnrl_wiki_search.server import check_url
-from turnrl_wiki_search.sources import Corpus, open_source
+from turnrl_wiki_search.sources import Corpus, open_pages
 
 # --- fusion ---
 
@@ -110,21 +110,21 @@ def test_other_backends_refuse_what_only_elasticsearch_does(backend, arguments, 
 def test_a_cache_tells_apart_everything_that_decides_what_is_found():
     fields = {"text": "body", "vector": "v"}
     servers = [
-        Server(),
-        Server(**DENSE),
-        Server(**{**DENSE, "ranking": "hybrid"}),
-        Server(ranking="knn", encoder="other"),
-        Server(**DENSE, query_prefix="query: "),
-        Server(fields={"text": "body"}, version="a"),
-        Server(fields={"text": "other"}, version="a"),
-        Server(fields={"text": "body", "title": "head"}, version="a"),
-        Server(fields={"text": "body"}, version="b"),
-        Server(fields=fields, version="a", **DENSE),
-        Server(fields={**fields, "vector": "w"}, version="a", **DENSE),
+        SearchServer(),
+        SearchServer(**DENSE),
+        SearchServer(**{**DENSE, "ranking": "hybrid"}),
+        SearchServer(ranking="knn", encoder="other"),
+        SearchServer(**DENSE, query_prefix="query: "),
+        SearchServer(fields={"text": "body"}, version="a"),
+        SearchServer(fields={"text": "other"}, version="a"),
+        SearchServer(fields={"text": "body", "title": "head"}, version="a"),
+        SearchServer(fields={"text": "body"}, version="b"),
+        SearchServer(fields=fields, version="a", **DENSE),
+        SearchServer(fields={**fields, "vector": "w"}, version="a", **DENSE),
     ]
     assert len({one.known_as("wiki") for one in servers}) == len(servers)
-    assert Server().known_as("wiki") == "wiki"  # as caches of earlier versions know it
-    assert Server(url="http://elsewhere:1").known_as("wiki") == "wiki"
+    assert SearchServer().known_as("wiki") == "wiki"  # as caches of earlier versions know it
+    assert SearchServer(url="http://elsewhere:1").known_as("wiki") == "wiki"
 
 
 def test_a_recipe_names_fields_and_an_encoder():
@@ -138,7 +138,7 @@ def test_a_recipe_names_fields_and_an_encoder():
     init = {"index": "wiki", "backend": "elasticsearch", "query_prefix": "query: ", **how}
     config = parser.parse_object({"tool": {"class_path": "WikiSearch", "init_args": init}})
     server = parser.instantiate(config).tool._server
-    assert server == Server(**how, query_prefix="query: ")
+    assert server == SearchServer(**how, query_prefix="query: ")
     init = {"index": "wiki", "backend": "elasticsearch", "ranking": "colbert"}
     with pytest.raises(Exception, match=r"bm25.*knn.*hybrid"):
         parser.parse_object({"tool": {"class_path": "WikiSearch", "init_args": init}})
@@ -330,13 +330,15 @@ def new_name() -> str:
 def dense(url, tmp_path_factory):  # noqa: F811
     name = new_name()
     path = write_rows(tmp_path_factory.mktemp("dense") / "rows.jsonl", MANY)
-    elastic.build(Server(url=url), name, corpus_of(path), encoder=open_encoder("encoders.words"))
+    elastic.build(
+        SearchServer(url=url), name, corpus_of(path), encoder=open_encoder("encoders.words")
+    )
     return name
 
 
 def index_of(url, name, ranking, **more) -> ElasticIndex:  # noqa: F811
     how = {} if ranking == "bm25" else {"encoder": "encoders.words"}
-    return ElasticIndex(Server(url=url, ranking=ranking, **{**how, **QUICK, **more}), name)
+    return ElasticIndex(SearchServer(url=url, ranking=ranking, **{**how, **QUICK, **more}), name)
 
 
 @server_test
@@ -420,7 +422,7 @@ def test_vectors_stay_out_of_what_is_stored_and_the_version_of_words_stays(dense
     assert options["index_options"]["type"] == "int8_hnsw"
     plain = new_name()
     path = write_rows(tmp_path / "rows.jsonl", MANY)
-    without = elastic.build(Server(url=url), plain, corpus_of(path))
+    without = elastic.build(SearchServer(url=url), plain, corpus_of(path))
     infos = {one: index_of(url, dense, one).info() for one in ("bm25", "knn", "hybrid")}
     assert infos["bm25"].version == without.version
     assert len({info.version for info in infos.values()}) == 3
@@ -439,7 +441,7 @@ def test_shards_change_the_answers_and_so_the_version(url, tmp_path):  # noqa: F
     versions, answers = [], []
     for shards in (1, 3):
         name = new_name()
-        info = elastic.build(Server(url=url), name, corpus_of(path), shards=shards)
+        info = elastic.build(SearchServer(url=url), name, corpus_of(path), shards=shards)
         versions.append(info.version)
         answers.append(index_of(url, name, "bm25").search(QUERIES, 3))
         assert index_of(url, name, "bm25").info().version == info.version
@@ -466,7 +468,7 @@ def test_another_encoder_than_the_indexs_is_refused(dense, url, encoder, message
 @server_test
 def test_an_index_without_vectors_ranks_by_words_alone(url, tmp_path):  # noqa: F811
     name = new_name()
-    elastic.build(Server(url=url), name, corpus_of(write_rows(tmp_path / "rows.jsonl")))
+    elastic.build(SearchServer(url=url), name, corpus_of(write_rows(tmp_path / "rows.jsonl")))
     message = r"has no vectors, which .*'turnrl index build --backend elasticsearch --index .* "
     with pytest.raises(ToolError, match=message + "--encoder encoders.words --overwrite'"):
         index_of(url, name, "knn").info()
@@ -479,7 +481,7 @@ def test_a_passage_prefix_is_encoded_and_part_of_the_version(url, tmp_path):  # 
     for prefix in ("", "passage: "):
         name = new_name()
         encoder = open_encoder("encoders.noted")
-        elastic.build(Server(url=url), name, corpus_of(path), encoder=encoder,
+        elastic.build(SearchServer(url=url), name, corpus_of(path), encoder=encoder,
                       passage_prefix=prefix)  # fmt: skip
         assert any(f"{prefix}Utrecht\nUtrecht is" in text for text in encoders.ASKED[-1])
         versions.add(index_of(url, name, "knn").info().version)
@@ -499,7 +501,7 @@ def test_an_interrupted_build_resumes_and_encodes_nothing_twice(url, tmp_path): 
             raise Stop
 
     def build(on_progress, encoder="encoders.noted"):
-        return elastic.build(Server(url=url), name, corpus_of(path, chunk=20),
+        return elastic.build(SearchServer(url=url), name, corpus_of(path, chunk=20),
                              on_progress=on_progress, encoder=open_encoder(encoder))  # fmt: skip
 
     with pytest.raises(Stop):
@@ -757,14 +759,14 @@ def places(url, tmp_path_factory):  # noqa: F811
     import elasticsearch
     from elasticsearch import helpers
 
-    source = open_source("Atlas")
+    source = open_pages("Atlas")
     names = {"news": new_name(), "corpus": new_name()}
     rows = [{"_index": names["news"], "_id": one.id, "headline": one.title, "body": one.text}
             for one in source.read()]  # fmt: skip
     with elasticsearch.Elasticsearch(url) as client:
         helpers.bulk(client, rows, refresh=True)
     encoder = open_encoder("encoders.words")
-    elastic.build(Server(url=url), names["corpus"], Corpus(source), encoder=encoder)
+    elastic.build(SearchServer(url=url), names["corpus"], Corpus(source), encoder=encoder)
     return names
 
 

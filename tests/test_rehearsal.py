@@ -35,7 +35,7 @@ from turnrl_doctor.arguments import arguments_of
 from turnrl_doctor.miniature import _network
 from turnrl_doctor.rehearsal import Rehearsal
 from turnrl_estimators import Branched, Tree, TurnCritic
-from turnrl_rewards import FirstHit, LLMJudge, LLMJudgeTurn, SearchCost, Server
+from turnrl_rewards import FirstHit, JudgeServer, LLMJudge, LLMJudgeTurn, SearchCost
 from turnrl_slots import Slots
 from worlds import Aims, Answered, Echo
 
@@ -481,7 +481,7 @@ def test_the_recipes_of_a_laptop_pass(recipe, tmp_path, monkeypatch, capsys):
 
 @pytest.mark.parametrize("kind", [LLMJudge, LLMJudgeTurn])
 def test_a_judge_is_rehearsed_without_patience_and_without_its_file(kind):
-    judge = kind(Server("http://localhost:9/v1", "judge", patience_s=300, cache="verdicts.db"))
+    judge = kind(JudgeServer("http://localhost:9/v1", "judge", patience_s=300, cache="verdicts.db"))
     with judge.rehearsal() as rehearsed:
         parts = [one._verdicts if kind is LLMJudge else one.state._verdicts
                  for one in (judge, rehearsed)]  # fmt: skip

@@ -26,7 +26,7 @@ from searching import (
 from turnrl import RecipeError, ToolError
 from turnrl_wiki_search import WikiSearch, embedded
 from turnrl_wiki_search.retrieve import RetrieveIndex
-from turnrl_wiki_search.server import Server
+from turnrl_wiki_search.server import SearchServer
 
 QUICK = {"timeout_s": 2.0, "retries": 1, "wait_s": 30.0}
 QUERIES = ["capital city of France", "serving coffees", "", "zebra", "tower", "Utrecht"]
@@ -93,7 +93,7 @@ def test_the_request_and_the_answer_of_the_page_are_those_of_the_protocol(server
     ask(tool, "capital of Peru")
     (sent,) = server.requests()[before:]
     assert sent.items() >= json.loads(shown).items()
-    ((hit,),) = RetrieveIndex(Server(), server.url)._hits(answer.encode(), 1, 3)
+    ((hit,),) = RetrieveIndex(SearchServer(), server.url)._hits(answer.encode(), 1, 3)
     assert (hit.passage.title, hit.passage.id, hit.score) == ("Peru", "7", 12.5)
 
 

@@ -46,7 +46,7 @@ from turnrl_wiki_search import server as servers
 from turnrl_wiki_search.command import add_index_command
 from turnrl_wiki_search.coverage import score_retrieval
 from turnrl_wiki_search.index import MAX_QUERY_CHARACTERS, clean_query
-from turnrl_wiki_search.sources import Corpus, open_source
+from turnrl_wiki_search.sources import Corpus, open_pages
 from turnrl_wiki_search.splitting import Splitter
 from turnrl_wiki_search.tool import cut_to_tokens, estimate_tokens
 
@@ -335,11 +335,11 @@ def test_a_build_killed_outright_is_taken_up(tmp_path):
     code = """
 import os, sys
 from turnrl_wiki_search import embedded
-from turnrl_wiki_search.sources import Corpus, open_source
+from turnrl_wiki_search.sources import Corpus, open_pages
 def stop(passages):
     if passages > 55_000:
         os.kill(os.getpid(), 9)
-embedded.build(sys.argv[1], Corpus(open_source(sys.argv[2])), on_progress=stop)
+embedded.build(sys.argv[1], Corpus(open_pages(sys.argv[2])), on_progress=stop)
 """
     command = [sys.executable, "-c", code, str(tmp_path / "index"), str(path)]
     assert subprocess.run(command, check=False).returncode == -9
@@ -402,15 +402,15 @@ def _rows_file(folder: Path, ending: str) -> Path:
 def test_a_file_of_each_kind_is_read_and_taken_up_at_any_row(tmp_path, ending):
     path = str(_rows_file(tmp_path, ending))
     expected = [Passage(row["id"], row["title"], row["text"]) for row in ROWS]
-    assert list(open_source(path).read()) == expected
+    assert list(open_pages(path).read()) == expected
     for row in range(len(ROWS)):
-        source = open_source(path)
+        source = open_pages(path)
         articles = source.read()
         for _ in range(row):
             next(articles)
         position = json.loads(json.dumps(source.position()))
         articles.close()
-        assert list(open_source(path).read(position or None)) == expected[row:]
+        assert list(open_pages(path).read(position or None)) == expected[row:]
 
 
 def test_a_data_set_is_streamed_and_taken_up_at_any_row(tmp_path):
@@ -421,29 +421,29 @@ def test_a_data_set_is_streamed_and_taken_up_at_any_row(tmp_path):
     for shard in range(5):
         table = pyarrow.Table.from_pylist(rows[shard * 10 : shard * 10 + 10])
         pyarrow.parquet.write_table(table, tmp_path / f"train-{shard}.parquet", row_group_size=3)
-    source = open_source(str(tmp_path))
+    source = open_pages(str(tmp_path))
     assert str(source.splitter) == "words=100"
     articles = source.read()
     for row in range(1, 50):
         assert next(articles).id == str(row - 1)
         if row % 7 == 0:
             position = json.loads(json.dumps(source.position()))
-            rest = open_source(str(tmp_path)).read(position)
+            rest = open_pages(str(tmp_path)).read(position)
             assert [a.id for a in rest] == [str(i) for i in range(row, 50)]
     articles.close()
     assert next(source.read()).id == "0"  # without a position, from the beginning
-    info = embedded.build(tmp_path / "index", Corpus(open_source(str(tmp_path))))
+    info = embedded.build(tmp_path / "index", Corpus(open_pages(str(tmp_path))))
     assert (info.passages, info.splitter) == (50, "words=100")
 
 
 def test_an_installed_corpus_is_a_source_by_its_short_name(tmp_path):
     first = next(iter(installed("turnrl_datasets")["Atlas"]().passages()))
-    assert next(iter(open_source("Atlas").read())) == first
+    assert next(iter(open_pages("Atlas").read())) == first
 
 
 def test_the_wiki_18_layout_of_one_field_is_read(tmp_path):
     path = write_rows(tmp_path / "wiki.jsonl", [{"id": 0, "contents": '"Utrecht"\nA city.'}])
-    assert list(open_source(str(path)).read()) == [Passage("0", "Utrecht", "A city.")]
+    assert list(open_pages(str(path)).read()) == [Passage("0", "Utrecht", "A city.")]
 
 
 @pytest.mark.parametrize(("text", "message"), [
@@ -466,15 +466,15 @@ def test_a_bad_corpus_is_named_with_its_line(tmp_path, text, message):
 def test_a_bad_parquet_file_is_named(tmp_path):
     (tmp_path / "rows.parquet").write_text("no parquet")
     with pytest.raises(DataError, match=r"rows\.parquet cannot be read as a Parquet file"):
-        list(open_source(str(tmp_path / "rows.parquet")).read())
+        list(open_pages(str(tmp_path / "rows.parquet")).read())
 
 
 def test_an_unknown_source_offers_what_there_is():
     message = r"no source 'Atlass'\. Did you mean Atlas\? .*found: .*Atlas"
     with pytest.raises(DataError, match=message):
-        open_source("Atlass")
+        open_pages("Atlass")
     with pytest.raises(DataError, match=r"no file 'gone\.jsonl'"):
-        open_source("gone.jsonl")
+        open_pages("gone.jsonl")
 
 
 # --- splitting ---
@@ -763,13 +763,13 @@ def test_a_build_needs_no_more_memory_for_a_larger_corpus(tmp_path):
     code = """
 import json, sys
 from turnrl_wiki_search import embedded
-from turnrl_wiki_search.sources import Corpus, open_source
+from turnrl_wiki_search.sources import Corpus, open_pages
 own_mb = {}
 def see(passages):
     if passages % 100_000 == 0:  # pages of mapped files are the system's: anonymous memory counts
         status = open("/proc/self/status").read()
         own_mb[passages] = int(status.split("RssAnon:")[1].split()[0]) / 1000
-embedded.build(sys.argv[1], Corpus(open_source(sys.argv[2])), on_progress=see)
+embedded.build(sys.argv[1], Corpus(open_pages(sys.argv[2])), on_progress=see)
 print(json.dumps(own_mb))
 """
     command = [sys.executable, "-c", code, str(tmp_path / "million"), str(path)]
@@ -879,7 +879,7 @@ def test_the_commands_in_the_docs_are_commands():
 
 def test_only_the_outer_quotes_of_a_title_in_contents_are_removed(tmp_path):
     rows = [{"id": "1", "contents": '""Weird Al" Yankovic"\nHe sings.'}]
-    (passage,) = open_source(str(write_rows(tmp_path / "rows.jsonl", rows))).read()
+    (passage,) = open_pages(str(write_rows(tmp_path / "rows.jsonl", rows))).read()
     assert passage == Passage("1", '"Weird Al" Yankovic', "He sings.")
 
 
@@ -889,4 +889,6 @@ def test_every_argument_of_the_tool_is_explained_in_its_docstring():
     explained = inspect.getdoc(WikiSearch).partition("Args:")[2]
     for name in inspect.signature(WikiSearch).parameters:
         assert f"\n    {name}: " in explained
-    assert [*servers.explained()] == [field.name for field in dataclasses.fields(servers.Server)]
+    assert [*servers.explained()] == [
+        field.name for field in dataclasses.fields(servers.SearchServer)
+    ]

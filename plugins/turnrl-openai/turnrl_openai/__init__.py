@@ -3,4 +3,4 @@
 from turnrl_openai.endpoint import Endpoint as Endpoint
 from turnrl_openai.endpoint import EndpointError as EndpointError
 from turnrl_openai.server import ChatServer as ChatServer
-from turnrl_openai.server import Server as Server
+from turnrl_openai.server import EndpointServer as EndpointServer

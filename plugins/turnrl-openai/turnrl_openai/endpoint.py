@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 from turnrl import EngineError, Message, MessageSampler, Reply, Sampling
-from turnrl_openai.server import Server
+from turnrl_openai.server import EndpointServer
 
 if TYPE_CHECKING:
     from httpx2 import Response
@@ -39,7 +39,7 @@ class Endpoint(MessageSampler):
         server: The server.
     """
 
-    def __init__(self, server: Server) -> None:
+    def __init__(self, server: EndpointServer) -> None:
         # imported late, because rewards import this package
         from turnrl_openai.connection import Connection
 

@@ -80,5 +80,5 @@ class ChatServer(ABC):
 
 @final
 @dataclass(frozen=True)
-class Server(ChatServer):
+class EndpointServer(ChatServer):
     """Access to a model that acts; see `ChatServer` for the options."""

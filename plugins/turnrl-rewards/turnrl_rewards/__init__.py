@@ -45,7 +45,7 @@ from turnrl_rewards.qa import AnswerRetrieved as AnswerRetrieved
 from turnrl_rewards.qa import ExactMatch as ExactMatch
 from turnrl_rewards.qa import ToolExecuted as ToolExecuted
 from turnrl_rewards.qa import WellFormed as WellFormed
-from turnrl_rewards.server import Server as Server
+from turnrl_rewards.server import JudgeServer as JudgeServer
 from turnrl_rewards.step import StepReward as StepReward
 
 

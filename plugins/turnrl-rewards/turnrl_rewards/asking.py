@@ -12,14 +12,14 @@ from collections.abc import Callable, Mapping
 
 from turnrl import RewardError, on_loop
 from turnrl_openai.connection import Connection
-from turnrl_rewards.server import Server
+from turnrl_rewards.server import JudgeServer
 
 _QUIET_S = 5.0
 """Shorter outages are not printed."""
 
 
 def ask_all(
-    server: Server,
+    server: JudgeServer,
     prompts: Mapping[bytes, str],
     read: Callable[[str], float | None],
     keep: Callable[[bytes, float], None],

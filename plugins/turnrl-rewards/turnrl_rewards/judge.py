@@ -13,7 +13,7 @@ from typing import final
 
 from turnrl import OutcomeReward, SampledPolicy, Trajectory, says_nothing
 from turnrl_rewards.progress import Difference, StateScore, informed
-from turnrl_rewards.server import Server
+from turnrl_rewards.server import JudgeServer
 from turnrl_rewards.verdicts import Case, Verdicts
 
 _HERE = Path(__file__).parent
@@ -38,7 +38,7 @@ class LLMJudge(OutcomeReward):
             The texts filled in cannot contain its tags.
     """
 
-    def __init__(self, server: Server, weight: float = 1.0, prompt: str | None = None) -> None:
+    def __init__(self, server: JudgeServer, weight: float = 1.0, prompt: str | None = None) -> None:
         self.weight = weight
         self.bounds = (0.0, weight)
         places = ("question", "answers", "answer")
@@ -69,7 +69,7 @@ class JudgedState(StateScore):
     """The share, 0 to 1, of the needed information that a language model finds in the text read so
     far; see `LLMJudgeTurn`."""
 
-    def __init__(self, server: Server, prompt: str | None = None) -> None:
+    def __init__(self, server: JudgeServer, prompt: str | None = None) -> None:
         places = ("question", "answers", "transcript")
         self._verdicts = Verdicts(server, prompt or STATE_PROMPT, places)
 
@@ -117,7 +117,7 @@ class LLMJudgeTurn(Difference):
             The texts filled in cannot contain its tags.
     """
 
-    def __init__(self, server: Server, weight: float = 1.0, prompt: str | None = None) -> None:
+    def __init__(self, server: JudgeServer, weight: float = 1.0, prompt: str | None = None) -> None:
         super().__init__(JudgedState(server, prompt), weight)
 
 

@@ -11,7 +11,7 @@ from turnrl_openai import ChatServer
 
 @final
 @dataclass(frozen=True)
-class Server(ChatServer):
+class JudgeServer(ChatServer):
     """Access to a judge; see `turnrl_openai.ChatServer` for the other options.
 
     Args:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from turnrl import RecipeError, RewardError, neutralise
-from turnrl_rewards.server import Server
+from turnrl_rewards.server import JudgeServer
 
 if TYPE_CHECKING:
     from turnrl.servers import Cache
@@ -46,7 +46,7 @@ class Verdicts:
         RecipeError: If the prompt has another placeholder, or lacks the last one, the judged text.
     """
 
-    def __init__(self, server: Server, prompt: str, places: Sequence[str]) -> None:
+    def __init__(self, server: JudgeServer, prompt: str, places: Sequence[str]) -> None:
         named = _PLACE.findall(prompt)
         known = ", ".join(f"{{{name}}}" for name in places)
         if odd := [name for name in named if name not in places]:

@@ -36,8 +36,8 @@ from turnrl_wiki_search.index import (
     clean_query,
 )
 from turnrl_wiki_search.progress import Progress
-from turnrl_wiki_search.server import OF_RETRIEVE, Server, explained
-from turnrl_wiki_search.sources import Corpus, open_source
+from turnrl_wiki_search.server import OF_RETRIEVE, SearchServer, explained
+from turnrl_wiki_search.sources import Corpus, open_pages
 from turnrl_wiki_search.splitting import Splitter
 from turnrl_wiki_search.tool import open_index
 
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 _SHOWN = 5
 """Questions without an answer that are printed, and accepted answers of each."""
 _ACCESS = ("url", "api_key", "username", "password", "cloud_id", "ca_certs")
-"""The arguments of `Server` that name a server."""
+"""The arguments of `SearchServer` that name a server."""
 _SEARCHED = ("fields", "ranking", "encoder", "query_prefix")
-"""The arguments of `Server` that say how its index is searched."""
+"""The arguments of `SearchServer` that say how its index is searched."""
 _BUILT = ("shards", "k1", "b", "encoder", "passage_prefix")
 _SEARCH_NAMES = Names(("--questions",), splits=(), config="", fields="", answers="")
 _CHECK_NAMES = dataclasses.replace(_SEARCH_NAMES, splits=("--split",), answers="--answers")
@@ -226,12 +226,12 @@ def _options(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _open(args: argparse.Namespace) -> contextlib.closing[SearchIndex]:
-    server = Server(**_options(args, (*_ACCESS, *_SEARCHED)), wait_s=0)
+    server = SearchServer(**_options(args, (*_ACCESS, *_SEARCHED)), wait_s=0)
     return contextlib.closing(open_index(args.backend, args.index, server, of_run=False))
 
 
 def _build(args: argparse.Namespace) -> None:
-    settings, server = _options(args, _BUILT), Server(**_options(args, _ACCESS))
+    settings, server = _options(args, _BUILT), SearchServer(**_options(args, _ACCESS))
     if "passage_prefix" in settings and "encoder" not in settings:
         raise RecipeError(
             "--passage-prefix would have no effect, because nothing is encoded. Add --encoder, or "
@@ -242,7 +242,7 @@ def _build(args: argparse.Namespace) -> None:
 
         settings["encoder"] = open_encoder(settings["encoder"])
     splitter = None if args.split is None else Splitter.parse(args.split)
-    corpus = Corpus(open_source(args.source), splitter)
+    corpus = Corpus(open_pages(args.source), splitter)
     progress = Progress(corpus.source.fraction)
     if args.backend == "embedded":
         from turnrl_wiki_search import embedded  # which loads tantivy

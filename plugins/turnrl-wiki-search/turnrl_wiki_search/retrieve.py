@@ -26,7 +26,7 @@ from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex
 from turnrl_wiki_search.server import (
     REPLAY,
     RESUME,
-    Server,
+    SearchServer,
     check_url,
     hide_from_logs,
     resolved,
@@ -59,7 +59,7 @@ class RetrieveIndex(SearchIndex):
         RecipeError: If the address is malformed, or a secret is missing.
     """
 
-    def __init__(self, server: Server, address: str, of_run: bool = True) -> None:
+    def __init__(self, server: SearchServer, address: str, of_run: bool = True) -> None:
         self._clients: dict[int, httpx2.Client] = {}
         check_url(address, "index", "http://localhost:8000/retrieve")
         self._address, self._version, self._of_run = address, server.version, of_run

@@ -58,7 +58,7 @@ _SECRET_WORDS = (
 
 
 @dataclass(frozen=True)
-class Server:
+class SearchServer:
     """Access to a search server, without any secret in it, and how its index is searched: this is
     what a recipe holds.
 
@@ -274,8 +274,8 @@ class Server:
 
 
 def explained() -> dict[str, str]:
-    """The text on each argument in the docstring of `Server`."""
-    params = docstring_parser.parse(Server.__doc__ or "").params
+    """The text on each argument in the docstring of `SearchServer`."""
+    params = docstring_parser.parse(SearchServer.__doc__ or "").params
     return {param.arg_name: " ".join((param.description or "").split()) for param in params}
 
 

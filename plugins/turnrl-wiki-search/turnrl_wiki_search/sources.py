@@ -253,7 +253,7 @@ def _settings(source: QuestionSource) -> dict[str, object]:
     return settings
 
 
-def open_source(source: str | QuestionSource) -> Source:
+def open_pages(source: str | QuestionSource) -> Source:
     """Open the source that `--source` or `build_from` names.
 
     Args:
@@ -295,7 +295,7 @@ def sample_of(source: str | QuestionSource | None) -> Source:
     words = source if isinstance(source, str) else ""
     local = words.lstrip().startswith("{") or words.endswith(_SUFFIXES) or Path(words).is_dir()
     if source is not None and (local or "/" not in words):
-        opened = open_source(source)
+        opened = open_pages(source)
         if not isinstance(opened, _Installed) or opened.at_hand:
             return _Sample(list(islice(opened.read(), _SAMPLE)))
     return _Sample([Passage("1", "Utrecht", "Utrecht is a city in the Netherlands.")])

@@ -28,8 +28,8 @@ from turnrl_wiki_search.elastic import ElasticIndex
 from turnrl_wiki_search.index import Backend, Hit, SearchIndex, build_command, clean_query, remark
 from turnrl_wiki_search.progress import Progress
 from turnrl_wiki_search.retrieve import RetrieveIndex
-from turnrl_wiki_search.server import Server
-from turnrl_wiki_search.sources import Corpus, open_source, sample_of, source_name
+from turnrl_wiki_search.server import SearchServer
+from turnrl_wiki_search.sources import Corpus, open_pages, sample_of, source_name
 
 _BETWEEN = "\n\n"
 _CHARACTERS_PER_TOKEN = 4
@@ -66,8 +66,8 @@ class WikiSearch(Tool):
         name: The name the policy calls it by. Two searches in one recipe need two names.
         description: The sentence that the prompt shows to the policy; null for the one about an
             encyclopedia.
-        server: A server, and how it is searched: any argument of `Server` (`api_key`, `ranking`,
-            ...), by its own name.
+        server: A server, and how it is searched: any argument of `SearchServer` (`api_key`,
+            `ranking`, ...), by its own name.
     """
 
     parameters: Mapping[str, object] = {
@@ -106,7 +106,7 @@ class WikiSearch(Tool):
         self._source = build_from
         self.build_from = None if build_from is None else source_name(build_from)
         _refuse_unknown(server)
-        self._server = Server(**server)
+        self._server = SearchServer(**server)
         if backend not in get_args(Backend):
             raise RecipeError(
                 f"WikiSearch: no backend {backend!r}. Choose 'embedded', 'elasticsearch' or "
@@ -212,7 +212,7 @@ class WikiSearch(Tool):
         path, name = Path(self.index), source_name(source)
         if not path.exists():
             remark(f"building the search index {self.index!r} from {name}")
-            corpus = Corpus(open_source(source))
+            corpus = Corpus(open_pages(source))
             progress = Progress(corpus.source.fraction)
             try:
                 embedded.build(path, corpus, existing="keep", on_progress=progress)
@@ -256,17 +256,19 @@ class WikiSearch(Tool):
 
 def _refuse_unknown(given: Mapping[str, object]) -> None:
     own = inspect.signature(WikiSearch).parameters.keys() - {"server"}
-    known = own | inspect.signature(Server).parameters.keys()
+    known = own | inspect.signature(SearchServer).parameters.keys()
     for name in given:
         if name not in known:
             near = did_you_mean(name, sorted(known))
             raise RecipeError(
                 f"WikiSearch has no option {name!r}.{near} Its docstring and the docstring of "
-                "'Server' list all of them."
+                "'SearchServer' list all of them."
             )
 
 
-def open_index(backend: Backend, index: str, server: Server, of_run: bool = True) -> SearchIndex:
+def open_index(
+    backend: Backend, index: str, server: SearchServer, of_run: bool = True
+) -> SearchIndex:
     """Open an index. An embedded one ignores `server`.
 
     Args:

@@ -18,7 +18,7 @@ from turnrl.recipe.fit import add_recipe_command
 from turnrl.recipe.folders import LATEST
 from turnrl.recipe.given import Given
 from turnrl.types.contracts import QuestionSource
-from turnrl_openai import Server
+from turnrl_openai import EndpointServer
 
 if TYPE_CHECKING:
     from turnrl.plugins import Commands
@@ -37,7 +37,7 @@ _SETTINGS = {
         "Trajectories to sample per question, at rollout.temperature; null for a greedy one",
     ),
     "endpoint": (
-        Server | None,
+        EndpointServer | None,
         None,
         "A chat completions server that acts instead of the policy: base_url and model",
     ),

@@ -25,7 +25,7 @@ from turnrl.run import record, recording
 from turnrl.scoring import score_group
 from turnrl.text import say
 from turnrl.types.questions import Question
-from turnrl_openai import Endpoint, Server
+from turnrl_openai import Endpoint, EndpointServer
 
 _NAMES = Names(sources=("--questions",), splits=("--split",))
 """What the settings of the questions are called that are no recipe's."""
@@ -62,7 +62,7 @@ def evaluate(built: Built, out: TextIO) -> None:
         PluginError: If the plugin that keeps the record is not loaded.
     """
     (module, sets), trainer = _parts(built), built.trainer
-    server: Server | None = built.settings["endpoint"]
+    server: EndpointServer | None = built.settings["endpoint"]
     if server is None:
         rows = _by_policy(module, sets, trainer, built.checkpoint)
     else:
@@ -193,7 +193,7 @@ def _by_server(
     module: MTGRPO,
     sets: Mapping[str, QuestionData],
     trainer: L.Trainer,
-    server: Server,
+    server: EndpointServer,
     folder: Path | None,
 ) -> dict[str, list[record.Row]]:
     """The rows of each data set, by a model behind a server. No weights are loaded."""

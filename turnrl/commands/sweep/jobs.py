@@ -28,7 +28,7 @@ _GRACE_S = 30.0
 
 
 @dataclass(frozen=True)
-class Places:
+class Workers:
     """Where runs are at work.
 
     Args:
@@ -48,7 +48,7 @@ class Places:
         return {**os.environ, **own, "PYTHONUNBUFFERED": "1"}
 
 
-def places(jobs: int | None, devices: str | None, kind: str, several: object) -> Places:
+def places(jobs: int | None, devices: str | None, kind: str, several: object) -> Workers:
     """Divide up the cores or GPUs of this machine.
 
     Args:
@@ -83,7 +83,7 @@ def places(jobs: int | None, devices: str | None, kind: str, several: object) ->
     # a user's own number of threads stays
     own = os.environ.get(_THREADS[0], "")
     threads = int(own) if own.isdigit() else max(1, cores // jobs)
-    return Places([named[n % len(named)] if named else None for n in range(jobs)], threads)
+    return Workers([named[n % len(named)] if named else None for n in range(jobs)], threads)
 
 
 def _cores() -> int:
@@ -175,7 +175,7 @@ class Jobs:
         where: Their places.
     """
 
-    def __init__(self, where: Places) -> None:
+    def __init__(self, where: Workers) -> None:
         self._free = [*where.devices]
         self._where = where
         self.running: list[Job] = []

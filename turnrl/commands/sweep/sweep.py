@@ -27,7 +27,7 @@ from turnrl.run.folders import whole_file
 from turnrl.text import say, visible
 
 if TYPE_CHECKING:
-    from turnrl.commands.sweep.jobs import Job, Jobs, Places
+    from turnrl.commands.sweep.jobs import Job, Jobs, Workers
     from turnrl.commands.sweep.table import Table
 
 _IN_REPORT = 5_000
@@ -63,7 +63,7 @@ class Sweep:
         """The runs that are not done."""
         return [cell for cell in self._cells if cell.key not in self._results]
 
-    def prepare(self, jobs: int | None, devices: str | None) -> Places:
+    def prepare(self, jobs: int | None, devices: str | None) -> Workers:
         """Build every recipe that is to run, so that a mistake shows before anything begins; and
         divide up the machine.
 
@@ -99,7 +99,7 @@ class Sweep:
 
     # --------------------------------------------------------------------------------- at work
 
-    def train(self, where: Places) -> None:
+    def train(self, where: Workers) -> None:
         """Train what is not done, several runs at a time. One that fails is shown, and the others
         continue.
 
@@ -138,7 +138,7 @@ class Sweep:
             _log(f"resumes {cell}, after iteration {iterations}")
         jobs.begin(cell, home / "log.txt", words, last is not None)
 
-    def _end(self, job: Job, code: int, left: int, where: Places) -> None:
+    def _end(self, job: Job, code: int, left: int, where: Workers) -> None:
         from turnrl.run.console.lines import duration
 
         took = time.monotonic() - job.began

@@ -33,7 +33,7 @@ _PLACES = ("train", "iteration", "step", "sampled_tokens", "seconds")
 
 
 @dataclass(frozen=True)
-class Figure:
+class OverSeeds:
     """A figure of one setting.
 
     Args:
@@ -54,7 +54,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Row:
+class Setting:
     """One setting.
 
     Args:
@@ -65,7 +65,7 @@ class Row:
 
     settings: Mapping[str, str]
     seeds: Sequence[int]
-    figures: Mapping[str, Figure]
+    figures: Mapping[str, OverSeeds]
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Table:
         missing: Runs that did not finish.
     """
 
-    rows: Sequence[Row]
+    rows: Sequence[Setting]
     main: str
     tokens: float
     missing: Sequence[Cell]
@@ -147,7 +147,7 @@ def tabulate(cells: Sequence[Cell], results: Results) -> Table:
     main = next((name for name in MAIN if any(run.points(name) for run in runs_of_all)), MAIN[0])
     every = [run.points(main) for run in runs_of_all]
     tokens = min((points[-1][0] for points in every if points), default=0.0)
-    rows: list[Row] = []
+    rows: list[Setting] = []
     for digest, runs in of_digest.items():
         values: dict[str, dict[int, float]] = {}
         for seed, run in sorted(runs.items()):
@@ -155,7 +155,7 @@ def tabulate(cells: Sequence[Cell], results: Results) -> Table:
                 values.setdefault(name, {})[seed] = value
         base = rows[0].figures if rows else {}
         figures = {n: _figure(n, values[n], base.get(n), main) for n in sorted(values, key=_order)}
-        rows.append(Row(settings[digest], sorted(runs), figures))
+        rows.append(Setting(settings[digest], sorted(runs), figures))
     return Table(rows, main, tokens, [cell for cell in cells if cell.key not in results])
 
 
@@ -188,11 +188,11 @@ def area(points: Sequence[tuple[float, float]], end: float) -> float:
     return float(np.trapezoid(np.interp(until, xs, ys), until) / (end - xs[0]))
 
 
-def _figure(name: str, values: dict[int, float], base: Figure | None, main: str) -> Figure:
+def _figure(name: str, values: dict[int, float], base: OverSeeds | None, main: str) -> OverSeeds:
     of = main if name == "area" else name
     share = of.rpartition("/")[2] in (*record.CURVES, "f1")
     ends = interval_over_seeds([*values.values()], share) if len(values) > 1 else None
-    return Figure(values, ends, by_seed(base.values, values) if base else None)
+    return OverSeeds(values, ends, by_seed(base.values, values) if base else None)
 
 
 def _order(name: str) -> tuple[int, str]:
@@ -202,7 +202,7 @@ def _order(name: str) -> tuple[int, str]:
 # ------------------------------------------------------------------------------------------- shown
 
 
-def _line(name: str, letter: str, one: Figure) -> str:
+def _line(name: str, letter: str, one: OverSeeds) -> str:
     gain, ends = "", ""
     if one.less is not None:
         gain, ends = f"{one.less.change:+9.4f}", _ends((one.less.low, one.less.high), "+")
@@ -217,7 +217,7 @@ def _ends(ends: tuple[float, float] | None, sign: str = "") -> str:
     return "all seeds alike" if high - low < _SAME else f"[{low:{sign}.4f}, {high:{sign}.4f}]"
 
 
-def _notes(table: Table, rows: Mapping[str, Row]) -> Iterator[str]:
+def _notes(table: Table, rows: Mapping[str, Setting]) -> Iterator[str]:
     """Sentences about what each figure is, and what it rests on."""
     if table.tokens:
         yield (

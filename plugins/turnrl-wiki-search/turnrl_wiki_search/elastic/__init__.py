@@ -13,6 +13,6 @@ a connection is made.
 
 from turnrl_wiki_search.elastic.building import build
 from turnrl_wiki_search.elastic.search import ElasticIndex
-from turnrl_wiki_search.server import Server
+from turnrl_wiki_search.server import SearchServer
 
-__all__ = ["ElasticIndex", "Server", "build"]
+__all__ = ["ElasticIndex", "SearchServer", "build"]

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from turnrl import RecipeError, ToolError
 from turnrl.servers import short_reason
-from turnrl_wiki_search.server import Server, check_url, hide_from_logs
+from turnrl_wiki_search.server import SearchServer, check_url, hide_from_logs
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
@@ -33,7 +33,7 @@ class Access:
     credentials: str
 
     @classmethod
-    def of(cls, server: Server) -> Access:
+    def of(cls, server: SearchServer) -> Access:
         options: dict[str, Any] = {}
         secrets: list[str] = []
 

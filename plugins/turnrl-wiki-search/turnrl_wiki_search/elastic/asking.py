@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from turnrl import Passage, ToolError
 from turnrl_wiki_search.fusion import fuse
 from turnrl_wiki_search.index import Hit, Ranking
-from turnrl_wiki_search.server import Server
+from turnrl_wiki_search.server import SearchServer
 from turnrl_wiki_search.sources import passage_of
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Asking:
     fields: Mapping[str, str] | None
 
     @classmethod
-    def of(cls, server: Server) -> Asking:
+    def of(cls, server: SearchServer) -> Asking:
         return cls(server.ranking, server.fields)
 
     def bodies(self, query: str, vector: Vectors | None, k: int) -> list[dict[str, object]]:

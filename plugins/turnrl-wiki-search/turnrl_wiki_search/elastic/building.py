@@ -18,7 +18,7 @@ from turnrl_wiki_search.elastic.asking import VECTOR
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.elastic.search import check_version, describe, digest
 from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, described, remark
-from turnrl_wiki_search.server import Server
+from turnrl_wiki_search.server import SearchServer
 from turnrl_wiki_search.sources import Corpus, Mark
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _LONGEST_BULK_BYTES = 20_000_000
 
 
 def build(
-    server: Server,
+    server: SearchServer,
     name: str,
     corpus: Corpus,
     analyzer: Analyzer = "english",

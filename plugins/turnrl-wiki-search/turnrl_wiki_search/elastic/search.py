@@ -24,7 +24,7 @@ from turnrl_wiki_search.elastic.examining import (
 )
 from turnrl_wiki_search.elastic.faults import RETRIED, call, translate
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, build_command, described
-from turnrl_wiki_search.server import REPLAY, RESUME, Server
+from turnrl_wiki_search.server import REPLAY, RESUME, SearchServer
 
 if TYPE_CHECKING:
     from elasticsearch import Elasticsearch
@@ -60,7 +60,7 @@ class ElasticIndex(SearchIndex):
         of_run: Whether a run searches, which messages then tell how to resume or to replay.
     """
 
-    def __init__(self, server: Server, index: str, of_run: bool = True) -> None:
+    def __init__(self, server: SearchServer, index: str, of_run: bool = True) -> None:
         self._access = Access.of(server)
         self._server, self._of_run = server, of_run
         self._timeout_s = server.request_s("elasticsearch")
