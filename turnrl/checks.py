@@ -3,14 +3,18 @@
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, Protocol
 
 import lightning as L
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from turnrl.agent.rollout import Rollout
+from turnrl.collection import Setup
 from turnrl.errors import (
     ArgumentTypeError,
     PluginError,
@@ -57,7 +61,16 @@ def names_unknown_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
     return checked
 
 
-def check_parts(module: Any) -> None:
+class Learns(Setup, Protocol):
+    """The arguments of an `MTGRPO` that are checked together."""
+
+    objective: ClippedSurrogate
+    optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
+    scheduler: Callable[[Optimizer], LRScheduler] | None
+    redraws: int
+
+
+def check_parts(module: Learns) -> None:
     """Check the types of `MTGRPO`'s arguments; only Python callers can get them wrong.
 
     Raises:
@@ -81,7 +94,7 @@ def check_parts(module: Any) -> None:
     function_of("the optimiser", "scheduler", module.scheduler, cosine)
 
 
-def check_settings(module: Any) -> None:
+def check_settings(module: Learns) -> None:
     """Refuse settings of an `MTGRPO` that are out of range or do not fit together.
 
     Raises:

@@ -33,7 +33,7 @@ from turnrl.run.folders import run_folder
 from turnrl.run.metrics import MetricLog
 from turnrl.scoring import Tally
 from turnrl.streams import ASK
-from turnrl.types import Question, TokenRow, TokenScores, Trajectory
+from turnrl.types import Engine, Question, TokenRow, TokenScores, Trajectory
 
 
 class PolicyModule(L.LightningModule, ABC):
@@ -42,6 +42,7 @@ class PolicyModule(L.LightningModule, ABC):
     Args:
         policy: The policy.
         rollout: How it acts.
+        engine: Samples it.
         optimizer: Makes the optimiser of what is trained.
         scheduler: Makes its schedule; None keeps the rate.
         seed: Seed of sampling and of the order of trajectories.
@@ -51,6 +52,7 @@ class PolicyModule(L.LightningModule, ABC):
         self,
         policy: Policy,
         rollout: Rollout,
+        engine: Engine,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         scheduler: Callable[[Optimizer], LRScheduler] | None,
         seed: int,
@@ -58,6 +60,7 @@ class PolicyModule(L.LightningModule, ABC):
         super().__init__()
         self.policy = policy
         self.rollout = rollout
+        self.engine = engine
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.seed = seed
@@ -101,7 +104,7 @@ class PolicyModule(L.LightningModule, ABC):
         """Find a recipe's mistakes before any weights are loaded."""
         check_trainer(self.trainer)
         if self.divided:
-            check_division(self.policy, self.collector.setup.engine)
+            check_division(self.policy, self.engine)
         self.collector.close()  # `ask` may have begun with other settings, on another device
         self.folder = run_folder(self.trainer)
         if stage == "fit":

@@ -118,11 +118,11 @@ class MTGRPO(PolicyModule, Iterates):
     ) -> None:
         paper = partial(AdamW, lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0)
         optimizer = paper if optimizer is None else optimizer
-        super().__init__(policy, rollout, optimizer, scheduler, seed)
+        engine = _default_engine() if engine is None else engine
+        super().__init__(policy, rollout, engine, optimizer, scheduler, seed)
         self.rewards = rewards_of(rewards)
         self.estimator = estimator if estimator is not None else TurnLevel()
         self.objective = objective if objective is not None else ClippedSurrogate()
-        self.engine = engine if engine is not None else _default_engine()
         check_parts(self)
         cap = self.engine.importance_cap
         if cap is not None and self.objective.importance_cap is None:
