@@ -43,7 +43,7 @@ from turnrl import (
     visible,
 )
 from turnrl.cli import main
-from turnrl.run import recording
+from turnrl.run import columns, recording
 from turnrl.scoring import curves, score_group
 from turnrl.types import Critic
 
@@ -91,11 +91,11 @@ def test_the_columns_that_are_documented_are_those_that_are_written(run):
     folder, _, _ = run
     for file in kept(folder).iterdir():
         schema = pq.read_schema(file)
-        assert sorted(schema.names) == sorted(documented(record.__doc__))
+        assert sorted(schema.names) == sorted(documented(columns.__doc__))
         assert schema.equals(record.SCHEMA)
         assert schema.metadata == record.SCHEMA.metadata == {b"turnrl.record": b"2"}
         turn = schema.field("turns").type.value_type
-        (fields,) = re.findall(r"turns\s+a list of \{(.*?)\}", record.__doc__, re.DOTALL)
+        (fields,) = re.findall(r"turns\s+a list of \{(.*?)\}", columns.__doc__, re.DOTALL)
         written = sorted(turn[i].name for i in range(turn.num_fields))
         assert written == sorted(re.split(r",\s+", fields))
 

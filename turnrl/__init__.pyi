@@ -84,13 +84,13 @@ from turnrl.policy.reading import read_trajectories as read_trajectories
 from turnrl.policy.varlen import varlen_attn as varlen_attn
 from turnrl.recipe.build import Built as Built
 from turnrl.recipe.build import build as build
-from turnrl.recipe.build import load as load
 from turnrl.recipe.bundled import bundled_recipes as bundled_recipes
 from turnrl.recipe.bundled import recipe_like as recipe_like
 from turnrl.recipe.by_recipe import ByRecipe as ByRecipe
 from turnrl.recipe.fit import add_recipe_command as add_recipe_command
 from turnrl.recipe.folders import find_run as find_run
 from turnrl.recipe.folders import writable_part as writable_part
+from turnrl.recipe.loading import load as load
 from turnrl.run import record as record
 from turnrl.run.announce import announce as announce
 from turnrl.run.folders import is_trial as is_trial

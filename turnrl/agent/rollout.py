@@ -1,6 +1,6 @@
 """Rollouts: how an attempt moves on, by a turn scheme or by a player, and the rules it follows.
 
-A recipe configures `Rollout`, and the module calls its `explore`. The loop around the turns is in
+A recipe configures `Rollout`, and the collector calls its `begin`. The loop around the turns is in
 `turnrl/agent/explore.py`. Whatever the policy does is data. Whatever the world does wrong is an
 exception, and ends the collection with nothing collected.
 """

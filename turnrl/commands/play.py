@@ -83,7 +83,7 @@ def _run(args: argparse.Namespace) -> None:
     if agent.is_recipe:
         read_given("fit", ["--config", str(agent.recipe)]).check()
     say(f"turnrl play: {agent}", sys.stderr)
-    from turnrl.recipe.build import load
+    from turnrl.recipe.loading import load
     from turnrl.run.console.warnings import fit_warnings
 
     fit_warnings()

@@ -14,33 +14,26 @@ import warnings
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
-from os import PathLike
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
 import lightning as L
-import torch
-import yaml
-from jsonargparse import ArgumentError, ArgumentParser
 from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveConfigCallback
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from transformers.utils import logging as transformers_logging
 
-from turnrl.checkpoints import take_exported
 from turnrl.checks import Plan, check_division, check_trainer, start_of
 from turnrl.data.questions import QuestionData
-from turnrl.errors import ArgumentTypeError, RecipeError, TurnRLError, instance_of, kind_of
+from turnrl.errors import ArgumentTypeError, RecipeError, TurnRLError
 from turnrl.lifecycle import PolicyModule
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
-from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.by_recipe import ByRecipe
 from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
 from turnrl.recipe.given import COMMAND, Given, read_given
-from turnrl.recipe.merging import Contents, each_value, listed, relocated
-from turnrl.recipe.moved import up_to_date
+from turnrl.recipe.merging import Contents, listed
 from turnrl.run.kept import BestCheckpoint, LastCheckpoint
 from turnrl.run.recording import Recorder
 from turnrl.types.examination import Start
@@ -108,116 +101,16 @@ def build(arguments: Sequence[str]) -> Built:
     return make(given)
 
 
-def load(
-    path: str | Path,
-    device: str = "cpu",
-    checkpoint: str | Path | None = None,
-    module: MTGRPO | None = None,
-) -> MTGRPO:
-    """Load a policy to `ask`: a recipe's module, with its weights. On a GPU it samples with the
-    settings that a memory plan would choose for a run of its recipe.
-
-    Args:
-        path: A run (see `turnrl.find_run`), a checkpoint, or a recipe, by its path or its name. The
-            policy of a recipe is untrained.
-        device: Where the weights go.
-        checkpoint: `best` or `last` of the run; None for the best one, or else the last. After a
-            recipe: a run or a checkpoint whose weights it takes.
-        module: Takes the weights, in place of a module that the recipe describes. A run made from
-            Python has no recipe.
-    Raises:
-        CheckpointError: If there is no such run or checkpoint, it is of another policy, or it holds
-            no recipe and there is no module to take it.
-        RecipeError: If there is no such recipe, or it describes no `MTGRPO`.
-    """
-    if not isinstance(path, str | PathLike):
-        raise ArgumentTypeError(
-            f"path is {kind_of(path)}. Give a run, a checkpoint or a recipe: "
-            "turnrl.load('runs/NAME')."
-        )
-    if module is not None:
-        instance_of(MTGRPO, "module", module)
-    agent = find_agent(path, None if checkpoint is None else str(checkpoint))
-    file = agent.weights()
-    saved = None
-    if file is not None and not file.is_dir():
-        saved = torch.load(file, map_location="cpu", weights_only=True)
-    if module is not None and file is None:
-        raise RecipeError(
-            f"{str(path)!r} is a recipe, and has no trained weights for the module to take. "
-            "Give a run, or a checkpoint."
-        )
-    questions, plan = 0, Plan()
-    if module is None:
-        recipe = _recipe_of(agent, saved)
-        module, data = _made(recipe), recipe.get("data") or {}
-        settings = data.get("init_args", data) or {}
-        questions = settings.get("questions_per_iteration") or 0
-        plan = Plan(**(recipe.get("plan") or {}))
-    where = torch.device(device)
-    Start(where, module, learns=False, questions=questions, profile=plan.profile).settle()
-    module.policy.load(device)
-    if saved is not None:
-        module.on_load_checkpoint(saved)
-    elif file is not None:
-        take_exported(module.policy, file)
-    module.load_state_dict({} if saved is None else saved["state_dict"])
-    return module.to(device)
-
-
-def _recipe_of(agent: NamedAgent, saved: Contents | None) -> Contents:
-    """The recipe of an agent: its own, its checkpoint's or its run's.
-
-    Raises:
-        CheckpointError: If it has none.
-    """
-    file = agent.checkpoint
-    if file is not None and not agent.is_recipe:
-        if saved is not None and "recipe" in saved:
-            recipe = up_to_date(yaml.safe_load(saved["recipe"]))
-            return cast(Contents, each_value(recipe, partial(relocated, file)))
-        if not agent.recipe.is_file() or agent.recipe == file:
-            raise agent.without_recipe()
-    given = read_given("fit", ["--config", str(agent.recipe)])
-    given.check()
-    # the user's own classes; there are none beside a checkpoint
-    _import_from(agent.recipe.parent)
-    return given.contents
-
-
-def _import_from(*folders: Path) -> None:
+def import_from(*folders: Path) -> None:
     """Let the user's own modules be imported from some folders, after all others."""
     for folder in map(str, map(Path.absolute, folders)):
         if folder not in sys.path:
             sys.path.append(folder)
 
 
-def _made(recipe: Contents) -> MTGRPO:
-    """The module that a recipe describes."""
-    _prepare()
-    _import_from(Path.cwd())
-    model = recipe.get("model", {})
-    if "class_path" not in model:
-        model = {"class_path": "turnrl.MTGRPO", "init_args": model}
-    seed = _seed(recipe.get("seed_everything", 0))
-    model["init_args"] = {**model.get("init_args", {}), "seed": seed}
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--model", type=MTGRPO)
-    try:
-        made = parser.instantiate_classes(parser.parse_object({"model": model})).model
-    except Exception as error:
-        described = {"model": model}
-        if isinstance(error, ArgumentError | ValueError | TypeError) or any(_faults(described, {})):
-            raise _explained(error, described, {}) from error
-        raise
-    return cast(MTGRPO, made)
-
-
-def _explained(
-    error: BaseException, contents: Contents, kinds: Mapping[str, object]
-) -> RecipeError:
+def explained(error: BaseException, contents: Contents, kinds: Mapping[str, object]) -> RecipeError:
     """Explain why jsonargparse refuses a recipe, in a user's words."""
-    for fault in filter(None, _faults(contents, kinds)):
+    for fault in filter(None, faults(contents, kinds)):
         return RecipeError(fault)
     # the words of a component about its own settings, below those of jsonargparse
     cause = error
@@ -226,7 +119,7 @@ def _explained(
     return RecipeError(" ".join(str(cause).split()))
 
 
-def _faults(contents: Contents, kinds: Mapping[str, object]) -> Iterator[str | None]:
+def faults(contents: Contents, kinds: Mapping[str, object]) -> Iterator[str | None]:
     """The fault in each part of a recipe, None if there seems to be none."""
     for key, value in contents.items():
         cls = CLASSES.get(key)
@@ -252,7 +145,7 @@ class _Parser(LightningArgumentParser):
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
         contents = self.given.contents if self.given.files else {}  # no recipe: help alone
-        raise _explained(ex or ValueError(message), contents, self.given.kinds) from ex
+        raise explained(ex or ValueError(message), contents, self.given.kinds) from ex
 
     def format_help(self, *args: Any) -> str:
         """turnrl's own settings first: the trainer's are hundreds of lines."""
@@ -310,7 +203,7 @@ class _CLI(LightningCLI):
         # one seed for the whole run
         for section, cls in (("model", self.model_class), ("data", self.datamodule_class)):
             if cls is not None:
-                parser.link_arguments("seed_everything", f"{section}.seed", compute_fn=_seed)
+                parser.link_arguments("seed_everything", f"{section}.seed", compute_fn=seed_of)
         path = "Checkpoint to begin from: its path, a run's folder, or `last` or `best` of all runs"
         parser.add_argument("--ckpt_path", type=str | None, help=path)
         given = self.parser_class.given
@@ -401,7 +294,7 @@ def _refuse_missing(value: object, key: str) -> None:
         _refuse_missing(item, f"{key}.{name}" if key else name)
 
 
-def _seed(value: int | None) -> int:
+def seed_of(value: int | None) -> int:
     if value is None or value is True or not 0 <= value < 2**32:
         raise RecipeError(
             f"seed_everything is {json.dumps(value)}; it must be a number from 0 to 4294967295, so "
@@ -410,7 +303,7 @@ def _seed(value: int | None) -> int:
     return int(value)
 
 
-def _prepare() -> None:
+def prepare() -> None:
     """Import what a recipe may name, and silence warnings that a user of turnrl cannot act on."""
     for hook in KINDS:
         installed(hook)  # a short name is known once its class is imported
@@ -428,9 +321,9 @@ def _prepare() -> None:
 def make(given: Given) -> Built:
     """Let LightningCLI make what a recipe describes; see `build`."""
     contents = given.contents
-    _prepare()
+    prepare()
     # the user's own classes may lie here, or beside the recipe
-    _import_from(Path.cwd(), *(Path(one).parent for one in given.files))
+    import_from(Path.cwd(), *(Path(one).parent for one in given.files))
     for key in ("model", "data", "trainer"):  # jsonargparse would take it beside the link
         if "seed" in (section := contents[key]):
             raise RecipeError(f"{key}.seed is {section['seed']}; set seed_everything in its place.")
@@ -452,11 +345,11 @@ def make(given: Given) -> Built:
     except Exception as error:
         # jsonargparse wraps what a component's constructor raises; a null stands in the place of a
         # number; or a module cannot be imported
-        wrapped = "Union subtypes" in str(error) or any(_faults(contents, given.kinds))
+        wrapped = "Union subtypes" in str(error) or any(faults(contents, given.kinds))
         null = isinstance(error, ArgumentTypeError)
         if not wrapped or (isinstance(error, TurnRLError) and not null):
             raise
-        raise _explained(error, contents, given.kinds) from error
+        raise explained(error, contents, given.kinds) from error
     trainer = cli.trainer
     check_trainer(trainer)
     folder = given.folder and Path(str(trainer.log_dir))

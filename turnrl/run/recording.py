@@ -25,8 +25,9 @@ from turnrl.answers import f1
 from turnrl.credit import Credit
 from turnrl.errors import at_least
 from turnrl.policy.reading import read_trajectories
+from turnrl.run.columns import SCHEMA, TOKENS, UNREAD
 from turnrl.run.folders import whole_file
-from turnrl.run.record import SCHEMA, TOKENS, UNREAD, FileName, Row, transcript
+from turnrl.run.record import FileName, Row, transcript
 from turnrl.scoring import curves
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.engine import TokenScores
