@@ -36,6 +36,7 @@ from turnrl_doctor.miniature import _network
 from turnrl_doctor.rehearsal import Rehearsal
 from turnrl_estimators import Branched, Tree, TurnCritic
 from turnrl_rewards import FirstHit, JudgeServer, LLMJudge, LLMJudgeTurn, SearchCost
+from turnrl_segmenters import TwoTurn
 from turnrl_slots import Slots
 from worlds import Aims, Answered, Echo
 
@@ -367,6 +368,19 @@ def test_how_often_a_call_that_costs_has_to_be_paid_is_told(tiny_model):
         r"pay off if 1 attempt in 5 is paid: here \d+ of \d+ were",
         found.text,
     )
+
+
+@pytest.mark.parametrize("most", [4, 64])
+def test_turns_that_have_no_room_for_a_call_are_told(tiny_model, most):
+    it = module(tiny_model)
+    it.rollout = replace(it.rollout, segmenter=TwoTurn(), max_turn_tokens=most, max_tokens=900)
+    found = told(it, data())
+    assert ("turns" in found) == (most == 4)
+    if most == 4:
+        assert found["turns"].status == "warn"
+        text = r"model\.rollout\.max_turn_tokens is 4, and a call of echo takes (\d+)"
+        (needed,) = re.fullmatch(text, found["turns"].text).groups()
+        assert 20 < int(needed) <= 64
 
 
 def test_sessions_that_cannot_be_copied_are_told_where_the_estimator_branches(tiny_model):

@@ -37,6 +37,7 @@ from turnrl import (
     Question,
     QuestionData,
     Reading,
+    RecipeError,
     Reward,
     Rollout,
     Segmenter,
@@ -182,6 +183,7 @@ class _Parts:
         policy.to(self.start.device)
         yield _attention(policy, self.module.policy)
         yield from self._scripted(small)
+        yield from _guarded("turns", self._fitting(small))
         yield from _guarded("sampling", self._sampled(small))
         small.rewards = []
         for reward in self.module.rewards:
@@ -305,6 +307,24 @@ class _Parts:
             else:
                 branches = (probe.trajectory for probe in tried.probes[0])
                 self.attempts.append([*tried.trajectories[0], *branches])
+
+    def _fitting(self, small: MTGRPO) -> Iterator[Finding]:
+        """Whether a turn has room for a call, as the turn scheme would write it."""
+        most, segmenter = self.module.rollout.max_turn_tokens, self.module.rollout.segmenter
+        if segmenter is None:
+            return
+        needed = dict[str, int]()  # tokens of a call of each tool
+        for tools, question in itertools.product(self.tools, self.questions):
+            with contextlib.suppress(PluginError, RecipeError):  # not every scheme writes
+                for call in calls_of(tools, question):
+                    text = segmenter.write(Reading((call,)))
+                    tokens = len(small.policy.tokenizer.encode(text, add_special_tokens=False))
+                    needed[call.name] = min(tokens, needed.get(call.name, tokens))
+        if needed and (least := min(needed.values())) > most:
+            name = min(needed, key=needed.__getitem__)
+            text = f"model.rollout.max_turn_tokens is {most}, and a call of {name} takes {least}"
+            step = "Raise it: calls that are cut off are not run."
+            yield Finding("warn", "turns", text, step)
 
     def _sampled(self, small: MTGRPO) -> Iterator[Finding]:
         """Make attempts of the miniature by the recipe's engine, read by its own segmenter."""
