@@ -88,6 +88,12 @@ class Likely(OutcomeReward):
         return len(set(trajectory.sample.token_ids)) / 50
 
 
+def held_bytes(tensors):
+    """Bytes that this process has of some tensors."""
+    parts = [t.to_local() if hasattr(t, "to_local") else t for t in tensors]
+    return sum(part.numel() * part.element_size() for part in parts)
+
+
 class Keep(Callback):
     """Leaves what the first process has: weights, gradients of each step, losses."""
 
@@ -105,9 +111,12 @@ class Keep(Callback):
 
     def on_train_end(self, trainer, pl_module):
         state = pl_module.policy.trainable_state()
+        moments = [v for s in trainer.optimizers[0].state.values() for v in s.values() if v.ndim]
+        weights = [*pl_module.policy.parameters()]
+        held = [held_bytes(some) for some in (weights, moments)]
         if trainer.is_global_zero:
             kept = {"weights": state, "gradients": self.gradients, "losses": self.losses}
-            kept["norms"] = self.norms
+            kept |= {"norms": self.norms, "held": held}
             torch.save(kept, Path(trainer.logger.save_dir, "kept.pt"))
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,10 +14,13 @@ import transformers
 from division_script import CASES, Writes, train
 from runs import module
 from test_processes import start
-from turnrl import CheckpointError, Lora, Policy, RecipeError
+from turnrl import CheckpointError, Lora, Policy, RecipeError, Start
 from turnrl.checks import check_division
 from turnrl.policy.compute import blocks_of
 from turnrl.policy.divided import FSDP2
+from turnrl_doctor.counts import memory
+from turnrl_doctor.memory import work_of
+from turnrl_doctor.work import Choice
 
 SCRIPT = Path(__file__).parent / "division_script.py"
 
@@ -66,6 +70,16 @@ def test_a_divided_policy_learns_what_whole_ones_do(folder, case):
     assert max(gaps) < 5e-3
     assert one["losses"] == pytest.approx(other["losses"], abs=2e-3)
     assert one["norms"] == pytest.approx(other["norms"], rel=5e-3)
+
+
+@pytest.mark.parametrize(("strategy", "processes"), [("ddp", 1), ("fsdp2", 2)])
+def test_a_process_holds_the_part_that_is_planned(folder, tiny_model, strategy, processes):
+    weights, moments = kept(folder / f"{strategy}-whole")["held"]
+    start = Start(torch.device("cpu"), module(tiny_model), divided=True, processes=processes)
+    work = replace(work_of(start), moments=2, sampled=False)
+    planned = memory(work, Choice())["checkpoint"]
+    assert planned["weights"] + planned["embedding and head"] == pytest.approx(weights, rel=0.01)
+    assert planned["optimiser"] == pytest.approx(moments, rel=0.01)
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "reference", "critic", "whole"])

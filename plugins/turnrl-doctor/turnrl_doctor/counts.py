@@ -37,6 +37,25 @@ def resident(work: Work) -> Parts:
     }
 
 
+def gathered(work: Work) -> int:
+    """Bytes that a pass of a divided policy needs to have whole: what is in no layer, the layer
+    that computes, and the next one. If all weights are trained, so are their gradients, before they
+    are divided."""
+    if work.shares == 1:
+        return 0
+    parts = resident(work)
+    layers = (parts["weights"] + parts["adapter"]) * 2 // work.shape.layers
+    return (layers + parts["embedding and head"]) * (1 if work.rank else 2)
+
+
+def rounded(work: Work, again: int) -> int:
+    """Bytes of the copies that autocast keeps for as long as a forward pass takes: of each weight,
+    or, if the policy is divided, of those in layers that are not computed `again`."""
+    layers = work.shape.layers
+    kept = layers if work.shares == 1 else min(layers, layers - again + 1)
+    return 2 * (work.shape.dense * kept // layers + work.shape.vocab * work.shape.hidden)
+
+
 def forward(work: Work, tokens: int) -> int:
     """The peak of a forward pass that keeps nothing for a backward pass, of so many tokens.
 
@@ -142,16 +161,17 @@ def sampling(work: Work, choice: Choice) -> Parts:
 def memory(work: Work, choice: Choice) -> dict[str, Parts]:
     """Bytes of each part in each phase."""
     trained, shape = 4 * work.trained, work.shape
-    always = {"CUDA context": CONTEXT, **resident(work)}
+    whole, own = resident(work), trained // work.shares
+    always = {"CUDA context": CONTEXT, **{n: size // work.shares for n, size in whole.items()}}
     later = {
-        "gradients": trained * (2 if work.processes > 1 else 1),
-        "optimiser": int(trained * work.moments),
+        "gradients": own * (2 if work.processes > work.shares else 1),  # DDP has buckets of them
+        "optimiser": int(own * work.moments),
     }
     # files are read by some threads, a matrix each, and quantised on the GPU
     widest = shape.hidden * shape.inner
     load = {"matrices on their way": 4 * widest * work.size if work.rank else 0}
-    # autocast keeps a rounded copy of each weight for as long as a forward pass takes
-    rounded = {"rounded weights": 2 * (shape.dense + shape.vocab * shape.hidden) * work.mixed}
+    copies = rounded(work, choice.gradient_checkpointing) if work.mixed else 0
+    passing = {"gathered weights": gathered(work), "rounded weights": copies}
     sample = sampling(work, choice) if work.sampled else {}
     learn = learning(work, choice.minibatch_tokens, choice.gradient_checkpointing)
     stay = {}
@@ -163,9 +183,9 @@ def memory(work: Work, choice: Choice) -> dict[str, Parts]:
             "graphs": forward(work, choice.slots),
         }
     return {
-        "loading": {**always, **load},
-        "sampling": {**always, **later, **rounded, **sample},
-        "learning": {**always, **later, **stay, **rounded, **learn},
-        "step": {**always, **later, **stay, "updates": trained},
+        "loading": {**always, **whole, **load},  # each process loads all of it
+        "sampling": {**always, **later, **passing, **sample},
+        "learning": {**always, **later, **stay, **passing, **learn},
+        "step": {**always, **later, **stay, "updates": own},
         "checkpoint": {**always, **later, **stay},
     }

@@ -74,6 +74,7 @@ def work_of(start: Start) -> Work:
         cut=rollout.sampling.cuts_distribution,
         moments=_moments(module),
         processes=start.processes,
+        shares=start.processes if start.divided else 1,
         mixed=half and lora is None,
         sampled=all(hasattr(module.engine, name) for name in _ENGINE),
     )

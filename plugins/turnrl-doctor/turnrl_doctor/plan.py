@@ -198,8 +198,8 @@ def _remedy(work: Work, largest: str, given: Settings) -> str:
     setting = _SETTING_OF.get(largest, "")
     if setting.rpartition(".")[2] in given:
         return f"Lower {setting}, or leave it out."
-    if largest in ("weights", "embedding and head", "matrices on their way"):
-        if work.rank and not work.four_bit:
+    if largest in ("weights", "embedding and head", "matrices on their way", "gathered weights"):
+        if work.rank and not work.four_bit and work.shares == 1:
             return "Set model.policy.quantization to nf4, or take a smaller model."
         return "Take a smaller model, or a larger card."
     if largest in ("gradients", "optimiser", "updates", "adapter"):

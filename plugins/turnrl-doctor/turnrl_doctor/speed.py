@@ -141,5 +141,7 @@ def learning_s(work: Work, choice: Choice, card: Card) -> float:
     moved *= work.updates * (forwards + 2) + work.old
     moved += passes * work.joined(size) * (work.updates * forwards + work.old)
     unpacked = passes * ways * _weights_s(work, 0, False, card)
+    if work.shares > 1:  # between cards about a tenth of the memory's rate, as with NVLink
+        unpacked += passes * ways * shape.dense * work.size / (card.bandwidth / 10)
     rate = card.flops if work.size == 2 else card.flops / 8
     return (flops + head * work.updates) / rate + moved / card.bandwidth + unpacked

@@ -105,6 +105,7 @@ class Work:
         processes: Number of processes that learn together.
         sampled: True if the engine is one whose memory is known.
         mixed: True if float32 weights are rounded for each product.
+        shares: Number of processes that share one policy; 1 if each has all of it.
     """
 
     shape: Decoder
@@ -124,6 +125,7 @@ class Work:
     processes: int = 1
     sampled: bool = True
     mixed: bool = False
+    shares: int = 1
 
     @property
     def trained(self) -> int:
