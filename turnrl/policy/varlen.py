@@ -61,9 +61,7 @@ def varlen_attn(
         options |= {"seqused_k": seqused_k, "block_table": block_table}
     elif seqused_k is not None:
         assert cu_seq_k is not None
-        begins, end = cu_seq_k[:-1], cu_seq_k[-1:]
-        cu_seq_k = torch.cat([torch.stack([begins, begins + seqused_k], 1).flatten(), end])
-        cu_seq_q = torch.stack([cu_seq_q, cu_seq_q], 1).flatten()[1:]
+        cu_seq_q, cu_seq_k = _with_unused(cu_seq_q, cu_seq_k, seqused_k)
         # without an end to the window, the kernel expects a query in every sequence
         window_size = (window_size[0], 0)
     attended = torch_varlen_attn(
@@ -79,6 +77,14 @@ def varlen_attn(
         **cast(Any, options),
     )
     return cast(Tensor, attended)
+
+
+def _with_unused(cu_seq_q: Tensor, cu_seq_k: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
+    """Where queries and keys begin if the unused keys of each sequence are one of its own, without
+    queries."""
+    begins, end = cu_seq_k[:-1], cu_seq_k[-1:]
+    keys = torch.cat([torch.stack([begins, begins + used], 1).flatten(), end])
+    return torch.stack([cu_seq_q, cu_seq_q], 1).flatten()[1:], keys
 
 
 @functools.cache

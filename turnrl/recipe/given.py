@@ -246,16 +246,20 @@ def read_given(
             contents.update(merged(contents, up_to_date(_nested(option, value), contents, first)))
             kept.append(f"{option}={value}")
     if not files and not asks_for_help:
-        kinds, name = ("a run or a recipe", "RUN") if takes_run else ("a recipe", "RECIPE.yaml")
-        raise RecipeError(
-            f"'turnrl {command}' needs {kinds}: turnrl {command} {name} [--key value ...]"
-        )
+        raise _nothing_given(command, takes_run)
     contents = contents if settled else _with_paths(contents)
     common = (command, settings, contents, kept, files, asks_for_help)
     given = Given(*common, flags=flags, raised=raised, agent=agent)
     if settled:
         return _settled(replace(given, **settled))
     return _settled(prepare(given) if prepare else given)
+
+
+def _nothing_given(command: str, takes_run: bool) -> RecipeError:
+    kinds, name = ("a run or a recipe", "RUN") if takes_run else ("a recipe", "RECIPE.yaml")
+    return RecipeError(
+        f"'turnrl {command}' needs {kinds}: turnrl {command} {name} [--key value ...]"
+    )
 
 
 def _takes_list(kind: object) -> bool:

@@ -3,6 +3,7 @@
 command    the command line
 checks     what is examined, as `Check`s, of which `turnrl fit` runs the quick ones too
 rehearsal  the recipe's own parts, tried on a few questions
+staged     the turn scheme of attempts that are scripted
 tools      tools as they are tried
 arguments  what a tool is called with
 miniature  the recipe's model and engine, small enough for any machine

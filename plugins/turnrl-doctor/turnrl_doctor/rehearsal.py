@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import random
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +31,6 @@ from turnrl import (
     Check,
     Engine,
     Finding,
-    Message,
     PluginError,
     Policy,
     Question,
@@ -40,14 +39,12 @@ from turnrl import (
     RecipeError,
     Reward,
     Rollout,
-    Segmenter,
     Start,
     Stateful,
     Tool,
     ToolCall,
     ToolResult,
     Toolset,
-    ToolSpec,
     Trajectory,
     WorldError,
     kind_of,
@@ -59,6 +56,7 @@ from turnrl.earnings import earnings
 from turnrl.testing import ScriptedEngine
 from turnrl_doctor.command import of_error
 from turnrl_doctor.miniature import miniature
+from turnrl_doctor.staged import Staged
 from turnrl_doctor.tools import StandIn, calls_of, judged, replies_of
 
 _Part = TypeVar("_Part", Toolset, Reward, Engine)
@@ -286,7 +284,7 @@ class _Parts:
         rollout = self.module.rollout
         small.rollout = replace(rollout, tools=[*self.tools])
         if rollout.segmenter is not None:  # a player reads the scripted texts itself
-            staged = _Staged(rollout, rollout.segmenter, question, calls)
+            staged = Staged(rollout, rollout.segmenter, question, calls)
             small.rollout = replace(small.rollout, segmenter=staged)
 
     def _scripted(self, small: MTGRPO) -> Iterator[Finding]:
@@ -418,43 +416,3 @@ def _attention(policy: Policy, asked: Policy) -> Finding:
         step = "Learning takes longer than it could. Report the model and the versions above."
         return Finding("warn", "sharing", f"not in force; {text}", step)
     return Finding("pass", "sharing", text)
-
-
-# ------------------------------------------------------------------------ attempts
-
-
-class _Staged(Segmenter):
-    """The recipe's turn scheme, which reads every text as the next thing to try: calls, right and
-    wrong answers, and turns without either.
-
-    Args:
-        rollout: The recipe's.
-        real: Its segmenter, which writes the messages.
-        question: What is asked.
-        calls: What is called.
-    """
-
-    def __init__(
-        self, rollout: Rollout, real: Segmenter, question: Question, calls: Sequence[ToolCall]
-    ) -> None:
-        self._rollout = rollout
-        self.max_turns, self.stop, self.tags = real.max_turns, real.stop, real.tags
-        self.tools_in_template = real.tools_in_template
-        right = Reading(answer=next(iter(question.answers), "an answer"))
-        wrong, nothing = Reading(answer="a wrong answer"), Reading(format_error="nothing was done")
-        acts = Reading(tuple(calls)) if calls else nothing
-        self._earlier = itertools.cycle((acts, acts, right, nothing))
-        self._last = itertools.cycle((right, wrong, nothing, right))
-
-    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
-        with self._rollout.blamed("prompt", question):
-            return self._rollout.scheme.prompt(question, tools)
-
-    def read(self, text: str, turn: int, cut: bool) -> Reading:
-        with self._rollout.blamed("read", text):
-            self._rollout.scheme.read(text, turn, cut)
-        return next(self._last if turn + 1 == self.max_turns else self._earlier)
-
-    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        with self._rollout.blamed("observe", reading):
-            return self._rollout.scheme.observe(reading, results)
