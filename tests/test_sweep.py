@@ -527,20 +527,20 @@ def test_cores_are_shared_out_and_every_run_has_its_gpu(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(jobs, "_cores", lambda: 8)
     monkeypatch.setattr(jobs, "_gpus", lambda: ["2", "3"])
-    assert jobs.places(None, None, "cpu", None) == jobs.Workers([None] * 8, 1)
-    assert jobs.places(3, None, "cpu", None) == jobs.Workers([None] * 3, 2)
-    assert jobs.places(None, None, "cuda", "auto") == jobs.Workers(["2", "3"], 4)
-    assert jobs.places(2, "3", "cuda", 1) == jobs.Workers(["3"] * 2, 4)
-    assert jobs.places(None, None, "cuda", 2) == jobs.Workers([None], 8)
-    assert jobs.places(None, None, "mps", None) == jobs.Workers([None], 8)
-    found = jobs.places(None, None, "cuda", None).environment("3")
+    assert jobs.workers(None, None, "cpu", None) == jobs.Workers([None] * 8, 1)
+    assert jobs.workers(3, None, "cpu", None) == jobs.Workers([None] * 3, 2)
+    assert jobs.workers(None, None, "cuda", "auto") == jobs.Workers(["2", "3"], 4)
+    assert jobs.workers(2, "3", "cuda", 1) == jobs.Workers(["3"] * 2, 4)
+    assert jobs.workers(None, None, "cuda", 2) == jobs.Workers([None], 8)
+    assert jobs.workers(None, None, "mps", None) == jobs.Workers([None], 8)
+    found = jobs.workers(None, None, "cuda", None).environment("3")
     assert (found["CUDA_VISIBLE_DEVICES"], found["OMP_NUM_THREADS"]) == ("3", "4")
     with pytest.raises(RecipeError, match=r"this machine has GPUs 2, 3. Name some of them"):
-        jobs.places(None, "0", "cuda", None)
+        jobs.workers(None, "0", "cuda", None)
     with pytest.raises(RecipeError, match=r"trainer.devices is 2. Leave one of them out"):
-        jobs.places(None, "2,3", "cuda", 2)
+        jobs.workers(None, "2,3", "cuda", 2)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")
-    assert jobs.places(2, None, "cpu", None).threads == 5
+    assert jobs.workers(2, None, "cpu", None).threads == 5
 
 
 # ------------------------------------------------------------------------------------- results

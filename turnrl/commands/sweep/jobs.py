@@ -48,7 +48,7 @@ class Workers:
         return {**os.environ, **own, "PYTHONUNBUFFERED": "1"}
 
 
-def places(jobs: int | None, devices: str | None, kind: str, several: object) -> Workers:
+def workers(jobs: int | None, devices: str | None, kind: str, several: object) -> Workers:
     """Divide up the cores or GPUs of this machine.
 
     Args:
@@ -172,7 +172,7 @@ class Jobs:
     """Runs at work, of which none is left when the block ends.
 
     Args:
-        where: Their places.
+        where: Where they work.
     """
 
     def __init__(self, where: Workers) -> None:

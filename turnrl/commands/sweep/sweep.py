@@ -73,7 +73,7 @@ class Sweep:
         Raises:
             RecipeError: If there is a mistake.
         """
-        from turnrl.commands.sweep.jobs import ONE, places
+        from turnrl.commands.sweep.jobs import ONE, workers
 
         cells = self.todo or self._cells[:1]
         recipes = len({cell.digest for cell in cells})
@@ -81,7 +81,7 @@ class Sweep:
         say(f"checking {subject}; this loads torch and Lightning")
         kind = check(cells, self._folder)
         several = next((one.devices for one in self._cells if one.devices not in ONE), None)
-        where = places(jobs, devices, kind, several)
+        where = workers(jobs, devices, kind, several)
         gpus = [name for name in dict.fromkeys(where.devices) if name is not None]
         device = {"cpu": "the CPU", "cuda": "all GPUs"}.get(kind, kind)
         on = f"GPU {', '.join(gpus)}" if gpus else device
