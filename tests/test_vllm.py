@@ -721,6 +721,23 @@ def test_processes_that_learn_together_share_the_versions_of_the_first(
     assert not [file for file in Path("runs").rglob("*") if file.name.startswith("turnrl-vllm-")]
 
 
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_processes_that_learn_together_sample_ahead(stand, recipe, nursery, strategy):
+    two = [stand("--max-model-len", "2048", "--max-loras", "4") for _ in range(2)]
+    recipe(url=[one.url for one in two], keeps=2)
+    ran = fit_in_two(nursery, strategy, "--model.max_staleness=1", "--trainer.max_epochs=4")
+    assert ran.returncode == 0, ran.stderr
+    trained = [row for row in record.read("runs/recipe/version_0") if row["split"] == "train"]
+    assert len(trained) == 4 * 4 * 4
+    behind = set()
+    for row in trained:
+        known = zip(row["versions"], row["sampler_logprobs"], row["learner_logprobs"], strict=True)
+        for version, one, other in (token for token in known if token[0] is not None):
+            behind.add(row["policy_version"] - version)
+            assert version < row["policy_version"] or one == pytest.approx(other, abs=1e-4)
+    assert behind == {0, 2}  # an iteration has two steps
+
+
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_if_the_first_process_fails_the_others_end(stand, recipe, tmp_path, nursery, strategy):
     # the first one finds it, while the others wait for the versions that it gives to the servers
