@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import statistics
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +26,7 @@ from turnrl import (
     TurnReward,
 )
 from turnrl.earnings import ENOUGH, earning_tallies, earnings
+from turnrl.run import record, recording
 from turnrl.scoring import Tally, score_group
 from turnrl_estimators import CostsAmongRight, Tree
 from turnrl_rewards import Repetition, SearchCost
@@ -115,6 +117,12 @@ def test_what_finding_would_pay_is_known_by_its_bounds_where_nothing_was_found()
     assert "if every attempt is paid" in close.verdict
 
 
+def test_the_record_of_a_group_says_what_the_run_said(tmp_path):
+    one = group(attempt("Rome", MISSED), attempt("Rome"))
+    rows = recording.rows([one], [None], "train", 0, 0)
+    assert earnings([record.group(rows)]).verdict == earnings([one]).verdict
+
+
 def test_where_nothing_costs_nothing_is_said():
     assert earnings([group(attempt("Rome", FOUND), rewards=[Finds(), Says()])]).lines == []
     assert earnings([]).lines == []
@@ -181,7 +189,7 @@ def test_an_outcome_that_costs_is_no_cost_of_a_turn():
 def test_branches_are_left_out():
     whole = attempt("Paris", FOUND)
     with_branch = score_group([whole, attempt("Rome"), attempt("Rome", FOUND, begins=1)], [Finds()])
-    object.__setattr__(with_branch, "parents", (0, 1, 0))
+    with_branch = replace(with_branch, parents=(0, 1, 0))
     assert earning_tallies([with_branch])["rollout/acted"] == Tally(1, 2)
     assert earnings([with_branch]).attempts == 2
 

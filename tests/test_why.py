@@ -13,9 +13,9 @@ import torch
 
 import recorded
 from recorded import RULES
-from turnrl import AdvantageEstimator, OutcomeOnly, assign_credit, installed
+from turnrl import AdvantageEstimator, OutcomeOnly, TurnLevel, assign_credit, installed
 from turnrl.why import terms
-from turnrl_estimators import GroupInGroup
+from turnrl_estimators import CostsAmongRight, GroupInGroup
 
 
 @pytest.mark.parametrize("rule", RULES, ids=repr)
@@ -38,6 +38,15 @@ def test_every_installed_estimator_that_needs_rewards_alone_is_explained():
         rule = kind()
         if not rule.probes and rule.critic is None:
             assert terms(rule, group) is not None, kind
+
+
+@pytest.mark.parametrize("gamma", [0.0, 1.0])
+def test_what_is_paid_is_explained_as_by_mt_grpo(gamma):
+    group = recorded.group(random.Random(0), 0)
+    both = [terms(rule(gamma=gamma), group) for rule in (TurnLevel, CostsAmongRight)]
+    paid, every = ({one.name for row in told for some in row for one in some} for told in both)
+    assert paid == {"outcome", "turn reward" if gamma == 0 else "turn rewards from here on"}
+    assert every == {*paid, "costs from here on, among right attempts"}
 
 
 def test_a_term_says_whom_a_turn_is_compared_with():

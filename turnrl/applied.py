@@ -121,15 +121,17 @@ def _attempts(group: Group) -> Group | None:
         return None if any(attempt.begins for attempt in trajectories) else group
     turns = max(len(attempt.turns) for attempt in trajectories)
     parts = group.components.items()
-    return Group(
-        group.question,
-        trajectories,
-        group.turn_rewards[at, :turns],
-        group.outcome[at],
-        group.reached[at, :turns],
-        {name: part[at, :turns] if part.ndim == 2 else part[at] for name, part in parts},
-        costs=group.costs,
-        right_at=group.right_at,
+    return replace(
+        group,
+        trajectories=trajectories,
+        turn_rewards=group.turn_rewards[at, :turns],
+        outcome=group.outcome[at],
+        reached=group.reached[at, :turns],
+        components={n: part[at, :turns] if part.ndim == 2 else part[at] for n, part in parts},
+        state_values=None,
+        token_values=(),
+        parents=(),
+        extra=(),
     )
 
 

@@ -7,7 +7,7 @@ calls too, and the metric `tool_execution` counts in the same way. Branches are 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import StatisticsError, correlation, fmean
 
@@ -81,7 +81,7 @@ class Earnings:
 
     @property
     def outlook(self) -> str:
-        """Whether calls can pay off, of attempts that no policy chose."""
+        """Whether calls could pay off, of scripted attempts."""
         return self._compared(f"a turn with a cost loses {self.least:.2g}", self.least)
 
     def _compared(self, losing: str, cost: float) -> str:
@@ -180,9 +180,8 @@ def _by_turn(name: str) -> bool:
 
 
 def _most(group: Group) -> float:
-    bounds: Mapping[str, tuple[float, float]] = group.bounds
-    costs = group.costs or ()
-    return sum(high for name, (_, high) in bounds.items() if _by_turn(name) and name not in costs)
+    paid = group.bounds.keys() - {*(group.costs or ())}
+    return sum(group.bounds[name][1] for name in paid if _by_turn(name))
 
 
 def _split(values: Sequence[float], acts: Sequence[bool]) -> tuple[float | None, float | None]:

@@ -25,8 +25,9 @@ from turnrl import (
     Trajectory,
     TurnLevel,
     TurnReward,
+    returns_to_go,
+    standardize,
 )
-from turnrl.credit import returns_to_go, standardize
 from turnrl.recipe.given import read_given
 from turnrl_atlas import Atlas
 from turnrl_atlas.trace_writers import Habits

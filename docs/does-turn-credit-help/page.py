@@ -27,8 +27,7 @@ def figures(of: Rows) -> Table:
     """Means over seeds of what was learned."""
     first, *others = of.columns
     spread, late = Column("sd of area", first.figure), never(of.part.measure)
-    yield _row("", "seeds", *(column.title for column in (first, spread, *others, late)))
-    yield _row(*["---"] * (len(others) + 5))
+    yield from _head("", "seeds", *(column.title for column in (first, spread, *others, late)))
     for row, some in of.runs.items():
         values = [first.figure(run) for run in some.values()]
         deviation = f"{np.std(values, ddof=1):.3f}" if len(values) > 1 else ""
@@ -44,8 +43,7 @@ def leads(of: Rows) -> Table:
     reference, area_column = of.pairs[0][0], of.columns[0]
     first = str(reference)
     titles = ("seeds", area_column.title, f"{first} minus it", "median iterations to 0.7", "never")
-    yield _row("", *titles)
-    yield _row(*["---"] * (len(titles) + 1))
+    yield from _head("", *titles)
     for row, some in of.runs.items():
         lead = None if row == reference else of.minus(reference, row, area_column.figure)
         figures = (_cell(area_column, some), _difference(lead, 3), _median(of, some))
@@ -58,8 +56,7 @@ def primary(parts: Mapping[str, Rows]) -> Table:
     Args:
         parts: The worlds, by what they are called.
     """
-    yield _row("MT-GRPO's area minus that of", *parts)
-    yield _row(*["---"] * (len(parts) + 1))
+    yield from _head("MT-GRPO's area minus that of", *parts)
     for other in (MERGED, OUTCOMES):
         found = (of.minus(Row(OURS), Row(other), of.columns[0].figure) for of in parts.values())
         yield _row(other, *(_difference(one, 3) for one in found))
@@ -67,16 +64,14 @@ def primary(parts: Mapping[str, Rows]) -> Table:
 
 def habits(of: Rows) -> Table:
     """Tool use, memory and cost."""
-    yield _row("", *(column.title for column in HABITS))
-    yield _row(*["---"] * (len(HABITS) + 1))
+    yield from _head("", *(column.title for column in HABITS))
     for row, some in of.runs.items():
         yield _row(row, *(_cell(column, some) for column in HABITS))
 
 
 def differences(of: Rows) -> Table:
     """The figures of one row minus those of another, with intervals over seeds."""
-    yield _row("", "minus", *(column.title for column in of.columns))
-    yield _row(*["---"] * (len(of.columns) + 2))
+    yield from _head("", "minus", *(column.title for column in of.columns))
     for first, second in of.pairs:
         found = [_difference(of.minus(first, second, one.figure), one.digits) for one in of.columns]
         if any(found):
@@ -86,8 +81,8 @@ def differences(of: Rows) -> Table:
 def ends(of: Rows) -> Table:
     """The differences of areas that end elsewhere: at half of the tokens, and where the two
     rows end."""
-    yield _row("", "minus", f"to {of.tokens / 2:,.0f} tokens", "to the tokens that both reached")
-    yield _row(*["---"] * 4)
+    half_way = f"to {of.tokens / 2:,.0f} tokens"
+    yield from _head("", "minus", half_way, "to the tokens that both reached")
     for pair in of.pairs:
         curve = of.part.measure.curve
         both = min(end(run, curve) for row in pair for run in of.runs[row].values())
@@ -116,8 +111,7 @@ def _of_pairs(
     counted: str,
     compare: Callable[[str, str, Callable[[Result], float]], Difference | None],
 ) -> Table:
-    yield _row("", "minus", counted, *(column.title for column in of.columns))
-    yield _row(*["---"] * (len(of.columns) + 3))
+    yield from _head("", "minus", counted, *(column.title for column in of.columns))
     for first, second in of.part.pairs:
         found = [compare(first, second, column.figure) for column in of.columns]
         shown = [
@@ -133,8 +127,7 @@ def changes(parts: Mapping[str, Rows]) -> Table:
     Args:
         parts: The conditions, by name.
     """
-    yield _row("condition", "MT-GRPO minus", "seeds", "before", "after", "change")
-    yield _row(*["---"] * 6)
+    yield from _head("condition", "MT-GRPO minus", "seeds", "before", "after", "change")
     for of in parts.values():
         (before,) = of.part.beside
         for row in of.runs:
@@ -168,6 +161,11 @@ def _difference(one: Difference | None, digits: int) -> str:
     if one is None:
         return ""
     return f"{one.change:+,.{digits}f} [{one.low:+,.{digits}f}, {one.high:+,.{digits}f}]"
+
+
+def _head(*titles: object) -> Table:
+    yield _row(*titles)
+    yield _row(*["---"] * len(titles))
 
 
 def _row(*cells: object) -> str:

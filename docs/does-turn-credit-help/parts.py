@@ -250,9 +250,17 @@ _OTHERS = ("MT-GRPO, floor 0.5", RIGHT_IN_UNITS, "costs apart", "added first", "
 """Other ways with costs."""
 
 
+def _confirmed(world: Sweep) -> Sweep:
+    """The planned test of the rule for costs in a world that has them."""
+    return replace(world, seeds="16..31", estimators=(RIGHT, OURS, OUTCOMES))
+
+
+_CONFIRMED = _confirmed(_TWO)
+
+
 def _harm(world: Sweep) -> Part:
     """Whether the rule for costs does harm in a world that has them."""
-    trained = replace(world, seeds="16..31", estimators=(RIGHT, OURS, OUTCOMES))
+    trained = _confirmed(world)
     pairs = ((RIGHT, OURS), (RIGHT, OUTCOMES), (OURS, OUTCOMES))
     return Part({"": trained}, pairs=pairs, level=1 - 0.05 / 3)  # three worlds
 
@@ -433,7 +441,7 @@ PARTS = {
         {"": _eight(_TWO, RIGHT, OURS, OUTCOMES)},
         tuple((one, other) for one in (RIGHT, OUTCOMES) for other in (*_OTHERS, OURS)),
         base="",
-        world=replace(_TWO, seeds="16..31", estimators=(RIGHT, OURS, OUTCOMES)),
+        world=_CONFIRMED,
     ),
     "dose": Part(
         {
@@ -445,7 +453,7 @@ PARTS = {
         {"cost 0.05": _eight(_CHEAP, OURS), "cost 0.1": _eight(_TWO, RIGHT, OURS, OUTCOMES)},
         ((OUTCOMES, OURS), (OUTCOMES, RIGHT)),
         base="cost 0.1",
-        world=replace(_TWO, seeds="16..31", estimators=(RIGHT, OURS, OUTCOMES)),
+        world=_CONFIRMED,
     ),
     "outcomes-at-best": Part(
         {
@@ -456,7 +464,7 @@ PARTS = {
         {"": _eight(_TWO, RIGHT, OUTCOMES)},
         ((RIGHT, OUTCOMES),),
         base="",
-        world=replace(_TWO, seeds="16..31", estimators=(RIGHT, OURS, OUTCOMES)),
+        world=_CONFIRMED,
     ),
     "starters": Part(
         {

@@ -7,11 +7,10 @@ import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from measures import Column, area, end
+from measures import Column, end
 from parts import OURS, Part
 
 from turnrl.commands.sweep import results
@@ -76,7 +75,7 @@ class Rows:
         return found
 
     def minus(self, of: Row, less: Row, figure: Callable[[Result], float]) -> Difference | None:
-        """A figure of one row less that of another, paired by seed; None below two seeds in
+        """The difference of a figure between two rows, paired by seed; None below two seeds in
         common."""
         sides = (self.runs.get(less, {}), self.runs.get(of, {}))
         first, second = ({seed: figure(run) for seed, run in runs.items()} for runs in sides)
@@ -99,12 +98,11 @@ class Rows:
 
     def gains(self, row: Row) -> dict[int, float]:
         """MT-GRPO's lead in area over a row with the same label, by seed."""
-        figure = partial(area, tokens=self.tokens)
-        return self._lead(Row(OURS, row.label), row, figure)
+        return self._lead(Row(OURS, row.label), row, self.columns[0].figure)
 
     def change(self, before: Row, after: Row) -> Difference | None:
         """How the gain over an estimator changes from one label to another, paired by seed."""
-        return by_seed(self.gains(before), self.gains(after))
+        return by_seed(self.gains(before), self.gains(after), self.part.level)
 
     def growth(self, of: str, less: str, figure: Callable[[Result], float]) -> Difference | None:
         """How a figure of one estimator less that of another changes from the first label to the

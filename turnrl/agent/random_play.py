@@ -86,10 +86,13 @@ def _shuffled(attempt: Attempt, rng: random.Random) -> list[ToolSpec]:
     return rng.sample(attempt.tools, len(attempt.tools))
 
 
+def _results(attempt: Attempt) -> list[str]:
+    return [result.content for turn in attempt.turns for result in turn.results if result.ok]
+
+
 def _read(attempt: Attempt) -> str:
     """What the policy has read last: a result, or the question."""
-    shown = [result.content for turn in attempt.turns for result in turn.results if result.ok]
-    return next(filter(str.strip, reversed(shown)), attempt.question.text)
+    return next(filter(str.strip, reversed(_results(attempt))), attempt.question.text)
 
 
 def _words(text: str, rng: random.Random) -> str:
@@ -103,7 +106,7 @@ def _answers(attempt: Attempt, rng: random.Random) -> Iterator[str]:
     """Answers to give: accepted ones that a result holds, whole words of it; then words of the last
     result. An accepted answer that nothing was read of would be recited, so it is only taken where
     there is nothing to read."""
-    results = [result.content for turn in attempt.turns for result in turn.results if result.ok]
+    results = _results(attempt)
     accepted = [one.strip() for one in attempt.question.answers if one.strip()]
     yield from (a for a in accepted if not results or contained_answer("\n".join(results), [a]))
     yield _words(_read(attempt), rng)

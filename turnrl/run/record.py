@@ -198,6 +198,7 @@ def group(rows: Sequence[Row]) -> Group:
         reached,
         _components(rows, turns),
         parents=given if branched else (),
+        bounds={p["name"]: (p["low"], p["high"]) for p in first.get("reward_bounds") or ()},
         costs=None if costs is None else tuple(costs),
         right_at={part["name"]: part["value"] for part in first.get("right_at") or ()},
     )

@@ -425,20 +425,16 @@ class Group:
     @property
     def turn_costs(self) -> Tensor:
         """(G, K), the part of `turn_rewards` that is costs, and so hardly ever above 0."""
-        parts = (self.components[name] for name in self.costs or ())
-        return self._sum(self.turn_rewards, [part for part in parts if part.ndim == 2])
+        return self._costs_in(self.turn_rewards)
 
     @property
     def outcome_costs(self) -> Tensor:
         """(G,), the part of `outcome` that is costs."""
-        parts = (self.components[name] for name in self.costs or ())
-        return self._sum(self.outcome, [part for part in parts if part.ndim == 1])
+        return self._costs_in(self.outcome)
 
-    def _sum(self, like: Tensor, parts: Sequence[Tensor]) -> Tensor:
-        total = like.new_zeros(like.shape)
-        for part in parts:
-            total += part.to(like.dtype)
-        return total
+    def _costs_in(self, total: Tensor) -> Tensor:
+        parts = (self.components[name].to(total.dtype) for name in self.costs or ())
+        return sum((p for p in parts if p.ndim == total.ndim), total.new_zeros(total.shape))
 
     @property
     def component_totals(self) -> dict[str, Tensor]:

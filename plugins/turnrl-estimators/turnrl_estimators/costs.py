@@ -3,7 +3,7 @@
 import logging
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, final, get_args
 
 import torch
@@ -37,11 +37,11 @@ class CostsAmongRight(GroupRelative):
         A_{i,k} = outcome_coef z(R)_i + turn_coef z_{j reached k}(rho_{.,k})_i
                 + cost_coef (c_{i,k} - mean of c_{.,k}) / u     if i is right, else without this
 
-    The mean is over the right attempts that reached turn k; one that is alone there has no third
-    term. With `scale: std` and `cost_scale: outcome`, u is the divisor of z(R), max(std(R),
-    min_std). If every attempt of the group is right, std(R) does not show what being right is
-    worth, so u is then at least half of `right_at`: the standard deviation of that component if
-    half of the attempts had it and half had 0. Else u is 1.
+    The mean is over the right attempts that reached turn k; a right attempt that is alone there has
+    no third term. With `scale: std` and `cost_scale: outcome`, u is the divisor of z(R),
+    max(std(R), min_std). If every attempt of the group is right, std(R) does not show what being
+    right is worth, so u is then at least half of what a right attempt earns, the sum of `right_at`:
+    about the standard deviation if half of the attempts earned that and half 0. Else u is 1.
 
     Costs are the components that say so by their class (`Reward.is_cost`), whatever their sign;
     right is what `Reward.right_at` says. Without a cost this is `TurnLevel`. It changes the
@@ -86,7 +86,7 @@ class CostsAmongRight(GroupRelative):
                 "a class of yours)."
             )
         for reward in rewards if costs else ():
-            if reward.right_at is not None and not 0 < reward.right_at < float("inf"):
+            if reward.right_at is not None and reward.right_at <= 0:
                 raise RecipeError(
                     f"{reward} has right_at = {reward.right_at}, and CostsAmongRight weighs costs "
                     "by what a right attempt earns. Let a right attempt earn more than 0."
@@ -103,17 +103,22 @@ class CostsAmongRight(GroupRelative):
                 "CostsAmongRight needs to know which rewards are costs, and the record of this "
                 "group is older than that. Take a newer run."
             )
-        paid = group.turn_rewards - group.turn_costs, group.outcome - group.outcome_costs
-        credit = self.advantages(paid[0] * group.reached, paid[1], group.reached)
+        paid = _paid(group)
+        credit = self._rule(paid)
         if not group.costs or len(group.trajectories) < 2:
             return credit
         among, costs = _among(group), _costs_to_go(group, self.gamma)
         differences = standardize(costs, among, self.baseline, "none")
         differences = differences.masked_fill(among.sum(0) == 1, 0.0)  # nobody to compare with
-        return credit + self.cost_coef * differences / self._unit(paid[1], group)
+        return credit + self.cost_coef * differences / self._unit(paid.outcome, group)
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         """The first two terms: MT-GRPO of what is paid."""
+        return self._rule.advantages(turn_rewards, outcome, reached)
+
+    @property
+    def _rule(self) -> TurnLevel:
+        """What gives credit for what is paid."""
         return TurnLevel(
             outcome_coef=self.outcome_coef,
             turn_coef=self.turn_coef,
@@ -121,13 +126,19 @@ class CostsAmongRight(GroupRelative):
             baseline=self.baseline,
             scale=self.scale,
             min_std=self.min_std,
-        ).advantages(turn_rewards, outcome, reached)
+        )
 
     def _unit(self, outcome: Tensor, group: Group) -> float:
         if self.scale == "none" or self.cost_scale == "none":
             return 1.0
         half = sum(group.right_at.values()) / 2 if bool(_right(group).all()) else 0.0
         return max(float(outcome.std()), half, self.min_std)
+
+
+def _paid(group: Group) -> Group:
+    """The group without its costs."""
+    turns, outcome = group.turn_rewards - group.turn_costs, group.outcome - group.outcome_costs
+    return replace(group, turn_rewards=turns, outcome=outcome)
 
 
 def _right(group: Group) -> Tensor:
@@ -152,26 +163,20 @@ def _costs_to_go(group: Group, gamma: float) -> Tensor:
 
 @compares.register
 def _(estimator: CostsAmongRight, group: Group) -> Sequence[Contrast]:
-    outcome = group.outcome - group.outcome_costs
-    gains = returns_to_go((group.turn_rewards - group.turn_costs) * group.reached, estimator.gamma)
-    turn = torch.arange(gains.shape[1]).expand_as(gains)
-    name = "turn rewards from here on"
-    paid = [
-        Contrast("outcome", outcome[:, None], weight=estimator.outcome_coef),
-        Contrast(name, gains, turn.masked_fill(~group.reached, -1), estimator.turn_coef),
-    ]
+    paid = _paid(group)
+    terms = [*(compares(estimator._rule, paid) or ())]
     if not group.costs or len(group.trajectories) < 2:
-        return paid
+        return terms
     among, unit = _among(group), 1.0
     if "none" not in (estimator.scale, estimator.cost_scale):
         right = [bool(one) for one in _right(group).tolist()]
-        half = sum(group.right_at.values()) / 2 * all(right)
-        unit = max(statistics.stdev(outcome.tolist()), half, estimator.min_std)
+        half = sum(group.right_at.values()) / 2 if all(right) else 0.0
+        unit = max(statistics.stdev(paid.outcome.tolist()), half, estimator.min_std)
     costs = Contrast(
         "costs from here on, among right attempts",
         _costs_to_go(group, estimator.gamma),
-        turn.masked_fill(~among, -1),
-        estimator.cost_coef * among.to(gains.dtype),
+        torch.arange(among.shape[1]).expand_as(among).masked_fill(~among, -1),
+        estimator.cost_coef * among.to(paid.outcome.dtype),
         divisor=unit,
     )
-    return [*paid, costs]
+    return [*terms, costs]

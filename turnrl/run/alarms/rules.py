@@ -48,11 +48,15 @@ from typing import NamedTuple
 WINDOW = 3
 """Iterations that a level is the mean of."""
 
-TOOL_USE, ENTROPY, UNSOLVED, GROUPS, LENGTHS, TRUNCATED, EXACT_MATCH, COSTS = (
-    *(0.6, 0.1, 0.5, 0.25),
-    *(2.0, 0.25, 0.75, 2.0),
-)
-"""The numbers of the rules, in their order."""
+# the numbers of the rules, in their order
+TOOL_USE = 0.6
+ENTROPY = 0.1
+UNSOLVED = 0.5
+GROUPS = 0.25
+LENGTHS = 2.0
+TRUNCATED = 0.25
+EXACT_MATCH = 0.75
+COSTS = 2.0
 
 _MATCH = "train/exact_match"
 _REWARD = "reward/total"
