@@ -9,6 +9,7 @@ import random
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import lightning as L
 import pytest
@@ -35,7 +36,9 @@ from turnrl import (
 from turnrl.cli import main
 from turnrl.run.alarms.health import idle
 from turnrl.run.alarms.rules import FIGURES
+from turnrl.run.metrics import MetricLog
 from turnrl.run.runs import open_runs
+from turnrl.scoring import Tally
 from worlds import Answered, Echo, Letters
 
 DATA = Path(__file__).parent / "data" / "metrics"
@@ -472,6 +475,46 @@ def test_a_second_fit_of_a_module_begins_without_the_alarms_of_the_first(
 
 
 @pytest.mark.slow
+def test_a_figure_that_an_iteration_does_not_have_is_not_that_of_an_earlier_one():
+    """Lightning keeps what was logged last, and few attempts have no error of what they earn."""
+
+    class Module(L.LightningModule):
+        experience, rollout = None, SimpleNamespace(specs=())
+        earned = ((0.1, 0.01), (-0.3, None))
+
+        def __init__(self):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.ones(1))
+            self.metrics = MetricLog(self)
+
+        @property
+        def iteration_and_version(self):
+            return self.trainer.current_epoch + 1, self.global_step
+
+        def training_step(self, batch, batch_idx):
+            acted, error = self.earned[self.current_epoch]
+            figures = {"reward/acted": Tally(acted, 1), "reward/idle": Tally(0, 1)}
+            figures["reward/acting_error"] = Tally(error or 0, int(error is not None))
+            self.metrics.log(figures)
+            return self.weight.sum()
+
+        def configure_optimizers(self):
+            return torch.optim.SGD(self.parameters(), 0.1)
+
+    class Takes(L.Callback):
+        def on_train_epoch_end(self, trainer, pl_module):
+            pl_module.metrics.take(validating=False)
+
+    watch = Alarms()
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    run = L.Trainer(
+        accelerator="cpu", max_epochs=2, callbacks=[watch, Takes()], **dict.fromkeys(quiet, False)
+    )
+    run.fit(Module(), [0])
+    assert [row.get("reward/acting_error") for row in watch.rows] == [pytest.approx(0.01), None]
+    assert alarms(watch.rows) == []
+
+
 def test_without_a_bar_an_alarm_is_logged(tiny_model, tmp_path, caplog):
     run = trainer(tmp_path, 12, [Silence()], limit_val_batches=0)
     it = module(tiny_model)

@@ -454,9 +454,39 @@ def test_a_run_without_costs_is_told_that_it_gets_turn_level(caplog):
     assert "gives the credit of TurnLevel, because no reward is a cost" in caplog.text
 
 
+def test_all_of_what_a_right_attempt_earns_is_the_unit_where_all_are_right():
+    outcomes = torch.full((2,), 0.7 + 0.1, dtype=torch.float64)  # a little below 0.8
+    assert float(outcomes[0]) < 0.8
+    turns = torch.tensor([[-0.1], [-0.3]], dtype=torch.float64)
+    both = {"outcome/a": outcomes, "outcome/b": outcomes / 2}
+    some = Group(
+        QUESTION,
+        (Trajectory(QUESTION, (Turn(""),), "turns"),) * 2,
+        turns,
+        outcomes * 1.5,
+        torch.ones(2, 1).bool(),
+        {"turn/c": turns, **both},
+        costs=("turn/c",),
+        right_at={"outcome/a": 0.8, "outcome/b": 0.4},
+    )
+    # (0.8 + 0.4) / 2, and each cost is 0.1 off the mean
+    found = CostsAmongRight()(some).flatten().tolist()
+    assert found == pytest.approx([0.1 / 0.6, -0.1 / 0.6])
+    told = [term.divisor for ((row,),) in [terms(CostsAmongRight(), some)[:1]] for term in row]
+    assert told[-1] == pytest.approx(0.6)
+
+
 def test_settings_out_of_range_are_told():
     with pytest.raises(RecipeError, match=r"outcome/graded has right_at = inf. Give what a right"):
         _check_rewards([SearchCost(), type("Graded", (Graded,), {"right_at": math.inf})()])
+    both = type("Graded", (Graded,), {"right_at": 1.0, "is_cost": True})()
+    with pytest.raises(RecipeError, match=r"right_at = 1.0 and is_cost, but what a right"):
+        _check_rewards([both])
+    never = type("Graded", (Graded,), {"right_at": 2.0, "bounds": (0.0, 1.0)})()
+    with pytest.raises(RecipeError, match=r"gives at most 1.0, so no attempt is ever right"):
+        _check_rewards([never])
+    with pytest.raises(RecipeError, match="cost_coef is -1; it must be at least"):
+        CostsAmongRight(cost_coef=-1)
     with pytest.raises(RecipeError, match="gamma is 2; it must be from 0 to 1"):
         CostsAmongRight(gamma=2)
     with pytest.raises(RecipeError, match="cost_scale is 'std'; choose one of outcome, none"):

@@ -77,9 +77,9 @@ SOME = group(
 
 
 def test_turn_rewards_are_compared_between_attempts_that_act_and_the_others():
-    earned = earnings([SOME])
+    earned = earnings([SOME] * 7)
     finds, cost = earned.parts
-    assert (earned.acted, earned.attempts, earned.paid) == (3, 5, 2)
+    assert (earned.acted, earned.attempts, earned.paid) == (21, 35, 14)
     # calls cost 0.1, 0.1, and 0.1 + 0.2 for two; what failed is a call too
     assert earned.cost == pytest.approx(0.5 / 3)
     assert (earned.least, earned.pays) == (pytest.approx(0.1), 0.5)
@@ -95,12 +95,25 @@ def test_turn_rewards_are_compared_between_attempts_that_act_and_the_others():
     assert earned.lines == [str(finds), str(cost), earned.verdict]
     assert earned.verdict == (
         "an attempt that calls loses 0.17 to costs on average, and a paid attempt gains 0.5, "
-        "so calls pay off if 1 attempt in 3 is paid: here 2 of 3 were"
+        "so calls pay off if 1 attempt in 3 is paid: here 14 of 21 were"
     )
     assert earned.outlook == (
-        "a turn with a cost loses 0.1, and a paid attempt gains 0.5, so calls pay off if 1 attempt "
-        "in 5 is paid: here 2 of 3 were"
+        "a call that costs loses 0.1, and a paid attempt gains 0.5, so calls pay off if 1 attempt "
+        "in 5 is paid: a run says how many are"
     )
+    # by chance, few often all earn the same
+    assert [one.correlation for one in earnings([SOME] * 6).parts] == [None, None]
+
+
+def test_a_cost_that_pays_is_told():
+    class Wrong(TurnReward):
+        is_cost = True
+
+        def score(self, trajectory, turn):
+            return 0.1 * len(trajectory.turns[turn].reading.calls)
+
+    *_, told = earnings([group(attempt("Paris", FOUND), rewards=[Wrong(), Says()])]).lines
+    assert told.startswith("turn/wrong is marked as a cost and pays attempts that call: return")
 
 
 def test_what_finding_would_pay_is_known_by_its_bounds_where_nothing_was_found():
@@ -112,14 +125,20 @@ def test_what_finding_would_pay_is_known_by_its_bounds_where_nothing_was_found()
     assert costs.verdict.endswith("and no other turn reward pays anything")
     assert costs.parts[0].idle is None
     dear = earnings([group(attempt("Rome", FOUND), rewards=[Finds(), SearchCost(0.6)])])
-    assert "so calls never pay off (here 1 of 1 were paid)" in dear.verdict
+    assert dear.verdict.endswith("so calls never pay off")
+    # a reward may not say what it pays; and what a cost could pay counts for nothing
+    own = type("Own", (Finds,), {"bounds": None})()
+    unknown = earnings([group(attempt("Rome", MISSED), rewards=[own, SearchCost(), Says()])])
+    assert unknown.verdict.endswith("and none was paid by another turn reward yet")
+    price = type("Price", (Finds,), {"bounds": (-0.1, 0.3), "is_cost": True})()
+    assert earnings([group(attempt("Rome", MISSED), rewards=[Finds(), price])]).pays == 0.5
     close = earnings([group(attempt("Rome", FOUND), rewards=[Finds(), SearchCost(0.49)])])
     assert "if every attempt is paid" in close.verdict
 
 
 def test_the_record_of_a_group_says_what_the_run_said(tmp_path):
     one = group(attempt("Rome", MISSED), attempt("Rome"))
-    rows = recording.rows([one], [None], "train", 0, 0)
+    rows = [*recording.rows([one], [None], "train", 0, 0)]
     assert earnings([record.group(rows)]).verdict == earnings([one]).verdict
 
 
@@ -155,6 +174,36 @@ def test_an_iteration_has_what_both_kinds_earned_and_the_error_of_the_difference
     assert tallies["reward/acting_error"] == Tally(pytest.approx(error), 1)
     four = earning_tallies(groups, charged=True, processes=4)
     assert four["reward/acting_error"] == Tally(pytest.approx(error / 2), 1)
+
+
+def test_the_error_counts_what_the_others_earned_and_groups_of_any_size():
+    class Waits(TurnReward):
+        """Pays for a turn without a call, by its question."""
+
+        def score(self, trajectory, turn):
+            calls = any(one.reading.calls for one in trajectory.turns)
+            return 0.0 if calls else int(trajectory.question.id) % 4 / 10
+
+    rewards = [Finds(), Waits(), SearchCost(), Says()]
+    groups = []
+    for k in range(12):
+        asked = {"question": f"{k}"}
+        acting = [attempt("Rome", (MISSED, FOUND)[k % 3 == 0], **asked) for _ in range(1 + k % 3)]
+        others = [attempt("Paris", **asked) for _ in range(1 + k % 2)]
+        groups.append(group(*acting, *others, rewards=rewards))
+    paid = [one.turn_rewards.sum(1).tolist() for one in groups]
+    sides = [[some[: 1 + k % 3], some[1 + k % 3 :]] for k, some in enumerate(paid)]
+    counts = [sum(len(side[n]) for side in sides) for n in (0, 1)]
+    means = [sum(sum(side[n]) for side in sides) / counts[n] for n in (0, 1)]
+    # how far the difference of both means moves with each group
+    moves = [
+        sum(value - means[0] for value in acted) / counts[0]
+        - sum(value - means[1] for value in idle) / counts[1]
+        for acted, idle in sides
+    ]
+    expected = math.sqrt(12 / 11 * sum(move**2 for move in moves))
+    found = earning_tallies(groups, charged=True)["reward/acting_error"]
+    assert found == Tally(pytest.approx(expected, rel=1e-5), 1)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,9 @@ from transformers import FalconConfig, GPT2Config, GPTNeoXConfig, LlamaConfig
 from runs import data, module, rows, trainer, weights
 from test_toolbox import Counter
 from turnrl import (
+    FunctionReward,
     Lora,
+    OutcomeOnly,
     PluginError,
     Policy,
     QuestionData,
@@ -42,6 +44,10 @@ from worlds import Aims, Answered, Echo
 
 CPU = torch.device("cpu")
 TEXT = "What is the capital of Peru?"
+
+
+def answered(trajectory):
+    return float(trajectory.answer in trajectory.question.answers)
 
 
 def told(module, data):
@@ -364,10 +370,23 @@ def test_how_often_a_call_that_costs_has_to_be_paid_is_told(tiny_model):
     found = told(it, data())["costs"]
     assert found.status == "pass"
     assert re.fullmatch(
-        r"in the rehearsal a turn with a cost loses 0\.1, and a paid attempt gains 0\.5, so calls "
-        r"pay off if 1 attempt in 5 is paid: here \d+ of \d+ were",
+        r"in scripted attempts a call that costs loses 0\.1, and a paid attempt gains 0\.5, so "
+        r"calls pay off if 1 attempt in 5 is paid: a run says how many are",
         found.text,
     )
+    it.estimator = OutcomeOnly()
+    assert told(it, data())["costs"].text.endswith("(OutcomeOnly does not charge all of them)")
+
+
+@pytest.mark.parametrize(("right_at", "warned"), [(0.5, False), (1.0, True)])
+def test_a_reward_that_says_what_is_right_and_never_gives_it_is_told(tiny_model, right_at, warned):
+    it = module(tiny_model)
+    it.rewards = [FunctionReward(answered, weight=0.5, right_at=right_at)]
+    said = [one for one in told(it, data()).values() if "right_at" in one.text]
+    assert [one.status for one in said] == ["warn"] * warned
+    if warned:
+        assert said[0].text == "right_at is 1.0, and scripted attempts get at most 0.5"
+        assert "weight included" in said[0].step
 
 
 @pytest.mark.parametrize("most", [4, 64])

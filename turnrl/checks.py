@@ -164,6 +164,17 @@ def _check_rewards(rewards: Sequence[Reward]) -> None:
             raise RecipeError(
                 f"{name} has right_at = {reward.right_at}. Give what a right attempt gets of it."
             )
+        if reward.is_cost and reward.right_at is not None:
+            raise RecipeError(
+                f"{name} has right_at = {reward.right_at} and is_cost, but what a right attempt "
+                "gets is no cost. Leave out one of the two."
+            )
+        if reward.bounds is not None and (reward.right_at or 0.0) > max(reward.bounds):
+            raise RecipeError(
+                f"{name} has right_at = {reward.right_at}, and by its bounds it gives at most "
+                f"{max(reward.bounds)}, so no attempt is ever right. Set it to what a right "
+                "attempt gets, weight included."
+            )
         if reward.by_turn and reward.right_at is not None:
             raise RecipeError(
                 f"{name} has right_at = {reward.right_at}, but it scores turns, and only a whole "

@@ -27,7 +27,8 @@ class TurnPay:
         name: Its name in metrics.
         acted: Average over the attempts that acted; None without any.
         idle: Average over the others; None without any.
-        correlation: With the outcome reward, over all attempts; None if one of them is constant.
+        correlation: With the outcome reward, over all attempts; None if one of them is constant, or
+            fewer than `ENOUGH` acted.
     """
 
     name: str
@@ -53,9 +54,10 @@ class Earnings:
         parts: Each turn reward.
         cost: What an attempt that acted lost to costs, on average; 0 where no turn reward is one.
         least: The least that a turn with a cost lost; 0 if none did.
+        paying: Names of costs that paid those that acted, so that they are none.
         paid: How many of those that acted were paid something beside costs.
-        pays: How much that was, on average. If none was paid, the most that one turn can be paid,
-            as far as rewards say (`Reward.bounds`); 0 if they do not.
+        pays: How much that was, on average. If none was paid, the most that one turn can be paid
+            by the bounds of rewards (`Reward.bounds`); None if one of them does not say.
     """
 
     acted: int
@@ -63,34 +65,46 @@ class Earnings:
     parts: tuple[TurnPay, ...]
     cost: float
     least: float
+    paying: tuple[str, ...]
     paid: int
-    pays: float
+    pays: float | None
 
     @property
     def lines(self) -> list[str]:
         """What each turn reward paid, and whether calls pay off; empty where nothing costs."""
-        if self.cost <= 0:
-            return []
-        return [*map(str, self.parts), self.verdict]
+        if self.paying:
+            return [*map(str, self.parts), self.fault]
+        return [*map(str, self.parts), self.verdict] if self.cost > 0 else []
+
+    @property
+    def fault(self) -> str:
+        """Which costs pay those that act."""
+        return (
+            f"{', '.join(self.paying)} is marked as a cost and pays attempts that call: return "
+            "numbers below 0 from its score"
+        )
 
     @property
     def verdict(self) -> str:
         """Whether calls pay off."""
         losing = f"an attempt that calls loses {self.cost:.2g} to costs on average"
-        return self._compared(losing, self.cost)
+        seen = f"here {self.paid} of {self.acted} were"
+        return self._compared(losing, self.cost, seen)
 
     @property
     def outlook(self) -> str:
         """Whether calls could pay off, of scripted attempts."""
-        return self._compared(f"a turn with a cost loses {self.least:.2g}", self.least)
+        losing = f"a call that costs loses {self.least:.2g}"
+        return self._compared(losing, self.least, "a run says how many are")
 
-    def _compared(self, losing: str, cost: float) -> str:
+    def _compared(self, losing: str, cost: float, seen: str) -> str:
+        if self.pays is None:
+            return f"{losing}, and none was paid by another turn reward yet"
         if self.pays <= 0:
             return f"{losing}, and no other turn reward pays anything"
         share, gaining = cost / self.pays, f"a paid attempt gains {self.pays:.2g}"
-        seen = f"here {self.paid} of {self.acted} were"
         if share > 1:
-            return f"{losing}, and {gaining}, so calls never pay off ({seen} paid)"
+            return f"{losing}, and {gaining}, so calls never pay off"
         often = f"1 attempt in {1 / share:.2g}" if share < 0.95 else "every attempt"
         return f"{losing}, and {gaining}, so calls pay off if {often} is paid: {seen}"
 
@@ -108,7 +122,9 @@ def earnings(groups: Sequence[Group]) -> Earnings:
     parts = []
     for name in dict.fromkeys(names):
         paid = [float(group.components[name][i].sum()) for group, i in attempts]
-        parts.append(TurnPay(name, *_split(paid, acts), _correlation(paid, outcome)))
+        related = _correlation(paid, outcome) if sum(acts) >= ENOUGH else None
+        parts.append(TurnPay(name, *_split(paid, acts), related))
+    costly = {name for group in groups for name in group.costs or ()}
     acting = [pair for pair, act in zip(attempts, acts, strict=True) if act]
     costs = [-float(group.turn_costs[i].sum()) for group, i in acting]
     gains = [float((group.turn_rewards - group.turn_costs)[i].sum()) for group, i in acting]
@@ -120,8 +136,9 @@ def earnings(groups: Sequence[Group]) -> Earnings:
         parts=tuple(parts),
         cost=fmean(costs) if costs else 0.0,
         least=min(spent, default=0.0),
+        paying=tuple(one.name for one in parts if one.name in costly and (one.acted or 0.0) > 0),
         paid=len(gained),
-        pays=fmean(gained) if gained else max(map(_most, groups), default=0.0),
+        pays=fmean(gained) if gained else _most(groups),
     )
 
 
@@ -179,9 +196,12 @@ def _by_turn(name: str) -> bool:
     return name.startswith("turn/")
 
 
-def _most(group: Group) -> float:
-    paid = group.bounds.keys() - {*(group.costs or ())}
-    return sum(group.bounds[name][1] for name in paid if _by_turn(name))
+def _most(groups: Sequence[Group]) -> float | None:
+    """The most that a turn can be paid beside costs; None if a reward has no bounds."""
+    bounds = {name: group.bounds.get(name) for group in groups for name in group.components}
+    costs = {name for group in groups for name in group.costs or ()}
+    paying = [both for name, both in bounds.items() if _by_turn(name) and name not in costs]
+    return None if None in paying else sum(both[1] for both in paying if both is not None)
 
 
 def _split(values: Sequence[float], acts: Sequence[bool]) -> tuple[float | None, float | None]:

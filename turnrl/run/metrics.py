@@ -94,11 +94,16 @@ class MetricLog:
             rank_zero_only=True,
         )
 
-    def take(self, validating: bool) -> dict[str, float]:
-        """The new figures of a validation, or of training."""
+    def new(self, validating: bool) -> dict[str, float]:
+        """The figures of a validation, or of training, that were logged since `take`. Lightning's
+        `callback_metrics` has also those of earlier ones."""
         logged, names = self._module.trainer.callback_metrics, self._names[validating]
-        taken = {name: float(logged[name]) for name in sorted(names) if name in logged}
-        names.clear()
+        return {name: float(logged[name]) for name in sorted(names) if name in logged}
+
+    def take(self, validating: bool) -> dict[str, float]:
+        """The same, which are then no longer new."""
+        taken = self.new(validating)
+        self._names[validating].clear()
         return taken
 
 

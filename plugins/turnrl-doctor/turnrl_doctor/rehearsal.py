@@ -16,7 +16,7 @@ import contextlib
 import itertools
 import random
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,7 @@ from turnrl import (
     Check,
     Engine,
     Finding,
+    Group,
     PluginError,
     Policy,
     Question,
@@ -188,14 +189,14 @@ class _Parts:
             name = str(reward)
             try:
                 rehearsed = self._entered(reward, Reward, name)
-                for group in self.attempts:
-                    score_group(group, [rehearsed], policy=policy)
+                groups = [score_group(one, [rehearsed], policy=policy) for one in self.attempts]
             except WorldError as error:  # a judge that is down
                 yield of_error(name, error, about="machine")
             except Exception as error:  # anybody's code
                 yield of_error(name, error)
             else:
                 small.rewards = [*small.rewards, rehearsed]
+                yield from self._reached(reward, groups)
         if not small.rewards or not self.attempts:
             return
         names = ", ".join(str(reward).removeprefix("reward ") for reward in small.rewards)
@@ -349,12 +350,26 @@ class _Parts:
             small.collector.close()
             small.engine = script
 
+    def _reached(self, reward: Reward, groups: Sequence[Group]) -> Iterator[Finding]:
+        """Whether right attempts, which scripted ones have in worlds without actions, get what the
+        reward says that they get."""
+        most = max((float(paid) for group in groups for paid in group.outcome), default=0.0)
+        acts = any(tools.acts for tools in self.module.rollout.toolsets)
+        if reward.right_at is not None and not acts and 0 < most < reward.right_at - 1e-6:
+            text = f"right_at is {reward.right_at}, and scripted attempts get at most {most:g}"
+            step = "Set right_at to what a right attempt gets, weight included."
+            yield Finding("warn", str(reward), text, step)
+
     def _earned(self, small: MTGRPO) -> Iterator[Finding]:
         """Whether calls would pay off, had the policy acted like this."""
         rewards, policy = small.rewards, small.policy
         earned = earnings([score_group(group, rewards, policy=policy) for group in self.attempts])
-        if earned.cost > 0:
-            yield Finding("pass", "costs", f"in the rehearsal {earned.outlook}")
+        if earned.paying:
+            yield Finding("warn", "costs", earned.fault, "Or leave out is_cost, if it is a reward.")
+        elif earned.cost > 0:
+            rule = type(small.estimator).__name__
+            some = "" if small.estimator.charges_costs else f" ({rule} does not charge all of them)"
+            yield Finding("pass", "costs", f"in scripted attempts {earned.outlook}{some}")
 
     # learning
 

@@ -15,6 +15,7 @@ from turnrl import (
     RecipeError,
     Reward,
     TurnLevel,
+    at_least,
     returns_to_go,
     standardize,
     within,
@@ -71,6 +72,7 @@ class CostsAmongRight(GroupRelative):
     def __post_init__(self) -> None:
         super().__post_init__()
         within(0, 1, "", self, "gamma")
+        at_least(0, "CostsAmongRight.", self, "cost_coef", optional=False)
         if self.cost_scale not in get_args(CostScale):
             known = ", ".join(get_args(CostScale))
             raise RecipeError(f"cost_scale is {self.cost_scale!r}; choose one of {known}")

@@ -69,7 +69,7 @@ class Alarms(L.Callback):
         """Take the figures of the iteration that has ended, and log the number of alarms so far.
         Every process has to call it."""
         iteration = pl_module.iteration_and_version[0]
-        figures = {name: float(value) for name, value in trainer.callback_metrics.items()}
+        figures = pl_module.metrics.new(validating=False)
         taken = {name: figures[name] for name in FIGURES if name in figures}
         if not taken or (self.rows and self.rows[-1]["iteration"] >= iteration):
             return  # a resumed run first ends the iteration that was complete
@@ -81,6 +81,9 @@ class Alarms(L.Callback):
         experience = pl_module.experience  # of this process; none in a run that resumes
         if experience is not None and iteration == 1:
             self._earned = earnings(experience.drawn).lines
+            if self._earned and not pl_module.estimator.charges_costs:
+                rule = type(pl_module.estimator).__name__
+                self._earned[-1] += f"; {rule} does not charge all of them"
         trajectories = experience.trajectories if experience is not None else ()
         warning = idle(iteration, figures, pl_module.rollout, trajectories)
         self._idle = self._idle + 1 if warning else 0
