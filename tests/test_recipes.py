@@ -11,6 +11,8 @@ import yaml
 
 import turnrl
 import turnrl.recipe.bundled
+import turnrl_openai
+import turnrl_rewards
 from commands import fails
 from turnrl.cli import main
 from turnrl.recipe.bundled import find_recipe
@@ -152,16 +154,32 @@ def test_a_recipe_with_the_class_paths_of_version_0_8_makes_what_it_made(tmp_pat
         "turnrl_card.ending.ExportsPolicy",
         *("turnrl_checkpoints.BestCheckpoint", "turnrl_checkpoints.LastCheckpoint"),
         "turnrl_console.resumed.FirstFigures",
-        *("turnrl_endpoint.Server", "turnrl_qa_rewards.WellFormed"),
+        "turnrl_qa_rewards.WellFormed",
         *("turnrl_questions.HotpotParagraphs", "turnrl_questions.QuestionFile"),
         *("turnrl_questions.also.AlsoScore", "turnrl_questions.data.QuestionData"),
         *("turnrl_react.ReAct", "turnrl_react.search_r1.SearchR1", "turnrl_two_turn.TwoTurn"),
         *("turnrl_record.loggers.ToLoggers", "turnrl_record.recording.Recorder"),
         *("turnrl_report.curves.Curves", "turnrl_testing.ScriptedEngine"),
-        *("turnrl_turn_rewards.Server", "turnrl_turn_rewards.progress.SupportSeen"),
+        "turnrl_turn_rewards.progress.SupportSeen",
     ],
 )
 def test_a_class_path_that_version_0_8_or_0_9_saved_leads_to_the_class(path):
     module, _, name = renamed(path).rpartition(".")
     assert not module.startswith(path.partition(".")[0])
     assert getattr(importlib.import_module(module), name).__name__ == path.rpartition(".")[2]
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ("turnrl_endpoint.Server", turnrl_openai.EndpointServer),
+        ("turnrl_openai.Server", turnrl_openai.EndpointServer),
+        ("turnrl_openai.Endpoint", turnrl_openai.Endpoint),
+        ("turnrl_turn_rewards.Server", turnrl_rewards.JudgeServer),
+        ("turnrl_rewards.server.Server", turnrl_rewards.JudgeServer),
+        ("turnrl_rewards.qa.ExactMatch", turnrl_rewards.ExactMatch),
+    ],
+)
+def test_what_was_called_server_is_found_and_all_else_stays(before, now):
+    module, _, name = renamed(before).rpartition(".")
+    assert getattr(importlib.import_module(module), name) is now

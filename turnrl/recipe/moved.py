@@ -1,4 +1,4 @@
-"""Class paths and keys of versions 0.8 and 0.9, as recipes and runs have saved them."""
+"""Class paths and keys of earlier versions, as recipes and runs have saved them."""
 
 import copy
 import functools
@@ -27,7 +27,9 @@ _PACKAGES = {
     "turnrl_turn_rewards": "turnrl_rewards",
     "turnrl_two_turn": "turnrl_segmenters",
 }
-"""Packages of those versions, and what has their modules now."""
+"""Packages of versions 0.8 and 0.9, and what has their modules now."""
+_SERVERS = {"turnrl_openai": "EndpointServer", "turnrl_rewards": "JudgeServer"}
+"""Classes that were called Server before 0.18, by their package."""
 _KEYS = {
     "model.minibatch_tokens": "model.policy.minibatch_tokens",
     "model.record_per_iteration": "record.per_iteration",
@@ -36,7 +38,7 @@ _KEYS = {
     "model.profile": "plan.profile",
     "model.estimator.critic.coef": "model.objective.value_coef",
 }
-"""Keys of those versions, and where the settings are now."""
+"""Keys of versions 0.8 and 0.9, and where the settings are now."""
 SAVED = {"seed_everything", "model", "data", "trainer", "ckpt_path"}
 """Keys of every recipe that a run has saved."""
 _EMPTIED = ("record", "plan", "model.objective")
@@ -48,11 +50,11 @@ _OBJECTIVE = {
     **{"aggregation": "token", "constant_tokens": 1024, "ratio_level": "token"},
 }
 """What an objective that those versions saved as null was."""
-_PATH = re.compile(rf"({'|'.join(_PACKAGES)})((?:\.[a-z]\w*)*)\.([A-Z]\w*)")
+_PATH = re.compile(rf"({'|'.join([*_PACKAGES, *_SERVERS])})((?:\.[a-z]\w*)*)\.([A-Z]\w*)")
 
 
 def renamed(value: object) -> Any:
-    """The contents of a recipe, with the class paths of those versions as they are now."""
+    """The contents of a recipe, with the class paths of earlier versions as they are now."""
     if isinstance(value, dict):
         return {key: renamed(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -63,7 +65,11 @@ def renamed(value: object) -> Any:
 
 
 def _now(package: str, modules: str, name: str) -> str:
-    home = _PACKAGES[package]
+    home = _PACKAGES.get(package, package)
+    if name == "Server" and home in _SERVERS:
+        return f"{home}.{_SERVERS[home]}"
+    if package not in _PACKAGES:
+        return f"{package}{modules}.{name}"
     if name in dir(turnrl):  # a public name
         return f"turnrl.{name}"
     if not home.startswith("turnrl."):  # a plugin, which names its classes at its top

@@ -129,11 +129,13 @@ def _print_toy(classes: Mapping[str, type], toy: str, as_json: bool) -> None:
         # `+ 0.0` leaves no minus before a zero
         bias, along = (round(value, 3) + 0.0 for value in (row.bias, row.along))
         figures = f"{bias:7.3f} {along:+7.3f} {angle:>7} {row.variance:9.3f} {noise:>7}"
-        own = "" if row.objective == ALL_REWARDS else f"  for {row.objective}"
-        print(f"{own or row.estimator:37} {figures}")
+        own = "" if row.objective == ALL_REWARDS else f"for {row.objective}"
+        print(f"{f'  {own}' if own else row.estimator:37} {figures}")
+        if own:
+            notes.append(f"{own}: compared with an objective of the estimator's own")
         if row.note:
             notes.append(f"{row.estimator}: {row.note}, groups of {row.group_size}")
-    for note in notes:
+    for note in dict.fromkeys(notes):
         say(note)
     print()
     for line in _TOY_COLUMNS:

@@ -168,7 +168,7 @@ def figures(
     there = at > 1e-9 * length
     cosine = float(mean @ true) / (at * length) if there else 0.0
     notes = [f"{probes} probe{'s' * (probes > 1)}"] if probes else []
-    notes += ["exact values"] if estimator.critic is not None else []
+    notes += ["exact values by turn"] if estimator.critic is not None else []
     return GradientEstimate(
         name,
         bias=float((mean - true).norm()) / length,
