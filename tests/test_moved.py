@@ -14,9 +14,9 @@ import turnrl
 from commands import fails, save
 from turnrl.cli import main
 from turnrl.commands.sweep.matrix import read_cells
-from turnrl.recipe import moved
 from turnrl.recipe.given import read_given
 from turnrl.run.runs import differences, open_runs
+from turnrl.text import say_once
 
 CRITIC = {"class_path": "TurnCritic", "init_args": {"critic": {"lr": 0.2}}}
 OLD = {
@@ -38,7 +38,7 @@ PAIRS = {
 
 @pytest.fixture(autouse=True)
 def nothing_printed_yet():
-    moved._print_once.cache_clear()
+    say_once.cache_clear()
 
 
 @pytest.fixture

@@ -17,7 +17,9 @@ from commands import fails
 from turnrl.cli import main
 from turnrl.recipe.bundled import find_recipe
 from turnrl.recipe.given import read_given
+from turnrl.recipe.merging import dropped, merged
 from turnrl.recipe.moved import renamed
+from turnrl.text import say_once
 from turnrl_rewards import ExactMatch, Number, SearchCost
 from turnrl_segmenters import TwoTurn
 
@@ -183,3 +185,32 @@ def test_a_class_path_that_version_0_8_or_0_9_saved_leads_to_the_class(path):
 def test_what_was_called_server_is_found_and_all_else_stays(before, now):
     module, _, name = renamed(before).rpartition(".")
     assert getattr(importlib.import_module(module), name) is now
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line"),
+    [
+        ({"class_path": "Tree", "init_args": {"probes": 2}}, "TurnLevel",
+         "estimator is TurnLevel instead of Tree, and starts without its settings: probes."),
+        ({"class_path": "a.Tree", "init_args": {"probes": 2, "coef": 1}},
+         {"class_path": "Branched", "init_args": {"probes": 3}},
+         "estimator is Branched instead of Tree, and starts without its settings: coef."),
+        ({"class_path": "Tree", "init_args": {"probes": 2}}, "turnrl_estimators.Tree", None),
+        ({"class_path": "Tree", "init_args": {}}, "TurnLevel", None),
+        ("Tree", "TurnLevel", None),
+    ],
+)  # fmt: skip
+def test_the_settings_that_another_class_loses_are_told(old, new, line):
+    before = {"model": {"class_path": "MTGRPO", "init_args": {"estimator": old}}}
+    after = merged(before, {"model": {"init_args": {"estimator": new}}})
+    assert [*dropped(before, after)] == ([] if line is None else [f"model.{line}"])
+
+
+def test_an_option_of_another_class_tells_what_it_leaves_behind(recipe, capsys):
+    say_once.cache_clear()
+    option = ("--model.optimizer", "torch.optim.SGD")
+    read_given("fit", ["recipe.yaml", *option])
+    told = capsys.readouterr().err
+    assert "turnrl: model.optimizer is SGD instead of" in told
+    read_given("fit", ["recipe.yaml"])
+    assert capsys.readouterr().err == ""

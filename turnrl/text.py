@@ -7,6 +7,7 @@ matches nothing, so neither an empty answer nor a gold answer such as "The" matc
 """
 
 import contextlib
+import functools
 import os
 import re
 import string
@@ -114,6 +115,12 @@ def say(
     stream = file or sys.stdout
     shown = fitted(text, terminal_columns(stream), indent)
     print(painted(shown, style, stream) if style else shown, file=stream, flush=True)
+
+
+@functools.cache
+def say_once(text: str) -> None:
+    """Print a text on standard error, once in a process: `say`."""
+    say(text, sys.stderr)
 
 
 def painted(text: str, style: Style, file: TextIO | None = None) -> str:

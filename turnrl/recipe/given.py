@@ -24,6 +24,7 @@ from turnrl.recipe.merging import (
     PARTS,
     Contents,
     Editable,
+    dropped,
     each_value,
     filled_in,
     listed,
@@ -41,6 +42,7 @@ from turnrl.recipe.reading import (
     value_of,
 )
 from turnrl.recipe.unfit import refuse_unfit
+from turnrl.text import say_once
 
 Settings = Mapping[str, tuple[Any, ...]]
 """Type and default of each further key, and perhaps its line of help."""
@@ -229,6 +231,7 @@ def read_given(
     contents: Editable = {key: {} for key in MAPPINGS}
     kept, files, asks_for_help = list[str](), list[str](), list[str]()
     settled: Editable = {}
+    recipe: Editable = {}  # without the options
     lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
     first = not any(word.startswith(SETTLED) for word in words)  # of the processes of a run
     for option, value in read_options(command, words, lists):
@@ -240,6 +243,7 @@ def read_given(
             path = find_recipe(value)
             new = _recipe(path, command, flags, agent is not None and not files, contents, first)
             contents.update(merged(contents, new))
+            recipe = dict(contents)
             files.append("stdin" if "\n" in path else path)
             kept.append(f"{option}={path}")
         else:
@@ -247,12 +251,20 @@ def read_given(
             kept.append(f"{option}={value}")
     if not files and not asks_for_help:
         raise _nothing_given(command, takes_run)
-    contents = contents if settled else _with_paths(contents)
+    contents = contents if settled else _with_paths(_told(recipe, contents))
     common = (command, settings, contents, kept, files, asks_for_help)
     given = Given(*common, flags=flags, raised=raised, agent=agent)
     if settled:
         return _settled(replace(given, **settled))
     return _settled(prepare(given) if prepare else given)
+
+
+def _told(recipe: Contents, contents: Editable) -> Editable:
+    """Recipes with their options, of which it is said what these leave behind."""
+    if not {*recipe} >= SAVED:  # a run has saved every setting, also those left open
+        for line in dropped(recipe, contents):
+            say_once(f"turnrl: {line}")
+    return contents
 
 
 def _nothing_given(command: str, takes_run: bool) -> RecipeError:

@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -64,6 +64,29 @@ def merged(old: object, new: object, key: str = "") -> Any:
             there, value = None, _Added(listed(there) + listed(value))
         both[place] = merged(there, value, f"{key}.{place}".lstrip("."))
     return both
+
+
+def dropped(old: object, new: object, key: str = "") -> Iterator[str]:
+    """A line for each class that another one replaces, with the settings that it loses by that.
+
+    Args:
+        old: A recipe, or a part of it.
+        new: The same after a merge.
+        key: Where the part stands.
+    """
+    if not isinstance(old, dict):
+        return
+    after = {"class_path": new} if isinstance(new, str) else new if isinstance(new, dict) else {}
+    was, now = (str(one.get("class_path") or "").rpartition(".")[2] for one in (old, after))
+    if was and now and was != now:
+        lost = {*(old.get("init_args") or {})} - {*(after.get("init_args") or {}), *after}
+        if lost:
+            names = ", ".join(sorted(lost))
+            yield f"{key} is {now} instead of {was}, and starts without its settings: {names}."
+        return
+    for name in old.keys() & after.keys():
+        inner = key if name == "init_args" else f"{key}.{name}".lstrip(".")
+        yield from dropped(old[name], after[name], inner)
 
 
 def each_value(value: object, change: Callable[[object, str], object], key: str = "") -> Any:

@@ -1,15 +1,13 @@
 """Class paths and keys of earlier versions, as recipes and runs have saved them."""
 
 import copy
-import functools
 import re
-import sys
 from collections.abc import Iterable
 from typing import Any
 
 import turnrl
 from turnrl.recipe.merging import Contents, Editable
-from turnrl.text import say
+from turnrl.text import say_once
 
 _PACKAGES = {
     "turnrl_alarms": "turnrl.run.alarms",
@@ -94,7 +92,7 @@ def up_to_date(contents: Contents, before: Contents | None = None, prints: bool 
         _settle_value_coef(new)
     for old, key in _move(new, _KEYS.items()):
         if prints and not saved:
-            _print_once(f"turnrl: {old} is now {key}. The old key still works.")
+            say_once(f"turnrl: {old} is now {key}. The old key still works.")
     return new
 
 
@@ -173,8 +171,3 @@ def _settle_value_coef(saved: Editable) -> None:
         model["objective"] = model.get("objective") or {**_OBJECTIVE}
     elif isinstance(model.get("objective"), dict):
         model["objective"].setdefault("value_coef", _VALUE_COEF)
-
-
-@functools.cache
-def _print_once(line: str) -> None:
-    say(line, sys.stderr)
