@@ -10,9 +10,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import StatisticsError, correlation, fmean
+from typing import TypeVar
 
 from turnrl.scoring import Tally
 from turnrl.types import Group
+
+_T = TypeVar("_T")
 
 ENOUGH = 20
 """Attempts that have to act before their average is trusted: fewer often all earn the same by
@@ -116,22 +119,23 @@ def earnings(groups: Sequence[Group]) -> Earnings:
         groups: Scored groups, whose costs are known.
     """
     attempts = [(group, i) for group in groups for i in group.trunks]
-    acts = [_acts(group, i) for group, i in attempts]
+    calls = [_calls(group, i) for group, i in attempts]
     outcome = [float(group.outcome[i]) for group, i in attempts]
     names = [name for group in groups for name, part in group.components.items() if part.ndim == 2]
     parts = []
     for name in dict.fromkeys(names):
         paid = [float(group.components[name][i].sum()) for group, i in attempts]
-        related = _correlation(paid, outcome) if sum(acts) >= ENOUGH else None
-        parts.append(TurnPay(name, *_split(paid, acts), related))
-    costly = {name for group in groups for name in group.costs or ()}
-    acting = [pair for pair, act in zip(attempts, acts, strict=True) if act]
-    costs = [-float(group.turn_costs[i].sum()) for group, i in acting]
-    gains = [float((group.turn_rewards - group.turn_costs)[i].sum()) for group, i in acting]
-    spent = [-cost for group, i in acting for cost in group.turn_costs[i].tolist() if cost < 0]
+        related = _correlation(paid, outcome) if sum(calls) >= ENOUGH else None
+        with_call, without = _split(paid, calls)
+        parts.append(TurnPay(name, _mean(with_call), _mean(without), related))
+    calling, _ = _split(attempts, calls)
+    costs = [-float(group.turn_costs[i].sum()) for group, i in calling]
+    gains = [float((group.turn_rewards - group.turn_costs)[i].sum()) for group, i in calling]
+    spent = [-cost for group, i in calling for cost in group.turn_costs[i].tolist() if cost < 0]
     gained = [gain for gain in gains if gain > 1e-6]
+    costly = {name for group in groups for name in group.costs or ()}
     return Earnings(
-        acted=len(acting),
+        acted=len(calling),
         attempts=len(attempts),
         parts=tuple(parts),
         cost=fmean(costs) if costs else 0.0,
@@ -156,14 +160,11 @@ def earning_tallies(
         charged: Whether the estimator charges costs to every attempt.
         processes: How many processes have groups; each has about as many.
     """
-    both = dict[bool, list[tuple[int, float]]]({True: [], False: []})
-    for number, group in enumerate(groups):
-        paid = group.turn_rewards.sum(1).tolist()
-        for i in group.trunks:
-            both[_acts(group, i)].append((number, paid[i]))
-    acted, idle = both[True], both[False]
+    sums = [group.turn_rewards.sum(1).tolist() for group in groups]
+    earned = [(number, sums[number][i]) for number, one in enumerate(groups) for i in one.trunks]
+    acted, idle = _split(earned, [_calls(group, i) for group in groups for i in group.trunks])
     tallies = {
-        "rollout/acted": Tally(len(acted), len(acted) + len(idle)),
+        "rollout/acted": Tally(len(acted), len(earned)),
         "reward/acted": Tally(sum(paid for _, paid in acted), len(acted)),
         "reward/idle": Tally(sum(paid for _, paid in idle), len(idle)),
         "reward/acting_error": Tally(0.0, 0),
@@ -188,7 +189,7 @@ def _error(
     return math.sqrt(sum(share**2 for share in shares) * groups / (groups - 1))
 
 
-def _acts(group: Group, member: int) -> bool:
+def _calls(group: Group, member: int) -> bool:
     return any(turn.reading.calls for turn in group.trajectories[member].turns)
 
 
@@ -204,11 +205,14 @@ def _most(groups: Sequence[Group]) -> float | None:
     return None if None in paying else sum(both[1] for both in paying if both is not None)
 
 
-def _split(values: Sequence[float], acts: Sequence[bool]) -> tuple[float | None, float | None]:
-    """The averages of those that acted, and of the others."""
-    acted = [value for value, act in zip(values, acts, strict=True) if act]
-    idle = [value for value, act in zip(values, acts, strict=True) if not act]
-    return fmean(acted) if acted else None, fmean(idle) if idle else None
+def _split(values: Sequence[_T], calls: Sequence[bool]) -> tuple[list[_T], list[_T]]:
+    """The values of the attempts that call, and of the others."""
+    pairs = [*zip(values, calls, strict=True)]
+    return [value for value, yes in pairs if yes], [value for value, yes in pairs if not yes]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return fmean(values) if values else None
 
 
 def _correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
