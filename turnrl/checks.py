@@ -35,7 +35,7 @@ from turnrl.policy.divided import FSDP2
 from turnrl.policy.model import Policy
 from turnrl.recipe.keys import elsewhere
 from turnrl.run.recording import Recorder
-from turnrl.scoring import component_name
+from turnrl.scoring import bounds_of, component_name
 from turnrl.text import visible
 from turnrl.types import AdvantageEstimator, Engine, MessageSampler, Reward, Start
 
@@ -169,11 +169,12 @@ def _check_rewards(rewards: Sequence[Reward]) -> None:
                 f"{name} has right_at = {reward.right_at} and is_cost, but what a right attempt "
                 "gets is no cost. Leave out one of the two."
             )
-        if reward.bounds is not None and (reward.right_at or 0.0) > max(reward.bounds):
+        most = None if reward.bounds is None else bounds_of(reward, reward.bounds)[1]
+        if most is not None and reward.right_at is not None and reward.right_at > most:
             raise RecipeError(
                 f"{name} has right_at = {reward.right_at}, and by its bounds it gives at most "
-                f"{max(reward.bounds)}, so no attempt is ever right. Set it to what a right "
-                "attempt gets, weight included."
+                f"{most}, so no attempt is ever right. Set it to what a right attempt gets, weight "
+                "included."
             )
         if reward.by_turn and reward.right_at is not None:
             raise RecipeError(

@@ -189,7 +189,7 @@ def _scored(
     for reward in rewards:
         name, by_turn = component_name(reward), reward.by_turn
         values = torch.zeros((size, turns) if by_turn else size, dtype=torch.float64)
-        limits = None if reward.bounds is None else _bounds(reward, reward.bounds)
+        limits = None if reward.bounds is None else bounds_of(reward, reward.bounds)
         if limits is not None:
             bounds[name] = limits
         for i, trajectory in enumerate(trajectories):
@@ -233,7 +233,12 @@ def _value(
     return value
 
 
-def _bounds(reward: Reward, given: Sequence[float]) -> tuple[float, float]:
+def bounds_of(reward: Reward, given: Sequence[float]) -> tuple[float, float]:
+    """The bounds that a reward gives, in order.
+
+    Raises:
+        PluginError: If they are not two finite numbers.
+    """
     what = f"{type(reward).__name__}.bounds"
     with blaming(PluginError, what, "Give two numbers, or None."):
         low, high = sorted(map(float, given))
