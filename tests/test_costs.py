@@ -472,8 +472,7 @@ def test_all_of_what_a_right_attempt_earns_is_the_unit_where_all_are_right():
     # (0.8 + 0.4) / 2, and each cost is 0.1 off the mean
     found = CostsAmongRight()(some).flatten().tolist()
     assert found == pytest.approx([0.1 / 0.6, -0.1 / 0.6])
-    told = [term.divisor for ((row,),) in [terms(CostsAmongRight(), some)[:1]] for term in row]
-    assert told[-1] == pytest.approx(0.6)
+    assert terms(CostsAmongRight(), some)[0][0][-1].divisor == pytest.approx(0.6)
 
 
 def test_settings_out_of_range_are_told():

@@ -878,6 +878,21 @@ def test_the_short_answers_have_the_figures_of_the_tables():
         "GRPO-MR minus GRPO-OR": said(area("one-hop", "GRPO-MR", "GRPO-OR")),
         "GRPO-MR, apart, minus GRPO-MR": said(area("split", "GRPO-MR, apart", "GRPO-MR")),
     }
+    labels = _of_page("starters: labels")
+    starters = [
+        said(next(v for k, v in labels["costs among right", other].items() if "area to" in k))
+        for other in ("GRPO-OR", "MT-GRPO")
+    ]
+    forms = _of_page("outcomes-at-best: figures")
+    forms = {name: row for name, row in forms.items() if name.startswith("GRPO-OR")}
+    reached = {
+        name: next(float(v) for k, v in row.items() if k.startswith("area to"))
+        for name, row in forms.items()
+    }
+    top = max(reached, key=reached.__getitem__)
+    assert top == "GRPO-OR (lr 4e-4)"
+    best = said(area("outcomes-at-best", "costs among right", top))
+    doors = _of_page("horizon: differences")["MT-GRPO (12 doors)", "GRPO-MR, apart (12 doors)"]
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
     assert two["GRPO-OR"][never] == "0"
     long = _of_page("longer: figures")["GRPO-OR (60 iterations)"]
@@ -913,6 +928,9 @@ def test_the_short_answers_have_the_figures_of_the_tables():
         f"costs included ({total['GRPO-OR']:.3f}), than MT-GRPO ({total['MT-GRPO']:.3f}) and "
         f"GRPO-MR ({total['GRPO-MR']:.3f})",
         f"no visible effect** with one hop, {bare}",
+        f"`CostsAmongRight` is {starters[0]} above GRPO-OR and {starters[1]} above MT-GRPO",
+        f"with twice the rate, is {best} below `CostsAmongRight`",
+        f"With twelve it adds {said(doors['area per iteration'])} by area per iteration",
     ):
         assert sentence in index
     hurt = area("two-hop", "MT-GRPO", "GRPO-OR")  # README says how far it is behind

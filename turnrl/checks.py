@@ -169,12 +169,12 @@ def _check_rewards(rewards: Sequence[Reward]) -> None:
                 f"{name} has right_at = {reward.right_at} and is_cost, but what a right attempt "
                 "gets is no cost. Leave out one of the two."
             )
-        most = None if reward.bounds is None else bounds_of(reward, reward.bounds)[1]
-        if most is not None and reward.right_at is not None and reward.right_at > most:
+        bounds = bounds_of(reward)
+        if bounds is not None and reward.right_at is not None and reward.right_at > bounds[1]:
             raise RecipeError(
                 f"{name} has right_at = {reward.right_at}, and by its bounds it gives at most "
-                f"{most}, so no attempt is ever right. Set it to what a right attempt gets, weight "
-                "included."
+                f"{bounds[1]}, so no attempt is ever right. Set it to what a right attempt gets, "
+                "weight included."
             )
         if reward.by_turn and reward.right_at is not None:
             raise RecipeError(

@@ -189,7 +189,7 @@ def _scored(
     for reward in rewards:
         name, by_turn = component_name(reward), reward.by_turn
         values = torch.zeros((size, turns) if by_turn else size, dtype=torch.float64)
-        limits = None if reward.bounds is None else bounds_of(reward, reward.bounds)
+        limits = bounds_of(reward)
         if limits is not None:
             bounds[name] = limits
         for i, trajectory in enumerate(trajectories):
@@ -233,15 +233,17 @@ def _value(
     return value
 
 
-def bounds_of(reward: Reward, given: Sequence[float]) -> tuple[float, float]:
-    """The bounds that a reward gives, in order.
+def bounds_of(reward: Reward) -> tuple[float, float] | None:
+    """The bounds that a reward gives, in order; None if it gives none.
 
     Raises:
         PluginError: If they are not two finite numbers.
     """
+    if reward.bounds is None:
+        return None
     what = f"{type(reward).__name__}.bounds"
     with blaming(PluginError, what, "Give two numbers, or None."):
-        low, high = sorted(map(float, given))
+        low, high = sorted(map(float, reward.bounds))
     if not -1e9 < low <= high < 1e9:
         raise PluginError(f"{what} is ({low}, {high}). Give two finite numbers, or None.")
     return low, high

@@ -251,7 +251,7 @@ def read_given(
             kept.append(f"{option}={value}")
     if not files and not asks_for_help:
         raise _nothing_given(command, takes_run)
-    contents = contents if settled else _with_paths(_told(recipe, contents))
+    contents = contents if settled else _with_paths(_noting_dropped(recipe, contents))
     common = (command, settings, contents, kept, files, asks_for_help)
     given = Given(*common, flags=flags, raised=raised, agent=agent)
     if settled:
@@ -259,8 +259,8 @@ def read_given(
     return _settled(prepare(given) if prepare else given)
 
 
-def _told(recipe: Contents, contents: Editable) -> Editable:
-    """Recipes with their options, of which it is said what these leave behind."""
+def _noting_dropped(recipe: Contents, contents: Editable) -> Editable:
+    """Print which settings of the recipes the options leave behind, and return the contents."""
     if not {*recipe} >= SAVED:  # a run has saved every setting, also those left open
         for line in dropped(recipe, contents):
             say_once(f"turnrl: {line}")
