@@ -26,6 +26,7 @@ import psutil
 import pytest
 import torch
 import yaml
+from lightning import Callback
 from safetensors.torch import load_file
 
 import vllm_stand_in
@@ -624,6 +625,106 @@ def recipe(tiny_model, tmp_path, monkeypatch):
     return write
 
 
+def asleep(engine: VLLM) -> bool:
+    """Whether the server that an engine has started sleeps."""
+    return httpx2.get(f"{engine._started.url}/is_sleeping", headers=key_of(engine)).json()[
+        "is_sleeping"
+    ]
+
+
+def key_of(engine: VLLM) -> dict[str, str]:
+    return {"Authorization": f"Bearer {engine._started.key}"}
+
+
+def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
+    """It sleeps after each collection, and acts with the right weights after each wake."""
+    engine.start(policy, 64)
+    for version in range(3):
+        engine.sync(version)
+        for collection in range(2):  # the second one on the same weights, without a sync
+            assert asleep(engine) == bool(collection)
+            sessions = [engine.open(PROMPT) for _ in range(4)]
+            for done in on_loop(asyncio_gather([turn(session) for session in sessions])):
+                assert done.version == version
+                wanted = own(policy, PROMPT, done.token_ids)
+                assert done.logprobs == pytest.approx(wanted, abs=2e-3)
+            assert not asleep(engine)
+            on_loop(engine.drain())
+            assert asleep(engine)
+        change(policy)
+    assert engine.in_force["memory between collections"] == "given back"
+    engine.close()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_path, whole):
+    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
+    policy.load()
+    engine = VLLM(python=str(interpreter), sleeps=True)
+    engine.run_folder = tmp_path / "run"
+    sleeps_and_samples(engine, policy)
+
+
+def test_a_server_that_dies_in_its_sleep_is_started_again(interpreter, tiny_model, tmp_path):
+    policy = adapted(tiny_model)
+    engine = VLLM(python=str(interpreter), sleeps=True, patience_s=60)
+    engine.run_folder = tmp_path / "run"
+    engine.start(policy, 64)
+    engine.sync(0)
+    on_loop(engine.drain())
+    listening(engine._started.url).kill()
+    check_crowd(policy, crowd(engine, lambda: None), 0)
+    engine.close()
+
+
+async def drained_and_asked(engine: VLLM) -> None:
+    await engine.drain()
+    await turn(engine.open(PROMPT))
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--sleepless", r"does not give its memory back .*no such allocator.*engine\.sleeps"),
+        ("--forgetful", r"differ from the learner's by .* or an older adapter"),
+    ],
+)
+def test_a_server_that_does_not_sleep_or_wake_well_is_told(
+    interpreter, tiny_model, tmp_path, option, told
+):
+    policy = adapted(tiny_model)
+    engine = VLLM(python=str(interpreter), sleeps=True, arguments=[option])
+    engine.run_folder = tmp_path / "run"
+    engine.start(policy, 64)
+    engine.sync(0)
+    try:
+        with pytest.raises(EngineError, match=told):
+            on_loop(drained_and_asked(engine))
+    finally:
+        engine.close()
+
+
+class Asleep(Callback):
+    """Notes whether the server sleeps while the policy learns."""
+
+    def __init__(self) -> None:
+        self.seen: list[bool] = []
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        self.seen.append(asleep(pl_module.engine))
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_lets_its_server_sleep_unless_it_samples_ahead(recipe, interpreter, staleness):
+    written = recipe(python=str(interpreter), sleeps=True)
+    ahead = [] if not staleness else ["--model.max_staleness", "1"]
+    run = build([written, "--trainer.max_epochs", "2", *ahead])
+    run.trainer.callbacks.append(seen := Asleep())
+    run.trainer.fit(run.module, run.data)
+    assert len(seen.seen) > 1
+    assert set(seen.seen) == {not staleness}
+
+
 def test_a_run_keeps_the_log_of_its_server(recipe, interpreter, capfd):
     assert main(["fit", recipe(python=str(interpreter)), "--trainer.max_epochs", "1"]) == 0
     assert "its log is runs/recipe/version_0/vllm.log" in capfd.readouterr().err
@@ -977,6 +1078,12 @@ class TestReal:
         policy = Policy(STARTER, lora=None if whole else Lora(r=16))
         change(policy)
         check_engine(served(policy, tmp_path), policy)
+
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_it_sleeps_while_nothing_is_sampled(self, small_cache, tmp_path, whole):
+        policy = Policy(STARTER, lora=None if whole else Lora(r=16))
+        change(policy)
+        sleeps_and_samples(served(policy, tmp_path, sleeps=True), policy)
 
     @pytest.mark.parametrize("whole", [False, True])
     def test_each_of_many_versions_is_in_force(self, small_cache, tmp_path, whole):

@@ -32,6 +32,7 @@ class Model:
         self.base = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
         self.adapters: dict[str, object] = {}
         self.loads: list[str] = []
+        self.asleep = False
         self.lock = threading.Lock()
 
     def load(self, name: str, folder: str) -> None:
@@ -65,9 +66,23 @@ class Model:
         weights = load_file(file)
         self.base.load_state_dict(weights)
 
+    def sleep(self) -> None:
+        if os.environ.get("VLLM_SERVER_DEV_MODE") != "1":
+            raise Refusal(404, "Not Found")
+        if self.options.sleepless:
+            raise Refusal(500, "Call to sleep method failed: no such allocator")
+        self.asleep = True
+
+    def wake(self) -> None:
+        self.asleep = False
+        if self.options.forgetful:  # as a vLLM did once: an adapter is there, and changes nothing
+            self.adapters = dict.fromkeys(self.adapters, self.base)
+
     @torch.inference_mode()
     def complete(self, body: dict) -> dict:
         """Sample a turn after each prompt, a token at a time."""
+        if self.asleep:
+            raise Refusal(400, "it is asleep")
         if body["model"] != "base" and body["model"] not in self.adapters:
             raise Refusal(404, f"The model `{body['model']}` does not exist.")
         network = self.base if body["model"] == "base" else self.adapters[body["model"]]
@@ -124,6 +139,7 @@ class Handler(BaseHTTPRequestHandler):
             "/health": None,
             "/version": {"version": "0.0.0"},
             "/v1/models": {"data": [window]},
+            "/is_sleeping": {"is_sleeping": self.model.asleep},
             "/loads": self.model.loads,  # which vLLM has not: adapters that it was ever given
         }
         self.answer(told)
@@ -136,6 +152,8 @@ class Handler(BaseHTTPRequestHandler):
             "/tokenize": lambda: {
                 "tokens": model.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
             },
+            "/sleep?level=1": model.sleep,
+            "/wake_up": model.wake,
             "/collective_rpc": lambda: model.reload(body["kwargs"]["weights_path"]),
         }
         if adapters:
@@ -178,6 +196,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--api-key", default="")
     parser.add_argument("--no-adapters", dest="adapters", action="store_false")
     parser.add_argument("--raw-logprobs", action="store_true")
+    parser.add_argument("--sleepless", action="store_true")
+    parser.add_argument("--forgetful", action="store_true")
     options, _ = parser.parse_known_args(arguments)
     torch.set_num_threads(1)
     Handler.model = Model(options)

@@ -297,7 +297,8 @@ class Engine(Sampler):
         again when the weights have changed. Sessions opened before must not go on, unless the
         engine `keeps` the weights that they began with: what they remember was computed with those.
         If it keeps several, this may be called while older sessions generate on the event loop's
-        thread, and `drain` is not called, because another collection may be under way.
+        thread. In a run that samples ahead (`model.max_staleness`), `drain` is not called, because
+        another collection may be under way.
 
         Args:
             version: Number of optimiser steps behind the weights.

@@ -115,6 +115,9 @@ class VLLM(Engine):
             sent again.
         timeout_s: Seconds that one turn may take.
         start_s: Seconds that a server may take to start.
+        sleeps: Whether a server that the run starts gives back its GPU's memory while nothing is
+            sampled, and keeps its base in the machine's memory. Null: if the policy is on a GPU. A
+            run that samples ahead (`max_staleness`) lets it stay awake.
         most_gap: Largest mean difference between the servers' log-probabilities and the learner's
             in a trial, in nats. Each server is compared with each version before it samples turns
             with it.
@@ -137,6 +140,7 @@ class VLLM(Engine):
     patience_s: float = 300.0
     timeout_s: float = 600.0
     start_s: float = 600.0
+    sleeps: bool | None = None
     most_gap: float = 0.15
 
     def __post_init__(self) -> None:
@@ -166,12 +170,18 @@ class VLLM(Engine):
                 "model.engine.base names what a given server serves, and the run starts one here. "
                 "Leave it out."
             )
+        if self.sleeps and self.python is None:
+            raise RecipeError(
+                "model.engine.sleeps is for a server that the run starts, and others may use the "
+                "ones in model.engine.url. Leave it out."
+            )
         at_least(1, "model.engine.", self, "keeps", whole=True, optional=False)
         least = ("patience_s", "timeout_s", "start_s", "most_gap")
         at_least(0, "model.engine.", self, *least, optional=False)
         self._group: Group | None = None
         self._weights: Weights | None = None
         self._started: Started | None = None
+        self._sleeps = False
         self._held: Counter[Server] = Counter()
         self._told: dict[str, str] = {}
         self._together: Together | None = None
@@ -271,8 +281,18 @@ class VLLM(Engine):
                 self.run_folder.mkdir(parents=True, exist_ok=True)
                 self.log = self.run_folder / "vllm.log"
             arguments = ["--tokenizer", str(home / "tokenizer"), *self.arguments]
+            self._sleeps = policy.device.type == "cuda" if self.sleeps is None else self.sleeps
+            _give_back_cache()
             self._started = started = Started(
-                self.python, policy, model, max_tokens, self.keeps + 1, arguments, self.log, home
+                self.python,
+                policy,
+                model,
+                max_tokens,
+                self.keeps + 1,
+                arguments,
+                self.log,
+                home,
+                self._sleeps,
             )
             servers = [Server(started.url, started.key, self.timeout_s)]
             started.wait(lambda: _is_up(servers[0]), self.start_s)
@@ -296,11 +316,16 @@ class VLLM(Engine):
             + "s" * (len(servers) > 1),
             "weights while sampling": "base and adapter" if has_adapter else "the whole model",
         }
+        if self._sleeps:
+            self._told["memory between collections"] = "given back"
 
     def sync(self, version: int) -> None:
         """See `Engine.sync`. The adapter, or else the whole model, is written to a folder, and the
         servers read it."""
-        weights, _ = self._running
+        weights, group = self._running
+        if self._sleeps:
+            _give_back_cache()
+            on_loop(group.wake())
         weights.publish(version)
         self._told["log-probabilities"] = f"{weights.gap:.1e} from the learner's on average"
 
@@ -313,9 +338,12 @@ class VLLM(Engine):
         return _Session(self, tuple(prompt_ids), weights.newest, server)
 
     async def drain(self) -> None:
-        """See `Engine.drain`."""
-        if self._group is not None:
-            await self._group.drain()
+        """See `Engine.drain`. A server of its own falls asleep."""
+        if (group := self._group) is not None:
+            await group.drain()
+            if self._sleeps:
+                await group.sleep()
+                await group.drain()
 
     def close(self) -> None:
         """See `Engine.close`. It ends a server that it started, and removes the weights that it
@@ -347,6 +375,7 @@ class VLLM(Engine):
         if sampling.forced_ids:
             raise NotImplementedError("VLLM takes no forced tokens")
         body = _request(ids, sampling)
+        await group.wake()
         try:
             with weights.turn(began):
                 (done, acted), server = await group.ask_one(
@@ -410,6 +439,14 @@ def _rehearsed(engine: VLLM) -> Iterator[Engine]:
 
 def _has_adapter(policy: SampledPolicy) -> bool:
     return isinstance(policy, Policy) and policy.lora is not None
+
+
+def _give_back_cache() -> None:
+    """Leave vLLM the GPU's memory that this process keeps without using it."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _is_up(server: Server) -> bool:

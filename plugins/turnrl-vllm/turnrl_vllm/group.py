@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar, final
 
 from turnrl import EngineError, WorldError, say, visible
 from turnrl.servers import Patience, Unavailable
-from turnrl_vllm.server import Server
+from turnrl_vllm.server import Refused, Server
 
 T = TypeVar("T")
 
@@ -41,6 +42,8 @@ class Group:
         self._still = still or (lambda: None)
         self._patience = Patience(self.name, patience_s, self._gone, setting="patience_s")
         self._watch: asyncio.Task[None] | None = None
+        self._asleep = False
+        self._waking = asyncio.Lock()
 
     @property
     def name(self) -> str:
@@ -124,6 +127,43 @@ class Group:
             await asyncio.sleep(0.02)
         for server in self.servers:
             await server.close()
+
+    async def sleep(self) -> None:
+        """Have the servers give back a GPU's memory. No request is under way.
+
+        Raises:
+            EngineError: If one refuses.
+        """
+        for server in self.servers:
+            try:
+                with contextlib.suppress(Unavailable):  # what has died holds no memory
+                    await server.ask_async("/sleep?level=1", {})
+            except Refused as error:
+                raise EngineError(
+                    f"vLLM at {server} does not give its memory back ({error}). Set "
+                    "model.engine.sleeps to false, and leave it a part of the GPU's memory."
+                ) from error
+            server.forget()
+        self._asleep = True
+
+    async def wake(self) -> None:
+        """Have servers that sleep take memory again, for any number of turns at a time. They are
+        compared with the learner before they sample.
+
+        Raises:
+            EngineError: If one cannot, or none could be reached.
+        """
+        async with self._waking:
+            for server in self.servers if self._asleep else ():
+                try:
+                    await self.ask_one(server, lambda one: one.ask_async("/wake_up", {}))
+                except Refused as error:
+                    raise EngineError(
+                        f"vLLM at {server} does not get its memory back ({error}). Lower "
+                        "--gpu-memory-utilization in model.engine.arguments, or what the policy "
+                        "takes."
+                    ) from error
+            self._asleep = False
 
     async def _look(self) -> None:
         """While requests are under way, end those of servers that no longer say that they are well:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any, final
@@ -16,8 +17,8 @@ _SHORT_S = 60.0
 """Seconds that a request may take which samples nothing."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 """How long a server that was lost is left alone, after the first failure and at most."""
-_OF_THE_REQUEST = ("Call to add_lora method failed", "Call to collective_rpc method failed")
-"""What vLLM says with status 500 where it does not take weights, and is well otherwise."""
+_OF_THE_REQUEST = re.compile(r"Call to (add_lora|collective_rpc|sleep|wake_up) method failed")
+"""What vLLM says with status 500 where it does not do what it is asked, and is well otherwise."""
 
 
 class Refused(Exception):
@@ -49,6 +50,9 @@ class Server:
         """The name under which it serves the base."""
         self.has: set[str] = set()
         """Names of adapters that it has, as far as is known."""
+        self.salt: str | None = None
+        """Of what it reads with the newest weights, where all weights are trained; None until it is
+        known to have them."""
         self.mending = asyncio.Lock()
         """Held by who gives it weights again."""
         self.was_lost = False
@@ -78,7 +82,11 @@ class Server:
         pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 8))
         self._rests_until = time.monotonic() + pause_s
         self.was_lost = True
-        self.has = set()
+        self.forget()
+
+    def forget(self) -> None:
+        """Whatever it was given may be gone: it gets it again, and is compared with the learner."""
+        self.has, self.salt = set(), None
 
     def answered(self) -> bool:
         """It answered. True if it was lost before."""
@@ -177,7 +185,7 @@ class Server:
                     return response.text  # a sentence
                 raise Refused(status, "an answer that is no JSON") from None
         problem = self._clean(_complaint(response))
-        if not any(sign in problem for sign in _OF_THE_REQUEST):
+        if not _OF_THE_REQUEST.search(problem):
             raise_if_away(status, f"status {status}: {problem}", response.headers)
         raise Refused(status, problem)
 

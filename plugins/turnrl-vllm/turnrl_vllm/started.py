@@ -60,6 +60,7 @@ class Started:
         arguments: More arguments of `vllm serve`.
         log: The file that it writes to.
         folder: Files for it, which are removed with it if this process is killed.
+        sleeps: Whether it is asked to give a GPU's memory back while nothing is sampled.
     """
 
     def __init__(
@@ -72,6 +73,7 @@ class Started:
         arguments: Sequence[str],
         log: Path,
         folder: Path,
+        sleeps: bool,
     ) -> None:
         self.log = log
         self._begins = log.stat().st_size if log.exists() else 0  # an earlier server may have one
@@ -87,13 +89,15 @@ class Started:
         if policy.lora is not None:
             rank = next((one for one in _RANKS if one >= policy.lora.r), policy.lora.r)
             own += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(adapters)]
+        if sleeps and policy.device.type == "cuda":  # elsewhere vLLM refuses it
+            own += ["--enable-sleep-mode"]
         if model == policy.folder and policy.origin.revision is not None:
             own += ["--revision", policy.origin.revision]
         serve = [python, "-m", "vllm.entrypoints.cli.main", "serve", model]
         self._keeper = subprocess.Popen(
             [sys.executable, keeper.__file__, str(log), str(folder), *serve, *own, *arguments],
             stdin=subprocess.PIPE,
-            env=_environment(self.key, policy.lora is None),
+            env=_environment(self.key, policy.lora is not None, sleeps),
         )
 
     def wait(self, is_well: Callable[[], bool], patience_s: float) -> None:
@@ -141,9 +145,12 @@ class Started:
         self._keeper.wait()
 
 
-def _environment(key: str, whole: bool) -> Mapping[str, str]:
+def _environment(key: str, adapters: bool, sleeps: bool) -> Mapping[str, str]:
     more = {"VLLM_API_KEY": key, "VLLM_NO_USAGE_STATS": "1"}
-    more["VLLM_SERVER_DEV_MODE" if whole else "VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if adapters:
+        more["VLLM_ALLOW_RUNTIME_LORA_UPDATING"] = "1"
+    if sleeps or not adapters:
+        more["VLLM_SERVER_DEV_MODE"] = "1"
     return {**os.environ, **more}
 
 

@@ -252,21 +252,20 @@ class WholeModel(Weights):
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
         self._requests, self._changing = 0, False
-        self._salts: dict[str, str] = {}
-        """By server, the salt since it read the newest weights."""
 
     def _give(self, new: Published) -> None:
         def give(server: Server) -> None:
-            self._salts.pop(server.url, None)
+            server.salt = None
             if not self._follows:
                 with _refusals(server, self.folder):
                     server.ask("POST", _RELOAD, _reload(new), within_s=600)
             salt = secrets.token_hex(8)
             body = new.reference.request() | self._whole(server, salt)
             self._prove(server, new, server.ask("POST", "/v1/completions", body))
-            self._salts[server.url] = salt
+            server.salt = salt
 
-        self._salts.clear()
+        for server in self.group.servers:
+            server.salt = None
         self.group.ask(give)
         self._add(new)  # before any turn is sampled with them
 
@@ -278,10 +277,10 @@ class WholeModel(Weights):
         try:
             acts = self.newest
             async with server.mending:
-                if server.was_lost or server.url not in self._salts:
+                if server.salt is None:
                     # it may have been started again, with the weights that training began from
                     await self._give_again(server, acts)
-            salted = body | self._whole(server, self._salts[server.url])
+                salted = body | self._whole(server, server.salt)
             return await server.ask_async("/v1/completions", salted), acts.version
         finally:
             self._leave()
@@ -292,10 +291,9 @@ class WholeModel(Weights):
         salt = secrets.token_hex(8)
         body = acts.reference.request() | self._whole(server, salt)
         self._prove(server, acts, await server.ask_async("/v1/completions", body))
-        self._salts[server.url] = salt
-        server.was_lost = False
+        server.salt = salt
 
-    def _whole(self, server: Server, salt: str) -> dict[str, object]:
+    def _whole(self, server: Server, salt: str | None) -> dict[str, object]:
         return {"model": server.base, "cache_salt": salt}
 
     @contextlib.contextmanager
