@@ -27,6 +27,11 @@ CASES = {
     },
     "critic": {"policy": {"lora": Lora(r=4)}, "estimator": TurnCritic(), "steps_per_update": 1},
     "whole": {"policy": {}, "steps_per_update": 1},
+    # on float32 weights of what the files have in bfloat16
+    "mixed": {
+        "policy": {"dtype": "bfloat16", "gradient_checkpointing": True},
+        "steps_per_update": 1,
+    },
 }
 
 

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +16,7 @@ import torch
 import transformers
 
 from division_script import CASES, Writes, train
+from nursery import python
 from runs import module
 from test_processes import start
 from turnrl import CheckpointError, Lora, Policy, RecipeError, Start
@@ -47,8 +52,11 @@ def folder(tiny_model, tmp_path_factory, nursery):
     begin.export(folder / "adapter")
     again = {"case": "reference", "model": str(folder / "adapter")}
     runs += [{**again, "strategy": s, "folder": f"{s}-adapter-again"} for s in ("ddp", "fsdp2")]
-    both = {"model": str(tiny_model), "devices": 2}
-    (folder / "division.json").write_text(json.dumps([both | run for run in runs]))
+    half = transformers.AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.bfloat16)
+    half.save_pretrained(shutil.copytree(tiny_model, folder / "half"))
+    both, mixed = {"model": str(tiny_model), "devices": 2}, {"model": str(folder / "half")}
+    every = [both | (mixed if run["case"] == "mixed" else {}) | run for run in runs]
+    (folder / "division.json").write_text(json.dumps(every))
     start(nursery, folder, SCRIPT)
     return folder
 
@@ -82,9 +90,44 @@ def test_a_process_holds_the_part_that_is_planned(folder, tiny_model, strategy, 
     assert planned["optimiser"] == pytest.approx(moments, rel=0.01)
 
 
-@pytest.mark.parametrize("case", ["bfloat16", "reference", "critic", "whole"])
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is counted as Linux does")
+def test_a_process_never_holds_a_whole_policy(tmp_path, nursery):
+    """The files are read in place, and float32 weights are made of them layer by layer."""
+    config = transformers.Qwen2Config(
+        hidden_size=512,
+        intermediate_size=2048,
+        num_hidden_layers=8,
+        num_attention_heads=8,
+        num_key_value_heads=8,
+        vocab_size=1000,
+        tie_word_embeddings=False,
+    )
+    network = transformers.Qwen2ForCausalLM(config).bfloat16()
+    whole = 4 * sum(p.numel() for p in network.parameters())
+    network.save_pretrained(tmp_path)
+    del network
+    script = Path(__file__).parent / "dividing_script.py"
+    both = [
+        subprocess.Popen(
+            python(str(script), str(rank), str(tmp_path)),
+            env={**os.environ, **nursery.environment},
+        )
+        for rank in range(2)
+    ]
+    assert [process.wait(200) for process in both] == [0, 0]
+    for rank in range(2):
+        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        assert told["dtypes"] == ["torch.float32"]
+        assert told["parts"] == pytest.approx(whole / 2, rel=0.01)
+        # its part, a layer, and what the allocator keeps: 1.0 of the whole if that was there once
+        assert told["most"] < 0.85 * whole
+        assert told["way"] == "prompts once, padded batches"
+
+
+@pytest.mark.parametrize("case", ["bfloat16", "reference", "critic", "whole", "mixed"])
 def test_two_processes_learn_what_one_does(folder, tiny_model, tmp_path, case):
-    train(case, str(tiny_model), "auto", 1, tmp_path)
+    model = folder / "half" if case == "mixed" else tiny_model
+    train(case, str(model), "auto", 1, tmp_path)
     one, two = kept(tmp_path), kept(folder / f"fsdp2-{case}")
     assert one["losses"][0] == pytest.approx(two["losses"][0], abs=1e-5)
     assert one["norms"][0] == pytest.approx(two["norms"][0], rel=1e-5)

@@ -437,15 +437,16 @@ def test_a_start_says_how_many_questions_an_iteration_has(tiny_model):
 
 
 def test_a_shared_policy_is_planned_by_its_parts():
-    """A model of 32 billion weights, trained whole: 128 GB of weights alone, on cards of 141 GB."""
+    """A model of 32 billion weights, trained whole: 128 GB of weights alone."""
     shape = replace(SEVEN, hidden=5120, inner=27_648, layers=64, heads=40, kv_heads=8)
     alone = Work(shape, size=4, rank=0, trajectories=64, sampled=False, mixed=True)
     with pytest.raises(RecipeError, match="the run does not fit"):
         choose(alone, card(180), {})
     shared = replace(alone, processes=8, shares=8)
-    found = choose(shared, card(180), {})
+    found = choose(shared, card(140), {})
     loading = found.memory["loading"]
-    assert loading["weights"] + loading["embedding and head"] == 4 * alone.trained  # the whole
+    held = loading["weights"] + loading["embedding and head"]
+    assert held == pytest.approx(4 * alone.trained / 8, rel=1e-6)  # a card never has all of it
     assert found.choice.gradient_checkpointing > 48  # copies by autocast are kept for the others
     step = found.memory["step"]
     assert step["optimiser"] == pytest.approx(alone.trained, rel=1e-6)  # 8 bytes a weight, of 8
@@ -454,7 +455,8 @@ def test_a_shared_policy_is_planned_by_its_parts():
     assert found.memory["learning"]["gathered weights"] == pytest.approx(
         8 * (shape.embedded + layers), rel=1e-3
     )
-    with pytest.raises(RecipeError, match=r"loading needs .* Take a smaller model, or a larger"):
+    assert loading["gathered weights"] == found.memory["learning"]["gathered weights"]
+    with pytest.raises(RecipeError, match=r"is optimiser .* Share the policy among more processes"):
         choose(shared, card(80), {})
     # an adapter on it fits four cards of 80 GB, and with larger minibatches than the least:
     # its layers are gathered in each pass

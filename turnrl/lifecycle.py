@@ -118,9 +118,9 @@ class PolicyModule(L.LightningModule, ABC):
         run = self._trainer
         announce(run, f"loading {self.policy.model}")
         with self.memory.phase("loading"):
-            self.policy.load(self.device if run is None else run.strategy.root_device)
-            if run is not None and isinstance(run.strategy, FSDP2):
-                self.policy.divide(run.strategy.mesh)
+            strategy = None if run is None else run.strategy
+            mesh = strategy.mesh if isinstance(strategy, FSDP2) else None
+            self.policy.load(self.device if strategy is None else strategy.root_device, mesh)
 
     def on_fit_start(self) -> None:
         """On a device whose memory has a hard end, compute a full minibatch once, forward and back:

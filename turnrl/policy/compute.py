@@ -307,10 +307,18 @@ class DenseLayer:
 # ------------------------------------------------------------------------------------ layers
 
 
-def fuse(network: PreTrainedModel, device: torch.device) -> str:
+def fuse(
+    network: PreTrainedModel,
+    device: torch.device,
+    compute: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
+) -> str:
     """Swap in Liger's kernels for norms, rotations and activations, where they can be had. The
     rotation is swapped for all networks of this architecture that run on a GPU in the process.
 
+    Args:
+        network: The network, without an adapter if it can be.
+        device: Where it computes.
+        compute: Gives its logits first, for the ids of a text; by default it is called itself.
     Returns:
         The state of affairs, for people.
     Raises:
@@ -321,6 +329,12 @@ def fuse(network: PreTrainedModel, device: torch.device) -> str:
     if importlib.util.find_spec("liger_kernel") is None:
         return "none (pip install 'turnrl[gpu]' would bring them)"
     ids = ordinary_ids(network).to(device)
+
+    def logits() -> Tensor:
+        if compute is not None:
+            return compute(ids)[0]
+        return cast(Tensor, network(input_ids=ids, use_cache=False).logits.float())
+
     options = {"cross_entropy": False, "fused_linear_cross_entropy": False}
     try:
         from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
@@ -331,9 +345,9 @@ def fuse(network: PreTrainedModel, device: torch.device) -> str:
         # it warns of each maker of chips whose kernels are not installed
         logging.getLogger("liger_kernel.backends.registry").setLevel(logging.ERROR)
         with torch.no_grad(), swapped_on_gpus(sys.modules[type(network).__module__]):
-            before = network(input_ids=ids, use_cache=False).logits.float()
+            before = logits()
             apply_liger_kernel(network, options)
-            after = network(input_ids=ids, use_cache=False).logits.float()
+            after = logits()
             if not (change := change_of(before, after)) < MOST_CHANGE:
                 raise RecipeError(
                     f"Liger's kernels change the logits of {type(network).__name__} by "

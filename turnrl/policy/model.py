@@ -140,6 +140,7 @@ class Policy(nn.Module):
         self._attends = False
         self._kernel = False
         self._mixed = False
+        self._as_in_files = False
         self._step: InStep | None = None
 
     @property
@@ -192,24 +193,23 @@ class Policy(nn.Module):
                 f"{most} tokens (max_position_embeddings). Set it to {most} or less."
             )
 
-    def divide(self, mesh: DeviceMesh) -> None:
-        """Keep a part of each weight in each process of a mesh, once. From then on all of them make
+    def _divide(self, mesh: DeviceMesh) -> None:
+        """Keep a part of each weight in each process of a mesh. From then on all of them make
         equally many passes: see `in_step`.
 
         Args:
-            mesh: The processes. All of them have loaded the policy.
+            mesh: The processes.
         Raises:
             RecipeError: If the network has no layers that come apart.
         """
-        if self._step is not None:
-            return
         if not (layers := blocks_of(self.base)):
             raise RecipeError(
                 f"trainer.strategy is fsdp2, and {type(self.base).__name__} has no layers that "
                 "transformers marks as such, which it divides. Take ddp."
             )
         began = {name: self._start.get(p) for name, p in self.trainable_parameters().items()}
-        divide(self, layers, mesh, "next_logits")
+        dtype = torch.float32 if self._as_in_files else None
+        divide(self, layers, mesh, ("next_logits", "both_logits"), dtype)
         parameters = self.trainable_parameters()
         self._start = {
             parameters[name]: part_of(weights, parameters[name])
@@ -234,19 +234,24 @@ class Policy(nn.Module):
         with self.evaluating():
             self(move_data_to_device(layout, self.device))
 
-    def load(self, device: torch.device | str = "cpu") -> transformers.PreTrainedModel:
+    def load(
+        self, device: torch.device | str = "cpu", mesh: DeviceMesh | None = None
+    ) -> transformers.PreTrainedModel:
         """Load the weights, once. Later calls return the same network.
 
         Args:
             device: Where the base is put. On a CPU, Lightning moves weights that are not quantised.
+            mesh: Processes that share the policy; all of them call this. Each keeps a part of every
+                weight, and its device never has all of them.
         Raises:
-            RecipeError: If the model cannot be loaded, or is of a kind whose log-probabilities
-                would be wrong.
+            RecipeError: If the model cannot be loaded or divided, or is of a kind whose
+                log-probabilities would be wrong.
         """
-        if self.network is None:
+        fresh, device = self.network is None, torch.device(device)
+        if fresh:
             # Lightning makes the GPU the default device meanwhile; tensors here name their own
             with torch.device("cpu"):
-                self._load(torch.device(device))
+                self._load(device, divided=mesh is not None)
         if self.critic is None:
             self.value_head = None
         elif self.value_head is None:
@@ -254,6 +259,11 @@ class Policy(nn.Module):
             self.value_head = nn.Linear(width, 1, device=self.device)
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
+        if mesh is not None and self._step is None:
+            self._divide(mesh)
+        if fresh:
+            with torch.device("cpu"):
+                self._settle(device)
         return cast(transformers.PreTrainedModel, self.network)
 
     def dtype_on(self, kind: str) -> torch.dtype:
@@ -261,11 +271,15 @@ class Policy(nn.Module):
         auto = "bfloat16" if self.lora is not None and kind == "cuda" else "float32"
         return cast(torch.dtype, getattr(torch, auto if self.dtype == "auto" else self.dtype))
 
-    def _load(self, device: torch.device) -> None:
+    def _load(self, device: torch.device, divided: bool) -> None:
         dtype = self.dtype_on(device.type)
         self._mixed = self.lora is None and dtype != torch.float32
+        kept = torch.float32 if self._mixed else dtype
+        # files are read in place, in memory that the processes of a machine share; float32, which
+        # holds whatever they have, is made of them layer by layer
+        self._as_in_files = divided and kept == torch.float32
         options: dict[str, object] = {
-            "dtype": torch.float32 if self._mixed else dtype,
+            "dtype": "auto" if self._as_in_files else kept,
             "attn_implementation": "sdpa",
         }
         if self.quantization == "nf4":
@@ -276,7 +290,8 @@ class Policy(nn.Module):
                 bnb_4bit_use_double_quant=True,
                 bnb_4bit_compute_dtype=dtype,
             )
-        if self.quantization == "nf4" or device.type != "cpu":  # without a copy on the host
+        # without a copy on the host, unless it is there that it comes apart
+        if self.quantization == "nf4" or (device.type != "cpu" and not divided):
             options["device_map"] = {"": device}
         network = load_part(
             "AutoModelForCausalLM",
@@ -286,7 +301,9 @@ class Policy(nn.Module):
             **options,
         )
         self._attends = take_over(network)
-        kernels = fuse(network, device) if self.fused_kernels else "none"
+        self.in_force = {"attention while learning": "", "fused kernels": "none"}
+        if self.fused_kernels and not divided:
+            self.in_force["fused kernels"] = fuse(network, device)
         if self.lora is not None:
             network = with_adapter(network, self.lora, self.quantization == "nf4")
             if self.origin.adapter is not None:
@@ -296,11 +313,16 @@ class Policy(nn.Module):
         self.network = network
         self._fingerprint = fingerprint(self.folder, self.origin.revision)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
+
+    def _settle(self, device: torch.device) -> None:
+        """Try the network out where it is, and choose how to compute."""
         # the dropout of an adapter that has learned would be taken for more
         with self.evaluating():
+            if self.fused_kernels and self.divided:
+                self.in_force["fused kernels"] = fuse(self.base, device, self.both_logits)
             check_head(self)
             self.share_prefixes, self._kernel, attention = choose_way(self)
-        self.in_force = {"attention while learning": attention, "fused kernels": kernels}
+        self.in_force["attention while learning"] = attention
 
     @property
     def base(self) -> Any:
@@ -373,6 +395,16 @@ class Policy(nn.Module):
             return cast(Tensor, head(hidden)).float()
         logits = head_logits(head, hidden.reshape(-1, hidden.shape[-1]))
         return logits.view(*hidden.shape[:-1], -1)
+
+    @torch.no_grad()
+    def both_logits(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Logits of texts, (B, T) -> (B, T, V): as the model's own code computes them, and as
+        `logits` does."""
+        with self.precision():
+            own = self.base(input_ids=input_ids, use_cache=False).logits
+        positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        states = self.hidden(input_ids, torch.ones_like(input_ids), positions)
+        return own.float(), self.logits(states)
 
     def passes(
         self,

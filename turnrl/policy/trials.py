@@ -2,12 +2,12 @@
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from transformers import PretrainedConfig
 
 from turnrl.device import of_the_device
@@ -33,10 +33,7 @@ class Tried(Protocol):
     def device(self) -> torch.device: ...
     @property
     def compute_dtype(self) -> torch.dtype: ...
-    def precision(self) -> AbstractContextManager[object]: ...
-    @property
-    def hidden(self) -> Callable[..., Tensor]: ...
-    def logits(self, hidden: Tensor) -> Tensor: ...
+    def both_logits(self, input_ids: Tensor) -> tuple[Tensor, Tensor]: ...
     def passes(self, rows: Sequence[TokenRow], budget: int | None) -> Iterator[Pass]: ...
     def parameters(self) -> Iterator[torch.nn.Parameter]: ...
     @property
@@ -57,19 +54,14 @@ class Way(NamedTuple):
     text: str
 
 
-@torch.no_grad()
 def check_head(policy: Tried) -> None:
     """Some architectures scale or cap logits after the head; taking them by hand would be
     silently wrong."""
-    base = policy.base
-    ids = torch.tensor([[0, 1]], device=policy.device)
-    with policy.precision():
-        expected = base(input_ids=ids, use_cache=False).logits[0].float()
-    logits = policy.logits(policy.hidden(ids, torch.ones_like(ids), position_ids=ids)[0])
+    expected, logits = policy.both_logits(torch.tensor([[0, 1]], device=policy.device))
     if not torch.allclose(expected, logits, rtol=2e-2, atol=2e-2):
         raise RecipeError(
-            f"model.policy.model {policy.model!r} ({type(base).__name__}) changes logits after its "
-            "head, which turnrl does not reproduce. Choose another architecture."
+            f"model.policy.model {policy.model!r} ({type(policy.base).__name__}) changes logits "
+            "after its head, which turnrl does not reproduce. Choose another architecture."
         )
 
 
@@ -120,20 +112,32 @@ def check_sharing(policy: Tried, kernel: bool) -> str | None:
         with torch.no_grad():
             padded = policy(ways[1]).logprobs
         shared = policy(ways[0]).logprobs
-        trained = [p for p in policy.parameters() if p.requires_grad]
-        slopes = torch.autograd.grad(shared.sum(), trained, allow_unused=True)
+        norm = _norm_of_gradient(policy, shared.sum())
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         if of_the_device(error):
             raise
         return in_short(error)
     if sizes.window is not None and not windows - {None} and kinds != {"full_attention"}:
         return f"its attention ignores its window of {sizes.window} tokens"
-    if not all(slope.isfinite().all() for slope in slopes if slope is not None):
+    if not norm.isfinite():
         return "its gradient is not finite"
     gap = float((shared.detach() - padded).abs().mean())
     # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
     limit = 1e-3 if policy.compute_dtype == torch.float32 else 0.25
     return None if gap < limit else f"log-probabilities were {gap:.2g} nats apart"
+
+
+def _norm_of_gradient(policy: Tried, value: Tensor) -> Tensor:
+    """The norm of a value's gradient, which is dropped. It is the same in all processes that share
+    the policy."""
+    try:
+        value.backward()
+        gradients = [p.grad for p in policy.parameters() if p.grad is not None]
+    finally:
+        for parameter in policy.parameters():
+            parameter.grad = None
+    norm = torch.nn.utils.get_total_norm(gradients)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def try_out(policy: Tried, tokens: int, longest: int) -> None:
@@ -151,6 +155,4 @@ def try_out(policy: Tried, tokens: int, longest: int) -> None:
         ids = torch.randint(vocabulary, (size,), generator=draw).tolist()
         rows.append((ids, [n > 0 for n in range(size)]))
     _, layout = next(policy.passes(rows, tokens))
-    policy(move_data_to_device(layout, policy.device)).logprobs.sum().backward()
-    for parameter in policy.parameters():
-        parameter.grad = None
+    _norm_of_gradient(policy, policy(move_data_to_device(layout, policy.device)).logprobs.sum())

@@ -161,8 +161,8 @@ def sampling(work: Work, choice: Choice) -> Parts:
 def memory(work: Work, choice: Choice) -> dict[str, Parts]:
     """Bytes of each part in each phase."""
     trained, shape = 4 * work.trained, work.shape
-    whole, own = resident(work), trained // work.shares
-    always = {"CUDA context": CONTEXT, **{n: size // work.shares for n, size in whole.items()}}
+    own, parts = trained // work.shares, resident(work).items()
+    always = {"CUDA context": CONTEXT, **{name: size // work.shares for name, size in parts}}
     later = {
         "gradients": own * (2 if work.processes > work.shares else 1),  # DDP has buckets of them
         "optimiser": int(own * work.moments),
@@ -170,6 +170,8 @@ def memory(work: Work, choice: Choice) -> dict[str, Parts]:
     # files are read by some threads, a matrix each, and quantised on the GPU
     widest = shape.hidden * shape.inner
     load = {"matrices on their way": 4 * widest * work.size if work.rank else 0}
+    if work.shares > 1:  # a layer comes whole, and a trial gathers what a pass does
+        load = {"gathered weights": gathered(work)}
     copies = rounded(work, choice.gradient_checkpointing) if work.mixed else 0
     passing = {"gathered weights": gathered(work), "rounded weights": copies}
     sample = sampling(work, choice) if work.sampled else {}
@@ -183,7 +185,7 @@ def memory(work: Work, choice: Choice) -> dict[str, Parts]:
             "graphs": forward(work, choice.slots),
         }
     return {
-        "loading": {**always, **whole, **load},  # each process loads all of it
+        "loading": {**always, **load},
         "sampling": {**always, **later, **passing, **sample},
         "learning": {**always, **later, **stay, **passing, **learn},
         "step": {**always, **later, **stay, "updates": own},

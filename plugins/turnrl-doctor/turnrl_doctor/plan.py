@@ -198,8 +198,11 @@ def _remedy(work: Work, largest: str, given: Settings) -> str:
     setting = _SETTING_OF.get(largest, "")
     if setting.rpartition(".")[2] in given:
         return f"Lower {setting}, or leave it out."
+    whole = work.shares == 1
+    if not whole and largest in ("weights", "embedding and head", "gradients", "optimiser"):
+        return "Share the policy among more processes (trainer.devices), or take a smaller model."
     if largest in ("weights", "embedding and head", "matrices on their way", "gathered weights"):
-        if work.rank and not work.four_bit and work.shares == 1:
+        if work.rank and not work.four_bit and whole:
             return "Set model.policy.quantization to nf4, or take a smaller model."
         return "Take a smaller model, or a larger card."
     if largest in ("gradients", "optimiser", "updates", "adapter"):
