@@ -17,6 +17,7 @@ from turnrl import (
     OutcomeOnly,
     Question,
     Reading,
+    RewardComponent,
     TokenScores,
     ToolCall,
     ToolResult,
@@ -85,9 +86,9 @@ def group(draw, number, size=4, turns=(1, 4), text=None, version=0):
     outcome = torch.tensor([draw.randint(0, 10) / 10 for _ in range(size)])
     cost = -0.1 * torch.arange(max(lengths)) * reached
     parts = {
-        "turn/paid": (turn_rewards - cost).double(),
-        "turn/cost": cost.double(),
-        "outcome/right": outcome.double(),
+        "turn/paid": RewardComponent((turn_rewards - cost).double()),
+        "turn/cost": RewardComponent(cost.double(), is_cost=True),
+        "outcome/right": RewardComponent(outcome.double(), bounds=(0.0, 1.0), right_at=0.4),
     }
     return Group(
         question,
@@ -96,9 +97,6 @@ def group(draw, number, size=4, turns=(1, 4), text=None, version=0):
         outcome,
         reached,
         parts,
-        bounds={"outcome/right": (0.0, 1.0)},
-        costs=("turn/cost",),
-        right_at={"outcome/right": 0.4},
     )
 
 

@@ -25,6 +25,7 @@ from turnrl import (
     Question,
     Reading,
     RecipeError,
+    RewardComponent,
     ToolCall,
     Trajectory,
     Turn,
@@ -82,9 +83,12 @@ class Drawn:
             gains + costs,
             paid + lost,
             padded([[1.0] * self.lengths[i] for i in order]).bool(),
-            {"turn/a": gains, "turn/b": costs, "outcome/c": paid, "outcome/d": lost},
-            costs=("turn/b", "outcome/d"),
-            right_at={"outcome/c": self.right_at},
+            {
+                "turn/a": RewardComponent(gains),
+                "turn/b": RewardComponent(costs, is_cost=True),
+                "outcome/c": RewardComponent(paid, right_at=self.right_at),
+                "outcome/d": RewardComponent(lost, is_cost=True),
+            },
         )
 
 
@@ -171,7 +175,8 @@ def test_where_nothing_costs_it_is_turn_level_to_the_digit(drawn, options):
     rule = CostsAmongRight(**options)
     del options["cost_scale"]
     group, wanted = drawn.group(), TurnLevel(**options)
-    unmarked = dataclasses.replace(group, costs=(), right_at={})
+    parts = {name: RewardComponent(part.values) for name, part in group.components.items()}
+    unmarked = dataclasses.replace(group, components=parts)
     assert rule(unmarked).equal(wanted(unmarked))
     free = dataclasses.replace(
         drawn, costs=[[0.0] * n for n in drawn.lengths], outcome_costs=[0.0] * len(drawn.outcome)
@@ -397,7 +402,8 @@ def test_scoring_keeps_costs_apart_and_says_which_attempts_are_right():
     assert group.turn_costs.flatten().tolist() == pytest.approx([-0.1, -0.2, 0, 0, 0, 0])
     assert group.outcome_costs.tolist() == pytest.approx([-0.15, -0.05])
     assert group.outcome.tolist() == pytest.approx([1.85, -0.05])
-    assert (group.right_at, group.right.tolist()) == ({"outcome/exact_match": 2.0}, [True, False])
+    assert group.components["outcome/exact_match"].right_at == 2.0
+    assert group.right.tolist() == [True, False]
     assert Repetition.is_cost
     assert not FirstHit.is_cost
 
@@ -415,7 +421,7 @@ def test_a_function_is_marked_by_its_settings():
 
 def test_nothing_says_what_is_right_unless_a_reward_does():
     group = score_group([attempt(1, "x"), attempt(0, "y")], [SearchCost(), ExactMatch(0.0)])
-    assert (group.right_at, group.right) == ({}, None)
+    assert group.right is None
     with pytest.raises(RecipeError, match="CostsAmongRight needs a group with right_at"):
         CostsAmongRight()(group)
 
@@ -458,16 +464,17 @@ def test_all_of_what_a_right_attempt_earns_is_the_unit_where_all_are_right():
     outcomes = torch.full((2,), 0.7 + 0.1, dtype=torch.float64)  # a little below 0.8
     assert float(outcomes[0]) < 0.8
     turns = torch.tensor([[-0.1], [-0.3]], dtype=torch.float64)
-    both = {"outcome/a": outcomes, "outcome/b": outcomes / 2}
+    both = {
+        "outcome/a": RewardComponent(outcomes, right_at=0.8),
+        "outcome/b": RewardComponent(outcomes / 2, right_at=0.4),
+    }
     some = Group(
         QUESTION,
         (Trajectory(QUESTION, (Turn(""),), "turns"),) * 2,
         turns,
         outcomes * 1.5,
         torch.ones(2, 1).bool(),
-        {"turn/c": turns, **both},
-        costs=("turn/c",),
-        right_at={"outcome/a": 0.8, "outcome/b": 0.4},
+        {"turn/c": RewardComponent(turns, is_cost=True), **both},
     )
     # (0.8 + 0.4) / 2, and each cost is 0.1 off the mean
     found = CostsAmongRight()(some).flatten().tolist()

@@ -589,9 +589,9 @@ GROUP = [attempt_of("find it", "it is NL", answer="NL"), attempt_of("no idea", a
 
 def test_a_function_scores_attempts_turns_or_batches_by_its_parameters():
     group = score_group(GROUP, [short, early, exact])
-    assert group.components["outcome/short"].tolist() == [0.5, 1.0]
-    assert group.components["turn/early"].tolist() == [[3.0, 0.0], [3.0, 0.0]]
-    assert group.components["outcome/exact"].tolist() == [3.0, 0.0]
+    assert group.components["outcome/short"].values.tolist() == [0.5, 1.0]
+    assert group.components["turn/early"].values.tolist() == [[3.0, 0.0], [3.0, 0.0]]
+    assert group.components["outcome/exact"].values.tolist() == [3.0, 0.0]
     halved = score_group(GROUP, [FunctionReward(early, weight=-0.5)])
     assert halved.turn_rewards.tolist() == [[-1.5, 0.0], [-1.5, 0.0]]
 
@@ -610,7 +610,7 @@ def test_what_a_reward_is_given_is_not_replaced_by_a_column():
         level_of,
     ]
     group = score_group([trajectory], rewards)
-    paid = {name: part.sum().item() for name, part in group.components.items()}
+    paid = {name: part.sum().item() for name, part in group.component_totals.items()}
     assert [paid[f"outcome/{name}"] for name in ("one", "two", "level_of")] == [1, 2, 3]
 
 

@@ -79,7 +79,7 @@ def test_rewards_of_a_kind_are_summed_and_kept_apart_by_component():
         [True, True, False],
     ]
     assert torch.allclose(group.totals, torch.tensor([3.2, 1, 2.2]))
-    assert {name: part.tolist() for name, part in group.components.items()} == {
+    assert {name: part.values.tolist() for name, part in group.components.items()} == {
         "turn/calls": [[0.2, 2, 0], [0, 0, 0], [0.2, 2, 0]],
         "outcome/says": [1, 1, 0],
     }
@@ -259,8 +259,9 @@ def test_the_bounds_of_rewards_are_kept_in_order_and_refused_if_they_are_none():
             return -0.5
 
     some = [SEARCHED]
-    assert score_group(some, [Cost((0, -0.5)), Calls()]).bounds == {"outcome/cost": (-0.5, 0)}
-    assert score_group(some, [Cost(None)]).bounds == {}
+    parts = score_group(some, [Cost((0, -0.5)), Calls()]).components
+    assert parts["outcome/cost"].bounds == (-0.5, 0)
+    assert parts["turn/calls"].bounds is None
     with pytest.raises(PluginError, match=r"Cost\.bounds raised TypeError: .* Give two numbers"):
         score_group(some, [Cost(3)])
     with pytest.raises(PluginError, match=r"Cost\.bounds is \(0\.0, inf\)\. Give two finite"):

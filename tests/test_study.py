@@ -23,7 +23,17 @@ import pytest
 import torch
 from scipy import stats
 
-from turnrl import Group, Question, Reading, ToolCall, ToolResult, Trajectory, Turn, TurnRLError
+from turnrl import (
+    Group,
+    Question,
+    Reading,
+    RewardComponent,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+    TurnRLError,
+)
 from turnrl.cli import main
 from turnrl.commands.sweep.results import Result
 from turnrl.recipe.given import read_given
@@ -329,7 +339,10 @@ def test_other_ways_with_costs_equal_their_equations_written_as_loops(conditions
         group = Group(
             Question("q", "?", ("x",)), (None,) * 4, of_gains + of_costs,
             torch.tensor(outcome).double(), reached,
-            {"turn/a": of_gains, "turn/b": of_costs}, costs=("turn/b",),
+            {
+                "turn/a": RewardComponent(of_gains),
+                "turn/b": RewardComponent(of_costs, is_cost=True),
+            },
         )  # fmt: skip
         first, kept, apart = (
             rule()(group)

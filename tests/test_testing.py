@@ -639,9 +639,9 @@ def by_its_trajectories(group):
 
 
 def by_its_components(group):
-    turns = group.components["turn/b"] + group.components["turn/cost"]
+    turns = group.components["turn/b"].values + group.components["turn/cost"].values
     assert turns.float().equal(group.turn_rewards)
-    assert group.turn_costs.equal(group.components["turn/cost"].float())
+    assert group.turn_costs.equal(group.components["turn/cost"].values.float())
     total = sum(group.component_totals.values()).float()
     assert torch.allclose(total, group.totals)
     return (total - total.mean())[:, None] * group.reached

@@ -155,6 +155,7 @@ from turnrl.types.trajectory import Message as Message
 from turnrl.types.trajectory import Passage as Passage
 from turnrl.types.trajectory import Probe as Probe
 from turnrl.types.trajectory import Reading as Reading
+from turnrl.types.trajectory import RewardComponent as RewardComponent
 from turnrl.types.trajectory import Sample as Sample
 from turnrl.types.trajectory import TokenRow as TokenRow
 from turnrl.types.trajectory import ToolCall as ToolCall

@@ -120,14 +120,17 @@ def _attempts(group: Group) -> Group | None:
     if len(at) == len(group.trajectories):
         return None if any(attempt.begins for attempt in trajectories) else group
     turns = max(len(attempt.turns) for attempt in trajectories)
-    parts = group.components.items()
+    parts = {
+        name: replace(part, values=part.values[at, :turns] if part.by_turn else part.values[at])
+        for name, part in group.components.items()
+    }
     return replace(
         group,
         trajectories=trajectories,
         turn_rewards=group.turn_rewards[at, :turns],
         outcome=group.outcome[at],
         reached=group.reached[at, :turns],
-        components={n: part[at, :turns] if part.ndim == 2 else part[at] for n, part in parts},
+        components=parts,
         state_values=None,
         token_values=(),
         parents=(),

@@ -121,10 +121,10 @@ def earnings(groups: Sequence[Group]) -> Earnings:
     attempts = [(group, i) for group in groups for i in group.trunks]
     calls = [_calls(group, i) for group, i in attempts]
     outcome = [float(group.outcome[i]) for group, i in attempts]
-    names = [name for group in groups for name, part in group.components.items() if part.ndim == 2]
+    names = [name for group in groups for name, part in group.components.items() if part.by_turn]
     parts = []
     for name in dict.fromkeys(names):
-        paid = [float(group.components[name][i].sum()) for group, i in attempts]
+        paid = [float(group.components[name].totals[i]) for group, i in attempts]
         related = _correlation(paid, outcome) if sum(calls) >= ENOUGH else None
         with_call, without = _split(paid, calls)
         parts.append(TurnPay(name, _mean(with_call), _mean(without), related))
@@ -169,8 +169,9 @@ def earning_tallies(
         "reward/idle": Tally(sum(paid for _, paid in idle), len(idle)),
         "reward/acting_error": Tally(0.0, 0),
     }
-    costs = {name for group in groups for name in group.costs or ()}
-    if charged and len(groups) > 1 and len(acted) >= ENOUGH and idle and any(map(_by_turn, costs)):
+    every = [part for group in groups for part in group.components.values()]
+    costly = any(part.by_turn and part.is_cost for part in every)
+    if charged and costly and len(groups) > 1 and len(acted) >= ENOUGH and idle:
         error = _error(acted, idle, len(groups)) / math.sqrt(processes)
         tallies["reward/acting_error"] = Tally(error, 1)
     return tallies
@@ -193,15 +194,10 @@ def _calls(group: Group, member: int) -> bool:
     return any(turn.reading.calls for turn in group.trajectories[member].turns)
 
 
-def _by_turn(name: str) -> bool:
-    return name.startswith("turn/")
-
-
 def _most(groups: Sequence[Group]) -> float | None:
     """The most that a turn can be paid beside costs; None if a reward has no bounds."""
-    bounds = {name: group.bounds.get(name) for group in groups for name in group.components}
-    costs = {name for group in groups for name in group.costs or ()}
-    paying = [both for name, both in bounds.items() if _by_turn(name) and name not in costs]
+    parts = {name: part for group in groups for name, part in group.components.items()}
+    paying = [part.bounds for part in parts.values() if part.by_turn and not part.is_cost]
     return None if None in paying else sum(both[1] for both in paying if both is not None)
 
 

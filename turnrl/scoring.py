@@ -13,7 +13,6 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from turnrl.answers import CURVES as CURVES
 from turnrl.answers import answer_in_results, can_be_found, exact_match
@@ -26,7 +25,7 @@ from turnrl.errors import (
     kind_of,
 )
 from turnrl.function_rewards import rewards_of
-from turnrl.types import Group, Notes, Reward, SampledPolicy, Trajectory
+from turnrl.types import Group, Notes, Reward, RewardComponent, SampledPolicy, Trajectory
 
 
 @dataclass(frozen=True)
@@ -184,14 +183,11 @@ def _scored(
     reached = torch.zeros(size, turns, dtype=torch.bool)
     for i, trajectory in enumerate(trajectories):
         reached[i, trajectory.begins : len(trajectory.turns)] = True
-    components: dict[str, Tensor] = {}
-    bounds: dict[str, tuple[float, float]] = {}
+    components: dict[str, RewardComponent] = {}
     for reward in rewards:
         name, by_turn = component_name(reward), reward.by_turn
         values = torch.zeros((size, turns) if by_turn else size, dtype=torch.float64)
         limits = bounds_of(reward)
-        if limits is not None:
-            bounds[name] = limits
         for i, trajectory in enumerate(trajectories):
             if by_turn:
                 for k in range(len(trajectory.turns)):
@@ -199,7 +195,9 @@ def _scored(
             else:
                 values[i] = _value(reward, limits, trajectory)
         (turn_rewards if by_turn else outcome).add_(values.float())
-        components[name] = components[name] + values if name in components else values
+        if name in components:
+            values += components[name].values
+        components[name] = RewardComponent(values, limits, reward.is_cost, reward.right_at)
     some = tuple(trajectories)
     return Group(
         some[0].question,
@@ -208,9 +206,6 @@ def _scored(
         outcome,
         reached,
         components,
-        bounds=bounds,
-        costs=tuple(dict.fromkeys(component_name(one) for one in rewards if one.is_cost)),
-        right_at={component_name(r): r.right_at for r in rewards if r.right_at is not None},
     )
 
 

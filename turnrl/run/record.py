@@ -33,7 +33,16 @@ from turnrl.run.columns import TOKENS as TOKENS
 from turnrl.run.statistics import interval as interval
 from turnrl.text import labelled, visible
 from turnrl.types.questions import Question
-from turnrl.types.trajectory import Group, Reading, Sample, ToolCall, ToolResult, Trajectory, Turn
+from turnrl.types.trajectory import (
+    Group,
+    Reading,
+    RewardComponent,
+    Sample,
+    ToolCall,
+    ToolResult,
+    Trajectory,
+    Turn,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -189,7 +198,6 @@ def group(rows: Sequence[Row]) -> Group:
     parents = [row["parent"] for row in rows]
     branched = any(parent is not None for parent in parents)
     given = tuple(i if parent is None else parent for i, parent in enumerate(parents))
-    first, costs = rows[0], rows[0].get("costs")
     return Group(
         trajectories[0].question,
         trajectories,
@@ -198,14 +206,28 @@ def group(rows: Sequence[Row]) -> Group:
         reached,
         _components(rows, turns),
         parents=given if branched else (),
-        bounds={p["name"]: (p["low"], p["high"]) for p in first.get("reward_bounds") or ()},
-        costs=None if costs is None else tuple(costs),
-        right_at={part["name"]: part["value"] for part in first.get("right_at") or ()},
     )
 
 
-def _components(rows: Sequence[Row], turns: int) -> "dict[str, Tensor]":
-    """Each reward of a group by its name, as `Group.components` has them."""
+def _components(rows: Sequence[Row], turns: int) -> dict[str, RewardComponent]:
+    first, costs = rows[0], rows[0].get("costs")
+    bounds = {
+        part["name"]: (part["low"], part["high"]) for part in first.get("reward_bounds") or ()
+    }
+    right_at = {part["name"]: part["value"] for part in first.get("right_at") or ()}
+    return {
+        name: RewardComponent(
+            values,
+            bounds.get(name),
+            None if costs is None else name in costs,
+            right_at.get(name),
+        )
+        for name, values in _values(rows, turns).items()
+    }
+
+
+def _values(rows: Sequence[Row], turns: int) -> "dict[str, Tensor]":
+    """What each reward gave, by its name."""
     import torch
 
     parts: dict[str, Tensor] = {}

@@ -219,10 +219,16 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
         "outcome": float(group.outcome[i]),
         "rewards": _rewards({name: part[i] for name, part in group.component_totals.items()}),
         "reward_bounds": [
-            {"name": name, "low": low, "high": high} for name, (low, high) in group.bounds.items()
+            {"name": name, "low": part.bounds[0], "high": part.bounds[1]}
+            for name, part in group.components.items()
+            if part.bounds is not None
         ],
         "costs": None if group.costs is None else list(group.costs),
-        "right_at": _rewards(group.right_at),
+        "right_at": [
+            {"name": name, "value": part.right_at}
+            for name, part in group.components.items()
+            if part.right_at is not None
+        ],
         "figures": [
             {"name": name, "values": value if isinstance(value, Sequence) else [value]}
             for name, value in trajectory.figures.items()
@@ -238,7 +244,7 @@ def _turn(group: Group, credit: Credit | None, i: int, k: int) -> Row:
     trajectory = group.trajectories[i]
     turn, own = trajectory.turns[k], k >= trajectory.begins
     sampled = [sample.turn_index.count(k) for sample in trajectory.samples]
-    parts = {name: part[i, k] for name, part in group.components.items() if part.ndim == 2}
+    parts = {name: p.values[i, k] for name, p in group.components.items() if p.by_turn}
     return {
         "text": _text(turn.text),
         "tokens": sum(sampled),

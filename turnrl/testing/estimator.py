@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import QUESTION, RIGHT, SEARCHED, attempt
 from turnrl.types.contracts import AdvantageEstimator
-from turnrl.types.trajectory import Group
+from turnrl.types.trajectory import Group, RewardComponent
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -113,8 +113,11 @@ def _group(drawn: _Drawn, order: Sequence[int], tree: bool) -> Group:
         replace(attempt(*steps[m], text=f"attempt {m}"), begins=max(k, 0)) for m, _, k in members
     )
     paid = rewards[:, 1:].double()
-    parts = {"outcome/a": rewards[:, 0].double(), "turn/b": paid.clamp(min=0)}
-    parts["turn/cost"] = paid.clamp(max=0)
+    parts = {
+        "outcome/a": RewardComponent(rewards[:, 0].double(), right_at=0.5),
+        "turn/b": RewardComponent(paid.clamp(min=0)),
+        "turn/cost": RewardComponent(paid.clamp(max=0), is_cost=True),
+    }
     values = rewards[:, 1:].flip(1) * reached
     own = [len(attempt.sampled_turns) for attempt in attempts]
     of_tokens = tuple(row[0] * torch.arange(n) for row, n in zip(values, own, strict=True))
@@ -125,6 +128,4 @@ def _group(drawn: _Drawn, order: Sequence[int], tree: bool) -> Group:
         state_values=values,
         token_values=of_tokens,
         parents=parents,
-        costs=("turn/cost",),
-        right_at={"outcome/a": 0.5},
     )

@@ -366,6 +366,37 @@ class Probe:
 
 
 @dataclass(frozen=True, eq=False)
+class RewardComponent:
+    """What one reward gave each attempt of a group, and what it says of itself.
+
+    Args:
+        values: (G, K) of a turn reward, zero after an attempt's last turn, and (G,) of an outcome
+            reward; in float64.
+        bounds: The least and the most that one score can be (`Reward.bounds`); None if it does not
+            say.
+        is_cost: Whether it is a cost (`Reward.is_cost`); None if nobody knows, as in the record of
+            an older turnrl.
+        right_at: The least that a right attempt gets of it (`Reward.right_at`); None if it does not
+            say what is right.
+    """
+
+    values: Tensor
+    bounds: tuple[float, float] | None = None
+    is_cost: bool | None = False
+    right_at: float | None = None
+
+    @property
+    def by_turn(self) -> bool:
+        """Whether it is a turn reward's."""
+        return self.values.ndim == 2
+
+    @property
+    def totals(self) -> Tensor:
+        """(G,), what it gave each attempt in all."""
+        return self.values.sum(1) if self.by_turn else self.values
+
+
+@dataclass(frozen=True, eq=False)
 class Group:
     """G trajectories of one question and their rewards, in the same order.
 
@@ -375,20 +406,13 @@ class Group:
         turn_rewards: (G, K), reward of each turn, summed over components; zero after the last.
         outcome: (G,), outcome reward of each trajectory, summed over components.
         reached: (G, K), bool: whether the trajectory took that turn, as one of its own.
-        components: Each reward by its name: (G, K) for `turn/...`, zero after the last turn, and
-            (G,) for `outcome/...`; in float64.
+        components: What each reward gave, by its name: `turn/...` or `outcome/...`.
         state_values: (G, K), what the policy earns on average from the beginning of each turn on,
             turn rewards and outcome; zero where not reached. Given to an estimator with `probes`.
         token_values: For each trajectory (N_i,), what a critic expects of each of its N_i sampled
             tokens before it is sampled. Given to an estimator with a `critic`.
         parents: For each trajectory the member that it branched off, at the beginning of the turn
             `begins`; its own number if it did not. Given to an estimator that `trains_probes`.
-        bounds: The least and the most that one score of a reward can be, by its name, of the
-            rewards that say so (`Reward.bounds`).
-        costs: Names of the components that are costs (`Reward.is_cost`); None if nobody knows, as
-            in the record of an older turnrl.
-        right_at: The least that a right attempt gets of an outcome component, by its name, of those
-            that say what is right (`Reward.right_at`).
         logged: Figures of the whole batch from the notes of rewards (`Notes.metrics`).
         extra: For each trajectory what the notes say of it, by column (`Notes.columns`); empty
             without any.
@@ -399,13 +423,10 @@ class Group:
     turn_rewards: Tensor
     outcome: Tensor
     reached: Tensor
-    components: Mapping[str, Tensor] = field(default_factory=dict)
+    components: Mapping[str, RewardComponent] = field(default_factory=dict)
     state_values: Tensor | None = None
     token_values: tuple[Tensor, ...] = ()
     parents: tuple[int, ...] = ()
-    bounds: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-    costs: tuple[str, ...] | None = ()
-    right_at: Mapping[str, float] = field(default_factory=dict)
     logged: Mapping[str, float] = field(default_factory=dict)
     extra: tuple[Mapping[str, Any], ...] = ()
 
@@ -417,10 +438,19 @@ class Group:
 
     @property
     def right(self) -> Tensor | None:
-        """(G,), bool: whether each attempt is right, which is what every component of `right_at`
-        says; None without any."""
-        verdicts = [self.components[name] >= at - 1e-6 for name, at in self.right_at.items()]
+        """(G,), bool: whether each attempt is right, which is what every component with a
+        `right_at` says; None without any."""
+        parts = self.components.values()
+        verdicts = [p.values >= p.right_at - 1e-6 for p in parts if p.right_at is not None]
         return reduce(operator.and_, verdicts) if verdicts else None
+
+    @property
+    def costs(self) -> tuple[str, ...] | None:
+        """Names of the components that are costs; None if nobody knows."""
+        parts = self.components.items()
+        if any(part.is_cost is None for _, part in parts):
+            return None
+        return tuple(name for name, part in parts if part.is_cost)
 
     @property
     def turn_costs(self) -> Tensor:
@@ -433,14 +463,14 @@ class Group:
         return self._costs_in(self.outcome)
 
     def _costs_in(self, total: Tensor) -> Tensor:
-        parts = (self.components[name].to(total.dtype) for name in self.costs or ())
-        return sum((p for p in parts if p.ndim == total.ndim), total.new_zeros(total.shape))
+        costs = (part.values for part in self.components.values() if part.is_cost)
+        same = (values.to(total.dtype) for values in costs if values.ndim == total.ndim)
+        return sum(same, total.new_zeros(total.shape))
 
     @property
     def component_totals(self) -> dict[str, Tensor]:
         """Each component's total for each trajectory, (G,)."""
-        parts = self.components.items()
-        return {name: part.sum(1) if part.ndim == 2 else part for name, part in parts}
+        return {name: part.totals for name, part in self.components.items()}
 
     @property
     def totals(self) -> Tensor:

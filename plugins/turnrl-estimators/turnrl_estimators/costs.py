@@ -133,7 +133,7 @@ class CostsAmongRight(GroupRelative):
     def _unit(self, outcome: Tensor, group: Group) -> float:
         if self.scale == "none" or self.cost_scale == "none":
             return 1.0
-        half = sum(group.right_at.values()) / 2 if bool(_right(group).all()) else 0.0
+        half = _worth(group) / 2 if bool(_right(group).all()) else 0.0
         return max(float(outcome.std()), half, self.min_std)
 
 
@@ -151,6 +151,11 @@ def _right(group: Group) -> Tensor:
             "ExactMatch."
         )
     return right
+
+
+def _worth(group: Group) -> float:
+    """What a right attempt earns at least, by the components that say so."""
+    return sum(part.right_at or 0.0 for part in group.components.values())
 
 
 def _among(group: Group) -> Tensor:
@@ -172,7 +177,7 @@ def _(estimator: CostsAmongRight, group: Group) -> Sequence[Contrast]:
     among, unit = _among(group), 1.0
     if "none" not in (estimator.scale, estimator.cost_scale):
         right = [bool(one) for one in _right(group).tolist()]
-        half = sum(group.right_at.values()) / 2 if all(right) else 0.0
+        half = _worth(group) / 2 if all(right) else 0.0
         unit = max(statistics.stdev(paid.outcome.tolist()), half, estimator.min_std)
     costs = Contrast(
         "costs from here on, among right attempts",

@@ -19,6 +19,7 @@ from turnrl import (
     AdvantageEstimator,
     Group,
     RecipeError,
+    RewardComponent,
     Trajectory,
     assign_credit,
 )
@@ -242,9 +243,11 @@ def _scored(
         rewards,
         outcome,
         reached,
-        {"turn/search": rewards - costs, "turn/cost": costs, "outcome/answer": outcome},
-        costs=("turn/cost",) if any(toy.search_costs) else (),
-        right_at={"outcome/answer": toy.right_at},
+        {
+            "turn/search": RewardComponent(rewards - costs),
+            "turn/cost": RewardComponent(costs, is_cost=any(toy.search_costs)),
+            "outcome/answer": RewardComponent(outcome, right_at=toy.right_at),
+        },
     )
 
 
