@@ -11,11 +11,12 @@ import re
 import sys
 from pathlib import Path
 
+import peft  # noqa: F401  as all imports, before the count begins
 import torch
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
-from turnrl import Policy
+from turnrl import Lora, Policy
 from turnrl.policy import divided
 
 
@@ -30,18 +31,18 @@ def main(rank: str, folder: str) -> None:
     store = f"file://{folder}/store"
     torch.distributed.init_process_group("gloo", store, rank=int(rank), world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    policy, held = Policy(folder, dtype="bfloat16"), list[int]()
+    policy, held = Policy(folder, lora=Lora(r=4), dtype="bfloat16"), list[int]()
     policy.__dict__["tokenizer"] = None
     fsdp.fully_shard(torch.nn.Linear(2, 2), mesh=mesh)  # libraries have their memory from here on
     before = own_bytes()
 
     def watched(part: torch.nn.Module, **options: object) -> None:
-        held.append(own_bytes() - before)  # a layer has been converted, and is about to come apart
+        held.append(own_bytes() - before)
         fsdp.fully_shard(part, **options)
 
     divided.fully_shard = watched
     policy.load("cpu", mesh)
-    parts = [p.to_local() for p in policy.parameters()]
+    parts = [p.to_local() for p in policy.parameters() if not p.requires_grad]
     told = {
         "most": max(held),
         "parts": sum(part.numel() * part.element_size() for part in parts),

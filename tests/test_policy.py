@@ -286,8 +286,10 @@ def test_a_model_that_changes_logits_after_its_head_is_refused(tiny_model, tmp_p
         "logits_scaling": 8.0,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    with pytest.raises(RecipeError, match=r"GraniteForCausalLM.*changes logits after its head"):
-        Policy(str(folder)).load()
+    policy = Policy(str(folder))
+    for _ in range(2):  # the second time there is no network of the first
+        with pytest.raises(RecipeError, match=r"GraniteForCausalLM.*changes logits after its head"):
+            policy.load()
 
 
 def test_the_tokenizer_is_checked_before_the_weights_are_loaded(tiny_model, tmp_path):

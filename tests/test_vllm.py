@@ -625,20 +625,21 @@ def recipe(tiny_model, tmp_path, monkeypatch):
     return write
 
 
+def told_by(engine: VLLM, name: str):
+    """What the server of an engine answers."""
+    headers = {"Authorization": f"Bearer {engine._started.key}"}
+    return httpx2.get(f"{engine._started.url}/{name}", headers=headers).json()
+
+
 def asleep(engine: VLLM) -> bool:
     """Whether the server that an engine has started sleeps."""
-    return httpx2.get(f"{engine._started.url}/is_sleeping", headers=key_of(engine)).json()[
-        "is_sleeping"
-    ]
-
-
-def key_of(engine: VLLM) -> dict[str, str]:
-    return {"Authorization": f"Bearer {engine._started.key}"}
+    return told_by(engine, "is_sleeping")["is_sleeping"]
 
 
 def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
     """It sleeps after each collection, and acts with the right weights after each wake."""
     engine.start(policy, 64)
+    (server,) = engine._group.servers
     for version in range(3):
         engine.sync(version)
         for collection in range(2):  # the second one on the same weights, without a sync
@@ -649,11 +650,11 @@ def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
                 wanted = own(policy, PROMPT, done.token_ids)
                 assert done.logprobs == pytest.approx(wanted, abs=2e-3)
             assert not asleep(engine)
-            on_loop(engine.drain())
+            engine.rest()
             assert asleep(engine)
+            assert server._client is None
         change(policy)
     assert engine.in_force["memory between collections"] == "given back"
-    engine.close()
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -663,6 +664,69 @@ def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_p
     engine = VLLM(python=str(interpreter), sleeps=True)
     engine.run_folder = tmp_path / "run"
     sleeps_and_samples(engine, policy)
+    assert told_by(engine, "wakes") == 5  # of six collections the first finds it awake
+    # all weights are read again, as nobody knows what a sleep has left of them
+    assert len(told_by(engine, "loads")) == (6 if whole else 3)
+    engine.close()
+
+
+def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_path, monkeypatch):
+    policy = adapted(tiny_model)
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    for kind, sleeps, wanted in (
+        ("cuda", None, True),
+        ("cuda", False, False),
+        ("cpu", None, False),
+    ):
+        engine = VLLM(python=str(interpreter), sleeps=sleeps)
+        engine.run_folder = tmp_path / "run"
+        with monkeypatch.context() as there:
+            there.setattr(Policy, "device", property(lambda _, kind=kind: torch.device(kind)))
+            engine.start(policy, 64)
+        assert ("--enable-sleep-mode" in engine._started._keeper.args) == wanted
+        engine.sync(0)
+        engine.rest()
+        assert asleep(engine) == wanted
+        before = len(emptied)
+        on_loop(turn(engine.open(PROMPT)))
+        on_loop(turn(engine.open(PROMPT)))
+        assert len(emptied) - before == wanted  # the learner's cache, which vLLM takes
+        engine.close()
+
+
+def test_a_server_that_is_gone_when_it_is_to_sleep_is_no_fault(interpreter, tiny_model, tmp_path):
+    policy = adapted(tiny_model)
+    engine = VLLM(python=str(interpreter), sleeps=True, patience_s=60)
+    engine.run_folder = tmp_path / "run"
+    engine.start(policy, 64)
+    engine.sync(0)
+    listening(engine._started.url).kill()
+    engine.rest()
+    done = on_loop(turn(engine.open(PROMPT)))
+    assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
+    engine.close()
+
+
+def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(interpreter, tiny_model, tmp_path):
+    policy = adapted(tiny_model)
+    engine = VLLM(python=str(interpreter), sleeps=True)
+    engine.run_folder = tmp_path / "run"
+    engine.start(policy, 64)
+    engine.sync(0)
+
+    async def interrupted() -> None:
+        falls = asyncio.ensure_future(engine._group.sleep())
+        while not engine._group.asleep:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)  # the request is under way
+        falls.cancel()
+        await asyncio.gather(falls, return_exceptions=True)
+
+    on_loop(interrupted())
+    on_loop(turn(engine.open(PROMPT)))
+    engine.close()
 
 
 def test_a_server_that_dies_in_its_sleep_is_started_again(interpreter, tiny_model, tmp_path):
@@ -671,21 +735,25 @@ def test_a_server_that_dies_in_its_sleep_is_started_again(interpreter, tiny_mode
     engine.run_folder = tmp_path / "run"
     engine.start(policy, 64)
     engine.sync(0)
-    on_loop(engine.drain())
+    engine.rest()
     listening(engine._started.url).kill()
+    time.sleep(1)
+    with pytest.raises(StopIteration):  # it would take the memory that the learner has now
+        listening(engine._started.url)
     check_crowd(policy, crowd(engine, lambda: None), 0)
     engine.close()
 
 
-async def drained_and_asked(engine: VLLM) -> None:
-    await engine.drain()
-    await turn(engine.open(PROMPT))
+def rested_and_asked(engine: VLLM) -> None:
+    engine.rest()
+    on_loop(turn(engine.open(PROMPT)))
 
 
 @pytest.mark.parametrize(
     ("option", "told"),
     [
         ("--sleepless", r"does not give its memory back .*no such allocator.*engine\.sleeps"),
+        ("--wakeless", r"does not get its memory back .*out of memory.*--gpu-memory-utilization"),
         ("--forgetful", r"differ from the learner's by .* or an older adapter"),
     ],
 )
@@ -699,7 +767,7 @@ def test_a_server_that_does_not_sleep_or_wake_well_is_told(
     engine.sync(0)
     try:
         with pytest.raises(EngineError, match=told):
-            on_loop(drained_and_asked(engine))
+            rested_and_asked(engine)
     finally:
         engine.close()
 
@@ -1083,7 +1151,9 @@ class TestReal:
     def test_it_sleeps_while_nothing_is_sampled(self, small_cache, tmp_path, whole):
         policy = Policy(STARTER, lora=None if whole else Lora(r=16))
         change(policy)
-        sleeps_and_samples(served(policy, tmp_path, sleeps=True), policy)
+        engine = served(policy, tmp_path, sleeps=True)
+        sleeps_and_samples(engine, policy)
+        engine.close()
 
     @pytest.mark.parametrize("whole", [False, True])
     def test_each_of_many_versions_is_in_force(self, small_cache, tmp_path, whole):

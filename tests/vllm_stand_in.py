@@ -32,7 +32,7 @@ class Model:
         self.base = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
         self.adapters: dict[str, object] = {}
         self.loads: list[str] = []
-        self.asleep = False
+        self.asleep, self.wakes = False, 0
         self.lock = threading.Lock()
 
     def load(self, name: str, folder: str) -> None:
@@ -63,6 +63,7 @@ class Model:
         file = Path(folder, "model.safetensors")
         if not file.is_file():
             raise Refusal(500, "Call to collective_rpc method failed: Repo id must be in the form")
+        self.loads.append(file.parent.name)
         weights = load_file(file)
         self.base.load_state_dict(weights)
 
@@ -74,7 +75,9 @@ class Model:
         self.asleep = True
 
     def wake(self) -> None:
-        self.asleep = False
+        if self.options.wakeless:
+            raise Refusal(500, "Call to wake_up method failed: out of memory")
+        self.asleep, self.wakes = False, self.wakes + 1
         if self.options.forgetful:  # as a vLLM did once: an adapter is there, and changes nothing
             self.adapters = dict.fromkeys(self.adapters, self.base)
 
@@ -140,7 +143,9 @@ class Handler(BaseHTTPRequestHandler):
             "/version": {"version": "0.0.0"},
             "/v1/models": {"data": [window]},
             "/is_sleeping": {"is_sleeping": self.model.asleep},
-            "/loads": self.model.loads,  # which vLLM has not: adapters that it was ever given
+            # which vLLM has not: weights that it was ever given, and how often it was woken
+            "/loads": self.model.loads,
+            "/wakes": self.model.wakes,
         }
         self.answer(told)
 
@@ -197,6 +202,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--no-adapters", dest="adapters", action="store_false")
     parser.add_argument("--raw-logprobs", action="store_true")
     parser.add_argument("--sleepless", action="store_true")
+    parser.add_argument("--wakeless", action="store_true")
     parser.add_argument("--forgetful", action="store_true")
     options, _ = parser.parse_known_args(arguments)
     torch.set_num_threads(1)

@@ -158,6 +158,8 @@ class Collector:
         sampled = sampled_tokens(itertools.chain(*attempts.trajectories, branches))
         learned = sampled_tokens(t for group in groups for t in group.trajectories)
         scoring_seconds = time.perf_counter() - acted
+        if not self.setup.max_staleness:
+            self.setup.engine.rest()
         probing = sampled - learned
         times = seconds, scoring_seconds
         return Collected(groups, *times, sampled, probing, attempts.restarted)

@@ -52,18 +52,12 @@ class Agent:
         sampler: Writes the turns.
         chat: The policy's chat format.
         greedy: Take the likeliest tokens instead of sampling.
-        alone: Whether the sampler has no other attempts while these are under way.
     """
 
     def __init__(
-        self,
-        rollout: Rollout,
-        sampler: types.Sampler,
-        chat: ChatFormat,
-        greedy: bool = False,
-        alone: bool = True,
+        self, rollout: Rollout, sampler: types.Sampler, chat: ChatFormat, greedy: bool = False
     ) -> None:
-        self._rollout, self._sampler, self._chat, self._alone = rollout, sampler, chat, alone
+        self._rollout, self._sampler, self._chat = rollout, sampler, chat
         temperature = 0.0 if greedy else rollout.temperature
         self._rules = Rules(
             replace(rollout.sampling, temperature=temperature),
@@ -117,7 +111,7 @@ class Agent:
     async def close(self) -> None:
         """Let go of the tools' batches, and have the sampler give back what only sampling needs."""
         self._box.close()
-        if self._alone:
+        if not isinstance(self._sampler, types.Engine) or self._sampler.keeps == 1:
             await self._sampler.drain()
 
     async def advance(self, attempt: Attempt) -> None:
@@ -483,7 +477,7 @@ class Rollout:
         hidden = True if description is None else None  # None: shown on a terminal only
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
         exploration = Exploration(
-            Agent(self, sampler, chat, greedy, alone=collections == 1),
+            Agent(self, sampler, chat, greedy),
             lambda: self.places.at_once(sampler, probes, collections, processes),
             questions,
             group_size,

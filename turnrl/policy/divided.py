@@ -28,13 +28,7 @@ from turnrl.errors import CheckpointError
 _T = TypeVar("_T")
 
 
-def divide(
-    policy: nn.Module,
-    layers: Sequence[nn.Module],
-    mesh: DeviceMesh,
-    methods: Sequence[str],
-    dtype: torch.dtype | None,
-) -> None:
+def divide(policy: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, *methods: str) -> None:
     """Divide the weights of a policy, layer by layer, among the processes of a mesh. A layer goes
     to the device whole, and there its part stays; so the device never has more than that besides.
 
@@ -43,23 +37,14 @@ def divide(
         layers: Its network's layers, each of which gathers its own.
         mesh: The processes.
         methods: Names of the policy's methods that compute without its call, and do the same.
-        dtype: What weights are kept in; None for what they are in.
     """
     for layer in layers:
-        _keep_in(layer, dtype)
         fully_shard(layer, mesh=mesh)
-    _keep_in(policy, dtype)
     # By default what is in no layer stays gathered until a backward pass, so that after a pass
     # without one the parameters would be others than the optimiser's.
     fully_shard(policy, mesh=mesh, reshard_after_forward=True)
     for method in methods:
         register_fsdp_forward_method(policy, method)
-
-
-def _keep_in(part: nn.Module, dtype: torch.dtype | None) -> None:
-    for parameter in part.parameters():
-        if dtype is not None and not isinstance(parameter, DTensor):
-            parameter.data = parameter.data.to(dtype)
 
 
 def whole(value: _T) -> _T:

@@ -140,7 +140,6 @@ class Policy(nn.Module):
         self._attends = False
         self._kernel = False
         self._mixed = False
-        self._as_in_files = False
         self._step: InStep | None = None
 
     @property
@@ -208,8 +207,7 @@ class Policy(nn.Module):
                 "transformers marks as such, which it divides. Take ddp."
             )
         began = {name: self._start.get(p) for name, p in self.trainable_parameters().items()}
-        dtype = torch.float32 if self._as_in_files else None
-        divide(self, layers, mesh, ("next_logits", "both_logits"), dtype)
+        divide(self, layers, mesh, "next_logits", "both_logits")
         parameters = self.trainable_parameters()
         self._start = {
             parameters[name]: part_of(weights, parameters[name])
@@ -259,11 +257,15 @@ class Policy(nn.Module):
             self.value_head = nn.Linear(width, 1, device=self.device)
             nn.init.zeros_(self.value_head.weight)
             nn.init.zeros_(self.value_head.bias)
-        if mesh is not None and self._step is None:
-            self._divide(mesh)
-        if fresh:
-            with torch.device("cpu"):
-                self._settle(device)
+        try:
+            if mesh is not None and self._step is None:
+                self._divide(mesh)
+            if fresh:
+                with torch.device("cpu"):
+                    self._settle(device)
+        except BaseException:
+            self.network = self._step = None  # what was refused is refused the next time too
+            raise
         return cast(transformers.PreTrainedModel, self.network)
 
     def dtype_on(self, kind: str) -> torch.dtype:
@@ -274,12 +276,8 @@ class Policy(nn.Module):
     def _load(self, device: torch.device, divided: bool) -> None:
         dtype = self.dtype_on(device.type)
         self._mixed = self.lora is None and dtype != torch.float32
-        kept = torch.float32 if self._mixed else dtype
-        # files are read in place, in memory that the processes of a machine share; float32, which
-        # holds whatever they have, is made of them layer by layer
-        self._as_in_files = divided and kept == torch.float32
         options: dict[str, object] = {
-            "dtype": "auto" if self._as_in_files else kept,
+            "dtype": torch.float32 if self._mixed else dtype,
             "attn_implementation": "sdpa",
         }
         if self.quantization == "nf4":
@@ -318,6 +316,8 @@ class Policy(nn.Module):
         """Try the network out where it is, and choose how to compute."""
         # the dropout of an adapter that has learned would be taken for more
         with self.evaluating():
+            for layer in blocks_of(self.base) if self.divided else ():
+                layer.training = True  # or layers would not be recomputed, and keep what they cast
             if self.fused_kernels and self.divided:
                 self.in_force["fused kernels"] = fuse(self.base, device, self.both_logits)
             check_head(self)
@@ -346,7 +346,9 @@ class Policy(nn.Module):
         """Within it the network computes in `compute_dtype`, whatever its weights are kept in."""
         if not self._mixed:
             return contextlib.nullcontext()
-        return torch.autocast(self.device.type, self.compute_dtype)
+        # the cache would keep what a pass casts of all layers, and a divided policy has no room for
+        # it; each weight is used once in a pass anyway
+        return torch.autocast(self.device.type, self.compute_dtype, cache_enabled=not self.divided)
 
     @property
     def compute_dtype(self) -> torch.dtype:

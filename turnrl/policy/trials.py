@@ -26,6 +26,8 @@ class Tried(Protocol):
     share_prefixes: bool
 
     @property
+    def divided(self) -> bool: ...
+    @property
     def base(self) -> Any: ...
     @property
     def config(self) -> PretrainedConfig: ...
@@ -116,6 +118,11 @@ def check_sharing(policy: Tried, kernel: bool) -> str | None:
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         if of_the_device(error):
             raise
+        if policy.divided:  # what it gathered in mid-pass would stay so, and not be trained
+            raise RecipeError(
+                f"{type(policy.base).__name__} cannot read shared beginnings once "
+                f"({in_short(error)}). Set model.policy.share_prefixes to false."
+            ) from error
         return in_short(error)
     if sizes.window is not None and not windows - {None} and kinds != {"full_attention"}:
         return f"its attention ignores its window of {sizes.window} tokens"

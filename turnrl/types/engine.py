@@ -218,7 +218,7 @@ class MessageSampler(Sampler):
 class Engine(Sampler):
     """Turns token ids into more token ids. Its options are its own; its life is
 
-        start -> (sync -> (open, generate ... -> drain) for every collection) ... -> close
+        start -> (sync -> (open, generate ... -> drain) for every collection -> rest) ... -> close
 
     Attributes:
         seeded: Whether the same seed and history give the same tokens. An engine that cannot
@@ -297,8 +297,7 @@ class Engine(Sampler):
         again when the weights have changed. Sessions opened before must not go on, unless the
         engine `keeps` the weights that they began with: what they remember was computed with those.
         If it keeps several, this may be called while older sessions generate on the event loop's
-        thread. In a run that samples ahead (`model.max_staleness`), `drain` is not called, because
-        another collection may be under way.
+        thread, and `drain` is not called, because another collection may be under way.
 
         Args:
             version: Number of optimiser steps behind the weights.
@@ -308,6 +307,10 @@ class Engine(Sampler):
     def open(self, prompt_ids: Sequence[int]) -> Session:
         """A session whose history is the prompt, at least one token; forks share the work of
         reading it. Sessions may generate concurrently, from one event loop."""
+
+    def rest(self) -> None:
+        """Nothing is sampled until the next `sync`, because the policy learns: give back memory
+        that it may need. A run that samples ahead (`model.max_staleness`) never calls this."""
 
     @abstractmethod
     def close(self) -> None:

@@ -115,8 +115,8 @@ class VLLM(Engine):
             sent again.
         timeout_s: Seconds that one turn may take.
         start_s: Seconds that a server may take to start.
-        sleeps: Whether a server that the run starts gives back its GPU's memory while nothing is
-            sampled, and keeps its base in the machine's memory. Null: if the policy is on a GPU. A
+        sleeps: Whether a server that the run starts gives back its GPU's memory while the policy
+            learns, and keeps its base in the machine's memory. Null: if the policy is on a GPU. A
             run that samples ahead (`max_staleness`) lets it stay awake.
         most_gap: Largest mean difference between the servers' log-probabilities and the learner's
             in a trial, in nats. Each server is compared with each version before it samples turns
@@ -316,16 +316,12 @@ class VLLM(Engine):
             + "s" * (len(servers) > 1),
             "weights while sampling": "base and adapter" if has_adapter else "the whole model",
         }
-        if self._sleeps:
-            self._told["memory between collections"] = "given back"
 
     def sync(self, version: int) -> None:
         """See `Engine.sync`. The adapter, or else the whole model, is written to a folder, and the
         servers read it."""
         weights, group = self._running
-        if self._sleeps:
-            _give_back_cache()
-            on_loop(group.wake())
+        on_loop(self._wake(group))
         weights.publish(version)
         self._told["log-probabilities"] = f"{weights.gap:.1e} from the learner's on average"
 
@@ -338,12 +334,23 @@ class VLLM(Engine):
         return _Session(self, tuple(prompt_ids), weights.newest, server)
 
     async def drain(self) -> None:
-        """See `Engine.drain`. A server of its own falls asleep."""
-        if (group := self._group) is not None:
-            await group.drain()
-            if self._sleeps:
-                await group.sleep()
-                await group.drain()
+        """See `Engine.drain`."""
+        if self._group is not None:
+            await self._group.drain()
+
+    def rest(self) -> None:
+        """See `Engine.rest`. A server of its own falls asleep."""
+        if self._sleeps and self._started is not None and self._group is not None:
+            self._started.note(asleep=True)
+            on_loop(self._group.sleep())
+            self._told["memory between collections"] = "given back"
+
+    async def _wake(self, group: Group) -> None:
+        if group.asleep:
+            if self._started is not None:
+                self._started.note(asleep=False)
+            _give_back_cache()
+            await group.wake()
 
     def close(self) -> None:
         """See `Engine.close`. It ends a server that it started, and removes the weights that it
@@ -375,7 +382,6 @@ class VLLM(Engine):
         if sampling.forced_ids:
             raise NotImplementedError("VLLM takes no forced tokens")
         body = _request(ids, sampling)
-        await group.wake()
         try:
             with weights.turn(began):
                 (done, acted), server = await group.ask_one(
@@ -398,6 +404,7 @@ class VLLM(Engine):
         sampling: Sampling,
     ) -> tuple[tuple[tuple[int, ...], tuple[float, ...], _Reason], int]:
         """A turn's tokens, their log-probabilities, and why it ended; and the version."""
+        await self._wake(self._running[1])
         answer, acted = await weights.sample(server, began, body)
         return _read(answer, sampling), acted
 

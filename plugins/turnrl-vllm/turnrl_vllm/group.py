@@ -42,7 +42,8 @@ class Group:
         self._still = still or (lambda: None)
         self._patience = Patience(self.name, patience_s, self._gone, setting="patience_s")
         self._watch: asyncio.Task[None] | None = None
-        self._asleep = False
+        self.asleep = False
+        """Whether they may be."""
         self._waking = asyncio.Lock()
 
     @property
@@ -134,17 +135,20 @@ class Group:
         Raises:
             EngineError: If one refuses.
         """
-        for server in self.servers:
-            try:
-                with contextlib.suppress(Unavailable):  # what has died holds no memory
-                    await server.ask_async("/sleep?level=1", {})
-            except Refused as error:
-                raise EngineError(
-                    f"vLLM at {server} does not give its memory back ({error}). Set "
-                    "model.engine.sleeps to false, and leave it a part of the GPU's memory."
-                ) from error
-            server.forget()
-        self._asleep = True
+        async with self._waking:
+            # also if this is cancelled: it does no harm to wake one that is awake
+            self.asleep = True
+            for server in self.servers:
+                server.forget()
+                try:
+                    with contextlib.suppress(Unavailable):  # what has died holds no memory
+                        await server.ask_async("/sleep?level=1", {})
+                except Refused as error:
+                    raise EngineError(
+                        f"vLLM at {server} does not give its memory back ({error}). Set "
+                        "model.engine.sleeps to false, and leave it a part of the GPU's memory."
+                    ) from error
+                await server.close()
 
     async def wake(self) -> None:
         """Have servers that sleep take memory again, for any number of turns at a time. They are
@@ -154,7 +158,7 @@ class Group:
             EngineError: If one cannot, or none could be reached.
         """
         async with self._waking:
-            for server in self.servers if self._asleep else ():
+            for server in self.servers if self.asleep else ():
                 try:
                     await self.ask_one(server, lambda one: one.ask_async("/wake_up", {}))
                 except Refused as error:
@@ -163,7 +167,7 @@ class Group:
                         "--gpu-memory-utilization in model.engine.arguments, or what the policy "
                         "takes."
                     ) from error
-            self._asleep = False
+            self.asleep = False
 
     async def _look(self) -> None:
         """While requests are under way, end those of servers that no longer say that they are well:

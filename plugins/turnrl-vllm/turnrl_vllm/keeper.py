@@ -4,8 +4,9 @@
 
 It needs nothing but Python. Whoever starts it holds the other end of its standard input, which
 closes with its process, whatever ends that. The folder, with files for the server, is removed then.
-A server is started again once `UP` has come through that input: one that has never answered would
-not answer the next time either.
+A server is started again if `UP` has come through that input: one that has never answered would not
+answer the next time either. After `ASLEEP` that waits for the next `UP`, because a server takes a
+GPU's memory when it starts.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ _STARTS = 4
 _LIVED_S = 120.0
 _END_S = 15.0
 """Seconds that the server has to end by itself."""
-UP = b"+"
-"""What is written to it when the server answers for the first time."""
+UP, ASLEEP = b"+", b"-"
+"""What is written to it when the server answers for the first time or wakes, and when it sleeps."""
 _told: list[bool] = []
 """Signals to end."""
 
@@ -40,7 +41,7 @@ def main(log: str, folder: str, *command: str) -> int:
         os.setsid()  # Ctrl-C in a terminal is for whoever began this
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: _told.append(True))
-    starts, was_up = 0, False
+    starts, was_up, asleep = 0, False, False
     while True:
         with Path(log).open("ab") as file:
             began = time.monotonic()
@@ -52,9 +53,13 @@ def main(log: str, folder: str, *command: str) -> int:
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
             )
-            while (came := _wait(server, parent)) == UP:
-                was_up = True
+            while came := _wait(server, parent):
+                was_up, asleep = True, came == ASLEEP
             _end(server)
+            while came is None and asleep:
+                came = _wait(None, parent)
+                if came:
+                    came, asleep = None, came == ASLEEP
             if came is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 return 0
@@ -66,10 +71,11 @@ def main(log: str, folder: str, *command: str) -> int:
             _note(file, "it is started again")
 
 
-def _wait(server: subprocess.Popen[bytes], parent: int) -> bytes | None:
-    """Wait until the server has ended, which gives None, or something came from whoever began this:
-    nothing at all if that has ended. A process that it forked may still hold the input open."""
-    while server.poll() is None:
+def _wait(server: subprocess.Popen[bytes] | None, parent: int) -> bytes | None:
+    """Wait until the server, if there is one, has ended, which gives None, or something came from
+    whoever began this: nothing at all if that has ended. A process that it forked may still hold
+    the input open."""
+    while server is None or server.poll() is None:
         if _told or os.getppid() != parent:
             return b""
         if select.select([0], [], [], 0.5)[0]:

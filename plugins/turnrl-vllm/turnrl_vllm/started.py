@@ -116,9 +116,13 @@ class Started:
             if time.monotonic() - began > patience_s:
                 raise self._over(f"has not answered for {patience_s:g} s while it was starting")
             time.sleep(_LOOK_EVERY_S)
+        self.note(asleep=False)
+
+    def note(self, asleep: bool) -> None:
+        """Say whether it sleeps. One that dies in its sleep is not started again until it wakes."""
         if self._keeper.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
-                self._keeper.stdin.write(keeper.UP)
+                self._keeper.stdin.write(keeper.ASLEEP if asleep else keeper.UP)
                 self._keeper.stdin.flush()
 
     def check(self, how: str = "ended, and was started again in vain") -> None:
