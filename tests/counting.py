@@ -159,7 +159,7 @@ def counted(
             made.is_loaded_in_4bit = True
         return made
 
-    patch.setattr("turnrl.policy.model.load_part", network)
+    patch.setattr("turnrl.policy.files.load_part", network)
     patch.setattr("turnrl.policy.model.fingerprint", lambda *args: "")
     patch.setattr("turnrl.policy.model.check_head", lambda policy: None)
     patch.setattr(

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from turnrl.agent.chat import read_template
 from turnrl.errors import RecipeError, did_you_mean
-from turnrl.policy.adapter import read_adapter
+from turnrl.policy.adapter import import_bitsandbytes, read_adapter
 from turnrl.policy.hub import reach_hub
 
 PACKAGE_PREFIX = "package://"
@@ -148,6 +148,38 @@ def load_part(kind: str, model: str, revision: str | None, **options: object) ->
             "folder with config.json and a tokenizer, or a hub model that this machine can "
             "reach or has in its cache."
         ) from error
+
+
+def load_network(
+    origin: Origin,
+    config: transformers.PretrainedConfig,
+    dtype: torch.dtype,
+    four_bit: bool,
+    device: torch.device,
+) -> Any:
+    """Load a base's weights.
+
+    Args:
+        origin: Where it lies.
+        config: Its configuration.
+        dtype: Of its weights, or of what is computed with them if they are in 4 bits.
+        four_bit: Keep linear layers in NF4.
+        device: Where to. A GPU gets them without a copy on the host.
+    Raises:
+        RecipeError: If they cannot be loaded.
+    """
+    options: dict[str, object] = {"dtype": dtype, "attn_implementation": "sdpa", "config": config}
+    if four_bit:
+        import_bitsandbytes()
+        options["quantization_config"] = transformers.BitsAndBytesConfig(
+            load_in_4bit=True,
+            bnb_4bit_quant_type="nf4",
+            bnb_4bit_use_double_quant=True,
+            bnb_4bit_compute_dtype=dtype,
+        )
+    if four_bit or device.type != "cpu":
+        options["device_map"] = {"": device}
+    return load_part("AutoModelForCausalLM", origin.model, origin.revision, **options)
 
 
 def load_tokenizer(

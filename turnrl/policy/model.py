@@ -31,7 +31,6 @@ from turnrl.policy.adapter import (
     Lora,
     digest_of,
     exchanged,
-    import_bitsandbytes,
     start_adapter,
     with_adapter,
     written_over,
@@ -49,7 +48,7 @@ from turnrl.policy.files import (
     Origin,
     fingerprint,
     load_config,
-    load_part,
+    load_network,
     load_tokenizer,
     locate,
     origin_of,
@@ -276,27 +275,12 @@ class Policy(nn.Module):
     def _load(self, device: torch.device, divided: bool) -> None:
         dtype = self.dtype_on(device.type)
         self._mixed = self.lora is None and dtype != torch.float32
-        options: dict[str, object] = {
-            "dtype": torch.float32 if self._mixed else dtype,
-            "attn_implementation": "sdpa",
-        }
-        if self.quantization == "nf4":
-            import_bitsandbytes()
-            options["quantization_config"] = transformers.BitsAndBytesConfig(
-                load_in_4bit=True,
-                bnb_4bit_quant_type="nf4",
-                bnb_4bit_use_double_quant=True,
-                bnb_4bit_compute_dtype=dtype,
-            )
-        # without a copy on the host, unless it is there that it comes apart
-        if self.quantization == "nf4" or (device.type != "cpu" and not divided):
-            options["device_map"] = {"": device}
-        network = load_part(
-            "AutoModelForCausalLM",
-            self.origin.model,
-            self.origin.revision,
-            config=self.config,
-            **options,
+        network = load_network(
+            self.origin,
+            self.config,
+            torch.float32 if self._mixed else dtype,
+            self.quantization == "nf4",
+            torch.device("cpu") if divided else device,  # it comes apart on the host
         )
         self._attends = take_over(network)
         self.in_force = {"attention while learning": "", "fused kernels": "none"}
