@@ -650,6 +650,8 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--max-loras": NotRun("an option of vLLM"),
         "--max-num-seqs": NotRun("an option of vLLM"),
         "--max-model-len": NotRun("an option of vLLM"),
+        "--api-key": NotRun("an option of vLLM"),
+        "--enable-lora": NotRun("an option of vLLM"),
         "--logprobs-mode": NotRun("an option of vLLM"),
         "turnrl doctor quickstart vllm.yaml": Elsewhere(
             "test_vllm.test_the_doctor_starts_a_server_with_a_small_model"
