@@ -142,6 +142,8 @@ from turnrl.types.examination import Check as Check
 from turnrl.types.examination import Finding as Finding
 from turnrl.types.examination import Start as Start
 from turnrl.types.examination import Status as Status
+from turnrl.types.group import Group as Group
+from turnrl.types.group import RewardComponent as RewardComponent
 from turnrl.types.questions import AnswerRule as AnswerRule
 from turnrl.types.questions import Phrase as Phrase
 from turnrl.types.questions import Question as Question
@@ -150,12 +152,10 @@ from turnrl.types.sessions import ForkableToolSession as ForkableToolSession
 from turnrl.types.sessions import ToolFigures as ToolFigures
 from turnrl.types.sessions import ToolSession as ToolSession
 from turnrl.types.sessions import ToolSpec as ToolSpec
-from turnrl.types.trajectory import Group as Group
 from turnrl.types.trajectory import Message as Message
 from turnrl.types.trajectory import Passage as Passage
 from turnrl.types.trajectory import Probe as Probe
 from turnrl.types.trajectory import Reading as Reading
-from turnrl.types.trajectory import RewardComponent as RewardComponent
 from turnrl.types.trajectory import Sample as Sample
 from turnrl.types.trajectory import TokenRow as TokenRow
 from turnrl.types.trajectory import ToolCall as ToolCall

@@ -13,7 +13,8 @@ from turnrl.credit import Credit, assign_credit
 from turnrl.errors import RecipeError, TurnRLError
 from turnrl.plugins import installed
 from turnrl.types.contracts import AdvantageEstimator
-from turnrl.types.trajectory import Group, Trajectory
+from turnrl.types.group import Group
+from turnrl.types.trajectory import Trajectory
 from turnrl.why import Term, terms
 
 Made = AdvantageEstimator | Exception

@@ -40,7 +40,7 @@ from torch import Tensor
 
 from turnrl.credit import GroupRelative, Merged, OutcomeOnly, TurnLevel, returns_to_go
 from turnrl.types.contracts import AdvantageEstimator
-from turnrl.types.trajectory import Group
+from turnrl.types.group import Group
 
 
 @dataclass(frozen=True)

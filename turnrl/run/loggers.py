@@ -29,7 +29,7 @@ from torch import Tensor
 
 from turnrl.credit import Credit
 from turnrl.run.recording import Recorder
-from turnrl.types.trajectory import Group
+from turnrl.types.group import Group
 
 
 @dataclass(frozen=True)

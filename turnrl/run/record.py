@@ -32,17 +32,9 @@ from turnrl.run.columns import SCHEMA as SCHEMA
 from turnrl.run.columns import TOKENS as TOKENS
 from turnrl.run.statistics import interval as interval
 from turnrl.text import labelled, visible
+from turnrl.types.group import Group, RewardComponent
 from turnrl.types.questions import Question
-from turnrl.types.trajectory import (
-    Group,
-    Reading,
-    RewardComponent,
-    Sample,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-)
+from turnrl.types.trajectory import Reading, Sample, ToolCall, ToolResult, Trajectory, Turn
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -31,7 +31,8 @@ from turnrl.run.record import FileName, Row, transcript
 from turnrl.scoring import curves
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.engine import TokenScores
-from turnrl.types.trajectory import Group, ToolCall, ToolResult, Trajectory
+from turnrl.types.group import Group
+from turnrl.types.trajectory import ToolCall, ToolResult, Trajectory
 
 Learner = Callable[[Sequence[turnrl.TokenRow]], Sequence[TokenScores]]
 """The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""

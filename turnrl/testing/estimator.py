@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import QUESTION, RIGHT, SEARCHED, attempt
 from turnrl.types.contracts import AdvantageEstimator
-from turnrl.types.trajectory import Group, RewardComponent
+from turnrl.types.group import Group, RewardComponent
 
 if TYPE_CHECKING:
     from torch import Tensor

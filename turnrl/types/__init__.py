@@ -23,6 +23,7 @@ from turnrl.types.acting import *  # noqa: F403
 from turnrl.types.contracts import *  # noqa: F403
 from turnrl.types.engine import *  # noqa: F403
 from turnrl.types.examination import *  # noqa: F403
+from turnrl.types.group import *  # noqa: F403
 from turnrl.types.questions import *  # noqa: F403
 from turnrl.types.sessions import *  # noqa: F403
 from turnrl.types.trajectory import *  # noqa: F403

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from turnrl.errors import DataError, PluginError, at_least
 from turnrl.plugins import contract
 from turnrl.types.engine import SampledPolicy
+from turnrl.types.group import Group
 from turnrl.types.questions import Question
-from turnrl.types.trajectory import Group, Passage, Probe, Trajectory
+from turnrl.types.trajectory import Passage, Probe, Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor

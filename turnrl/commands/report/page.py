@@ -29,7 +29,7 @@ from turnrl.run.alarms.rules import alarms
 from turnrl.run.pairing import Comparison, Side, compare, id_of, sides_of
 from turnrl.run.runs import Run, differences, experiments
 from turnrl.types.contracts import AdvantageEstimator
-from turnrl.types.trajectory import Group
+from turnrl.types.group import Group
 from turnrl.why import Term
 
 _CHUNK = 48
