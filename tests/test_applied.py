@@ -16,6 +16,7 @@ from turnrl import (
     Group,
     Merged,
     OutcomeOnly,
+    RewardComponent,
     TurnLevel,
     assign_credit,
     installed,
@@ -96,7 +97,10 @@ def branched():
     reached = whole.reached.clone()
     reached[::2, 2:], reached[1::2, 0] = False, False
     rewards = whole.turn_rewards * reached
-    parts = {"turn/paid": rewards.double(), "outcome/right": whole.outcome.double()}
+    parts = {
+        "turn/paid": RewardComponent(rewards.double()),
+        "outcome/right": RewardComponent(whole.outcome.double()),
+    }
     return Group(
         *(whole.question, tuple(attempts), rewards, whole.outcome, reached, parts),
         parents=(0, 0, 2, 2),

@@ -657,7 +657,7 @@ def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
     assert engine.in_force["memory between collections"] == "given back"
 
 
-@pytest.mark.parametrize("whole", [False, True])
+@pytest.mark.parametrize("whole", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_path, whole):
     policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
     policy.load()
@@ -696,6 +696,7 @@ def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_pa
         engine.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_when_it_is_to_sleep_is_no_fault(interpreter, tiny_model, tmp_path):
     policy = adapted(tiny_model)
     engine = VLLM(python=str(interpreter), sleeps=True, patience_s=60)
@@ -709,6 +710,7 @@ def test_a_server_that_is_gone_when_it_is_to_sleep_is_no_fault(interpreter, tiny
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(interpreter, tiny_model, tmp_path):
     policy = adapted(tiny_model)
     engine = VLLM(python=str(interpreter), sleeps=True)
@@ -729,6 +731,7 @@ def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(interpreter, tiny_m
     engine.close()
 
 
+@pytest.mark.slow
 def test_a_server_that_dies_in_its_sleep_is_started_again(interpreter, tiny_model, tmp_path):
     policy = adapted(tiny_model)
     engine = VLLM(python=str(interpreter), sleeps=True, patience_s=60)
