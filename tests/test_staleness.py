@@ -87,6 +87,41 @@ def test_what_is_learned_from_is_as_old_as_it_may_be_and_no_older(
     assert it.engine._copies == {}  # nothing goes on: three iterations ahead were never begun
 
 
+class Rests(Kept):
+    """Notes its life."""
+
+    def __init__(self):
+        super().__init__(1)
+        self.calls: list[str] = []
+
+    def sync(self, version):
+        self.calls.append("sync")
+        super().sync(version)
+
+    def open(self, prompt_ids):
+        self.calls.append("open")
+        return super().open(prompt_ids)
+
+    def rest(self):
+        self.calls.append("rest")
+
+
+class Asks(Callback):
+    """Asks the policy something when it has been sampled and not yet learned."""
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if batch_idx == 0:
+            pl_module.ask("what now?")
+
+
+def test_an_engine_that_rests_is_synced_before_it_samples_again(tiny_model, tmp_path):
+    it = fitted(module(tiny_model, 0, engine=Rests()), tmp_path, 2, Asks())
+    calls = [one for n, one in enumerate(it.engine.calls) if [one] != it.engine.calls[n - 1 : n]]
+    assert calls[:3] == ["sync", "open", "rest"]
+    assert calls.count("rest") == 2
+    assert all(after == "sync" for n, after in enumerate(calls) if calls[n - 1 : n] == ["rest"])
+
+
 def test_without_staleness_an_engine_of_its_own_weights_changes_nothing(tiny_model, tmp_path):
     ends = []
     for name, engine in (("slots", Slots()), ("kept", Kept())):

@@ -696,13 +696,24 @@ def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_pa
         engine.close()
 
 
+@pytest.fixture
+def sleeper(interpreter, tmp_path):
+    """Makes an engine that has started a server and given it a version."""
+
+    def make(policy: Policy, **settings) -> VLLM:
+        engine = VLLM(python=str(interpreter), sleeps=True, **settings)
+        engine.run_folder = tmp_path / "run"
+        engine.start(policy, 64)
+        engine.sync(0)
+        return engine
+
+    return make
+
+
 @pytest.mark.slow
-def test_a_server_that_is_gone_when_it_is_to_sleep_is_no_fault(interpreter, tiny_model, tmp_path):
+def test_a_server_that_is_gone_when_it_is_to_sleep_is_no_fault(sleeper, tiny_model):
     policy = adapted(tiny_model)
-    engine = VLLM(python=str(interpreter), sleeps=True, patience_s=60)
-    engine.run_folder = tmp_path / "run"
-    engine.start(policy, 64)
-    engine.sync(0)
+    engine = sleeper(policy, patience_s=60)
     listening(engine._started.url).kill()
     engine.rest()
     done = on_loop(turn(engine.open(PROMPT)))
@@ -711,12 +722,9 @@ def test_a_server_that_is_gone_when_it_is_to_sleep_is_no_fault(interpreter, tiny
 
 
 @pytest.mark.slow
-def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(interpreter, tiny_model, tmp_path):
+def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(sleeper, tiny_model):
     policy = adapted(tiny_model)
-    engine = VLLM(python=str(interpreter), sleeps=True)
-    engine.run_folder = tmp_path / "run"
-    engine.start(policy, 64)
-    engine.sync(0)
+    engine = sleeper(policy)
 
     async def interrupted() -> None:
         falls = asyncio.ensure_future(engine._group.sleep())
@@ -732,12 +740,9 @@ def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(interpreter, tiny_m
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_in_its_sleep_is_started_again(interpreter, tiny_model, tmp_path):
+def test_a_server_that_dies_in_its_sleep_is_started_again(sleeper, tiny_model):
     policy = adapted(tiny_model)
-    engine = VLLM(python=str(interpreter), sleeps=True, patience_s=60)
-    engine.run_folder = tmp_path / "run"
-    engine.start(policy, 64)
-    engine.sync(0)
+    engine = sleeper(policy, patience_s=60)
     engine.rest()
     listening(engine._started.url).kill()
     time.sleep(1)
@@ -760,14 +765,9 @@ def rested_and_asked(engine: VLLM) -> None:
         ("--forgetful", r"differ from the learner's by .* or an older adapter"),
     ],
 )
-def test_a_server_that_does_not_sleep_or_wake_well_is_told(
-    interpreter, tiny_model, tmp_path, option, told
-):
+def test_a_server_that_does_not_sleep_or_wake_well_is_told(sleeper, tiny_model, option, told):
     policy = adapted(tiny_model)
-    engine = VLLM(python=str(interpreter), sleeps=True, arguments=[option])
-    engine.run_folder = tmp_path / "run"
-    engine.start(policy, 64)
-    engine.sync(0)
+    engine = sleeper(policy, arguments=[option])
     try:
         with pytest.raises(EngineError, match=told):
             rested_and_asked(engine)

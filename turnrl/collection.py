@@ -160,6 +160,7 @@ class Collector:
         scoring_seconds = time.perf_counter() - acted
         if not self.setup.max_staleness:
             self.setup.engine.rest()
+            self.forget()
         probing = sampled - learned
         times = seconds, scoring_seconds
         return Collected(groups, *times, sampled, probing, attempts.restarted)

@@ -29,8 +29,8 @@ _T = TypeVar("_T")
 
 
 def divide(policy: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, *methods: str) -> None:
-    """Divide the weights of a policy, layer by layer, among the processes of a mesh. A layer goes
-    to the device whole, and there its part stays; so the device never has more than that besides.
+    """Divide the weights of a policy, layer by layer, among the processes of a mesh. Each layer
+    moves to the device whole, and only this process's part of it stays there.
 
     Args:
         policy: The policy, on any device, whose call gathers what is in no layer.

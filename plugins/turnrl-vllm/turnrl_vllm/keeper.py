@@ -56,15 +56,16 @@ def main(log: str, folder: str, *command: str) -> int:
             while came := _wait(server, parent):
                 was_up, asleep = True, came == ASLEEP
             _end(server)
-            while came is None and asleep:
+            starts = 1 if time.monotonic() - began > _LIVED_S else starts + 1
+            over = came is not None
+            if not over:
+                _note(file, f"vLLM ended with exit code {server.returncode}")
+            while asleep and not over:
                 came = _wait(None, parent)
-                if came:
-                    came, asleep = None, came == ASLEEP
-            if came is not None:
+                over, asleep = not came, came == ASLEEP
+            if over:
                 shutil.rmtree(folder, ignore_errors=True)
                 return 0
-            starts = 1 if time.monotonic() - began > _LIVED_S else starts + 1
-            _note(file, f"vLLM ended with exit code {server.returncode}")
             if starts >= _STARTS or not was_up:
                 _note(file, "it is not started again")
                 return server.returncode or 1

@@ -60,7 +60,7 @@ class Started:
         arguments: More arguments of `vllm serve`.
         log: The file that it writes to.
         folder: Files for it, which are removed with it if this process is killed.
-        sleeps: Whether it is asked to give a GPU's memory back while nothing is sampled.
+        sleeps: Whether it is asked to give a GPU's memory back while the policy learns.
     """
 
     def __init__(
