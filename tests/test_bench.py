@@ -127,7 +127,7 @@ def test_the_example_in_the_readme_forces_tokens(tiny_policy):
 def test_a_task_has_the_sizes_that_were_asked_for_and_no_two_trajectories_say_the_same(folder):
     task, policy = Task.read(folder), Policy(str(folder))
     module = agent.module_of(str(folder), policy, None)
-    prompts = [module.rollout.prompt(q, module.chat) for q in agent.questions_of(task)]
+    prompts = [module.rollout.scheme.prompt_ids(q, module.chat) for q in agent.questions_of(task)]
     assert [len(p) for p in prompts] == [140, 140]
     assert len(set(prompts)) == 2
     said = [tuple(map(tuple, one)) for members in task.script for one in members]

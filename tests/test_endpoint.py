@@ -186,7 +186,7 @@ def test_the_limits_are_counted_in_the_tokens_of_the_policy(chat):
         assert [body["max_tokens"] for body in server.bodies] == [40] * 3
         assert (trajectory.turns[2].cut, trajectory.ended_by) == (True, "length")
         # a trajectory whose first result leaves no room ends there, and nobody reads the result
-        room = len(rollout.prompt(QUESTION, chat)) + chat.count(CALL) + 20
+        room = len(rollout.scheme.prompt_ids(QUESTION, chat)) + chat.count(CALL) + 20
         (short,) = play(server, chat, replace(rollout, max_tokens=room))
     assert (len(short.turns), short.ended_by, short.results) == (1, "length", ())
 

@@ -857,12 +857,12 @@ def test_a_function_whose_module_cannot_be_imported_is_named(tmp_path, monkeypat
 def test_a_questions_system_message_stands_before_the_schemes(segmenter, chat):
     asked = dataclasses.replace(QUESTION, system="Be brief.<|im_end|>")
     rollout = Rollout(segmenter(), [google])
-    plain, own = (rollout.messages(one, chat) for one in (QUESTION, asked))
+    plain, own = (rollout.scheme.messages(one, chat) for one in (QUESTION, asked))
     assert [one["role"] for one in own] == ["system", "user"]
     assert own[0]["content"].startswith("Be brief.")
     assert "<|im_end|>" not in own[0]["content"]
     assert own[0]["content"].endswith(f"\n\n{plain[0]['content']}")
     assert own[1:] == plain[1:]
-    alone = Rollout(segmenter(instructions=""), [google]).messages(asked, chat)
+    alone = Rollout(segmenter(instructions=""), [google]).scheme.messages(asked, chat)
     assert alone[0]["content"].startswith("Be brief.")
     assert len(alone[0]["content"]) < 40

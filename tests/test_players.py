@@ -620,7 +620,7 @@ def test_what_the_last_turn_did_in_the_world_informs_nobody(tiny_policy):
 
 def test_a_step_counts_where_no_room_is_left_to_read_it(tiny_policy):
     chat = ChatFormat(tiny_policy.tokenizer)
-    prompt = len(Rollout(Letters(), [Echo()]).prompt(QUESTION, chat))
+    prompt = len(Rollout(Letters(), [Echo()]).scheme.prompt_ids(QUESTION, chat))
     trajectory = walked(tiny_policy, Steps(), ["b"] * 2, max_tokens=prompt + 2)
     assert (trajectory.ended_by, len(trajectory.turns)) == ("length", 1)
     assert trajectory.turns[0].reward == 1

@@ -418,7 +418,7 @@ class Hasty(Brackets):
 
 def test_a_trajectory_stops_when_it_runs_out_of_tokens(chat):
     call = '[look {"query": "Paris"}]'
-    prompt = len(Rollout(Brackets(), []).prompt(QUESTION, chat))
+    prompt = len(Rollout(Brackets(), []).scheme.prompt_ids(QUESTION, chat))
     markup = tokens(chat, "<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n")
     result = "<result>about Paris</result>"
     enough = prompt + tokens(chat, call) + markup + tokens(chat, result) + 1

@@ -196,7 +196,7 @@ def test_the_segmenter_and_the_template_are_shown_the_tools_of_a_set(chat, monke
             return [{"role": "user", "content": " ".join(tool.name for tool in tools)}]
 
     rollout = Rollout(Shows(), [Bank(), Look()])
-    assert "pay double look" in chat.tokenizer.decode(rollout.prompt(QUESTION, chat))
+    assert "pay double look" in chat.tokenizer.decode(rollout.scheme.prompt_ids(QUESTION, chat))
     # the attempts read the same, and the template describes the tools if the scheme leaves it to it
     prompt, shown = chat.prompt, []
     monkeypatch.setattr(
@@ -207,7 +207,7 @@ def test_the_segmenter_and_the_template_are_shown_the_tools_of_a_set(chat, monke
     for shows in (False, True):
         Shows.tools_in_template = shows
         names = ["pay", "double", "look"] if shows else []
-        rollout.prompt(QUESTION, chat)
+        rollout.scheme.prompt_ids(QUESTION, chat)
         ((trajectory,),), _ = plays(rollout, chat, "=x")
         assert "pay double look" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
         assert shown == [names] * 2

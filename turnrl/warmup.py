@@ -127,7 +127,7 @@ def warm_up(
     tried = data.eval_questions("val")[: settings.held_out] if data.sources["val"] else []
     tried = tried or list(islice(questions, settings.held_out))
     most = data.questions_per_iteration * module.group_size
-    by = settings.by or RandomPlay(module.rollout.scheme)
+    by = settings.by or RandomPlay(module.rollout.scheme.segmenter)
     shown = demonstrations(module, asked, by, most)
     where = runner.strategy.root_device
     Start(where, module, data).settle()

@@ -1,8 +1,9 @@
-"""Rollouts: how an attempt moves on, by a turn scheme or by a player, and the rules it follows.
+"""Rollouts: the rules that attempts follow, and who drives them, a turn scheme or a player.
 
-A recipe configures `Rollout`, and the collector calls its `begin`. The loop around the turns is in
-`turnrl/agent/explore.py`. Whatever the policy does is data. Whatever the world does wrong is an
-exception, and ends the collection with nothing collected.
+A recipe configures `Rollout`, and the collector calls its `begin`. A turn is taken in
+`turnrl/agent/turn_scheme.py`, and the loop around the turns is in `turnrl/agent/explore.py`.
+Whatever the policy does is data. Whatever the world does wrong is an exception, and ends the
+collection with nothing collected.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import groupby
 from typing import Any, final
 
 from tqdm.auto import tqdm
@@ -28,6 +28,7 @@ from turnrl.agent.places import Places
 from turnrl.agent.playing import let_play
 from turnrl.agent.running import Underway
 from turnrl.agent.toolbox import Live, Toolbox, ToolSessions, check_tools
+from turnrl.agent.turn_scheme import TurnScheme
 from turnrl.errors import (
     PluginError,
     RecipeError,
@@ -73,25 +74,13 @@ class Agent:
         return Attempt(self._rules, question, ToolSessions(self._box), seed)
 
     def begin(self, attempts: Sequence[Attempt]) -> None:
-        """Begin attempts, unless a player does. Those with one prompt that stand side by side share
-        the work of reading it.
+        """Begin attempts, unless a player does.
 
         Raises:
             DataError: If a question leaves no room to act.
         """
-        if self._rollout.player is not None:
-            return
-        with contextlib.ExitStack() as roots:  # what is shared is let go after the last
-            for _, alike in groupby(attempts, lambda a: (id(a.asked), a.sessions.prompt, a.tools)):
-                first, *others = alike
-                rollout, question, tools = self._rollout, first.asked, first.tools
-                messages = rollout.messages(question, self._chat, first.sessions.prompt, tools)
-                described = tools if rollout.templates_tools else ()
-                root = roots.enter_context(contextlib.closing(self._converse(messages, described)))
-                if root.tokens >= rollout.max_tokens:
-                    raise first.no_room(root.tokens)
-                for attempt in (first, *others):
-                    attempt.conversations.append(root.fork())
+        if self._rollout.player is None:
+            self._rollout.scheme.begin(attempts, self._chat)
 
     def _converse(
         self, messages: Sequence[types.Message], tools: Sequence[types.ToolSpec]
@@ -119,43 +108,8 @@ class Agent:
         if self._rollout.player is not None:
             await let_play(self._rollout.player, attempt)
         else:
-            await self._turn(attempt)
-
-    async def _turn(self, attempt: Attempt) -> None:
-        """Take one turn of the turn scheme: sample, read, act, observe.
-
-        Calls are run if the policy can read what comes of them. That is not so in the last turn, or
-        in one that was cut. Calls that act on the world are run in the last turn all the same, and
-        those alone: a search beside them would be paid for, although it is of no use.
-        """
-        rollout, k = self._rollout, len(attempt.turns)
-        (talk,) = attempt.conversations
-        sampling, forced = rollout.sampling, tuple[int, ...]()
-        if isinstance(writer := self._sampler, Dictation):
-            scheme = rollout.scheme
-            forced = await writer.turn(attempt, attempt.seed, scheme, sampling, self._chat)
-        reply = await attempt.say(talk, sampling.stop, forced)
-        with rollout.blamed("read", reply.text):
-            reading = rollout.scheme.read(reply.text, k, reply.cut)
-        attempt.read(reading)
-        why: types.Ending | None = None
-        if reading.answer is not None:
-            why = "answer"
-        elif reply.cut:
-            why = "length"
-        elif k + 1 == rollout.max_turns:
-            why = "turns"
-            if attempt.sessions.acts(reading.calls):
-                await attempt.answer(reading.calls, unread=True)
-        else:
-            results = await attempt.call(reading.calls)
-            if attempt.ended_by is None:
-                with rollout.blamed("observe", reading):
-                    observation = rollout.scheme.observe(reading, results)
-                talk.tell(observation)
-                why = "length" if talk.tokens >= rollout.max_tokens else None
-        if why is not None:
-            attempt.end(why)
+            demonstrator = self._sampler if isinstance(self._sampler, Dictation) else None
+            await self._rollout.scheme.take_turn(attempt, self._chat, demonstrator)
 
     def _make_safe(self, text: str) -> str:
         """A tool's text, cut to the budget and inert."""
@@ -256,10 +210,10 @@ class Rollout:
         return drives
 
     @property
-    def scheme(self) -> types.Segmenter:
+    def scheme(self) -> TurnScheme:
         """The turn scheme of a rollout that has one."""
         assert self.segmenter is not None, "a player drives"
-        return self.segmenter
+        return TurnScheme(self.segmenter, self.specs)
 
     @property
     def driver(self) -> str:
@@ -275,11 +229,6 @@ class Rollout:
     def tags(self) -> tuple[str, ...]:
         """Tag names that are neutralised in questions and tool results."""
         return self._drives.tags
-
-    @property
-    def templates_tools(self) -> bool:
-        """True if the turn scheme leaves it to the chat template to describe the tools."""
-        return self.segmenter is not None and self.segmenter.tools_in_template
 
     @cached_property
     def toolsets(self) -> tuple[types.Toolset, ...]:
@@ -319,89 +268,20 @@ class Rollout:
                 "not, so their ratio is biased; a policy gradient assumes that all of it was drawn "
                 "from."
             )
-        with self.blamed("check", self.specs):
-            self._drives.check(self.specs)
-        if self.segmenter is not None:
-            self._check_scheme(self.segmenter, chat)
+        if self.player is None:
+            self.scheme.check(chat)
+        else:
+            what = f"{self.driver}.check on {str(self.specs)[:200]!r}"
+            with blaming(PluginError, what, "Fix it, and try turnrl.testing.check_player on it."):
+                self.player.check(self.specs)
         for tool in self.toolsets:
             with blaming(ToolError, f"{tool} in check", "Fix the tool, or what it needs."):
                 tool.check()
-
-    def _check_scheme(self, segmenter: types.Segmenter, chat: ChatFormat) -> None:
-        """Preflight what the chat template has to take."""
-        name = type(segmenter).__name__
-        if not self.specs and segmenter.max_turns > 1:
-            _logger.warning(
-                f"model.rollout.tools is empty, and {name} takes up to {segmenter.max_turns} "
-                "turns: whatever the policy calls, it reads that there is no such tool. Name "
-                "tools in model.rollout.tools, unless it is to answer from memory."
-            )
-        example = types.Question("check", "?", ("!",))
-        messages = self.messages(example, chat)
-        plain = chat.prompt(messages)
-        if self.templates_tools and self.specs and chat.prompt(messages, self.specs) == plain:
-            raise RecipeError(
-                f"{name} leaves it to the chat template to describe the tools, and the policy's "
-                f"does not. {chat.advice_on_tools(self.specs[0])}"
-            )
-        call, replies = (types.ToolCall("check"),), (types.ToolResult("checked"),)
-        for calls, wrong in ((call, None), (call, "wrong"), ((), "wrong")):
-            reading = types.Reading(calls, None, wrong)
-            with self.blamed("observe", reading):
-                messages = segmenter.observe(reading, replies[: len(calls)])
-            roles = {m.get("role") for m in messages} if isinstance(messages, list) else {"none"}
-            if not roles or roles - {"user", "tool"}:
-                raise PluginError(
-                    f"{name}.observe gave {messages!r}; it gives messages of role user or tool, at "
-                    "least one"
-                )
-            chat.observation(messages, None)
 
     @property
     def places(self) -> Places:
         """How many attempts its tools and a sampler can serve."""
         return Places(self.toolsets, self.max_turns)
-
-    def messages(
-        self,
-        question: types.Question,
-        chat: ChatFormat,
-        more: str = "",
-        tools: Sequence[types.ToolSpec] | None = None,
-    ) -> list[types.Message]:
-        """Messages that open a trajectory of a turn scheme. Their text is as untrusted as a tool's.
-
-        Args:
-            question: What is asked.
-            chat: The policy's chat format.
-            more: Text that the tools' sessions add to the question.
-            tools: What the policy can call; None for the tools of the recipe.
-        """
-        text = f"{question.text}\n\n{more}" if more else question.text
-        question = replace(question, text=chat.inert(text, self.tags))
-        tools = self.specs if tools is None else tools
-        with self.blamed("prompt", question):
-            messages = self.scheme.prompt(question, tools)
-        if not question.system:
-            return messages
-        # the scheme's own words follow it: they say how to call a tool and how to answer
-        own = [one["content"] for one in messages if one["role"] == "system"]
-        system = "\n\n".join([chat.inert(question.system, ()), *own])
-        others = [one for one in messages if one["role"] != "system"]
-        return [{"role": "system", "content": system}, *others]
-
-    def prompt(self, question: types.Question, chat: ChatFormat) -> tuple[int, ...]:
-        """Token ids of a question's prompt in a turn scheme; see `messages`."""
-        tools = self.specs if self.templates_tools else ()
-        return chat.prompt(self.messages(question, chat), tools)
-
-    def blamed(self, method: str, given: object) -> contextlib.AbstractContextManager[None]:
-        """A block that calls a method of the turn scheme or the player. It must never raise, so an
-        exception is a bug of its package."""
-        what = f"{self.driver}.{method} on {str(given)[:200]!r}"
-        check = "check_player" if self.segmenter is None else "check_segmenter"
-        advice = f"It must accept any text; fix it, and try turnrl.testing.{check} on it."
-        return blaming(PluginError, what, advice)
 
     def live(self) -> contextlib.AbstractContextManager[None]:
         """Within it the toolsets are started, as a run does before its first trajectory; they are

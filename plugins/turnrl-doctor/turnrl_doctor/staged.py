@@ -32,14 +32,11 @@ class Staged(Segmenter):
         self._last = itertools.cycle((right, wrong, nothing, right))
 
     def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
-        with self._rollout.blamed("prompt", question):
-            return self._rollout.scheme.prompt(question, tools)
+        return self._rollout.scheme.prompt(question, tools)
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
-        with self._rollout.blamed("read", text):
-            self._rollout.scheme.read(text, turn, cut)
+        self._rollout.scheme.read(text, turn, cut)
         return next(self._last if turn + 1 == self.max_turns else self._earlier)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        with self._rollout.blamed("observe", reading):
-            return self._rollout.scheme.observe(reading, results)
+        return self._rollout.scheme.observe(reading, results)

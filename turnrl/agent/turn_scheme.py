@@ -1,0 +1,200 @@
+"""A turn scheme at work: what its segmenter writes and reads, and the loop that takes a turn."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby
+from typing import final
+
+from turnrl.agent.attempt import Attempt
+from turnrl.agent.chat import ChatFormat
+from turnrl.agent.dictation import Dictation
+from turnrl.errors import PluginError, RecipeError, blaming
+from turnrl.types import (
+    Ending,
+    Message,
+    Question,
+    Reading,
+    Segmenter,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+)
+
+_logger = logging.getLogger(__name__)
+
+
+@final
+@dataclass(frozen=True)
+class TurnScheme:
+    """A segmenter, with the tools that it describes. Its methods must never raise, so an exception
+    is a bug of its package, which the error says.
+
+    Args:
+        segmenter: What a turn is.
+        specs: The tools of the recipe.
+    """
+
+    segmenter: Segmenter
+    specs: tuple[ToolSpec, ...]
+
+    @property
+    def name(self) -> str:
+        """Name of the segmenter."""
+        return type(self.segmenter).__name__
+
+    @property
+    def templated(self) -> tuple[ToolSpec, ...]:
+        """Tools of the recipe that the segmenter leaves it to the chat template to describe."""
+        return self.specs if self.segmenter.tools_in_template else ()
+
+    # ------------------------------------------------------------------ the segmenter's own methods
+
+    def _blamed(self, method: str, given: object) -> contextlib.AbstractContextManager[None]:
+        advice = "It must accept any text; fix it, and try turnrl.testing.check_segmenter on it."
+        return blaming(PluginError, f"{self.name}.{method} on {str(given)[:200]!r}", advice)
+
+    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
+        """See `Segmenter.prompt`."""
+        with self._blamed("prompt", question):
+            return self.segmenter.prompt(question, tools)
+
+    def read(self, text: str, turn: int, cut: bool) -> Reading:
+        """See `Segmenter.read`."""
+        with self._blamed("read", text):
+            return self.segmenter.read(text, turn, cut)
+
+    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
+        """See `Segmenter.observe`."""
+        with self._blamed("observe", reading):
+            return self.segmenter.observe(reading, results)
+
+    # ------------------------------------------------------------------ before the first attempt
+
+    def check(self, chat: ChatFormat) -> None:
+        """Preflight the segmenter, and what the chat template has to take from it.
+
+        Raises:
+            RecipeError: If the template does not take the segmenter's messages.
+            PluginError: If the segmenter breaks its contract.
+        """
+        with self._blamed("check", self.specs):
+            self.segmenter.check(self.specs)
+        if not self.specs and self.segmenter.max_turns > 1:
+            _logger.warning(
+                f"model.rollout.tools is empty, and {self.name} takes up to "
+                f"{self.segmenter.max_turns} turns: whatever the policy calls, it reads that there "
+                "is no such tool. Name tools in model.rollout.tools, unless it is to answer from "
+                "memory."
+            )
+        messages = self.messages(Question("check", "?", ("!",)), chat)
+        plain = chat.prompt(messages)
+        if self.templated and chat.prompt(messages, self.templated) == plain:
+            raise RecipeError(
+                f"{self.name} leaves it to the chat template to describe the tools, and the "
+                f"policy's does not. {chat.advice_on_tools(self.specs[0])}"
+            )
+        call, replies = (ToolCall("check"),), (ToolResult("checked"),)
+        for calls, wrong in ((call, None), (call, "wrong"), ((), "wrong")):
+            messages = self.observe(Reading(calls, None, wrong), replies[: len(calls)])
+            roles = {m.get("role") for m in messages} if isinstance(messages, list) else {"none"}
+            if not roles or roles - {"user", "tool"}:
+                raise PluginError(
+                    f"{self.name}.observe gave {messages!r}; it gives messages of role user or "
+                    "tool, at least one"
+                )
+            chat.observation(messages, None)
+
+    # ------------------------------------------------------------------ an attempt, turn by turn
+
+    def messages(
+        self,
+        question: Question,
+        chat: ChatFormat,
+        more: str = "",
+        tools: Sequence[ToolSpec] | None = None,
+    ) -> list[Message]:
+        """Messages that open a trajectory. Their text is as untrusted as a tool's.
+
+        Args:
+            question: What is asked.
+            chat: The policy's chat format.
+            more: Text that the tools' sessions add to the question.
+            tools: What the policy can call; None for the tools of the recipe.
+        """
+        text = f"{question.text}\n\n{more}" if more else question.text
+        question = replace(question, text=chat.inert(text, self.segmenter.tags))
+        messages = self.prompt(question, self.specs if tools is None else tools)
+        if not question.system:
+            return messages
+        # the scheme's own words follow it: they say how to call a tool and how to answer
+        own = [one["content"] for one in messages if one["role"] == "system"]
+        system = "\n\n".join([chat.inert(question.system, ()), *own])
+        others = [one for one in messages if one["role"] != "system"]
+        return [{"role": "system", "content": system}, *others]
+
+    def prompt_ids(self, question: Question, chat: ChatFormat) -> tuple[int, ...]:
+        """Token ids of a question's prompt; see `messages`."""
+        return chat.prompt(self.messages(question, chat), self.templated)
+
+    def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:
+        """Begin attempts. Those with one prompt that stand side by side share the work of reading
+        it.
+
+        Raises:
+            DataError: If a question leaves no room to act.
+        """
+        with contextlib.ExitStack() as roots:  # what is shared is let go after the last
+            for _, alike in groupby(attempts, lambda a: (id(a.asked), a.sessions.prompt, a.tools)):
+                first, *others = alike
+                messages = self.messages(first.asked, chat, first.sessions.prompt, first.tools)
+                described = first.tools if self.segmenter.tools_in_template else ()
+                opened = first.rules.converse(messages, described)
+                root = roots.enter_context(contextlib.closing(opened))
+                if root.tokens >= first.rules.max_tokens:
+                    raise first.no_room(root.tokens)
+                for attempt in (first, *others):
+                    attempt.conversations.append(root.fork())
+
+    async def take_turn(
+        self, attempt: Attempt, chat: ChatFormat, demonstrator: Dictation | None
+    ) -> None:
+        """Take an attempt's next turn: sample, read, act, observe.
+
+        Calls are run if the policy can read what comes of them. That is not so in the last turn, or
+        in one that was cut. Calls that act on the world are run in the last turn all the same, and
+        those alone: a search beside them would be paid for, although it is of no use.
+
+        Args:
+            attempt: The attempt, which goes on.
+            chat: The policy's chat format.
+            demonstrator: Gives the turn's text, if it is a demonstration.
+        """
+        rules, k, (talk,) = attempt.rules, len(attempt.turns), attempt.conversations
+        forced = tuple[int, ...]()
+        if demonstrator is not None:
+            forced = await demonstrator.turn(
+                attempt, attempt.seed, self.segmenter, rules.sampling, chat
+            )
+        reply = await attempt.say(talk, rules.sampling.stop, forced)
+        reading = self.read(reply.text, k, reply.cut)
+        attempt.read(reading)
+        why: Ending | None = None
+        if reading.answer is not None:
+            why = "answer"
+        elif reply.cut:
+            why = "length"
+        elif k + 1 == rules.max_turns:
+            why = "turns"
+            if attempt.sessions.acts(reading.calls):
+                await attempt.answer(reading.calls, unread=True)
+        else:
+            results = await attempt.call(reading.calls)
+            if attempt.ended_by is None:
+                talk.tell(self.observe(reading, results))
+                why = "length" if talk.tokens >= rules.max_tokens else None
+        if why is not None:
+            attempt.end(why)
