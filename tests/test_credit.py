@@ -287,6 +287,10 @@ def test_options_out_of_range_are_refused():
         TurnLevel(gamma=1.5)
     with pytest.raises(RecipeError, match=r"min_std is 0\. Set it above 0: 1e-4 all but removes"):
         OutcomeOnly(min_std=0)
+    with pytest.raises(RecipeError, match=r"OutcomeOnly\.baseline is 'median'; choose one of mean"):
+        OutcomeOnly(baseline="median")
+    with pytest.raises(RecipeError, match=r"TurnLevel\.scale is 'var'; choose one of std, none"):
+        TurnLevel(scale="var")
 
 
 def test_only_unscaled_leave_one_out_works_on_a_group_of_one():

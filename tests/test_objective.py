@@ -119,6 +119,8 @@ def test_a_trajectory_without_tokens_is_counted_and_weighs_nothing():
         ({"clip_high": 0}, "clip_high 0"),
         ({"kl_coef": -1}, "kl_coef is -1"),
         ({"constant_tokens": 0}, "constant_tokens is 0"),
+        ({"aggregation": "tokens"}, "'tokens'; choose one of token, trajectory, constant"),
+        ({"ratio_level": "step"}, "model.objective.ratio_level is 'step'; choose one of token"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -273,6 +273,12 @@ def test_settings_that_cannot_be_are_refused(tiny_model):
         Policy(str(tiny_model), quantization="nf4")
     with pytest.raises(RecipeError, match=r"policy\.lora does not fit"):
         Policy(str(tiny_model), lora=Lora(target_modules=["no_such_layer"])).load()
+    with pytest.raises(
+        RecipeError, match=r"policy\.dtype is 'float16'; choose one of auto, float32"
+    ):
+        Policy(str(tiny_model), dtype="float16")
+    with pytest.raises(RecipeError, match=r"policy\.quantization is 'int8'; choose one of nf4"):
+        Policy(str(tiny_model), quantization="int8")
 
 
 def test_a_model_that_changes_logits_after_its_head_is_refused(tiny_model, tmp_path):

@@ -60,6 +60,7 @@ from turnrl.errors import in_short as in_short
 from turnrl.errors import instance_of as instance_of
 from turnrl.errors import is_finite as is_finite
 from turnrl.errors import kind_of as kind_of
+from turnrl.errors import one_of as one_of
 from turnrl.errors import parse_bytes as parse_bytes
 from turnrl.errors import within as within
 from turnrl.function_rewards import FunctionReward as FunctionReward

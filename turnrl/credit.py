@@ -24,7 +24,7 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from turnrl.errors import PluginError, RecipeError, blaming, did_you_mean, kind_of, within
+from turnrl.errors import PluginError, RecipeError, blaming, kind_of, one_of, within
 from turnrl.types import AdvantageEstimator, Group, Trajectory
 
 Baseline = Literal["mean", "leave_one_out"]
@@ -83,10 +83,8 @@ class GroupRelative(AdvantageEstimator):
     min_std: float = 0.1
 
     def __post_init__(self) -> None:
-        for name, kind in (("baseline", Baseline), ("scale", Scale)):
-            if (value := getattr(self, name)) not in (known := get_args(kind)):
-                near = did_you_mean(str(value), known) or f" Take {' or '.join(known)}."
-                raise RecipeError(f"{type(self).__name__}.{name} is {value!r}.{near}")
+        one_of(get_args(Baseline), f"{type(self).__name__}.", self, "baseline")
+        one_of(get_args(Scale), f"{type(self).__name__}.", self, "scale")
         if not self.min_std > 0:
             raise RecipeError(
                 f"min_std is {self.min_std}. Set it above 0: 1e-4 all but removes it."

@@ -14,7 +14,7 @@ import math
 import os
 import re
 import traceback
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -150,6 +150,22 @@ def within(low: float, high: float, where: str, owner: object, *names: str) -> N
     for name in names:
         if not low <= (value := getattr(owner, name)) <= high:
             raise RecipeError(f"{where}{name} is {value}; it must be from {low:g} to {high:g}")
+
+
+def one_of(known: Collection[str], where: str, owner: object, *names: str) -> None:
+    """Refuse settings that are none of the known ones.
+
+    Args:
+        known: The values allowed.
+        where: Where a recipe has the settings, such as `model.engine.`.
+        owner: The object with the settings as attributes.
+        names: The settings.
+    Raises:
+        RecipeError: Naming the setting, its value and the known ones.
+    """
+    for name in names:
+        if (value := getattr(owner, name)) not in known:
+            raise RecipeError(f"{where}{name} is {value!r}; choose one of {', '.join(known)}")
 
 
 def check_attributes(what: str, component: object, examples: Mapping[str, str]) -> None:

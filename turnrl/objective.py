@@ -28,7 +28,7 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from turnrl.errors import RecipeError, at_least, check_numbers
+from turnrl.errors import RecipeError, at_least, check_numbers, one_of
 
 Aggregation = Literal["token", "trajectory", "constant"]
 RatioLevel = Literal["token", "turn", "trajectory"]
@@ -74,11 +74,8 @@ class ClippedSurrogate:
     value_coef: float = 0.1
 
     def __post_init__(self) -> None:
-        for name, kind in (("aggregation", Aggregation), ("ratio_level", RatioLevel)):
-            if getattr(self, name) not in (known := get_args(kind)):
-                raise RecipeError(
-                    f"model.objective.{name} is {getattr(self, name)!r}, not one of {known}"
-                )
+        one_of(get_args(Aggregation), "model.objective.", self, "aggregation")
+        one_of(get_args(RatioLevel), "model.objective.", self, "ratio_level")
         check_numbers("model.objective.", self, "clip_low", "clip_high")
         low, high = self.clips
         if not 0 < low < 1 or not high > 0:

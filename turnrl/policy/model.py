@@ -26,6 +26,7 @@ from turnrl.errors import (
     check_numbers,
     instance_of,
     kind_of,
+    one_of,
 )
 from turnrl.policy.adapter import (
     Lora,
@@ -119,6 +120,8 @@ class Policy(nn.Module):
         self.quantization = quantization
         self.lora = lora
         self.dtype = dtype
+        one_of(("nf4", "none"), "model.policy.", self, "quantization")
+        one_of(("auto", "float32", "bfloat16"), "model.policy.", self, "dtype")
         self.gradient_checkpointing = gradient_checkpointing
         if not isinstance(gradient_checkpointing, bool):
             check_numbers("model.policy.", self, "gradient_checkpointing", whole=True)

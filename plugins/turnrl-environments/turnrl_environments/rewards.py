@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Literal, final
 
-from turnrl import OutcomeReward, RecipeError, Trajectory, Turn, TurnReward, at_least, within
+from turnrl import (
+    OutcomeReward,
+    RecipeError,
+    Trajectory,
+    Turn,
+    TurnReward,
+    at_least,
+    one_of,
+    within,
+)
 from turnrl_environments.world import STEP
 
 
@@ -107,10 +116,7 @@ class EnvironmentOutcome(OutcomeReward):
     ) -> None:
         self.weight, self.of, self.right_at = weight, of, right_at
         within(-1e9, 1e9, "EnvironmentOutcome.", self, "weight")
-        if of not in ("get_reward", "last_step"):
-            raise RecipeError(
-                f"EnvironmentOutcome.of is {of!r}; choose one of get_reward, last_step"
-            )
+        one_of(("get_reward", "last_step"), "EnvironmentOutcome.", self, "of")
 
     def score(self, trajectory: Trajectory) -> float:
         if self.of == "last_step":

@@ -16,6 +16,7 @@ from turnrl import (
     Reward,
     TurnLevel,
     at_least,
+    one_of,
     returns_to_go,
     standardize,
     within,
@@ -73,9 +74,7 @@ class CostsAmongRight(GroupRelative):
         super().__post_init__()
         within(0, 1, "", self, "gamma")
         at_least(0, "CostsAmongRight.", self, "cost_coef", optional=False)
-        if self.cost_scale not in get_args(CostScale):
-            known = ", ".join(get_args(CostScale))
-            raise RecipeError(f"cost_scale is {self.cost_scale!r}; choose one of {known}")
+        one_of(get_args(CostScale), "CostsAmongRight.", self, "cost_scale")
 
     def check(self, rewards: Sequence[Reward]) -> None:
         """Refuse costs if no reward says what is right."""

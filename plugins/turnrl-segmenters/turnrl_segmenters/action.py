@@ -23,6 +23,7 @@ from turnrl import (
     ToolResult,
     ToolSpec,
     is_finite,
+    one_of,
 )
 from turnrl_segmenters.scheme import Scheme
 
@@ -56,9 +57,8 @@ class Action(Scheme):
         argument: str | None = None,
         instructions: str | None = None,
     ) -> None:
-        if form not in _END:
-            raise RecipeError(f"Action.form is {form!r}; choose one of {', '.join(_END)}")
         self.max_turns, self.form = max_turns, form
+        one_of(_END, "Action.", self, "form")
         self._given = tool
         self.tool, self.argument, self.instructions = tool or "step", argument, instructions
         self.stop = ("</action>",) if form == "tag" else ()

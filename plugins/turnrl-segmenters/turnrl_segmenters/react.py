@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
-from turnrl import Message, Reading, RecipeError, ToolResult, ToolSpec
+from turnrl import Message, Reading, ToolResult, ToolSpec, one_of
 from turnrl_segmenters.calls import call_text, read_tool_call
 from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme
 
@@ -86,9 +86,8 @@ class ReAct(Scheme):
     instructions: str | None = None
 
     def __post_init__(self) -> None:
-        for name, known in (("answer", _ANSWER), ("think", _THINK)):
-            if (value := getattr(self, name)) not in known:
-                raise RecipeError(f"ReAct.{name} is {value!r}; choose one of {', '.join(known)}")
+        one_of(_ANSWER, "ReAct.", self, "answer")
+        one_of(_THINK, "ReAct.", self, "think")
         self._forms = ("think", "tool_call", "tool_response", *["answer"][: self.answer == "tag"])
         # a page must not open the template's list of tools either
         self.tags = (*self._forms, "tools")

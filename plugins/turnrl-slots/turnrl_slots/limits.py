@@ -8,7 +8,7 @@ from typing import NoReturn, Protocol, get_args
 import torch
 from transformers import PretrainedConfig
 
-from turnrl import Policy, RecipeError, SampledPolicy, at_least, parse_bytes
+from turnrl import Policy, RecipeError, SampledPolicy, at_least, one_of, parse_bytes
 from turnrl.policy.sizes import sizes_of
 from turnrl_slots.pages import Shapes
 from turnrl_slots.sizes import PAGE, pages_of
@@ -40,12 +40,8 @@ def budget_of(engine: Options) -> int | None:
         RecipeError: If one of them is no setting.
     """
     at_least(1, "model.engine.", engine, "slots", "prefill_tokens", whole=True)
-    choices = {"decode_weights": ("auto", "adapter", "dense"), "attention": get_args(Attention)}
-    for name, values in choices.items():
-        if (value := getattr(engine, name)) not in values:
-            raise RecipeError(
-                f"model.engine.{name} is {value!r}; choose one of {', '.join(values)}"
-            )
+    one_of(("auto", "adapter", "dense"), "model.engine.", engine, "decode_weights")
+    one_of(get_args(Attention), "model.engine.", engine, "attention")
     if engine.kv_memory == "auto":
         return None
     return parse_bytes(engine.kv_memory, "model.engine.kv_memory", "'auto', or ")
