@@ -1,16 +1,19 @@
 """Callbacks that belong to every run: validation before and after it, and those of plugins."""
 
+import logging
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import RunningStage
 
+from turnrl.errors import in_short
 from turnrl.plugins import load_plugins
 from turnrl.run.folders import is_trial
 from turnrl.run.metrics import PolicyRows
 from turnrl.signals import end_all
 
+_logger = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
 """Time that other processes have to end by themselves."""
 
@@ -43,10 +46,14 @@ def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
 
 
 class EndsSampling(L.Callback):
-    """End what is sampled ahead if a run is interrupted, when nothing is torn down."""
+    """Close the collector if a run fails or is interrupted, because Lightning tears down nothing
+    then: what is sampled ahead, the tools, and what the engine holds here and at its servers."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
-        pl_module.collector.cancel()
+        try:
+            pl_module.collector.close()
+        except Exception as error:  # what ended the run is what the user reads
+            _logger.warning(f"closing tools and engine failed as well: {in_short(error)}")
 
 
 class EndsProcesses(L.Callback):
