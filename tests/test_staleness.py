@@ -250,6 +250,7 @@ def test_what_is_sampled_ahead_ends_with_an_exception(tiny_model, tmp_path):
     with pytest.raises(ZeroDivisionError):
         fitted(it, tmp_path, 3, Fails())
     assert not it.collector._sampling
+    assert it.engine._copies == {}  # Lightning tears nothing down after an exception
 
 
 def test_a_validation_inside_an_iteration_would_take_a_version(tiny_model, tmp_path):
@@ -261,13 +262,25 @@ def test_a_validation_inside_an_iteration_would_take_a_version(tiny_model, tmp_p
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"engine": Slots()}, r"keeps 2 versions of the weights, and Slots keeps 1\. Set it to 0"),
+        (
+            {"engine": Slots()},
+            r"2 versions of .*, and Slots keeps 1\. Set it to 0, or .*VLLM",
+        ),
+        ({"engine": Kept(1)}, r"2 versions of the weights, and Kept keeps 1\. Set it to 0"),
+        (
+            {"max_staleness": 3},
+            r"needs 4 .* Kept keeps 2\. Set model\.engine\.keeps to 4, or",
+        ),
         ({"objective": ClippedSurrogate()}, "importance_cap, which corrects for that, is not set"),
     ],
 )
-def test_staleness_needs_copies_and_a_correction(tiny_model, options, message):
+def test_staleness_needs_copies_and_a_correction(tiny_model, tmp_path, options, message):
+    it = module(tiny_model, 1, **options)
     with pytest.raises(RecipeError, match=message):
-        module(tiny_model, 1, **options)
+        fitted(it, tmp_path, 1)
+    if "engine" in options:  # a policy that only acts needs neither
+        it.collector.close()
+        trainer(tmp_path, 1).validate(it, QuestionData(Numbers(), Numbers()), verbose=False)
 
 
 def test_an_engine_that_keeps_versions_keeps_the_contract(tiny_policy):

@@ -7,7 +7,15 @@ Each hook imports its classes when it is called, because some need torch. turnrl
 from collections.abc import Callable, Iterable
 
 from turnrl.plugins import hookimpl
-from turnrl.types import AdvantageEstimator, AnswerRule, Phrase, QuestionSource, Reward, Toolset
+from turnrl.types import (
+    AdvantageEstimator,
+    AnswerRule,
+    Check,
+    Phrase,
+    QuestionSource,
+    Reward,
+    Toolset,
+)
 
 
 @hookimpl
@@ -54,6 +62,14 @@ def turnrl_datasets() -> Iterable[type[QuestionSource]]:
     from turnrl.data.paragraphs import HotpotParagraphs, SquadParagraphs
 
     return [HotpotParagraphs, SquadParagraphs]
+
+
+@hookimpl
+def turnrl_checks() -> Iterable[type[Check]]:
+    """Settings that only a run has to keep."""
+    from turnrl.checks import SamplingAhead
+
+    return [SamplingAhead]
 
 
 @hookimpl

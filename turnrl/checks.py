@@ -5,7 +5,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol
+from typing import Any, ParamSpec, Protocol, runtime_checkable
 
 import lightning as L
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
@@ -37,7 +37,15 @@ from turnrl.recipe.keys import elsewhere
 from turnrl.run.recording import Recorder
 from turnrl.scoring import bounds_of, component_name
 from turnrl.text import visible
-from turnrl.types import AdvantageEstimator, Engine, MessageSampler, Reward, Start
+from turnrl.types import (
+    AdvantageEstimator,
+    Check,
+    Engine,
+    Finding,
+    MessageSampler,
+    Reward,
+    Start,
+)
 
 _logger = logging.getLogger(__name__)
 _P = ParamSpec("_P")
@@ -61,6 +69,7 @@ def names_unknown_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
     return checked
 
 
+@runtime_checkable
 class Learns(Setup, Protocol):
     """The arguments of an `MTGRPO` that are checked together."""
 
@@ -104,7 +113,6 @@ def check_settings(module: Learns) -> None:
     at_least(1, "model.", module, *counts, whole=True, optional=False)
     least = ("max_staleness", "redraws", "seed")
     at_least(0, "model.", module, *least, whole=True, optional=False)
-    _check_staleness(module.max_staleness, module.engine, module.objective)
     _check_estimator(module.estimator, module.group_size, module.redraws)
     _check_rewards(module.rewards)
     with blaming(PluginError, f"{type(module.estimator).__name__}.check", "Fix the estimator."):
@@ -117,18 +125,31 @@ def check_settings(module: Learns) -> None:
         )
 
 
-def _check_staleness(most: int, engine: Engine, objective: ClippedSurrogate) -> None:
-    if most and engine.keeps <= most:
-        raise RecipeError(
-            f"model.max_staleness is {most}, which samples while the policy learns. It needs an "
-            f"engine that keeps {most + 1} versions of the weights, and {type(engine).__name__} "
-            f"keeps {engine.keeps}. Set it to {engine.keeps - 1}, or use another engine."
-        )
-    if most and objective.importance_cap is None:
-        raise RecipeError(
-            f"model.max_staleness is {most}, so older weights sample than the ones that learn, and "
-            "model.objective.importance_cap, which corrects for that, is not set. Set it to 2."
-        )
+class SamplingAhead(Check):
+    """Whether the engine can sample while the policy learns, if a recipe asks for that. A policy
+    that only acts needs no such engine."""
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        module = start.module
+        if not start.learns or not isinstance(module, Learns) or not module.max_staleness:
+            return
+        most, engine, name = module.max_staleness, module.engine, type(module.engine).__name__
+        if engine.keeps <= most:
+            text = (
+                f"model.max_staleness is {most}, which samples while the policy learns. It needs "
+                f"{most + 1} versions of the weights, and {name} keeps {engine.keeps}"
+            )
+            if engine.keeps > 1:
+                step = f"Set model.engine.keeps to {most + 1}, or max_staleness to 1."
+            else:
+                step = "Set it to 0, or take an engine with weights of its own, such as VLLM."
+            yield Finding("fail", "sampling ahead", text, step)
+        if module.objective.importance_cap is None:
+            text = (
+                f"model.max_staleness is {most}, so older weights sample than the ones that learn, "
+                "and model.objective.importance_cap, which corrects for that, is not set"
+            )
+            yield Finding("fail", "sampling ahead", text, "Set it to 2.")
 
 
 def _check_estimator(estimator: AdvantageEstimator, group_size: int, redraws: int) -> None:
