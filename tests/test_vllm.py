@@ -17,6 +17,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from pathlib import Path
@@ -271,7 +272,11 @@ def test_a_server_that_cannot_serve_is_told_before_weights_load(
     message = told(VLLM(url=bare.url), policy)
     assert "takes no adapters while it runs" in message
     assert "--max-lora-rank 32" in message
-    locked = stand("--api-key", "a-secret-of-mine")
+    message = told(VLLM(url=stand().url), policy)
+    assert "cannot take an adapter of rank 32" in message
+    assert "LoRA rank 32 is greater than max_lora_rank 16" in message
+    assert message.endswith("Start it with a larger --max-lora-rank, or lower model.policy.lora.r.")
+    locked = stand("--api-key", "a-secret-of-mine", "--max-lora-rank", "32")
     monkeypatch.setenv("VLLM_API_KEY", "a-wrong-key")
     message = told(VLLM(url=locked.url), policy)
     assert "refuses the key" in message
@@ -301,20 +306,21 @@ def test_another_tokenizer_is_told(stand, tiny_model, tmp_path):
     assert "whose tokenizer reads a text as other tokens" in message
 
 
-@pytest.mark.parametrize(
-    ("options", "rank", "message"),
-    [
-        ((), 32, "larger --max-lora-rank"),
-        (("--raw-logprobs",), 4, "--logprobs-mode processed_logprobs"),
-    ],
-)
-def test_what_shows_with_the_weights_stops_the_run_at_its_first_sync(
-    stand, tiny_model, options, rank, message
-):
-    policy = adapted(tiny_model, rank)
-    engine = VLLM(url=stand(*options).url)
-    engine.start(policy, 64)
-    with pytest.raises(EngineError, match=message):
+def test_what_shows_with_the_weights_stops_the_run_at_its_first_sync(stand, tiny_model):
+    engine = VLLM(url=stand("--raw-logprobs").url)
+    engine.start(adapted(tiny_model), 64)
+    with pytest.raises(EngineError, match="--logprobs-mode processed_logprobs"):
+        engine.sync(0)
+    engine.close()
+
+
+def test_a_server_that_came_back_with_a_lower_rank_is_told(stand, tiny_model):
+    server = stand()
+    engine = VLLM(url=server.url)
+    engine.start(adapted(tiny_model), 64)
+    server.kill()
+    server.start("--max-lora-rank", "2")
+    with pytest.raises(EngineError, match="larger --max-lora-rank"):
         engine.sync(0)
     engine.close()
 
@@ -344,6 +350,7 @@ def test_another_base_is_told_by_its_log_probabilities(stand, tiny_model, tmp_pa
         ({"url": "a:1"}, "must look like"),
         ({"url": "http://me:pass@a:1"}, "without /v1, a password"),
         ({"url": "http://a:1", "arguments": ["--x"]}, "for a server that the run starts"),
+        ({"python": "p", "arguments": ["--x 1"]}, "as two items: '--x', '1'"),
         ({"url": "http://a:1", "keeps": 0}, "keeps"),
         ({"url": "http://a:1", "timeout_s": -1}, "timeout_s"),
     ],
@@ -357,6 +364,10 @@ def test_an_interpreter_without_vllm_is_told(tiny_model):
     policy = Policy(str(tiny_model), lora=Lora())
     assert "has no package vllm" in told(VLLM(python=sys.executable), policy)
     assert "no Python that runs here" in told(VLLM(python="/nowhere/python"), policy)
+    message = told(VLLM(python=sys.prefix), policy)
+    assert f"is a folder. Give the path of the interpreter in it: {sys.prefix}/bin/pyt" in message
+    with pytest.raises(RecipeError, match="no Python that runs here"):  # nothing is started
+        VLLM(python="/nowhere/python").rehearsal()
 
 
 # ------------------------------------------------------------------------------- outages
@@ -852,6 +863,36 @@ def test_a_run_trains_with_it_and_its_record_has_every_version(stand, recipe):
         assert max(abs(one - other) for _, one, other in sampled) < 1e-4
 
 
+def test_a_run_that_sampled_ahead_is_evaluated_without_its_server(stand, recipe):
+    server = stand("--max-model-len", "2048")
+    words = [recipe(url=server.url), "--model.max_staleness=1"]
+    built = build(words)
+    built.trainer.fit(built.module, datamodule=built.data)
+    server.kill()
+    gone = build(words)
+    with pytest.raises(RecipeError, match=r"evaluate a run without it, add --model\.engine Slots"):
+        gone.trainer.validate(gone.module, datamodule=gone.data, verbose=False)
+    other = build([*words, "--model.engine=Slots"])
+    assert other.trainer.validate(other.module, datamodule=other.data, verbose=False)
+
+
+def test_a_run_that_fails_leaves_no_weights_and_no_adapters(stand, recipe, monkeypatch):
+    class Fails(Callback):
+        def on_train_batch_end(self, *_):
+            raise KeyboardInterrupt
+
+    Path("tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(Path("tmp").absolute()))
+    server = stand("--max-model-len", "2048")
+    built = build([recipe(url=server.url)])
+    built.trainer.callbacks.append(Fails())
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        built.trainer.fit(built.module, datamodule=built.data)
+    assert not list(Path("tmp").glob("turnrl-vllm-*"))
+    models = httpx2.get(f"{server.url}/v1/models").json()["data"]
+    assert [one["id"] for one in models] == ["base"]
+
+
 def fit_in_two(nursery, strategy="ddp", *options: str) -> subprocess.CompletedProcess[str]:
     """Train `recipe.yaml` in two processes."""
     two = ("--trainer.devices=2", f"--trainer.strategy={strategy}")
@@ -1083,7 +1124,11 @@ def test_the_doctor_passes_what_processes_can_share(stand, recipe, capsys, strat
     without = ["--model.policy.lora=null"] if whole else []
     main(["doctor", written, "--trainer.devices=2", f"--trainer.strategy={strategy}", *without])
     shown = capsys.readouterr().out
-    assert re.search(r"^pass  sampler +VLLM can sample this model$", shown, re.MULTILINE), shown
+    assert re.search(
+        r"^pass  sampler +VLLM can sample this model \(vLLM 0\.0\.0, 1 server\)$",
+        shown,
+        re.MULTILINE,
+    ), shown
 
 
 def test_the_doctor_tells_what_cannot_be_divided(recipe, capsys):

@@ -49,6 +49,8 @@ class Model:
             most = self.options.max_lora_rank
             told = f"LoRA rank {rank} is greater than max_lora_rank {most}."
             raise Refusal(500, f"Call to add_lora method failed: {told}")
+        if not Path(folder, "adapter_model.safetensors").is_file():
+            raise Refusal(500, f"Call to add_lora method failed: {folder} doesn't contain tensors")
         own = AutoModelForCausalLM.from_pretrained(self.options.model, dtype=torch.float32)
         self.loads.append(name)
         self.adapters[name] = PeftModel.from_pretrained(own, folder).eval()
@@ -138,10 +140,11 @@ class Handler(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         options = self.model.options
         window = {"id": "base", "owned_by": "vllm", "max_model_len": options.max_model_len}
+        adapters = [{"id": name, "parent": "base"} for name in self.model.adapters]
         told = {
             "/health": None,
             "/version": {"version": "0.0.0"},
-            "/v1/models": {"data": [window]},
+            "/v1/models": {"data": [window, *adapters]},
             "/is_sleeping": {"is_sleeping": self.model.asleep},
             # which vLLM has not: weights that it was ever given, and how often it was woken
             "/loads": self.model.loads,

@@ -232,7 +232,8 @@ class ModelFiles(Check):
             yield Finding("fail", "model", f"{folder} {lacks}", step, "machine")
         else:
             size = gigabytes(sum(file.stat().st_size for file in files))
-            text = f"{name}: {len(files)} files of weights, {size} GB, complete"
+            count = "1 file" if len(files) == 1 else f"{len(files)} files"
+            text = f"{name}: {count} of weights, {size} GB, complete"
             yield Finding("pass", "model", text)
 
     def _hub(self, name: str, revision: str | None) -> Finding:
@@ -296,7 +297,9 @@ class Sampler(Check):
         engine.run_folder, engine.processes = start.folder, start.processes
         engine.divided = start.divided
         engine.check(module.policy, module.rollout.max_tokens)
-        yield Finding("pass", "sampler", f"{type(module.engine).__name__} can sample this model")
+        told = engine.in_force.get("sampler", "")
+        text = f"{type(engine).__name__} can sample this model"
+        yield Finding("pass", "sampler", f"{text} ({told})" if told else text)
 
 
 class Template(Check):

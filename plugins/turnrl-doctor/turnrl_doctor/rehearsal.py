@@ -345,6 +345,8 @@ class _Parts:
             turns = sum(len(t.turns) for group in sampled for t in group)
             chosen = (f"{name}: {value}" for name, value in engine.in_force.items())
             text = f"{turns} turns by {type(engine).__name__} on {small.policy.device}"
+            if type(engine) is not type(self.module.engine):
+                text += f", in place of {type(self.module.engine).__name__}"
             yield Finding("pass", "sampling", "; ".join((text, *chosen)))
         finally:
             small.collector.close()

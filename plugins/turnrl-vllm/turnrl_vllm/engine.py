@@ -7,6 +7,7 @@ other one.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -165,6 +166,12 @@ class VLLM(Engine):
                 "model.engine.arguments are for a server that the run starts, and model.engine.url "
                 "gives one. Start that one with them, or give python."
             )
+        for one in self.arguments:
+            if re.match(r"--\S+\s", one):
+                raise RecipeError(
+                    f"model.engine.arguments has {one!r}. Write an option and its value as two "
+                    f"items: {', '.join(map(repr, one.split(maxsplit=1)))}."
+                )
         if self.base is not None and self.url is None:
             raise RecipeError(
                 "model.engine.base names what a given server serves, and the run starts one here. "
@@ -205,25 +212,28 @@ class VLLM(Engine):
             check_python(self.python)
             if not isinstance(policy, Policy):
                 raise RecipeError("VLLM with python serves a turnrl.Policy. Give url in its place.")
-        for server in self._servers():
-            self._examined(server, policy, max_tokens)
+        servers = self._servers()
+        if servers:
+            versions = [self._examined(server, policy, max_tokens) for server in servers]
+            self._told = {"sampler": _sampler(versions)}
         self._together = None
         if self.processes > 1 and is_together():
             self._together = Together(self._home() or self.run_folder or Path())
 
     def _examined(self, server: Server, policy: SampledPolicy, max_tokens: int) -> str:
         try:
-            return examine(server, policy, max_tokens, self.base)
+            return examine(server, policy, max_tokens, self.base, self._parent())
         except Unavailable as fault:
             raise RecipeError(
                 f"vLLM at {server} does not answer ({fault}). Start it, or correct "
-                "model.engine.url."
+                "model.engine.url. To evaluate a run without it, add --model.engine Slots."
             ) from fault
 
     def rehearsal(self) -> AbstractContextManager[Engine]:
         """See `Engine.rehearsal`. A server of its own is started, with the rehearsal's small base.
         Given servers have the run's base, so the default engine samples in their place."""
         if self.python is not None:
+            check_python(self.python)
             return _rehearsed(replace(self))
         default: Engine = installed("turnrl_engines")["Slots"]()
         return default.rehearsal()
@@ -262,6 +272,7 @@ class VLLM(Engine):
 
     def _own_folder(self) -> Path:
         home = Path(tempfile.mkdtemp(prefix="turnrl-vllm-", dir=self._home()))
+        atexit.register(shutil.rmtree, home, ignore_errors=True)  # whatever ends the program
         if self.folder is not None:
             home.chmod(0o755)  # servers of other users read it
         return home
@@ -312,8 +323,7 @@ class VLLM(Engine):
         )
         self._held.clear()
         self._told = {
-            "sampler": f"vLLM {', '.join(sorted(set(versions)))}, {len(servers)} server"
-            + "s" * (len(servers) > 1),
+            "sampler": _sampler(versions),
             "weights while sampling": "base and adapter" if has_adapter else "the whole model",
         }
 
@@ -423,6 +433,13 @@ class VLLM(Engine):
             ) from error
         return home
 
+    def _parent(self) -> Path | None:
+        """The folder in which the one for weights will be made; None if that is a temporary one."""
+        if self.folder is not None or self.processes == 1 or self.run_folder is None:
+            return self._home()
+        folder = self.run_folder.absolute()
+        return next(one for one in (folder, *folder.parents) if one.is_dir())
+
     def _servers(self) -> list[Server]:
         key = os.environ.get(self.api_key_env or "", "").strip()
         return [Server(url, key, self.timeout_s) for url in self._urls]
@@ -436,12 +453,16 @@ class VLLM(Engine):
 
 @contextlib.contextmanager
 def _rehearsed(engine: VLLM) -> Iterator[Engine]:
-    """An engine whose server leaves no log: what ended it is in its error."""
-    try:
-        yield engine
-    finally:
-        if engine.log is not None:
-            engine.log.unlink(missing_ok=True)
+    """An engine whose server leaves no log, unless it failed and an error names the log."""
+    yield engine
+    if engine.log is not None:
+        engine.log.unlink(missing_ok=True)
+
+
+def _sampler(versions: Sequence[str]) -> str:
+    """vLLM's versions and the number of servers, for people to read."""
+    servers = "1 server" if len(versions) == 1 else f"{len(versions)} servers"
+    return f"vLLM {', '.join(sorted(set(versions)))}, {servers}"
 
 
 def _has_adapter(policy: SampledPolicy) -> bool:

@@ -111,7 +111,7 @@ class Group:
             for server in [s for s in every if not s.rests] or every:
                 try:
                     if server.was_lost and not await server.is_well(_WELL_WITHIN_S):
-                        raise Unavailable("it does not say that it is well")
+                        raise Unavailable("its health check failed")
                     found = await send(server)
                     self._answered(server)
                     return found, server

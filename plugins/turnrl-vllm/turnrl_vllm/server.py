@@ -125,7 +125,7 @@ class Server:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            raise Unavailable("it does not say that it is well") from None
+            raise Unavailable("its health check failed") from None
         finally:
             self._calls.discard(call)
             call.cancel()
@@ -200,4 +200,5 @@ def _complaint(response: httpx2.Response) -> object:
         answer = response.json()
         error = answer.get("error", answer.get("detail"))
         return error["message"] if isinstance(error, Mapping) else error
-    return response.text
+    is_page = response.text.lstrip().startswith("<")  # of a server that is no vLLM
+    return response.reason_phrase if is_page else response.text

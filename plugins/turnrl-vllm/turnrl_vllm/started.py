@@ -28,6 +28,11 @@ def check_python(python: str) -> None:
     Raises:
         RecipeError: If it is not there, or has none.
     """
+    if Path(python).is_dir():
+        raise RecipeError(
+            f"model.engine.python is {python!r}, which is a folder. Give the path of the "
+            f"interpreter in it: {Path(python) / 'bin' / 'python'}"
+        )
     # a folder of that name, such as an environment's own, is a package too, without an origin
     find = (
         "import importlib.util as u, sys; s = u.find_spec('vllm'); sys.exit(not (s and s.origin))"

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
+import tempfile
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from turnrl import EngineError, Policy, RecipeError, SampledPolicy
@@ -13,11 +17,19 @@ if TYPE_CHECKING:
 
 _TEXT = "Which river flows through the capital of France? Answer in one word: "
 """Read by both: a tokenizer, and a model, show there whether they are the same."""
+_TRIAL = "turnrl-trial"
+"""An adapter that is never loaded."""
 _MOST, _HEAT = 16, 0.6
 """Tokens and temperature of the trial. At 1, those from before the temperature would pass."""
 
 
-def examine(server: Server, policy: SampledPolicy, max_tokens: int, base: str | None) -> str:
+def examine(
+    server: Server,
+    policy: SampledPolicy,
+    max_tokens: int,
+    base: str | None,
+    home: Path | None = None,
+) -> str:
     """Find out whether a server can sample a policy, as far as that shows without its weights.
 
     Args:
@@ -25,6 +37,7 @@ def examine(server: Server, policy: SampledPolicy, max_tokens: int, base: str | 
         policy: Its tokenizer and configuration are there.
         max_tokens: The longest history of a session.
         base: The name of the base there; None if it serves one alone.
+        home: A folder that it has to read weights from; None is one for temporary files.
     Returns:
         The version of vLLM.
     Raises:
@@ -64,7 +77,7 @@ def examine(server: Server, policy: SampledPolicy, max_tokens: int, base: str | 
         )
     _same_tokenizer(server, policy)
     if isinstance(policy, Policy) and policy.lora is not None:
-        _takes_adapters(server, policy.lora.r)
+        _takes_adapters(server, policy.lora.r, home)
     return version
 
 
@@ -83,19 +96,53 @@ def _same_tokenizer(server: Server, policy: SampledPolicy) -> None:
         )
 
 
-def _takes_adapters(server: Server, rank: int) -> None:
-    """Ask it for an adapter that does not exist: who takes adapters says that it is not there."""
-    body = {"lora_name": "turnrl-trial", "lora_path": "/turnrl/there-is-no-such-folder"}
-    try:
-        server.ask("POST", "/v1/load_lora_adapter", body)
-    except Refused as error:
-        if "turnrl-trial" in error.problem or "no adapter" in error.problem.lower():
-            return
-        raise RecipeError(
-            f"vLLM at {server} takes no adapters while it runs ({error}). Start it with "
-            f"--enable-lora --max-lora-rank {rank} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in "
-            "its environment."
-        ) from error
+def _takes_adapters(server: Server, rank: int, home: Path | None) -> None:
+    """Give it an adapter without weights: it looks for the folder, then whether the rank fits, and
+    only then for the weights."""
+    with tempfile.TemporaryDirectory(prefix="turnrl-vllm-", dir=home) as folder:
+        if home is not None:
+            Path(folder).chmod(0o755)  # servers of other users read it
+        settings = {
+            "peft_type": "LORA",
+            "r": rank,
+            "lora_alpha": rank,
+            "target_modules": ["q_proj"],
+        }
+        Path(folder, "adapter_config.json").write_text(json.dumps(settings))
+        try:
+            body = {"lora_name": _TRIAL, "lora_path": folder}
+            server.ask("POST", "/v1/load_lora_adapter", body)
+        except Refused as error:
+            if re.search("rank|no adapter found|repo id|no such file", error.problem.lower()):
+                raise RecipeError(
+                    f"vLLM at {server} cannot take an adapter of rank {rank} ({error}). "
+                    f"{step_after(error, home or Path(folder).parent)}"
+                ) from error
+            if re.search("tensor|weights|safetensors", error.problem) or _TRIAL in error.problem:
+                return
+            raise RecipeError(
+                f"vLLM at {server} takes no adapters while it runs ({error}). Start it with "
+                f"--enable-lora --max-lora-rank {rank} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True "
+                "in its environment."
+            ) from error
+
+
+def step_after(error: Refused, folder: Path) -> str:
+    """What to do about a server that does not take weights from a folder."""
+    problem = error.problem.lower()
+    if "rank" in problem:
+        return "Start it with a larger --max-lora-rank, or lower model.policy.lora.r."
+    if "no adapter found" in problem or "repo id" in problem or "no such file" in problem:
+        return (
+            f"It does not see the folder {str(folder)!r}. Set model.engine.folder to one that both "
+            "see and may read."
+        )
+    if error.status in (404, 405):
+        return (
+            "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its "
+            "environment; or, to train all weights, with VLLM_SERVER_DEV_MODE=1."
+        )
+    return "Look into its log."
 
 
 @final

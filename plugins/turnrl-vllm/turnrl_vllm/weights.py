@@ -21,7 +21,7 @@ from turnrl import EngineError, Policy, SampledPolicy, adapted_layers
 from turnrl.servers import Unavailable
 from turnrl_vllm.group import Group
 from turnrl_vllm.server import Refused, Server
-from turnrl_vllm.trial import Reference, prove, reference
+from turnrl_vllm.trial import Reference, prove, reference, step_after
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -399,25 +399,8 @@ def _refusals(server: Server, folder: Path) -> Iterator[None]:
         if "already been loaded" in error.problem:
             return
         raise EngineError(
-            f"vLLM at {server} does not take weights ({error}). {_step(error, folder)}"
+            f"vLLM at {server} does not take weights ({error}). {step_after(error, folder)}"
         ) from error
-
-
-def _step(error: Refused, folder: Path) -> str:
-    problem = error.problem.lower()
-    if "rank" in problem:
-        return "Start it with a larger --max-lora-rank, or lower model.policy.lora.r."
-    if "no adapter found" in problem or "repo id" in problem or "no such file" in problem:
-        return (
-            f"It does not see the folder {str(folder)!r}. Set model.engine.folder to one that both "
-            "see and may read."
-        )
-    if error.status in (404, 405):
-        return (
-            "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its "
-            "environment; or, to train all weights, with VLLM_SERVER_DEV_MODE=1."
-        )
-    return "Look into its log."
 
 
 def _order(one: Published) -> dict[str, str]:
