@@ -659,6 +659,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit quickstart vllm.yaml": Elsewhere(
             "test_vllm.test_a_run_keeps_the_log_of_its_server"
         ),
+        "turnrl eval servers --model.engine Slots": Elsewhere(
+            "test_vllm.test_a_run_that_sampled_ahead_is_evaluated_without_its_server"
+        ),
         "recipe.yaml servers.yaml --trainer.devices 2": Elsewhere(
             "test_vllm.test_processes_that_learn_together_share_the_versions_of_the_first"
         ),
