@@ -134,8 +134,8 @@ class Collector:
     def attempt(
         self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
     ) -> Collected:
-        """Act on each question `group_size` times, score, and prepare the groups for credit. What
-        has begun under the same key is only waited for.
+        """Act on each question `group_size` times, score, and prepare the groups for credit. If
+        `begin` was called with this key, wait for what it began.
 
         Args:
             questions: The questions.
@@ -161,9 +161,14 @@ class Collector:
         if not self.setup.max_staleness:
             self.setup.engine.rest()
             self.forget()
-        probing = sampled - learned
-        times = seconds, scoring_seconds
-        return Collected(groups, *times, sampled, probing, attempts.restarted)
+        return Collected(
+            groups=groups,
+            seconds=seconds,
+            scoring_seconds=scoring_seconds,
+            sampled=sampled,
+            probe_tokens=sampled - learned,
+            restarted=attempts.restarted,
+        )
 
     def begin(
         self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None

@@ -164,7 +164,7 @@ class OldLogprobs:
             `keep`. Otherwise they are read ahead, if a later step needs them.
         reads_first: Whether the first step needs numbers that its own forward pass does not give,
             so that all are read ahead.
-        in_step: Within it processes may read differently much; see `Policy.in_step`.
+        in_step: Inside it processes may make different numbers of passes; see `Policy.in_step`.
     """
 
     def __init__(

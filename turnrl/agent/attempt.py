@@ -212,12 +212,12 @@ class Attempt:
                 f"a player gave {kind_of(wrong[0])} to attempt.call. Give it a list of calls, such "
                 'as [turnrl.ToolCall("search", {"query": "..."})].'
             )
-        return await self.answer(calls)
+        return await self.run_calls(calls)
 
-    async def answer(
+    async def run_calls(
         self, calls: Sequence[ToolCall], unread: bool = False
     ) -> tuple[ToolResult, ...]:
-        """Have calls of the last turn answered.
+        """Run calls of the last turn.
 
         Args:
             calls: The calls.
@@ -328,8 +328,15 @@ class Attempt:
         results = tuple(map(_unread, last.results, acted)) if any(acted) else ()
         turns = (*before, replace(last, results=results))
         samples = tuple(c.sample for c in self.conversations if c.sample and c.sample.sampled)
-        whole = (self.asked, turns, self.ended_by, samples, self.begins, self.figures)
-        return Trajectory(*whole, opening=self.opening)
+        return Trajectory(
+            question=self.asked,
+            turns=turns,
+            ended_by=self.ended_by,
+            samples=samples,
+            begins=self.begins,
+            figures=self.figures,
+            opening=self.opening,
+        )
 
 
 def _is_list(given: object) -> bool:

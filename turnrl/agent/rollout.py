@@ -264,9 +264,8 @@ class Rollout:
         if self.sampling.cuts_distribution:
             _logger.warning(
                 "model.rollout.top_k, min_p or top_p cuts the distribution that tokens are drawn "
-                "from. The sampler's log-probabilities are of what is left and the learner's are "
-                "not, so their ratio is biased; a policy gradient assumes that all of it was drawn "
-                "from."
+                "from. The sampler normalises over the tokens that are left, and the learner over "
+                "all of them, so their ratio is biased."
             )
         if self.player is None:
             self.scheme.check(chat)

@@ -30,8 +30,8 @@ _logger = logging.getLogger(__name__)
 @final
 @dataclass(frozen=True)
 class TurnScheme:
-    """A segmenter, with the tools that it describes. Its methods must never raise, so an exception
-    is a bug of its package, which the error says.
+    """A segmenter, with the tools that it describes. Its methods must not raise. If one does, the
+    error blames its package.
 
     Args:
         segmenter: What a turn is.
@@ -190,7 +190,7 @@ class TurnScheme:
         elif k + 1 == rules.max_turns:
             why = "turns"
             if attempt.sessions.acts(reading.calls):
-                await attempt.answer(reading.calls, unread=True)
+                await attempt.run_calls(reading.calls, unread=True)
         else:
             results = await attempt.call(reading.calls)
             if attempt.ended_by is None:

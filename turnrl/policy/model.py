@@ -224,8 +224,8 @@ class Policy(nn.Module):
         return self._step is not None
 
     def in_step(self) -> AbstractContextManager[None]:
-        """Within it processes that share a divided policy may read differently much. Each of them
-        enters it, and inside it none does anything else that takes the others."""
+        """Inside this block, processes that share a divided policy may make different numbers of
+        passes. All of them must enter it, and no other collective call may run in it."""
         return contextlib.nullcontext() if self._step is None else self._step()
 
     @torch.no_grad()

@@ -242,8 +242,14 @@ def _trajectory(row: Row) -> Trajectory:
     sample = Sample().read((0,) * (row["prompt_tokens"] or 0))
     for k, turn in enumerate(row["turns"]):
         sample = sample.wrote(k, (0,) * turn["tokens"], (0.0,) * turn["tokens"])
-    whole = (question, turns, row["ended_by"], (sample,), row["begins"] or 0)
-    return Trajectory(*whole, opening=row.get("opening") or "")
+    return Trajectory(
+        question=question,
+        turns=turns,
+        ended_by=row["ended_by"],
+        samples=(sample,),
+        begins=row["begins"] or 0,
+        opening=row.get("opening") or "",
+    )
 
 
 def call(part: Columns) -> ToolCall:

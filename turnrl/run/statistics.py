@@ -242,8 +242,17 @@ def difference(
         span = np.ptp([*(possible or (0.0,)), *first, *second])
         reach = float(span if few else np.abs(pairs).max())
         low, high = _score(np.sort(pairs), -reach, reach, _squared(pairs))
-    means = float(np.mean(first)), float(np.mean(second))
-    return Difference(*means, low, high, p, *counts, len(pairs), "questions")
+    return Difference(
+        first=float(np.mean(first)),
+        second=float(np.mean(second)),
+        low=low,
+        high=high,
+        p=p,
+        gained=counts[0],
+        lost=counts[1],
+        pairs=len(pairs),
+        over="questions",
+    )
 
 
 def over_seeds(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Difference:
@@ -271,8 +280,17 @@ def over_seeds(first: Sequence[float], second: Sequence[float], level: float = 0
     spread = pairs.std(ddof=1) if np.ptp(pairs) >= _SAME else 0.0  # else it is rounding
     half = stats.t.ppf((1 + level) / 2, len(pairs) - 1) * spread / np.sqrt(len(pairs))
     low, high = float(pairs.mean() - half), float(pairs.mean() + half)
-    means = float(np.mean(first)), float(np.mean(second))
-    return Difference(*means, low, high, None, *counts, len(pairs), "seeds")
+    return Difference(
+        first=float(np.mean(first)),
+        second=float(np.mean(second)),
+        low=low,
+        high=high,
+        p=None,
+        gained=counts[0],
+        lost=counts[1],
+        pairs=len(pairs),
+        over="seeds",
+    )
 
 
 def by_seed(

@@ -72,7 +72,7 @@ class CostsAmongRight(GroupRelative):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        within(0, 1, "", self, "gamma")
+        within(0, 1, "CostsAmongRight.", self, "gamma")
         at_least(0, "CostsAmongRight.", self, "cost_coef", optional=False)
         one_of(get_args(CostScale), "CostsAmongRight.", self, "cost_scale")
 

@@ -505,12 +505,12 @@ def _read(answer: Any, sampling: Sampling) -> tuple[tuple[int, ...], tuple[float
     with contextlib.suppress(LookupError, TypeError):  # of which `read_choice` tells
         why = answer["choices"][0]["finish_reason"]
     if why not in ("stop", "length"):
-        raise Unavailable(f"it ended a turn by {why}")
+        raise Unavailable(f"it ended a turn with finish_reason {why!r}")
     tokens, logprobs = read_choice(answer)
     if tokens[-1] in sampling.end_ids:
         return tokens, logprobs, "end"
     if why == "stop":
         return tokens, logprobs, "stop"
     if len(tokens) < sampling.max_tokens:
-        raise Unavailable(f"it gave {len(tokens)} tokens of {sampling.max_tokens}")
+        raise Unavailable(f"it returned only {len(tokens)} of {sampling.max_tokens} tokens")
     return tokens, logprobs, "length"

@@ -163,7 +163,7 @@ class Server:
 
     @contextlib.contextmanager
     def _told(self) -> Iterator[None]:
-        """Faults of the connection as what they mean."""
+        """Raise `Unavailable` for errors of the connection."""
         try:
             yield
         except httpx2.RequestError as error:

@@ -201,7 +201,7 @@ def prove(server: Server, wanted: Reference, answer: object, most: float) -> flo
     )
     if wanted.gap(answer, 1.0) < found / 4:
         cause = (
-            "It gives log-probabilities from before the temperature. Start it with "
+            "Its log-probabilities are computed before the temperature is applied. Start it with "
             "--logprobs-mode processed_logprobs."
         )
     raise EngineError(
