@@ -89,6 +89,23 @@ def test_bitsandbytes_is_imported_without_its_remark_on_a_kernel_and_says_the_re
     assert done.stderr == "another remark\n"
 
 
+def test_an_adapter_on_a_base_that_is_not_quantised_brings_no_remark_on_kernels(
+    tiny_model, tmp_path, nursery
+):
+    script = tmp_path / "script.py"
+    script.write_text(
+        f"from turnrl import Lora, Policy\nPolicy({str(tiny_model)!r}, lora=Lora()).load()\n"
+    )
+    done = subprocess.run(
+        python(str(script)),
+        env=os.environ | nursery.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "gemm_4bit" not in done.stderr  # peft imports bitsandbytes whatever the base
+
+
 def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path):
     from peft import PeftModel
 

@@ -81,6 +81,7 @@ def with_adapter(network: Any, lora: Lora, quantized: bool) -> object:
     Raises:
         RecipeError: If the settings do not fit the model.
     """
+    import_bitsandbytes()  # peft does
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
