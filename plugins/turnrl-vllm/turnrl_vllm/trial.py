@@ -113,7 +113,7 @@ def _takes_adapters(server: Server, rank: int, home: Path | None) -> None:
             body = {"lora_name": _TRIAL, "lora_path": folder}
             server.ask("POST", "/v1/load_lora_adapter", body)
         except Refused as error:
-            if re.search("rank|no adapter found|repo id|no such file", error.problem.lower()):
+            if re.search("lora.rank|no adapter found|repo id|no such file", error.problem.lower()):
                 raise RecipeError(
                     f"vLLM at {server} cannot take an adapter of rank {rank} ({error}). "
                     f"{step_after(error, home or Path(folder).parent)}"
