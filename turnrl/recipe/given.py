@@ -16,7 +16,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
-from turnrl.errors import RecipeError, is_finite
+from turnrl.errors import RecipeError, did_you_mean, is_finite
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.bundled import find_recipe, shown_recipe
 from turnrl.recipe.folders import LATEST, RUNS, checkpoint_to_resume, held, newest, next_version
@@ -52,6 +52,8 @@ COMMAND = "command"
 """Key of a run's `config.yaml` that names its command."""
 _WRITES = ("logger", "default_root_dir")
 """Settings of a trainer that say where a run writes."""
+_STRATEGIES = ("auto", "ddp", "fsdp2")
+"""How names of strategies begin that can train. A program may register others with Lightning."""
 SETTLED = "--settled"
 """Option in which the first process of a run hands the others, as JSON, what it has settled."""
 
@@ -189,12 +191,22 @@ class Given:
         return shlex.join(shown_recipe(one.removeprefix("--config=")) for one in kept)
 
     def check(self) -> None:
-        """Refuse unknown keys at any depth, and plain values that do not fit; see `refuse_unfit`.
+        """Refuse unknown keys at any depth, plain values that do not fit, and a strategy that cannot
+        train; see `refuse_unfit`.
 
         Raises:
             RecipeError: If there is one.
         """
         refuse_unfit(self.contents, SECTIONS, self.kinds, self.files)
+        strategy = (self.contents.get("trainer") or {}).get("strategy")
+        if not isinstance(strategy, str) or strategy.startswith(_STRATEGIES):
+            return
+        near = did_you_mean(strategy, _STRATEGIES)
+        if near or strategy.startswith("deepspeed"):
+            raise RecipeError(
+                f"trainer.strategy is {strategy!r}. Take ddp, with the whole policy in each "
+                f"process, or fsdp2, which divides it over them.{near}"
+            )
 
 
 def read_given(
