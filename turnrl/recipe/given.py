@@ -191,8 +191,8 @@ class Given:
         return shlex.join(shown_recipe(one.removeprefix("--config=")) for one in kept)
 
     def check(self) -> None:
-        """Refuse unknown keys at any depth, plain values that do not fit, and a strategy that cannot
-        train; see `refuse_unfit`.
+        """Refuse unknown keys at any depth, plain values that do not fit (`refuse_unfit`), and a
+        strategy that cannot train.
 
         Raises:
             RecipeError: If there is one.
