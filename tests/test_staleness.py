@@ -266,10 +266,14 @@ def test_a_validation_inside_an_iteration_would_take_a_version(tiny_model, tmp_p
             {"engine": Slots()},
             r"2 versions of .*, and Slots keeps 1\. Set it to 0, or .*VLLM",
         ),
+        (
+            {"max_staleness": 5, "engine": Kept(3)},
+            r"keeps 3\. Set model\.engine\.keeps to 6, or max_staleness to 2",
+        ),
         ({"engine": Kept(1)}, r"2 versions of the weights, and Kept keeps 1\. Set it to 0"),
         (
             {"max_staleness": 3},
-            r"needs 4 .* Kept keeps 2\. Set model\.engine\.keeps to 4, or",
+            r"needs 4 .* Kept keeps 2\. Set model\.engine\.keeps to 4, or max_staleness to 1",
         ),
         ({"objective": ClippedSurrogate()}, "importance_cap, which corrects for that, is not set"),
     ],

@@ -140,7 +140,9 @@ class SamplingAhead(Check):
                 f"{most + 1} versions of the weights, and {name} keeps {engine.keeps}"
             )
             if engine.keeps > 1:
-                step = f"Set model.engine.keeps to {most + 1}, or max_staleness to 1."
+                step = (
+                    f"Set model.engine.keeps to {most + 1}, or max_staleness to {engine.keeps - 1}."
+                )
             else:
                 step = "Set it to 0, or take an engine with weights of its own, such as VLLM."
             yield Finding("fail", "sampling ahead", text, step)

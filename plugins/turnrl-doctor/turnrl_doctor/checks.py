@@ -297,9 +297,9 @@ class Sampler(Check):
         engine.run_folder, engine.processes = start.folder, start.processes
         engine.divided = start.divided
         engine.check(module.policy, module.rollout.max_tokens)
-        told = engine.in_force.get("sampler", "")
+        servers = engine.in_force.get("sampler", "")
         text = f"{type(engine).__name__} can sample this model"
-        yield Finding("pass", "sampler", f"{text} ({told})" if told else text)
+        yield Finding("pass", "sampler", f"{text} ({servers})" if servers else text)
 
 
 class Template(Check):

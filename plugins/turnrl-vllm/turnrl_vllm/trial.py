@@ -118,7 +118,7 @@ def _takes_adapters(server: Server, rank: int, home: Path | None) -> None:
                     f"vLLM at {server} cannot take an adapter of rank {rank} ({error}). "
                     f"{step_after(error, home or Path(folder).parent)}"
                 ) from error
-            if re.search("tensor|weights|safetensors", error.problem) or _TRIAL in error.problem:
+            if re.search("tensor|weights", error.problem) or _TRIAL in error.problem:
                 return
             raise RecipeError(
                 f"vLLM at {server} takes no adapters while it runs ({error}). Start it with "
