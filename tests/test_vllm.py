@@ -338,6 +338,18 @@ def test_another_base_is_told_by_its_log_probabilities(stand, tiny_model, tmp_pa
     engine.close()
 
 
+def test_a_base_that_is_quantised_for_learning_alone_is_told(stand, tiny_model):
+    policy = Policy(str(tiny_model), quantization="nf4", lora=Lora(r=4))
+    change(policy)
+    engine = VLLM(url=stand().url, most_gap=1e-6)
+    engine.start(policy, 64)
+    with pytest.raises(
+        EngineError, match=r"learns on a base in 4 bits .*raise model\.engine\.most"
+    ):
+        engine.sync(0)
+    engine.close()
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

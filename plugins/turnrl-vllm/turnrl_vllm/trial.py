@@ -153,10 +153,11 @@ class Reference:
     Args:
         prompts: The beginnings, N of them.
         logits: (N, V).
+        quantized: Whether the learner's base has fewer bits than the one that vLLM serves.
     """
 
-    def __init__(self, prompts: Sequence[list[int]], logits: Tensor) -> None:
-        self.prompts = prompts
+    def __init__(self, prompts: Sequence[list[int]], logits: Tensor, quantized: bool) -> None:
+        self.prompts, self.quantized = prompts, quantized
         self._logits = logits
 
     def request(self) -> dict[str, object]:
@@ -176,7 +177,9 @@ class Reference:
 def reference(policy: SampledPolicy) -> Reference:
     """What the policy says with its weights as they are now."""
     ids = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"][:_MOST]
-    return Reference([ids[: n + 1] for n in range(len(ids))], policy.next_logits(ids))
+    quantized = isinstance(policy, Policy) and policy.quantization != "none"
+    prompts = [ids[: n + 1] for n in range(len(ids))]
+    return Reference(prompts, policy.next_logits(ids), quantized)
 
 
 def prove(server: Server, wanted: Reference, answer: object, most: float) -> float:
@@ -199,6 +202,13 @@ def prove(server: Server, wanted: Reference, answer: object, most: float) -> flo
         "It has other weights: another base than model.policy.model, or an older adapter. Start it "
         "again with the model that training begins from."
     )
+    if wanted.quantized:
+        cause = (
+            "The policy learns on a base in 4 bits (model.policy.quantization), and vLLM serves it "
+            "in 16 unless it is told otherwise. Set the quantization to none, or raise "
+            f"model.engine.most_gap. If {found:.3f} is too much for that, the server has another "
+            "base."
+        )
     if wanted.gap(answer, 1.0) < found / 4:
         cause = (
             "Its log-probabilities are computed before the temperature is applied. Start it with "
