@@ -32,7 +32,6 @@ from turnrl import (
     neutralise,
 )
 from turnrl.agent.batches import MAX_RESULT_CHARACTERS
-from turnrl.agent.rollout import Agent
 from turnrl.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
 from turnrl_rewards.qa import AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
@@ -513,9 +512,7 @@ def test_no_cut_of_a_result_makes_a_tag_again(chat):
     draw, pieces = random.Random(0), ("<tools", "<answered", "< / toolbox", "<answer_", *rest)
     for _ in range(600):
         text, budget = "".join(draw.choices(pieces, k=6)), draw.randint(1, 24)
-        rollout = Rollout(Tagged(), [], max_result_tokens=budget)
-        agent = Agent(rollout, ScriptedEngine(chat.tokenizer, say()), chat)
-        safe = agent._make_safe(text)
+        safe = chat.safe(text, Tagged.tags, budget)
         assert not re.search(r"<\s*/?\s*(tool|answer)\b", safe), (text, budget)
         assert "<|im_end|>" not in safe
         assert chat.count(safe) <= budget
@@ -525,9 +522,7 @@ def test_no_cut_of_a_result_makes_a_tag_again(chat):
 
 def test_a_vocabulary_that_cannot_say_what_is_inert_gets_a_shorter_result(chat, monkeypatch):
     monkeypatch.setattr(chat, "inert", lambda text, tags: f"{text} <unk>")
-    rollout = Rollout(Brackets(), [], max_result_tokens=12)
-    agent = Agent(rollout, ScriptedEngine(chat.tokenizer, say()), chat)
-    safe = agent._make_safe("one two three four five six seven")
+    safe = chat.safe("one two three four five six seven", Brackets.tags, 12)
     assert safe.endswith(" <unk>")
     assert chat.count(safe) <= 12
 

@@ -36,7 +36,6 @@ from turnrl import (
     result_of,
 )
 from turnrl.agent.batches import MAX_RESULT_CHARACTERS
-from turnrl.agent.rollout import Agent
 from turnrl.agent.running import run_tool
 from turnrl.agent.toolbox import Toolbox, ToolSessions
 from turnrl.testing import ScriptedEngine, check_tool
@@ -623,7 +622,7 @@ def test_a_branch_goes_on_with_a_copy_of_every_session(chat, kind):
         return (add(5), add(10**number), "=done")[turn]
 
     engine = ScriptedEngine(chat.tokenizer, says)
-    agent = Agent(Rollout(Brackets(), [tool, Look()]), engine, chat)
+    agent = Rollout(Brackets(), [tool, Look()]).agent(engine, chat)
     ended = asyncio.run(branches(agent, [1, 2, 3]))
     shown = [[r.content for r in trajectory.results] for trajectory in ended]
     assert shown == [["5", "15"], ["5", "105"], ["5", "1005"], ["5", "6"]]
@@ -643,7 +642,7 @@ def test_a_session_that_cannot_be_copied_refuses_to_branch_and_leaves_nothing_op
     tool, box = Counter(), Box()
     said = '[add {"n": 1}];[box {"n": 1}]'
     engine = ScriptedEngine(chat.tokenizer, lambda number, turn: said)
-    agent = Agent(Rollout(Brackets(), [tool, box]), engine, chat)
+    agent = Rollout(Brackets(), [tool, box]).agent(engine, chat)
 
     async def scenario():
         attempt = await begun(agent)
@@ -676,7 +675,7 @@ def test_a_branch_that_the_engine_refuses_leaves_nothing_open(chat):
 
     tool = Counter()
     engine = ScriptedEngine(chat.tokenizer, lambda number, turn: add(1))
-    agent = Agent(Rollout(Brackets(), [tool]), engine, chat)
+    agent = Rollout(Brackets(), [tool]).agent(engine, chat)
 
     async def scenario():
         attempt = await begun(agent)

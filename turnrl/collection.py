@@ -119,11 +119,12 @@ class Collector:
         self.setup.policy.check_length(self.setup.rollout.max_tokens)
         rollout, estimator = self.setup.rollout, self.setup.estimator
         rollout.check(self.chat)
-        if rollout.player is not None and estimator.probes:
+        if estimator.probes and not rollout.driver.branches:
             raise RecipeError(
                 f"{type(estimator).__name__} has probes = {estimator.probes}, which branch off "
-                f"between the turns of a turn scheme. Attempts of the player {rollout.driver} "
-                "cannot be branched. Take an estimator without probes, such as TurnLevel."
+                f"between the turns of a turn scheme. Attempts of the {rollout.driver.kind} "
+                f"{rollout.driver.name} cannot be branched. Take an estimator without probes, such "
+                "as TurnLevel."
             )
         rollout.places.of_tools(estimator.probes, *self._shares)
         engine = self.setup.engine

@@ -187,8 +187,8 @@ def _check(module: MTGRPO, folder: str | Path) -> None:
     """Refuse what cannot work, before anything is played."""
     if module.rollout.player is not None:
         raise RecipeError(
-            f"model.rollout.player is {module.rollout.driver}, and demonstrations are turns of a "
-            "turn scheme. Warm up with the segmenter that writes turns in the same form."
+            f"model.rollout.player is {module.rollout.driver.name}, and demonstrations are turns "
+            "of a turn scheme. Warm up with the segmenter that writes turns in the same form."
         )
     begins = [Path(one).resolve() for one in (module.policy.folder, locate(module.policy.model))]
     if Path(folder).is_file() or Path(folder).resolve() in begins:

@@ -181,6 +181,16 @@ class ChatFormat:
             return text
         return cast(str, self.tokenizer.decode(ids[:tokens])).rstrip("\ufffd")
 
+    def safe(self, text: str, tags: Sequence[str], tokens: int) -> str:
+        """Inert text of at most so many tokens; see `inert` and `cut`."""
+        safe = self.inert(self.cut(text, tokens), tags)
+        # what is inert may be longer, and a cut may make a tag of `<tools`: so inert comes last
+        most = tokens
+        while self.cut(safe, tokens) != safe and most:
+            most -= 1  # of a vocabulary that cannot say what is inert, the same would come again
+            safe = self.inert(self.cut(text, most), tags)
+        return safe
+
     def advice_on_tools(self, tool: ToolSpec) -> str:
         """The setting that has a tool described: a bundled template that does so and otherwise
         writes the same conversation, if there is one."""

@@ -12,30 +12,15 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn, Protocol, final
+from typing import NoReturn, final
 
 from tqdm.auto import tqdm
 
 from turnrl import types
+from turnrl.agent.agent import Agent
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.running import first_error
 from turnrl.errors import TrajectoryLost, WorldError
-
-
-class Drives(Protocol):
-    """Begins attempts and moves them on."""
-
-    def attempt(self, question: types.Question, seed: tuple[int, ...]) -> Attempt:
-        """An attempt that has not begun; see `Attempt`."""
-
-    def begin(self, attempts: Sequence[Attempt]) -> None:
-        """Begin attempts whose tool sessions are open."""
-
-    async def advance(self, attempt: Attempt) -> None:
-        """Take one turn, or all of them if a player drives."""
-
-    async def close(self) -> None:
-        """Give back what all attempts shared."""
 
 
 @dataclass(eq=False)
@@ -75,7 +60,7 @@ class Exploration:
         bar: Counts the attempts that have ended; closed at the end.
     """
 
-    agent: Drives
+    agent: Agent
     at_once: Callable[[], int | None]
     questions: Sequence[types.Question]
     group_size: int

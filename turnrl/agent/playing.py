@@ -5,17 +5,73 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import inspect
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, final
 
 from turnrl.agent.attempt import REFUSALS, Attempt
+from turnrl.agent.chat import ChatFormat
+from turnrl.agent.driver import Driver
 from turnrl.agent.running import first_error
 from turnrl.errors import PluginError, blaming, kind_of
-from turnrl.types import AttemptOver, Player
+from turnrl.types import AttemptOver, Message, Player, Sampler, ToolSpec, Trajectory
 
 _LEAVE_S = 5.0
 """How long a player that is cancelled may take to end."""
+
+
+@final
+@dataclass(frozen=True)
+class Played(Driver):
+    """A player, with the tools that its attempts may call.
+
+    Args:
+        player: The player.
+        specs: The tools of the recipe.
+    """
+
+    player: Player
+    specs: tuple[ToolSpec, ...]
+
+    kind: ClassVar[Literal["player"]] = "player"
+    branches: ClassVar[bool] = False
+
+    @property
+    def plugin(self) -> Player:
+        """See `Driver.plugin`."""
+        return self.player
+
+    def check(self, chat: ChatFormat) -> None:
+        """See `Driver.check`."""
+        what = f"{self.name}.check on {str(self.specs)[:200]!r}"
+        with blaming(PluginError, what, "Fix it, and try turnrl.testing.check_player on it."):
+            self.player.check(self.specs)
+
+    async def advance(self, attempt: Attempt, chat: ChatFormat, sampler: Sampler) -> None:
+        """See `Driver.advance`. The attempt is played to its end."""
+        await let_play(self.player, attempt)
+
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], chat: ChatFormat
+    ) -> tuple[int, ...]:
+        """See `Driver.encode`. Nobody knows before an attempt whether its player describes the
+        tools itself.
+
+        Raises:
+            PluginError: If it does not, and the chat template does not either.
+        """
+        prompt_ids = chat.prompt(messages, tools)
+        if tools and prompt_ids == chat.prompt(messages):
+            raise PluginError(
+                f"the player {self.name} leaves it to the chat template to describe the tools, and "
+                f"the policy's does not. {chat.advice_on_tools(tools[0])}"
+            )
+        return prompt_ids
+
+    def sent(self, trajectory: Trajectory, chat: ChatFormat) -> Sequence[str]:
+        """See `Driver.sent`. A player sends messages of its own."""
+        return chat.sent(trajectory)
 
 
 async def let_play(player: Player, attempt: Attempt) -> None:

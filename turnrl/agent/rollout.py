@@ -18,19 +18,17 @@ from typing import Any, final
 from tqdm.auto import tqdm
 
 from turnrl import types
-from turnrl.agent.attempt import Attempt, Rules
+from turnrl.agent.agent import Agent
 from turnrl.agent.chat import ChatFormat
-from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
-from turnrl.agent.dictation import Dictation
+from turnrl.agent.driver import Driver
 from turnrl.agent.explore import Exploration
 from turnrl.agent.function_tools import toolsets_of
 from turnrl.agent.places import Places
-from turnrl.agent.playing import let_play
+from turnrl.agent.playing import Played
 from turnrl.agent.running import Underway
-from turnrl.agent.toolbox import Live, Toolbox, ToolSessions, check_tools
+from turnrl.agent.toolbox import Live, Toolbox, check_tools
 from turnrl.agent.turn_scheme import TurnScheme
 from turnrl.errors import (
-    PluginError,
     RecipeError,
     ToolError,
     at_least,
@@ -42,86 +40,6 @@ from turnrl.errors import (
 )
 
 _logger = logging.getLogger(__name__)
-
-
-@final
-class Agent:
-    """A rollout's rules bound to a sampler: begins attempts, and moves them on.
-
-    Args:
-        rollout: The rules.
-        sampler: Writes the turns.
-        chat: The policy's chat format.
-        greedy: Take the likeliest tokens instead of sampling.
-    """
-
-    def __init__(
-        self, rollout: Rollout, sampler: types.Sampler, chat: ChatFormat, greedy: bool = False
-    ) -> None:
-        self._rollout, self._sampler, self._chat = rollout, sampler, chat
-        temperature = 0.0 if greedy else rollout.temperature
-        self._rules = Rules(
-            replace(rollout.sampling, temperature=temperature),
-            rollout.max_turns,
-            rollout.max_tokens,
-            self._converse,
-            lambda text: chat.inert(text, rollout.tags),
-        )
-        self._box = Toolbox(rollout.toolsets, self._make_safe, rollout.max_calls_per_turn)
-
-    def attempt(self, question: types.Question, seed: tuple[int, ...]) -> Attempt:
-        """An attempt that has not begun."""
-        return Attempt(self._rules, question, ToolSessions(self._box), seed)
-
-    def begin(self, attempts: Sequence[Attempt]) -> None:
-        """Begin attempts, unless a player does.
-
-        Raises:
-            DataError: If a question leaves no room to act.
-        """
-        if self._rollout.player is None:
-            self._rollout.scheme.begin(attempts, self._chat)
-
-    def _converse(
-        self, messages: Sequence[types.Message], tools: Sequence[types.ToolSpec]
-    ) -> Conversation:
-        if isinstance(self._sampler, types.MessageSampler):
-            return MessageConversation(self._sampler, self._chat, messages, tools)
-        assert isinstance(self._sampler, types.Engine)
-        prompt_ids = self._chat.prompt(messages, tools)
-        if tools and self._rollout.player and prompt_ids == self._chat.prompt(messages):
-            raise PluginError(
-                f"the player {self._rollout.driver} leaves it to the chat template to describe the "
-                f"tools, and the policy's does not. {self._chat.advice_on_tools(tools[0])}"
-            )
-        session = self._sampler.open(prompt_ids)
-        return TokenConversation(session, self._chat, messages, prompt_ids)
-
-    async def close(self) -> None:
-        """Let go of the tools' batches, and have the sampler give back what only sampling needs."""
-        self._box.close()
-        if not isinstance(self._sampler, types.Engine) or self._sampler.keeps == 1:
-            await self._sampler.drain()
-
-    async def advance(self, attempt: Attempt) -> None:
-        """Take the next turn, or all of them if a player drives."""
-        if self._rollout.player is not None:
-            await let_play(self._rollout.player, attempt)
-        else:
-            demonstrator = self._sampler if isinstance(self._sampler, Dictation) else None
-            await self._rollout.scheme.take_turn(attempt, self._chat, demonstrator)
-
-    def _make_safe(self, text: str) -> str:
-        """A tool's text, cut to the budget and inert."""
-        budget = self._rollout.max_result_tokens
-        tags = self._rollout.tags
-        safe = self._chat.inert(self._chat.cut(text, budget), tags)
-        # what is inert may be longer, and a cut may make a tag of `<tools`: so inert comes last
-        most = budget
-        while self._chat.cut(safe, budget) != safe and most:
-            most -= 1  # of a vocabulary that cannot say what is inert, the same would come again
-            safe = self._chat.inert(self._chat.cut(text, most), tags)
-        return safe
 
 
 @final
@@ -199,36 +117,35 @@ class Rollout:
         at_least(0, "model.rollout.", self, "top_k", "max_restarts", whole=True, optional=False)
         limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
         at_least(1, "model.rollout.", self, *limits, whole=True, optional=False)
-        check_attributes(self.driver, self._drives, {"max_turns": "4"})
-        at_least(1, f"{self.driver}.", self._drives, "max_turns", whole=True, optional=False)
+        plugin = self.segmenter or self.player
+        name = type(plugin).__name__
+        check_attributes(name, plugin, {"max_turns": "4"})
+        at_least(1, f"{name}.", plugin, "max_turns", whole=True, optional=False)
         check_tools(self.toolsets)
 
-    @property
-    def _drives(self) -> types.Segmenter | types.Player:
-        drives = self.segmenter or self.player
-        assert drives is not None, "one of them is given"
-        return drives
-
-    @property
-    def scheme(self) -> TurnScheme:
-        """The turn scheme of a rollout that has one."""
-        assert self.segmenter is not None, "a player drives"
+    @cached_property
+    def driver(self) -> Driver:
+        """Moves the attempts on."""
+        if self.player is not None:
+            return Played(self.player, self.specs)
+        assert self.segmenter is not None, "one of them is given"
         return TurnScheme(self.segmenter, self.specs)
 
     @property
-    def driver(self) -> str:
-        """Name of the turn scheme or the player."""
-        return type(self._drives).__name__
+    def scheme(self) -> TurnScheme:
+        """The driver of a rollout that has a segmenter."""
+        assert isinstance(self.driver, TurnScheme), "a player drives"
+        return self.driver
 
     @property
     def max_turns(self) -> int:
         """K, the most turns of a trajectory."""
-        return self._drives.max_turns
+        return self.driver.plugin.max_turns
 
     @property
     def tags(self) -> tuple[str, ...]:
         """Tag names that are neutralised in questions and tool results."""
-        return self._drives.tags
+        return self.driver.plugin.tags
 
     @cached_property
     def toolsets(self) -> tuple[types.Toolset, ...]:
@@ -246,7 +163,7 @@ class Rollout:
         return types.Sampling(
             self.max_turn_tokens,
             self.temperature,
-            stop=self.segmenter.stop if self.segmenter is not None else (),
+            stop=self.driver.stop,
             top_k=self.top_k,
             min_p=self.min_p,
             top_p=self.top_p,
@@ -258,7 +175,7 @@ class Rollout:
         Args:
             chat: The policy's chat format.
         Raises:
-            RecipeError: If it does not take the segmenter's messages.
+            RecipeError, PluginError: See `Driver.check`.
             ToolError: From the first tool that cannot work.
         """
         if self.sampling.cuts_distribution:
@@ -267,12 +184,7 @@ class Rollout:
                 "from. The sampler normalises over the tokens that are left, and the learner over "
                 "all of them, so their ratio is biased."
             )
-        if self.player is None:
-            self.scheme.check(chat)
-        else:
-            what = f"{self.driver}.check on {str(self.specs)[:200]!r}"
-            with blaming(PluginError, what, "Fix it, and try turnrl.testing.check_player on it."):
-                self.player.check(self.specs)
+        self.driver.check(chat)
         for tool in self.toolsets:
             with blaming(ToolError, f"{tool} in check", "Fix the tool, or what it needs."):
                 tool.check()
@@ -290,6 +202,16 @@ class Rollout:
             ToolError: If one cannot start.
         """
         return Live(self.toolsets)
+
+    def agent(self, sampler: types.Sampler, chat: ChatFormat, greedy: bool = False) -> Agent:
+        """What acts by these rules; see `play` for the arguments."""
+        sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
+
+        def make_safe(text: str) -> str:
+            return chat.safe(text, self.tags, self.max_result_tokens)
+
+        box = Toolbox(self.toolsets, make_safe, self.max_calls_per_turn)
+        return Agent(self.driver, sampler, chat, sampling, self.max_tokens, box)
 
     def play(
         self,
@@ -356,7 +278,7 @@ class Rollout:
         hidden = True if description is None else None  # None: shown on a terminal only
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
         exploration = Exploration(
-            Agent(self, sampler, chat, greedy),
+            self.agent(sampler, chat, greedy),
             lambda: self.places.at_once(sampler, probes, collections, processes),
             questions,
             group_size,

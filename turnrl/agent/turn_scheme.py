@@ -7,17 +7,19 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import final
+from typing import ClassVar, Literal, final
 
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.dictation import Dictation
+from turnrl.agent.driver import Driver
 from turnrl.errors import PluginError, RecipeError, blaming
 from turnrl.types import (
     Ending,
     Message,
     Question,
     Reading,
+    Sampler,
     Segmenter,
     ToolCall,
     ToolResult,
@@ -29,7 +31,7 @@ _logger = logging.getLogger(__name__)
 
 @final
 @dataclass(frozen=True)
-class TurnScheme:
+class TurnScheme(Driver):
     """A segmenter, with the tools that it describes. Its methods must not raise. If one does, the
     error blames its package.
 
@@ -41,10 +43,18 @@ class TurnScheme:
     segmenter: Segmenter
     specs: tuple[ToolSpec, ...]
 
+    kind: ClassVar[Literal["segmenter"]] = "segmenter"
+    branches: ClassVar[bool] = True
+
     @property
-    def name(self) -> str:
-        """Name of the segmenter."""
-        return type(self.segmenter).__name__
+    def plugin(self) -> Segmenter:
+        """See `Driver.plugin`."""
+        return self.segmenter
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """See `Driver.stop`."""
+        return self.segmenter.stop
 
     @property
     def templated(self) -> tuple[ToolSpec, ...]:
@@ -75,12 +85,7 @@ class TurnScheme:
     # ------------------------------------------------------------------ before the first attempt
 
     def check(self, chat: ChatFormat) -> None:
-        """Preflight the segmenter, and what the chat template has to take from it.
-
-        Raises:
-            RecipeError: If the template does not take the segmenter's messages.
-            PluginError: If the segmenter breaks its contract.
-        """
+        """See `Driver.check`."""
         with self._blamed("check", self.specs):
             self.segmenter.check(self.specs)
         if not self.specs and self.segmenter.max_turns > 1:
@@ -141,12 +146,8 @@ class TurnScheme:
         return chat.prompt(self.messages(question, chat), self.templated)
 
     def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:
-        """Begin attempts. Those with one prompt that stand side by side share the work of reading
-        it.
-
-        Raises:
-            DataError: If a question leaves no room to act.
-        """
+        """See `Driver.begin`. Those with one prompt that stand side by side share the work of
+        reading it."""
         with contextlib.ExitStack() as roots:  # what is shared is let go after the last
             for _, alike in groupby(attempts, lambda a: (id(a.asked), a.sessions.prompt, a.tools)):
                 first, *others = alike
@@ -159,26 +160,17 @@ class TurnScheme:
                 for attempt in (first, *others):
                     attempt.conversations.append(root.fork())
 
-    async def take_turn(
-        self, attempt: Attempt, chat: ChatFormat, demonstrator: Dictation | None
-    ) -> None:
-        """Take an attempt's next turn: sample, read, act, observe.
+    async def advance(self, attempt: Attempt, chat: ChatFormat, sampler: Sampler) -> None:
+        """See `Driver.advance`. It takes the next turn: sample, read, act, observe.
 
         Calls are run if the policy can read what comes of them. That is not so in the last turn, or
         in one that was cut. Calls that act on the world are run in the last turn all the same, and
         those alone: a search beside them would be paid for, although it is of no use.
-
-        Args:
-            attempt: The attempt, which goes on.
-            chat: The policy's chat format.
-            demonstrator: Gives the turn's text, if it is a demonstration.
         """
         rules, k, (talk,) = attempt.rules, len(attempt.turns), attempt.conversations
         forced = tuple[int, ...]()
-        if demonstrator is not None:
-            forced = await demonstrator.turn(
-                attempt, attempt.seed, self.segmenter, rules.sampling, chat
-            )
+        if isinstance(sampler, Dictation):
+            forced = await sampler.turn(attempt, attempt.seed, self.segmenter, rules.sampling, chat)
         reply = await attempt.say(talk, rules.sampling.stop, forced)
         reading = self.read(reply.text, k, reply.cut)
         attempt.read(reading)

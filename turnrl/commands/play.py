@@ -142,7 +142,7 @@ def _show(module: MTGRPO, trajectory: Trajectory) -> None:
     each."""
     if trajectory.opening:
         say(visible(labelled("opening", trajectory.opening)), indent="")
-    sent = module.chat.sent(trajectory) if module.rollout.player is not None else []
+    sent = module.rollout.driver.sent(trajectory, module.chat)
     for k, turn in enumerate(trajectory.turns, 1):
         text = visible(turn.text)
         lines = [f"-- turn {k}", *map(visible, sent[k - 1 : k]), in_colours(text)]

@@ -123,8 +123,8 @@ class Recorder(L.Callback):
             self.texts = []
             for row in _extremes(some, self.transcripts):
                 group = groups[row["group"] // trainer.world_size]
-                drives = module.rollout.player is not None  # a turn scheme sends what is expected
-                sent = module.chat.sent(group.trajectories[row["member"]]) if drives else ()
+                trajectory = group.trajectories[row["member"]]
+                sent = module.rollout.driver.sent(trajectory, module.chat)
                 self.texts.append(transcript(row, sent))
             whole = ("\n" + "=" * 80 + "\n").join(self.texts)
             file.write_text(whole + "\n", encoding="utf-8")

@@ -314,5 +314,5 @@ class Template(Check):
         for tool in tools:  # these have lines of their own
             vars(tool)["check"] = lambda: None
         dataclasses.replace(module.rollout, tools=[*tools]).check(module.chat)
-        name = module.rollout.driver
+        name = module.rollout.driver.name
         yield Finding("pass", "chat template", f"takes the messages of {name}")

@@ -53,10 +53,10 @@ def idle(
             f"raise model.rollout.temperature (it is {rollout.temperature:g})."
         )
     elif figures["train/format"] < 1e-6 and not any(one.acts for one in rollout.toolsets):
-        kind = "player" if rollout.segmenter is None else "segmenter"
+        driver = rollout.driver
         advice = (
             "No trajectory was well formed: read transcripts/ in the run's folder, then make the "
-            f"instructions of the {kind} {rollout.driver} plainer, or take a policy that can "
+            f"instructions of the {driver.kind} {driver.name} plainer, or take a policy that can "
             "follow them."
         )
     else:

@@ -1,0 +1,84 @@
+"""What moves attempts on."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+from turnrl.agent.attempt import Attempt
+from turnrl.agent.chat import ChatFormat
+from turnrl.types import Message, Player, Sampler, Segmenter, ToolSpec, Trajectory
+
+
+class Driver(ABC):
+    """Moves attempts on with somebody's plugin: a segmenter turn by turn, a player from beginning
+    to end.
+
+    Attributes:
+        kind: The plugin's key in `rollout`.
+        branches: Whether attempts stand still between turns, so that they can be forked there.
+        specs: The tools of the recipe.
+    """
+
+    kind: ClassVar[Literal["segmenter", "player"]]
+    branches: ClassVar[bool]
+    specs: tuple[ToolSpec, ...]
+
+    @property
+    @abstractmethod
+    def plugin(self) -> Segmenter | Player:
+        """The segmenter or the player."""
+
+    @property
+    def name(self) -> str:
+        """The plugin's name."""
+        return type(self.plugin).__name__
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Texts that end a turn."""
+        return ()
+
+    @abstractmethod
+    def check(self, chat: ChatFormat) -> None:
+        """Preflight the plugin, and what the chat template has to take from it.
+
+        Raises:
+            RecipeError: If the plugin does not fit the tools or the template.
+            PluginError: If the plugin breaks its contract.
+        """
+
+    def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:  # noqa: B027 - a player's begin themselves
+        """Begin attempts whose tool sessions are open.
+
+        Raises:
+            DataError: If a question leaves no room to act.
+        """
+
+    @abstractmethod
+    async def advance(self, attempt: Attempt, chat: ChatFormat, sampler: Sampler) -> None:
+        """Move an attempt on.
+
+        Args:
+            attempt: The attempt, at whose end `ended_by` is set.
+            chat: The policy's chat format.
+            sampler: Writes the turns.
+        """
+
+    def encode(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], chat: ChatFormat
+    ) -> tuple[int, ...]:
+        """Token ids of the messages that open a history.
+
+        Args:
+            messages: The messages.
+            tools: What the chat template has to describe.
+            chat: The policy's chat format.
+        """
+        return chat.prompt(messages, tools)
+
+    def sent(self, trajectory: Trajectory, chat: ChatFormat) -> Sequence[str]:
+        """What the policy read right before each turn, as lines to print, if the question and the
+        results of its calls do not show it."""
+        return ()
