@@ -148,7 +148,7 @@ def test_local_servers_take_as_long_as_is_computed(script, tiny_model, count):
     processes = [subprocess.Popen([*command, str(p), *map(str, numbers)]) for p in ports]
     time.sleep(2)
     policy = adapted(tiny_model)
-    engine = VLLM(url=[f"http://127.0.0.1:{port}" for port in ports], most_gap=1e9)
+    engine = VLLM(url=[f"http://127.0.0.1:{port}" for port in ports], max_logprob_gap=1e9)
     draw = random.Random(1)
 
     async def attempt(question: int) -> None:

@@ -37,7 +37,7 @@ from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_l
 from turnrl.cli import main
 from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
-from turnrl_vllm import group as group_of_servers
+from turnrl_vllm import pool as pool_of_servers
 from turnrl_vllm.engine import VLLM
 from turnrl_vllm.server import Server
 from turnrl_vllm.together import Together
@@ -166,8 +166,8 @@ def test_a_session_goes_on_with_the_adapter_that_it_began_with_while_it_is_kept(
     engine.sync(2)
     with pytest.raises(RuntimeError, match="weights are gone"):
         on_loop(turn(session))
-    served = engine._group.servers[0]
-    home = engine._weights.folder
+    served = engine.pool.servers[0]
+    home = engine.weights.folder
     assert {name.split("-")[-2] for name in served.has} == {"1", "2"}
     assert {folder.name for folder in home.iterdir()} == served.has
     engine.close()
@@ -200,17 +200,17 @@ def test_a_server_that_took_weights_and_was_late_to_say_so_is_asked_again(
     policy = adapted(tiny_model)
     engine = VLLM(url=stand().url)
     engine.start(policy, 64)
-    server, late = engine._group.servers[0], []
-    send = server.ask
+    server, late = engine.pool.servers[0], []
+    send = server.ask_async
 
-    def asks(method, path, body=None, within_s=0):
-        answer = send(method, path, body, within_s)
+    async def asks(path, body, within_s=None):
+        answer = await send(path, body, within_s)
         if path == "/v1/load_lora_adapter" and not late:
             late.append(path)
             raise Unavailable("timed out")
         return answer
 
-    monkeypatch.setattr(server, "ask", asks)
+    monkeypatch.setattr(server, "ask_async", asks)
     engine.sync(0)
     assert late
     done = on_loop(turn(engine.open(PROMPT)))
@@ -223,11 +223,11 @@ def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model,
     engine = VLLM(url=stand().url)
     engine.start(policy, 64)
     engine.sync(0)
-    asked, server = [], engine._group.servers[0]
+    asked, server = [], engine.pool.servers[0]
     send = server.ask_async
 
-    async def aborts(path, body):
-        answer = await send(path, body)
+    async def aborts(path, body, within_s=None):
+        answer = await send(path, body, within_s)
         asked.append(path)
         if len(asked) == 1:
             answer["choices"][0] |= {"finish_reason": "abort", "token_ids": [1, 2]}
@@ -341,10 +341,10 @@ def test_another_base_is_told_by_its_log_probabilities(stand, tiny_model, tmp_pa
 def test_a_base_that_is_quantised_for_learning_alone_is_told(stand, tiny_model):
     policy = Policy(str(tiny_model), quantization="nf4", lora=Lora(r=4))
     change(policy)
-    engine = VLLM(url=stand().url, most_gap=1e-6)
+    engine = VLLM(url=stand().url, max_logprob_gap=1e-6)
     engine.start(policy, 64)
     with pytest.raises(
-        EngineError, match=r"learns on a base in 4 bits .*raise model\.engine\.most"
+        EngineError, match=r"learns on a base in 4 bits .*raise model\.engine\.max_logprob"
     ):
         engine.sync(0)
     engine.close()
@@ -468,8 +468,8 @@ def test_sessions_of_a_server_that_dies_go_on_at_another(stand, tiny_model, capf
 
 
 def test_a_server_that_hangs_is_left(stand, tiny_model, monkeypatch):
-    monkeypatch.setattr(group_of_servers, "_LOOK_EVERY_S", 0.3)
-    monkeypatch.setattr(group_of_servers, "_WELL_WITHIN_S", 0.5)
+    monkeypatch.setattr(pool_of_servers, "_LOOK_EVERY_S", 0.3)
+    monkeypatch.setattr(pool_of_servers, "_WELL_WITHIN_S", 0.5)
     policy, servers = adapted(tiny_model), [stand(), stand()]
     engine = VLLM(url=[one.url for one in servers], patience_s=20)
     engine.start(policy, 64)
@@ -481,10 +481,18 @@ def test_a_server_that_hangs_is_left(stand, tiny_model, monkeypatch):
 
     check_crowd(policy, crowd(engine, disturb), 0)
 
-    asked, ask = [], Server.ask
-    monkeypatch.setattr(
-        Server, "ask", lambda self, *a, **k: asked.append((self.url, a[1])) or ask(self, *a, **k)
-    )
+    asked, ask, is_well = [], Server.ask_async, Server.is_well
+
+    async def asks(self, path, *more):
+        asked.append((self.url, path))
+        return await ask(self, path, *more)
+
+    async def asks_whether_well(self, within_s):
+        asked.append((self.url, "/health"))
+        return await is_well(self, within_s)
+
+    monkeypatch.setattr(Server, "ask_async", asks)
+    monkeypatch.setattr(Server, "is_well", asks_whether_well)
     change(policy)
     engine.sync(1)  # and does not wait until the other one has not taken an adapter
     assert {path for url, path in asked if url == servers[1].url} == {"/health"}
@@ -575,7 +583,7 @@ def test_a_run_starts_its_server_which_is_started_again_and_ends_with_it(
     engine.check(policy, 64)
     engine.start(policy, 64)
     engine.sync(0)
-    url = engine._started.url
+    url = engine.started.url
 
     def disturb():
         time.sleep(0.2)
@@ -601,7 +609,7 @@ def test_a_run_that_is_killed_leaves_no_server(interpreter, tiny_model, tmp_path
         "policy.load()\n"
         "engine = VLLM(python=sys.argv[2], folder=sys.argv[3])\n"
         "engine.start(policy, 64)\n"
-        "print(engine._started.url.rpartition(':')[2], flush=True)\n"
+        "print(engine.started.url.rpartition(':')[2], flush=True)\n"
         "time.sleep(600)\n"
     )
     run = subprocess.Popen(
@@ -650,8 +658,8 @@ def recipe(tiny_model, tmp_path, monkeypatch):
 
 def told_by(engine: VLLM, name: str):
     """What the server of an engine answers."""
-    headers = {"Authorization": f"Bearer {engine._started.key}"}
-    return httpx2.get(f"{engine._started.url}/{name}", headers=headers).json()
+    headers = {"Authorization": f"Bearer {engine.started.key}"}
+    return httpx2.get(f"{engine.started.url}/{name}", headers=headers).json()
 
 
 def asleep(engine: VLLM) -> bool:
@@ -662,7 +670,7 @@ def asleep(engine: VLLM) -> bool:
 def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
     """It sleeps after each collection, and acts with the right weights after each wake."""
     engine.start(policy, 64)
-    (server,) = engine._group.servers
+    (server,) = engine.pool.servers
     for version in range(3):
         engine.sync(version)
         for collection in range(2):  # the second one on the same weights, without a sync
@@ -675,7 +683,7 @@ def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
             assert not asleep(engine)
             engine.rest()
             assert asleep(engine)
-            assert server._client is None
+            assert not server._clients
         change(policy)
     assert engine.in_force["memory between collections"] == "given back"
 
@@ -708,7 +716,7 @@ def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_pa
         with monkeypatch.context() as there:
             there.setattr(Policy, "device", property(lambda _, kind=kind: torch.device(kind)))
             engine.start(policy, 64)
-        assert ("--enable-sleep-mode" in engine._started._keeper.args) == wanted
+        assert ("--enable-sleep-mode" in engine.started._keeper.args) == wanted
         engine.sync(0)
         engine.rest()
         assert asleep(engine) == wanted
@@ -737,7 +745,7 @@ def sleeper(interpreter, tmp_path):
 def test_a_server_that_is_gone_when_it_is_to_sleep_is_no_fault(sleeper, tiny_model):
     policy = adapted(tiny_model)
     engine = sleeper(policy, patience_s=60)
-    listening(engine._started.url).kill()
+    listening(engine.started.url).kill()
     engine.rest()
     done = on_loop(turn(engine.open(PROMPT)))
     assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
@@ -750,8 +758,8 @@ def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(sleeper, tiny_model
     engine = sleeper(policy)
 
     async def interrupted() -> None:
-        falls = asyncio.ensure_future(engine._group.sleep())
-        while not engine._group.asleep:
+        falls = asyncio.ensure_future(engine.pool.sleep())
+        while not engine.pool.asleep:
             await asyncio.sleep(0)
         await asyncio.sleep(0.01)  # the request is under way
         falls.cancel()
@@ -767,10 +775,10 @@ def test_a_server_that_dies_in_its_sleep_is_started_again(sleeper, tiny_model):
     policy = adapted(tiny_model)
     engine = sleeper(policy, patience_s=60)
     engine.rest()
-    listening(engine._started.url).kill()
+    listening(engine.started.url).kill()
     time.sleep(1)
     with pytest.raises(StopIteration):  # it would take the memory that the learner has now
-        listening(engine._started.url)
+        listening(engine.started.url)
     check_crowd(policy, crowd(engine, lambda: None), 0)
     engine.close()
 
@@ -845,7 +853,7 @@ def test_a_server_that_is_not_started_again_stops_the_run_at_once(
     engine.sync(0)
     file = tmp_path / "packages" / "vllm" / "entrypoints" / "cli" / "main.py"
     file.write_text("raise SystemExit('the GPU is gone')\n")
-    server = listening(engine._started.url)
+    server = listening(engine.started.url)
 
     async def sampled():
         server.kill()
@@ -966,7 +974,7 @@ def test_processes_that_learn_together_sample_ahead(stand, recipe, nursery, stra
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_if_the_first_process_fails_the_others_end(stand, recipe, tmp_path, nursery, strategy):
     # the first one finds it, while the others wait for the versions that it gives to the servers
-    recipe(url=stand("--max-model-len", "2048").url, most_gap=0)
+    recipe(url=stand("--max-model-len", "2048").url, max_logprob_gap=0)
 
     def here() -> set[int]:
         return {p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)}
@@ -974,7 +982,7 @@ def test_if_the_first_process_fails_the_others_end(stand, recipe, tmp_path, nurs
     before = here()
     ran = fit_in_two(nursery, strategy)
     assert ran.returncode == 1
-    assert "and model.engine.most_gap is 0." in ran.stderr
+    assert "and model.engine.max_logprob_gap is 0." in ran.stderr
     assert "stopped by" not in ran.stderr
     assert here() == before
 
@@ -1036,7 +1044,7 @@ def together_of(rank: int, store: str, url: str, model: str, told: list) -> None
     engine.sync(0)
     done = on_loop(turn(engine.open(PROMPT)))
     assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
-    told.append(engine._weights.newest.name)
+    told.append(engine.weights.newest.name)
     processes.barrier()
     engine.close()
     processes.destroy_process_group()
@@ -1079,7 +1087,7 @@ def test_a_forked_child_of_a_killed_run_keeps_no_server(interpreter, tiny_model,
         "engine = VLLM(python=sys.argv[2])\n"
         "engine.start(policy, 64)\n"
         "if child := os.fork():\n"
-        "    print(engine._started.url, child, flush=True)\n"
+        "    print(engine.started.url, child, flush=True)\n"
         "time.sleep(60)\n"
     )
     run = subprocess.Popen(
@@ -1242,7 +1250,7 @@ class TestReal:
         engine = served(policy, tmp_path)
         engine.start(policy, 256)
         engine.sync(0)
-        started, name = engine._started, engine._weights.newest.name
+        started, name = engine.started, engine.weights.newest.name
         draw = random.Random(0)
         prompts = [[draw.randrange(10, 300) for _ in range(195)] for _ in range(128)]
         sampling = Sampling(60)

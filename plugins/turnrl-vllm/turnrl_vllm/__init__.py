@@ -1,8 +1,9 @@
 """`VLLM`: the engine that samples with vLLM, in a process and an environment of its own.
 
 engine     VLLM, its sessions, and the versions of the weights
-group      several servers as one: which one a session has, and what is done when one is lost
+pool       several servers as one: which one a session has, and what is done when one is lost
 server     requests to one server, and the meaning of its answers
+completions  a turn as a request, and as an answer
 weights    how a version of the weights gets to the servers
 trial      servers that are refused: another base, an old vLLM, log-probabilities that differ
 started    a server that the run starts itself

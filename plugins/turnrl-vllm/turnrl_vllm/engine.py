@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import final
 
 from turnrl import (
     Completion,
@@ -34,14 +34,13 @@ from turnrl import (
     on_loop,
 )
 from turnrl.servers import Unavailable
-from turnrl_vllm.group import Group
+from turnrl_vllm import completions
+from turnrl_vllm.pool import Pool
 from turnrl_vllm.server import Refused, Server
 from turnrl_vllm.started import Started, check_python
 from turnrl_vllm.together import Together, is_together
-from turnrl_vllm.trial import examine, read_choice, turn
-from turnrl_vllm.weights import Adapters, Published, Weights, WholeModel, write
-
-_Reason = Literal["end", "stop", "length"]
+from turnrl_vllm.trial import examine
+from turnrl_vllm.weights import Adapters, Published, Weights, WholeModel, has_adapter, write
 
 
 class _Session(Session):
@@ -87,8 +86,7 @@ class _Session(Session):
                 "a session generates one turn at a time, and none after close() or a turn that "
                 "was cancelled"
             )
-        with self._engine._turn(self._began):  # or its weights are gone
-            return
+        self._engine._running[0].check(self._began)
 
 
 @final
@@ -115,13 +113,17 @@ class VLLM(Engine):
         patience_s: Seconds without any answer after which the run stops; until then requests are
             sent again.
         timeout_s: Seconds that one turn may take.
-        start_s: Seconds that a server may take to start.
+        start_timeout_s: Seconds that a server may take to start.
         sleeps: Whether a server that the run starts gives back its GPU's memory while the policy
             learns, and keeps its base in the machine's memory. Null: if the policy is on a GPU. A
             run that samples ahead (`max_staleness`) lets it stay awake.
-        most_gap: Largest mean difference between the servers' log-probabilities and the learner's
-            in a trial, in nats. Each server is compared with each version before it samples turns
-            with it.
+        max_logprob_gap: Largest mean difference between the servers' log-probabilities and the
+            learner's in a trial, in nats. Each server is compared with each version before it
+            samples turns with it.
+    Attributes:
+        pool: The servers; this and the next two are None before `start` and after `close`.
+        weights: The versions that they have.
+        started: The server that the run has started, if it has.
     Raises:
         RecipeError: If neither or both of `url` and `python` are given, or an option makes no
             sense.
@@ -140,9 +142,9 @@ class VLLM(Engine):
     keeps: int = 2
     patience_s: float = 300.0
     timeout_s: float = 600.0
-    start_s: float = 600.0
+    start_timeout_s: float = 600.0
     sleeps: bool | None = None
-    most_gap: float = 0.15
+    max_logprob_gap: float = 0.15
 
     def __post_init__(self) -> None:
         if (self.url is None) == (self.python is None):
@@ -183,14 +185,14 @@ class VLLM(Engine):
                 "ones in model.engine.url. Leave it out."
             )
         at_least(1, "model.engine.", self, "keeps", whole=True, optional=False)
-        least = ("patience_s", "timeout_s", "start_s", "most_gap")
+        least = ("patience_s", "timeout_s", "start_timeout_s", "max_logprob_gap")
         at_least(0, "model.engine.", self, *least, optional=False)
-        self._group: Group | None = None
-        self._weights: Weights | None = None
-        self._started: Started | None = None
+        self.pool: Pool | None = None
+        self.weights: Weights | None = None
+        self.started: Started | None = None
         self._sleeps = False
         self._held: Counter[Server] = Counter()
-        self._told: dict[str, str] = {}
+        self._in_force: dict[str, str] = {}
         self._together: Together | None = None
         self.log: Path | None = None
 
@@ -201,7 +203,7 @@ class VLLM(Engine):
     @property
     def in_force(self) -> Mapping[str, str]:
         """See `Engine.in_force`."""
-        return self._told
+        return self._in_force
 
     def check(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.check`. Servers that are away, are no vLLM, have another tokenizer, a shorter
@@ -215,7 +217,7 @@ class VLLM(Engine):
         servers = self._servers()
         if servers:
             versions = [self._examined(server, policy, max_tokens) for server in servers]
-            self._told = {"sampler": _sampler(versions)}
+            self._in_force = {"sampler": _sampler(versions)}
         self._together = None
         if self.processes > 1 and is_together():
             self._together = Together(self._home() or self.run_folder or Path())
@@ -258,7 +260,7 @@ class VLLM(Engine):
                 "all with the same memory. Start servers yourself, and give their addresses in "
                 "model.engine.url."
             )
-        if not _has_adapter(policy) and not self.divided:
+        if not has_adapter(policy) and not self.divided:
             raise RecipeError(
                 f"{self.processes} processes train all weights, and a server would read new ones "
                 "while another process samples. Train an adapter (model.policy.lora), use one "
@@ -278,12 +280,12 @@ class VLLM(Engine):
         return home
 
     def _start(self, policy: SampledPolicy, max_tokens: int, home: Path, follows: bool) -> None:
-        has_adapter = _has_adapter(policy)
+        adapter = has_adapter(policy)
         servers = self._servers()
         if self.python is not None:
             assert isinstance(policy, Policy)
             model = policy.folder
-            if not has_adapter:
+            if not adapter:
                 model = str(home / "base")  # in the form in which later versions are written
                 write(policy, home / "base")
             policy.tokenizer.save_pretrained(home / "tokenizer")
@@ -294,85 +296,85 @@ class VLLM(Engine):
             arguments = ["--tokenizer", str(home / "tokenizer"), *self.arguments]
             self._sleeps = policy.device.type == "cuda" if self.sleeps is None else self.sleeps
             _give_back_cache()
-            self._started = started = Started(
+            self.started = started = Started(
                 self.python,
                 policy,
-                model,
-                max_tokens,
-                self.keeps + 1,
-                arguments,
-                self.log,
-                home,
-                self._sleeps,
+                model=model,
+                max_tokens=max_tokens,
+                adapters=self.keeps + 1,
+                arguments=arguments,
+                log=self.log,
+                folder=home,
+                sleeps=self._sleeps,
             )
             servers = [Server(started.url, started.key, self.timeout_s)]
-            started.wait(lambda: _is_up(servers[0]), self.start_s)
+            started.wait(lambda: _is_up(servers[0]), self.start_timeout_s)
         # one of its own that died takes as long to come back as it took to start
-        patience_s = self.patience_s + (self.start_s if self.python is not None else 0)
-        still = None if self._started is None else self._started.check
-        self._group = Group(servers, patience_s, still)
+        patience_s = self.patience_s + (self.start_timeout_s if self.python is not None else 0)
+        check_alive = None if self.started is None else self.started.check
+        self.pool = Pool(servers, patience_s, check_alive)
         versions = [self._examined(server, policy, max_tokens) for server in servers]
-        kind = Adapters if has_adapter else WholeModel
-        self._weights = kind(
+        kind = Adapters if adapter else WholeModel
+        self.weights = kind(
             policy,
-            self._group,
-            home,
-            self.keeps,
-            self.most_gap,
-            follows,
+            self.pool,
+            folder=home,
+            keeps=self.keeps,
+            max_logprob_gap=self.max_logprob_gap,
+            follows=follows,
         )
         self._held.clear()
-        self._told = {
+        self._in_force = {
             "sampler": _sampler(versions),
-            "weights while sampling": "base and adapter" if has_adapter else "the whole model",
+            "weights while sampling": "base and adapter" if adapter else "the whole model",
         }
 
     def sync(self, version: int) -> None:
         """See `Engine.sync`. The adapter, or else the whole model, is written to a folder, and the
         servers read it."""
-        weights, group = self._running
-        on_loop(self._wake(group))
+        weights, pool = self._running
+        on_loop(self._wake(pool))
         weights.publish(version)
-        self._told["log-probabilities"] = f"{weights.gap:.1e} from the learner's on average"
+        self._in_force["log-probabilities"] = f"{weights.gap:.1e} from the learner's on average"
 
     def open(self, prompt_ids: Sequence[int]) -> _Session:
         """See `Engine.open`."""
         if not prompt_ids:
             raise ValueError("a prompt has at least one token")
-        weights, group = self._running
-        server = group.choose(lambda one: self._held[one])
+        weights, pool = self._running
+        server = pool.choose(lambda one: self._held[one])
         return _Session(self, tuple(prompt_ids), weights.newest, server)
 
     async def drain(self) -> None:
         """See `Engine.drain`."""
-        if self._group is not None:
-            await self._group.drain()
+        if self.pool is not None:
+            await self.pool.drain()
 
     def rest(self) -> None:
         """See `Engine.rest`. A server of its own falls asleep."""
-        if self._sleeps and self._started is not None and self._group is not None:
-            self._started.note(asleep=True)
-            on_loop(self._group.sleep())
-            self._told["memory between collections"] = "given back"
+        if self._sleeps and self.started is not None and self.pool is not None:
+            self.started.note(asleep=True)
+            on_loop(self.pool.sleep())
+            self._in_force["memory between collections"] = "given back"
 
-    async def _wake(self, group: Group) -> None:
-        if group.asleep:
-            if self._started is not None:
-                self._started.note(asleep=False)
+    async def _wake(self, pool: Pool) -> None:
+        if pool.asleep:
+            if self.started is not None:
+                self.started.note(asleep=False)
             _give_back_cache()
-            await group.wake()
+            await pool.wake()
 
     def close(self) -> None:
         """See `Engine.close`. It ends a server that it started, and removes the weights that it
         wrote."""
-        group, weights, started = self._group, self._weights, self._started
-        self._group = self._weights = self._started = None
+        pool, weights, started = self.pool, self.weights, self.started
+        self.pool = self.weights = self.started = None
         self._held.clear()
         try:
-            if group is not None:
-                for server in group.servers:
+            if pool is not None:
+                for server in pool.servers:
                     server.give_up_calls()
-                on_loop(group.drain())
+                on_loop(pool.drain())
         finally:
             if started is not None:
                 started.close()
@@ -384,42 +386,28 @@ class VLLM(Engine):
     async def _sample(
         self, first: Server, began: Published, ids: tuple[int, ...], sampling: Sampling
     ) -> tuple[Completion, Server]:
-        weights, group = self._running
+        weights, pool = self._running
         if sampling.max_tokens < 1:
             raise ValueError(
                 f"max_tokens is {sampling.max_tokens}, but a turn has at least one token"
             )
         if sampling.forced_ids:
             raise NotImplementedError("VLLM takes no forced tokens")
-        body = _request(ids, sampling)
+        body = completions.request(ids, sampling)
+
+        async def ask(server: Server) -> Completion:
+            await self._wake(pool)
+            answer, version = await weights.sample(server, began, body)
+            return completions.completion(answer, sampling, version)
+
         try:
             with weights.turn(began):
-                (done, acted), server = await group.ask_one(
-                    first, lambda one: self._ask(weights, one, began, body, sampling)
-                )
+                return await pool.ask_one(first, ask)
         except Refused as error:
             raise EngineError(
                 f"vLLM refused a turn of {len(ids)} tokens and {sampling.max_tokens} more "
                 f"({error}). If it is too long, start vLLM with a larger --max-model-len."
             ) from error
-        tokens, logprobs, reason = done
-        return Completion(tokens, logprobs, reason, acted), server
-
-    async def _ask(
-        self,
-        weights: Weights,
-        server: Server,
-        began: Published,
-        body: dict[str, object],
-        sampling: Sampling,
-    ) -> tuple[tuple[tuple[int, ...], tuple[float, ...], _Reason], int]:
-        """A turn's tokens, their log-probabilities, and why it ended; and the version."""
-        await self._wake(self._running[1])
-        answer, acted = await weights.sample(server, began, body)
-        return _read(answer, sampling), acted
-
-    def _turn(self, began: Published) -> AbstractContextManager[None]:
-        return self._running[0].turn(began)
 
     def _home(self) -> Path | None:
         if self.folder is None:
@@ -445,10 +433,10 @@ class VLLM(Engine):
         return [Server(url, key, self.timeout_s) for url in self._urls]
 
     @property
-    def _running(self) -> tuple[Weights, Group]:
-        if self._weights is None or self._group is None:
+    def _running(self) -> tuple[Weights, Pool]:
+        if self.weights is None or self.pool is None:
             raise RuntimeError("Engine.start() comes first")
-        return self._weights, self._group
+        return self.weights, self.pool
 
 
 @contextlib.contextmanager
@@ -465,10 +453,6 @@ def _sampler(versions: Sequence[str]) -> str:
     return f"vLLM {', '.join(sorted(set(versions)))}, {servers}"
 
 
-def _has_adapter(policy: SampledPolicy) -> bool:
-    return isinstance(policy, Policy) and policy.lora is not None
-
-
 def _give_back_cache() -> None:
     """Leave vLLM the GPU's memory that this process keeps without using it."""
     import torch
@@ -483,34 +467,3 @@ def _is_up(server: Server) -> bool:
     except (Unavailable, Refused):
         return False
     return True
-
-
-def _request(ids: Sequence[int], sampling: Sampling) -> dict[str, object]:
-    body = turn(ids, sampling.max_tokens, sampling.temperature)
-    if sampling.cuts_distribution:
-        body |= {"top_k": sampling.top_k, "min_p": sampling.min_p, "top_p": sampling.top_p}
-    if sampling.stop:
-        body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
-    # the model's own end tokens end a turn only where they are among these
-    return body | {"stop_token_ids": list(sampling.end_ids), "ignore_eos": True}
-
-
-def _read(answer: Any, sampling: Sampling) -> tuple[tuple[int, ...], tuple[float, ...], _Reason]:
-    """A turn's tokens, their log-probabilities, and why it ended.
-
-    Raises:
-        Unavailable: If the server broke it off.
-    """
-    why = "length"
-    with contextlib.suppress(LookupError, TypeError):  # of which `read_choice` tells
-        why = answer["choices"][0]["finish_reason"]
-    if why not in ("stop", "length"):
-        raise Unavailable(f"it ended a turn with finish_reason {why!r}")
-    tokens, logprobs = read_choice(answer)
-    if tokens[-1] in sampling.end_ids:
-        return tokens, logprobs, "end"
-    if why == "stop":
-        return tokens, logprobs, "stop"
-    if len(tokens) < sampling.max_tokens:
-        raise Unavailable(f"it returned only {len(tokens)} of {sampling.max_tokens} tokens")
-    return tokens, logprobs, "length"

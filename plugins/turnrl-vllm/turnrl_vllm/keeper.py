@@ -30,7 +30,7 @@ _END_S = 15.0
 """Seconds that the server has to end by itself."""
 UP, ASLEEP = b"+", b"-"
 """What is written to it when the server answers for the first time or wakes, and when it sleeps."""
-_told: list[bool] = []
+_signals: list[bool] = []
 """Signals to end."""
 
 
@@ -40,7 +40,7 @@ def main(log: str, folder: str, *command: str) -> int:
     with contextlib.suppress(PermissionError):  # it leads one already
         os.setsid()  # Ctrl-C in a terminal is for whoever began this
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, lambda *_: _told.append(True))
+        signal.signal(number, lambda *_: _signals.append(True))
     starts, was_up, asleep = 0, False, False
     while True:
         with Path(log).open("ab") as file:
@@ -77,7 +77,7 @@ def _wait(server: subprocess.Popen[bytes] | None, parent: int) -> bytes | None:
     whoever began this: nothing at all if that has ended. A process that it forked may still hold
     the input open."""
     while server is None or server.poll() is None:
-        if _told or os.getppid() != parent:
+        if _signals or os.getppid() != parent:
             return b""
         if select.select([0], [], [], 0.5)[0]:
             return os.read(0, 1)

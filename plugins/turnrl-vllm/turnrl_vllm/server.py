@@ -13,7 +13,7 @@ import httpx2
 
 from turnrl.servers import Unavailable, raise_if_away, short_reason
 
-_SHORT_S = 60.0
+SHORT_S = 60.0
 """Seconds that a request may take which samples nothing."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 """How long a server that was lost is left alone, after the first failure and at most."""
@@ -54,12 +54,12 @@ class Server:
         """Of what it reads with the newest weights, where all weights are trained; None until it is
         known to have them."""
         self.mending = asyncio.Lock()
-        """Held by who gives it weights again."""
+        """Held by who gives it weights."""
         self.was_lost = False
         self._key, self._timeout_s = key, timeout_s
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._calls: set[asyncio.Future[httpx2.Response]] = set()
-        self._client: tuple[asyncio.AbstractEventLoop, httpx2.AsyncClient] | None = None
+        self._clients: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
         self._failures, self._rests_until = 0, 0.0
 
     def __str__(self) -> str:
@@ -104,23 +104,27 @@ class Server:
             Unavailable: If there is none, or it may be another one later.
             Refused: If the server does not do it.
         """
-        timeout = within_s or _SHORT_S
+        timeout = within_s or SHORT_S
         with httpx2.Client(headers=self._headers, timeout=timeout, trust_env=False) as client:
-            with self._told():
+            with self._connection_faults():
                 response = client.request(method, self.url + path, json=body)
             return self._read(response)
 
-    async def ask_async(self, path: str, body: Mapping[str, object]) -> object:
-        """Like `ask` with POST, for a turn or whatever a turn waits for."""
+    async def ask_async(
+        self, path: str, body: Mapping[str, object], within_s: float | None = None
+    ) -> object:
+        """Like `ask` with POST, for a turn or whatever a turn waits for; it has the time of a turn
+        unless `within_s` is given."""
         client = self._connected()
         call = asyncio.ensure_future(client.post(self.url + path, json=body))
         self._calls.add(call)
         try:
-            with self._told():
-                async with asyncio.timeout(self._timeout_s):
+            with self._connection_faults():
+                async with asyncio.timeout(self._timeout_s if within_s is None else within_s):
                     response = await call
         except TimeoutError:
-            raise Unavailable(f"no answer within timeout_s = {self._timeout_s:g}") from None
+            limit = f"timeout_s = {self._timeout_s:g}" if within_s is None else f"{within_s:g} s"
+            raise Unavailable(f"no answer within {limit}") from None
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -145,24 +149,23 @@ class Server:
 
     async def close(self) -> None:
         """Close the connections of the running event loop; the next request opens new ones."""
-        client, self._client = self._client, None
-        if client is not None and client[0] is asyncio.get_running_loop():
-            await client[1].aclose()
+        client = self._clients.pop(asyncio.get_running_loop(), None)
+        if client is not None:
+            await client.aclose()
 
     def _connected(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
-        if self._client is None or self._client[0] is not loop:
+        if loop not in self._clients:
             # vLLM closes a connection that was idle for 5 s, which a request would learn too late
             limits = httpx2.Limits(keepalive_expiry=2.0)
             # a turn has a time of its own: a server samples many at once, each for long
-            client = httpx2.AsyncClient(
+            self._clients[loop] = httpx2.AsyncClient(
                 headers=self._headers, limits=limits, timeout=None, trust_env=False
             )
-            self._client = loop, client
-        return self._client[1]
+        return self._clients[loop]
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
+    def _connection_faults(self) -> Iterator[None]:
         """Raise `Unavailable` for errors of the connection."""
         try:
             yield

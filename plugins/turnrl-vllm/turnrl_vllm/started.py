@@ -72,6 +72,7 @@ class Started:
         self,
         python: str,
         policy: Policy,
+        *,
         model: str,
         max_tokens: int,
         adapters: int,
@@ -92,7 +93,7 @@ class Started:
             *("--logprobs-mode", "processed_logprobs"),
         ]
         if policy.lora is not None:
-            rank = next((one for one in _RANKS if one >= policy.lora.r), policy.lora.r)
+            rank = next((rank for rank in _RANKS if rank >= policy.lora.r), policy.lora.r)
             own += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(adapters)]
         if sleeps and policy.device.type == "cuda":  # elsewhere vLLM refuses it
             own += ["--enable-sleep-mode"]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, final
 
 from turnrl import EngineError, Policy, RecipeError, SampledPolicy
+from turnrl_vllm.completions import plain, sampled
 from turnrl_vllm.server import Refused, Server
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ _TEXT = "Which river flows through the capital of France? Answer in one word: "
 """Read by both: a tokenizer, and a model, show there whether they are the same."""
 _TRIAL = "turnrl-trial"
 """An adapter that is never loaded."""
-_MOST, _HEAT = 16, 0.6
+_MOST, _TEMPERATURE = 16, 0.6
 """Tokens and temperature of the trial. At 1, those from before the temperature would pass."""
 
 
@@ -162,14 +163,14 @@ class Reference:
 
     def request(self) -> dict[str, object]:
         """Asks a server for a token after each beginning."""
-        return turn([], 1, _HEAT) | {"prompt": self.prompts, "ignore_eos": True}
+        return plain(self.prompts, 1, _TEMPERATURE) | {"ignore_eos": True}
 
-    def gap(self, answer: Any, heat: float = _HEAT) -> float:
+    def gap(self, answer: Any, temperature: float = _TEMPERATURE) -> float:
         """Mean difference of log-probabilities, in nats: a server's tokens and the learner's."""
-        own = (self._logits / heat).log_softmax(-1)
+        own = (self._logits / temperature).log_softmax(-1)
         gaps: list[float] = []
         for choice in sorted(answer["choices"], key=lambda one: int(one["index"])):
-            (token,), (theirs,) = read_choice({"choices": [choice]})
+            (token,), (theirs,) = sampled({"choices": [choice]})
             gaps.append(abs(float(own[len(gaps), token]) - theirs))
         return sum(gaps) / len(gaps)
 
@@ -206,8 +207,8 @@ def prove(server: Server, wanted: Reference, answer: object, most: float) -> flo
         cause = (
             "The policy learns on a base in 4 bits (model.policy.quantization), and vLLM serves it "
             "in 16 unless it is told otherwise. Set the quantization to none, or raise "
-            f"model.engine.most_gap. If {found:.3f} is too much for that, the server has another "
-            "base."
+            f"model.engine.max_logprob_gap. If {found:.3f} is too much for that, the server has "
+            "another base."
         )
     if wanted.gap(answer, 1.0) < found / 4:
         cause = (
@@ -216,42 +217,5 @@ def prove(server: Server, wanted: Reference, answer: object, most: float) -> flo
         )
     raise EngineError(
         f"vLLM at {server} gives tokens log-probabilities that differ from the learner's by "
-        f"{found:.3f} on average, and model.engine.most_gap is {most:g}. {cause}"
-    )
-
-
-def turn(ids: Any, max_tokens: int, heat: float) -> dict[str, object]:
-    """A request for a turn. It says everything that a model's folder could set otherwise."""
-    return {
-        "prompt": list(ids),
-        "max_tokens": max_tokens,
-        "temperature": heat,
-        "top_k": 0,
-        "top_p": 1.0,
-        "min_p": 0.0,
-        "repetition_penalty": 1.0,
-        "presence_penalty": 0.0,
-        "frequency_penalty": 0.0,
-        "logprobs": 0,
-        "return_token_ids": True,
-        "skip_special_tokens": False,
-    }
-
-
-def read_choice(answer: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """The tokens of an answer and their log-probabilities.
-
-    Raises:
-        EngineError: If it has none.
-    """
-    try:
-        choice = answer["choices"][0]
-        ids, logprobs = choice["token_ids"], choice["logprobs"]["token_logprobs"]
-        if ids and len(ids) == len(logprobs):
-            return tuple(ids), tuple(logprobs)
-    except (LookupError, TypeError):
-        pass
-    raise EngineError(
-        "vLLM answered without token ids and their log-probabilities. It may be too old: turnrl "
-        "was tried with 0.32."
+        f"{found:.3f} on average, and model.engine.max_logprob_gap is {most:g}. {cause}"
     )

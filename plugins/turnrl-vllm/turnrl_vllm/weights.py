@@ -15,19 +15,20 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeGuard, final
+from typing import TYPE_CHECKING, TypeGuard, final
 
-from turnrl import EngineError, Policy, SampledPolicy, adapted_layers
+from turnrl import EngineError, Policy, SampledPolicy, on_loop
 from turnrl.servers import Unavailable
-from turnrl_vllm.group import Group
-from turnrl_vllm.server import Refused, Server
+from turnrl_vllm.pool import Pool
+from turnrl_vllm.server import SHORT_S, Refused, Server
 from turnrl_vllm.trial import Reference, prove, reference, step_after
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-_RELOAD = "/collective_rpc"
+_RELOAD, _RELOAD_S = "/collective_rpc", 600.0
+"""Has a server read all weights again, and seconds that it may take."""
 _TOGETHER_S = 1800.0
 """How long a process waits for another one, as torch does in its own calls."""
 _GIVEN = "given-to-servers"
@@ -59,10 +60,10 @@ class Weights(ABC):
 
     Args:
         policy: Whose weights act.
-        group: The servers.
+        pool: The servers.
         folder: A folder that this process writes and the servers read.
         keeps: So many versions are kept.
-        most_gap: See `prove`.
+        max_logprob_gap: See `prove`.
         follows: Whether another process of the run, with the same folder and weights, gives them to
             the servers. This one waits for that.
     """
@@ -70,16 +71,16 @@ class Weights(ABC):
     def __init__(
         self,
         policy: SampledPolicy,
-        group: Group,
+        pool: Pool,
         folder: Path,
         keeps: int,
-        most_gap: float,
+        max_logprob_gap: float,
         follows: bool = False,
     ) -> None:
-        self.policy, self.group, self.folder, self.keeps = policy, group, folder, keeps
+        self.policy, self.pool, self.folder, self.keeps = policy, pool, folder, keeps
         self.gap = 0.0
         """Of the last trial."""
-        self._most_gap, self._follows = most_gap, follows
+        self._max_logprob_gap, self._follows = max_logprob_gap, follows
         self._times: Counter[int] = Counter()
         self._lock = threading.Condition()
         self._every: list[Published] = []
@@ -123,8 +124,7 @@ class Weights(ABC):
             RuntimeError: If they are no longer kept.
         """
         with self._lock:
-            if not self.keeps_on(began):
-                raise RuntimeError("a session ends when its weights are gone: open a new one")
+            self.check(began)
             began.turns += 1
         try:
             yield
@@ -132,18 +132,39 @@ class Weights(ABC):
             with self._lock:
                 began.turns -= 1
 
-    def keeps_on(self, began: Published) -> bool:
-        """Whether turns can be sampled for a session that began with these weights."""
+    def check(self, began: Published) -> None:
+        """Refuse a session whose weights are gone.
+
+        Raises:
+            RuntimeError: If they are no longer kept.
+        """
         with self._lock:
-            return began in self._every[-self.keeps :]
+            if began not in self._every[-self.keeps :]:
+                raise RuntimeError("a session ends when its weights are gone: open a new one")
 
     def _changed(self) -> AbstractContextManager[None]:
         """Within it the servers get other weights."""
         return contextlib.nullcontext()
 
-    @abstractmethod
     def _give(self, new: Published) -> None:
-        """Let the servers have the weights, and add them to `_every`."""
+        """Let the servers have the weights, before any turn is sampled with them."""
+
+        async def give(server: Server) -> None:
+            async with server.mending:
+                await self._load(server, new)
+
+        on_loop(self.pool.ask_all(give))
+        with self._lock:
+            self._every.append(new)
+
+    @abstractmethod
+    async def _load(self, server: Server, published: Published) -> None:
+        """Let one server have weights, and prove that it has them. `mending` is held.
+
+        Raises:
+            Unavailable: If it cannot be reached.
+            EngineError: If it refuses, or has other weights.
+        """
 
     def _forget(self, old: Published) -> None:  # noqa: B027 - what is replaced needs nothing
         """Let the servers forget weights."""
@@ -173,10 +194,6 @@ class Weights(ABC):
                 self._forget(old)
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _add(self, new: Published) -> None:
-        with self._lock:
-            self._every.append(new)
-
     def _dropped(self) -> list[Published]:
         """Take out what is kept no longer and acts no longer."""
         with self._lock:
@@ -184,8 +201,17 @@ class Weights(ABC):
             self._every = [one for one in self._every if one not in old]
         return old
 
-    def _prove(self, server: Server, new: Published, answer: object) -> None:
-        self.gap = prove(server, new.reference, answer, self._most_gap)
+    async def _prove(self, server: Server, of: Published, more: dict[str, object]) -> None:
+        """Compare a server with the learner.
+
+        Args:
+            server: The server.
+            of: The weights that it is to have.
+            more: What a request says to be sampled with them.
+        """
+        body = of.reference.request() | more
+        answer = await server.ask_async("/v1/completions", body, SHORT_S)
+        self.gap = prove(server, of.reference, answer, self._max_logprob_gap)
 
 
 @final
@@ -193,18 +219,13 @@ class Adapters(Weights):
     """The adapter alone, under a new name for each version. A name is never loaded twice, because
     vLLM's cache of prefixes goes by it."""
 
-    def _give(self, new: Published) -> None:
-        body = new.reference.request() | {"model": new.name}
-
-        def give(server: Server) -> None:
-            # who follows may find it there; it may also have been started again since
-            with _refusals(server, self.folder):
-                server.ask("POST", "/v1/load_lora_adapter", _order(new))
-            self._prove(server, new, server.ask("POST", "/v1/completions", body))
-            server.has.add(new.name)
-
-        self.group.ask(give)
-        self._add(new)
+    async def _load(self, server: Server, published: Published) -> None:
+        # a process that follows may find it there; the server may also have been started again
+        with _refusals(server, self.folder):
+            order = {"lora_name": published.name, "lora_path": str(published.folder)}
+            await server.ask_async("/v1/load_lora_adapter", order, SHORT_S)
+        await self._prove(server, published, {"model": published.name})
+        server.has.add(published.name)
 
     async def sample(
         self, server: Server, began: Published, body: dict[str, object]
@@ -212,7 +233,7 @@ class Adapters(Weights):
         body = body | {"model": began.name}
         async with server.mending:
             if began.name not in server.has:
-                await self._give_again(server, began)
+                await self._load(server, began)
             has = server.has
         try:
             return await server.ask_async("/v1/completions", body), began.version
@@ -224,18 +245,11 @@ class Adapters(Weights):
             if server.has is has:  # no other turn has found that out before
                 server.has = set()
             if began.name not in server.has:
-                await self._give_again(server, began)
+                await self._load(server, began)
         return await server.ask_async("/v1/completions", body), began.version
 
-    async def _give_again(self, server: Server, old: Published) -> None:
-        with _refusals(server, self.folder):
-            await server.ask_async("/v1/load_lora_adapter", _order(old))
-        body = old.reference.request() | {"model": old.name}
-        self._prove(server, old, await server.ask_async("/v1/completions", body))
-        server.has.add(old.name)
-
     def _forget(self, old: Published) -> None:
-        for server in self.group.servers:
+        for server in self.pool.servers:
             server.has.discard(old.name)
             if not server.was_lost:  # one that only hung may have it, though it is not in `has`
                 with contextlib.suppress(Unavailable, Refused):
@@ -249,25 +263,24 @@ class WholeModel(Weights):
     was read with older weights is used again: each time that a server reads weights, what it reads
     from then on has a salt of its own."""
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self._requests, self._changing = 0, False
+    _requests, _changing = 0, False
 
     def _give(self, new: Published) -> None:
-        def give(server: Server) -> None:
+        for server in self.pool.servers:
             server.salt = None
-            if not self._follows:
-                with _refusals(server, self.folder):
-                    server.ask("POST", _RELOAD, _reload(new), within_s=600)
-            salt = secrets.token_hex(8)
-            body = new.reference.request() | self._whole(server, salt)
-            self._prove(server, new, server.ask("POST", "/v1/completions", body))
-            server.salt = salt
+        super()._give(new)
 
-        for server in self.group.servers:
-            server.salt = None
-        self.group.ask(give)
-        self._add(new)  # before any turn is sampled with them
+    async def _load(self, server: Server, published: Published) -> None:
+        server.salt = None
+        first_gives = self._follows and self._changing  # the first process has had them read
+        if not first_gives:
+            order = {"weights_path": str(published.folder)}
+            body = {"method": "reload_weights", "kwargs": order}
+            with _refusals(server, self.folder):
+                await server.ask_async(_RELOAD, body, _RELOAD_S)
+        salt = secrets.token_hex(8)
+        await self._prove(server, published, self._whole(server, salt))
+        server.salt = salt
 
     async def sample(
         self, server: Server, began: Published, body: dict[str, object]
@@ -279,19 +292,11 @@ class WholeModel(Weights):
             async with server.mending:
                 if server.salt is None:
                     # it may have been started again, with the weights that training began from
-                    await self._give_again(server, acts)
+                    await self._load(server, acts)
                 salted = body | self._whole(server, server.salt)
             return await server.ask_async("/v1/completions", salted), acts.version
         finally:
             self._leave()
-
-    async def _give_again(self, server: Server, acts: Published) -> None:
-        with _refusals(server, self.folder):
-            await server.ask_async(_RELOAD, _reload(acts))
-        salt = secrets.token_hex(8)
-        body = acts.reference.request() | self._whole(server, salt)
-        self._prove(server, acts, await server.ask_async("/v1/completions", body))
-        server.salt = salt
 
     def _whole(self, server: Server, salt: str | None) -> dict[str, object]:
         return {"model": server.base, "cache_salt": salt}
@@ -349,6 +354,11 @@ def is_divided(policy: SampledPolicy) -> TypeGuard[Policy]:
     return isinstance(policy, Policy) and policy.divided
 
 
+def has_adapter(policy: SampledPolicy) -> TypeGuard[Policy]:
+    """Whether an adapter is trained, and not all weights."""
+    return isinstance(policy, Policy) and policy.lora is not None
+
+
 def write(policy: SampledPolicy, folder: Path, state: dict[str, Tensor] | None = None) -> None:
     """Write what is trained, without the tokenizer, which does not change.
 
@@ -362,7 +372,7 @@ def write(policy: SampledPolicy, folder: Path, state: dict[str, Tensor] | None =
     network = policy.load()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if adapted_layers(network):
+        if has_adapter(policy):
             network.save_pretrained(folder, state_dict=state)
         else:
             _write_whole(network, folder, network.state_dict() if state is None else state)
@@ -401,11 +411,3 @@ def _refusals(server: Server, folder: Path) -> Iterator[None]:
         raise EngineError(
             f"vLLM at {server} does not take weights ({error}). {step_after(error, folder)}"
         ) from error
-
-
-def _order(one: Published) -> dict[str, str]:
-    return {"lora_name": one.name, "lora_path": str(one.folder)}
-
-
-def _reload(one: Published) -> dict[str, object]:
-    return {"method": "reload_weights", "kwargs": {"weights_path": str(one.folder)}}

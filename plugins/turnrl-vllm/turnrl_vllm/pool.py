@@ -22,7 +22,7 @@ _CHANCES = 2
 
 
 @final
-class Group:
+class Pool:
     """Servers that have the same weights.
 
     A session stays with its server, which has read its history. If that server does not answer, the
@@ -32,14 +32,17 @@ class Group:
     Args:
         servers: The servers, at least one.
         patience_s: Seconds without any answer after which the run stops.
-        still: Called when none has answered; raises if none ever will.
+        check_alive: Called when none has answered; raises if none ever will.
     """
 
     def __init__(
-        self, servers: Sequence[Server], patience_s: float, still: Callable[[], None] | None = None
+        self,
+        servers: Sequence[Server],
+        patience_s: float,
+        check_alive: Callable[[], None] | None = None,
     ) -> None:
         self.servers = tuple(servers)
-        self._still = still or (lambda: None)
+        self._check_alive = check_alive or (lambda: None)
         self._patience = Patience(self.name, patience_s, self._gone, setting="patience_s")
         self._watch: asyncio.Task[None] | None = None
         self.asleep = False
@@ -65,31 +68,28 @@ class Group:
         """
         return min([s for s in self.servers if not s.rests] or self.servers, key=held)
 
-    def ask(self, send: Callable[[Server], T]) -> list[T]:
-        """Send something to every server that can be reached, and wait until one could be.
+    async def ask_all(self, send: Callable[[Server], Awaitable[object]]) -> None:
+        """Send something to all servers that can be reached, at the same time, and wait until one
+        could be.
 
-        Returns:
-            What each of these gave.
         Raises:
             EngineError: If none could be reached for `patience_s`.
         """
 
-        def attempt() -> list[T]:
-            found, faults = [], []
-            for server in self.servers:
-                try:
-                    if server.was_lost:  # it may hang, and what is sent has more time
-                        server.ask("GET", "/health", within_s=_WELL_WITHIN_S)
-                    found.append(send(server))
-                    self._answered(server)
-                except Unavailable as fault:
-                    faults.append(self._lost(server, fault))
-            if not found:
-                self._still()
+        async def attempt() -> None:
+            asked = (self._sent(server, send) for server in self.servers)
+            faults = list[Unavailable]()
+            for came in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(came, Unavailable):
+                    faults.append(came)
+                elif isinstance(came, BaseException):
+                    raise came
+            if len(faults) == len(self.servers):
+                self._check_alive()
                 raise _all_of(faults)
-            return found
 
-        return self._patience.ask(attempt)
+        self._watch_servers()
+        await self._patience.ask_async(attempt)
 
     async def ask_one(
         self, first: Server, send: Callable[[Server], Awaitable[T]]
@@ -101,26 +101,37 @@ class Group:
         Raises:
             EngineError: If none could be reached for `patience_s`.
         """
-        if self._watch is None or self._watch.done():
-            self._watch = asyncio.ensure_future(self._look())
 
         async def attempt() -> tuple[T, Server]:
             others = sorted((s for s in self.servers if s is not first), key=lambda s: s.load)
             every = [first, *others]
-            faults: list[Unavailable] = []
+            faults = list[Unavailable]()
             for server in [s for s in every if not s.rests] or every:
                 try:
-                    if server.was_lost and not await server.is_well(_WELL_WITHIN_S):
-                        raise Unavailable("its health check failed")
-                    found = await send(server)
-                    self._answered(server)
-                    return found, server
+                    return await self._sent(server, send), server
                 except Unavailable as fault:
-                    faults.append(self._lost(server, fault))
-            self._still()
+                    faults.append(fault)
+            self._check_alive()
             raise _all_of(faults)
 
+        self._watch_servers()
         return await self._patience.ask_async(attempt)
+
+    async def _sent(self, server: Server, send: Callable[[Server], Awaitable[T]]) -> T:
+        """What a server gave.
+
+        Raises:
+            Unavailable: If it cannot be reached, which is noted.
+        """
+        try:
+            # one that hangs takes requests, and they have more time than this
+            if server.was_lost and not await server.is_well(_WELL_WITHIN_S):
+                raise Unavailable("its health check failed")
+            came = await send(server)
+        except Unavailable as fault:
+            raise self._lost(server, fault) from None
+        self._answered(server)
+        return came
 
     async def drain(self) -> None:
         """Wait until no request is under way, and close the connections."""
@@ -168,6 +179,10 @@ class Group:
                         "takes."
                     ) from error
             self.asleep = False
+
+    def _watch_servers(self) -> None:
+        if self._watch is None or self._watch.done():
+            self._watch = asyncio.ensure_future(self._look())
 
     async def _look(self) -> None:
         """While requests are under way, end those of servers that no longer say that they are well:
