@@ -33,7 +33,17 @@ from safetensors.torch import load_file
 import vllm_stand_in
 from commands import RECIPE
 from nursery import command, python
-from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_loop, record
+from turnrl import (
+    EngineError,
+    Lora,
+    Policy,
+    RecipeError,
+    Sampling,
+    Surroundings,
+    build,
+    on_loop,
+    record,
+)
 from turnrl.cli import main
 from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
@@ -693,7 +703,7 @@ def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_p
     policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
     policy.load()
     engine = VLLM(python=str(interpreter), sleeps=True)
-    engine.run_folder = tmp_path / "run"
+    engine.check(policy, 64, Surroundings(tmp_path / "run"))
     sleeps_and_samples(engine, policy)
     assert told_by(engine, "wakes") == 5  # of six collections the first finds it awake
     # all weights are read again, as nobody knows what a sleep has left of them
@@ -712,7 +722,7 @@ def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_pa
         ("cpu", None, False),
     ):
         engine = VLLM(python=str(interpreter), sleeps=sleeps)
-        engine.run_folder = tmp_path / "run"
+        engine.check(policy, 64, Surroundings(tmp_path / "run"))
         with monkeypatch.context() as there:
             there.setattr(Policy, "device", property(lambda _, kind=kind: torch.device(kind)))
             engine.start(policy, 64)
@@ -733,7 +743,7 @@ def sleeper(interpreter, tmp_path):
 
     def make(policy: Policy, **settings) -> VLLM:
         engine = VLLM(python=str(interpreter), sleeps=True, **settings)
-        engine.run_folder = tmp_path / "run"
+        engine.check(policy, 64, Surroundings(tmp_path / "run"))
         engine.start(policy, 64)
         engine.sync(0)
         return engine
@@ -1036,8 +1046,7 @@ def together_of(rank: int, store: str, url: str, model: str, told: list) -> None
     torch.manual_seed(len(store))
     policy = adapted(model)
     engine = VLLM(url=url)
-    engine.processes, engine.run_folder = 2, Path(store).parent / "runs"
-    engine.check(policy, 64)
+    engine.check(policy, 64, Surroundings(Path(store).parent / "runs", 2))
     engine.start(policy, 64)
     if rank == 0:
         time.sleep(1)  # the other one waits, however long it takes
@@ -1122,12 +1131,13 @@ def test_the_end_of_a_log_has_nothing_of_an_earlier_server(
     file = tmp_path / "packages" / "vllm" / "entrypoints" / "cli" / "main.py"
     file.write_text("raise SystemExit('error: an argument that there is not')\n")
     engine = VLLM(python=str(interpreter))
-    engine.run_folder = tmp_path / "run"
-    engine.run_folder.mkdir()
+    policy, folder = adapted(tiny_model), tmp_path / "run"
+    engine.check(policy, 64, Surroundings(folder))
+    folder.mkdir()
     earlier = "torch.OutOfMemoryError: CUDA out of memory\n"
-    (engine.run_folder / "vllm.log").write_text(earlier + "more\n" * 20)
+    (folder / "vllm.log").write_text(earlier + "more\n" * 20)
     with pytest.raises(EngineError, match="an argument that there is not") as told:
-        engine.start(adapted(tiny_model), 64)
+        engine.start(policy, 64)
     assert "CUDA" not in str(told.value)
 
 

@@ -138,6 +138,7 @@ from turnrl.types.engine import SampledPolicy as SampledPolicy
 from turnrl.types.engine import Sampler as Sampler
 from turnrl.types.engine import Sampling as Sampling
 from turnrl.types.engine import Session as Session
+from turnrl.types.engine import Surroundings as Surroundings
 from turnrl.types.engine import TokenScores as TokenScores
 from turnrl.types.examination import Check as Check
 from turnrl.types.examination import Finding as Finding

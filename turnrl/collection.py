@@ -14,7 +14,6 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from lightning.pytorch.utilities import rank_zero_info
@@ -36,6 +35,7 @@ from turnrl.types import (
     Group,
     Question,
     Reward,
+    Surroundings,
     TokenRow,
     TokenScores,
     Trajectory,
@@ -66,7 +66,6 @@ class Setup(Protocol):
         group_size: G, trajectories per question.
         max_staleness: Iterations that are sampled ahead.
         memory: Names the phase if a device's memory runs out.
-        folder: Of the run; None if there is none, or it writes no files.
     """
 
     policy: Policy
@@ -77,15 +76,10 @@ class Setup(Protocol):
     group_size: int
     max_staleness: int
     memory: Memory
-    folder: Path | None
 
     @property
-    def processes(self) -> int:
-        """Processes that share the tools."""
-
-    @property
-    def divided(self) -> bool:
-        """Whether they share the policy too."""
+    def surroundings(self) -> Surroundings:
+        """Where they work."""
 
     def read(self, rows: Sequence[TokenRow]) -> list[TokenScores]:
         """The learner's log-probabilities and values of token sequences."""
@@ -127,10 +121,7 @@ class Collector:
                 "as TurnLevel."
             )
         rollout.places.of_tools(estimator.probes, *self._shares)
-        engine = self.setup.engine
-        engine.run_folder, engine.processes = self.setup.folder, self.setup.processes
-        engine.divided = self.setup.divided
-        engine.check(self.setup.policy, rollout.max_tokens)
+        self.setup.engine.check(self.setup.policy, rollout.max_tokens, self.setup.surroundings)
 
     def attempt(
         self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
@@ -259,7 +250,7 @@ class Collector:
     @property
     def _shares(self) -> tuple[int, int]:
         """Collections that may be under way at a time, and processes that have them."""
-        return 1 + self.setup.max_staleness, self.setup.processes
+        return 1 + self.setup.max_staleness, self.setup.surroundings.processes
 
     def _phase(self) -> contextlib.AbstractContextManager[None]:
         return self.setup.memory.phase("sampling", self.setup.engine.memory_setting)

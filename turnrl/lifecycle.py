@@ -33,7 +33,14 @@ from turnrl.run.folders import run_folder
 from turnrl.run.metrics import MetricLog
 from turnrl.scoring import Tally
 from turnrl.streams import ASK
-from turnrl.types import Engine, Question, TokenRow, TokenScores, Trajectory
+from turnrl.types import (
+    Engine,
+    Question,
+    Surroundings,
+    TokenRow,
+    TokenScores,
+    Trajectory,
+)
 
 
 class PolicyModule(L.LightningModule, ABC):
@@ -82,14 +89,12 @@ class PolicyModule(L.LightningModule, ABC):
         was sampled yet."""
 
     @property
-    def processes(self) -> int:
-        """Processes of the run, which share what its tools can serve."""
-        return 1 if self._trainer is None else self._trainer.world_size
-
-    @property
-    def divided(self) -> bool:
-        """Whether they share one policy."""
-        return self._trainer is not None and isinstance(self._trainer.strategy, FSDP2)
+    def surroundings(self) -> Surroundings:
+        """The run's folder, and its processes, which share what its tools can serve."""
+        if self._trainer is None:
+            return Surroundings(self.folder)
+        divided = isinstance(self._trainer.strategy, FSDP2)
+        return Surroundings(self.folder, self._trainer.world_size, divided)
 
     @property
     def chat(self) -> ChatFormat:
@@ -103,7 +108,7 @@ class PolicyModule(L.LightningModule, ABC):
     def setup(self, stage: str) -> None:
         """Find a recipe's mistakes before any weights are loaded."""
         check_trainer(self.trainer)
-        if self.divided:
+        if self.surroundings.divided:
             check_division(self.policy, self.engine)
         self.collector.close()  # `ask` may have begun with other settings, on another device
         self.folder = run_folder(self.trainer)

@@ -20,6 +20,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Surroundings:
+    """Where an engine works.
+
+    Args:
+        folder: The folder of the run, in which an engine may keep a log. None where there is no
+            run, or one that writes no files.
+        processes: Processes that learn together, each with an engine. All of them call
+            `Engine.check` at the same time.
+        divided: Whether these processes share one policy. Then all of them call `Engine.sync` at
+            the same time, and it may make calls that take all of them.
+    """
+
+    folder: Path | None = None
+    processes: int = 1
+    divided: bool = False
+
+
+@dataclass(frozen=True)
 class Sampling:
     """Settings to sample one turn.
 
@@ -238,12 +256,6 @@ class Engine(Sampler):
         memory_setting: The recipe's setting of the memory that it samples with, such as
             `model.engine.kv_memory`. Messages tell you to raise it for more sessions, and to lower
             it if a GPU's memory runs out. None names no setting.
-        run_folder: The folder of the run, set before `check`; an engine may keep a log there. None
-            where there is no run, or one that writes no files.
-        processes: Processes that learn together, set before `check`, which all of them call at the
-            same time. Each has an engine.
-        divided: Whether these processes share one policy, set before `check`. Then all of them call
-            `sync` at the same time, and it may call what takes all of them.
     """
 
     seeded: bool = True
@@ -251,16 +263,16 @@ class Engine(Sampler):
     copies_weights: bool = False
     importance_cap: float | None = None
     memory_setting: str | None = None
-    run_folder: Path | None = None
-    processes: int = 1
-    divided: bool = False
 
-    def check(self, policy: SampledPolicy, max_tokens: int) -> None:
+    def check(
+        self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
+    ) -> None:
         """Verify that the engine can work, as far as that shows before any weights are loaded.
 
         Args:
             policy: Its tokenizer and configuration are there, its weights are not.
             max_tokens: As in `start`.
+            where: Where it will work.
         Raises:
             RecipeError: Naming the setting, and the next step.
         """

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from turnrl.plugins import contract, installed
+from turnrl.types.engine import Surroundings
 
 if TYPE_CHECKING:
     import torch
@@ -79,6 +80,11 @@ class Start:
         if not self.questions:
             data = self.data
             self.questions = data.questions_per_iteration if isinstance(data, AsksQuestions) else 16
+
+    @property
+    def surroundings(self) -> Surroundings:
+        """Where the run's engine works."""
+        return Surroundings(self.folder, self.processes, self.divided)
 
     def settle(self) -> list[Check]:
         """Let all installed checks settle what a recipe leaves open.

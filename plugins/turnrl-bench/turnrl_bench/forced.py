@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, final
 
-from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
+from turnrl import Completion, Engine, SampledPolicy, Sampling, Session, Surroundings
 
 Script = Callable[[tuple[int, ...], int, int], Sequence[int]]
 """Returns the ids that a turn begins with, from a prompt's ids, the number of the trajectory within
@@ -64,10 +64,12 @@ class Forced(Engine):
         """The engine's."""
         return {} if self.engine is None else self.engine.in_force
 
-    def check(self, policy: SampledPolicy, max_tokens: int) -> None:
+    def check(
+        self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
+    ) -> None:
         """See `Engine.check`."""
         if self.engine is not None:
-            self.engine.check(policy, max_tokens)
+            self.engine.check(policy, max_tokens, where)
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`."""

@@ -294,9 +294,7 @@ class Sampler(Check):
         if (module := recipe_of(start)) is None:
             return
         engine = module.engine
-        engine.run_folder, engine.processes = start.folder, start.processes
-        engine.divided = start.divided
-        engine.check(module.policy, module.rollout.max_tokens)
+        engine.check(module.policy, module.rollout.max_tokens, start.surroundings)
         servers = engine.in_force.get("sampler", "")
         text = f"{type(engine).__name__} can sample this model"
         yield Finding("pass", "sampler", f"{text} ({servers})" if servers else text)

@@ -32,6 +32,7 @@ from turnrl import (
     SampledPolicy,
     Sampling,
     Session,
+    Surroundings,
     adapted_layers,
 )
 from turnrl_slots.dense import dense_bytes
@@ -177,7 +178,9 @@ class Slots(Engine):
         """True for a small engine in place of a run's, whose size says nothing about the run."""
         self.passes: Passes | None = None
 
-    def check(self, policy: SampledPolicy, max_tokens: int) -> None:
+    def check(
+        self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
+    ) -> None:
         """See `Engine.check`. Layers that pages do not hold, a memory too small for one trajectory,
         dense weights without an adapter, and packages that are missing."""
         budget = budget_of(self)

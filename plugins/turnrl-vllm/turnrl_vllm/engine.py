@@ -29,6 +29,7 @@ from turnrl import (
     SampledPolicy,
     Sampling,
     Session,
+    Surroundings,
     at_least,
     installed,
     on_loop,
@@ -190,6 +191,7 @@ class VLLM(Engine):
         self.pool: Pool | None = None
         self.weights: Weights | None = None
         self.started: Started | None = None
+        self._where = Surroundings()
         self._sleeps = False
         self._held: Counter[Server] = Counter()
         self._in_force: dict[str, str] = {}
@@ -205,10 +207,13 @@ class VLLM(Engine):
         """See `Engine.in_force`."""
         return self._in_force
 
-    def check(self, policy: SampledPolicy, max_tokens: int) -> None:
+    def check(
+        self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
+    ) -> None:
         """See `Engine.check`. Servers that are away, are no vLLM, have another tokenizer, a shorter
         window or no adapters; an interpreter without vLLM; what several processes cannot share."""
-        if self.processes > 1:
+        self._where = where
+        if where.processes > 1:
             self._check_together(policy)
         if self.python is not None:
             check_python(self.python)
@@ -219,8 +224,8 @@ class VLLM(Engine):
             versions = [self._examined(server, policy, max_tokens) for server in servers]
             self._in_force = {"sampler": _sampler(versions)}
         self._together = None
-        if self.processes > 1 and is_together():
-            self._together = Together(self._home() or self.run_folder or Path())
+        if self._where.processes > 1 and is_together():
+            self._together = Together(self._home() or self._where.folder or Path())
 
     def _examined(self, server: Server, policy: SampledPolicy, max_tokens: int) -> str:
         try:
@@ -254,19 +259,20 @@ class VLLM(Engine):
 
     def _check_together(self, policy: SampledPolicy) -> None:
         """Whether the processes that learn together can do so with the same servers."""
+        where = self._where
         if self.python is not None:
             raise RecipeError(
-                f"model.engine.python would start a server for each of {self.processes} processes, "
-                "all with the same memory. Start servers yourself, and give their addresses in "
-                "model.engine.url."
+                f"model.engine.python would start a server for each of {where.processes} "
+                "processes, all with the same memory. Start servers yourself, and give their "
+                "addresses in model.engine.url."
             )
-        if not has_adapter(policy) and not self.divided:
+        if not has_adapter(policy) and not where.divided:
             raise RecipeError(
-                f"{self.processes} processes train all weights, and a server would read new ones "
+                f"{where.processes} processes train all weights, and a server would read new ones "
                 "while another process samples. Train an adapter (model.policy.lora), use one "
                 "process, or let the processes share one policy (trainer.strategy: fsdp2)."
             )
-        if self.folder is None and self.run_folder is None:
+        if self.folder is None and where.folder is None:
             raise RecipeError(
                 "several processes share the weights for vLLM, and this run has no folder. Set "
                 "model.engine.folder to a path that all processes and servers have."
@@ -290,9 +296,9 @@ class VLLM(Engine):
                 write(policy, home / "base")
             policy.tokenizer.save_pretrained(home / "tokenizer")
             self.log = home.with_name(f"{home.name}.log")  # which stays
-            if self.run_folder is not None:
-                self.run_folder.mkdir(parents=True, exist_ok=True)
-                self.log = self.run_folder / "vllm.log"
+            if self._where.folder is not None:
+                self._where.folder.mkdir(parents=True, exist_ok=True)
+                self.log = self._where.folder / "vllm.log"
             arguments = ["--tokenizer", str(home / "tokenizer"), *self.arguments]
             self._sleeps = policy.device.type == "cuda" if self.sleeps is None else self.sleeps
             _give_back_cache()
@@ -423,9 +429,9 @@ class VLLM(Engine):
 
     def _parent(self) -> Path | None:
         """The folder in which the one for weights will be made; None if that is a temporary one."""
-        if self.folder is not None or self.processes == 1 or self.run_folder is None:
+        if self.folder is not None or self._where.processes == 1 or self._where.folder is None:
             return self._home()
-        folder = self.run_folder.absolute()
+        folder = self._where.folder.absolute()
         return next(one for one in (folder, *folder.parents) if one.is_dir())
 
     def _servers(self) -> list[Server]:
