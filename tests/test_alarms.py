@@ -33,6 +33,7 @@ from turnrl import (
     Turn,
     alarms,
 )
+from turnrl.checkpoints import Position
 from turnrl.cli import main
 from turnrl.run.alarms.health import idle
 from turnrl.run.alarms.rules import FIGURES
@@ -488,8 +489,8 @@ def test_a_figure_that_an_iteration_does_not_have_is_not_that_of_an_earlier_one(
             self.metrics = MetricLog(self)
 
         @property
-        def iteration_and_version(self):
-            return self.trainer.current_epoch + 1, self.global_step
+        def position(self):
+            return Position(self.trainer.current_epoch + 1, self.global_step)
 
         def training_step(self, batch, batch_idx):
             acted, error = self.earned[self.current_epoch]

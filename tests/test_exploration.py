@@ -385,7 +385,7 @@ def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
     it = module(tiny_model, estimator=ToGo(critic=Critic()))
     it.configure_model()
     torch.nn.init.normal_(it.policy.value_head.weight)
-    groups = it.collector.score(it.collector.explore(QUESTIONS, 3, (1,), 0).trajectories)
+    groups = it.collector.score(it.collector.explore(QUESTIONS, 3, (1,)).trajectories)
     for group in groups:
         for trajectory, values in zip(
             group.trajectories, values_of(it, group.trajectories), strict=True
@@ -456,7 +456,7 @@ def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level
     it.configure_model()
     torch.nn.init.normal_(it.policy.value_head.weight)
     trajectories = [
-        t for group in it.collector.explore(QUESTIONS, 3, (1,), 0).trajectories for t in group
+        t for group in it.collector.explore(QUESTIONS, 3, (1,)).trajectories for t in group
     ]
     counts = [len(t.sampled_turns) for t in trajectories]
     assert max(len(t.turns) for t in trajectories) == 2

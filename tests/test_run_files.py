@@ -278,7 +278,7 @@ def test_an_evaluation_and_a_second_fit_leave_the_rows_that_were_there(tiny_mode
     policy = module(tiny_model)
     policy.configure_model()
     policy.on_load_checkpoint(torch.load(tmp_path / "later.ckpt", weights_only=True))
-    assert policy.iteration_and_version == (2, 4)
+    assert policy.position == (2, 4)
 
 
 class SavesEarly(L.Callback):
@@ -298,7 +298,7 @@ def test_a_policy_that_was_saved_before_its_first_step_is_of_no_iteration(tiny_m
     policy = module(tiny_model)
     policy.configure_model()
     policy.on_load_checkpoint(torch.load(file, weights_only=True))
-    assert policy.iteration_and_version == (0, 0)
+    assert policy.position == (0, 0)
 
 
 class Shared(Elsewhere):

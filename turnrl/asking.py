@@ -38,7 +38,6 @@ def ask(
     samples: int | None,
     temperature: float | None,
     key: tuple[int, ...],
-    version: int,
     bar: str | None,
 ) -> list[Trajectory]:
     """Trajectories of questions that need no accepted answers; see `MTGRPO.ask`."""
@@ -54,7 +53,7 @@ def ask(
     rollout = collector.setup.rollout
     if temperature:
         samples, rollout = samples or 1, replace(rollout, temperature=temperature)
-    attempts = collector.explore(asked, samples, key, version, bar, rollout=rollout)
+    attempts = collector.explore(asked, samples, key, bar, rollout=rollout)
     return [trajectory for group in attempts.trajectories for trajectory in group]
 
 

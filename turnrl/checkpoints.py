@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.optim import AdamW, Optimizer
@@ -55,13 +55,25 @@ def check_policy(checkpoint: Mapping[str, Any], policy: Policy, learns: bool) ->
         )
 
 
-def position(checkpoint: Mapping[str, Any]) -> tuple[int, int]:
-    """Iterations and optimiser steps behind the weights of a checkpoint."""
+class Position(NamedTuple):
+    """Where a policy stands.
+
+    Args:
+        iteration: Iterations that it has learned from, one that is going on included.
+        version: Optimiser steps behind its weights.
+    """
+
+    iteration: int
+    version: int
+
+
+def position(checkpoint: Mapping[str, Any]) -> Position:
+    """Where the policy of a checkpoint stands."""
     steps: int = checkpoint["global_step"]
     current = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
     # a checkpoint that is saved after a run counts one epoch more
     iterations = current.get("current", {}).get("ready", checkpoint["epoch"] + 1)
-    return (iterations if steps else 0), steps
+    return Position(iterations if steps else 0, steps)
 
 
 def settle(checkpoint: dict[str, Any], optimizer: Optimizer, scheduler: LRScheduler | None) -> None:

@@ -22,6 +22,7 @@ from turnrl import scoring
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
 from turnrl.agent.running import Underway
+from turnrl.checkpoints import Position
 from turnrl.credit import sampled_tokens
 from turnrl.errors import EngineError, PluginError, RecipeError, blaming
 from turnrl.experience import Collected
@@ -81,6 +82,10 @@ class Setup(Protocol):
     def surroundings(self) -> Surroundings:
         """Where they work."""
 
+    @property
+    def position(self) -> Position:
+        """Where the policy stands."""
+
     def read(self, rows: Sequence[TokenRow]) -> list[TokenScores]:
         """The learner's log-probabilities and values of token sequences."""
 
@@ -124,7 +129,7 @@ class Collector:
         self.setup.engine.check(self.setup.policy, rollout.max_tokens, self.setup.surroundings)
 
     def attempt(
-        self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
+        self, questions: Sequence[Question], key: tuple[int, ...], bar: str | None
     ) -> Collected:
         """Act on each question `group_size` times, score, and prepare the groups for credit. If
         `begin` was called with this key, wait for what it began.
@@ -132,10 +137,9 @@ class Collector:
         Args:
             questions: The questions.
             key: Names the random streams.
-            version: Optimiser steps behind the weights.
             bar: Text of a progress bar; None for no bar.
         """
-        self.begin(questions, key, version, bar)
+        self.begin(questions, key, bar)
         seconds, attempts = self._result(self._sampling.pop(key))
         acted = time.perf_counter()
         what = f"{type(self.setup.estimator).__name__}.prepare"
@@ -162,13 +166,11 @@ class Collector:
             restarted=attempts.restarted,
         )
 
-    def begin(
-        self, questions: Sequence[Question], key: tuple[int, ...], version: int, bar: str | None
-    ) -> None:
+    def begin(self, questions: Sequence[Question], key: tuple[int, ...], bar: str | None) -> None:
         """Begin to act on each question, unless that has begun under this key; see `attempt`."""
         if key not in self._sampling:
             size, probes = self.setup.group_size, self.setup.estimator.probes
-            self._sampling[key] = self._begin(questions, size, key, version, bar, probes)
+            self._sampling[key] = self._begin(questions, size, key, bar, probes)
 
     def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """The groups with the critic's value of each sampled token, `token_values`."""
@@ -182,7 +184,6 @@ class Collector:
         questions: Sequence[Question],
         size: int | None,
         key: tuple[int, ...],
-        version: int,
         bar: str | None = None,
         probes: int = 0,
         rollout: Rollout | None = None,
@@ -193,24 +194,22 @@ class Collector:
             questions: The questions.
             size: Trajectories to sample for each; None for one greedy trajectory.
             key: Names the random streams.
-            version: Optimiser steps behind the weights.
             bar: Text of a progress bar; None for no bar.
             probes: Branches from the beginning of each turn.
             rollout: Stands in for the recipe's.
         """
-        return self._result(self._begin(questions, size, key, version, bar, probes, rollout))[1]
+        return self._result(self._begin(questions, size, key, bar, probes, rollout))[1]
 
     def _begin(
         self,
         questions: Sequence[Question],
         size: int | None,
         key: tuple[int, ...],
-        version: int,
         bar: str | None,
         probes: int,
         rollout: Rollout | None = None,
     ) -> "_Sampling":
-        self.sync(version)
+        version = self.sync()
         with self._phase():
             collections, processes = self._shares
             work = (rollout or self.setup.rollout).begin(
@@ -227,18 +226,20 @@ class Collector:
             )
         return _Sampling(work, version)
 
-    def sync(self, version: int) -> None:
+    def sync(self) -> int:
         """Have the engine, started if it was not, act with the weights as they are now.
 
-        Args:
-            version: Optimiser steps behind them.
+        Returns:
+            Their version.
         """
+        version = self.setup.position.version
         with self._phase():
             if not self._started:
                 self._start()
             if version != self._synced:
                 self.setup.engine.sync(version)
                 self._synced = version
+        return version
 
     def _result(self, sampling: "_Sampling") -> tuple[float, Attempts]:
         """The seconds that it took, and what came of it."""

@@ -75,7 +75,7 @@ class PolicyModule(L.LightningModule, ABC):
         self.metrics = MetricLog(self)
         self.folder: Path | None = None
         """The run's folder, once it is set up."""
-        self._loaded = (0, 0)
+        self._loaded = checkpoints.Position(0, 0)
 
     @property
     @abstractmethod
@@ -183,7 +183,7 @@ class PolicyModule(L.LightningModule, ABC):
         self.metrics.log({"train/grad_norm": Tally(float(norm), 1)})
 
     def _broken(self, what: str) -> TrainingError:
-        iteration, step = self.iteration_and_version
+        iteration, step = self.position
         return TrainingError(
             f"{what} at step {step} (iteration {iteration}). Lower the learning rate "
             "(model.optimizer.lr) or trainer.gradient_clip_val, and resume from an earlier "
@@ -192,7 +192,7 @@ class PolicyModule(L.LightningModule, ABC):
 
     def on_train_end(self) -> None:
         """Keep the numbers of these weights for whoever evaluates them next."""
-        self._loaded = self.iteration_and_version
+        self._loaded = self.position
 
     def teardown(self, stage: str) -> None:
         """Let the engine go."""
@@ -241,11 +241,11 @@ class PolicyModule(L.LightningModule, ABC):
         return keys
 
     @property
-    def iteration_and_version(self) -> tuple[int, int]:
-        """Iterations that the policy has learned from, the one that is going on included, and
-        optimiser steps."""
+    def position(self) -> checkpoints.Position:
+        """Where the policy stands."""
         if self._trainer is not None and self.trainer.state.fn == "fit":
-            return self.trainer.fit_loop.epoch_progress.current.ready, self.global_step
+            iteration = self.trainer.fit_loop.epoch_progress.current.ready
+            return checkpoints.Position(iteration, self.global_step)
         return self._loaded
 
     def bar(self, text: str) -> str | None:
@@ -281,9 +281,8 @@ class PolicyModule(L.LightningModule, ABC):
             self.configure_model()
             self.collector.forget()  # nobody counts the steps behind the weights
         self._return()
-        key, (_, version) = (ASK, self.seed, seed), self.iteration_and_version
-        bar = self.bar("asking")
-        return ask(self.collector, questions, samples, temperature, key, version, bar)
+        key, bar = (ASK, self.seed, seed), self.bar("asking")
+        return ask(self.collector, questions, samples, temperature, key, bar)
 
     def scores(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:
         """The score of each of some trajectories, of one question or of several.

@@ -166,10 +166,10 @@ class MTGRPO(PolicyModule, Iterates):
             iteration: The iteration's number.
             ahead: What the next iterations ask; their sampling begins, too.
         """
-        key, (_, version) = self._key(iteration), self.iteration_and_version
+        key = self._key(iteration)
         for number, some in enumerate([questions, *ahead], iteration):
             bar = self.bar("collecting") if number == iteration else None
-            self.collector.begin(some, self._key(number), version, bar)
+            self.collector.begin(some, self._key(number), bar)
         experience = self._attempt(questions, key)
         for again in range(1, self.redraws + 1):
             if not (places := experience.degenerate):
@@ -186,8 +186,7 @@ class MTGRPO(PolicyModule, Iterates):
 
     def _attempt(self, questions: Sequence[Question], key: tuple[int, ...]) -> Experience:
         """G scored attempts at each question, and the credit of their turns."""
-        _, version = self.iteration_and_version
-        collected = self.collector.attempt(questions, key, version, self.bar("collecting"))
+        collected = self.collector.attempt(questions, key, self.bar("collecting"))
         # an advantage for each turn of each trajectory, (G, K), and so for each sampled token
         credit = tuple(assign_credit(group, self.estimator) for group in collected.groups)
         return Experience(collected, credit)
@@ -358,7 +357,7 @@ class MTGRPO(PolicyModule, Iterates):
         """Forget what was evaluated before."""
         self.evaluated = []
         if self.policy.divided:  # a process without a question takes part in it too
-            self.collector.sync(self.iteration_and_version[1])
+            self.collector.sync()
 
     def validation_step(self, batch: list[Question], batch_idx: int) -> None:
         """Score trajectories, by default a greedy one per question; a process may have no question
@@ -383,6 +382,5 @@ class MTGRPO(PolicyModule, Iterates):
 
     def _scored(self, batch: list[Question], number: int) -> tuple[Group, ...]:
         key = (EVALUATE, self.seed, number, self.global_rank)
-        _, version = self.iteration_and_version
-        attempts = self.collector.explore(batch, self.samples, key, version, self.bar("evaluating"))
+        attempts = self.collector.explore(batch, self.samples, key, self.bar("evaluating"))
         return self.collector.score(attempts.trajectories)

@@ -86,12 +86,11 @@ class AlsoScore(L.Callback):
         """Score the questions, each process its share, by greedy trajectories."""
         if self._data is None or trainer.sanity_checking or trainer.state.fn != "fit":
             return
-        _, version = pl_module.iteration_and_version
         scored: list[Mapping[str, float | None]] = []
         for number, batch in enumerate(self._data.val_dataloader()):
             key = (ALSO, pl_module.seed, number, trainer.global_rank)
             if batch:  # processes have equally many batches, some of them empty
-                attempts = pl_module.collector.explore(batch, None, key, version)
+                attempts = pl_module.collector.explore(batch, None, key)
                 scored += [curves(one) for group in attempts.trajectories for one in group]
         tallies = curve_tallies(scored)
         pl_module.metrics.log({f"{self.name}/{name}": one for name, one in tallies.items()})

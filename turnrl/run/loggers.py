@@ -61,7 +61,7 @@ class ToLoggers(L.Callback):
         if experience is self._seen or not trainer.is_global_zero or not trainer.loggers:
             return  # a resumed run first ends the iteration that was complete
         self._seen = experience
-        iteration, step = pl_module.iteration_and_version
+        iteration, step = pl_module.position
         kept = next((one for one in trainer.callbacks if isinstance(one, Recorder)), None)
         advantages = by_turn(experience.groups, experience.credit)
         self._due = Shown(iteration, advantages, kept.texts if kept else ()), step

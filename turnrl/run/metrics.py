@@ -163,7 +163,7 @@ class PolicyRows(L.Callback):
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
         figures = pl_module.metrics.take(trainer.validating)
         if figures:
-            iteration, step = pl_module.iteration_and_version
+            iteration, step = pl_module.position
             place = {"iteration": iteration, "epoch": max(iteration - 1, 0), "step": step}
             self._row |= place | figures
 

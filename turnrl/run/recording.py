@@ -90,7 +90,7 @@ class Recorder(L.Callback):
         self._write(list(some), experience.groups, trainer, pl_module)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        groups, (iteration, version) = pl_module.evaluated, pl_module.iteration_and_version
+        groups, (iteration, version) = pl_module.evaluated, pl_module.position
         greedy = pl_module.samples is None
         learner = partial(pl_module.read, temperature=1.0) if greedy else pl_module.read
         some = rows(

@@ -296,7 +296,7 @@ class _Parts:
         failed = False
         for question in self.questions:
             self._stage(small, question)
-            explore = partial(small.collector.explore, [question], size, (0,), 0, probes=probes)
+            explore = partial(small.collector.explore, [question], size, (0,), probes=probes)
             try:
                 tried = explore()
             except Exception as error:  # of a tool, or of the turn scheme
@@ -339,7 +339,7 @@ class _Parts:
             max_turn_tokens=min(rollout.max_turn_tokens, _TURN_TOKENS),
         )
         try:
-            tried = small.collector.explore(self.questions[:2], small.group_size, (0,), 0)
+            tried = small.collector.explore(self.questions[:2], small.group_size, (0,))
             sampled = tried.trajectories
             self.attempts += sampled
             turns = sum(len(t.turns) for group in sampled for t in group)

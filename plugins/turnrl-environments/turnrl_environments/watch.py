@@ -42,7 +42,7 @@ class Endings(L.Callback):
         experience = pl_module.experience  # none in a run that resumes
         if not worlds or experience is None or self._warned:
             return
-        iteration, _ = pl_module.iteration_and_version
+        iteration = pl_module.position.iteration
         warning = escapes(experience.trajectories, iteration, pl_module.rollout.max_turns)
         self._missed = self._missed + 1 if warning else 0
         if warning and (iteration == 1 or self._missed >= _IN_A_ROW):

@@ -68,7 +68,7 @@ class Alarms(L.Callback):
     def _look(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Take the figures of the iteration that has ended, and log the number of alarms so far.
         Every process has to call it."""
-        iteration = pl_module.iteration_and_version[0]
+        iteration = pl_module.position.iteration
         figures = pl_module.metrics.new(validating=False)
         taken = {name: figures[name] for name in FIGURES if name in figures}
         if not taken or (self.rows and self.rows[-1]["iteration"] >= iteration):

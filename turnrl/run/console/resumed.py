@@ -43,7 +43,7 @@ class FirstFigures(L.Callback):
 
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
         if not self.figures:
-            self.figures = {"iteration": pl_module.iteration_and_version[0]} | {
+            self.figures = {"iteration": pl_module.position.iteration} | {
                 name: float(value)
                 for name, value in trainer.callback_metrics.items()
                 if name.startswith("val/") == trainer.validating
