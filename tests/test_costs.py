@@ -398,7 +398,7 @@ def long_answer(trajectory):
 def test_scoring_keeps_costs_apart_and_says_which_attempts_are_right():
     rewards = [SearchCost(), Length(), FirstHit(), ExactMatch(2.0)]
     group = score_group([attempt(2, "x"), attempt(0, "y")], rewards)
-    assert group.costs == ("turn/search_cost", "outcome/length")
+    assert group.cost_names == ("turn/search_cost", "outcome/length")
     assert group.turn_costs.flatten().tolist() == pytest.approx([-0.1, -0.2, 0, 0, 0, 0])
     assert group.outcome_costs.tolist() == pytest.approx([-0.15, -0.05])
     assert group.outcome.tolist() == pytest.approx([1.85, -0.05])
@@ -411,7 +411,7 @@ def test_scoring_keeps_costs_apart_and_says_which_attempts_are_right():
 def test_a_function_is_marked_by_its_settings():
     rewards = [FunctionReward(late, is_cost=True), FunctionReward(long_answer, 0.5, right_at=1.0)]
     group = score_group([attempt(1, "yes"), attempt(1, "y")], rewards)
-    assert group.costs == ("turn/late",)
+    assert group.cost_names == ("turn/late",)
     assert group.turn_costs.tolist() == [[0, -0.5], [0, -0.5]]
     assert group.right.tolist() == [True, False]
     # right is what all say that say something
@@ -422,7 +422,7 @@ def test_a_function_is_marked_by_its_settings():
 def test_nothing_says_what_is_right_unless_a_reward_does():
     group = score_group([attempt(1, "x"), attempt(0, "y")], [SearchCost(), ExactMatch(0.0)])
     assert group.right is None
-    with pytest.raises(RecipeError, match="CostsAmongRight needs a group with right_at"):
+    with pytest.raises(RecipeError, match="CostsAmongRight needs to know which attempts are right"):
         CostsAmongRight()(group)
 
 
@@ -507,7 +507,7 @@ def test_a_recorded_group_gets_the_same_credit_again(tmp_path):
     run = recorded.run(tmp_path / "run", estimator=rule)
     for rows in record.groups(record.read(run)):
         group = record.group(rows)
-        assert group.costs == ("turn/cost",)
+        assert group.cost_names == ("turn/cost",)
         assert set(group.components) == {"turn/paid", "turn/cost", "outcome/right"}
         found = rule(group)
         for row, again in zip(rows, found, strict=True):
@@ -521,7 +521,7 @@ def test_a_record_from_before_costs_were_known_says_so(tmp_path):
     for file in (run / "record").iterdir():
         pq.write_table(pq.read_table(file).drop_columns(["costs", "right_at"]), file)
     group = record.group(record.groups(record.read(run))[0])
-    assert group.costs is None
+    assert group.cost_names is None
     found = {one.name: one.reason for one in applied(group, TurnLevel(), "mine")}
     assert "the record of this group is older than that" in found["CostsAmongRight"]
     assert found["mine"] == ""

@@ -462,7 +462,7 @@ def test_each_step_costs_and_the_attempts_that_reach_the_goal_are_right(chat):
     group = score_group(attempts, rewards)
     steps = [int(attempt.figures["steps"]) for attempt in attempts]
     assert steps[0] == 6
-    assert group.costs == ("turn/step_cost",)
+    assert group.cost_names == ("turn/step_cost",)
     assert group.turn_costs.sum(1).tolist() == pytest.approx([-0.2 * n for n in steps])
     assert float(group.turn_costs[1, 1]) == 0  # "fly" is no step
     assert group.right.tolist() == [True, False]

@@ -133,7 +133,7 @@ def earnings(groups: Sequence[Group]) -> Earnings:
     gains = [float((group.turn_rewards - group.turn_costs)[i].sum()) for group, i in calling]
     spent = [-cost for group, i in calling for cost in group.turn_costs[i].tolist() if cost < 0]
     gained = [gain for gain in gains if gain > 1e-6]
-    costly = {name for group in groups for name in group.costs or ()}
+    costly = {name for group in groups for name in group.cost_names or ()}
     return Earnings(
         acted=len(calling),
         attempts=len(attempts),

@@ -116,7 +116,7 @@ class Attempt:
         await self.settled()
         if len(self.turns) >= self.rules.max_turns:
             self.end("turns")
-        await self._going_on()
+        await self._refuse_if_over()
         try:
             conversation = self._history_of(_checked(messages), tools)
             if conversation.tokens >= self.rules.max_tokens:
@@ -129,7 +129,7 @@ class Attempt:
             self.fault = self.fault or fault
             raise
 
-    async def _going_on(self) -> None:
+    async def _refuse_if_over(self) -> None:
         """Raise what stands in the way of another action, if anything does.
 
         A player that catches even that, as a bare `except` does, could ask for ever and never let
@@ -195,12 +195,14 @@ class Attempt:
     def read(self, reading: Reading) -> None:
         """See `turnrl.Attempt.read`."""
         last = self._last("read")
-        self._last_is(replace(last, reading=replace(reading, calls=self._calls or reading.calls)))
+        self._replace_last(
+            replace(last, reading=replace(reading, calls=self._calls or reading.calls))
+        )
 
     async def call(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
         """See `turnrl.Attempt.call`."""
         self._last("call")
-        await self._going_on()
+        await self._refuse_if_over()
         if self.sampling:
             raise self._misused(
                 "a player called a tool while a reply is sampled, so nobody can tell whose turn "
@@ -244,7 +246,7 @@ class Attempt:
             return ()
         self._calls += tuple(calls)
         last = self.turns[-1]
-        self._last_is(
+        self._replace_last(
             replace(
                 last,
                 reading=replace(last.reading, calls=self._calls),
@@ -275,7 +277,7 @@ class Attempt:
         self.fault = PluginError(what)
         return self.fault
 
-    def _last_is(self, turn: Turn) -> None:
+    def _replace_last(self, turn: Turn) -> None:
         self.turns = (*self.turns[:-1], turn)
 
     def end(self, why: Ending, answer: str | None = None) -> None:
@@ -287,7 +289,7 @@ class Attempt:
         """
         if answer is not None:
             last = self.turns[-1]
-            self._last_is(replace(last, reading=replace(last.reading, answer=answer)))
+            self._replace_last(replace(last, reading=replace(last.reading, answer=answer)))
         self.ended_by = self.ended_by or why
 
     # ------------------------------------------------------------------ its life
@@ -325,7 +327,10 @@ class Attempt:
         # nobody read the results of the last turn; a step in the world happened all the same, and
         # it alone counts as one
         acted = [self.sessions.acts([call]) for call in last.reading.calls]
-        results = tuple(map(_unread, last.results, acted)) if any(acted) else ()
+        results: tuple[ToolResult, ...] = ()
+        if any(acted):
+            pairs = zip(last.results, acted, strict=False)
+            results = tuple(replace(r.as_unread(), ok=r.ok and changed) for r, changed in pairs)
         turns = (*before, replace(last, results=results))
         samples = tuple(c.sample for c in self.conversations if c.sample and c.sample.sampled)
         return Trajectory(
@@ -371,14 +376,3 @@ def _checked(messages: Sequence[Message]) -> tuple[Message, ...]:
             "reply to, a message of role user or tool."
         )
     return tuple(message.copy() for message in messages)
-
-
-def _unread(result: ToolResult, acted: bool) -> ToolResult:
-    """A result of which the policy read nothing; the text is kept for people. It is `ok` if the
-    call changed the world."""
-    metadata = {
-        k: v for k, v in result.metadata.items() if k not in ("passage_ids", "passage_starts")
-    }
-    return replace(
-        result, content="", ok=result.ok and acted, metadata=metadata, unread=result.content
-    )

@@ -222,8 +222,7 @@ class ToolSessions:
             call = replace(call, session=session, turn=turn, question=self._question)
             result = await batcher.call(call)
         ok = result.ok and call.mended is None
-        content = self._box.make_safe(result.content)
-        return replace(result, content=content, ok=ok, metadata=_read(result, len(content)))
+        return replace(result.shown_as(self._box.make_safe(result.content)), ok=ok)
 
     def _problem(self, call: ToolCall, number: int) -> str | None:
         """Fault of a call, the `number`-th of its turn from 0; None if it can be run."""
@@ -384,14 +383,3 @@ async def call_tools(
         if isinstance(error, BaseException):
             raise error
     return results
-
-
-def _read(result: ToolResult, characters: int) -> Mapping[str, object]:
-    """The metadata of a result of which the policy reads so many characters: without the passages
-    that begin after them. Only the first counts if the result does not give where they begin."""
-    ids = result.metadata.get("passage_ids")
-    if characters >= len(result.content) or not isinstance(ids, list | tuple):
-        return result.metadata
-    starts = result.metadata.get("passage_starts", (0,))
-    shown = [i for i, start in zip(ids, starts, strict=False) if start < characters]
-    return {**result.metadata, "passage_ids": shown}

@@ -224,7 +224,7 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
             for name, part in group.components.items()
             if part.bounds is not None
         ],
-        "costs": None if group.costs is None else list(group.costs),
+        "costs": None if group.cost_names is None else list(group.cost_names),
         "right_at": [
             {"name": name, "value": part.right_at}
             for name, part in group.components.items()

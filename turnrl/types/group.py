@@ -95,7 +95,7 @@ class Group:
         return reduce(operator.and_, verdicts) if verdicts else None
 
     @property
-    def costs(self) -> tuple[str, ...] | None:
+    def cost_names(self) -> tuple[str, ...] | None:
         """Names of the components that are costs; None if nobody knows."""
         parts = self.components.items()
         if any(part.is_cost is None for _, part in parts):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, final
 
@@ -106,6 +106,29 @@ class ToolResult:
         """True if the policy read it and the call succeeded. It read nothing of the results of a
         last turn that acted on the world."""
         return self.ok and self.unread is None
+
+    @property
+    def passage_ids(self) -> tuple[str, ...] | None:
+        """Ids of the passages in `content`, in order; None if the tool names none."""
+        ids = self.metadata.get("passage_ids")
+        return tuple(ids) if isinstance(ids, list | tuple) else None
+
+    def shown_as(self, content: str) -> ToolResult:
+        """What the policy reads of it, if that is `content`, cut and made safe: without the
+        passages whose text begins behind the cut. Only the first counts if the tool does not give
+        where they begin."""
+        ids = self.passage_ids
+        if ids is None or len(content) >= len(self.content):
+            return replace(self, content=content)
+        starts = self.metadata.get("passage_starts", (0,))
+        shown = [i for i, start in zip(ids, starts, strict=False) if start < len(content)]
+        return replace(self, content=content, metadata={**self.metadata, "passage_ids": shown})
+
+    def as_unread(self) -> ToolResult:
+        """It, if the policy read nothing of it; the text is kept for people."""
+        of_passages = ("passage_ids", "passage_starts")
+        kept = {key: value for key, value in self.metadata.items() if key not in of_passages}
+        return replace(self, content="", metadata=kept, unread=self.content)
 
 
 @dataclass(frozen=True)

@@ -168,7 +168,7 @@ def _at_once(trajectory: Trajectory) -> bool:
 
 
 def _found(trajectory: Trajectory) -> set[str]:
-    return {id for r in trajectory.results for id in r.metadata.get("passage_ids", ())}
+    return {id for r in trajectory.results for id in r.passage_ids or ()}
 
 
 def _share(ones: Iterable[bool]) -> float:

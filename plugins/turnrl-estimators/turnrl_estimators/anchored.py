@@ -17,8 +17,8 @@ def retrieved(turn: Turn) -> frozenset[str]:
     tool names them, else the contents of successful results."""
     results: set[str] = set()
     for result in turn.results:
-        content = [result.content] if result.ok else []
-        results.update(map(str, result.metadata.get("passage_ids", content)))
+        content = (result.content,) if result.ok else ()
+        results.update(content if (ids := result.passage_ids) is None else map(str, ids))
     return frozenset(results)
 
 

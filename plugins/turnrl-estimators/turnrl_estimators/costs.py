@@ -99,27 +99,27 @@ class CostsAmongRight(GroupRelative):
             )
 
     def __call__(self, group: Group) -> Tensor:
-        if group.costs is None:
+        if group.cost_names is None:
             raise RecipeError(
                 "CostsAmongRight needs to know which rewards are costs, and the record of this "
                 "group is older than that. Take a newer run."
             )
         paid = _paid(group)
-        credit = self._rule(paid)
-        if not group.costs or len(group.trajectories) < 2:
+        credit = self.paid_rule(paid)
+        if not group.cost_names or len(group.trajectories) < 2:
             return credit
         among, costs = _among(group), _costs_to_go(group, self.gamma)
         differences = standardize(costs, among, self.baseline, "none")
         differences = differences.masked_fill(among.sum(0) == 1, 0.0)  # nobody to compare with
-        return credit + self.cost_coef * differences / self._unit(paid.outcome, group)
+        return credit + self.cost_coef * differences / self.unit(float(paid.outcome.std()), group)
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         """The first two terms: MT-GRPO of what is paid."""
-        return self._rule.advantages(turn_rewards, outcome, reached)
+        return self.paid_rule.advantages(turn_rewards, outcome, reached)
 
     @property
-    def _rule(self) -> TurnLevel:
-        """What gives credit for what is paid."""
+    def paid_rule(self) -> TurnLevel:
+        """Gives credit for what is paid."""
         return TurnLevel(
             outcome_coef=self.outcome_coef,
             turn_coef=self.turn_coef,
@@ -129,11 +129,17 @@ class CostsAmongRight(GroupRelative):
             min_std=self.min_std,
         )
 
-    def _unit(self, outcome: Tensor, group: Group) -> float:
+    def unit(self, spread: float, group: Group) -> float:
+        """What costs are divided by.
+
+        Args:
+            spread: The standard deviation of what is paid for outcomes.
+            group: The group.
+        """
         if self.scale == "none" or self.cost_scale == "none":
             return 1.0
         half = _worth(group) / 2 if bool(_right(group).all()) else 0.0
-        return max(float(outcome.std()), half, self.min_std)
+        return max(spread, half, self.min_std)
 
 
 def _paid(group: Group) -> Group:
@@ -145,9 +151,8 @@ def _paid(group: Group) -> Group:
 def _right(group: Group) -> Tensor:
     if (right := group.right) is None:
         raise RecipeError(
-            "CostsAmongRight needs a group with right_at, which says what the attempts that are "
-            "right get of a component. Score it with a reward that has right_at, such as "
-            "ExactMatch."
+            "CostsAmongRight needs to know which attempts are right, and no component of this "
+            "group has right_at. Score it with a reward that has right_at, such as ExactMatch."
         )
     return right
 
@@ -170,19 +175,15 @@ def _costs_to_go(group: Group, gamma: float) -> Tensor:
 @compares.register
 def _(estimator: CostsAmongRight, group: Group) -> Sequence[Contrast]:
     paid = _paid(group)
-    terms = [*(compares(estimator._rule, paid) or ())]
-    if not group.costs or len(group.trajectories) < 2:
+    terms = [*(compares(estimator.paid_rule, paid) or ())]
+    if not group.cost_names or len(group.trajectories) < 2:
         return terms
-    among, unit = _among(group), 1.0
-    if "none" not in (estimator.scale, estimator.cost_scale):
-        right = [bool(one) for one in _right(group).tolist()]
-        half = _worth(group) / 2 if all(right) else 0.0
-        unit = max(statistics.stdev(paid.outcome.tolist()), half, estimator.min_std)
+    among = _among(group)
     costs = Contrast(
         "costs from here on, among right attempts",
         _costs_to_go(group, estimator.gamma),
         torch.arange(among.shape[1]).expand_as(among).masked_fill(~among, -1),
         estimator.cost_coef * among.to(paid.outcome.dtype),
-        divisor=unit,
+        divisor=estimator.unit(statistics.stdev(paid.outcome.tolist()), group),
     )
     return [*terms, costs]

@@ -144,7 +144,7 @@ def passages_shown(trajectory: Trajectory, turns: int) -> set[str]:
     """Ids (`metadata["passage_ids"]`) of the passages in successful results of the first `turns`
     turns."""
     results = (result for turn in trajectory.turns[:turns] for result in turn.results)
-    return {i for result in results if result.ok for i in result.metadata.get("passage_ids", ())}
+    return {i for result in results if result.ok for i in result.passage_ids or ()}
 
 
 def informed(trajectory: Trajectory, turns: int) -> int:
