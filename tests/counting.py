@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from turnrl import Policy
+from turnrl.policy.trials import Way
 
 META = torch.device("meta")
 
@@ -164,12 +165,13 @@ def counted(
     patch.setattr("turnrl.policy.model.check_head", lambda policy: None)
     patch.setattr(
         "turnrl.policy.model.choose_way",
-        lambda policy: (policy.share_prefixes, False, "as on a GPU"),
+        lambda policy: Way(
+            policy.share_prefixes, policy.compute_dtype == torch.bfloat16, "as on a GPU"
+        ),
     )
     patch.setattr("turnrl.policy.compute.wide_mm", _wide)
     with count, META:  # where peft makes its weights
         policy.load(META)
-    policy._kernel = policy.compute_dtype == torch.bfloat16
     return Counted(policy, count)
 
 

@@ -346,12 +346,12 @@ def test_pairs_of_a_layout_are_those_of_each_distinct_beginning(bench):
     rows = [([1, 2, 3, *rest], [False] * 4 + [True] * 2) for rest in ([4, 5, 6], [4, 7, 8])]
     policy = bench.policy("nf4")
     for share in (True, False):
-        policy.share_prefixes = share
+        policy.way = policy.way._replace(share=share)
         (_, layout), *_ = policy.passes(rows, 64)
         whole = [tuple(ids[:n]) for ids, _ in rows for n in range(1, len(ids) + 1)]
         wanted = sum(map(len, set(whole) if share else whole))
         assert learning.counts_of(layout) == (8 if share else 12, wanted, 4)
-    policy.share_prefixes = True
+    policy.way = policy.way._replace(share=True)
 
 
 def test_parts_run_in_the_order_of_their_worth_whatever_order_they_are_asked_in():

@@ -61,7 +61,7 @@ def test_kernels_and_shared_prompts_are_in_force(tiny_model, options):
     policy = turnrl.Policy(str(tiny_model), "nf4" if options is NF4 else "none", turnrl.Lora(r=4))
     with torch.device("cuda"):  # as Lightning does
         policy.load("cuda")
-    assert policy.share_prefixes
+    assert policy.way.share
     assert policy.in_force["attention while learning"] == "prompts once, torch's varlen kernel"
     assert {p.device.type for p in policy.parameters()} == {"cuda"}
     assert {p.dtype for p in policy.trainable_parameters().values()} == {torch.float32}

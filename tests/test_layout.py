@@ -180,7 +180,7 @@ def logprobs_and_gradient(policy, rows, share, weights):
 def test_models_compute_the_same_from_a_shared_layout(random_model, name, options):
     policy = Policy(str(random_model(name, **options)))
     policy.load()
-    assert policy.share_prefixes
+    assert policy.way.share
     draw = random.Random(0)
     system = [draw.randrange(3, 300) for _ in range(12)]
     ids = [
@@ -228,7 +228,7 @@ def test_a_model_that_would_compute_something_else_from_a_shared_layout_is_given
 ):
     policy = Policy(str(random_model(name, **options)))
     policy.load()
-    assert not policy.share_prefixes
+    assert not policy.way.share
     rows = rows_of([[5, 6, 7, 8], [5, 6, 7, 9, 10]])
     ((_, layout),) = policy.passes(rows, 1000)
     assert layout.attention_mask is not None
@@ -240,7 +240,7 @@ def test_a_model_whose_numbers_differ_is_given_padded_rows(tiny_model, monkeypat
     policy = Policy(str(tiny_model))
     with caplog.at_level("INFO"):
         policy.load()
-    assert not policy.share_prefixes
+    assert not policy.way.share
     assert "nats apart" in caplog.text
 
 

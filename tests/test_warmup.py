@@ -572,7 +572,7 @@ def test_an_adapter_with_dropout_loads_and_its_reference_has_none(tiny_model, tm
     folder = turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4))), tmp_path / "adapter")
     begun = Policy(str(folder), lora=Lora(r=4, dropout=0.5))
     begun.load()
-    assert begun.share_prefixes  # as for a policy without dropout
+    assert begun.way.share  # as for a policy without dropout
     row = ([5, 6, 7, 8, 9, 10], [False] * 2 + [True] * 4)
     (layout,) = (layout for _, layout in begun.passes([row], 100))
     begun.train()

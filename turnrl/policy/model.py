@@ -57,7 +57,7 @@ from turnrl.policy.files import (
 )
 from turnrl.policy.layout import Layout, Pass, passes
 from turnrl.policy.sizes import LOGITS, MINIBATCH_TOKENS, sizes_of
-from turnrl.policy.trials import check_head, choose_way
+from turnrl.policy.trials import Way, check_head, choose_way
 from turnrl.types import Attend, Critic, TokenRow, TokenScores
 
 
@@ -131,6 +131,8 @@ class Policy(nn.Module):
         self.fused_kernels = fused_kernels
         self.minibatch_tokens = minibatch_tokens
         at_least(1, "model.policy.", self, "minibatch_tokens", whole=True)
+        self.way = Way(share_prefixes, False, "not tried out before it is loaded")
+        """How it reads token sequences, which loading chooses."""
         self.in_force: dict[str, str] = {}
         """The choices that loading made, for people to read."""
         self.critic: Critic | None = None
@@ -140,7 +142,6 @@ class Policy(nn.Module):
         self._fingerprint = ""
         self._start: dict[nn.Parameter, Tensor] = {}
         self._attends = False
-        self._kernel = False
         self._mixed = False
         self._step: InStep | None = None
 
@@ -308,8 +309,8 @@ class Policy(nn.Module):
             if self.fused_kernels and self.divided:
                 self.in_force["fused kernels"] = fuse(self.base, device, self.both_logits)
             check_head(self)
-            self.share_prefixes, self._kernel, attention = choose_way(self)
-        self.in_force["attention while learning"] = attention
+            self.way = choose_way(self)
+        self.in_force["attention while learning"] = self.way.text
 
     @property
     def base(self) -> Any:
@@ -402,7 +403,7 @@ class Policy(nn.Module):
         owners: Sequence[int] | None = None,
     ) -> Iterator[Pass]:
         """See `turnrl.policy.layout.passes`; the policy's own budget is the default."""
-        return passes(rows, budget or self.budget, self.share_prefixes, self._kernel, owners)
+        return passes(rows, budget or self.budget, self.way.share, self.way.kernel, owners)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:

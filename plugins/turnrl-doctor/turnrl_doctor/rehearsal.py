@@ -180,7 +180,7 @@ class _Parts:
         small = _small(self.module, policy, replace(self.module.rollout, tools=[*self.tools]))
         policy.load(self.start.device)
         policy.to(self.start.device)
-        yield _attention(policy, self.module.policy)
+        yield _attention(policy)
         yield from self._scripted(small)
         yield from _guarded("turns", self._fitting(small))
         yield from _guarded("sampling", self._sampled(small))
@@ -427,9 +427,9 @@ def _small(module: MTGRPO, policy: Policy, rollout: Rollout) -> MTGRPO:
     )
 
 
-def _attention(policy: Policy, asked: Policy) -> Finding:
+def _attention(policy: Policy) -> Finding:
     text = "; ".join(f"{name}: {value}" for name, value in policy.in_force.items())
-    if asked.share_prefixes and not policy.share_prefixes:
+    if policy.share_prefixes and not policy.way.share:
         step = "Learning takes longer than it could. Report the model and the versions above."
         return Finding("warn", "sharing", f"not in force; {text}", step)
     return Finding("pass", "sharing", text)

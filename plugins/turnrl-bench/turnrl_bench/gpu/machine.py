@@ -52,7 +52,7 @@ def _load(bench: Bench) -> Found:
         "loaded_s": loaded - began,
         "started_s": device.clock() - loaded,
         "peak_bytes": peak,
-        "share_prefixes": policy.share_prefixes,
+        "share_prefixes": policy.way.share,
         "in_force": in_force,
     }
 
