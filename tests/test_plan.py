@@ -20,10 +20,10 @@ import turnrl
 from commands import RECIPE, save
 from counting import META, Traffic, counted
 from runs import data, module
-from turnrl import Lora, RecipeError, Start, parse_bytes
+from turnrl import Beside, Lora, RecipeError, Start, parse_bytes
 from turnrl.cli import main
 from turnrl.testing import ScriptedEngine
-from turnrl_doctor.counts import PHASES, learning, memory, reading, resident, stepping
+from turnrl_doctor.counts import ENGINE, PHASES, learning, memory, reading, resident, stepping
 from turnrl_doctor.memory import _ENGINE, MemoryPlan, given_settings, work_of
 from turnrl_doctor.plan import choose, gigabytes, given_up
 from turnrl_doctor.speed import card_of, seconds
@@ -238,6 +238,26 @@ def test_what_the_recipe_gives_is_not_changed_and_shown_as_given():
     for name in NAMES:
         (line,) = [words for words in lines if words[:1] == [name]]
         assert ("given" in line) == (name in given)
+
+
+def test_an_engine_in_a_process_of_its_own_has_its_share_of_each_phase():
+    beside = Beside(int(0.5 * 85e9), 3 * 10**9)
+    found = choose(replace(TRIVIA, sampled=False, beside=beside), card(80), {})
+    alone = choose(replace(TRIVIA, sampled=False), card(80), {})
+    shares = [found.memory[phase].get(ENGINE, 0) for phase in PHASES]
+    assert shares == [0, beside.sampling, beside.learning, beside.learning, beside.learning]
+    assert found.total("sampling") == alone.total("sampling") + beside.sampling
+    lines = table(found).splitlines()
+    assert any(line.split()[:3] == ["the", "engine's", "process"] for line in lines)
+    assert lines[-1].strip() == "not computed"
+    assert max(map(len, lines)) <= 80
+    with pytest.raises(RecipeError, match=r"is the engine's process .*--gpu-memory-utilization in"):
+        choose(replace(TRIVIA, sampled=False, beside=Beside(78 * 10**9, 0)), card(80), {})
+    # what it keeps meanwhile leaves less for minibatches
+    awake = choose(
+        replace(TRIVIA, sampled=False, beside=Beside(50 * 10**9, 50 * 10**9)), card(80), {}
+    )
+    assert awake.choice.minibatch_tokens < found.choice.minibatch_tokens
 
 
 def test_what_is_given_up_is_faster_and_does_not_fit():

@@ -711,6 +711,39 @@ def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_p
     engine.close()
 
 
+@pytest.mark.parametrize(
+    ("arguments", "share"),
+    [
+        ([], 0.92),
+        (["--gpu-memory-utilization", "0.4"], 0.4),
+        (["--max-num-seqs", "64", "--gpu-memory-utilization=0.25"], 0.25),
+        (["--gpu-memory-utilization"], None),
+        (["--gpu-memory-utilization", "half"], None),
+        (["--kv-cache-memory-bytes", "8G"], None),
+    ],
+)
+def test_the_memory_plan_hears_what_a_server_takes(arguments, share):
+    own = VLLM(python="python", arguments=arguments)
+    assert own.beside(10**11) == (None if share is None else (int(share * 1e11), 3 * 10**9))
+    awake = VLLM(python="python", arguments=arguments, sleeps=False)
+    assert awake.beside(10**11) == (None if share is None else (int(share * 1e11),) * 2)
+    assert VLLM(url="http://localhost:8000").beside(10**11) is None
+
+
+def test_a_server_that_leaves_no_room_is_refused_before_weights_load(recipe, interpreter, capsys):
+    own = {"python": str(interpreter), "arguments": ["--gpu-memory-utilization", "0.3"]}
+    name = recipe(**own)
+    assert main(["doctor", name, "--card", "24GB"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"the engine's process +- +7\.20 +3\.00 +3\.00 +3\.00\n", shown)
+    assert "does not know" not in shown
+    assert main(["doctor", name, "--card", "24GB", "--model.max_staleness", "1"]) == 0
+    assert re.search(r"the engine's process +-( +7\.20){4}\n", capsys.readouterr().out)
+    name = recipe(python=str(interpreter))
+    assert main(["doctor", name, "--card", "24GB"]) == 1
+    assert "Let it take less (--gpu-memory-utilization in" in capsys.readouterr().out
+
+
 def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_path, monkeypatch):
     policy = adapted(tiny_model)
     emptied: list[bool] = []

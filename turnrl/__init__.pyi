@@ -130,6 +130,7 @@ from turnrl.types.contracts import Reward as Reward
 from turnrl.types.contracts import Scorer as Scorer
 from turnrl.types.contracts import TurnReward as TurnReward
 from turnrl.types.engine import Attend as Attend
+from turnrl.types.engine import Beside as Beside
 from turnrl.types.engine import Completion as Completion
 from turnrl.types.engine import Engine as Engine
 from turnrl.types.engine import MessageSampler as MessageSampler

@@ -37,6 +37,18 @@ class Surroundings:
     divided: bool = False
 
 
+class Beside(NamedTuple):
+    """Memory of the learner's GPU that an engine's own processes take.
+
+    Args:
+        sampling: Bytes while it samples.
+        learning: Bytes after `Engine.rest`.
+    """
+
+    sampling: int
+    learning: int
+
+
 @dataclass(frozen=True)
 class Sampling:
     """Settings to sample one turn.
@@ -282,6 +294,16 @@ class Engine(Sampler):
         """The choices that the engine made when it started, for people to read: which attention,
         with CUDA graphs or without. Empty before it starts."""
         return {}
+
+    def beside(self, total: int) -> Beside | None:
+        """What processes of its own will take of the learner's GPU, for the memory plan.
+
+        Args:
+            total: Bytes of that GPU.
+        Returns:
+            The bytes; None if that is not known.
+        """
+        return None
 
     def rehearsal(self) -> AbstractContextManager[Engine]:
         """What `turnrl doctor` samples a small model with in place of this engine: by default the

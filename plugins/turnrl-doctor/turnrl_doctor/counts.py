@@ -19,6 +19,7 @@ CONTEXT = 500_000_000
 FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantisation: half a byte, and the scales of its block."""
 
+ENGINE = "the engine's process"
 PHASES = ("loading", "sampling", "learning", "step", "checkpoint")
 
 Parts = Mapping[str, int]
@@ -175,8 +176,9 @@ def memory(work: Work, choice: Choice) -> dict[str, Parts]:
     copies = rounded(work, choice.gradient_checkpointing) if work.mixed else 0
     passing = {"gathered weights": gathered(work), "rounded weights": copies}
     sample = sampling(work, choice) if work.sampled else {}
+    other = {} if work.beside is None else {ENGINE: work.beside.sampling}
     learn = learning(work, choice.minibatch_tokens, choice.gradient_checkpointing)
-    stay = {}
+    stay = {} if work.beside is None else {ENGINE: work.beside.learning}
     if work.sampled and choice.keep_memory:
         stay = {
             "keys and values": choice.kv_memory,
@@ -186,7 +188,7 @@ def memory(work: Work, choice: Choice) -> dict[str, Parts]:
         }
     return {
         "loading": {**always, **load},
-        "sampling": {**always, **later, **passing, **sample},
+        "sampling": {**always, **later, **passing, **sample, **other},
         "learning": {**always, **later, **stay, **passing, **learn},
         "step": {**always, **later, **stay, "updates": own},
         "checkpoint": {**always, **later, **stay},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -172,6 +173,10 @@ class MemoryPlan(Check):
         except LookupError as error:
             self._why = str(error)
             return None
+        beside = module.engine.beside(card.bytes)
+        if beside is not None and module.max_staleness:  # it samples while the policy learns
+            beside = beside._replace(learning=beside.sampling)
+        work = replace(work, beside=beside)
         try:
             plan = choose(work, card, given_settings(module, work))
         except RecipeError:
@@ -195,7 +200,7 @@ class MemoryPlan(Check):
                 )
             return
         plan = self._plan
-        if not plan.work.sampled:
+        if not plan.work.sampled and plan.work.beside is None:
             engine = type(cast(MTGRPO, start.module).engine).__name__
             text = f"the plan does not know what {engine} takes while it samples"
             yield Finding("warn", "memory plan", text, "Leave room for it: lower plan.profile.")

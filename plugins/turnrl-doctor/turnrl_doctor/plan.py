@@ -19,7 +19,7 @@ from functools import cached_property
 from typing import Any
 
 from turnrl import RecipeError
-from turnrl_doctor.counts import PHASES, Parts, learning, memory
+from turnrl_doctor.counts import ENGINE, PHASES, Parts, learning, memory
 from turnrl_doctor.speed import Card, learning_s, seconds
 from turnrl_doctor.work import Choice, Work
 from turnrl_slots.sizes import PAGE, PREFILL_TOKENS
@@ -195,6 +195,10 @@ def _does_not_fit(work: Work, card: Card, given: Settings) -> RecipeError:
 
 def _remedy(work: Work, largest: str, given: Settings) -> str:
     """The first setting to change, as a sentence."""
+    if largest == ENGINE:
+        return (
+            "Let it take less (--gpu-memory-utilization in model.engine.arguments, if it is vLLM)."
+        )
     setting = _SETTING_OF.get(largest, "")
     if setting.rpartition(".")[2] in given:
         return f"Lower {setting}, or leave it out."

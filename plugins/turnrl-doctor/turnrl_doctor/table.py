@@ -40,10 +40,14 @@ def table(plan: CostedChoice) -> str:
     spent = plan.seconds
     whose = f", with the rates of {card.like}" if card.like else ""
     lines.append("  computed, not measured" + whose)
-    lines.append(
-        f"    an iteration takes {_seconds(plan.spent)} s: "
-        f"rollouts {_seconds(spent['rollouts'])}, learning {_seconds(spent['learning'])}"
-    )
+    learning = _seconds(spent["learning"])
+    if plan.work.sampled:
+        rollouts = _seconds(spent["rollouts"])
+        whole = f"an iteration takes {_seconds(plan.spent)} s"
+        lines.append(f"    {whole}: rollouts {rollouts}, learning {learning}")
+    else:
+        lines.append(f"    learning takes {learning} s an iteration; rollouts with this engine are")
+        lines.append("    not computed")
     for what, saved, more in given_up(plan):
         lines.append(
             f"    {what} would save {saved:.1f} s and take {gigabytes(more)} GB: does not fit"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
+from turnrl import Beside
 from turnrl.policy.sizes import MINIBATCH_TOKENS, copies_factors, padded_columns, sizes_of
 from turnrl_slots.sizes import PREFILL_TOKENS
 
@@ -106,6 +107,8 @@ class Work:
         sampled: True if the engine is one whose memory is known.
         mixed: True if float32 weights are rounded for each product.
         shares: Number of processes that share one policy; 1 if each has all of it.
+        beside: What the engine's own processes take of the GPU; None if it has none, or nobody
+            knows.
     """
 
     shape: Decoder
@@ -126,6 +129,7 @@ class Work:
     sampled: bool = True
     mixed: bool = False
     shares: int = 1
+    beside: Beside | None = None
 
     @property
     def trained(self) -> int:

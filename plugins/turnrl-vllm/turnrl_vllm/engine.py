@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import final
 
 from turnrl import (
+    Beside,
     Completion,
     Engine,
     EngineError,
@@ -38,7 +39,7 @@ from turnrl.servers import Unavailable
 from turnrl_vllm import completions
 from turnrl_vllm.pool import Pool
 from turnrl_vllm.server import Refused, Server
-from turnrl_vllm.started import Started, check_python
+from turnrl_vllm.started import ASLEEP, Started, check_python, gpu_share
 from turnrl_vllm.together import Together, is_together
 from turnrl_vllm.trial import examine
 from turnrl_vllm.weights import Adapters, Published, Weights, WholeModel, has_adapter, write
@@ -235,6 +236,14 @@ class VLLM(Engine):
                 f"vLLM at {server} does not answer ({fault}). Start it, or correct "
                 "model.engine.url. To evaluate a run without it, add --model.engine Slots."
             ) from fault
+
+    def beside(self, total: int) -> Beside | None:
+        """See `Engine.beside`. A server of the run's own takes the share that `arguments` give."""
+        share = gpu_share(self.arguments)
+        if self.python is None or share is None:
+            return None
+        awake = int(share * total)
+        return Beside(awake, awake if self.sleeps is False else min(awake, ASLEEP))
 
     def rehearsal(self) -> AbstractContextManager[Engine]:
         """See `Engine.rehearsal`. A server of its own is started, with the rehearsal's small base.
