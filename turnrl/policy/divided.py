@@ -92,8 +92,8 @@ def part_of(value: Tensor, like: Tensor) -> Tensor:
 class InStep:
     """Has processes that share a policy make equally many passes.
 
-    Before each pass a process says that it makes one. Who has nothing to read joins in with an idle
-    pass, until nobody reads any more.
+    Before each pass a process says that it makes one. A process with nothing to read makes idle
+    passes until the last one is done.
 
     Args:
         mesh: The processes.

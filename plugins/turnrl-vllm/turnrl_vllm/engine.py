@@ -39,8 +39,8 @@ from turnrl.servers import Unavailable
 from turnrl_vllm import completions
 from turnrl_vllm.pool import Pool
 from turnrl_vllm.server import Refused, Server
-from turnrl_vllm.started import ASLEEP, Started, check_python, gpu_share
-from turnrl_vllm.together import Together, is_together
+from turnrl_vllm.started import ASLEEP, Started, check_python, give_back_cache, gpu_share
+from turnrl_vllm.together import Together, check_together, is_together
 from turnrl_vllm.trial import examine
 from turnrl_vllm.weights import Adapters, Published, Weights, WholeModel, has_adapter, write
 
@@ -215,7 +215,7 @@ class VLLM(Engine):
         window or no adapters; an interpreter without vLLM; what several processes cannot share."""
         self._where = where
         if where.processes > 1:
-            self._check_together(policy)
+            check_together(policy, where, self.python is not None, self.folder)
         if self.python is not None:
             check_python(self.python)
             if not isinstance(policy, Policy):
@@ -266,27 +266,6 @@ class VLLM(Engine):
                 shutil.rmtree(home, ignore_errors=True)
             raise
 
-    def _check_together(self, policy: SampledPolicy) -> None:
-        """Whether the processes that learn together can do so with the same servers."""
-        where = self._where
-        if self.python is not None:
-            raise RecipeError(
-                f"model.engine.python would start a server for each of {where.processes} "
-                "processes, all with the same memory. Start servers yourself, and give their "
-                "addresses in model.engine.url."
-            )
-        if not has_adapter(policy) and not where.divided:
-            raise RecipeError(
-                f"{where.processes} processes train all weights, and a server would read new ones "
-                "while another process samples. Train an adapter (model.policy.lora), use one "
-                "process, or let the processes share one policy (trainer.strategy: fsdp2)."
-            )
-        if self.folder is None and where.folder is None:
-            raise RecipeError(
-                "several processes share the weights for vLLM, and this run has no folder. Set "
-                "model.engine.folder to a path that all processes and servers have."
-            )
-
     def _own_folder(self) -> Path:
         home = Path(tempfile.mkdtemp(prefix="turnrl-vllm-", dir=self._home()))
         atexit.register(shutil.rmtree, home, ignore_errors=True)  # whatever ends the program
@@ -310,7 +289,7 @@ class VLLM(Engine):
                 self.log = self._where.folder / "vllm.log"
             arguments = ["--tokenizer", str(home / "tokenizer"), *self.arguments]
             self._sleeps = policy.device.type == "cuda" if self.sleeps is None else self.sleeps
-            _give_back_cache()
+            give_back_cache()
             self.started = started = Started(
                 self.python,
                 policy,
@@ -323,7 +302,7 @@ class VLLM(Engine):
                 sleeps=self._sleeps,
             )
             servers = [Server(started.url, started.key, self.timeout_s)]
-            started.wait(lambda: _is_up(servers[0]), self.start_timeout_s)
+            started.wait(servers[0].is_up, self.start_timeout_s)
         # one of its own that died takes as long to come back as it took to start
         patience_s = self.patience_s + (self.start_timeout_s if self.python is not None else 0)
         check_alive = None if self.started is None else self.started.check
@@ -376,7 +355,7 @@ class VLLM(Engine):
         if pool.asleep:
             if self.started is not None:
                 self.started.note(asleep=False)
-            _give_back_cache()
+            give_back_cache()
             await pool.wake()
 
     def close(self) -> None:
@@ -466,19 +445,3 @@ def _sampler(versions: Sequence[str]) -> str:
     """vLLM's versions and the number of servers, for people to read."""
     servers = "1 server" if len(versions) == 1 else f"{len(versions)} servers"
     return f"vLLM {', '.join(sorted(set(versions)))}, {servers}"
-
-
-def _give_back_cache() -> None:
-    """Leave vLLM the GPU's memory that this process keeps without using it."""
-    import torch
-
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
-def _is_up(server: Server) -> bool:
-    try:
-        server.ask("GET", "/health", within_s=5)
-    except (Unavailable, Refused):
-        return False
-    return True

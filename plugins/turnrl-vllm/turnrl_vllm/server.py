@@ -135,6 +135,14 @@ class Server:
             call.cancel()
         return self._read(response)
 
+    def is_up(self) -> bool:
+        """Whether it answers now, asked by another thread than the event loop's."""
+        try:
+            self.ask("GET", "/health", within_s=5)
+        except (Unavailable, Refused):
+            return False
+        return True
+
     async def is_well(self, within_s: float) -> bool:
         """Whether it says that it is well."""
         with contextlib.suppress(httpx2.RequestError):

@@ -42,6 +42,14 @@ def gpu_share(arguments: Sequence[str]) -> float | None:
         return None  # vLLM refuses it
 
 
+def give_back_cache() -> None:
+    """Leave vLLM the GPU's memory that this process keeps without using it."""
+    import torch
+
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
+
+
 def check_python(python: str) -> None:
     """Find out whether an interpreter has vLLM, without starting it.
 
@@ -142,6 +150,7 @@ class Started:
             if time.monotonic() - began > patience_s:
                 raise self._over(f"has not answered for {patience_s:g} s while it was starting")
             time.sleep(_LOOK_EVERY_S)
+        say(f"turnrl: vLLM answers, {time.monotonic() - began:.0f} s after its start", sys.stderr)
         self.note(asleep=False)
 
     def note(self, asleep: bool) -> None:

@@ -10,7 +10,8 @@ import time
 from pathlib import Path
 from typing import final
 
-from turnrl import RecipeError
+from turnrl import RecipeError, SampledPolicy, Surroundings
+from turnrl_vllm.weights import has_adapter
 
 _VISIBLE_S = 30.0
 """A file server may be late to show a new folder."""
@@ -21,6 +22,38 @@ def is_together() -> bool:
     import torch.distributed as processes
 
     return processes.is_initialized() and processes.get_world_size() > 1
+
+
+def check_together(
+    policy: SampledPolicy, where: Surroundings, starts: bool, folder: str | None
+) -> None:
+    """Refuse what several processes that learn together cannot do with the same servers.
+
+    Args:
+        policy: Whose weights act.
+        where: With the number of processes.
+        starts: Whether the run is to start a server.
+        folder: The folder that the recipe gives for weights.
+    Raises:
+        RecipeError: Naming the setting, and the next step.
+    """
+    if starts:
+        raise RecipeError(
+            f"model.engine.python would start a server for each of {where.processes} processes, "
+            "all with the same memory. Start servers yourself, and give their addresses in "
+            "model.engine.url."
+        )
+    if not has_adapter(policy) and not where.divided:
+        raise RecipeError(
+            f"{where.processes} processes train all weights, and a server would read new ones "
+            "while another process samples. Train an adapter (model.policy.lora), use one "
+            "process, or let the processes share one policy (trainer.strategy: fsdp2)."
+        )
+    if folder is None and where.folder is None:
+        raise RecipeError(
+            "several processes share the weights for vLLM, and this run has no folder. Set "
+            "model.engine.folder to a path that all processes and servers have."
+        )
 
 
 @final
