@@ -514,6 +514,37 @@ def test_a_server_that_hangs_is_left(stand, tiny_model, monkeypatch):
     engine.close()
 
 
+def test_turns_do_not_wait_in_turn_for_a_server_that_was_lost(stand, tiny_model, monkeypatch):
+    """All would give it the adapter again, one after another, each with a wait of its own."""
+    policy = adapted(tiny_model)
+    engine = VLLM(url=stand().url)
+    engine.start(policy, 64)
+    engine.sync(0)
+    (server,) = engine.pool.servers
+    asked, send, is_well = [], server.ask_async, server.is_well
+
+    async def asks(path, body, within_s=None):
+        asked.append(path)
+        if path == "/v1/load_lora_adapter" and asked.count(path) == 1:
+            await asyncio.sleep(0.2)  # the others wait by now
+            raise Unavailable("timed out")
+        return await send(path, body, within_s)
+
+    async def asks_whether_well(within_s):
+        asked.append("/health")
+        return await is_well(within_s)
+
+    monkeypatch.setattr(server, "ask_async", asks)
+    monkeypatch.setattr(server, "is_well", asks_whether_well)
+    server.forget()
+    sessions = [engine.open(PROMPT) for _ in range(5)]
+    done = on_loop(asyncio_gather([turn(session) for session in sessions]))
+    assert {one.version for one in done} == {0}
+    assert asked[:2] == ["/v1/load_lora_adapter", "/health"]
+    assert asked.count("/v1/load_lora_adapter") == 2
+    engine.close()
+
+
 def test_servers_that_stay_away_stop_the_run(stand, tiny_model):
     policy, server = adapted(tiny_model), stand()
     engine = VLLM(url=server.url, patience_s=1)

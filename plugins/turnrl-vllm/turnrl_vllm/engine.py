@@ -390,6 +390,7 @@ class VLLM(Engine):
         body = completions.request(ids, sampling)
 
         async def ask(server: Server) -> Completion:
+            weights, pool = self._running  # or it was closed since
             await self._wake(pool)
             answer, version = await weights.sample(server, began, body)
             return completions.completion(answer, sampling, version)

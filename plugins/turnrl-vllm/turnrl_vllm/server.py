@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncIterator, Iterator, Mapping
 from typing import Any, final
 
 import httpx2
@@ -53,9 +53,8 @@ class Server:
         self.salt: str | None = None
         """Of what it reads with the newest weights, where all weights are trained; None until it is
         known to have them."""
-        self.mending = asyncio.Lock()
-        """Held by who gives it weights."""
         self.was_lost = False
+        self._mending, self._losses = asyncio.Lock(), 0
         self._key, self._timeout_s = key, timeout_s
         self._headers = {"Authorization": f"Bearer {key}"} if key else {}
         self._calls: set[asyncio.Future[httpx2.Response]] = set()
@@ -78,11 +77,25 @@ class Server:
     def lost(self) -> None:
         """It did not answer: leave it alone for a moment. If it was started again meanwhile, its
         adapters are gone."""
+        self._losses += 1
         self._failures += 1
         pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 8))
         self._rests_until = time.monotonic() + pause_s
         self.was_lost = True
         self.forget()
+
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[None]:
+        """Within it nobody else gives it weights.
+
+        Raises:
+            Unavailable: If it was lost while others held it: they would all wait for it in turn.
+        """
+        before = self._losses
+        async with self._mending:
+            if self._losses != before:
+                raise Unavailable("it was lost a moment ago")
+            yield
 
     def forget(self) -> None:
         """Whatever it was given may be gone: it gets it again, and is compared with the learner."""
@@ -164,6 +177,9 @@ class Server:
     def _connected(self) -> httpx2.AsyncClient:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
+            self._clients = {
+                one: kept for one, kept in self._clients.items() if not one.is_closed()
+            }
             # vLLM closes a connection that was idle for 5 s, which a request would learn too late
             limits = httpx2.Limits(keepalive_expiry=2.0)
             # a turn has a time of its own: a server samples many at once, each for long

@@ -150,17 +150,21 @@ class Weights(ABC):
         """Let the servers have the weights, before any turn is sampled with them."""
 
         async def give(server: Server) -> None:
-            async with server.mending:
-                await self._load(server, new)
+            async with server.held():
+                await self._load(server, new, first=True)
 
         on_loop(self.pool.ask_all(give))
         with self._lock:
             self._every.append(new)
 
     @abstractmethod
-    async def _load(self, server: Server, published: Published) -> None:
-        """Let one server have weights, and prove that it has them. `mending` is held.
+    async def _load(self, server: Server, published: Published, first: bool = False) -> None:
+        """Let one server have weights, and prove that it has them. It is held meanwhile.
 
+        Args:
+            server: The server.
+            published: The weights.
+            first: Whether they are new. A server that was started again gets older ones too.
         Raises:
             Unavailable: If it cannot be reached.
             EngineError: If it refuses, or has other weights.
@@ -219,7 +223,7 @@ class Adapters(Weights):
     """The adapter alone, under a new name for each version. A name is never loaded twice, because
     vLLM's cache of prefixes goes by it."""
 
-    async def _load(self, server: Server, published: Published) -> None:
+    async def _load(self, server: Server, published: Published, first: bool = False) -> None:
         # a process that follows may find it there; the server may also have been started again
         with _refusals(server, self.folder):
             order = {"lora_name": published.name, "lora_path": str(published.folder)}
@@ -231,7 +235,7 @@ class Adapters(Weights):
         self, server: Server, began: Published, body: dict[str, object]
     ) -> tuple[object, int]:
         body = body | {"model": began.name}
-        async with server.mending:
+        async with server.held():
             if began.name not in server.has:
                 await self._load(server, began)
             has = server.has
@@ -241,7 +245,7 @@ class Adapters(Weights):
             if error.status != 404:
                 raise
         # it was started again since, and has forgotten its adapters
-        async with server.mending:
+        async with server.held():
             if server.has is has:  # no other turn has found that out before
                 server.has = set()
             if began.name not in server.has:
@@ -270,10 +274,9 @@ class WholeModel(Weights):
             server.salt = None
         super()._give(new)
 
-    async def _load(self, server: Server, published: Published) -> None:
+    async def _load(self, server: Server, published: Published, first: bool = False) -> None:
         server.salt = None
-        first_gives = self._follows and self._changing  # the first process has had them read
-        if not first_gives:
+        if not (first and self._follows):  # the first process has had them read
             order = {"weights_path": str(published.folder)}
             body = {"method": "reload_weights", "kwargs": order}
             with _refusals(server, self.folder):
@@ -289,7 +292,7 @@ class WholeModel(Weights):
             await asyncio.sleep(0.01)
         try:
             acts = self.newest
-            async with server.mending:
+            async with server.held():
                 if server.salt is None:
                     # it may have been started again, with the weights that training began from
                     await self._load(server, acts)
