@@ -11,7 +11,8 @@
 # RESULTS gets verdicts.txt, a log for each line of it, and bench-gpu.json, which grows as each part
 # finishes. A step that is repeated measures what is missing. The exit code is the number
 # of lines that failed. $PYTHON and $TURNRL are the programs, if they are not `python` and `turnrl`:
-# TURNRL="python -m turnrl".
+# TURNRL="python -m turnrl". With $TURNRL_TEST_VLLM_PYTHON, the interpreter of an environment with
+# vLLM, the tests start a vLLM server too.
 set -u
 
 steps="check speed iteration tests training"
@@ -158,7 +159,7 @@ iteration() { gpu iteration 400 5.5 iteration; }
 
 tests() {
     local file
-    for file in test_engine_graphs test_engine_gpu test_gpu; do
+    for file in test_engine_graphs test_engine_gpu test_gpu ${TURNRL_TEST_VLLM_PYTHON:+test_vllm_gpu}; do
         # these look at what a user sees, so without the debugging output
         try "$file" 170 tests_ran env -u TURNRL_DEBUG \
             "${python[@]}" -m pytest -m gpu -q -p no:cacheprovider "tests/$file.py"
