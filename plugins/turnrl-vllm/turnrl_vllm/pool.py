@@ -77,6 +77,7 @@ class Pool:
         """
 
         async def attempt() -> None:
+            self._watch_servers()
             asked = (self._sent(server, send) for server in self.servers)
             faults = list[Unavailable]()
             for came in await asyncio.gather(*asked, return_exceptions=True):
@@ -88,7 +89,6 @@ class Pool:
                 self._check_alive()
                 raise _all_of(faults)
 
-        self._watch_servers()
         await self._patience.ask_async(attempt)
 
     async def ask_one(
@@ -103,6 +103,7 @@ class Pool:
         """
 
         async def attempt() -> tuple[T, Server]:
+            self._watch_servers()
             others = sorted((s for s in self.servers if s is not first), key=lambda s: s.load)
             every = [first, *others]
             faults = list[Unavailable]()
@@ -114,7 +115,6 @@ class Pool:
             self._check_alive()
             raise _all_of(faults)
 
-        self._watch_servers()
         return await self._patience.ask_async(attempt)
 
     async def _sent(self, server: Server, send: Callable[[Server], Awaitable[T]]) -> T:

@@ -214,7 +214,8 @@ class Weights(ABC):
             more: What a request says to be sampled with them.
         """
         body = of.reference.request() | more
-        answer = await server.ask_async("/v1/completions", body, SHORT_S)
+        # which may wait behind other turns, so it has the time of one
+        answer = await server.ask_async("/v1/completions", body)
         self.gap = prove(server, of.reference, answer, self._max_logprob_gap)
 
 
