@@ -137,6 +137,7 @@ class Pool:
         """Wait until no request is under way, and close the connections."""
         while self.load:
             await asyncio.sleep(0.02)
+        await self._stop_watching()
         for server in self.servers:
             await server.close()
 
@@ -149,6 +150,7 @@ class Pool:
         async with self._waking:
             # also if this is cancelled: it does no harm to wake one that is awake
             self.asleep = True
+            await self._stop_watching()
             for server in self.servers:
                 server.forget()
                 try:
@@ -183,6 +185,13 @@ class Pool:
     def _watch_servers(self) -> None:
         if self._watch is None or self._watch.done():
             self._watch = asyncio.ensure_future(self._look())
+
+    async def _stop_watching(self) -> None:
+        """End the watch, which would ask a server while its connections are closed."""
+        watch, self._watch = self._watch, None
+        if watch is not None and watch.get_loop() is asyncio.get_running_loop():
+            watch.cancel()
+            await asyncio.wait([watch])
 
     async def _look(self) -> None:
         """While requests are under way, end those of servers that no longer say that they are well:
