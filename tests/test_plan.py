@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -29,6 +30,7 @@ from turnrl_doctor.plan import choose, gigabytes, given_up
 from turnrl_doctor.speed import card_of, seconds
 from turnrl_doctor.table import table
 from turnrl_doctor.work import NAMES, Choice, Decoder, Work, decoder_of
+from turnrl_vllm.engine import VLLM
 
 SEVEN = Decoder(3584, 18_944, 28, 28, 4, 128, 152_064, False)
 TRIVIA = Work(SEVEN, True, 2, 16, None, 336, 2048, 512, 2, 512, 2, True)
@@ -482,6 +484,24 @@ def test_a_shared_policy_is_planned_by_its_parts():
     # its layers are gathered in each pass
     adapter = replace(shared, size=2, rank=16, processes=4, shares=4, mixed=False)
     assert choose(adapter, card(80), {}).choice.minibatch_tokens > 2048
+
+
+@pytest.mark.parametrize(
+    ("staleness", "wanted"), [(0, "- +7.20 +3.00 +3.00 +3.00"), (1, "-( +7.20){4}")]
+)
+def test_a_vllm_server_of_the_run_is_planned(tiny_model, capsys, staleness, wanted):
+    server = VLLM(python="python", arguments=["--gpu-memory-utilization", "0.3"])
+    start = started(tiny_model, "24GB", engine=server, max_staleness=staleness)
+    check = MemoryPlan()
+    check.settle(start)
+    assert re.search(f"the engine's process +{wanted}\n", capsys.readouterr().out)
+    assert [line.status for line in check.run(start)] == ["pass"]
+
+
+def test_a_vllm_server_that_leaves_no_room_is_refused(tiny_model):
+    start = started(tiny_model, "24GB", engine=VLLM(python="python"))
+    with pytest.raises(RecipeError, match=r"Let it take less \(--gpu-memory-utilization in"):
+        MemoryPlan().settle(start)
 
 
 def test_one_trajectory_at_a_time_is_planned():

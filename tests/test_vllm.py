@@ -761,20 +761,6 @@ def test_the_memory_plan_hears_what_a_server_takes(arguments, share):
     assert VLLM(url="http://localhost:8000").beside(10**11) is None
 
 
-def test_a_server_that_leaves_no_room_is_refused_before_weights_load(recipe, interpreter, capsys):
-    own = {"python": str(interpreter), "arguments": ["--gpu-memory-utilization", "0.3"]}
-    name = recipe(**own)
-    assert main(["doctor", name, "--card", "24GB"]) == 0
-    shown = capsys.readouterr().out
-    assert re.search(r"the engine's process +- +7\.20 +3\.00 +3\.00 +3\.00\n", shown)
-    assert "does not know" not in shown
-    assert main(["doctor", name, "--card", "24GB", "--model.max_staleness", "1"]) == 0
-    assert re.search(r"the engine's process +-( +7\.20){4}\n", capsys.readouterr().out)
-    name = recipe(python=str(interpreter))
-    assert main(["doctor", name, "--card", "24GB"]) == 1
-    assert "Let it take less (--gpu-memory-utilization in" in capsys.readouterr().out
-
-
 def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_path, monkeypatch):
     policy = adapted(tiny_model)
     emptied: list[bool] = []
@@ -890,7 +876,7 @@ class Asleep(Callback):
         self.seen.append(asleep(pl_module.engine))
 
 
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_run_lets_its_server_sleep_unless_it_samples_ahead(recipe, interpreter, staleness):
     written = recipe(python=str(interpreter), sleeps=True)
     ahead = [] if not staleness else ["--model.max_staleness", "1"]
@@ -999,7 +985,7 @@ def fit_in_two(nursery, strategy="ddp", *options: str) -> subprocess.CompletedPr
     )
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_processes_that_learn_together_share_the_versions_of_the_first(
     stand, recipe, tmp_path, nursery, strategy
 ):
