@@ -255,6 +255,10 @@ def test_an_engine_in_a_process_of_its_own_has_its_share_of_each_phase():
     assert max(map(len, lines)) <= 80
     with pytest.raises(RecipeError, match=r"is the engine's process .*--gpu-memory-utilization in"):
         choose(replace(TRIVIA, sampled=False, beside=Beside(78 * 10**9, 0)), card(80), {})
+    # beside what an engine keeps in the run's own process
+    both = memory(replace(TRIVIA, beside=beside), replace(found.choice, keep_memory=True))
+    assert both["learning"][ENGINE] == beside.learning
+    assert "graphs" in both["learning"]
     # what it keeps meanwhile leaves less for minibatches
     awake = choose(
         replace(TRIVIA, sampled=False, beside=Beside(50 * 10**9, 50 * 10**9)), card(80), {}

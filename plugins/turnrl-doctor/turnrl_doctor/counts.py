@@ -20,6 +20,8 @@ FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantisation: half a byte, and the scales of its block."""
 
 ENGINE = "the engine's process"
+"""What an engine has on the GPU outside of the run's own process; see `Engine.beside`."""
+
 PHASES = ("loading", "sampling", "learning", "step", "checkpoint")
 
 Parts = Mapping[str, int]
@@ -180,7 +182,7 @@ def memory(work: Work, choice: Choice) -> dict[str, Parts]:
     learn = learning(work, choice.minibatch_tokens, choice.gradient_checkpointing)
     stay = {} if work.beside is None else {ENGINE: work.beside.learning}
     if work.sampled and choice.keep_memory:
-        stay = {
+        stay |= {
             "keys and values": choice.kv_memory,
             "dense weights": sample["dense weights"],
             # recorded steps share their memory, and so hold what one of them needs

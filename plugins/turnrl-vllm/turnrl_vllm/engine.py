@@ -225,8 +225,8 @@ class VLLM(Engine):
             versions = [self._examined(server, policy, max_tokens) for server in servers]
             self._in_force = {"sampler": _sampler(versions)}
         self._together = None
-        if self._where.processes > 1 and is_together():
-            self._together = Together(self._home() or self._where.folder or Path())
+        if where.processes > 1 and is_together():
+            self._together = Together(self._home() or where.folder or Path())
 
     def _examined(self, server: Server, policy: SampledPolicy, max_tokens: int) -> str:
         try:
