@@ -128,18 +128,23 @@ def within(budget, share):
     return lambda rows, owners: passes(rows, budget, share, owners=owners)
 
 
+FACTS = "dropout", "caps_importance", "sampler_differs"
+"""What decides which log-probabilities are read ahead."""
+
+
 def plan(trajectories, given, logprobs_now=None, **options):
     """The plan of an iteration of padded minibatches, with any log-probabilities."""
     read = logprobs_now or (lambda some: [torch.zeros(len(t.sampled_turns)) for t in some])
     columns = TokenColumns(trajectories, given)
-    about = {name: options.pop(name) for name in ("reads_all", "listens") if name in options}
+    about = {name: options.pop(name) for name in FACTS if name in options}
     settings = {
         "objective": ClippedSurrogate(),
         "updates": 1,
         "steps_per_update": 1,
         "passes": within(10_000, share=False),
-    }
-    return Updates(columns, OldLogprobs(columns, read, **about), **(settings | options))
+    } | options
+    old = OldLogprobs(columns, read, updates=settings["updates"], **about)
+    return Updates(columns, old, **settings)
 
 
 def planned(*given, mean_over_processes=lambda total: total, shuffle=None, **options):
@@ -194,18 +199,57 @@ def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead()
         asked.extend(map(number_of, some))
         return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in some]
 
-    two = plan(trajectories, given, logprobs_now, updates=2, steps_per_update=2, listens=True)
+    two = plan(trajectories, given, logprobs_now, updates=2, steps_per_update=2)
     for number, step in enumerate(two.steps(torch.Generator().manual_seed(3), lambda total: total)):
         if number == 0:
             first = learned_from(step)
             assert sorted(asked) == sorted({*range(9)} - {*first})
             assert not any(batch.old_logprobs is not None for batch in step)
             for batch in step:
-                two.note(batch, batch.trajectory.float())
+                batch.keep(batch.trajectory.float())
             continue
+        assert all(batch.keep is None for batch in step)
         for batch in step:
             wanted = [i if i in first else 50 + i for i in batch.trajectory.tolist()]
             assert batch.old_logprobs.tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    ("updates", "facts", "read_ahead", "first_step"),
+    [
+        (1, {}, 0, "nothing"),
+        (1, {"dropout": True}, 0, "nothing"),
+        (1, {"caps_importance": True}, 0, "nothing"),
+        (1, {"dropout": True, "caps_importance": True}, 9, "has them"),
+        (2, {}, 0, "keeps them"),
+        (2, {"dropout": True}, 9, "nothing"),
+        (2, {"caps_importance": True}, 0, "keeps them"),
+        (2, {"dropout": True, "caps_importance": True}, 9, "has them"),
+    ],
+)
+def test_what_is_read_ahead_follows_from_updates_dropout_and_the_cap(
+    updates, facts, read_ahead, first_step
+):
+    trajectories, _, given = made_up_iteration()
+    asked = []
+
+    def logprobs_now(some):
+        asked.extend(map(number_of, some))
+        return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in some]
+
+    iteration = plan(trajectories, given, logprobs_now, updates=updates, **facts)
+    steps = iteration.steps(torch.Generator().manual_seed(3), lambda total: total)
+    (batch,) = next(steps)
+    assert sorted(asked) == list(range(read_ahead))
+    found = {"has them": batch.old_logprobs is not None, "keeps them": batch.keep is not None}
+    assert [name for name, is_so in found.items() if is_so] == [first_step] * (
+        first_step != "nothing"
+    )
+    if batch.keep is not None:
+        batch.keep(50.0 + batch.trajectory)
+    for (later,) in steps:
+        assert later.keep is None
+        assert later.old_logprobs.tolist() == (50.0 + later.trajectory).tolist()
 
 
 def learned_from(step):
@@ -235,6 +279,7 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
             logprobs_now,
             objective=ClippedSurrogate(aggregation=aggregation, constant_tokens=100),
             updates=2,
+            dropout=True,
             steps_per_update=2,
             passes=within(budget, share),
         )
@@ -341,10 +386,11 @@ def test_a_samplers_numbers_stand_for_the_learners_only_where_they_are_the_same(
                 -len(some) :
             ]
 
-        _, step = planned(trajectories, given, logprobs_now, updates=2)
+        _, step = planned(trajectories, given, logprobs_now, updates=2, dropout=True)
         if apart == 0.0:
             asked.clear()
-            list(planned(trajectories, given, logprobs_now, updates=2, reads_all=True))
+            twice = {"updates": 2, "dropout": True, "sampler_differs": True}
+            list(planned(trajectories, given, logprobs_now, **twice))
             assert len(asked) == 20
             asked = asked[:read]
         assert len(asked) == read

@@ -714,10 +714,10 @@ def test_two_updates_learn_the_same_whether_old_log_probabilities_are_computed_a
 
 
 class ReadAhead(OldLogprobs):
-    """Reads the first step's trajectories too, before any step."""
+    """Reads ahead what the first step would give, as with dropout."""
 
-    def __init__(self, *given, listens, **more):
-        super().__init__(*given, **more)
+    def __init__(self, *given, dropout, **facts):
+        super().__init__(*given, dropout=True, **facts)
 
 
 def counted(compute, counts, rows):

@@ -9,6 +9,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class Minibatch:
         old_logprobs: (N,), what the learner computed before the first update, without dropout; None
             in the first step where its own pass computes the same.
         returns: (N,), the critic's target for each token; None without a critic.
+        keep: Takes the log-probabilities (N,) that this step computes, because later steps need
+            them; None if they do not.
     """
 
     layout: Layout
@@ -47,13 +50,14 @@ class Minibatch:
     first: bool = False
     old_logprobs: Tensor | None = None
     returns: Tensor | None = None
+    keep: Callable[[Tensor], None] | None = None
 
     def __len__(self) -> int:
         return len(self.turn)
 
     def weightless(self) -> "Minibatch":
         """The same tokens, with no share of the loss."""
-        return replace(self, weights=torch.zeros_like(self.weights))
+        return replace(self, weights=torch.zeros_like(self.weights), keep=None)
 
     def segments(self, level: RatioLevel) -> Tensor:
         """(N,), for each token the number of its turn or trajectory, or its own."""
@@ -64,8 +68,11 @@ class Minibatch:
         return torch.arange(len(self), device=self.turn.device)
 
 
-_SAMPLE, _SAME_NATS = 8, 1e-5
-"""Trajectories that are compared, and how far apart two log-probabilities of one token may be."""
+_SAMPLE = 8
+"""Trajectories that show whether the sampler computes what the learner does."""
+
+_SAME_NATS = 1e-5
+"""How far apart two log-probabilities of one token may be to count as the same."""
 
 Step = list[Minibatch]
 """Minibatches of one update of the weights."""
@@ -102,36 +109,34 @@ class TokenColumns:
 
     def minibatch(
         self,
-        some: Tensor,
+        numbers: Tensor,
         layout: Layout,
         weights: Tensor,
         first: bool,
-        old_logprobs: Tensor | None,
     ) -> Minibatch:
         """The columns of some trajectories, in the order of a layout.
 
         Args:
-            some: (M,), the trajectories' numbers.
+            numbers: (M,), the trajectories' numbers.
             layout: The layout of their rows.
             weights: (M,), each one's share of the loss, per token.
             first: Whether there was no update yet.
-            old_logprobs: (N,), of their sampled tokens; None if they were not read.
         """
-        counts = self.counts[some]
+        counts = self.counts[numbers]
+        rows = numbers.tolist()
 
-        def column(of: Column) -> Tensor:
-            return torch.cat([of[i] for i in some.tolist()])
+        def joined(column: Column) -> Tensor:
+            return torch.cat([column[i] for i in rows])
 
         return Minibatch(
             layout=layout,
-            trajectory=some.repeat_interleave(counts),
-            turn=column(self.turns),
-            advantages=column(self.advantages),
+            trajectory=numbers.repeat_interleave(counts),
+            turn=joined(self.turns),
+            advantages=joined(self.advantages),
             weights=weights.repeat_interleave(counts),
-            sampler_logprobs=column(self.sampler_logprobs),
+            sampler_logprobs=joined(self.sampler_logprobs),
             first=first,
-            old_logprobs=old_logprobs,
-            returns=None if self.returns is None else column(self.returns),
+            returns=None if self.returns is None else joined(self.returns),
         )
 
 
@@ -151,19 +156,19 @@ class OldLogprobs:
 
         first step, no dropout      its own, so that the ratio is 1 by definition; nothing is read
         first step, with dropout    its own too; but `importance_cap` compares the sampler with
-                                    numbers read without dropout (`reads_first`)
-        later steps, no dropout     those that the first step computed (`listens`), or read ahead
+                                    numbers read without dropout
+        later steps, no dropout     those that the first step computed, or read ahead
         later steps, with dropout   read ahead without dropout: a noisy pass gives none
 
     Args:
         columns: The trajectories.
         read: Computes the learner's log-probabilities of trajectories, under its weights of now.
-        reads_all: Whether all are read, because a few would say nothing of the others: where the
-            sampler draws from a part of the distribution, or older weights sampled.
-        listens: Whether the first step's own forward pass gives the numbers of its trajectories, by
-            `keep`. Otherwise they are read ahead, if a later step needs them.
-        reads_first: Whether the first step needs numbers that its own forward pass does not give,
-            so that all are read ahead.
+        updates: How often all trajectories are learned from.
+        dropout: Whether the passes of a step have dropout.
+        caps_importance: Whether the objective compares the sampler with the learner.
+        sampler_differs: Whether the sampler draws from another distribution than the learner's, a
+            part of it or that of older weights, so that a few trajectories say nothing about the
+            others.
         in_step: Inside it processes may make different numbers of passes; see `Policy.in_step`.
     """
 
@@ -171,13 +176,16 @@ class OldLogprobs:
         self,
         columns: TokenColumns,
         read: Callable[[Sequence[Trajectory]], Column],
-        reads_all: bool = False,
-        listens: bool = False,
-        reads_first: bool = False,
+        updates: int,
+        dropout: bool = False,
+        caps_importance: bool = False,
+        sampler_differs: bool = False,
         in_step: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        self.listens, self.reads_first, self._in_step = listens, reads_first, in_step
-        self._columns, self._read, self._all = columns, read, reads_all
+        self._columns, self._read, self._in_step = columns, read, in_step
+        self._first_step_gives_them = updates > 1 and not dropout
+        self._first_step_needs_them = dropout and caps_importance
+        self._reads_all = sampler_differs
         self._known: dict[int, Tensor] = {}
 
     def look_ahead(self, steps: Sequence[Tensor]) -> None:
@@ -186,17 +194,17 @@ class OldLogprobs:
         Args:
             steps: The numbers of each step's trajectories.
         """
-        heard = set(steps[0].tolist()) if self.listens else set()
-        needing = steps if self.reads_first else steps[1:]
-        needed = sorted({i for step in needing for i in step.tolist()} - heard)
-        some = needed[:: max(1, len(needed) // _SAMPLE)][:_SAMPLE]  # of many questions
-        rest = sorted({*needed} - {*some})
+        given = set(steps[0].tolist()) if self._first_step_gives_them else set()
+        needing = steps if self._first_step_needs_them else steps[1:]
+        needed = sorted({i for step in needing for i in step.tolist()} - given)
+        compared = _spread(needed, _SAMPLE)
+        rest = sorted({*needed} - {*compared})
         sampler = self._columns.sampler_logprobs
         with self._in_step():
-            self._take(some)
-            gaps = [(self._known[i] - sampler[i]).abs().max() for i in some]
+            self._take(compared)
+            gaps = [(self._known[i] - sampler[i]).abs().max() for i in compared]
             alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
-            if alike and not self._all:
+            if alike and not self._reads_all:
                 self._known |= {i: sampler[i] for i in rest}
             else:
                 self._take(rest)
@@ -205,15 +213,24 @@ class OldLogprobs:
         logprobs = self._read([self._columns.trajectories[i] for i in numbers])
         self._known |= zip(numbers, logprobs, strict=True)
 
-    def keep(self, minibatch: Minibatch, logprobs: Tensor) -> None:
-        """Keep the log-probabilities (N,) that the first step computed of a minibatch."""
-        numbers, counts = minibatch.trajectory.unique_consecutive(return_counts=True)
-        parts = logprobs.detach().cpu().split(counts.tolist())
-        self._known |= zip(numbers.tolist(), parts, strict=True)
+    def join(self, minibatch: Minibatch, numbers: Sequence[int]) -> Minibatch:
+        """A minibatch of the trajectories of these numbers, with the log-probabilities that it
+        needs, or with where to bring those that it computes."""
+        if not minibatch.first or self._first_step_needs_them:
+            known = torch.cat([self._known[i] for i in numbers])
+            return replace(minibatch, old_logprobs=known)
+        if self._first_step_gives_them:
+            return replace(minibatch, keep=partial(self._keep, numbers))
+        return minibatch
 
-    def of(self, some: Tensor) -> Tensor:
-        """(N,), of the sampled tokens of some trajectories, by their numbers."""
-        return torch.cat([self._known[i] for i in some.tolist()])
+    def _keep(self, numbers: Sequence[int], logprobs: Tensor) -> None:
+        counts = self._columns.counts[list(numbers)].tolist()
+        self._known |= zip(numbers, logprobs.detach().cpu().split(counts), strict=True)
+
+
+def _spread(numbers: Sequence[int], most: int) -> Sequence[int]:
+    """At most so many of some numbers, far apart, so that they are of many questions."""
+    return numbers[:: max(1, len(numbers) // most)][:most]
 
 
 class Updates:
@@ -268,14 +285,8 @@ class Updates:
             owners = [place for place, _ in rows]
             for numbers, layout in self._passes([row for _, row in rows], owners):
                 places = [*dict.fromkeys(owners[n] for n in numbers)]
-                some = chosen[places]
-                first = number == 0
-                old = None if first and not self._old.reads_first else self._old.of(some)
-                step.append(columns.minibatch(some, layout, weights[places], first, old))
+                batch = columns.minibatch(
+                    chosen[places], layout, weights[places], first=number == 0
+                )
+                step.append(self._old.join(batch, chosen[places].tolist()))
             yield step
-
-    def note(self, minibatch: Minibatch, logprobs: Tensor) -> None:
-        """Note the log-probabilities (N,) that the learner computed of a minibatch: those of the
-        first step are the old ones of the later steps."""
-        if minibatch.first and self._old.listens:
-            self._old.keep(minibatch, logprobs)

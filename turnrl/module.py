@@ -135,7 +135,6 @@ class MTGRPO(PolicyModule, Iterates):
         self.policy.critic = self.estimator.critic
         self.experience: Experience | None = None
         """The last iteration's."""
-        self.updates: Updates | None = None
         self._logged = False
         self.samples: int | None = None
         """Trajectories that an evaluation samples of each question; None for one greedy one."""
@@ -203,8 +202,8 @@ class MTGRPO(PolicyModule, Iterates):
         self._began = time.perf_counter()
         self._logged = False
         torch.manual_seed(self.stream(iteration))  # of dropout, so that resuming is exact
-        self.updates = self._updates_of(self.experience)
-        return self.updates.steps(torch.Generator().manual_seed(self.stream(iteration)), self._mean)
+        updates = self._updates_of(self.experience)
+        return updates.steps(torch.Generator().manual_seed(self.stream(iteration)), self._mean)
 
     @property
     def witness(self) -> Trajectory | None:
@@ -225,13 +224,14 @@ class MTGRPO(PolicyModule, Iterates):
 
     def _old_logprobs(self, tokens: TokenColumns) -> OldLogprobs:
         """The learner's log-probabilities from before the first update, read when needed."""
-        noisy = self.policy.lora is not None and self.policy.lora.dropout > 0
+        lora, sampling = self.policy.lora, self.rollout.sampling
         return OldLogprobs(
             tokens,
             lambda some: [scores.logprobs for scores in read_trajectories(some, self.read)],
-            reads_all=self.rollout.sampling.cuts_distribution or self.max_staleness > 0,
-            listens=self.updates_per_iteration > 1 and not noisy,
-            reads_first=noisy and self.objective.importance_cap is not None,
+            updates=self.updates_per_iteration,
+            dropout=lora is not None and lora.dropout > 0,
+            caps_importance=self.objective.importance_cap is not None,
+            sampler_differs=sampling.cuts_distribution or self.max_staleness > 0,
             in_step=self.policy.in_step,
         )
 
@@ -345,8 +345,8 @@ class MTGRPO(PolicyModule, Iterates):
         sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
         if batch.first:
             sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs).abs().sum()
-        if self.updates is not None:
-            self.updates.note(batch, logprobs)
+        if batch.keep is not None:
+            batch.keep(logprobs)
         for name, value in sums.items():  # which stay on the device until the step is over
             watched[name] = watched.get(name, 0) + value.detach().double()
         return loss
