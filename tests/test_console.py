@@ -34,8 +34,8 @@ from commands import save
 from runs import data, last, module, rows, trainer
 from turnrl.cli import main
 from turnrl.recipe.bundled import bundled_recipes
-from turnrl.recipe.fit import _announce
-from turnrl.recipe.given import read_given
+from turnrl.recipe.fit import _announce, device_name
+from turnrl.recipe.invocation import read_invocation
 from turnrl.run.console.lines import IterationLines, duration, spark
 from turnrl.run.console.resumed import _changes, _line
 from turnrl.run.console.warnings import Fitted
@@ -438,19 +438,18 @@ def test_the_recipe_the_folder_and_the_device_are_named_before_torch_is_loaded(r
 
 
 @pytest.mark.parametrize(("asked", "named"), [("cpu", "the CPU"), ("tpu", "tpu"), ("mps", "mps")])
-def test_the_device_is_the_one_that_is_asked_for(recipe, asked, named):
-    assert read_given("fit", ["recipe.yaml", "--trainer.accelerator", asked]).device == named
+def test_the_device_is_the_one_that_is_asked_for(asked, named):
+    assert device_name(asked) == named
 
 
-def test_a_card_is_named_unless_it_is_hidden(recipe, monkeypatch, tmp_path):
+def test_a_card_is_named_unless_it_is_hidden(monkeypatch, tmp_path):
     information = tmp_path / "information"
     information.write_text("Model: \t\t NVIDIA H200\nIRQ:   35\n")
-    monkeypatch.setattr("turnrl.recipe.given.Path.glob", lambda *_: iter([information]))
-    arguments = ["recipe.yaml", "--trainer.accelerator", "auto"]
+    monkeypatch.setattr("turnrl.recipe.fit.Path.glob", lambda *_: iter([information]))
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    assert read_given("fit", arguments).device == "NVIDIA H200"
+    assert device_name("auto") == "NVIDIA H200"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    assert read_given("fit", arguments).device in ("the CPU", "mps")
+    assert device_name("auto") in ("the CPU", "mps")
 
 
 def test_the_checkpoint_of_a_run_holds_the_first_figures(tiny_model, tmp_path):
@@ -566,8 +565,8 @@ def test_a_warning_is_wrapped_at_words_on_a_terminal_and_is_one_line_in_a_pipe(c
 
 def test_a_run_names_a_bundled_recipe_by_its_name_and_a_file_by_its_path(recipe, capsys):
     (variant,) = [name for name in bundled_recipes() if name.endswith("hotpotqa_qwen2.5_3b")]
-    _announce(read_given("fit", ["hotpotqa_qwen2.5_1.5b", variant]))
-    _announce(read_given("fit", ["recipe.yaml"]))
+    _announce(read_invocation("fit", ["hotpotqa_qwen2.5_1.5b", variant]))
+    _announce(read_invocation("fit", ["recipe.yaml"]))
     out = capsys.readouterr().out
     assert f"turnrl fit: hotpotqa_qwen2.5_1.5b + {variant}\n" in out
     assert "turnrl fit: recipe.yaml\n" in out

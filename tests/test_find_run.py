@@ -20,7 +20,7 @@ from turnrl.cli import main
 from turnrl.commands.eval.command import _prepare as prepare
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.folders import named_in, newest, run_at
-from turnrl.recipe.given import read_given
+from turnrl.recipe.invocation import read_invocation
 from turnrl.run.runs import open_runs
 
 ONE = ("--trainer.max_epochs", "1")
@@ -129,7 +129,7 @@ def test_a_word_is_looked_up_once():
         assert find_run("mine", "recipe") == Path("runs/mine/version_1")
         return prepare(given)
 
-    given = read_given("eval", ["mine"], takes_run=True, prepare=late)
+    given = read_invocation("eval", ["mine"], takes_run=True, prepare=late)
     assert given.files == [str(old / "config.yaml")]
     assert given.contents["ckpt_path"] == str(best)
     assert (given.name, given.agent) == (

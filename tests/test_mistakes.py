@@ -53,7 +53,7 @@ from turnrl.cli import main
 from turnrl.errors import is_finite
 from turnrl.recipe.build import CLASSES
 from turnrl.recipe.explain import _classes, parameters
-from turnrl.recipe.given import read_given
+from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.keys import ABSENT, SYNONYMS, unknown_key
 from turnrl.recipe.reading import MAPPINGS, SECTIONS
 from turnrl.recipe.source import Source
@@ -665,7 +665,7 @@ def test_what_is_given_together_is_what_is_built(recipe, capsys, arguments, esti
     save({"model": {"estimator": {"gamma": 0.25}}}, "two.yaml")
     save({"model": {"estimator": "Merged"}}, "three.yaml")
     arguments = ["recipe.yaml", *arguments]
-    given = read_given("fit", arguments).contents["model"]["estimator"]
+    given = read_invocation("fit", arguments).contents["model"]["estimator"]
     built = resolved(capsys, *arguments)["model"]["estimator"]
     if estimator is None:
         assert given is built is None
@@ -712,10 +712,12 @@ def test_values_of_options_are_the_text_that_they_are(recipe, capsys):
 
 
 def test_only_what_asks_for_help_asks_for_help(recipe):
-    given = read_given("fit", ["recipe.yaml", "--model.policy.model", "my-hub/model.helpful-h"])
-    assert given.asks_for_help == []
-    assert read_given("fit", ["-h"]).asks_for_help == ["--help"]
-    assert read_given("fit", ["--model.rewards.help", "X"]).asks_for_help == [
+    given = read_invocation(
+        "fit", ["recipe.yaml", "--model.policy.model", "my-hub/model.helpful-h"]
+    )
+    assert given.help_options == []
+    assert read_invocation("fit", ["-h"]).help_options == ["--help"]
+    assert read_invocation("fit", ["--model.rewards.help", "X"]).help_options == [
         "--model.rewards.help=X"
     ]
     assert main(["fit", "-h"]) == 0
@@ -732,8 +734,8 @@ def test_a_recipe_on_standard_input(recipe, capsys, monkeypatch):
     assert resolved(capsys, "-")["trainer"]["logger"]["init_args"]["name"] == "stdin"
     # other processes of a run have no standard input, and are given what was read
     pipe(Path("recipe.yaml").read_text())
-    given = read_given("fit", ["-", "--model.group_size", "8"])
-    again = read_given("fit", given.arguments)
+    given = read_invocation("fit", ["-", "--model.group_size", "8"])
+    again = read_invocation("fit", given.arguments)
     assert again == given
     assert (again.files, again.name) == (["stdin"], "stdin")
     pipe("")
@@ -870,8 +872,8 @@ def test_variables_and_the_home_folder_are_filled_in_in_paths(tmp_path, monkeypa
     recipe["model"]["rollout"]["segmenter"] = segmenter
     save(recipe)
     options = ["--ckpt_path=~/runs/../last", "--model.policy.chat_template=$HOME"]
-    monkeypatch.setattr("turnrl.recipe.given.checkpoint_to_resume", lambda path: path)
-    given = read_given("fit", ["recipe.yaml", *options])
+    monkeypatch.setattr("turnrl.recipe.invocation.checkpoint_to_resume", lambda path: path)
+    given = read_invocation("fit", ["recipe.yaml", *options])
     contents = given.contents
     policy = {"model": "/scratch/me/models/tiny", "chat_template": "/home/me"}
     assert contents["model"]["policy"] == policy
@@ -883,7 +885,7 @@ def test_variables_and_the_home_folder_are_filled_in_in_paths(tmp_path, monkeypa
     assert contents["model"]["rewards"] == texts  # these are no paths
     assert contents["data"]["fields"] == {"answer_pattern": "/$SCRATCH"}
     assert contents["model"]["rollout"]["segmenter"] == segmenter
-    assert read_given("fit", given.arguments).contents == contents  # in another process
+    assert read_invocation("fit", given.arguments).contents == contents  # in another process
 
 
 @pytest.mark.parametrize("path", ["$NOWHERE/q.jsonl", "${NOWHERE}", "data/$NOWHERE/q.jsonl"])
@@ -1228,9 +1230,10 @@ def test_every_setting_that_stands_for_another_exists():
         keys = re.findall(r"\b(?:model|data|trainer|record|plan)(?:\.[a-z_]+)+", ours)
         assert keys or ours in ("seed_everything", "ckpt_path"), ours
         for key in keys:
-            read_given("fit", ["quickstart", f"--{key}=null"]).check()  # refuses an unknown key
+            # which refuses an unknown key
+            read_invocation("fit", ["quickstart", f"--{key}=null"]).check()
     with pytest.raises(RecipeError, match="unknown key"):
-        read_given("fit", ["quickstart", "--model.rollout.max_turn_token=null"]).check()
+        read_invocation("fit", ["quickstart", "--model.rollout.max_turn_token=null"]).check()
 
 
 def test_no_setting_has_two_answers_and_every_reason_is_a_clause():
@@ -1244,10 +1247,10 @@ def test_no_setting_has_two_answers_and_every_reason_is_a_clause():
 
 def test_a_setting_that_turnrl_does_not_have_is_answered_in_a_recipe_and_in_python():
     with pytest.raises(RecipeError, match=r"^unknown key 'disable_dropout'\. turnrl has no .* 0;"):
-        read_given("fit", ["quickstart", "--disable_dropout=true"]).check()
+        read_invocation("fit", ["quickstart", "--disable_dropout=true"]).check()
     with pytest.raises(TypeError, match=r"no argument 'disable_dropout'\. turnrl has no such set"):
         MTGRPO(disable_dropout=True)
     with pytest.raises(
         RecipeError, match=r"unknown key 'use_vllm'.* Set model\.engine to VLLM ins"
     ):
-        read_given("fit", ["quickstart", "--use_vllm=true"]).check()
+        read_invocation("fit", ["quickstart", "--use_vllm=true"]).check()

@@ -14,7 +14,7 @@ import turnrl
 from commands import fails, save
 from turnrl.cli import main
 from turnrl.commands.sweep.matrix import read_cells
-from turnrl.recipe.given import read_given
+from turnrl.recipe.invocation import read_invocation
 from turnrl.run.runs import differences, open_runs
 from turnrl.text import say_once
 
@@ -59,7 +59,7 @@ def both(recipe):
 
 
 def read(*words):
-    return read_given("fit", words).contents
+    return read_invocation("fit", words).contents
 
 
 def below_init_args(contents):
@@ -140,7 +140,7 @@ def test_a_digest_stays_what_it_was(both):
 def test_a_mistake_in_a_new_section_is_shown_before_torch_is_loaded(recipe, capsys, settings, told):
     save(recipe | settings)
     with pytest.raises(turnrl.RecipeError) as caught:
-        read_given("fit", ["recipe.yaml"]).check()
+        read_invocation("fit", ["recipe.yaml"]).check()
     assert told in str(caught.value)
 
 

@@ -428,7 +428,7 @@ def test_a_command_takes_a_run_for_its_recipe_and_says_more_over_what_was_given(
 
     def show(built):
         words.append(sys.argv[2:])
-        print(built.module.group_size, built.checkpoint, *built.given.raised)
+        print(built.module.group_size, built.checkpoint, *built.invocation.raised_flags)
 
     words = []
     parser = argparse.ArgumentParser()

@@ -16,7 +16,7 @@ import turnrl_rewards
 from commands import fails
 from turnrl.cli import main
 from turnrl.recipe.bundled import find_recipe
-from turnrl.recipe.given import read_given
+from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import dropped, merged
 from turnrl.recipe.moved import renamed
 from turnrl.text import say_once
@@ -51,11 +51,11 @@ def test_a_recipe_is_given_by_its_name_wherever_one_is(folder, capsys):
 def test_the_bundled_recipes_are_those_of_the_folder_variants_included(folder):
     assert turnrl.bundled_recipes() == FILES
     base, variant = "hotpotqa_qwen2.5_1.5b", "variants/hotpotqa_qwen2.5_0.5b_full"
-    given = read_given("fit", [base, variant])
+    given = read_invocation("fit", [base, variant])
     assert given.files == [str(FILES[base]), str(FILES[variant])]
     assert given.name == "hotpotqa_qwen2.5_0.5b_full"
     assert given.contents["model"]["policy"]["dtype"] == "bfloat16"
-    assert read_given("fit", given.arguments).contents == given.contents  # in another process
+    assert read_invocation("fit", given.arguments).contents == given.contents  # in another process
 
 
 def test_a_local_file_of_that_name_goes_first(folder):
@@ -209,8 +209,8 @@ def test_the_settings_that_another_class_loses_are_told(old, new, line):
 def test_an_option_of_another_class_tells_what_it_leaves_behind(recipe, capsys):
     say_once.cache_clear()
     option = ("--model.optimizer", "torch.optim.SGD")
-    read_given("fit", ["recipe.yaml", *option])
+    read_invocation("fit", ["recipe.yaml", *option])
     told = capsys.readouterr().err
     assert "turnrl: model.optimizer is SGD instead of" in told
-    read_given("fit", ["recipe.yaml"])
+    read_invocation("fit", ["recipe.yaml"])
     assert capsys.readouterr().err == ""

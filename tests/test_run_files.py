@@ -27,7 +27,7 @@ from runs import column, data, last, module, rows, trainer
 from turnrl import BestCheckpoint, CheckpointError, RecipeError, record
 from turnrl.cli import main
 from turnrl.recipe.folders import claimed
-from turnrl.recipe.given import read_given
+from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import listed
 from turnrl.run.recording import write
 
@@ -335,7 +335,7 @@ def test_tensorboards_files_lie_in_the_runs_folder_if_it_has_its_name(recipe):
 def test_a_runs_folder_stands_for_its_last_checkpoint(trained, capsys):
     run = trained
     for folder in (run, run / "checkpoints"):
-        given = read_given("eval", ["recipe.yaml", "--ckpt_path", str(folder)])
+        given = read_invocation("eval", ["recipe.yaml", "--ckpt_path", str(folder)])
         assert given.contents["ckpt_path"] == str(run / "checkpoints" / "last.ckpt")
     assert main(["eval", "recipe.yaml", "--ckpt_path", str(run)]) == 0
     assert main(["fit", "recipe.yaml", "--ckpt_path", str(run)]) == 0
@@ -356,7 +356,7 @@ def test_a_runs_folder_stands_for_its_last_checkpoint(trained, capsys):
         kept.mkdir(exist_ok=True)
         shutil.copy(run / "checkpoints" / "last.ckpt", kept / name)
         os.utime(kept / name, (number, number))
-    given = read_given("fit", ["recipe.yaml", "--ckpt_path", "empty"])
+    given = read_invocation("fit", ["recipe.yaml", "--ckpt_path", "empty"])
     assert given.contents["ckpt_path"] == str(kept / "a.ckpt")
 
 
@@ -413,7 +413,7 @@ def csv_logger(**settings):
 )
 def test_the_folder_that_is_announced_is_the_one_that_is_used(recipe, logger):
     start = turnrl.build(["recipe.yaml", *logger]).start
-    assert read_given("fit", ["recipe.yaml", *logger]).folder == start.folder
+    assert read_invocation("fit", ["recipe.yaml", *logger]).place.folder == start.folder
 
 
 def test_a_run_by_recipe_is_known_by_a_callback(recipe):
@@ -463,8 +463,8 @@ def test_a_recipe_that_an_evaluation_saved_finds_the_runs_of_the_training(traine
     assert main(["eval", "recipe.yaml", "--ckpt_path", "best"]) == 0
     saved = "runs/recipe-eval/version_0/config.yaml"
     for name in ("last", "best"):
-        given = read_given("eval", [saved, "--ckpt_path", name])
-        assert given.trained == Path("runs/recipe")
+        given = read_invocation("eval", [saved, "--ckpt_path", name])
+        assert given.place.trained == Path("runs/recipe")
         # a look-up changes nothing of what was given
         file = f"runs/recipe/version_0/checkpoints/{name}.ckpt"
         assert (given.checkpoint(), given.contents["ckpt_path"]) == (file, name)
@@ -477,8 +477,8 @@ def test_a_folder_is_named_as_lightning_will_number_it(recipe):
     for number in (0, 3, 11):
         Path(f"runs/recipe/version_{number}").mkdir(parents=True)
     Path("runs/recipe/version_old").mkdir()
-    given = read_given("fit", ["recipe.yaml"])
-    assert str(given.folder) == CSVLogger("runs", "recipe").log_dir == "runs/recipe/version_12"
+    place = read_invocation("fit", ["recipe.yaml"]).place
+    assert str(place.folder) == CSVLogger("runs", "recipe").log_dir == "runs/recipe/version_12"
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.commands.sweep.results import Result
-from turnrl.recipe.given import read_given
+from turnrl.recipe.invocation import read_invocation
 from turnrl_atlas import Atlas
 from turnrl_atlas.trace_writers import Habits
 from turnrl_atlas.warmup import Phase
@@ -481,7 +481,7 @@ def test_the_split_leaves_out_the_noise_of_earlier_doors(doors):
 def test_another_starter_policy_has_the_demonstrations_of_the_bundled_one_but_for_one_thing(
     conditions,
 ):
-    given = read_given("fit", ["atlas_starter"]).contents["data"]["init_args"]["phases"]
+    given = read_invocation("fit", ["atlas_starter"]).contents["data"]["init_args"]["phases"]
     built = conditions.Varied(), conditions.Varied(0.3, 0.0)
     assert [asdict(one) for one in built[0].phases] == [
         {**asdict(Phase(**{**one, "habits": Habits()})), "habits": asdict(Habits(**one["habits"]))}
@@ -964,7 +964,7 @@ def test_all_runs_of_a_part_sample_and_learn_as_much(name):
     sizes = set()
     for label, some in part.every():
         for estimator, cell in some.cells():
-            recipe = read_given("fit", cell.arguments).contents
+            recipe = read_invocation("fit", cell.arguments).contents
             model, data, trainer = (recipe[key] for key in ("model", "data", "trainer"))
             attempts = int(model["group_size"]) * int(data["questions_per_iteration"])
             # a trunk of two turns has two branches of two turns, and two of one

@@ -28,7 +28,7 @@ from turnrl import (
     returns_to_go,
     standardize,
 )
-from turnrl.recipe.given import read_given
+from turnrl.recipe.invocation import read_invocation
 from turnrl_atlas import Atlas
 from turnrl_atlas.trace_writers import Habits
 from turnrl_atlas.warmup import Demonstrations, Phase
@@ -252,7 +252,7 @@ class Varied(Demonstrations):
         hasty: float | None = None,
         reading: float | None = None,
     ) -> None:
-        given = read_given("fit", ["atlas_starter"]).contents["data"]["init_args"]
+        given = read_invocation("fit", ["atlas_starter"]).contents["data"]["init_args"]
         skills, first, second, last = (
             Phase(**{**one, "habits": Habits(**one["habits"])}) for one in given["phases"]
         )

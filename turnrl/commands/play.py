@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, final
 from turnrl.errors import RecipeError
 from turnrl.plugins import Commands
 from turnrl.recipe.agents import find_agent
-from turnrl.recipe.given import read_given
+from turnrl.recipe.invocation import read_invocation
 from turnrl.text import Style, labelled, painted, say, visible
 from turnrl.types.acting import Segmenter
 from turnrl.types.questions import Question
@@ -81,7 +81,7 @@ def _run(args: argparse.Namespace) -> None:
     file = agent.weights()  # so that a mistake shows before torch is loaded
     agent.needs_recipe()
     if agent.is_recipe:
-        read_given("fit", ["--config", str(agent.recipe)]).check()
+        read_invocation("fit", ["--config", str(agent.recipe)]).check()
     say(f"turnrl play: {agent}", sys.stderr)
     from turnrl.recipe.loading import load
     from turnrl.run.console.warnings import fit_warnings

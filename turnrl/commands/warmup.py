@@ -16,7 +16,7 @@ import docstring_parser
 from turnrl.errors import RecipeError
 from turnrl.plugins import named
 from turnrl.recipe.fit import add_recipe_command
-from turnrl.recipe.given import Given
+from turnrl.recipe.invocation import Invocation
 from turnrl.run.folders import TRANSCRIPT
 from turnrl.text import say
 from turnrl.warmup_settings import WarmUp
@@ -45,16 +45,16 @@ def add_warmup_command(commands: Commands) -> None:
     add_recipe_command(commands, "warmup", summary, _warm_up, _SETTINGS, prepare=_prepare)
 
 
-def _prepare(given: Given) -> Given:
+def _prepare(invocation: Invocation) -> Invocation:
     """Refuse a missing folder before torch is loaded. The run keeps no folder of its own."""
-    if given.asks_for_help:
-        return given
-    if not given.contents.get("to"):
+    if invocation.help_options:
+        return invocation
+    if not invocation.contents.get("to"):
         raise RecipeError(
             "turnrl warmup writes a policy, and --to does not say where. Give a folder that "
             "'turnrl fit' then begins with: --to warm."
         )
-    place = Path(given.contents["to"])
+    place = Path(invocation.contents["to"])
     held = sorted(file.name for file in place.iterdir()) if place.is_dir() else []
     if place.is_file() or (held and TRANSCRIPT not in held):
         is_what = f"holds {held[0]}" if held else "is a file"
@@ -62,10 +62,10 @@ def _prepare(given: Given) -> Given:
             f"--to is {str(place)!r}, which {is_what}. Give a new folder, or one that a warm-up "
             "wrote, which is replaced."
         )
-    _chosen(given.contents)
-    trainer = {**given.contents["trainer"], "logger": False}
-    contents = {**given.contents, "trainer": trainer}
-    return replace(given, contents=contents, destination=str(place))
+    _chosen(invocation.contents)
+    trainer = {**invocation.contents["trainer"], "logger": False}
+    contents = {**invocation.contents, "trainer": trainer}
+    return replace(invocation, contents=contents, destination=str(place))
 
 
 def _chosen(contents: Mapping[str, Any]) -> WarmUp:
@@ -74,14 +74,14 @@ def _chosen(contents: Mapping[str, Any]) -> WarmUp:
     Raises:
         RecipeError: If one is out of range, or `by` names nothing that can be called.
     """
-    given = {one.name: contents[one.name] for one in fields(WarmUp) if one.name in contents}
-    for name, value in given.items():
+    chosen = {one.name: contents[one.name] for one in fields(WarmUp) if one.name in contents}
+    for name, value in chosen.items():
         if name == "by":
-            given[name] = named("--by", value) if value else None
+            chosen[name] = named("--by", value) if value else None
         elif isinstance(value, str):  # as the words of a command line are
             with contextlib.suppress(ValueError):
-                given[name] = float(value) if name == "lr" else int(value)
-    return WarmUp(**given)
+                chosen[name] = float(value) if name == "lr" else int(value)
+    return WarmUp(**chosen)
 
 
 def _warm_up(built: Built) -> None:
@@ -89,8 +89,8 @@ def _warm_up(built: Built) -> None:
 
     (module, data), settings = built.agent("turnrl warmup"), _chosen(built.settings)
     kept = ("accelerator", "devices", "precision", "gradient_clip_val")
-    given = built.given.contents["trainer"]
-    chosen = {name: given[name] for name in kept if given.get(name) is not None}
+    trainer = built.invocation.contents["trainer"]
+    chosen = {name: trainer[name] for name in kept if trainer.get(name) is not None}
     place = Path(built.settings["to"])
     done = warm_up(module, data, place, settings, chosen)
     if done.before is not None and done.after is not None:
@@ -111,5 +111,5 @@ def _warm_up(built: Built) -> None:
             f"{done.steps}), or another --lr, before you begin with it"
         )
         return
-    same = built.given.words(without=(*_SETTINGS, "model.policy.model"))
+    same = built.invocation.words(without=(*_SETTINGS, "model.policy.model"))
     print(f"begin with it: turnrl fit {same} --model.policy.model {place}")

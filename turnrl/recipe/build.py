@@ -32,7 +32,7 @@ from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.recipe.by_recipe import ByRecipe
 from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
-from turnrl.recipe.given import COMMAND, Given, read_given
+from turnrl.recipe.invocation import COMMAND, Invocation, read_invocation
 from turnrl.recipe.merging import Contents, listed
 from turnrl.run.kept import BestCheckpoint, LastCheckpoint
 from turnrl.run.recording import Recorder
@@ -53,7 +53,7 @@ class Built:
         trainer: The recipe's trainer, with the callbacks and loggers of the run.
         start: The run that the trainer would begin, for checks.
         settings: Values of the further keys that the command knows.
-        given: The recipes and options.
+        invocation: The recipes and options.
     """
 
     module: L.LightningModule
@@ -61,7 +61,7 @@ class Built:
     trainer: L.Trainer
     start: Start
     settings: Contents
-    given: Given
+    invocation: Invocation
 
     @property
     def checkpoint(self) -> str | None:
@@ -71,7 +71,7 @@ class Built:
         Raises:
             CheckpointError: If no run has it.
         """
-        return self.given.checkpoint()
+        return self.invocation.checkpoint()
 
     def agent(self, command: str) -> tuple[MTGRPO, QuestionData]:
         """The module and the data, for a command whose policy acts on a question set.
@@ -96,9 +96,9 @@ def build(arguments: Sequence[str]) -> Built:
         RecipeError: If something is wrong with the arguments.
         CheckpointError: If the file of `ckpt_path` is not there, or is not a checkpoint.
     """
-    given = read_given("fit", arguments)
-    given.check()
-    return make(given)
+    invocation = read_invocation("fit", arguments)
+    invocation.check()
+    return make(invocation)
 
 
 def import_from(*folders: Path) -> None:
@@ -134,7 +134,7 @@ def faults(contents: Contents, kinds: Mapping[str, object]) -> Iterator[str | No
 class _Parser(LightningArgumentParser):
     """Explains mistakes, and accepts no abbreviated keys."""
 
-    given: Given
+    invocation: Invocation
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "description": None, "allow_abbrev": False})
@@ -144,12 +144,14 @@ class _Parser(LightningArgumentParser):
         return super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        contents = self.given.contents if self.given.files else {}  # no recipe: help alone
-        raise explained(ex or ValueError(message), contents, self.given.kinds) from ex
+        contents = (
+            self.invocation.contents if self.invocation.files else {}
+        )  # no recipe: help alone
+        raise explained(ex or ValueError(message), contents, self.invocation.kinds) from ex
 
     def format_help(self, *args: Any) -> str:
         """turnrl's own settings first: the trainer's are hundreds of lines."""
-        self.usage = f"turnrl {self.given.command} RECIPE.yaml [--key value ...]"
+        self.usage = f"turnrl {self.invocation.command} RECIPE.yaml [--key value ...]"
         of_trainer = "training via flags"  # in the title of its group
         groups = sorted(self._action_groups, key=lambda group: of_trainer in (group.title or ""))
         self._action_groups = groups
@@ -206,15 +208,15 @@ class _CLI(LightningCLI):
                 parser.link_arguments("seed_everything", f"{section}.seed", compute_fn=seed_of)
         path = "Checkpoint to begin from: its path, a run's folder, or `last` or `best` of all runs"
         parser.add_argument("--ckpt_path", type=str | None, help=path)
-        given = self.parser_class.given
+        invocation = self.parser_class.invocation
         # a note in the run's config.yaml, which is ignored when a recipe is read
-        for_help = "--help" in given.asks_for_help
+        for_help = "--help" in invocation.help_options
         hidden = SUPPRESS if for_help else None
-        parser.add_argument(f"--{COMMAND}", type=str, default=given.command, help=hidden)
-        group = parser.add_argument_group(f"Settings of turnrl {given.command}")
-        for key, (kind, default, *text) in given.settings.items():
+        parser.add_argument(f"--{COMMAND}", type=str, default=invocation.command, help=hidden)
+        group = parser.add_argument_group(f"Settings of turnrl {invocation.command}")
+        for key, (kind, default, *text) in invocation.settings.items():
             group.add_argument(f"--{key}", type=kind, default=default, help=" ".join(text))
-        for flag, line in given.flags.items() if for_help else ():  # they are not settings
+        for flag, line in invocation.flags.items() if for_help else ():  # they are not settings
             group.add_argument(f"--{flag}", action="store_true", help=line)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -222,23 +224,23 @@ class _CLI(LightningCLI):
         self.config = parser.parse_args(args)
 
     def before_instantiate_classes(self) -> None:
-        given = self.parser_class.given
+        invocation = self.parser_class.invocation
         _refuse_missing(self.config.as_dict(), "")
 
         def numbered(cls: type[Any], *args: Any, **settings: Any) -> Any:
             # the number is not saved with the recipe, because it may be run again
             place = Path(settings.get("save_dir") or "", settings.get("name") or "")
-            if settings.get("version", 0) is None and place == given.home:
-                settings["version"] = given.number
+            if settings.get("version", 0) is None and place == invocation.place.home:
+                settings["version"] = invocation.number
             return cls(*args, **settings)
 
         for logger in (CSVLogger, TensorBoardLogger):
             self.parser.add_instantiator(numbered, logger)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        given = self.parser_class.given
+        invocation = self.parser_class.invocation
         config = self.config_init.trainer
-        note = ByRecipe(given.folder)
+        note = ByRecipe(invocation.place.folder)
         callbacks = [_Signals(), note, *listed(config.callbacks)]
         for key, its in _CALLBACKS.items():
             if any(isinstance(one, its) for one in callbacks):
@@ -255,8 +257,8 @@ class _CLI(LightningCLI):
         loggers = listed(config.logger)
         for logger in loggers:
             _ = logger.version  # before a folder is made, which would count
-        if given.own and not any(isinstance(logger, CSVLogger) for logger in loggers):
-            loggers.insert(0, CSVLogger(**given.own, version=given.number))
+        if invocation.place.logger and not any(isinstance(logger, CSVLogger) for logger in loggers):
+            loggers.insert(0, CSVLogger(**invocation.place.logger, version=invocation.number))
         # a list of its own, because Lightning adds a bar to it
         more = {**kwargs, "callbacks": [*callbacks], "logger": loggers}
         try:
@@ -318,12 +320,12 @@ def prepare() -> None:
     )
 
 
-def make(given: Given) -> Built:
+def make(invocation: Invocation) -> Built:
     """Let LightningCLI make what a recipe describes; see `build`."""
-    contents = given.contents
+    contents = invocation.contents
     prepare()
     # the user's own classes may lie here, or beside the recipe
-    import_from(Path.cwd(), *(Path(one).parent for one in given.files))
+    import_from(Path.cwd(), *(Path(one).parent for one in invocation.files))
     for key in ("model", "data", "trainer"):  # jsonargparse would take it beside the link
         if "seed" in (section := contents[key]):
             raise RecipeError(f"{key}.seed is {section['seed']}; set seed_everything in its place.")
@@ -336,8 +338,8 @@ def make(given: Given) -> Built:
             save_config_callback=_Recipe,
             save_config_kwargs={"save_to_log_dir": False},  # which would make the text once more
             seed_everything_default=0,
-            parser_class=type("Parser", (_Parser,), {"given": given}),
-            args=[f"--config={json.dumps(contents, default=str)}", *given.asks_for_help],
+            parser_class=type("Parser", (_Parser,), {"invocation": invocation}),
+            args=[f"--config={json.dumps(contents, default=str)}", *invocation.help_options],
             run=False,
             auto_configure_optimizers=False,
             load_from_checkpoint_support=False,
@@ -345,14 +347,14 @@ def make(given: Given) -> Built:
     except Exception as error:
         # jsonargparse wraps what a component's constructor raises; a null stands in the place of a
         # number; or a module cannot be imported
-        wrapped = "Union subtypes" in str(error) or any(faults(contents, given.kinds))
+        wrapped = "Union subtypes" in str(error) or any(faults(contents, invocation.kinds))
         null = isinstance(error, ArgumentTypeError)
         if not wrapped or (isinstance(error, TurnRLError) and not null):
             raise
-        raise explained(error, contents, given.kinds) from error
+        raise explained(error, contents, invocation.kinds) from error
     trainer = cli.trainer
     check_trainer(trainer)
-    folder = given.folder and Path(str(trainer.log_dir))
+    folder = invocation.place.folder and Path(str(trainer.log_dir))
     start = start_of(trainer, cli.model, cli.datamodule, folder)
     if start.divided:
         check_division(cli.model.policy, cli.model.engine)
@@ -361,6 +363,6 @@ def make(given: Given) -> Built:
         data=cli.datamodule,
         trainer=trainer,
         start=start,
-        settings={key: cli.config_init[key] for key in given.settings},
-        given=given,
+        settings={key: cli.config_init[key] for key in invocation.settings},
+        invocation=invocation,
     )

@@ -10,6 +10,8 @@ import contextlib
 import gc
 import json
 import os
+import platform
+import re
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -20,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from turnrl.plugins import Commands
 from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.folders import claimed, writable_part
-from turnrl.recipe.given import SETTLED, Flags, Given, Settings, read_given
+from turnrl.recipe.invocation import SETTLED, Flags, Invocation, Settings, read_invocation
 from turnrl.text import say
 
 if TYPE_CHECKING:
@@ -50,7 +52,7 @@ def add_recipe_command(
     *,
     flags: Flags | None = None,
     takes_run: bool = False,
-    prepare: Callable[[Given], Given] | None = None,
+    prepare: Callable[[Invocation], Invocation] | None = None,
 ) -> argparse.ArgumentParser:
     """Add a command that makes what a recipe describes, and acts with it, as `turnrl fit` does.
 
@@ -68,14 +70,14 @@ def add_recipe_command(
             `{"split": (Literal["val", "test"], "val", "What to score")}`. Their values are in
             `Built.settings`. One that may be a list takes several words.
         flags: Options without a value that are not settings of a recipe, with their lines of help,
-            such as `{"json": "Print JSON"}`. Those that the user gives are in `Built.given.raised`,
-            and argparse knows each as `parsed.json`.
+            such as `{"json": "Print JSON"}`. Those that the user gives are in
+            `Built.invocation.raised_flags`, and argparse knows each as `parsed.json`.
         takes_run: A run may stand in the place of the first recipe, by any word that
             `turnrl.find_run` takes. The recipe is then the run's `config.yaml` without `ckpt_path`
-            and `trainer.logger`, and `Given.agent` has the folder and the checkpoint.
+            and `trainer.logger`, and `Invocation.agent` has the folder and the checkpoint.
         prepare: Called before anything is built, with the recipes and options merged in `contents`.
             Returns them with the command's own changes, such as
-            `dataclasses.replace(given, contents={**given.contents, "ckpt_path": None})`.
+            `dataclasses.replace(invocation, contents={**invocation.contents, "ckpt_path": None})`.
     Returns:
         The command's own parser.
     """
@@ -84,11 +86,11 @@ def add_recipe_command(
     parser = commands.add_parser(name, help=summary, prefix_chars="\0", add_help=False)
     parser.add_argument("recipe", nargs=argparse.REMAINDER, action=_Words, flags=flags)
 
-    read = partial(read_given, name, settings=settings, takes_run=takes_run, prepare=prepare)
+    read = partial(read_invocation, name, settings=settings, takes_run=takes_run, prepare=prepare)
 
     def run(parsed: argparse.Namespace) -> int:
         raised = [flag for flag in flags if getattr(parsed, flag)]
-        return _run(read(parsed.recipe, flags=flags, raised=raised), act)
+        return _run(read(parsed.recipe, flags=flags, raised_flags=raised), act)
 
     parser.set_defaults(run=run)
     return parser
@@ -111,32 +113,32 @@ class _Words(argparse.Action):
         for flag in self._flags:
             setattr(namespace, flag, f"--{flag}" in values)
         flags = {f"--{flag}" for flag in self._flags}
-        for name, given, value in (word.partition("=") for word in values):
-            if given and name in flags:
+        for name, equals, value in (word.partition("=") for word in values):
+            if equals and name in flags:
                 parser.error(f"argument {name}: takes no value, and {value!r} was given")
         setattr(namespace, self.dest, [word for word in values if word not in flags])
 
 
-def _run(given: Given, act: Callable[[Built], None]) -> int:
+def _run(invocation: Invocation, act: Callable[[Built], None]) -> int:
     """Make what a recipe describes, and act with it. Returns the exit code."""
-    given.check()
-    if given.asks_for_help:
-        return _act(given, act)
-    given = given.with_checkpoint()  # before anything is announced
-    if given.folder is not None:
-        writable_part(given.folder)  # before a logger tries to
+    invocation.check()
+    if invocation.help_options:
+        return _act(invocation, act)
+    invocation = invocation.with_checkpoint()  # before anything is announced
+    if invocation.place.folder is not None:
+        writable_part(invocation.place.folder)  # before a logger tries to
     first = all(os.environ.get(name, "0") == "0" for name in _RANKS)
     with contextlib.ExitStack() as ending:
-        if first and given.counts and given.home is not None:
-            given = replace(given, number=ending.enter_context(claimed(given.home)))
+        if first and invocation.place.is_numbered and (home := invocation.place.home) is not None:
+            invocation = replace(invocation, number=ending.enter_context(claimed(home)))
         if first:
-            _announce(given)
-        if first and given.destination:
-            ending.enter_context(_accounting_for(Path(given.destination)))
-        return _act(given, act)
+            _announce(invocation)
+        if first and invocation.destination:
+            ending.enter_context(_accounting_for(Path(invocation.destination)))
+        return _act(invocation, act)
 
 
-def _act(given: Given, act: Callable[[Built], None]) -> int:
+def _act(invocation: Invocation, act: Callable[[Built], None]) -> int:
     first = "turnrl.recipe.build" not in sys.modules
     if first:
         gc.disable()  # a fifth of the time that importing torch and Lightning takes
@@ -148,9 +150,9 @@ def _act(given: Given, act: Callable[[Built], None]) -> int:
         gc.freeze()  # what was imported stays, so no collection has to look through it
         gc.enable()
     # DDP starts its other processes from sys.argv, so this is where the arguments have to be
-    argv, sys.argv = sys.argv, [sys.argv[0], given.command, *_words_of_others(given)]
+    argv, sys.argv = sys.argv, [sys.argv[0], invocation.command, *_words_of_others(invocation)]
     try:
-        act(make(given))
+        act(make(invocation))
     except SystemExit as stop:
         # Lightning turns Ctrl-C into exit code 1
         if isinstance(stop.__context__, KeyboardInterrupt):
@@ -161,12 +163,12 @@ def _act(given: Given, act: Callable[[Built], None]) -> int:
     return 0
 
 
-def _words_of_others(given: Given) -> list[str]:
+def _words_of_others(invocation: Invocation) -> list[str]:
     """The words that give the other processes of a run what the first one has settled."""
-    settled = {"contents": given.contents, "number": given.number}
+    settled = {"contents": invocation.contents, "number": invocation.number}
     return [
-        *(f"--{flag}" for flag in given.raised),
-        *given.arguments,
+        *(f"--{flag}" for flag in invocation.raised_flags),
+        *invocation.arguments,
         f"{SETTLED}={json.dumps(settled, default=str)}",
     ]
 
@@ -189,9 +191,26 @@ def _accounting_for(folder: Path) -> Iterator[None]:
         raise
 
 
-def _announce(given: Given) -> None:
-    say(f"turnrl {given.command}: {' + '.join(map(shown_recipe, given.files))}")
-    say(f"writing {given.place}, on {given.device}")
-    if checkpoint := given.contents.get("ckpt_path"):
+def device_name(accelerator: str) -> str:
+    """Where a run will compute, as far as that can be known without torch.
+
+    Args:
+        accelerator: The trainer's: `auto`, for example.
+    """
+    cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
+    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    if accelerator in ("auto", "gpu", "cuda") and cards and not hidden:
+        model = re.search(r"^Model:\s*(.+)$", cards[0].read_text("utf-8"), re.MULTILINE)
+        return model[1] if model else "a GPU"
+    if accelerator == "auto" and (sys.platform, platform.machine()) == ("darwin", "arm64"):
+        return "mps"
+    return "the CPU" if accelerator in ("cpu", "auto") else accelerator
+
+
+def _announce(invocation: Invocation) -> None:
+    say(f"turnrl {invocation.command}: {' + '.join(map(shown_recipe, invocation.files))}")
+    device = device_name(str(invocation.contents["trainer"].get("accelerator") or "auto"))
+    say(f"writing {invocation.place}, on {device}")
+    if checkpoint := invocation.contents.get("ckpt_path"):
         say(f"checkpoint {checkpoint}")
     say("loading torch and Lightning")

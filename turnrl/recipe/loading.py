@@ -15,7 +15,7 @@ from turnrl.errors import ArgumentTypeError, RecipeError, instance_of, kind_of
 from turnrl.module import MTGRPO
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.build import explained, faults, import_from, prepare, seed_of
-from turnrl.recipe.given import read_given
+from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import Contents, each_value, relocated
 from turnrl.recipe.moved import up_to_date
 from turnrl.types.examination import Start
@@ -91,11 +91,11 @@ def _recipe_of(agent: NamedAgent, saved: Contents | None) -> Contents:
             return cast(Contents, each_value(recipe, partial(relocated, file)))
         if not agent.recipe.is_file() or agent.recipe == file:
             raise agent.without_recipe()
-    given = read_given("fit", ["--config", str(agent.recipe)])
-    given.check()
+    invocation = read_invocation("fit", ["--config", str(agent.recipe)])
+    invocation.check()
     # the user's own classes; there are none beside a checkpoint
     import_from(agent.recipe.parent)
-    return given.contents
+    return invocation.contents
 
 
 def _made(recipe: Contents) -> MTGRPO:

@@ -1,16 +1,16 @@
 """Recipes and options as text: YAML files, and the words of a command line."""
 
-import io
 import json
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
 from turnrl.errors import RecipeError, did_you_mean
-from turnrl.recipe.bundled import recipe_like
+from turnrl.recipe.bundled import find_recipe, recipe_like
 
 MAPPINGS = {
     "model": "turnrl.MTGRPO",
@@ -48,39 +48,63 @@ def value_of(text: str) -> object:
         return text
 
 
-def read_recipe(path: str) -> dict[str, object]:
-    """Read a recipe.
+@dataclass(frozen=True)
+class RecipeFile:
+    """A recipe that has not been read yet.
 
     Args:
-        path: Its file; or its text, which has a line break.
-    Raises:
-        RecipeError: If there is no such file, or it is not a YAML mapping.
+        path: Its file; None for standard input.
+        text: What was read from standard input.
     """
-    name = "-" if "\n" in path else path
-    try:
-        with io.StringIO(path) if name == "-" else Path(path).open(encoding="utf-8") as file:
-            contents = yaml.load(file, _Loader)
+
+    path: str | None
+    text: str = ""
+
+    @classmethod
+    def of(cls, word: str) -> "RecipeFile":
+        """The recipe that a word of a command means: a file, a bundled recipe, or, if it has a line
+        break, what `read_options` read from standard input."""
+        return cls(None, word) if "\n" in word else cls(find_recipe(word))
+
+    def __str__(self) -> str:
+        return "-" if self.path is None else self.path
+
+    def read(self) -> dict[str, object]:
+        """Read it.
+
+        Raises:
+            RecipeError: If there is no such file, or it is not a YAML mapping.
+        """
+        try:
+            text = self.text if self.path is None else Path(self.path).read_text("utf-8")
+            contents = yaml.load(text, _Loader)
             if not isinstance(contents, dict):
                 holds = "it is empty" if contents is None else f"it holds {contents!r:.40}"
                 raise yaml.YAMLError(holds)
             return contents
-    except OSError as error:
-        folder = Path(path) if isinstance(error, IsADirectoryError) else Path(path).parent
+        except OSError as error:
+            raise self._missing(error) from error
+        except UnicodeDecodeError as error:
+            raise RecipeError(
+                f"recipe {str(self)!r} is not UTF-8: {error}. Save it as UTF-8."
+            ) from error
+        except yaml.YAMLError as error:
+            raise RecipeError(
+                f"recipe {str(self)!r} is not a YAML mapping: {' '.join(str(error).split())}. "
+                f"Fix it; its keys are {', '.join(SECTIONS)}."
+            ) from error
+
+    def _missing(self, error: OSError) -> RecipeError:
+        name = str(self)
+        folder = Path(name) if isinstance(error, IsADirectoryError) else Path(name).parent
         here = sorted(map(str, folder.glob("*.y*ml")))
         near = f" Recipes there: {', '.join(here) or 'none'}."
         if isinstance(error, FileNotFoundError):
-            near = did_you_mean(path, here, cutoff=0.7) or recipe_like(path) or near
-        raise RecipeError(
-            f"no recipe at {path!r}: {error.strerror}.{near} Give the path of a YAML file, or a "
+            near = did_you_mean(name, here, cutoff=0.7) or recipe_like(name) or near
+        return RecipeError(
+            f"no recipe at {name!r}: {error.strerror}.{near} Give the path of a YAML file, or a "
             "name that 'turnrl recipes' lists."
-        ) from error
-    except UnicodeDecodeError as error:
-        raise RecipeError(f"recipe {name!r} is not UTF-8: {error}. Save it as UTF-8.") from error
-    except yaml.YAMLError as error:
-        raise RecipeError(
-            f"recipe {name!r} is not a YAML mapping: {' '.join(str(error).split())}. "
-            f"Fix it; its keys are {', '.join(SECTIONS)}."
-        ) from error
+        )
 
 
 def read_options(

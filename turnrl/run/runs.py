@@ -17,7 +17,7 @@ from tqdm import tqdm
 
 from turnrl.errors import DataError, in_short
 from turnrl.recipe.folders import find_run
-from turnrl.recipe.given import COMMAND
+from turnrl.recipe.invocation import COMMAND
 from turnrl.recipe.moved import up_to_date
 from turnrl.recipe.reading import SECTIONS
 from turnrl.run import record

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal
 
 from turnrl.recipe.fit import add_recipe_command
 from turnrl.recipe.folders import LATEST
-from turnrl.recipe.given import Given
+from turnrl.recipe.invocation import Invocation
 from turnrl.types.contracts import QuestionSource
 from turnrl_openai import EndpointServer
 
@@ -60,21 +60,21 @@ def add_eval_command(commands: Commands) -> None:
     parser.set_defaults(run=partial(_start, parser.get_default("run")))
 
 
-def _prepare(given: Given) -> Given:
+def _prepare(invocation: Invocation) -> Invocation:
     """Choose the checkpoint of a run that is scored, unless the user did: its best, or else its
     last. A server that acts instead of the policy needs none.
 
     Raises:
         CheckpointError: If the run has no checkpoint.
     """
-    if given.agent is None:
-        return given
-    checkpoint = given.contents.get("ckpt_path", "")
-    if checkpoint == "" and given.contents.get("endpoint"):
+    if invocation.agent is None:
+        return invocation
+    checkpoint = invocation.contents.get("ckpt_path", "")
+    if checkpoint == "" and invocation.contents.get("endpoint"):
         checkpoint = None
     elif checkpoint in ("", *LATEST):
-        checkpoint = str(given.agent.weights(checkpoint or None))
-    return replace(given, contents={**given.contents, "ckpt_path": checkpoint})
+        checkpoint = str(invocation.agent.weights(checkpoint or None))
+    return replace(invocation, contents={**invocation.contents, "ckpt_path": checkpoint})
 
 
 def _start(run: Callable[[argparse.Namespace], int], parsed: argparse.Namespace) -> int:

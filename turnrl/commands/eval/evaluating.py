@@ -66,7 +66,7 @@ def evaluate(built: Built, out: TextIO) -> None:
     if server is None:
         rows = _by_policy(module, sets, trainer, built.checkpoint)
     else:
-        rows = _by_server(module, sets, trainer, server, built.given.folder)
+        rows = _by_server(module, sets, trainer, server, built.invocation.place.folder)
     if not any(rows.values()):
         raise RecipeError("nothing to score. Set data.val; leave out limit_val_batches 0.")
     if not trainer.is_global_zero:
@@ -76,29 +76,29 @@ def evaluate(built: Built, out: TextIO) -> None:
         say("use other --questions, or score the last checkpoint with --ckpt_path last")
     samples = module.samples
     figures = report_of(rows, samples is not None)
-    if "json" in built.given.raised:
+    if "json" in built.invocation.raised_flags:
         asked = {
-            "recipe": built.given.files,
+            "recipe": built.invocation.files,
             "checkpoint": built.checkpoint,
             "endpoint": server and {"base_url": server.base_url, "model": server.model},
             "samples": samples,
-            "folder": built.given.folder and str(built.given.folder),
+            "folder": built.invocation.place.folder and str(built.invocation.place.folder),
         }
         print(as_json(asked, figures), file=out)
         return
     print("\n".join(lines(figures, "greedy" if samples is None else f"{samples} sampled of each")))
-    if built.given.folder:
-        say(f"written to {built.given.folder / 'metrics.csv'}; every trajectory in record/")
+    if folder := built.invocation.place.folder:
+        say(f"written to {folder / 'metrics.csv'}; every trajectory in record/")
 
 
 def _is_optimistic(built: Built) -> bool:
     """True if the best checkpoint of a run is scored on the validation that chose it."""
-    given, settings = built.given, built.settings
+    invocation, settings = built.invocation, built.settings
     if built.checkpoint is None or Path(built.checkpoint).name != "best.ckpt":
         return False
     own = Path(built.checkpoint).absolute().parents[1] / "config.yaml"
-    recipes = [Path(file).absolute() for file in given.files]
-    changed = any(word.startswith("--data") for word in given.arguments)
+    recipes = [Path(file).absolute() for file in invocation.files]
+    changed = any(word.startswith("--data") for word in invocation.arguments)
     return (
         recipes == [own]
         and not changed

@@ -94,23 +94,23 @@ def _run(args: argparse.Namespace, words: list[str], own: list[str]) -> Table | 
     from turnrl.commands.sweep.sweep import Sweep
 
     refuse_options(words, own)
-    given, cells = read_cells(words, args.seeds, args.set)
-    folder = Path(args.output) if args.output else default_folder(given)
+    invocation, cells = read_cells(words, args.seeds, args.set)
+    folder = Path(args.output) if args.output else default_folder(invocation)
     lines = Path(args.results) if args.results else folder / FILE
     writable_part(folder)
     if lines.is_dir():
         raise RecipeError(f"--results is {str(lines)!r}, which is a folder. Name a file.")
     writable_part(lines.parent)
-    say(f"turnrl sweep: {' + '.join(map(shown_recipe, given.files))}")
+    say(f"turnrl sweep: {' + '.join(map(shown_recipe, invocation.files))}")
     if args.list:
-        sweep = Sweep(folder, cells, given.name, lines)
+        sweep = Sweep(folder, cells, invocation.name, lines)
         sweep.prepare(args.jobs, args.devices)
         sweep.show()
         return None
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / "sweep.lock", timeout=0):
-            sweep = Sweep(folder, cells, given.name, lines)
+            sweep = Sweep(folder, cells, invocation.name, lines)
             if sweep.todo:
                 sweep.train(sweep.prepare(args.jobs, args.devices))
             return sweep.close()

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.recipe.folders import RUNS
-from turnrl.recipe.given import Given, read_given
+from turnrl.recipe.invocation import Invocation, read_invocation
 from turnrl.recipe.merging import listed
 from turnrl.recipe.moved import as_before
 from turnrl.recipe.reading import SECTIONS
@@ -94,7 +94,7 @@ def title(settings: Mapping[str, str]) -> str:
 
 def read_cells(
     words: Sequence[str], seeds: str | None, sets: Sequence[str]
-) -> tuple[Given, list[Cell]]:
+) -> tuple[Invocation, list[Cell]]:
     """The runs of a sweep, the first seed of every setting first.
 
     Args:
@@ -107,13 +107,13 @@ def read_cells(
         RecipeError: If a recipe cannot be read, or the seeds and settings make no sweep. Values
             are only read here; see `check`.
     """
-    given = read_given("sweep", words)
-    if given.asks_for_help:
+    invocation = read_invocation("sweep", words)
+    if invocation.help_options:
         raise RecipeError(
-            f"{given.asks_for_help[0]} is an option of 'turnrl fit'. 'turnrl sweep --help' "
+            f"{invocation.help_options[0]} is an option of 'turnrl fit'. 'turnrl sweep --help' "
             "describes a sweep."
         )
-    own = given.contents.get("seed_everything", 0)
+    own = invocation.contents.get("seed_everything", 0)
     numbers = read_seeds(str(own) if seeds is None else seeds)
     keys = [read_set(text) for text in sets]
     if twice := _twice([key for key, _ in keys]):
@@ -122,8 +122,8 @@ def read_cells(
     known: dict[str, Mapping[str, str]] = {}
     for values in itertools.product(*(values for _, values in keys)):
         settings = {key: value for (key, _), value in zip(keys, values, strict=True)}
-        words = [*given.arguments, *(f"--{key}={value}" for key, value in settings.items())]
-        read = read_given("fit", words)
+        words = [*invocation.arguments, *(f"--{key}={value}" for key, value in settings.items())]
+        read = read_invocation("fit", words)
         read.check()
         _refuse(read.contents)
         digest = _digest(read.contents)
@@ -136,11 +136,11 @@ def read_cells(
         others = (
             one
             for one in listed(trainer["logger"])
-            if isinstance(one, dict) and one.get("init_args") != read.own
+            if isinstance(one, dict) and one.get("init_args") != read.place.logger
         )
         more = tuple(read.arguments), tuple(others), trainer.get("devices")
         cells += [Cell(settings, seed, digest, *more) for seed in numbers]
-    return given, sorted(cells, key=lambda cell: numbers.index(cell.seed))
+    return invocation, sorted(cells, key=lambda cell: numbers.index(cell.seed))
 
 
 def _twice(names: Sequence[T]) -> list[T]:
@@ -296,6 +296,6 @@ def refuse_options(words: Sequence[str], own: Iterable[str]) -> None:
             )
 
 
-def default_folder(given: Given) -> Path:
+def default_folder(invocation: Invocation) -> Path:
     """`runs/NAME-sweep`, or beside the other runs of the recipe."""
-    return given.home or RUNS / f"{given.name}{given.suffix}"
+    return invocation.place.home or RUNS / f"{invocation.name}-sweep"

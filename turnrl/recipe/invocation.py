@@ -1,15 +1,11 @@
-"""The recipes and options of a command, merged.
+"""A command with its recipes and options, merged.
 
 They are read before anything heavy is imported, so that a missing file or a broken line shows at
 once. They are merged only here, so that what is explained, chosen and built is the same.
 """
 
 import json
-import os
-import platform
-import re
 import shlex
-import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -18,27 +14,26 @@ from typing import Any, cast, get_args, get_origin
 
 from turnrl.errors import RecipeError, did_you_mean, is_finite
 from turnrl.recipe.agents import NamedAgent, find_agent
-from turnrl.recipe.bundled import find_recipe, shown_recipe
-from turnrl.recipe.folders import LATEST, RUNS, checkpoint_to_resume, held, newest, next_version
+from turnrl.recipe.bundled import shown_recipe
+from turnrl.recipe.folders import LATEST, RUNS, checkpoint_to_resume, held, newest
 from turnrl.recipe.merging import (
-    PARTS,
     Contents,
     Editable,
     dropped,
     each_value,
     filled_in,
-    listed,
     merged,
     relocated,
 )
 from turnrl.recipe.moved import SAVED, up_to_date
+from turnrl.recipe.place import RunPlace, suffix_of, with_own_logger
 from turnrl.recipe.reading import (
     ASKS,
     DASHES,
     MAPPINGS,
     SECTIONS,
+    RecipeFile,
     read_options,
-    read_recipe,
     value_of,
 )
 from turnrl.recipe.unfit import refuse_unfit
@@ -59,8 +54,8 @@ SETTLED = "--settled"
 
 
 @dataclass(frozen=True)
-class Given:
-    """The recipes and options of a command.
+class Invocation:
+    """A command with its recipes and options.
 
     Args:
         command: `fit`, for example.
@@ -68,10 +63,9 @@ class Given:
         contents: The recipes and options merged; the later override the earlier.
         arguments: The words of the command, for the other processes of a run.
         files: The recipes.
-        asks_for_help: Options that ask for help, or for a recipe to be printed, and for no run.
-        own: Settings of the CSVLogger that keeps a folder for the run; empty if nothing logs it.
+        help_options: Options that ask for help, or for a recipe to be printed, and for no run.
         flags: Options of the command that have no value.
-        raised: The flags that the user gave.
+        raised_flags: Those that the user gave.
         agent: The run that the first word names, whose recipe is then the first; None if it names
             a recipe.
         number: The number that the run has claimed; None before that.
@@ -83,10 +77,9 @@ class Given:
     contents: Contents
     arguments: Sequence[str]
     files: Sequence[str]
-    asks_for_help: Sequence[str]
-    own: Contents = field(default_factory=dict)
+    help_options: Sequence[str]
     flags: Flags = field(default_factory=dict)
-    raised: Sequence[str] = ()
+    raised_flags: Sequence[str] = ()
     agent: NamedAgent | None = None
     number: int | None = None
     destination: str = ""
@@ -105,21 +98,29 @@ class Given:
             return (run.parent if run.name.startswith("version_") else run).name
         return Path(self.files[-1]).stem if self.files else ""
 
-    @property
-    def suffix(self) -> str:
-        """Ending of the name of its runs' folder: commands keep their runs apart."""
-        return "" if self.command == "fit" else f"-{self.command}"
+    @cached_property
+    def place(self) -> RunPlace:
+        """Where the run writes."""
+        trial = self.contents["trainer"].get("fast_dev_run") not in (None, False, 0, "0")
+        return RunPlace(
+            command=self.command,
+            name=self.name,
+            logger=self._loggers()[1],
+            number=self.number,
+            is_trial=trial,
+            destination=self.destination,
+        )
 
-    @property
-    def home(self) -> Path | None:
-        """The folder of the runs of this name, for any logger; None without one."""
-        return Path(self.own["save_dir"], self.own["name"]) if self.own else None
+    def _loggers(self) -> tuple[Any, Editable]:
+        trainer = self.contents["trainer"]
+        root = trainer.get("default_root_dir") or RUNS
+        name = f"{self.name}{suffix_of(self.command)}"
+        return with_own_logger(trainer.get("logger", True), name, str(root))
 
-    @property
-    def trained(self) -> Path:
-        """The folder of the runs of `fit`, in which `last` and `best` are looked for."""
-        home = self.home or RUNS / self.name
-        return Path(str(home).removesuffix(self.suffix))
+    def with_logger(self) -> "Invocation":
+        """The same, with the logger that keeps the run's folder."""
+        trainer = {**self.contents["trainer"], "logger": self._loggers()[0]}
+        return replace(self, contents={**self.contents, "trainer": trainer})
 
     def checkpoint(self) -> str | None:
         """Look up the file of `ckpt_path`. `last` and `best` mean the newest run that has one.
@@ -128,9 +129,9 @@ class Given:
             CheckpointError: If no run has it.
         """
         name: str | None = self.contents.get("ckpt_path")
-        return str(newest(self.trained, name)) if name in LATEST else name
+        return str(newest(self.place.trained, name)) if name in LATEST else name
 
-    def with_checkpoint(self) -> "Given":
+    def with_checkpoint(self) -> "Invocation":
         """The same, with the file that `checkpoint` looks up as `ckpt_path`.
 
         Raises:
@@ -138,51 +139,6 @@ class Given:
         """
         file = self.checkpoint()
         return replace(self, contents={**self.contents, "ckpt_path": file}) if file else self
-
-    @cached_property
-    def folder(self) -> Path | None:
-        """Where the run will leave its files; None if nowhere. Until it has claimed a number,
-        another run may take it."""
-        if self.home is None or self._is_trial:
-            return None
-        version = self.number if self.own.get("version") is None else self.own["version"]
-        number = str(next_version(self.home) if version is None else version)
-        return self.home / (f"version_{number}" if number.isdigit() else number)
-
-    @property
-    def counts(self) -> bool:
-        """True if its folder gets the next number of those in `home`."""
-        local = "://" not in str(self.own.get("save_dir"))
-        return self.folder is not None and self.own.get("version") is None and local
-
-    @property
-    def place(self) -> str:
-        """Phrase about the folder, which follows `writing`."""
-        if self.destination:
-            return f"to {self.destination}"
-        if self._is_trial:
-            return "no files: trainer.fast_dev_run is a trial"
-        if self.folder is not None:
-            return f"to {self.folder}"
-        kept = "only checkpoints/" if self.command == "fit" else "no files"
-        return f"{kept}: trainer.logger is false"
-
-    @property
-    def _is_trial(self) -> bool:
-        return self.contents["trainer"].get("fast_dev_run") not in (None, False, 0, "0")
-
-    @property
-    def device(self) -> str:
-        """Where it will compute, as far as that can be known without torch."""
-        asked = str(self.contents["trainer"].get("accelerator") or "auto")
-        cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
-        hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
-        if asked in ("auto", "gpu", "cuda") and cards and not hidden:
-            model = re.search(r"^Model:\s*(.+)$", cards[0].read_text("utf-8"), re.MULTILINE)
-            return model[1] if model else "a GPU"
-        if asked == "auto" and (sys.platform, platform.machine()) == ("darwin", "arm64"):
-            return "mps"
-        return "the CPU" if asked in ("cpu", "auto") else asked
 
     def words(self, without: Collection[str]) -> str:
         """The recipes and options as one would type them for another command, without the options
@@ -209,16 +165,16 @@ class Given:
             )
 
 
-def read_given(
+def read_invocation(
     command: str,
     arguments: Sequence[str],
     settings: Settings | None = None,
     *,
     takes_run: bool = False,
-    prepare: Callable[[Given], Given] | None = None,
+    prepare: Callable[[Invocation], Invocation] | None = None,
     flags: Flags | None = None,
-    raised: Sequence[str] = (),
-) -> Given:
+    raised_flags: Sequence[str] = (),
+) -> Invocation:
     """Read the words after a command: recipes, then options.
 
     Args:
@@ -229,7 +185,7 @@ def read_given(
         prepare: Returns the merged recipes and options with the command's own changes.
         flags: Options of the command that have no value. The `config.yaml` of an earlier run may
             have them as keys, which are ignored. Other recipes may not.
-        raised: The flags that the user gave.
+        raised_flags: Those that the user gave.
     Raises:
         RecipeError: If there is no recipe, one cannot be read, or an option is not one.
         CheckpointError: If the file of `ckpt_path` is not there, or is not a checkpoint; or if the
@@ -241,34 +197,42 @@ def read_given(
         if not named.is_recipe:
             agent, words[0] = named, _recipe_of(named, command)
     contents: Editable = {key: {} for key in MAPPINGS}
-    kept, files, asks_for_help = list[str](), list[str](), list[str]()
+    kept, files, help_options = list[str](), list[str](), list[str]()
     settled: Editable = {}
     recipe: Editable = {}  # without the options
     lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
     first = not any(word.startswith(SETTLED) for word in words)  # of the processes of a run
     for option, value in read_options(command, words, lists):
         if option in ASKS or option.endswith(".help"):
-            asks_for_help.append(f"{option}={value}" if value else option)
+            help_options.append(f"{option}={value}" if value else option)
         elif option == SETTLED:
             settled = json.loads(value)
         elif option == "--config":
-            path = find_recipe(value)
-            new = _recipe(path, command, flags, agent is not None and not files, contents, first)
+            file = RecipeFile.of(value)
+            new = _recipe(file, command, flags, agent is not None and not files, contents, first)
             contents.update(merged(contents, new))
             recipe = dict(contents)
-            files.append("stdin" if "\n" in path else path)
-            kept.append(f"{option}={path}")
+            files.append(file.path or "stdin")
+            kept.append(f"{option}={file.path or file.text}")
         else:
             contents.update(merged(contents, up_to_date(_nested(option, value), contents, first)))
             kept.append(f"{option}={value}")
-    if not files and not asks_for_help:
+    if not files and not help_options:
         raise _nothing_given(command, takes_run)
-    contents = contents if settled else _with_paths(_noting_dropped(recipe, contents))
-    common = (command, settings, contents, kept, files, asks_for_help)
-    given = Given(*common, flags=flags, raised=raised, agent=agent)
+    invocation = Invocation(
+        command=command,
+        settings=settings,
+        contents=contents if settled else _with_paths(_noting_dropped(recipe, contents)),
+        arguments=kept,
+        files=files,
+        help_options=help_options,
+        flags=flags,
+        raised_flags=raised_flags,
+        agent=agent,
+    )
     if settled:
-        return _settled(replace(given, **settled))
-    return _settled(prepare(given) if prepare else given)
+        return _settled(replace(invocation, **settled))
+    return _settled(prepare(invocation) if prepare else invocation)
 
 
 def _noting_dropped(recipe: Contents, contents: Editable) -> Editable:
@@ -334,12 +298,17 @@ def _recipe_of(agent: NamedAgent, command: str) -> str:
 
 
 def _recipe(
-    path: str, command: str, flags: Flags, of_run: bool, before: Contents, prints: bool
+    file: RecipeFile,
+    command: str,
+    flags: Flags,
+    of_run: bool,
+    before: Contents,
+    prints: bool,
 ) -> Editable:
     """The settings of a recipe, without the command that a run notes beside them.
 
     Args:
-        path: Its file or its text; see `read_recipe`.
+        file: The recipe.
         command: The command that reads it.
         flags: Options that may be no keys of a recipe, except in the `config.yaml` of an earlier
             run, which has every key at the top.
@@ -349,17 +318,17 @@ def _recipe(
     Raises:
         RecipeError: If it has a flag as a key.
     """
-    contents = up_to_date(read_recipe(path), before, prints)
+    contents = up_to_date(file.read(), before, prints)
     for flag in () if {*contents} >= SAVED else flags:
         if flag in contents:
             raise RecipeError(
                 f"{flag} is an option of 'turnrl {command}', and no key of a recipe. "
-                f"Leave it out of {'-' if chr(10) in path else path!r}, and give --{flag}."
+                f"Leave it out of {str(file)!r}, and give --{flag}."
             )
     new = {key: value for key, value in contents.items() if key not in (COMMAND, *flags)}
-    if "\n" not in path and (file := Path(path)).with_name("checkpoints").is_dir():
+    if file.path is not None and Path(file.path).with_name("checkpoints").is_dir():
         ours = {key: new[key] for key in ("model", "data") if key in new}
-        new |= each_value(ours, partial(relocated, file))
+        new |= each_value(ours, partial(relocated, Path(file.path)))
     if of_run:
         new.pop("ckpt_path", None)
         if isinstance(trainer := new.get("trainer"), dict):
@@ -368,46 +337,12 @@ def _recipe(
     return new
 
 
-def _settled(given: Given) -> Given:
+def _settled(invocation: Invocation) -> Invocation:
     """Add the logger that keeps the run's folder, and the file of its checkpoint unless that has to
     be looked up among its runs."""
-    trainer = given.contents["trainer"]
-    root = trainer.get("default_root_dir") or RUNS
-    logger, own = _with_own(trainer.get("logger", True), f"{given.name}{given.suffix}", str(root))
-    contents = {**given.contents, "trainer": {**trainer, "logger": logger}}
-    checkpoint = contents.get("ckpt_path")
-    if isinstance(checkpoint, str) and checkpoint not in LATEST and not given.asks_for_help:
-        contents["ckpt_path"] = checkpoint_to_resume(checkpoint)
-    return replace(given, contents=contents, own=own)
-
-
-def _with_own(value: object, name: str, root: str) -> tuple[Any, Editable]:
-    """Find or add the logger that keeps a folder for the run. With it the run's files always lie
-    where the command announces, and `last` and `best` find them.
-
-    It is the recipe's first CSVLogger, or one is put before the recipe's loggers. It takes
-    `save_dir` and `name` from the recipe's first logger, or else `root` and `name`.
-
-    Returns:
-        The recipe's loggers, with that one first if it is among them; and its settings.
-    """
-    loggers = [{"class_path": one} if isinstance(one, str) else one for one in listed(value)]
-    if not loggers:
-        return [], {}
-    described: list[Editable] = [one for one in loggers if isinstance(one, dict)]
-    csv = next((one for one in described if _class(one).endswith("CSVLogger")), {})
-    first = csv or next(iter(described), {})
-    settings = {key: item for key, item in first.items() if key not in PARTS}
-    settings |= first.get("init_args") or {}
-    own = settings if csv else {}
-    # with an empty name, runs lie in `save_dir` itself
-    own["name"] = "" if own.get("name") == "" else settings.get("name") or name
-    own["save_dir"] = settings.get("save_dir") or root
-    others = [one for one in loggers if one is not csv and one is not True]
-    if csv or not others:
-        others.insert(0, {"class_path": _class(csv), "init_args": own})
-    return others if len(others) > 1 else others[0], own
-
-
-def _class(logger: Mapping[str, object]) -> str:
-    return str(logger.get("class_path", "CSVLogger"))
+    settled = invocation.with_logger()
+    checkpoint = settled.contents.get("ckpt_path")
+    if isinstance(checkpoint, str) and checkpoint not in LATEST and not settled.help_options:
+        file = checkpoint_to_resume(checkpoint)
+        return replace(settled, contents={**settled.contents, "ckpt_path": file})
+    return settled

@@ -1,0 +1,106 @@
+"""Where a run writes, and the logger that keeps its folder there."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from turnrl.recipe.folders import RUNS, next_version
+from turnrl.recipe.merging import PARTS, Contents, Editable, listed
+
+
+@dataclass(frozen=True)
+class RunPlace:
+    """Where a run writes.
+
+    Args:
+        command: `fit`, for example: commands keep their runs apart.
+        name: The run's name.
+        logger: Settings of the CSVLogger that keeps a folder for the run; empty if nothing logs it.
+        number: The number that the run has claimed; None before that.
+        is_trial: Whether the run is a trial, which leaves no files.
+        destination: Where a command writes that keeps no folder of runs; empty for the others.
+    """
+
+    command: str
+    name: str
+    logger: Contents
+    number: int | None
+    is_trial: bool
+    destination: str
+
+    @property
+    def home(self) -> Path | None:
+        """The folder of the runs of this name, for any logger; None without one."""
+        return Path(self.logger["save_dir"], self.logger["name"]) if self.logger else None
+
+    @property
+    def trained(self) -> Path:
+        """The folder of the runs of `fit`, in which `last` and `best` are looked for."""
+        home = self.home or RUNS / self.name
+        return Path(str(home).removesuffix(suffix_of(self.command)))
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """Where the run will leave its files; None if nowhere. Until it has claimed a number,
+        another run may take it."""
+        if self.home is None or self.is_trial:
+            return None
+        version = self.number if self.logger.get("version") is None else self.logger["version"]
+        number = str(next_version(self.home) if version is None else version)
+        return self.home / (f"version_{number}" if number.isdigit() else number)
+
+    @property
+    def is_numbered(self) -> bool:
+        """True if its folder gets the next number of those in `home`."""
+        local = "://" not in str(self.logger.get("save_dir"))
+        return self.folder is not None and self.logger.get("version") is None and local
+
+    def __str__(self) -> str:
+        """What follows `writing`."""
+        if self.destination:
+            return f"to {self.destination}"
+        if self.is_trial:
+            return "no files: trainer.fast_dev_run is a trial"
+        if self.folder is not None:
+            return f"to {self.folder}"
+        kept = "only checkpoints/" if self.command == "fit" else "no files"
+        return f"{kept}: trainer.logger is false"
+
+
+def suffix_of(command: str) -> str:
+    """Ending of the name of the folder of a command's runs."""
+    return "" if command == "fit" else f"-{command}"
+
+
+def with_own_logger(value: object, name: str, root: str) -> tuple[Any, Editable]:
+    """Find or add the logger that keeps a folder for the run. With it the run's files always lie
+    where the command announces, and `last` and `best` find them.
+
+    It is the recipe's first CSVLogger, or one is put before the recipe's loggers. It takes
+    `save_dir` and `name` from the recipe's first logger, or else `root` and `name`.
+
+    Returns:
+        The recipe's loggers, with that one first if it is among them; and its settings.
+    """
+    loggers = [{"class_path": one} if isinstance(one, str) else one for one in listed(value)]
+    if not loggers:
+        return [], {}
+    described: list[Editable] = [one for one in loggers if isinstance(one, dict)]
+    csv = next((one for one in described if _class(one).endswith("CSVLogger")), {})
+    first = csv or next(iter(described), {})
+    settings = {key: item for key, item in first.items() if key not in PARTS}
+    settings |= first.get("init_args") or {}
+    own = settings if csv else {}
+    # with an empty name, runs lie in `save_dir` itself
+    own["name"] = "" if own.get("name") == "" else settings.get("name") or name
+    own["save_dir"] = settings.get("save_dir") or root
+    others = [one for one in loggers if one is not csv and one is not True]
+    if csv or not others:
+        others.insert(0, {"class_path": _class(csv), "init_args": own})
+    return others if len(others) > 1 else others[0], own
+
+
+def _class(logger: Mapping[str, object]) -> str:
+    return str(logger.get("class_path", "CSVLogger"))
