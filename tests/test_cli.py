@@ -12,6 +12,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -486,3 +487,16 @@ def test_the_commands_of_every_day_are_listed_first_with_a_short_line_each(capsy
     commands = command_line()._subparsers._group_actions[0]._choices_actions
     assert [one.dest for one in commands][:5] == ["fit", "eval", "recipes", "doctor", "compare"]
     assert all(len(one.help) <= 56 and ":" not in one.help for one in commands)
+
+
+def test_the_first_process_of_several_prints_why_all_failed(monkeypatch, capsys):
+    """It ends the others, which print their own fault only if it has none."""
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    assert main(["fit", "missing.yaml"]) == 0
+    timer.join()
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(cli, "_FIRST_S", 0.01)
+    assert main(["fit", "missing.yaml"]) == 2
+    assert "no recipe at 'missing.yaml'" in capsys.readouterr().err

@@ -8,6 +8,7 @@ import argparse
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from typing import Any, NoReturn
@@ -19,6 +20,8 @@ from turnrl.signals import stopping
 from turnrl.text import say, visible
 
 _DEBUG = "TURNRL_DEBUG"
+_FIRST_S = 3.0
+"""Seconds for the first process of a run to fail too, and to end the others."""
 _USUAL = ("fit", "eval", "recipes", "doctor")
 """Commands that `turnrl --help` lists first."""
 
@@ -38,9 +41,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _dispatch(arguments)
         except (Exception, KeyboardInterrupt) as error:
             # an error while a run is being stopped comes from stopping it
-            if stopped or isinstance(error, KeyboardInterrupt):
+            if stopped or isinstance(error, KeyboardInterrupt) or _is_ended_by_the_first():
                 return _stopped(stopped[0] if stopped else signal.SIGINT)
             return _report(error)
+
+
+def _is_ended_by_the_first() -> bool:
+    """True in another process than the first of a run if the first one ends it soon, because it has
+    failed too: its message is enough."""
+    if _is_first():
+        return False
+    try:
+        time.sleep(_FIRST_S)
+    except KeyboardInterrupt:
+        return True
+    return False
+
+
+def _is_first() -> bool:
+    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _report(error: BaseException) -> int:
@@ -61,14 +80,13 @@ def _report(error: BaseException) -> int:
 
 def _stopped(number: int) -> int:
     # a process that the first one started: its code would have Lightning kill that one
-    others = os.environ.get("LOCAL_RANK", "0") != "0"
-    if not others:
+    if _is_first():
         by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         print(f"\nturnrl: stopped by {by}", file=sys.stderr)
     # an interrupt that passed through an `exec` counts as unhandled, and Python would end by it
     # whatever is returned; the next `exec` makes it forget that
     exec("")
-    return 0 if others else 128 + number
+    return 128 + number if _is_first() else 0
 
 
 def _dispatch(arguments: list[str]) -> int:
