@@ -14,7 +14,7 @@ import re
 import shutil
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -150,9 +150,9 @@ class VLLM(Engine):
 
     def __post_init__(self) -> None:
         if (self.url is None) == (self.python is None):
-            given = "both url and python" if self.url is not None else "neither url nor python"
+            how_many = "both url and python" if self.url is not None else "neither url nor python"
             raise RecipeError(
-                f"VLLM has {given}. Give the url of a server that runs, or the python of an "
+                f"VLLM has {how_many}. Give the url of a server that runs, or the python of an "
                 "environment with vLLM, and the run starts one."
             )
         if self.url is not None and len({*self._urls}) != max(1, len(self._urls)):
@@ -170,11 +170,11 @@ class VLLM(Engine):
                 "model.engine.arguments are for a server that the run starts, and model.engine.url "
                 "gives one. Start that one with them, or give python."
             )
-        for one in self.arguments:
-            if re.match(r"--\S+\s", one):
+        for argument in self.arguments:
+            if re.match(r"--\S+\s", argument):
                 raise RecipeError(
-                    f"model.engine.arguments has {one!r}. Write an option and its value as two "
-                    f"items: {', '.join(map(repr, one.split(maxsplit=1)))}."
+                    f"model.engine.arguments has {argument!r}. Write an option and its value as "
+                    f"two items: {', '.join(map(repr, argument.split(maxsplit=1)))}."
                 )
         if self.base is not None and self.url is None:
             raise RecipeError(
@@ -197,7 +197,6 @@ class VLLM(Engine):
         self._held: Counter[Server] = Counter()
         self._in_force: dict[str, str] = {}
         self._together: Together | None = None
-        self.log: Path | None = None
 
     @property
     def _urls(self) -> list[str]:
@@ -250,7 +249,7 @@ class VLLM(Engine):
         Given servers have the run's base, so the default engine samples in their place."""
         if self.python is not None:
             check_python(self.python)
-            return _rehearsed(replace(self))
+            return contextlib.nullcontext(replace(self))
         default: Engine = installed("turnrl_engines")["Slots"]()
         return default.rehearsal()
 
@@ -283,10 +282,10 @@ class VLLM(Engine):
                 model = str(home / "base")  # in the form in which later versions are written
                 write(policy, home / "base")
             policy.tokenizer.save_pretrained(home / "tokenizer")
-            self.log = home.with_name(f"{home.name}.log")  # which stays
+            log = home.with_name(f"{home.name}.log")
             if self._where.folder is not None:
                 self._where.folder.mkdir(parents=True, exist_ok=True)
-                self.log = self._where.folder / "vllm.log"
+                log = self._where.folder / "vllm.log"
             arguments = ["--tokenizer", str(home / "tokenizer"), *self.arguments]
             self._sleeps = policy.device.type == "cuda" if self.sleeps is None else self.sleeps
             give_back_cache()
@@ -297,7 +296,8 @@ class VLLM(Engine):
                 max_tokens=max_tokens,
                 adapters=self.keeps + 1,
                 arguments=arguments,
-                log=self.log,
+                log=log,
+                keeps_log=self._where.folder is not None,
                 folder=home,
                 sleeps=self._sleeps,
             )
@@ -336,7 +336,7 @@ class VLLM(Engine):
         if not prompt_ids:
             raise ValueError("a prompt has at least one token")
         weights, pool = self._running
-        server = pool.choose(lambda one: self._held[one])
+        server = pool.choose(lambda server: self._held[server])
         return _Session(self, tuple(prompt_ids), weights.newest, server)
 
     async def drain(self) -> None:
@@ -421,7 +421,7 @@ class VLLM(Engine):
         if self.folder is not None or self._where.processes == 1 or self._where.folder is None:
             return self._home()
         folder = self._where.folder.absolute()
-        return next(one for one in (folder, *folder.parents) if one.is_dir())
+        return next(parent for parent in (folder, *folder.parents) if parent.is_dir())
 
     def _servers(self) -> list[Server]:
         key = os.environ.get(self.api_key_env or "", "").strip()
@@ -432,14 +432,6 @@ class VLLM(Engine):
         if self.weights is None or self.pool is None:
             raise RuntimeError("Engine.start() comes first")
         return self.weights, self.pool
-
-
-@contextlib.contextmanager
-def _rehearsed(engine: VLLM) -> Iterator[Engine]:
-    """An engine whose server leaves no log, unless it failed and an error names the log."""
-    yield engine
-    if engine.log is not None:
-        engine.log.unlink(missing_ok=True)
 
 
 def _sampler(versions: Sequence[str]) -> str:

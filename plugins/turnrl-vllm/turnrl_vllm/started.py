@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import re
@@ -92,6 +93,7 @@ class Started:
         adapters: So many adapters at a time.
         arguments: More arguments of `vllm serve`.
         log: The file that it writes to.
+        keeps_log: Whether the file stays if all went well.
         folder: Files for it, which are removed with it if this process is killed.
         sleeps: Whether it is asked to give a GPU's memory back while the policy learns.
     """
@@ -106,10 +108,11 @@ class Started:
         adapters: int,
         arguments: Sequence[str],
         log: Path,
+        keeps_log: bool,
         folder: Path,
         sleeps: bool,
     ) -> None:
-        self.log = log
+        self.log, self._keeps_log, self._answered = log, keeps_log, False
         self._begins = log.stat().st_size if log.exists() else 0  # an earlier server may have one
         self.key = secrets.token_hex(16)
         port = _free_port()
@@ -151,6 +154,9 @@ class Started:
                 raise self._over(f"has not answered for {patience_s:g} s while it was starting")
             time.sleep(_LOOK_EVERY_S)
         say(f"turnrl: vLLM answers, {time.monotonic() - began:.0f} s after its start", sys.stderr)
+        self._answered = True
+        if not self._keeps_log:
+            atexit.register(self.log.unlink, missing_ok=True)
         self.note(asleep=False)
 
     def note(self, asleep: bool) -> None:
@@ -182,6 +188,8 @@ class Started:
         if self._keeper.stdin is not None:
             self._keeper.stdin.close()
         self._keeper.wait()
+        if self._answered and not self._keeps_log:
+            self.log.unlink(missing_ok=True)
 
 
 def _environment(key: str, adapters: bool, sleeps: bool) -> Mapping[str, str]:
