@@ -474,7 +474,7 @@ def test_sessions_of_a_server_that_dies_go_on_at_another(stand, tiny_model, capf
     engine.sync(1)
     check_crowd(policy, crowd(engine, lambda: None, 1), 1)
     engine.close()
-    assert "its sessions go on at another server" in capfd.readouterr().err
+    assert "its sessions move to another server" in capfd.readouterr().err
 
 
 def test_a_server_that_hangs_is_left(stand, tiny_model, monkeypatch):

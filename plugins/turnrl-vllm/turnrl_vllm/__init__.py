@@ -1,14 +1,14 @@
 """`VLLM`: the engine that samples with vLLM, in a process and an environment of its own.
 
-engine     VLLM, its sessions, and the versions of the weights
-pool       several servers as one: which one a session has, and what is done when one is lost
-server     requests to one server, and the meaning of its answers
-completions  a turn as a request, and as an answer
-weights    how a version of the weights gets to the servers
-trial      servers that are refused: another base, an old vLLM, log-probabilities that differ
-started    a server that the run starts itself
-keeper     the process that keeps it, and ends it with the run
-together   the folder of several processes that learn with the same servers
+engine       VLLM, and its sessions
+pool         several servers as one: assigns sessions, and moves them when a server is lost
+server       sends requests to one server, and reads its answers
+completions  turns as requests, and as answers
+weights      publishes versions of the weights to the servers
+trial        refuses servers with another base or log-probabilities that differ
+started      a server that the run starts itself
+keeper       the process that keeps it, and ends it with the run
+together     the folder of several processes that learn with the same servers
 """
 
 from __future__ import annotations

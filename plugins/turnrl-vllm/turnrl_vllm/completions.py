@@ -1,4 +1,4 @@
-"""A turn as vLLM's `/v1/completions` has it: the request, and what an answer says."""
+"""Turns as requests to vLLM's `/v1/completions`, and as its answers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnrl.servers import Unavailable
 
 
 def plain(prompt: Sequence[object], max_tokens: int, temperature: float) -> dict[str, object]:
-    """A request that says everything that a model's folder could set otherwise.
+    """A request with every sampling option that a model's folder could set otherwise.
 
     Args:
         prompt: Token ids, or several lists of them.
@@ -41,7 +41,7 @@ def request(ids: Sequence[int], sampling: Sampling) -> dict[str, object]:
         body |= {"top_k": sampling.top_k, "min_p": sampling.min_p, "top_p": sampling.top_p}
     if sampling.stop:
         body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
-    # the model's own end tokens end a turn only where they are among these
+    # the model's own end tokens end a turn only if they are among these
     return body | {"stop_token_ids": list(sampling.end_ids), "ignore_eos": True}
 
 
@@ -53,11 +53,11 @@ def completion(answer: Any, sampling: Sampling, version: int) -> Completion:
         sampling: As in the request.
         version: Of the weights that sampled it.
     Raises:
-        Unavailable: If the server broke it off.
+        Unavailable: If the server aborted it.
         EngineError: See `sampled`.
     """
     why: object = "length"
-    with contextlib.suppress(LookupError, TypeError):  # of which `sampled` tells
+    with contextlib.suppress(LookupError, TypeError):  # `sampled` names the fault
         why = answer["choices"][0]["finish_reason"]
     if why not in ("stop", "length"):
         raise Unavailable(f"it ended a turn with finish_reason {why!r}")

@@ -1,8 +1,8 @@
 """`VLLM`, an engine in a process of its own, behind HTTP.
 
-A session is its token ids. Each turn sends all of them, and vLLM reads only what is new: its cache
-of prefixes has the rest. So a session needs nothing of its server but speed, and can go on at any
-other one.
+A session is a list of token ids. Each turn sends all of them; vLLM has the beginning in its prefix
+cache and computes only what is new. So a session can move to another server at any time, and loses
+nothing but speed.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from turnrl_vllm.weights import Adapters, Published, Weights, WholeModel, has_ad
 
 
 class _Session(Session):
-    """One history, sampled by the servers."""
+    """One history that the servers sample."""
 
     def __init__(
         self, engine: VLLM, ids: tuple[int, ...], began: Published, server: Server
@@ -68,7 +68,7 @@ class _Session(Session):
                 self._server = server
             return done
         except BaseException:
-            self.close()  # what was sampled of the turn is lost, so the history has a hole
+            self.close()  # the turn's tokens are lost, so the history has a hole
             raise
         finally:
             self._busy = False
@@ -96,7 +96,8 @@ class _Session(Session):
 class VLLM(Engine):
     """Samples with vLLM servers, given or started by the run.
 
-    Give `url` or `python`. A server must read the folder that this process writes the weights to.
+    Give either `url` or `python`. A server must be able to read the folder that this process writes
+    the weights to.
 
     Args:
         url: Address of a server, such as http://localhost:8000, or several addresses. They must
@@ -210,8 +211,9 @@ class VLLM(Engine):
     def check(
         self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
     ) -> None:
-        """See `Engine.check`. Servers that are away, are no vLLM, have another tokenizer, a shorter
-        window or no adapters; an interpreter without vLLM; what several processes cannot share."""
+        """See `Engine.check`. It refuses servers that are away, are no vLLM, have another
+        tokenizer, a shorter window or no adapters; an interpreter without vLLM; and settings that
+        several processes cannot share."""
         self._where = where
         if where.processes > 1:
             check_together(policy, where, self.python is not None, self.folder)
@@ -237,7 +239,8 @@ class VLLM(Engine):
             ) from fault
 
     def beside(self, total: int) -> Beside | None:
-        """See `Engine.beside`. A server of the run's own takes the share that `arguments` give."""
+        """See `Engine.beside`. A server that the run starts takes the share that `arguments`
+        set."""
         share = gpu_share(self.arguments)
         if self.python is None or share is None:
             return None
@@ -245,8 +248,8 @@ class VLLM(Engine):
         return Beside(awake, awake if self.sleeps is False else min(awake, ASLEEP))
 
     def rehearsal(self) -> AbstractContextManager[Engine]:
-        """See `Engine.rehearsal`. A server of its own is started, with the rehearsal's small base.
-        Given servers have the run's base, so the default engine samples in their place."""
+        """See `Engine.rehearsal`. With `python`, a server is started with the rehearsal's small
+        base. Given servers have the run's base, so the default engine samples in their place."""
         if self.python is not None:
             check_python(self.python)
             return contextlib.nullcontext(replace(self))
@@ -254,7 +257,7 @@ class VLLM(Engine):
         return default.rehearsal()
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
-        """See `Engine.start`. It starts the server, if that is what was asked for."""
+        """See `Engine.start`. With `python`, it starts the server."""
         home = self._own_folder() if self._together is None else self._together.folder()
         follows = self._together is not None and self._together.follows
         try:
@@ -303,7 +306,7 @@ class VLLM(Engine):
             )
             servers = [Server(started.url, started.key, self.timeout_s)]
             started.wait(servers[0].is_up, self.start_timeout_s)
-        # one of its own that died takes as long to come back as it took to start
+        # a server that the run restarts takes as long as it took to start
         patience_s = self.patience_s + (self.start_timeout_s if self.python is not None else 0)
         check_alive = None if self.started is None else self.started.check
         self.pool = Pool(servers, patience_s, check_alive)
@@ -345,7 +348,7 @@ class VLLM(Engine):
             await self.pool.drain()
 
     def rest(self) -> None:
-        """See `Engine.rest`. A server of its own falls asleep."""
+        """See `Engine.rest`. A server that the run has started falls asleep."""
         if self._sleeps and self.started is not None and self.pool is not None:
             self.started.note(asleep=True)
             on_loop(self.pool.sleep())
@@ -417,7 +420,7 @@ class VLLM(Engine):
         return home
 
     def _parent(self) -> Path | None:
-        """The folder in which the one for weights will be made; None if that is a temporary one."""
+        """The folder in which the folder for weights will be made; None for temporary files."""
         if self.folder is not None or self._where.processes == 1 or self._where.folder is None:
             return self._home()
         folder = self._where.folder.absolute()
@@ -435,6 +438,6 @@ class VLLM(Engine):
 
 
 def _sampler(versions: Sequence[str]) -> str:
-    """vLLM's versions and the number of servers, for people to read."""
+    """vLLM's versions and the number of servers, for `in_force`."""
     servers = "1 server" if len(versions) == 1 else f"{len(versions)} servers"
     return f"vLLM {', '.join(sorted(set(versions)))}, {servers}"

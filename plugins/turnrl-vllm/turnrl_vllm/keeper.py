@@ -1,12 +1,12 @@
-"""Keeps a server: starts it, starts it again if it dies, and ends it when whoever began it ends.
+"""Keeps a server: starts it, restarts it if it dies, and ends it with the run.
 
     python keeper.py LOG FOLDER COMMAND ...
 
-It needs nothing but Python. Whoever starts it holds the other end of its standard input, which
-closes with its process, whatever ends that. The folder, with files for the server, is removed then.
-A server is started again if `UP` has come through that input: one that has never answered would not
-answer the next time either. After `ASLEEP` that waits for the next `UP`, because a server takes a
-GPU's memory when it starts.
+It needs nothing but Python. The run holds the other end of its standard input, which closes with
+the run's process, whatever ends that. The keeper then ends the server, and removes the folder with
+files for it. It restarts a server only after it has read `UP` from that input: a server that has
+never answered would not answer the next time either. After `ASLEEP` a restart waits for the next
+`UP`, because a server takes a GPU's memory when it starts.
 """
 
 from __future__ import annotations
@@ -24,21 +24,22 @@ from pathlib import Path
 from typing import IO
 
 _STARTS = 4
-"""So often it starts the server, unless it lived for `_LIVED_S`."""
+"""Starts in a row after which it gives up, unless the server lived for `_LIVED_S`."""
 _LIVED_S = 120.0
 _END_S = 15.0
-"""Seconds that the server has to end by itself."""
+"""Seconds that the server has to end before it is killed."""
 UP, ASLEEP = b"+", b"-"
-"""What is written to it when the server answers for the first time or wakes, and when it sleeps."""
+"""The run writes `UP` when the server answers for the first time or wakes, `ASLEEP` when it
+sleeps."""
 _signals: list[bool] = []
-"""Signals to end."""
+"""An item for each signal that asked it to end."""
 
 
 def main(log: str, folder: str, *command: str) -> int:
-    """Keep the server. Returns its exit code if it cannot be kept, or else 0."""
+    """Keep the server. Returns 0, or the server's exit code if it is not restarted."""
     parent = os.getppid()
     with contextlib.suppress(PermissionError):  # it leads one already
-        os.setsid()  # Ctrl-C in a terminal is for whoever began this
+        os.setsid()  # Ctrl-C in a terminal is for the run
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: _signals.append(True))
     starts, was_up, asleep = 0, False, False
@@ -73,9 +74,9 @@ def main(log: str, folder: str, *command: str) -> int:
 
 
 def _wait(server: subprocess.Popen[bytes] | None, parent: int) -> bytes | None:
-    """Wait until the server, if there is one, has ended, which gives None, or something came from
-    whoever began this: nothing at all if that has ended. A process that it forked may still hold
-    the input open."""
+    """Wait until the server has ended, which gives None, or the run has written, which gives the
+    byte. If the run has ended, the bytes are empty: a process that it forked may still hold the
+    input open, so its process is looked at too."""
     while server is None or server.poll() is None:
         if _signals or os.getppid() != parent:
             return b""

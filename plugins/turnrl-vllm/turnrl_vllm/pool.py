@@ -1,4 +1,4 @@
-"""Several servers as one: which one a session has, and what is done when one is lost."""
+"""Several servers as one: assigns sessions to servers, and moves them when one is lost."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _LOOK_EVERY_S = 3.0
 """How often servers with requests under way are asked whether they are well."""
 _WELL_WITHIN_S = 5.0
 _CHANCES = 2
-"""So many times in a row a server may fail to say that it is well."""
+"""Failed health checks in a row after which a server's requests are given up."""
 
 
 @final
 class Pool:
     """Servers that have the same weights.
 
-    A session stays with its server, which has read its history. If that server does not answer, the
-    session goes on at another one, which reads the whole history. If none does, all requests wait
-    for at most `patience_s`.
+    A session stays with its server, which has its history cached. If that server does not answer,
+    the session continues on another one, which computes the whole history. If none answers, all
+    requests wait for at most `patience_s`.
 
     Args:
         servers: The servers, at least one.
@@ -46,7 +46,7 @@ class Pool:
         self._patience = Patience(self.name, patience_s, self._gone, setting="patience_s")
         self._watch: asyncio.Task[None] | None = None
         self.asleep = False
-        """Whether they may be."""
+        """True if a server may be asleep."""
         self._waking = asyncio.Lock()
 
     @property
@@ -61,16 +61,16 @@ class Pool:
         return sum(server.load for server in self.servers)
 
     def choose(self, held: Callable[[Server], int]) -> Server:
-        """The server of a new session: the one that has the fewest.
+        """The server for a new session: the one with the fewest sessions.
 
         Args:
-            held: How many sessions a server has.
+            held: Counts the sessions of a server.
         """
         return min([s for s in self.servers if not s.rests] or self.servers, key=held)
 
     async def ask_all(self, send: Callable[[Server], Awaitable[object]]) -> None:
-        """Send something to all servers that can be reached, at the same time, and wait until one
-        could be.
+        """Send something to all servers that can be reached, at the same time. If none can be, wait
+        and try again.
 
         Raises:
             EngineError: If none could be reached for `patience_s`.
@@ -80,11 +80,11 @@ class Pool:
             self._watch_servers()
             asked = (self._sent(server, send) for server in self.servers)
             faults = list[Unavailable]()
-            for came in await asyncio.gather(*asked, return_exceptions=True):
-                if isinstance(came, Unavailable):
-                    faults.append(came)
-                elif isinstance(came, BaseException):
-                    raise came
+            for answer in await asyncio.gather(*asked, return_exceptions=True):
+                if isinstance(answer, Unavailable):
+                    faults.append(answer)
+                elif isinstance(answer, BaseException):
+                    raise answer
             if len(faults) == len(self.servers):
                 self._check_alive()
                 raise _all_of(faults)
@@ -97,7 +97,7 @@ class Pool:
         """Send something to a server, or to another one if it cannot be reached.
 
         Returns:
-            What it gave, and which one it was.
+            The answer, and the server that gave it.
         Raises:
             EngineError: If none could be reached for `patience_s`.
         """
@@ -118,20 +118,20 @@ class Pool:
         return await self._patience.ask_async(attempt)
 
     async def _sent(self, server: Server, send: Callable[[Server], Awaitable[T]]) -> T:
-        """What a server gave.
+        """A server's answer.
 
         Raises:
-            Unavailable: If it cannot be reached, which is noted.
+            Unavailable: If it cannot be reached. It is then left alone for a moment.
         """
         try:
-            # one that hangs takes requests, and they have more time than this
+            # a server that hangs accepts requests, whose time limit is far longer
             if server.was_lost and not await server.is_well(_WELL_WITHIN_S):
                 raise Unavailable("its health check failed")
-            came = await send(server)
+            answer = await send(server)
         except Unavailable as fault:
             raise self._lost(server, fault) from None
         self._answered(server)
-        return came
+        return answer
 
     async def drain(self) -> None:
         """Wait until no request is under way, and close the connections."""
@@ -142,7 +142,8 @@ class Pool:
             await server.close()
 
     async def sleep(self) -> None:
-        """Have the servers give back a GPU's memory. No request is under way.
+        """Put the servers to sleep, so that they free the GPU's memory. No request may be under
+        way.
 
         Raises:
             EngineError: If one refuses.
@@ -154,7 +155,7 @@ class Pool:
             for server in self.servers:
                 server.forget()
                 try:
-                    with contextlib.suppress(Unavailable):  # what has died holds no memory
+                    with contextlib.suppress(Unavailable):  # one that died holds no memory
                         await server.ask_async("/sleep?level=1", {})
                 except Refused as error:
                     raise EngineError(
@@ -164,8 +165,8 @@ class Pool:
                 await server.close()
 
     async def wake(self) -> None:
-        """Have servers that sleep take memory again, for any number of turns at a time. They are
-        compared with the learner before they sample.
+        """Wake the servers if they sleep; several turns may call this at once. Each server is
+        compared with the learner before it samples.
 
         Raises:
             EngineError: If one cannot, or none could be reached.
@@ -173,7 +174,7 @@ class Pool:
         async with self._waking:
             for server in self.servers if self.asleep else ():
                 try:
-                    await self.ask_one(server, lambda one: one.ask_async("/wake_up", {}))
+                    await self.ask_one(server, lambda awake: awake.ask_async("/wake_up", {}))
                 except Refused as error:
                     raise EngineError(
                         f"vLLM at {server} does not get its memory back ({error}). Lower "
@@ -187,15 +188,15 @@ class Pool:
             self._watch = asyncio.ensure_future(self._look())
 
     async def _stop_watching(self) -> None:
-        """End the watch, which would ask a server while its connections are closed."""
+        """End the health checks before connections are closed."""
         watch, self._watch = self._watch, None
         if watch is not None and watch.get_loop() is asyncio.get_running_loop():
             watch.cancel()
             await asyncio.wait([watch])
 
     async def _look(self) -> None:
-        """While requests are under way, end those of servers that no longer say that they are well:
-        a process that hangs keeps its connections open."""
+        """While requests are under way, give up those of servers that fail their health checks: a
+        process that hangs keeps its connections open."""
         failed = dict.fromkeys(self.servers, 0)
         await asyncio.sleep(_LOOK_EVERY_S)
         while self.load:  # the next request begins to look again
@@ -209,7 +210,7 @@ class Pool:
 
     def _lost(self, server: Server, fault: Unavailable) -> Unavailable:
         if not server.was_lost and len(self.servers) > 1:
-            self._print(f"{server} does not answer ({fault}); its sessions go on at another server")
+            self._print(f"{server} does not answer ({fault}); its sessions move to another server")
         server.lost()
         if len(self.servers) == 1:
             return fault
@@ -230,6 +231,6 @@ class Pool:
 
 
 def _all_of(faults: Sequence[Unavailable]) -> Unavailable:
-    """Several servers' faults as one, which waits for the longest of them."""
+    """The faults of several servers as one, with the longest of their waits."""
     waits_s = max(fault.retry_after_s for fault in faults)
     return Unavailable("; ".join(map(str, faults)), f"{waits_s:.0f}")

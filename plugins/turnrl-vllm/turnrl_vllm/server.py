@@ -1,4 +1,4 @@
-"""Requests to one vLLM server, and the meaning of its answers."""
+"""Sends requests to one vLLM server, and reads its answers."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ import httpx2
 from turnrl.servers import Unavailable, raise_if_away, short_reason
 
 SHORT_S = 60.0
-"""Seconds that a request may take which samples nothing."""
+"""Time limit of a request that samples nothing, in seconds."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
-"""How long a server that was lost is left alone, after the first failure and at most."""
+"""Seconds for which a lost server is left alone: after its first failure, and at most."""
 _OF_THE_REQUEST = re.compile(r"Call to (add_lora|collective_rpc|sleep|wake_up) method failed")
-"""What vLLM says with status 500 where it does not do what it is asked, and is well otherwise."""
+"""Errors with status 500 that concern one request, from a server that is otherwise well."""
 
 
 class Refused(Exception):
-    """The server answered, and does not do it.
+    """The server answered that it will not do what was asked.
 
     Args:
-        status: Of HTTP.
-        problem: The message of its answer, in one line and without the key.
+        status: The HTTP status.
+        problem: The message in its answer, in one line and without the key.
     """
 
     def __init__(self, status: int, problem: str) -> None:
@@ -49,9 +49,9 @@ class Server:
         self.base = ""
         """The name under which it serves the base."""
         self.has: set[str] = set()
-        """Names of adapters that it has, as far as is known."""
+        """Names of the adapters that it is known to have."""
         self.salt: str | None = None
-        """Of what it reads with the newest weights, where all weights are trained; None until it is
+        """Cache salt for the newest weights, if all weights are trained; None until the server is
         known to have them."""
         self.was_lost = False
         self._mending, self._losses = asyncio.Lock(), 0
@@ -71,12 +71,12 @@ class Server:
 
     @property
     def rests(self) -> bool:
-        """Whether it was lost a moment ago, and is not asked again yet."""
+        """True while it is left alone because it was lost."""
         return time.monotonic() < self._rests_until
 
     def lost(self) -> None:
-        """It did not answer: leave it alone for a moment. If it was started again meanwhile, its
-        adapters are gone."""
+        """Note that it did not answer: leave it alone for a moment, and assume that its weights are
+        gone, because it may have been restarted."""
         self._losses += 1
         self._failures += 1
         pause_s = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 8))
@@ -86,10 +86,11 @@ class Server:
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[None]:
-        """Within it nobody else gives it weights.
+        """Inside this block nobody else gives it weights.
 
         Raises:
-            Unavailable: If it was lost while others held it: they would all wait for it in turn.
+            Unavailable: If it was lost while somebody else held it. Otherwise all that wait for it
+                would time out one after another.
         """
         before = self._losses
         async with self._mending:
@@ -98,24 +99,25 @@ class Server:
             yield
 
     def forget(self) -> None:
-        """Whatever it was given may be gone: it gets it again, and is compared with the learner."""
+        """Assume that its weights are gone. Before its next turn it gets them again, and is
+        compared with the learner."""
         self.has, self.salt = set(), None
 
     def answered(self) -> bool:
-        """It answered. True if it was lost before."""
+        """Note that it answered. Returns True if it was lost before."""
         before, self.was_lost, self._failures = self.was_lost, False, 0
         return before
 
     def ask(
         self, method: str, path: str, body: Mapping[str, object] | None = None, within_s: float = 0
     ) -> Any:
-        """Send a request, and wait for its answer.
+        """Send a request, and block until the answer.
 
         Returns:
-            What its JSON says; None if the answer is empty.
+            The parsed JSON; None if the answer is empty.
         Raises:
-            Unavailable: If there is none, or it may be another one later.
-            Refused: If the server does not do it.
+            Unavailable: If there is no answer, or a later attempt may succeed.
+            Refused: If the server refuses.
         """
         timeout = within_s or SHORT_S
         with httpx2.Client(headers=self._headers, timeout=timeout, trust_env=False) as client:
@@ -126,8 +128,8 @@ class Server:
     async def ask_async(
         self, path: str, body: Mapping[str, object], within_s: float | None = None
     ) -> object:
-        """Like `ask` with POST, for a turn or whatever a turn waits for; it has the time of a turn
-        unless `within_s` is given."""
+        """Like `ask` with POST, without blocking. The time limit is a turn's unless `within_s` is
+        given."""
         client = self._connected()
         call = asyncio.ensure_future(client.post(self.url + path, json=body))
         self._calls.add(call)
@@ -149,7 +151,7 @@ class Server:
         return self._read(response)
 
     def is_up(self) -> bool:
-        """Whether it answers now, asked by another thread than the event loop's."""
+        """True if it answers now. Blocks; not for the event loop's thread."""
         try:
             self.ask("GET", "/health", within_s=5)
         except (Unavailable, Refused):
@@ -157,7 +159,7 @@ class Server:
         return True
 
     async def is_well(self, within_s: float) -> bool:
-        """Whether it says that it is well."""
+        """True if its health check succeeds."""
         with contextlib.suppress(httpx2.RequestError):
             client = self._connected()
             return (await client.get(f"{self.url}/health", timeout=within_s)).is_success
@@ -178,11 +180,11 @@ class Server:
         loop = asyncio.get_running_loop()
         if loop not in self._clients:
             self._clients = {
-                one: kept for one, kept in self._clients.items() if not one.is_closed()
+                other: client for other, client in self._clients.items() if not other.is_closed()
             }
-            # vLLM closes a connection that was idle for 5 s, which a request would learn too late
+            # vLLM closes a connection that was idle for 5 s, and a request would notice too late
             limits = httpx2.Limits(keepalive_expiry=2.0)
-            # a turn has a time of its own: a server samples many at once, each for long
+            # turns have a time limit of their own
             self._clients[loop] = httpx2.AsyncClient(
                 headers=self._headers, limits=limits, timeout=None, trust_env=False
             )
@@ -197,11 +199,11 @@ class Server:
             raise Unavailable(self._clean(error)) from None
 
     def _read(self, response: httpx2.Response) -> object:
-        """What an answer says.
+        """Parse a response.
 
         Raises:
-            Unavailable: If it may be another one later.
-            Refused: If the server does not do it.
+            Unavailable: If a later attempt may succeed.
+            Refused: If the server refuses.
         """
         status = response.status_code
         if response.is_success:

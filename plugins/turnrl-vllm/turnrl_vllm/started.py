@@ -24,13 +24,13 @@ _RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 ASLEEP = 3 * 10**9
-"""Bytes of a GPU that a server keeps in its sleep: its context and graphs, 2.4 GB of a 7B with a
-share of 0.5 on an H100."""
+"""Bytes of a GPU that a sleeping server keeps for its context and graphs. A 7B with a share of 0.5
+on an H100 kept 2.4 GB."""
 _SHARE = "--gpu-memory-utilization"
 
 
 def gpu_share(arguments: Sequence[str]) -> float | None:
-    """The share of a GPU's memory that vLLM takes with these arguments; None if they tell it in
+    """The share of a GPU's memory that vLLM takes with these arguments; None if they set it in
     another way."""
     if any(word.startswith("--kv-cache-memory") for word in arguments):
         return None
@@ -44,7 +44,7 @@ def gpu_share(arguments: Sequence[str]) -> float | None:
 
 
 def give_back_cache() -> None:
-    """Leave vLLM the GPU's memory that this process keeps without using it."""
+    """Free the GPU memory that this process caches without using it, so that vLLM can take it."""
     import torch
 
     if torch.cuda.is_initialized():
@@ -52,10 +52,10 @@ def give_back_cache() -> None:
 
 
 def check_python(python: str) -> None:
-    """Find out whether an interpreter has vLLM, without starting it.
+    """Check that an interpreter has vLLM, without starting it.
 
     Raises:
-        RecipeError: If it is not there, or has none.
+        RecipeError: If the interpreter does not exist, or has no vLLM.
     """
     if Path(python).is_dir():
         raise RecipeError(
@@ -89,13 +89,13 @@ class Started:
         python: The interpreter of an environment with vLLM.
         policy: The policy, whose weights are loaded.
         model: The folder of its base.
-        max_tokens: Its window.
-        adapters: So many adapters at a time.
+        max_tokens: The server's context length.
+        adapters: The number of adapters that it serves at a time.
         arguments: More arguments of `vllm serve`.
-        log: The file that it writes to.
-        keeps_log: Whether the file stays if all went well.
-        folder: Files for it, which are removed with it if this process is killed.
-        sleeps: Whether it is asked to give a GPU's memory back while the policy learns.
+        log: Its log file.
+        keeps_log: Whether the log stays although the server has started.
+        folder: Files for it, which are removed if this process is killed.
+        sleeps: Whether it frees its GPU memory while the policy learns.
     """
 
     def __init__(
@@ -138,13 +138,13 @@ class Started:
         )
 
     def wait(self, is_well: Callable[[], bool], patience_s: float) -> None:
-        """Wait until it answers.
+        """Wait until the server answers.
 
         Args:
-            is_well: Says whether it does.
-            patience_s: How long it may take.
+            is_well: Returns True once it answers.
+            patience_s: Seconds that it may take.
         Raises:
-            EngineError: If it ends, or takes longer, with the end of its log.
+            EngineError: If it ends or takes longer; the message has the end of its log.
         """
         began = time.monotonic()
         say(f"turnrl: starting vLLM; its log is {self.log}", sys.stderr)
@@ -160,19 +160,20 @@ class Started:
         self.note(asleep=False)
 
     def note(self, asleep: bool) -> None:
-        """Say whether it sleeps. One that dies in its sleep is not started again until it wakes."""
+        """Let the keeper know whether the server sleeps. A server that dies in its sleep is not
+        restarted before it should wake."""
         if self._keeper.stdin is not None:
             with contextlib.suppress(BrokenPipeError):
                 self._keeper.stdin.write(keeper.ASLEEP if asleep else keeper.UP)
                 self._keeper.stdin.flush()
 
     def check(self, how: str = "ended, and was started again in vain") -> None:
-        """Find out whether it will answer at all.
+        """Raise if the server has ended for good.
 
         Args:
-            how: What became of it, if it will not.
+            how: How the message describes that.
         Raises:
-            EngineError: If it has ended and is not started again, with the end of its log.
+            EngineError: If it has ended and is not restarted; the message has the end of its log.
         """
         if self._keeper.poll() is not None:
             raise self._over(how)
@@ -207,11 +208,11 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _tail(log: Path, begins: int, most: int = 12) -> str:
-    """The end of what a log has from some byte on, after the lines before that end which name an
-    error: vLLM's own cause stands far above its last line."""
+def _tail(log: Path, begins: int, lines_shown: int = 12) -> str:
+    """The last lines of a log from some byte on, below the earlier lines that name an error: vLLM
+    prints the cause far above its last line."""
     written = log.read_bytes()[begins:] if log.is_file() else b""
     text = written.decode("utf-8", errors="replace")
     lines = [line for line in text.splitlines() if not line.startswith("turnrl: ")]
-    named = [line for line in lines[:-most] if re.search(r"\w+Error: |\berror: ", line)]
-    return visible("\n".join([*dict.fromkeys(named[-4:]), *lines[-most:]]))
+    named = [line for line in lines[:-lines_shown] if re.search(r"\w+Error: |\berror: ", line)]
+    return visible("\n".join([*dict.fromkeys(named[-4:]), *lines[-lines_shown:]]))

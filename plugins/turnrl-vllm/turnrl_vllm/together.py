@@ -1,4 +1,4 @@
-"""Processes that learn together, with the same servers: the folder through which they meet."""
+"""The folder through which processes that learn together share weights for the same servers."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from turnrl import RecipeError, SampledPolicy, Surroundings
 from turnrl_vllm.weights import has_adapter
 
 _VISIBLE_S = 30.0
-"""A file server may be late to show a new folder."""
+"""Seconds until a file server shows a new folder to all machines."""
 
 
 def is_together() -> bool:
-    """Whether this process is one of several that can call each other."""
+    """True if this process is one of several in a torch process group."""
     import torch.distributed as processes
 
     return processes.is_initialized() and processes.get_world_size() > 1
@@ -27,12 +27,12 @@ def is_together() -> bool:
 def check_together(
     policy: SampledPolicy, where: Surroundings, starts: bool, folder: str | None
 ) -> None:
-    """Refuse what several processes that learn together cannot do with the same servers.
+    """Refuse settings with which several processes cannot share servers.
 
     Args:
-        policy: Whose weights act.
-        where: With the number of processes.
-        starts: Whether the run is to start a server.
+        policy: The policy.
+        where: The surroundings, with the number of processes.
+        starts: Whether the run should start a server.
         folder: The folder that the recipe gives for weights.
     Raises:
         RecipeError: Naming the setting, and the next step.
@@ -58,21 +58,22 @@ def check_together(
 
 @final
 class Together:
-    """A folder of this run alone, which the first process makes and the others find. All processes
-    make theirs at the same time; nothing later needs a call that waits for another process, because
-    one that has no question to validate does not ask for a version.
+    """A folder for this run alone, which the first process makes and the others find.
+
+    All processes construct this at the same time. Later calls must not wait for other processes: a
+    process without a question to validate publishes no version.
 
     Args:
-        parent: Where it is made; the first process's counts.
+        parent: The folder that it is made in. The first process's value counts.
     Raises:
-        RecipeError: If it cannot be made, or is not seen here.
+        RecipeError: If it cannot be made, or this process does not see it.
     """
 
     def __init__(self, parent: Path) -> None:
         import torch.distributed as processes
 
         self.follows = processes.get_rank() > 0
-        """Whether another process gives the servers their weights."""
+        """True if another process publishes the weights."""
         self._home = parent.absolute() / f"turnrl-vllm-{secrets.token_hex(4)}"
         self._starts = 0
         problem = "" if self.follows else self._make()
@@ -99,7 +100,7 @@ class Together:
         return home
 
     def leave(self) -> None:
-        """Remove the folder, once those of all starts are gone."""
+        """Remove the folder, if the folders of all starts are gone."""
         with contextlib.suppress(OSError):
             self._home.rmdir()
 

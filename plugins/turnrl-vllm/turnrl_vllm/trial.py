@@ -1,4 +1,4 @@
-"""Servers that are refused before anything is trained on what they sample."""
+"""Checks that refuse a server before anything is trained on its samples."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 _TEXT = "Which river flows through the capital of France? Answer in one word: "
-"""Read by both: a tokenizer, and a model, show there whether they are the same."""
+"""A text that learner and server both read, to compare their tokenizers and models."""
 _TRIAL = "turnrl-trial"
 """An adapter that is never loaded."""
-_MOST, _TEMPERATURE = 16, 0.6
-"""Tokens and temperature of the trial. At 1, those from before the temperature would pass."""
+_TRIAL_TOKENS = 16
+_TEMPERATURE = 0.6
+"""Temperature of the trial. At 1, log-probabilities that ignore the temperature would pass."""
 
 
 def examine(
@@ -31,14 +32,14 @@ def examine(
     base: str | None,
     home: Path | None = None,
 ) -> str:
-    """Find out whether a server can sample a policy, as far as that shows without its weights.
+    """Check that a server can sample a policy, as far as possible without the policy's weights.
 
     Args:
-        server: The server; its `base` is set.
-        policy: Its tokenizer and configuration are there.
-        max_tokens: The longest history of a session.
-        base: The name of the base there; None if it serves one alone.
-        home: A folder that it has to read weights from; None is one for temporary files.
+        server: The server. Its `base` is set.
+        policy: The policy, of which the tokenizer and the configuration are loaded.
+        max_tokens: The most tokens of a session.
+        base: The name under which it serves the base; None if it serves one model.
+        home: The folder that it has to read weights from; None for temporary files.
     Returns:
         The version of vLLM.
     Raises:
@@ -48,7 +49,7 @@ def examine(
     try:
         version = str(server.ask("GET", "/version")["version"])
         models = server.ask("GET", "/v1/models")["data"]
-        served = {one["id"]: one for one in models if not one.get("parent")}
+        served = {model["id"]: model for model in models if not model.get("parent")}
     except (Refused, LookupError, TypeError) as error:
         if isinstance(error, Refused) and error.status in (401, 403):
             raise RecipeError(
@@ -88,7 +89,7 @@ def _same_tokenizer(server: Server, policy: SampledPolicy) -> None:
     try:
         theirs = server.ask("POST", "/tokenize", body)["tokens"]
     except (Refused, LookupError, TypeError):
-        return  # a router in front of it may not pass this on; log-probabilities show it later
+        return  # a router may not forward this; the log-probabilities show it later
     if theirs != own:
         raise RecipeError(
             f"vLLM at {server} serves {server.base!r}, whose tokenizer reads a text as other "
@@ -98,8 +99,8 @@ def _same_tokenizer(server: Server, policy: SampledPolicy) -> None:
 
 
 def _takes_adapters(server: Server, rank: int, home: Path | None) -> None:
-    """Give it an adapter without weights: it looks for the folder, then whether the rank fits, and
-    only then for the weights."""
+    """Offer it an adapter without weights: vLLM first looks for the folder, then checks the rank,
+    and only then looks for the weights."""
     with tempfile.TemporaryDirectory(prefix="turnrl-vllm-", dir=home) as folder:
         if home is not None:
             Path(folder).chmod(0o755)  # servers of other users read it
@@ -129,7 +130,7 @@ def _takes_adapters(server: Server, rank: int, home: Path | None) -> None:
 
 
 def step_after(error: Refused, folder: Path) -> str:
-    """What to do about a server that does not take weights from a folder."""
+    """The next step for a server that does not take weights from a folder."""
     problem = error.problem.lower()
     if "rank" in problem:
         return "Start it with a larger --max-lora-rank, or lower model.policy.lora.r."
@@ -148,11 +149,11 @@ def step_after(error: Refused, folder: Path) -> str:
 
 @final
 class Reference:
-    """What the learner says with some weights after each of several beginnings of a text. A server
-    is compared with it at any time, whatever the learner is by then.
+    """The learner's next-token logits after each of several prefixes of a text, with one version of
+    the weights. A server can be compared with them after the learner has moved on.
 
     Args:
-        prompts: The beginnings, N of them.
+        prompts: The prefixes, N of them.
         logits: (N, V).
         quantized: Whether the learner's base has fewer bits than the one that vLLM serves.
     """
@@ -162,60 +163,61 @@ class Reference:
         self._logits = logits
 
     def request(self) -> dict[str, object]:
-        """Asks a server for a token after each beginning."""
+        """A request for one token after each prefix."""
         return plain(self.prompts, 1, _TEMPERATURE) | {"ignore_eos": True}
 
     def gap(self, answer: Any, temperature: float = _TEMPERATURE) -> float:
-        """Mean difference of log-probabilities, in nats: a server's tokens and the learner's."""
+        """Mean absolute difference, in nats, between a server's log-probabilities of the tokens in
+        its answer and the learner's."""
         own = (self._logits / temperature).log_softmax(-1)
         gaps: list[float] = []
-        for choice in sorted(answer["choices"], key=lambda one: int(one["index"])):
+        for choice in sorted(answer["choices"], key=lambda choice: int(choice["index"])):
             (token,), (theirs,) = sampled({"choices": [choice]})
             gaps.append(abs(float(own[len(gaps), token]) - theirs))
         return sum(gaps) / len(gaps)
 
 
 def reference(policy: SampledPolicy) -> Reference:
-    """What the policy says with its weights as they are now."""
-    ids = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"][:_MOST]
+    """The policy's logits with its present weights."""
+    ids = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"][:_TRIAL_TOKENS]
     quantized = isinstance(policy, Policy) and policy.quantization != "none"
     prompts = [ids[: n + 1] for n in range(len(ids))]
     return Reference(prompts, policy.next_logits(ids), quantized)
 
 
-def prove(server: Server, wanted: Reference, answer: object, most: float) -> float:
+def prove(server: Server, reference: Reference, answer: object, max_gap: float) -> float:
     """Compare a server's log-probabilities with the learner's.
 
     Args:
         server: The server.
-        wanted: What the learner says.
-        answer: The server's answer to its request.
-        most: The largest mean difference, in nats.
+        reference: The learner's logits.
+        answer: The server's answer to `reference.request()`.
+        max_gap: The largest mean difference, in nats.
     Returns:
-        The difference.
+        The mean difference.
     Raises:
         EngineError: If it is larger, with the likeliest cause.
     """
-    found = wanted.gap(answer)
-    if found <= most:
-        return found
+    gap = reference.gap(answer)
+    if gap <= max_gap:
+        return gap
     cause = (
         "It has other weights: another base than model.policy.model, or an older adapter. Start it "
         "again with the model that training begins from."
     )
-    if wanted.quantized:
+    if reference.quantized:
         cause = (
             "The policy learns on a base in 4 bits (model.policy.quantization), and vLLM serves it "
-            "in 16 unless it is told otherwise. Set the quantization to none, or raise "
-            f"model.engine.max_logprob_gap. If {found:.3f} is too much for that, the server has "
+            "in 16 bits by default. Set the quantization to none, or raise "
+            f"model.engine.max_logprob_gap. If {gap:.3f} is too much for that, the server has "
             "another base."
         )
-    if wanted.gap(answer, 1.0) < found / 4:
+    if reference.gap(answer, 1.0) < gap / 4:
         cause = (
             "Its log-probabilities are computed before the temperature is applied. Start it with "
             "--logprobs-mode processed_logprobs."
         )
     raise EngineError(
         f"vLLM at {server} gives tokens log-probabilities that differ from the learner's by "
-        f"{found:.3f} on average, and model.engine.max_logprob_gap is {most:g}. {cause}"
+        f"{gap:.3f} on average, and model.engine.max_logprob_gap is {max_gap:g}. {cause}"
     )

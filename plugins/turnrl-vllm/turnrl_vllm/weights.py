@@ -1,4 +1,4 @@
-"""How a version of the weights gets to the servers: as files that they read."""
+"""Publishes versions of the weights to the servers, as files that they read."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-_RELOAD, _RELOAD_S = "/collective_rpc", 600.0
-"""Has a server read all weights again, and seconds that it may take."""
+_RELOAD_S = 600.0
+"""Time limit of reloading all weights, in seconds."""
 _TOGETHER_S = 1800.0
-"""How long a process waits for another one, as torch does in its own calls."""
+"""Seconds that a process waits for another one, as torch does in its own calls."""
 _GIVEN = "given-to-servers"
 """A file beside weights that the servers have, for other processes of the run."""
 
 
 @dataclass(eq=False)
 class Published:
-    """Weights that the servers were given.
+    """One version of the weights, as the servers have it.
 
     Args:
-        version: Optimiser steps behind them. Several may have the same: a checkpoint was loaded.
-        name: Their name, which no others ever have.
+        version: Optimiser steps behind them. After a checkpoint was loaded, two may have the same.
+        name: A name that no other weights ever have.
         folder: Their files.
-        reference: What the learner says with them.
+        reference: The learner's logits with them.
     """
 
     version: int
@@ -59,13 +59,13 @@ class Weights(ABC):
     versions are published on another.
 
     Args:
-        policy: Whose weights act.
+        policy: The policy whose weights sample.
         pool: The servers.
         folder: A folder that this process writes and the servers read.
-        keeps: So many versions are kept.
+        keeps: The number of versions that are kept.
         max_logprob_gap: See `prove`.
-        follows: Whether another process of the run, with the same folder and weights, gives them to
-            the servers. This one waits for that.
+        follows: True if another process of the run, with the same folder and weights, publishes
+            them. This one waits for it.
     """
 
     def __init__(
@@ -79,21 +79,21 @@ class Weights(ABC):
     ) -> None:
         self.policy, self.pool, self.folder, self.keeps = policy, pool, folder, keeps
         self.gap = 0.0
-        """Of the last trial."""
+        """Mean difference of log-probabilities in the last trial, in nats."""
         self._max_logprob_gap, self._follows = max_logprob_gap, follows
         self._times: Counter[int] = Counter()
         self._lock = threading.Condition()
         self._every: list[Published] = []
-        """All that the servers may still have, the newest last."""
+        """All versions that the servers may still have, the newest last."""
 
     @property
     def newest(self) -> Published:
-        """The weights that act in new sessions."""
+        """The weights that new sessions sample with."""
         with self._lock:
             return self._every[-1]
 
     def publish(self, version: int) -> None:
-        """Let the servers sample with the weights as they are now, and find out that they do.
+        """Let the servers sample with the present weights, and prove that they do.
 
         Raises:
             EngineError: If no server can be reached, one refuses, or one has other weights.
@@ -118,7 +118,7 @@ class Weights(ABC):
 
     @contextlib.contextmanager
     def turn(self, began: Published) -> Iterator[None]:
-        """Within it the weights are not dropped.
+        """Inside this block the weights are not dropped.
 
         Raises:
             RuntimeError: If they are no longer kept.
@@ -143,11 +143,11 @@ class Weights(ABC):
                 raise RuntimeError("a session ends when its weights are gone: open a new one")
 
     def _changed(self) -> AbstractContextManager[None]:
-        """Within it the servers get other weights."""
+        """Inside this block the servers get other weights."""
         return contextlib.nullcontext()
 
     def _give(self, new: Published) -> None:
-        """Let the servers have the weights, before any turn is sampled with them."""
+        """Give the weights to the servers, before any turn is sampled with them."""
 
         async def give(server: Server) -> None:
             async with server.held():
@@ -159,19 +159,19 @@ class Weights(ABC):
 
     @abstractmethod
     async def _load(self, server: Server, published: Published, first: bool = False) -> None:
-        """Let one server have weights, and prove that it has them. It is held meanwhile.
+        """Give weights to one server, which the caller holds, and prove that it has them.
 
         Args:
             server: The server.
             published: The weights.
-            first: Whether they are new. A server that was started again gets older ones too.
+            first: True if they are new. A server that was restarted gets older ones too.
         Raises:
             Unavailable: If it cannot be reached.
             EngineError: If it refuses, or has other weights.
         """
 
-    def _forget(self, old: Published) -> None:  # noqa: B027 - what is replaced needs nothing
-        """Let the servers forget weights."""
+    def _forget(self, old: Published) -> None:  # noqa: B027 - replaced weights need nothing
+        """Have the servers drop weights."""
 
     @abstractmethod
     async def sample(
@@ -185,12 +185,12 @@ class Weights(ABC):
             body: The request, without the name of a model.
         Raises:
             Unavailable: If the server cannot be reached.
-            Refused: If it does not do it.
+            Refused: If it refuses the turn.
             EngineError: If it has other weights.
         """
 
     def close(self) -> None:
-        """Remove the files, and what the servers have of them."""
+        """Remove the files, and have the servers drop the weights."""
         with self._lock:
             every, self._every = self._every, []
         if not self._follows:
@@ -199,33 +199,35 @@ class Weights(ABC):
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _dropped(self) -> list[Published]:
-        """Take out what is kept no longer and acts no longer."""
+        """Remove and return the versions beyond `keeps` that no turn uses any more."""
         with self._lock:
-            old = [one for one in self._every[: -self.keeps] if not one.turns]
-            self._every = [one for one in self._every if one not in old]
+            old = [version for version in self._every[: -self.keeps] if not version.turns]
+            self._every = [version for version in self._every if version not in old]
         return old
 
-    async def _prove(self, server: Server, of: Published, more: dict[str, object]) -> None:
+    async def _prove(
+        self, server: Server, published: Published, selecting: dict[str, object]
+    ) -> None:
         """Compare a server with the learner.
 
         Args:
             server: The server.
-            of: The weights that it is to have.
-            more: What a request says to be sampled with them.
+            published: The weights that it should have.
+            selecting: The fields of a request that select them.
         """
-        body = of.reference.request() | more
-        # which may wait behind other turns, so it has the time of one
+        body = published.reference.request() | selecting
+        # it may wait behind turns, so it has the time limit of a turn
         answer = await server.ask_async("/v1/completions", body)
-        self.gap = prove(server, of.reference, answer, self._max_logprob_gap)
+        self.gap = prove(server, published.reference, answer, self._max_logprob_gap)
 
 
 @final
 class Adapters(Weights):
-    """The adapter alone, under a new name for each version. A name is never loaded twice, because
-    vLLM's cache of prefixes goes by it."""
+    """Publishes the adapter alone, under a new name for each version. A name is never used twice,
+    because vLLM's prefix cache is keyed by it."""
 
     async def _load(self, server: Server, published: Published, first: bool = False) -> None:
-        # a process that follows may find it there; the server may also have been started again
+        # the server may have it from the first process, or may have been restarted
         with _refusals(server, self.folder):
             order = {"lora_name": published.name, "lora_path": str(published.folder)}
             await server.ask_async("/v1/load_lora_adapter", order, SHORT_S)
@@ -245,9 +247,9 @@ class Adapters(Weights):
         except Refused as error:
             if error.status != 404:
                 raise
-        # it was started again since, and has forgotten its adapters
+        # it was restarted since, and has lost its adapters
         async with server.held():
-            if server.has is has:  # no other turn has found that out before
+            if server.has is has:  # no other turn has noticed before
                 server.has = set()
             if began.name not in server.has:
                 await self._load(server, began)
@@ -264,9 +266,9 @@ class Adapters(Weights):
 
 @final
 class WholeModel(Weights):
-    """All weights, in place of those before. Turns that are under way end first, and nothing that
-    was read with older weights is used again: each time that a server reads weights, what it reads
-    from then on has a salt of its own."""
+    """Publishes all weights, which replace the older ones. Turns under way finish first. Each time
+    a server reloads weights it gets a new cache salt, so that nothing that was cached under older
+    weights is used again."""
 
     _requests, _changing = 0, False
 
@@ -277,11 +279,11 @@ class WholeModel(Weights):
 
     async def _load(self, server: Server, published: Published, first: bool = False) -> None:
         server.salt = None
-        if not (first and self._follows):  # the first process has had them read
+        if not (first and self._follows):  # the first process has had the server reload them
             order = {"weights_path": str(published.folder)}
             body = {"method": "reload_weights", "kwargs": order}
             with _refusals(server, self.folder):
-                await server.ask_async(_RELOAD, body, _RELOAD_S)
+                await server.ask_async("/collective_rpc", body, _RELOAD_S)
         salt = secrets.token_hex(8)
         await self._prove(server, published, self._whole(server, salt))
         server.salt = salt
@@ -292,13 +294,13 @@ class WholeModel(Weights):
         while not self._enter():
             await asyncio.sleep(0.01)
         try:
-            acts = self.newest
+            newest = self.newest
             async with server.held():
                 if server.salt is None:
-                    # it may have been started again, with the weights that training began from
-                    await self._load(server, acts)
+                    # it may have been restarted, with the weights that training began from
+                    await self._load(server, newest)
                 salted = body | self._whole(server, server.salt)
-            return await server.ask_async("/v1/completions", salted), acts.version
+            return await server.ask_async("/v1/completions", salted), newest.version
         finally:
             self._leave()
 
@@ -307,7 +309,7 @@ class WholeModel(Weights):
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:
-        """Within it no request for a turn is under way, in any process."""
+        """Inside this block no turn is being sampled, in any process."""
         try:
             with self._lock:
                 self._changing = True
@@ -333,17 +335,17 @@ class WholeModel(Weights):
 
 
 def _wait_for(folder: Path) -> None:
-    """Wait until another process of the run has given the weights in a folder to the servers. That
-    process waits for servers that are away, and its checkpoint comes first.
+    """Wait until the first process of the run has published the weights in a folder. It may have to
+    wait for servers that are away, and writes its checkpoint first.
 
     Raises:
-        EngineError: If that takes longer than processes wait for each other anywhere.
+        EngineError: If that takes longer than torch's processes wait for each other.
     """
     began = time.monotonic()
     while True:
         with contextlib.suppress(OSError):
             # a list asks a file server, which may remember that a path was not there
-            if any(one.name == _GIVEN for one in folder.iterdir()):
+            if any(file.name == _GIVEN for file in folder.iterdir()):
                 return
         if time.monotonic() - began > _TOGETHER_S:
             raise EngineError(
@@ -354,22 +356,22 @@ def _wait_for(folder: Path) -> None:
 
 
 def is_divided(policy: SampledPolicy) -> TypeGuard[Policy]:
-    """Whether several processes share a policy, so that all of them publish it together."""
+    """True if several processes share a policy, so that all of them publish it together."""
     return isinstance(policy, Policy) and policy.divided
 
 
 def has_adapter(policy: SampledPolicy) -> TypeGuard[Policy]:
-    """Whether an adapter is trained, and not all weights."""
+    """True if an adapter is trained, and not all weights."""
     return isinstance(policy, Policy) and policy.lora is not None
 
 
 def write(policy: SampledPolicy, folder: Path, state: dict[str, Tensor] | None = None) -> None:
-    """Write what is trained, without the tokenizer, which does not change.
+    """Write the trained weights, without the tokenizer, which does not change.
 
     Args:
-        policy: Whose weights.
-        folder: Where to.
-        state: The weights by name, of a policy that is divided over processes.
+        policy: The policy.
+        folder: The folder to write.
+        state: The weights by name, for a policy that is divided over processes.
     Raises:
         EngineError: If the folder cannot be written.
     """
@@ -388,8 +390,8 @@ def write(policy: SampledPolicy, folder: Path, state: dict[str, Tensor] | None =
 
 
 def _write_whole(network: PreTrainedModel, folder: Path, state: dict[str, Tensor]) -> None:
-    """Write a model with a head of its own. vLLM 0.32 on a CPU keeps a packed copy of a head that
-    is tied to the embedding, and does not renew it when it reads weights again."""
+    """Write a model with a separate output head. vLLM 0.32 on a CPU keeps a packed copy of a head
+    that is tied to the embedding, and does not update it when it reloads weights."""
     from safetensors.torch import save_file
 
     head = network.get_output_embeddings()
@@ -405,8 +407,8 @@ def _write_whole(network: PreTrainedModel, folder: Path, state: dict[str, Tensor
 
 @contextlib.contextmanager
 def _refusals(server: Server, folder: Path) -> Iterator[None]:
-    """A server that does not take weights, as an error with the next step. One that has them, and
-    was only too slow to say so, took them."""
+    """Raise an error with the next step if a server does not take weights. One that has them
+    already was only too slow to answer."""
     try:
         yield
     except Refused as error:
