@@ -30,7 +30,7 @@ import yaml
 from lightning import Callback
 from safetensors.torch import load_file
 
-import vllm_stand_in
+import server_stand_in
 from commands import RECIPE
 from nursery import command, python
 from turnrl import (
@@ -73,7 +73,7 @@ class Stand:
 
     def start(self, *options: str) -> None:
         self._process = subprocess.Popen(
-            python(vllm_stand_in.__file__, *self._options, *options),
+            python(server_stand_in.__file__, *self._options, *options),
             env={**os.environ, **self._nursery.environment},
             stdout=subprocess.PIPE,
         )
@@ -280,8 +280,8 @@ def test_a_server_that_cannot_serve_is_told_before_weights_load(
     assert "serves base." in told(VLLM(url=short.url, base="other"), policy)
     bare = stand("--no-adapters")
     message = told(VLLM(url=bare.url), policy)
-    assert "takes no adapters while it runs" in message
-    assert "--max-lora-rank 32" in message
+    assert "cannot take an adapter of rank 32 (status 404: Not Found)" in message
+    assert "--enable-lora, --max-lora-rank, and in its environment VLLM_ALLOW" in message
     message = told(VLLM(url=stand().url), policy)
     assert "cannot take an adapter of rank 32" in message
     assert "LoRA rank 32 is greater than max_lora_rank 16" in message
@@ -586,9 +586,9 @@ def interpreter(tmp_path, nursery, monkeypatch) -> Path:
     (package / "main.py").write_text(
         "import os, sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import vllm_stand_in\n"
+        "import server_stand_in\n"
         "_, model, *rest = sys.argv[1:]\n"
-        "vllm_stand_in.main(['--model', model, '--api-key', os.environ['VLLM_API_KEY'], *rest])\n"
+        "server_stand_in.main(['--model', model, '--api-key', os.environ['VLLM_API_KEY'], *rest])\n"
     )
     for name, value in nursery.environment.items():
         monkeypatch.setenv(name, value)
@@ -1011,7 +1011,7 @@ def test_processes_that_learn_together_share_the_versions_of_the_first(
         inner = name.replace(".weight", ".default.weight")
         assert torch.equal(value, saved["state_dict"][f"policy.network.{inner}"])
     for one in two:
-        names = Server(one.url, "", 5).ask("GET", "/loads")
+        names = Server(one.url, "", 5, "vLLM").ask("GET", "/loads")
         assert [name.split("-")[4:] for name in names] == [["0", "0"], ["2", "0"], ["4", "0"]]
     assert not [file for file in Path("runs").rglob("*") if file.name.startswith("turnrl-vllm-")]
 

@@ -125,8 +125,14 @@ class Collector:
                 f"{rollout.driver.name} cannot be branched. Take an estimator without probes, such "
                 "as TurnLevel."
             )
+        engine = self.setup.engine
+        if rollout.sampling.cuts_distribution and not engine.cuts_distributions:
+            raise RecipeError(
+                f"{type(engine).__name__} cannot draw from a part of the distribution. Leave out "
+                "model.rollout.top_k, min_p and top_p, or take another engine, such as Slots."
+            )
         rollout.places.of_tools(estimator.probes, *self._shares)
-        self.setup.engine.check(self.setup.policy, rollout.max_tokens, self.setup.surroundings)
+        engine.check(self.setup.policy, rollout.max_tokens, self.setup.surroundings)
 
     def attempt(
         self, questions: Sequence[Question], key: tuple[int, ...], bar: str | None

@@ -163,6 +163,10 @@ class _Trial:
         cuts = (Sampling(6, self.heat, top_k=1), Sampling(6, self.heat, min_p=1.0))
         for sampling in (*cuts, Sampling(6, self.heat, top_p=1e-6)):
             alone = await self.if_able(sampling)
+            declared = f"{self.name}.cuts_distributions is {self.engine.cuts_distributions}, but it"
+            verb = "cannot" if alone is None else "can"
+            as_declared = (alone is not None) == self.engine.cuts_distributions
+            require(as_declared, f"{declared} {verb} draw with {sampling}")
             right = alone is None or alone.token_ids == likely
             rule = f"{self.name} is to draw the likeliest tokens alone, of log-probability 0, with"
             certain = right and not (alone and min(alone.logprobs) < -1e-3)

@@ -253,6 +253,8 @@ class Engine(Sampler):
     Attributes:
         seeded: Whether the same seed and history give the same tokens. An engine that cannot
             promise it says so.
+        cuts_distributions: Whether it can draw from a part of the distribution, as `top_k`, `min_p`
+            and `top_p` ask. If not, a recipe that sets one of them is refused.
         keeps: Of how many versions of the weights it can sample at a time. One that keeps several
             has copies of its own: it samples while the policy learns, and a session goes on with
             the weights that it began with, or newer ones, as long as they are among the newest
@@ -271,6 +273,7 @@ class Engine(Sampler):
     """
 
     seeded: bool = True
+    cuts_distributions: bool = True
     keeps: int = 1
     copies_weights: bool = False
     importance_cap: float | None = None

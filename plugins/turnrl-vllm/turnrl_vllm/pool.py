@@ -52,8 +52,10 @@ class Pool:
     @property
     def name(self) -> str:
         """The servers, for messages."""
+        kind = self.servers[0].kind
         several = len(self.servers) > 1
-        return f"{'the vLLM servers' if several else 'vLLM'} at {', '.join(map(str, self.servers))}"
+        addresses = ", ".join(map(str, self.servers))
+        return f"the {kind} servers at {addresses}" if several else f"{kind} at {addresses}"
 
     @property
     def load(self) -> int:
@@ -159,7 +161,7 @@ class Pool:
                         await server.ask_async("/sleep?level=1", {})
                 except Refused as error:
                     raise EngineError(
-                        f"vLLM at {server} does not give its memory back ({error}). Set "
+                        f"{server.name} does not give its memory back ({error}). Set "
                         "model.engine.sleeps to false, and leave it a part of the GPU's memory."
                     ) from error
                 await server.close()
@@ -177,7 +179,7 @@ class Pool:
                     await self.ask_one(server, lambda awake: awake.ask_async("/wake_up", {}))
                 except Refused as error:
                     raise EngineError(
-                        f"vLLM at {server} does not get its memory back ({error}). Lower "
+                        f"{server.name} does not get its memory back ({error}). Lower "
                         "--gpu-memory-utilization in model.engine.arguments, or what the policy "
                         "takes."
                     ) from error
@@ -210,7 +212,9 @@ class Pool:
 
     def _lost(self, server: Server, fault: Unavailable) -> Unavailable:
         if not server.was_lost and len(self.servers) > 1:
-            self._print(f"{server} does not answer ({fault}); its sessions move to another server")
+            self._print(
+                f"{server.name} does not answer ({fault}); its sessions move to another server"
+            )
         server.lost()
         if len(self.servers) == 1:
             return fault
@@ -218,10 +222,10 @@ class Pool:
 
     def _answered(self, server: Server) -> None:
         if server.answered() and len(self.servers) > 1:
-            self._print(f"{server} answers again")
+            self._print(f"{server.name} answers again")
 
     def _print(self, news: str) -> None:
-        say(f"turnrl: vLLM at {visible(news)}", sys.stderr)
+        say(f"turnrl: {visible(news)}", sys.stderr)
 
     def _gone(self, problem: str) -> WorldError:
         return EngineError(

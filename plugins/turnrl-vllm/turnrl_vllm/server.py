@@ -1,4 +1,4 @@
-"""Sends requests to one vLLM server, and reads its answers."""
+"""Sends requests to one server, and reads its answers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import httpx2
 
 from turnrl.servers import Unavailable, raise_if_away, short_reason
 
+_HEALTH = "/health"
 SHORT_S = 60.0
 """Time limit of a request that samples nothing, in seconds."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
@@ -42,10 +43,11 @@ class Server:
         url: Its address, without `/v1`.
         key: Sent with every request, and struck out of every message; empty for none.
         timeout_s: Seconds that one turn may take.
+        kind: Its software, for messages.
     """
 
-    def __init__(self, url: str, key: str, timeout_s: float) -> None:
-        self.url = url.rstrip("/")
+    def __init__(self, url: str, key: str, timeout_s: float, kind: str) -> None:
+        self.url, self.kind = url.rstrip("/"), kind
         self.base = ""
         """The name under which it serves the base."""
         self.has: set[str] = set()
@@ -63,6 +65,11 @@ class Server:
 
     def __str__(self) -> str:
         return self.url
+
+    @property
+    def name(self) -> str:
+        """The server, for messages."""
+        return f"{self.kind} at {self.url}"
 
     @property
     def load(self) -> int:
@@ -153,7 +160,7 @@ class Server:
     def is_up(self) -> bool:
         """True if it answers now. Blocks; not for the event loop's thread."""
         try:
-            self.ask("GET", "/health", within_s=5)
+            self.ask("GET", _HEALTH, within_s=5)
         except (Unavailable, Refused):
             return False
         return True
@@ -162,7 +169,7 @@ class Server:
         """True if its health check succeeds."""
         with contextlib.suppress(httpx2.RequestError):
             client = self._connected()
-            return (await client.get(f"{self.url}/health", timeout=within_s)).is_success
+            return (await client.get(self.url + _HEALTH, timeout=within_s)).is_success
         return False
 
     def give_up_calls(self) -> None:
@@ -182,7 +189,7 @@ class Server:
             self._clients = {
                 other: client for other, client in self._clients.items() if not other.is_closed()
             }
-            # vLLM closes a connection that was idle for 5 s, and a request would notice too late
+            # vLLM closes connections that were idle for 5 s, and a request would notice too late
             limits = httpx2.Limits(keepalive_expiry=2.0)
             # turns have a time limit of their own
             self._clients[loop] = httpx2.AsyncClient(
@@ -225,9 +232,10 @@ class Server:
 
 def _complaint(response: httpx2.Response) -> object:
     """The clearest message in an error response."""
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError):
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, StopIteration):
         answer = response.json()
-        error = answer.get("error", answer.get("detail"))
+        names = ("error", "detail", "error_message", "message")
+        error = next(answer[name] for name in names if answer.get(name))
         return error["message"] if isinstance(error, Mapping) else error
-    is_page = response.text.lstrip().startswith("<")  # of a server that is no vLLM
+    is_page = response.text.lstrip().startswith("<")  # of another kind of server
     return response.reason_phrase if is_page else response.text

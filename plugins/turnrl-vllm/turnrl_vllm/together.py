@@ -51,7 +51,7 @@ def check_together(
         )
     if folder is None and where.folder is None:
         raise RecipeError(
-            "several processes share the weights for vLLM, and this run has no folder. Set "
+            "several processes share the weights for the servers, and this run has no folder. Set "
             "model.engine.folder to a path that all processes and servers have."
         )
 

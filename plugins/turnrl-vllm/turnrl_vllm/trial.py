@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, final
+from typing import TYPE_CHECKING, final
 
 from turnrl import EngineError, Policy, RecipeError, SampledPolicy
-from turnrl_vllm.completions import plain, sampled
+from turnrl_vllm.api import Fields, ServerAPI
 from turnrl_vllm.server import Refused, Server
 
 if TYPE_CHECKING:
@@ -27,6 +26,7 @@ _TEMPERATURE = 0.6
 
 def examine(
     server: Server,
+    api: ServerAPI,
     policy: SampledPolicy,
     max_tokens: int,
     base: str | None,
@@ -36,72 +36,68 @@ def examine(
 
     Args:
         server: The server. Its `base` is set.
+        api: How it is asked.
         policy: The policy, of which the tokenizer and the configuration are loaded.
         max_tokens: The most tokens of a session.
         base: The name under which it serves the base; None if it serves one model.
         home: The folder that it has to read weights from; None for temporary files.
     Returns:
-        The version of vLLM.
+        The version of its software.
     Raises:
         RecipeError: Naming what differs, and the next step.
         Unavailable: If it does not answer.
     """
     try:
-        version = str(server.ask("GET", "/version")["version"])
-        models = server.ask("GET", "/v1/models")["data"]
-        served = {model["id"]: model for model in models if not model.get("parent")}
+        served = api.describe(server)
     except (Refused, LookupError, TypeError) as error:
         if isinstance(error, Refused) and error.status in (401, 403):
             raise RecipeError(
-                f"vLLM at {server} refuses the key ({error}). Put its key into the environment "
+                f"{server.name} refuses the key ({error}). Put its key into the environment "
                 "variable that model.engine.api_key_env names."
             ) from error
         raise RecipeError(
-            f"the server at {server} is no vLLM: it does not answer /version and /v1/models as "
-            f"vLLM does ({error}). Correct model.engine.url, which has no /v1 at its end."
+            f"the server at {server} is no {api.name}: it does not answer as one does ({error}). "
+            "Correct model.engine.url, which has no /v1 at its end."
         ) from error
-    if base is not None and base not in served:
+    bases = ", ".join(served.windows)
+    if base is not None and base not in served.windows:
+        raise RecipeError(f"model.engine.base is {base!r}, and {server.name} serves {bases}.")
+    if base is None and len(served.windows) != 1:
         raise RecipeError(
-            f"model.engine.base is {base!r}, and vLLM at {server} serves {', '.join(served)}."
+            f"{server.name} serves {bases}. Set model.engine.base to the one that training begins "
+            "from."
         )
-    if base is None and len(served) != 1:
-        raise RecipeError(
-            f"vLLM at {server} serves {', '.join(served)}. Set model.engine.base to the one that "
-            "training begins from."
-        )
-    server.base = base or next(iter(served))
-    window = served[server.base].get("max_model_len")
+    server.base = base or next(iter(served.windows))
+    window = served.windows[server.base]
     if window is not None and window < max_tokens:
         raise RecipeError(
-            f"model.rollout.max_tokens is {max_tokens}, and vLLM at {server} has a window of "
-            f"{window} tokens. Start it with --max-model-len {max_tokens}, or lower "
+            f"model.rollout.max_tokens is {max_tokens}, and {server.name} has a window of {window} "
+            f"tokens. Start it with {api.length_option} {max_tokens}, or lower "
             "model.rollout.max_tokens."
         )
-    _same_tokenizer(server, policy)
+    _same_tokenizer(server, api, policy)
     if isinstance(policy, Policy) and policy.lora is not None:
-        _takes_adapters(server, policy.lora.r, home)
-    return version
+        _takes_adapters(server, api, policy.lora.r, home)
+    return served.version
 
 
-def _same_tokenizer(server: Server, policy: SampledPolicy) -> None:
+def _same_tokenizer(server: Server, api: ServerAPI, policy: SampledPolicy) -> None:
     own = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
-    body = {"model": server.base, "prompt": _TEXT, "add_special_tokens": False}
     try:
-        theirs = server.ask("POST", "/tokenize", body)["tokens"]
+        theirs = api.tokenize(server, _TEXT)
     except (Refused, LookupError, TypeError):
         return  # a router may not forward this; the log-probabilities show it later
     if theirs != own:
         raise RecipeError(
-            f"vLLM at {server} serves {server.base!r}, whose tokenizer reads a text as other "
-            f"tokens than the policy's ({theirs[:6]} and {own[:6]}). Start it with the model that "
+            f"{server.name} serves {server.base!r}, whose tokenizer reads a text as other tokens "
+            f"than the policy's ({theirs[:6]} and {own[:6]}). Start it with the model that "
             "model.policy.model names."
         )
 
 
-def _takes_adapters(server: Server, rank: int, home: Path | None) -> None:
-    """Offer it an adapter without weights: vLLM first looks for the folder, then checks the rank,
-    and only then looks for the weights."""
-    with tempfile.TemporaryDirectory(prefix="turnrl-vllm-", dir=home) as folder:
+def _takes_adapters(server: Server, api: ServerAPI, rank: int, home: Path | None) -> None:
+    """Offer it an adapter without weights."""
+    with tempfile.TemporaryDirectory(prefix="turnrl-weights-", dir=home) as folder:
         if home is not None:
             Path(folder).chmod(0o755)  # servers of other users read it
         settings = {
@@ -111,40 +107,12 @@ def _takes_adapters(server: Server, rank: int, home: Path | None) -> None:
             "target_modules": ["q_proj"],
         }
         Path(folder, "adapter_config.json").write_text(json.dumps(settings))
-        try:
-            body = {"lora_name": _TRIAL, "lora_path": folder}
-            server.ask("POST", "/v1/load_lora_adapter", body)
-        except Refused as error:
-            if re.search("lora.rank|no adapter found|repo id|no such file", error.problem.lower()):
-                raise RecipeError(
-                    f"vLLM at {server} cannot take an adapter of rank {rank} ({error}). "
-                    f"{step_after(error, home or Path(folder).parent)}"
-                ) from error
-            if re.search("tensor|weights", error.problem) or _TRIAL in error.problem:
-                return
-            raise RecipeError(
-                f"vLLM at {server} takes no adapters while it runs ({error}). Start it with "
-                f"--enable-lora --max-lora-rank {rank} and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True "
-                "in its environment."
-            ) from error
-
-
-def step_after(error: Refused, folder: Path) -> str:
-    """The next step for a server that does not take weights from a folder."""
-    problem = error.problem.lower()
-    if "rank" in problem:
-        return "Start it with a larger --max-lora-rank, or lower model.policy.lora.r."
-    if "no adapter found" in problem or "repo id" in problem or "no such file" in problem:
-        return (
-            f"It does not see the folder {str(folder)!r}. Set model.engine.folder to one that both "
-            "see and may read."
-        )
-    if error.status in (404, 405):
-        return (
-            "Start it with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its "
-            "environment; or, to train all weights, with VLLM_SERVER_DEV_MODE=1."
-        )
-    return "Look into its log."
+        error = api.offer_adapter(server, _TRIAL, folder, rank)
+    if error is not None:
+        raise RecipeError(
+            f"{server.name} cannot take an adapter of rank {rank} ({error}). "
+            f"{api.next_step(error, home or Path(folder).parent)}"
+        ) from error
 
 
 @final
@@ -155,25 +123,26 @@ class Reference:
     Args:
         prompts: The prefixes, N of them.
         logits: (N, V).
-        quantized: Whether the learner's base has fewer bits than the one that vLLM serves.
+        quantized: Whether the learner's base has fewer bits than the servers' usually has.
     """
 
     def __init__(self, prompts: Sequence[list[int]], logits: Tensor, quantized: bool) -> None:
         self.prompts, self.quantized = prompts, quantized
         self._logits = logits
 
-    def request(self) -> dict[str, object]:
+    def request(self, api: ServerAPI) -> Fields:
         """A request for one token after each prefix."""
-        return plain(self.prompts, 1, _TEMPERATURE) | {"ignore_eos": True}
+        return api.next_token(self.prompts, _TEMPERATURE)
 
-    def gap(self, answer: Any, temperature: float = _TEMPERATURE) -> float:
-        """Mean absolute difference, in nats, between a server's log-probabilities of the tokens in
-        its answer and the learner's."""
+    def gap(self, tokens: Sequence[tuple[int, float]], temperature: float = _TEMPERATURE) -> float:
+        """Mean absolute difference of log-probabilities, in nats.
+
+        Args:
+            tokens: A server's token after each prefix, and its log-probability.
+            temperature: The temperature at which the learner's are computed.
+        """
         own = (self._logits / temperature).log_softmax(-1)
-        gaps: list[float] = []
-        for choice in sorted(answer["choices"], key=lambda choice: int(choice["index"])):
-            (token,), (theirs,) = sampled({"choices": [choice]})
-            gaps.append(abs(float(own[len(gaps), token]) - theirs))
+        gaps = [abs(float(own[n, token]) - theirs) for n, (token, theirs) in enumerate(tokens)]
         return sum(gaps) / len(gaps)
 
 
@@ -185,20 +154,24 @@ def reference(policy: SampledPolicy) -> Reference:
     return Reference(prompts, policy.next_logits(ids), quantized)
 
 
-def prove(server: Server, reference: Reference, answer: object, max_gap: float) -> float:
+def prove(
+    server: Server, api: ServerAPI, reference: Reference, answer: object, max_gap: float
+) -> float:
     """Compare a server's log-probabilities with the learner's.
 
     Args:
         server: The server.
+        api: How it is asked.
         reference: The learner's logits.
-        answer: The server's answer to `reference.request()`.
+        answer: The server's answer to `reference.request(...)`.
         max_gap: The largest mean difference, in nats.
     Returns:
         The mean difference.
     Raises:
         EngineError: If it is larger, with the likeliest cause.
     """
-    gap = reference.gap(answer)
+    tokens = api.next_tokens(answer)
+    gap = reference.gap(tokens)
     if gap <= max_gap:
         return gap
     cause = (
@@ -207,17 +180,17 @@ def prove(server: Server, reference: Reference, answer: object, max_gap: float) 
     )
     if reference.quantized:
         cause = (
-            "The policy learns on a base in 4 bits (model.policy.quantization), and vLLM serves it "
-            "in 16 bits by default. Set the quantization to none, or raise "
+            "The policy learns on a base in 4 bits (model.policy.quantization), and servers have "
+            "it in 16 bits by default. Set the quantization to none, or raise "
             f"model.engine.max_logprob_gap. If {gap:.3f} is too much for that, the server has "
             "another base."
         )
-    if reference.gap(answer, 1.0) < gap / 4:
+    if reference.gap(tokens, 1.0) < gap / 4:
         cause = (
-            "Its log-probabilities are computed before the temperature is applied. Start it with "
-            "--logprobs-mode processed_logprobs."
+            "Its log-probabilities are computed before the temperature is applied. "
+            f"{api.logprobs_hint}"
         )
     raise EngineError(
-        f"vLLM at {server} gives tokens log-probabilities that differ from the learner's by "
+        f"{server.name} gives tokens log-probabilities that differ from the learner's by "
         f"{gap:.3f} on average, and model.engine.max_logprob_gap is {max_gap:g}. {cause}"
     )

@@ -19,16 +19,15 @@ from typing import TYPE_CHECKING, TypeGuard, final
 
 from turnrl import EngineError, Policy, SampledPolicy, on_loop
 from turnrl.servers import Unavailable
+from turnrl_vllm.api import ServerAPI
 from turnrl_vllm.pool import Pool
-from turnrl_vllm.server import SHORT_S, Refused, Server
-from turnrl_vllm.trial import Reference, prove, reference, step_after
+from turnrl_vllm.server import Refused, Server
+from turnrl_vllm.trial import Reference, prove, reference
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import PreTrainedModel
 
-_RELOAD_S = 600.0
-"""Time limit of reloading all weights, in seconds."""
 _TOGETHER_S = 1800.0
 """Seconds that a process waits for another one, as torch does in its own calls."""
 _GIVEN = "given-to-servers"
@@ -61,6 +60,7 @@ class Weights(ABC):
     Args:
         policy: The policy whose weights sample.
         pool: The servers.
+        api: How they are asked.
         folder: A folder that this process writes and the servers read.
         keeps: The number of versions that are kept.
         max_logprob_gap: See `prove`.
@@ -72,12 +72,14 @@ class Weights(ABC):
         self,
         policy: SampledPolicy,
         pool: Pool,
+        api: ServerAPI,
         folder: Path,
         keeps: int,
         max_logprob_gap: float,
         follows: bool = False,
     ) -> None:
-        self.policy, self.pool, self.folder, self.keeps = policy, pool, folder, keeps
+        self.policy, self.pool, self.api = policy, pool, api
+        self.folder, self.keeps = folder, keeps
         self.gap = 0.0
         """Mean difference of log-probabilities in the last trial, in nats."""
         self._max_logprob_gap, self._follows = max_logprob_gap, follows
@@ -205,6 +207,15 @@ class Weights(ABC):
             self._every = [version for version in self._every if version not in old]
         return old
 
+    @contextlib.contextmanager
+    def _refusals(self, server: Server) -> Iterator[None]:
+        """Raise an error with the next step if a server does not take weights."""
+        try:
+            yield
+        except Refused as error:
+            step = self.api.next_step(error, self.folder)
+            raise EngineError(f"{server.name} does not take weights ({error}). {step}") from error
+
     async def _prove(
         self, server: Server, published: Published, selecting: dict[str, object]
     ) -> None:
@@ -215,37 +226,36 @@ class Weights(ABC):
             published: The weights that it should have.
             selecting: The fields of a request that select them.
         """
-        body = published.reference.request() | selecting
+        body = published.reference.request(self.api) | selecting
         # it may wait behind turns, so it has the time limit of a turn
-        answer = await server.ask_async("/v1/completions", body)
-        self.gap = prove(server, published.reference, answer, self._max_logprob_gap)
+        answer = await server.ask_async(self.api.sampling, body)
+        self.gap = prove(server, self.api, published.reference, answer, self._max_logprob_gap)
 
 
 @final
 class Adapters(Weights):
     """Publishes the adapter alone, under a new name for each version. A name is never used twice,
-    because vLLM's prefix cache is keyed by it."""
+    because a server's prefix cache is keyed by it."""
 
     async def _load(self, server: Server, published: Published, first: bool = False) -> None:
         # the server may have it from the first process, or may have been restarted
-        with _refusals(server, self.folder):
-            order = {"lora_name": published.name, "lora_path": str(published.folder)}
-            await server.ask_async("/v1/load_lora_adapter", order, SHORT_S)
-        await self._prove(server, published, {"model": published.name})
+        with self._refusals(server):
+            await self.api.load_adapter(server, published.name, published.folder)
+        await self._prove(server, published, self.api.with_adapter(published.name))
         server.has.add(published.name)
 
     async def sample(
         self, server: Server, began: Published, body: dict[str, object]
     ) -> tuple[object, int]:
-        body = body | {"model": began.name}
+        body = body | self.api.with_adapter(began.name)
         async with server.held():
             if began.name not in server.has:
                 await self._load(server, began)
             has = server.has
         try:
-            return await server.ask_async("/v1/completions", body), began.version
+            return await server.ask_async(self.api.sampling, body), began.version
         except Refused as error:
-            if error.status != 404:
+            if not self.api.lacks_adapter(error):
                 raise
         # it was restarted since, and has lost its adapters
         async with server.held():
@@ -253,15 +263,14 @@ class Adapters(Weights):
                 server.has = set()
             if began.name not in server.has:
                 await self._load(server, began)
-        return await server.ask_async("/v1/completions", body), began.version
+        return await server.ask_async(self.api.sampling, body), began.version
 
     def _forget(self, old: Published) -> None:
         for server in self.pool.servers:
             server.has.discard(old.name)
             if not server.was_lost:  # one that only hung may have it, though it is not in `has`
                 with contextlib.suppress(Unavailable, Refused):
-                    body = {"lora_name": old.name}
-                    server.ask("POST", "/v1/unload_lora_adapter", body, within_s=5)
+                    self.api.drop_adapter(server, old.name)
 
 
 @final
@@ -280,12 +289,10 @@ class WholeModel(Weights):
     async def _load(self, server: Server, published: Published, first: bool = False) -> None:
         server.salt = None
         if not (first and self._follows):  # the first process has had the server reload them
-            order = {"weights_path": str(published.folder)}
-            body = {"method": "reload_weights", "kwargs": order}
-            with _refusals(server, self.folder):
-                await server.ask_async("/collective_rpc", body, _RELOAD_S)
+            with self._refusals(server):
+                await self.api.reload(server, published.folder)
         salt = secrets.token_hex(8)
-        await self._prove(server, published, self._whole(server, salt))
+        await self._prove(server, published, self.api.with_base(server.base, salt))
         server.salt = salt
 
     async def sample(
@@ -299,13 +306,10 @@ class WholeModel(Weights):
                 if server.salt is None:
                     # it may have been restarted, with the weights that training began from
                     await self._load(server, newest)
-                salted = body | self._whole(server, server.salt)
-            return await server.ask_async("/v1/completions", salted), newest.version
+                salted = body | self.api.with_base(server.base, server.salt)
+            return await server.ask_async(self.api.sampling, salted), newest.version
         finally:
             self._leave()
-
-    def _whole(self, server: Server, salt: str | None) -> dict[str, object]:
-        return {"model": server.base, "cache_salt": salt}
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:
@@ -384,8 +388,9 @@ def write(policy: SampledPolicy, folder: Path, state: dict[str, Tensor] | None =
             _write_whole(network, folder, network.state_dict() if state is None else state)
     except OSError as error:
         raise EngineError(
-            f"the weights for vLLM cannot be written to {str(folder)!r} ({error}). Free space, or "
-            "set model.engine.folder to a folder that this process writes and the servers read."
+            f"the weights for the servers cannot be written to {str(folder)!r} ({error}). Free "
+            "space, or set model.engine.folder to a folder that this process writes and the "
+            "servers read."
         ) from error
 
 
@@ -403,17 +408,3 @@ def _write_whole(network: PreTrainedModel, folder: Path, state: dict[str, Tensor
     config = json.loads((folder / "config.json").read_text())
     config |= {"architectures": [type(network).__name__], "tie_word_embeddings": False}
     (folder / "config.json").write_text(json.dumps(config))
-
-
-@contextlib.contextmanager
-def _refusals(server: Server, folder: Path) -> Iterator[None]:
-    """Raise an error with the next step if a server does not take weights. One that has them
-    already was only too slow to answer."""
-    try:
-        yield
-    except Refused as error:
-        if "already been loaded" in error.problem:
-            return
-        raise EngineError(
-            f"vLLM at {server} does not take weights ({error}). {step_after(error, folder)}"
-        ) from error

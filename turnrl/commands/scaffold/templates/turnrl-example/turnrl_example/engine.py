@@ -17,6 +17,8 @@ class ExampleEngine(Engine):
     can compare a faster engine with it.
     """
 
+    cuts_distributions = False
+
     def __init__(self) -> None:
         self.version = 0  # of the weights, in optimiser steps
         self.turns = 0  # the number being sampled

@@ -1,8 +1,9 @@
-"""A server that speaks vLLM's protocol, as far as turnrl needs it, and samples a small model with
-transformers and peft: `python vllm_stand_in.py --model DIR --port PORT [--...]`.
+"""A server that speaks vLLM's protocol, or SGLang's with `--sglang`, as far as turnrl needs it, and
+samples a small model with transformers and peft:
+`python server_stand_in.py --model DIR --port PORT [--...]`.
 
-vLLM itself has an environment of its own, of several GB; the slow tests run against it where there
-is one.
+The real ones have environments of their own, of several GB; the slow tests run against them where
+there is one.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import argparse
 import json
 import os
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -117,6 +119,35 @@ class Model:
         told = {"token_logprobs": logprobs}
         return {"token_ids": ids, "logprobs": told, "finish_reason": reason}
 
+    def gets(self) -> dict[str, object]:
+        window = {"id": "base", "owned_by": "vllm", "max_model_len": self.options.max_model_len}
+        adapters = [{"id": name, "parent": "base"} for name in self.adapters]
+        return {
+            "/health": None,
+            "/version": {"version": "0.0.0"},
+            "/v1/models": {"data": [window, *adapters]},
+            "/is_sleeping": {"is_sleeping": self.asleep},
+            # which vLLM has not: weights that it was ever given, and how often it was woken
+            "/loads": self.loads,
+            "/wakes": self.wakes,
+        }
+
+    def posts(self, body: dict) -> dict[str, Callable[[], object]]:
+        verbs = {
+            "/v1/completions": lambda: self.complete(body),
+            "/tokenize": lambda: {"tokens": self._tokens(body)},
+            "/sleep?level=1": self.sleep,
+            "/wake_up": self.wake,
+            "/collective_rpc": lambda: self.reload(body["kwargs"]["weights_path"]),
+        }
+        if self.options.adapters:
+            verbs["/v1/load_lora_adapter"] = lambda: self.load(body["lora_name"], body["lora_path"])
+            verbs["/v1/unload_lora_adapter"] = lambda: self.unload(body["lora_name"])
+        return verbs
+
+    def _tokens(self, body: dict) -> list[int]:
+        return self.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
+
 
 def _cut(logits: torch.Tensor, body: dict) -> torch.Tensor:
     p, order = logits.softmax(-1).sort(descending=True)
@@ -126,6 +157,78 @@ def _cut(logits: torch.Tensor, body: dict) -> torch.Tensor:
     keep &= p >= body["min_p"] * p[0]
     keep &= p.cumsum(0) - p < body["top_p"]
     return logits.masked_fill(~torch.zeros_like(keep).scatter(0, order, keep), float("-inf"))
+
+
+class SGLangModel(Model):
+    """The same, asked as SGLang is, with the messages that it gave."""
+
+    def load(self, name: str, folder: str) -> dict:
+        if not self.options.adapters:
+            raise Refusal(400, "LoRA is not enabled. Please set `--enable-lora` to enable LoRA.")
+        if name in self.adapters:
+            raise Refusal(400, f"Failed to load LoRA adapter {name} because it is already loaded")
+        if not Path(folder, "adapter_config.json").is_file():
+            raise Refusal(400, f"Repo id must be in the form 'repo_name': '{folder}'")
+        if not Path(folder, "adapter_model.safetensors").is_file():
+            raise Refusal(400, f"Cannot find any model weights with `{folder}`")
+        super().load(name, folder)
+        return {"success": True, "error_message": ""}
+
+    def unload(self, name: str) -> dict:
+        if self.adapters.pop(name, None) is None:
+            raise Refusal(400, f"LoRA with name {name} does not exist.")
+        return {"success": True}
+
+    def reload(self, folder: str) -> dict:
+        super().reload(folder)
+        return {"success": True, "message": "Succeeded to update model weights."}
+
+    @torch.inference_mode()
+    def generate(self, body: dict) -> dict | list[dict]:
+        """Sample a turn after each prompt."""
+        name, asked = body.get("lora_path"), body["sampling_params"]
+        if name is not None and name not in self.adapters:
+            raise Refusal(400, f"Got LoRA adapter that has never been loaded: {name}")
+        network = self.base if name is None else self.adapters[name]
+        several = isinstance(body["input_ids"][0], list)
+        prompts = body["input_ids"] if several else [body["input_ids"]]
+        ends = () if asked["ignore_eos"] else asked.get("stop_token_ids", ())
+        as_vllm = asked | {"max_tokens": asked["max_new_tokens"], "stop_token_ids": ends}
+        answers = []
+        for prompt in prompts:
+            turn = self._turn(network, prompt, as_vllm | {"top_k": 0})
+            ids, logprobs = turn["token_ids"], turn["logprobs"]["token_logprobs"]
+            why = {"type": turn["finish_reason"]}
+            if why["type"] == "stop":
+                why["matched"] = ids[-1] if ids[-1] in ends else "a stop string"
+            triples = [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)]
+            meta = {"finish_reason": why, "output_token_logprobs": triples}
+            answers.append({"output_ids": ids, "meta_info": meta})
+        return answers if several else answers[0]
+
+    def gets(self) -> dict[str, object]:
+        window = {"id": self.options.model, "max_model_len": self.options.max_model_len}
+        adapters = [{"id": name, "parent": "base"} for name in self.adapters]
+        settings = {
+            "version": "0.0.0",
+            "enable_lora": self.options.adapters,
+            "max_lora_rank": self.options.max_lora_rank,
+        }
+        return {
+            "/health": None,
+            "/server_info": settings,
+            "/v1/models": {"data": [window, *adapters]},
+            "/loads": self.loads,
+        }
+
+    def posts(self, body: dict) -> dict[str, Callable[[], object]]:
+        return {
+            "/generate": lambda: self.generate(body),
+            "/tokenize": lambda: {"tokens": self._tokens(body)},
+            "/load_lora_adapter": lambda: self.load(body["lora_name"], body["lora_path"]),
+            "/unload_lora_adapter": lambda: self.unload(body["lora_name"]),
+            "/update_weights_from_disk": lambda: self.reload(body["model_path"]),
+        }
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -138,39 +241,13 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
     def do_GET(self) -> None:
-        options = self.model.options
-        window = {"id": "base", "owned_by": "vllm", "max_model_len": options.max_model_len}
-        adapters = [{"id": name, "parent": "base"} for name in self.model.adapters]
-        told = {
-            "/health": None,
-            "/version": {"version": "0.0.0"},
-            "/v1/models": {"data": [window, *adapters]},
-            "/is_sleeping": {"is_sleeping": self.model.asleep},
-            # which vLLM has not: weights that it was ever given, and how often it was woken
-            "/loads": self.model.loads,
-            "/wakes": self.model.wakes,
-        }
-        self.answer(told)
+        self.answer(self.model.gets())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        model, adapters = self.model, self.model.options.adapters
-        verbs = {
-            "/v1/completions": lambda: model.complete(body),
-            "/tokenize": lambda: {
-                "tokens": model.tokenizer(body["prompt"], add_special_tokens=False)["input_ids"]
-            },
-            "/sleep?level=1": model.sleep,
-            "/wake_up": model.wake,
-            "/collective_rpc": lambda: model.reload(body["kwargs"]["weights_path"]),
-        }
-        if adapters:
-            verbs["/v1/load_lora_adapter"] = lambda: model.load(
-                body["lora_name"], body["lora_path"]
-            )
-            verbs["/v1/unload_lora_adapter"] = lambda: model.unload(body["lora_name"])
+        verbs = self.model.posts(body)
         if self.path in verbs:
-            with model.lock:
+            with self.model.lock:
                 try:
                     return self.answer({self.path: verbs[self.path]()})
                 except Refusal as error:
@@ -207,9 +284,10 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--sleepless", action="store_true")
     parser.add_argument("--wakeless", action="store_true")
     parser.add_argument("--forgetful", action="store_true")
+    parser.add_argument("--sglang", action="store_true")
     options, _ = parser.parse_known_args(arguments)
     torch.set_num_threads(1)
-    Handler.model = Model(options)
+    Handler.model = (SGLangModel if options.sglang else Model)(options)
     server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
     print(os.getpid(), flush=True)
     server.serve_forever()

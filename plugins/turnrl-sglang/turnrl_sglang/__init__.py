@@ -1,0 +1,31 @@
+"""`SGLang`: the engine that samples with SGLang servers.
+
+engine      SGLang; what it shares with other servers is `turnrl_vllm.ServerEngine`
+sglang_api  the API of SGLang's server
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from turnrl import Engine, hookimpl
+
+if TYPE_CHECKING:
+    from turnrl_sglang.engine import SGLang as SGLang
+
+
+@hookimpl
+def turnrl_engines() -> Iterable[type[Engine]]:
+    """The engine of this package."""
+    from turnrl_sglang.engine import SGLang
+
+    return [SGLang]
+
+
+def __getattr__(name: str) -> object:
+    if name == "SGLang":
+        from turnrl_sglang.engine import SGLang
+
+        return SGLang
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

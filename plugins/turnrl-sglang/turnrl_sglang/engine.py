@@ -1,0 +1,53 @@
+"""`SGLang`: samples with SGLang servers that run already."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from turnrl import RecipeError, SampledPolicy
+from turnrl_sglang.sglang_api import SGLangAPI
+from turnrl_vllm import Server, ServerEngine
+
+
+@final
+@dataclass(eq=False, repr=False)
+class SGLang(ServerEngine):
+    """Samples with SGLang servers, which you start.
+
+    A server must be able to read the folder that this process writes the weights to.
+
+    Args:
+        url: Address of a server, such as http://localhost:30000, or several addresses. They must
+            serve the base that training begins from.
+        api_key_env: Environment variable with the servers' key; no key is sent if this is null or
+            the variable is not set.
+        folder: Where weights are written for the servers. Null is a folder for temporary files of
+            this machine, or the run's folder if several processes learn together.
+        keeps: Versions of an adapter that the servers have at a time. Set `--max-loaded-loras` and
+            `--max-loras-per-batch` of a server to one more.
+        patience_s: Seconds without any answer after which the run stops; until then requests are
+            sent again.
+        timeout_s: Seconds that one turn may take.
+        max_logprob_gap: Largest mean difference between the servers' log-probabilities and the
+            learner's in a trial, in nats. Each server is compared with each version before it
+            samples turns with it.
+    Raises:
+        RecipeError: If no `url` is given, or an option makes no sense.
+    """
+
+    cuts_distributions = False
+    api = SGLangAPI()
+
+    api_key_env: str | None = "SGLANG_API_KEY"
+
+    def __post_init__(self) -> None:
+        if not self.url:
+            raise RecipeError(
+                "SGLang has no url. Start a server, and give its address: http://localhost:30000"
+            )
+        super().__post_init__()
+
+    def _start_one(self, policy: SampledPolicy, max_tokens: int, home: Path) -> Server:
+        raise AssertionError("a server is always given")

@@ -1,0 +1,379 @@
+"""`ServerEngine`: an engine that samples with servers, whatever their kind.
+
+A session is a list of token ids. Each turn sends all of them; the server has the beginning in its
+prefix cache and computes only what is new. So a session can move to another server at any time, and
+loses nothing but speed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import re
+import shutil
+import tempfile
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+from turnrl import (
+    Completion,
+    Engine,
+    EngineError,
+    RecipeError,
+    SampledPolicy,
+    Sampling,
+    Session,
+    Surroundings,
+    at_least,
+    installed,
+    on_loop,
+)
+from turnrl.servers import Unavailable
+from turnrl_vllm.api import ServerAPI
+from turnrl_vllm.pool import Pool
+from turnrl_vllm.server import Refused, Server
+from turnrl_vllm.together import Together, check_together, is_together
+from turnrl_vllm.trial import examine
+from turnrl_vllm.weights import Adapters, Published, Weights, WholeModel, has_adapter
+
+
+class _Session(Session):
+    """One history that the servers sample."""
+
+    def __init__(
+        self, engine: ServerEngine, ids: tuple[int, ...], began: Published, server: Server
+    ) -> None:
+        self._engine, self._ids, self._began, self._server = engine, ids, began, server
+        self._busy = self._closed = False
+        engine.held[server] += 1
+
+    async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
+        self._check()
+        self._busy = True
+        try:
+            ids = (*self._ids, *new_ids)
+            done, server = await self._engine.sample(self._server, self._began, ids, sampling)
+            self._ids = (*ids, *done.token_ids)
+            if server is not self._server:
+                self._engine.held.subtract([self._server])
+                self._engine.held[server] += 1
+                self._server = server
+            return done
+        except BaseException:
+            self.close()  # the turn's tokens are lost, so the history has a hole
+            raise
+        finally:
+            self._busy = False
+
+    def fork(self) -> _Session:
+        self._check()
+        return _Session(self._engine, self._ids, self._began, self._server)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self._engine.held.subtract([self._server])
+
+    def _check(self) -> None:
+        if self._closed or self._busy:
+            raise RuntimeError(
+                "a session generates one turn at a time, and none after close() or a turn that "
+                "was cancelled"
+            )
+        self._engine.running[0].check(self._began)
+
+
+@dataclass(eq=False, repr=False)
+class ServerEngine(Engine):
+    """Samples with servers that are given. Subclasses name their kind, and may start one.
+
+    Args:
+        url: Address of a server, such as http://localhost:8000, or several addresses. They must
+            serve the base that training begins from.
+        api_key_env: Environment variable with the servers' key; no key is sent if this is null or
+            the variable is not set.
+        folder: Where weights are written for the servers. Null is a folder for temporary files of
+            this machine, or the run's folder if several processes learn together.
+        keeps: Versions of an adapter that the servers have at a time.
+        patience_s: Seconds without any answer after which the run stops; until then requests are
+            sent again.
+        timeout_s: Seconds that one turn may take.
+        max_logprob_gap: Largest mean difference between the servers' log-probabilities and the
+            learner's in a trial, in nats. Each server is compared with each version before it
+            samples turns with it.
+    Attributes:
+        api: The API of this kind of server.
+        pool: The servers; None before `start` and after `close`.
+        weights: The versions that they have; None before `start` and after `close`.
+    Raises:
+        RecipeError: If an option makes no sense.
+    """
+
+    seeded = False
+    copies_weights = True
+    importance_cap = 2.0
+    api: ClassVar[ServerAPI]
+
+    url: str | list[str] | None = None
+    api_key_env: str | None = None
+    folder: str | None = None
+    keeps: int = 2
+    patience_s: float = 300.0
+    timeout_s: float = 600.0
+    max_logprob_gap: float = 0.15
+
+    def __post_init__(self) -> None:
+        if self.url is not None and len({*self._urls}) != max(1, len(self._urls)):
+            raise RecipeError(
+                f"model.engine.url is {self.url!r}; give an address, or several different ones"
+            )
+        for url in self._urls:
+            if not re.fullmatch(r"https?://[^/@?\s]+(/[^@?\s]*)?", url) or url.endswith("/v1"):
+                raise RecipeError(
+                    f"model.engine.url is {url!r}; it must look like http://localhost:8000, "
+                    "without /v1, a password or a query"
+                )
+        at_least(1, "model.engine.", self, "keeps", whole=True, optional=False)
+        least = ("patience_s", "timeout_s", "max_logprob_gap")
+        at_least(0, "model.engine.", self, *least, optional=False)
+        self.pool: Pool | None = None
+        self.weights: Weights | None = None
+        self._where = Surroundings()
+        self.held: Counter[Server] = Counter()
+        self._in_force: dict[str, str] = {}
+        self._together: Together | None = None
+
+    @property
+    def _urls(self) -> list[str]:
+        return [self.url] if isinstance(self.url, str) else self.url or []
+
+    @property
+    def in_force(self) -> Mapping[str, str]:
+        """See `Engine.in_force`."""
+        return self._in_force
+
+    def check(
+        self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
+    ) -> None:
+        """See `Engine.check`. It refuses servers that are away, are of another kind, have another
+        tokenizer, a shorter window or no adapters; and settings that several processes cannot
+        share."""
+        self._where = where
+        if where.processes > 1:
+            check_together(policy, where, self._starts_one, self.folder)
+        self._check_own(policy)
+        servers = self._servers()
+        if servers:
+            versions = [self._examined(server, policy, max_tokens) for server in servers]
+            self._in_force = {"sampler": self._sampler(versions)}
+        self._together = None
+        if where.processes > 1 and is_together():
+            self._together = Together(self._home() or where.folder or Path())
+
+    @property
+    def _base(self) -> str | None:
+        """The name under which the servers serve the base; None if they serve one model."""
+        return None
+
+    @property
+    def _starts_one(self) -> bool:
+        """True if the run starts a server."""
+        return False
+
+    def _check_own(self, policy: SampledPolicy) -> None:
+        """Check what is needed to start a server."""
+
+    def _examined(self, server: Server, policy: SampledPolicy, max_tokens: int) -> str:
+        try:
+            return examine(server, self.api, policy, max_tokens, self._base, self._parent())
+        except Unavailable as fault:
+            raise RecipeError(
+                f"{server.name} does not answer ({fault}). Start it, or correct "
+                "model.engine.url. To evaluate a run without it, add --model.engine Slots."
+            ) from fault
+
+    def rehearsal(self) -> AbstractContextManager[Engine]:
+        """See `Engine.rehearsal`. Given servers have the run's base, so the default engine samples
+        in their place."""
+        default: Engine = installed("turnrl_engines")["Slots"]()
+        return default.rehearsal()
+
+    def start(self, policy: SampledPolicy, max_tokens: int) -> None:
+        """See `Engine.start`."""
+        home = self._own_folder() if self._together is None else self._together.folder()
+        follows = self._together is not None and self._together.follows
+        try:
+            self._start(policy, max_tokens, home, follows)
+        except BaseException:
+            self.close()
+            if not follows:
+                shutil.rmtree(home, ignore_errors=True)
+            raise
+
+    def _own_folder(self) -> Path:
+        home = Path(tempfile.mkdtemp(prefix="turnrl-vllm-", dir=self._home()))
+        atexit.register(shutil.rmtree, home, ignore_errors=True)  # whatever ends the program
+        if self.folder is not None:
+            home.chmod(0o755)  # servers of other users read it
+        return home
+
+    def _start(self, policy: SampledPolicy, max_tokens: int, home: Path, follows: bool) -> None:
+        servers = self._servers() or [self._start_one(policy, max_tokens, home)]
+        self.pool = Pool(servers, *self._patience())
+        versions = [self._examined(server, policy, max_tokens) for server in servers]
+        adapter = has_adapter(policy)
+        kind = Adapters if adapter else WholeModel
+        self.weights = kind(
+            policy,
+            self.pool,
+            self.api,
+            folder=home,
+            keeps=self.keeps,
+            max_logprob_gap=self.max_logprob_gap,
+            follows=follows,
+        )
+        self.held.clear()
+        self._in_force = {
+            "sampler": self._sampler(versions),
+            "weights while sampling": "base and adapter" if adapter else "the whole model",
+        }
+
+    @abstractmethod
+    def _start_one(self, policy: SampledPolicy, max_tokens: int, home: Path) -> Server:
+        """Start a server, because none is given.
+
+        Args:
+            policy: The policy.
+            max_tokens: The most tokens of a session.
+            home: The folder for weights.
+        """
+
+    def _patience(self) -> tuple[float, Callable[[], None] | None]:
+        """Seconds to wait for servers, and what raises if they will never answer."""
+        return self.patience_s, None
+
+    def sync(self, version: int) -> None:
+        """See `Engine.sync`. The adapter, or else the whole model, is written to a folder, and the
+        servers read it."""
+        weights, pool = self.running
+        on_loop(self._wake(pool))
+        weights.publish(version)
+        self._in_force["log-probabilities"] = f"{weights.gap:.1e} from the learner's on average"
+
+    def open(self, prompt_ids: Sequence[int]) -> _Session:
+        """See `Engine.open`."""
+        if not prompt_ids:
+            raise ValueError("a prompt has at least one token")
+        weights, pool = self.running
+        server = pool.choose(lambda server: self.held[server])
+        return _Session(self, tuple(prompt_ids), weights.newest, server)
+
+    async def drain(self) -> None:
+        """See `Engine.drain`."""
+        if self.pool is not None:
+            await self.pool.drain()
+
+    async def _wake(self, pool: Pool) -> None:
+        """Wake servers that sleep, before they sample."""
+
+    def close(self) -> None:
+        """See `Engine.close`. It removes the weights that it wrote, here and at the servers."""
+        pool, weights = self.pool, self.weights
+        self.pool = self.weights = None
+        self.held.clear()
+        try:
+            if pool is not None:
+                for server in pool.servers:
+                    server.give_up_calls()
+                on_loop(pool.drain())
+        finally:
+            self._end_own()
+            if weights is not None:
+                weights.close()
+            if self._together is not None and not self._together.follows:
+                self._together.leave()
+
+    def _end_own(self) -> None:
+        """End the server that the run has started."""
+
+    async def sample(
+        self, first: Server, began: Published, ids: tuple[int, ...], sampling: Sampling
+    ) -> tuple[Completion, Server]:
+        """Sample a turn.
+
+        Args:
+            first: The server of the session.
+            began: The weights of the session.
+            ids: Its tokens.
+            sampling: How to sample.
+        Returns:
+            The turn, and the server that sampled it.
+        """
+        weights, pool = self.running
+        if sampling.max_tokens < 1:
+            raise ValueError(
+                f"max_tokens is {sampling.max_tokens}, but a turn has at least one token"
+            )
+        if sampling.forced_ids:
+            raise NotImplementedError(f"{type(self).__name__} takes no forced tokens")
+        body = self.api.turn(ids, sampling)
+
+        async def ask(server: Server) -> Completion:
+            weights, pool = self.running  # or it was closed since
+            await self._wake(pool)
+            answer, version = await weights.sample(server, began, body)
+            return self.api.completion(answer, sampling, version)
+
+        try:
+            with weights.turn(began):
+                return await pool.ask_one(first, ask)
+        except Refused as error:
+            raise EngineError(
+                f"{self.api.name} refused a turn of {len(ids)} tokens and {sampling.max_tokens} "
+                f"more ({error}). If it is too long, start it with a larger "
+                f"{self.api.length_option}."
+            ) from error
+
+    def _home(self) -> Path | None:
+        if self.folder is None:
+            return None
+        home = Path(self.folder).expanduser().absolute()
+        try:
+            home.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise RecipeError(
+                f"model.engine.folder is {self.folder!r}, which cannot be made ({error})"
+            ) from error
+        return home
+
+    def _parent(self) -> Path | None:
+        """The folder in which the folder for weights will be made; None for temporary files."""
+        if self.folder is not None or self._where.processes == 1 or self._where.folder is None:
+            return self._home()
+        folder = self._where.folder.absolute()
+        return next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+
+    def _servers(self) -> list[Server]:
+        key = os.environ.get(self.api_key_env or "", "").strip()
+        return [Server(url, key, self.timeout_s, self.api.name) for url in self._urls]
+
+    @property
+    def running(self) -> tuple[Weights, Pool]:
+        """The weights and the servers of a started engine.
+
+        Raises:
+            RuntimeError: If it is not started.
+        """
+        if self.weights is None or self.pool is None:
+            raise RuntimeError("Engine.start() comes first")
+        return self.weights, self.pool
+
+    def _sampler(self, versions: Sequence[str]) -> str:
+        """The servers' versions and their number, for `in_force`."""
+        servers = "1 server" if len(versions) == 1 else f"{len(versions)} servers"
+        return f"{self.api.name} {', '.join(sorted(set(versions)))}, {servers}"

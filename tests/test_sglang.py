@@ -1,0 +1,213 @@
+"""`SGLang` against a stand-in for SGLang, and, where there is one, against SGLang itself.
+
+The slow tests need a server that serves the Atlas starter, with adapters of rank 16:
+`TURNRL_TEST_SGLANG_URL=http://localhost:30000`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+import yaml
+
+from commands import RECIPE
+from test_vllm import PROMPT, STARTER, Stand, adapted, change, free_port, own, told, turn
+from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_loop, record
+from turnrl.cli import main
+from turnrl.testing import check_engine
+from turnrl_sglang import SGLang
+from turnrl_vllm import VLLM
+
+REAL = os.environ.get("TURNRL_TEST_SGLANG_URL")
+
+
+@pytest.fixture
+def stand(nursery, tiny_model):
+    """Makes stand-ins, which end with the test."""
+    made: list[Stand] = []
+
+    def make(*options: str) -> Stand:
+        made.append(Stand(nursery, tiny_model, "--sglang", *options))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.kill()
+
+
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_the_engine_keeps_its_contract(stand, tiny_model, whole):
+    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
+    policy.load()
+    engine = SGLang(url=stand().url)
+    engine.check(policy, 64)
+    check_engine(engine, policy)
+    assert engine.in_force["sampler"] == "SGLang 0.0.0, 1 server"
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
+    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
+    policy.load()
+    engine = SGLang(url=stand().url)
+    engine.start(policy, 64)
+    for version in range(3):
+        engine.sync(version)
+        done = on_loop(turn(engine.open(PROMPT)))
+        assert done.version == version
+        assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
+        change(policy)
+    engine.close()
+
+
+def test_a_server_that_was_restarted_gets_its_adapter_again(stand, tiny_model):
+    policy = adapted(tiny_model)
+    server = stand()
+    engine = SGLang(url=server.url, patience_s=60)
+    engine.start(policy, 64)
+    engine.sync(0)
+    session = engine.open(PROMPT)
+    begun = on_loop(turn(session))
+    server.kill()
+    server.start()
+    done = on_loop(turn(session, [7]))
+    history = [*PROMPT, *begun.token_ids, 7]
+    assert done.logprobs == pytest.approx(own(policy, history, done.token_ids), abs=1e-4)
+    engine.close()
+
+
+def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model, monkeypatch):
+    policy = adapted(tiny_model)
+    engine = SGLang(url=stand().url)
+    engine.start(policy, 64)
+    engine.sync(0)
+    asked, server = [], engine.pool.servers[0]
+    send = server.ask_async
+
+    async def aborts(path, body, within_s=None):
+        answer = await send(path, body, within_s)
+        asked.append(path)
+        if len(asked) == 1:  # as SGLang does while other weights are loaded
+            answer["meta_info"]["finish_reason"] = {"type": "abort", "message": "Aborted"}
+        return answer
+
+    monkeypatch.setattr(server, "ask_async", aborts)
+    assert len(on_loop(turn(engine.open(PROMPT))).token_ids) == 6
+    assert asked.count("/generate") == 3  # the server is compared again in between
+    engine.close()
+
+
+def test_an_end_token_of_the_models_own_ends_a_turn():
+    api = SGLang.api
+    meta = {
+        "finish_reason": {"type": "stop", "matched": 2},
+        "output_token_logprobs": [[-0.5, 7, None], [-0.25, 2, None]],
+    }
+    sampling = Sampling(6, 1.0, end_ids=(3,))
+    done = api.completion({"output_ids": [7, 2], "meta_info": meta}, sampling, 4)
+    assert (done.token_ids, done.reason, done.version) == ((7, 2), "end", 4)
+    assert api.turn([5], sampling)["sampling_params"]["ignore_eos"] is False
+    # without end tokens nothing but the limit ends it
+    assert api.turn([5], Sampling(6, 1.0))["sampling_params"]["ignore_eos"] is True
+
+
+def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_model, nursery):
+    policy = Policy(str(tiny_model), lora=Lora(r=32))
+    away = f"http://127.0.0.1:{free_port()}"
+    assert f"SGLang at {away} does not answer" in told(SGLang(url=away), policy)
+    short = stand("--max-model-len", "48", "--no-adapters")
+    message = told(SGLang(url=short.url), policy)
+    assert "has a window of 48 tokens. Start it with --context-length 64" in message
+    message = told(SGLang(url=short.url), policy, 40)
+    assert "cannot take an adapter of rank 32 (status 400: LoRA is not enabled)" in message
+    assert message.endswith("--enable-lora, --max-lora-rank and --lora-target-modules.")
+    plain = stand()
+    message = told(SGLang(url=plain.url), policy)
+    assert "LoRA rank 32 is greater than --max-lora-rank 16" in message
+    SGLang(url=plain.url).check(Policy(str(tiny_model), lora=Lora(r=16)), 64)
+    assert "is no vLLM" in told(VLLM(url=plain.url), policy)
+    vllm = Stand(nursery, tiny_model)
+    try:
+        assert "is no SGLang" in told(SGLang(url=vllm.url), policy)
+    finally:
+        vllm.kill()
+    assert policy.network is None
+    with pytest.raises(RecipeError, match="SGLang has no url"):
+        SGLang()
+
+
+def test_another_base_is_refused(stand, tiny_model):
+    policy = adapted(tiny_model)
+    engine = SGLang(url=stand().url)
+    policy.load()
+    policy.base.get_input_embeddings().weight.data.mul_(2)
+    engine.start(policy, 64)
+    with pytest.raises(EngineError, match=r"SGLang at http.* differ from the learner's by"):
+        engine.sync(0)
+    engine.close()
+
+
+@pytest.fixture
+def recipe(tiny_model, tmp_path, monkeypatch):
+    """A recipe with SGLang for its engine, in the working directory."""
+
+    def write(**engine) -> str:
+        contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
+        contents["model"]["policy"]["lora"] = {"r": 4}
+        contents["model"]["engine"] = {"class_path": "SGLang", "init_args": engine}
+        contents["record"] = {"tokens": True}
+        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(contents))
+        return "recipe.yaml"
+
+    monkeypatch.chdir(tmp_path)
+    return write
+
+
+def test_a_run_trains_with_it_and_its_record_has_every_version(stand, recipe):
+    written = recipe(url=[stand("--max-model-len", "2048").url for _ in range(2)])
+    built = build([written])
+    built.trainer.fit(built.module, datamodule=built.data)
+    trained = [row for row in record.read("runs/recipe/version_0") if row["split"] == "train"]
+    assert {row["policy_version"] for row in trained} == {0, 2}
+    for row in trained:
+        tokens = zip(row["versions"], row["sampler_logprobs"], row["learner_logprobs"], strict=True)
+        for version, sampler, learner in (token for token in tokens if token[0] is not None):
+            assert version == row["policy_version"]
+            assert sampler == pytest.approx(learner, abs=1e-4)
+
+
+def test_a_recipe_that_cuts_distributions_is_refused(recipe, capsys):
+    written = recipe(url="http://localhost:9")  # it is not even asked
+    assert main(["fit", written, "--model.rollout.top_k", "5"]) == 2
+    message = "SGLang cannot draw from a part of the distribution. Leave out model.rollout.top_k"
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(REAL is None, reason="TURNRL_TEST_SGLANG_URL names no server")
+class TestReal:
+    """SGLang itself. The case with all weights comes last, because it leaves its own there."""
+
+    def test_it_samples_each_of_many_versions(self, tmp_path):
+        policy = Policy(STARTER, lora=Lora(r=16))
+        change(policy)
+        engine = SGLang(url=REAL, folder=str(tmp_path))
+        engine.start(policy, 256)
+        for version in range(30):
+            change(policy, 0.02)
+            engine.sync(version)
+            done = on_loop(turn(engine.open(PROMPT)))
+            assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=2e-3)
+        engine.close()
+        assert not [*tmp_path.iterdir()]
+
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_it_keeps_the_contract(self, tmp_path, whole):
+        policy = Policy(STARTER, lora=None if whole else Lora(r=16))
+        change(policy)
+        engine = SGLang(url=REAL, folder=str(tmp_path))
+        engine.check(policy, 256)
+        check_engine(engine, policy)
+        assert engine.in_force["log-probabilities"].endswith("from the learner's on average")
