@@ -26,11 +26,11 @@ def anchors(group: Group) -> Iterator[list[frozenset[str]]]:
     """The state in which each turn of each trajectory began: the passages retrieved until then. The
     question is the same throughout a group."""
     for trajectory in group.trajectories:
-        known: frozenset[str] = frozenset()
+        passages: frozenset[str] = frozenset()
         states = []
         for turn in trajectory.turns:
-            states.append(known)
-            known |= retrieved(turn)
+            states.append(passages)
+            passages |= retrieved(turn)
         yield states
 
 
@@ -45,11 +45,11 @@ class GroupInGroup(GroupRelative):
     turn k.
 
     Differs from its source in the state, which there is the environment's observation, and in the
-    floor of the standard deviation. It assumes that trajectories meet in states, and that thoughts,
-    failed calls and the number of the turn, which the state omits, matter little. A turn alone in
-    its state has no second term, except with an unscaled leave-one-out baseline, where that term is
-    its return. Both terms estimate the whole gradient, so with omega 1 they add up to about twice
-    that.
+    floor of the standard deviation. It assumes that trajectories meet in states, and that the state
+    can omit thoughts, failed calls and the turn's number because they matter little. A turn alone
+    in its state has no second term, except with an unscaled leave-one-out baseline, where the
+    second term is the turn's return. Each term estimates the whole gradient, so with omega 1 the
+    sum is about twice the gradient.
 
     Args:
         omega: Weight of the second term; 0 gives `Merged`.
@@ -82,8 +82,8 @@ class GroupInGroup(GroupRelative):
         numbers: dict[frozenset[str], int] = {}
         state = torch.full_like(rho, -1, dtype=torch.long)
         for row, states in zip(state, anchors(group), strict=True):
-            for k, known in enumerate(states):
-                row[k] = numbers.setdefault(known, len(numbers))
+            for k, passages in enumerate(states):
+                row[k] = numbers.setdefault(passages, len(numbers))
         state = state.masked_fill(~group.reached, -1)
         # one column per state compares the turns taken in it
         members = state.reshape(-1, 1) == torch.arange(len(numbers))
@@ -95,12 +95,12 @@ class GroupInGroup(GroupRelative):
 def _(estimator: GroupInGroup, group: Group) -> Sequence[Contrast]:
     earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
     rho = returns_to_go(earned, estimator.gamma)
-    # states get other numbers than in the estimator, so that one checks the other
-    every = list(anchors(group))
-    known = list({state for states in every for state in states})
+    # states are numbered in another way than in the estimator, so that one checks the other
+    by_trajectory = list(anchors(group))
+    distinct = list({state for states in by_trajectory for state in states})
     sets = torch.full_like(rho, -1, dtype=torch.long)
-    for row, states in zip(sets, every, strict=True):
-        row[: len(states)] = torch.tensor([known.index(state) for state in states])
+    for row, states in zip(sets, by_trajectory, strict=True):
+        row[: len(states)] = torch.tensor([distinct.index(state) for state in states])
     name = "discounted return, among turns in the same state"
     among = Contrast(name, rho, sets.masked_fill(~group.reached, -1), estimator.omega)
     return [*(compares(Merged(), group) or ()), among]

@@ -2,12 +2,12 @@
 
 It tries every estimator, with its defaults and unscaled with a leave-one-out baseline, on a process
 of three turns that is small enough to sum over all groups. It prints the bias of the expected
-estimate and the part of it along the gradient, both relative to the length of the true gradient
-(the learning rate can absorb a factor along it); the angle between the two in degrees; the variance
-per trajectory of a group; and the noise, the variance over the squared length of the expected
-estimate, which does not depend on the estimator's scale. `--toy costs` takes a process in which
-every search costs something, and also compares `CostsAmongRight` with the gradient that it
-estimates.
+estimate and the part of the bias along the true gradient, both relative to the length of the true
+gradient (the learning rate can absorb a factor along it); the angle between the expected estimate
+and the true gradient, in degrees; the variance per trajectory of a group; and the noise, which is
+the variance over the squared length of the expected estimate, so it does not depend on the
+estimator's scale. `--toy costs` takes a process in which every search costs something, and also
+compares `CostsAmongRight` with the gradient that it estimates.
 
 Given a recipe, its policy then plays two groups for each of N questions, and the command prints the
 signal-to-noise ratio of the advantages of its turns. It pairs trajectories of the two groups that
@@ -129,10 +129,10 @@ def _print_toy(classes: Mapping[str, type], toy: str, as_json: bool) -> None:
         # `+ 0.0` leaves no minus before a zero
         bias, along = (round(value, 3) + 0.0 for value in (row.bias, row.along))
         figures = f"{bias:7.3f} {along:+7.3f} {angle:>7} {row.variance:9.3f} {noise:>7}"
-        own = "" if row.objective == ALL_REWARDS else f"for {row.objective}"
-        print(f"{f'  {own}' if own else row.estimator:37} {figures}")
-        if own:
-            notes.append(f"{own}: compared with an objective of the estimator's own")
+        objective = "" if row.objective == ALL_REWARDS else f"for {row.objective}"
+        print(f"{f'  {objective}' if objective else row.estimator:37} {figures}")
+        if objective:
+            notes.append(f"{objective}: compared with an objective of the estimator's own")
         if row.note:
             notes.append(f"{row.estimator}: {row.note}, groups of {row.group_size}")
     for note in dict.fromkeys(notes):
@@ -150,16 +150,17 @@ def _opened(args: argparse.Namespace, words: Sequence[str]) -> tuple[MTGRPO, lis
     from turnrl import build, load
 
     checkpoint = [] if args.ckpt_path is None else [f"--ckpt_path={args.ckpt_path}"]
-    if checkpoint and (own := [word for word in words if word.startswith("--model.")]):
+    if checkpoint and (settings := [word for word in words if word.startswith("--model.")]):
         raise RecipeError(
-            f"{own[0]} is set, but a checkpoint plays with the recipe of its run. Leave out one of "
-            f"{own[0].partition('=')[0]} and --ckpt_path."
+            f"{settings[0]} is set, but a checkpoint plays with the recipe of its run. Leave out "
+            f"one of {settings[0].partition('=')[0]} and --ckpt_path."
         )
-    built = build([*words, *checkpoint, *(f"--trainer.{one}" for one in _ALONE)])
+    built = build([*words, *checkpoint, *(f"--trainer.{option}" for option in _ALONE)])
     module, data = built.agent("turnrl credit-check")
-    first = (data.iteration_questions(k, 0, 1) for k in range(args.questions))
-    # each once, even if the run would repeat one
-    questions = [*{one.id: one for one in chain.from_iterable(first)}.values()][: args.questions]
+    iterations = (data.iteration_questions(k, 0, 1) for k in range(args.questions))
+    # each question once, even if the run would repeat it
+    distinct = {question.id: question for question in chain.from_iterable(iterations)}
+    questions = [*distinct.values()][: args.questions]
     try:
         if built.checkpoint is not None:
             return load(built.checkpoint, args.device), questions
@@ -178,8 +179,8 @@ def _print_rollouts(
     from turnrl_estimators.rollouts import signals
 
     size = module.group_size
-    every = module.ask(questions, samples=2 * size)
-    groups = module.collector.score([every[i : i + size] for i in range(0, len(every), size)])
+    attempts = module.ask(questions, samples=2 * size)
+    groups = module.collector.score([attempts[i : i + size] for i in range(0, len(attempts), size)])
     pairs = list(zip(groups[::2], groups[1::2], strict=True))
     if not as_json:
         print(
@@ -188,9 +189,9 @@ def _print_rollouts(
         )
         print(f"{'estimator':37} {'turn':>4} {'mean |A|':>9} {'SNR':>9} {'pairs':>7}")
     notes = []
-    for name, made in [("model.estimator", module.estimator), *variants(classes)]:
+    for name, estimator in [("model.estimator", module.estimator), *variants(classes)]:
         try:
-            rows = signals(name, usable(made, size), pairs)
+            rows = signals(name, usable(estimator, size), pairs)
         except TurnRLError as error:
             notes.append((name, one_line(error)))
             continue

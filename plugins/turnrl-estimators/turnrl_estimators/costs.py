@@ -45,10 +45,10 @@ class CostsAmongRight(GroupRelative):
     right is worth, so u is then at least half of what a right attempt earns, the sum of `right_at`:
     about the standard deviation if half of the attempts earned that and half 0. Else u is 1.
 
-    Costs are the components that say so by their class (`Reward.is_cost`), whatever their sign;
-    right is what `Reward.right_at` says. Without a cost this is `TurnLevel`. It changes the
-    objective: what a wrong attempt cost counts for nothing, so a policy is not taught to act less
-    before it is right (docs/explanation/credit.md). SAAS (arXiv 2605.29796) and PAPO (arXiv
+    A component is a cost if its class sets `Reward.is_cost`, whatever its sign; an attempt is right
+    by `Reward.right_at`. Without a cost this is `TurnLevel`. It changes the objective: the costs of
+    a wrong attempt count for nothing, so a policy does not learn to act less before it is right
+    (docs/explanation/credit.md). SAAS (arXiv 2605.29796) and PAPO (arXiv
     2603.26535) also compare costs among right answers alone, for whole attempts.
 
     Args:
@@ -77,8 +77,8 @@ class CostsAmongRight(GroupRelative):
         one_of(get_args(CostScale), "CostsAmongRight.", self, "cost_scale")
 
     def check(self, rewards: Sequence[Reward]) -> None:
-        """Refuse costs if no reward says what is right."""
-        costs = [one.name or type(one).__name__ for one in rewards if one.is_cost]
+        """Refuse costs if no reward defines a right attempt."""
+        costs = [cost.name or type(cost).__name__ for cost in rewards if cost.is_cost]
         if costs and all(reward.right_at is None for reward in rewards):
             raise RecipeError(
                 f"CostsAmongRight compares costs ({', '.join(costs)}) among the attempts that are "
@@ -130,7 +130,7 @@ class CostsAmongRight(GroupRelative):
         )
 
     def unit(self, spread: float, group: Group) -> float:
-        """What costs are divided by.
+        """The divisor of the costs.
 
         Args:
             spread: The standard deviation of what is paid for outcomes.
@@ -158,7 +158,7 @@ def _right(group: Group) -> Tensor:
 
 
 def _worth(group: Group) -> float:
-    """What a right attempt earns at least, by the components that say so."""
+    """The least that a right attempt earns: the sum of the components' `right_at`."""
     return sum(part.right_at or 0.0 for part in group.components.values())
 
 
@@ -168,7 +168,7 @@ def _among(group: Group) -> Tensor:
 
 
 def _costs_to_go(group: Group, gamma: float) -> Tensor:
-    """(G, K), the costs from each turn on, and those of the outcome."""
+    """(G, K), the costs from each turn on, including the costs of the outcome."""
     return returns_to_go(group.turn_costs * group.reached, gamma) + group.outcome_costs[:, None]
 
 

@@ -1,4 +1,4 @@
-"""What an estimator makes of the gradient of a toy: every group of it, weighted by its probability.
+"""An estimator's gradient on a toy, summed over every group, each weighted by its probability.
 
 This includes critics, which are exact, and probes, which earn each possible return of a state.
 """
@@ -63,7 +63,7 @@ class GradientEstimate:
         noise: variance / |E[g]|^2, which does not depend on scale; None if E[g] is zero.
         group_size: G.
         note: Its inputs besides rewards.
-        objective: What the true gradient is of.
+        objective: The objective whose gradient is the true one.
     """
 
     estimator: str
@@ -108,14 +108,14 @@ def check(
     """
     toy = Toy() if toy is None else toy
     rows: list[GradientEstimate | Skipped] = []
-    for name, made in variants(classes):
+    for name, estimator in variants(classes):
         try:
-            if isinstance(made, Exception):
-                raise made
-            rows.append(figures(name, made, toy, group_size))
-            if isinstance(made, CostsAmongRight) and any(toy.search_costs):
-                own = figures(name, made, toy, group_size, toy.gradient_among_right)
-                rows.append(replace(own, objective="costs among right answers"))
+            if isinstance(estimator, Exception):
+                raise estimator
+            rows.append(figures(name, estimator, toy, group_size))
+            if isinstance(estimator, CostsAmongRight) and any(toy.search_costs):
+                row = figures(name, estimator, toy, group_size, toy.gradient_among_right)
+                rows.append(replace(row, objective="costs among right answers"))
         except Exception as error:  # a broken estimator must not stop the others
             rows.append(Skipped(name, one_line(error)))
     return rows
@@ -141,7 +141,7 @@ def figures(
         estimator: The estimator.
         toy: The process.
         group_size: G, for estimators without probes.
-        true: (K,), the gradient to compare with; None for the one of the expected return.
+        true: (K,), the gradient to compare with; None for the gradient of the expected return.
     Raises:
         PluginError: If the estimator breaks its contract.
         RecipeError: If there are too many groups.
@@ -165,18 +165,18 @@ def figures(
     mean = (chances[:, None] * estimates).sum(0)
     spread = float((chances * (estimates - mean).square().sum(1)).sum())
     true = toy.gradient if true is None else true
-    length, at = float(true.norm()), float(mean.norm())
-    there = at > 1e-9 * length
-    cosine = float(mean @ true) / (at * length) if there else 0.0
+    length, norm = float(true.norm()), float(mean.norm())
+    nonzero = norm > 1e-9 * length
+    cosine = float(mean @ true) / (norm * length) if nonzero else 0.0
     notes = [f"{probes} probe{'s' * (probes > 1)}"] if probes else []
     notes += ["exact values by turn"] if estimator.critic is not None else []
     return GradientEstimate(
         name,
         bias=float((mean - true).norm()) / length,
         along=float(mean @ true) / length**2 - 1,
-        angle=math.degrees(math.acos(max(-1.0, min(1.0, cosine)))) if there else None,
+        angle=math.degrees(math.acos(max(-1.0, min(1.0, cosine)))) if nonzero else None,
         variance=size * spread,
-        noise=size * spread / at**2 if there else None,
+        noise=size * spread / norm**2 if nonzero else None,
         group_size=size,
         note=", ".join(notes),
     )
@@ -205,7 +205,7 @@ def _members(toy: Toy, probes: int) -> list[Member]:
     means = [{0.0: 1.0}, *(_means(chances, probes) for chances in toy.to_go[1:])]
     members = []
     for fate in toy.fates:
-        for drawn in itertools.product(*(one.items() for one in means[: len(fate.scores)])):
+        for drawn in itertools.product(*(mean.items() for mean in means[: len(fate.scores)])):
             chance = math.prod((p for _, p in drawn), start=fate.chance)
             values = [value for value, _ in drawn]
             members.append(Member(fate, chance, (*values, *[0.0] * (turns - len(values)))))
@@ -213,7 +213,7 @@ def _members(toy: Toy, probes: int) -> list[Member]:
 
 
 def _tensors(fates: Sequence[Fate], turns: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Scores, turn rewards, costs among them and turns reached, (M, K), and outcomes, (M,)."""
+    """Scores, turn rewards, their costs and turns reached, each (M, K), and outcomes, (M,)."""
     scores, rewards, costs, reached = (
         torch.tensor([[*row, *[0.0] * (turns - len(row))] for row in rows], dtype=torch.float64)
         for rows in (
@@ -236,7 +236,7 @@ def _scored(
     reached: Tensor,
     outcome: Tensor,
 ) -> Group:
-    """A group with its components, of which one is a cost and one says what is right."""
+    """A group with its components; one is a cost, and one has `right_at`."""
     return Group(
         QUESTION,
         attempts,
@@ -256,26 +256,26 @@ def _groups(
 ) -> tuple[list[Group], list[Tensor], Tensor]:
     """Every group, the scores (G, K) of its turns, and its probability (M,)."""
     members = _members(toy, probes)
-    some = list(itertools.combinations_with_replacement(range(len(members)), size))
+    combinations = list(itertools.combinations_with_replacement(range(len(members)), size))
     # the mean returns of the first turn's probes, which the group shares
     shared = _means(toy.to_go[0], size * probes)
     fates = [member.fate for member in members]
     scores, rewards, costs, reached, outcome = _tensors(fates, len(toy.logits))
     values, exact = torch.tensor([m.values for m in members]), torch.tensor(toy.values)
     groups, chances = [], []
-    for row, (first, p) in itertools.product(some, shared.items()):
+    for row, (first, p) in itertools.product(combinations, shared.items()):
         attempts, at = tuple(fates[i].trajectory for i in row), list(row)
         group = _scored(toy, attempts, rewards[at], costs[at], reached[at], outcome[at])
         if probes:
-            known = values[at]
-            known[:, 0] = first
-            group = replace(group, state_values=known)
+            state_values = values[at]
+            state_values[:, 0] = first
+            group = replace(group, state_values=state_values)
         if critic:
             tokens = tuple(exact[: len(a.turns)].clone() for a in attempts)
             group = replace(group, token_values=tokens)
         groups.append(group)
         chances.append(p * _orders(row) * math.prod(members[i].chance for i in row))
-    index = torch.tensor([row for row in some for _ in shared])
+    index = torch.tensor([row for row in combinations for _ in shared])
     return groups, list(scores[index]), torch.tensor(chances, dtype=torch.float64)
 
 
@@ -285,16 +285,16 @@ def _ways_on(toy: Toy, fate: Fate) -> list[list[tuple[Fate, float]]]:
     ways = []
     for k in range(len(fate.scores)):
         past = fate.turn_rewards[:k]
-        same = [f for f in toy.fates if len(f.scores) > k and f.turn_rewards[:k] == past]
-        whole = sum(f.chance for f in same)
-        ways.append([(f, f.chance / whole) for f in same])
+        onward = [f for f in toy.fates if len(f.scores) > k and f.turn_rewards[:k] == past]
+        total = sum(f.chance for f in onward)
+        ways.append([(f, f.chance / total) for f in onward])
     return ways
 
 
 def _count_trees(toy: Toy, size: int, probes: int) -> int:
     """The number of possible trees, each with one trunk."""
-    ways = ([len(one) ** probes for one in _ways_on(toy, fate)] for fate in toy.fates)
-    return sum(map(math.prod, ways)) if size == 1 else MOST_GROUPS + 1
+    counts = ([len(ways) ** probes for ways in _ways_on(toy, fate)] for fate in toy.fates)
+    return sum(map(math.prod, counts)) if size == 1 else MOST_GROUPS + 1
 
 
 def _trees(toy: Toy, probes: int) -> tuple[list[Group], list[Tensor], Tensor]:
@@ -317,6 +317,6 @@ def _trees(toy: Toy, probes: int) -> tuple[list[Group], list[Tensor], Tensor]:
 
 
 def _orders(row: Sequence[int]) -> int:
-    """The number of orders of a group's members."""
-    same = math.prod(map(math.factorial, Counter(row).values()))
-    return math.factorial(len(row)) // same
+    """The number of distinct orders of a group's members."""
+    repeats = math.prod(map(math.factorial, Counter(row).values()))
+    return math.factorial(len(row)) // repeats

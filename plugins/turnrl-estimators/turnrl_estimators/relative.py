@@ -52,8 +52,8 @@ class PaperExact(AdvantageEstimator):
         k <= f_i       A_{i,k} = z(R)_i + turn_coef z(T)_i
         k > f_i        A_{i,k} = z(R)_i
 
-    A trajectory without a tool call gets another formula than the others, which penalises it only
-    half as much, and even a std of 0.001 is divided by. (Zeng et al., arXiv 2505.11821,
+    A trajectory without a tool call gets a formula of its own, which penalises it only half as
+    much, and the rule divides by the std even if that is 0.001. (Zeng et al., arXiv 2505.11821,
     `advantage_est="aae"`.) Same credit as its source, which infers the first turn with a result
     from flips of the loss mask; turnrl knows that turn.
 

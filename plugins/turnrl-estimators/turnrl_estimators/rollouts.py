@@ -16,11 +16,11 @@ Done = tuple[object, ...]
 
 @dataclass(frozen=True)
 class Signal:
-    """Signal and noise in the advantages that an estimator gives to the turns of one number.
+    """Signal and noise in the advantages that an estimator gives to all turns with one number.
 
-    Each question has two independent groups. First each advantage is centred: minus the mean over
-    the members of its group that did the same before the turn, because a part that all actions of a
-    state share moves no policy. Then each two trajectories of different groups that did the
+    Each question has two independent groups. First each advantage is centred: it loses the mean
+    over the members of its group that did the same before the turn, because a part that all actions
+    of a state share moves no policy. Then any two trajectories from different groups that did the
     same up to and including the turn form a pair. With a and b their centred advantages,
 
         snr = mean(a b) / mean((a - b)^2 / 2).
@@ -33,7 +33,7 @@ class Signal:
         estimator: Its name.
         turn: The turn's number, from 0.
         advantage: Mean |A| over all trajectories with this turn.
-        snr: None if there are no pairs, or all pairs agree.
+        snr: The ratio; None if there are no pairs, or all pairs agree.
         pairs: The number of pairs.
     """
 
@@ -74,22 +74,22 @@ def signals(
     products: dict[int, list[float]] = defaultdict(list)
     noise: dict[int, float] = defaultdict(float)
     for pair in pairs:
-        given = [[*_advantages(group, estimator)] for group in pair]
-        for done, advantage in itertools.chain(*given):
+        by_group = [[*_advantages(group, estimator)] for group in pair]
+        for done, advantage in itertools.chain(*by_group):
             sizes[len(done) - 1].append(abs(advantage))
-        for (done, a), (same, b) in itertools.product(*map(_centred, given)):
-            if done == same:
-                products[len(done) - 1].append(a * b)
-                noise[len(done) - 1] += (a - b) ** 2 / 2
+        for (done_a, a), (done_b, b) in itertools.product(*map(_centred, by_group)):
+            if done_a == done_b:
+                products[len(done_a) - 1].append(a * b)
+                noise[len(done_a) - 1] += (a - b) ** 2 / 2
     return [
         Signal(
             name,
             turn,
-            sum(some) / len(some),
+            sum(turn_sizes) / len(turn_sizes),
             sum(products[turn]) / noise[turn] if noise[turn] else None,
             len(products[turn]),
         )
-        for turn, some in sorted(sizes.items())
+        for turn, turn_sizes in sorted(sizes.items())
     ]
 
 
@@ -100,10 +100,10 @@ def _advantages(group: Group, estimator: AdvantageEstimator) -> Iterator[tuple[D
         yield from zip(deeds(trajectory), row[: len(trajectory.turns)].tolist(), strict=True)
 
 
-def _centred(given: Sequence[tuple[Done, float]]) -> list[tuple[Done, float]]:
-    """Subtract from each advantage the mean in its state; drop those alone in a state."""
+def _centred(advantages: Sequence[tuple[Done, float]]) -> list[tuple[Done, float]]:
+    """Subtract from each advantage the mean in its state; drop an advantage alone in its state."""
     states: dict[Done, list[float]] = defaultdict(list)
-    for done, advantage in given:
+    for done, advantage in advantages:
         states[done[:-1]].append(advantage)
-    means = {state: sum(some) / len(some) for state, some in states.items() if len(some) > 1}
-    return [(done, a - means[done[:-1]]) for done, a in given if done[:-1] in means]
+    means = {state: sum(row) / len(row) for state, row in states.items() if len(row) > 1}
+    return [(done, a - means[done[:-1]]) for done, a in advantages if done[:-1] in means]

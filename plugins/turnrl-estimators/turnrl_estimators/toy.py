@@ -96,8 +96,8 @@ class Toy:
         )
 
     def _fate(self, earned: tuple[float, ...], answers: bool, ways: int) -> Fate:
-        """A trajectory of searches with these rewards, which luck has so many ways to bring, and
-        then an answer if a turn is left."""
+        """A trajectory of searches that earn these rewards (`ways` draws of luck lead to them), and
+        then an answer if `answers`, that is, if a turn is left."""
         last = len(self.logits) - 1
         taken, scores, chance = [], [], float(ways)
         sample = Sample().read((3,))
@@ -112,8 +112,8 @@ class Toy:
                 sample = sample.read((2,))
         ending: Literal["answer", "turns"] = "answer" if answers else "turns"
         trajectory = Trajectory(QUESTION, tuple(taken), ending, (sample,))
-        found = self.found_pays * any(gain > 0 for gain in earned)
-        outcome = self.outcomes[len(earned)] + found if answers else 0.0
+        bonus = self.found_pays * any(gain > 0 for gain in earned)
+        outcome = self.outcomes[len(earned)] + bonus if answers else 0.0
         gains = (*earned, 0.0) if answers else earned
         costs = tuple(-cost for cost in self.search_costs[: len(earned)])
         costs += (0.0,) * (len(gains) - len(costs))
@@ -131,10 +131,10 @@ class Toy:
 
     @cached_property
     def gradient_among_right(self) -> Tensor:
-        """(K,), what `CostsAmongRight` estimates in large groups, unscaled and with a leave-one-out
-        baseline: the gradient of the expected return without costs, and for each turn k the
-        probability of being right and reaching it, times the derivative by its logit of the mean
-        cost from there on of those attempts."""
+        """(K,), the gradient that `CostsAmongRight` estimates in large groups, unscaled and with a
+        leave-one-out baseline: the gradient of the expected return without costs, plus for each
+        turn k the probability that an attempt is right and reaches k, times the derivative, by the
+        logit of k, of the mean cost of such attempts from k on."""
         total = torch.zeros(len(self.logits), dtype=torch.float64)
         for fate in self.fates:
             score = torch.tensor(fate.scores, dtype=torch.float64)
@@ -147,10 +147,10 @@ class Toy:
         """(K,), the part of `gradient_among_right` that is due to costs."""
         part = torch.zeros(len(self.logits), dtype=torch.float64)
         for k in range(len(part)):
-            those = [one for one in self.fates if self.is_right(one) and len(one.scores) > k]
-            costs = [(one.chance, sum(one.turn_costs[k:]), one.scores[k]) for one in those]
-            whole = sum(p for p, _, _ in costs) or 1.0
-            mean = sum(p * cost for p, cost, _ in costs) / whole
+            right = [fate for fate in self.fates if self.is_right(fate) and len(fate.scores) > k]
+            costs = [(fate.chance, sum(fate.turn_costs[k:]), fate.scores[k]) for fate in right]
+            total = sum(p for p, _, _ in costs) or 1.0
+            mean = sum(p * cost for p, cost, _ in costs) / total
             part[k] = sum(p * (cost - mean) * score for p, cost, score in costs)
         return part
 
@@ -165,16 +165,16 @@ class Toy:
         for k in range(len(self.logits)):
             chances: dict[float, float] = defaultdict(float)
             through = [fate for fate in self.fates if len(fate.scores) > k]
-            whole = sum(fate.chance for fate in through)
+            total = sum(fate.chance for fate in through)
             for fate in through:
-                chances[fate.earned - sum(fate.turn_rewards[:k])] += fate.chance / whole
+                chances[fate.earned - sum(fate.turn_rewards[:k])] += fate.chance / total
             chances_to_go.append(dict(chances))
         return tuple(chances_to_go)
 
     @cached_property
     def values(self) -> tuple[float, ...]:
         """For each turn, the mean return from its beginning on."""
-        return tuple(sum(value * p for value, p in one.items()) for one in self.to_go)
+        return tuple(sum(value * p for value, p in chances.items()) for chances in self.to_go)
 
 
 TOYS = {
@@ -191,7 +191,7 @@ TOYS = {
 
 In `costs`, one in six searches finds something, an answer is right after that, and each search
 costs more than the one before it. To search once and answer earns 0.15 on average. But this policy
-searches on too long, so that a first search costs it more than it brings."""
+goes on searching too long, so its first search costs more than it brings in."""
 
 
 def _sigmoid(logit: float) -> float:

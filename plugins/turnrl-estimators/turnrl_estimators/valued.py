@@ -62,15 +62,15 @@ def with_parents(group: Group, probes: Sequence[Probe]) -> Group:
 def state_values(attempts: Attempts, scorer: Scorer) -> list[Group]:
     """The groups with `state_values`, for an estimator's `prepare`."""
     groups = scorer.score(attempts.trajectories)
-    probed = scorer.score([[probe.trajectory for probe in some] for some in attempts.probes])
+    probed = scorer.score([[probe.trajectory for probe in row] for row in attempts.probes])
     return list(map(with_state_values, groups, attempts.probes, probed))
 
 
 def trees(attempts: Attempts, scorer: Scorer) -> list[Group]:
     """The groups with the probes as members and their `parents`, for an estimator's `prepare`."""
     pairs = zip(attempts.trajectories, attempts.probes, strict=True)
-    whole = [[*trunks, *(probe.trajectory for probe in more)] for trunks, more in pairs]
-    return list(map(with_parents, scorer.score(whole), attempts.probes))
+    members = [[*trunks, *(probe.trajectory for probe in probes)] for trunks, probes in pairs]
+    return list(map(with_parents, scorer.score(members), attempts.probes))
 
 
 @final
@@ -83,10 +83,10 @@ class Branched(AdvantageEstimator):
     from the beginning of the turn (VinePPO, arXiv 2410.01679).
 
     Differs from its source in that a step is a turn, and that the first turn's value is the mean
-    over the probes of the whole group, which begins in one state. It is unbiased, and only assumes
-    that a trajectory can be continued from any turn (tools with sessions must be copyable). Its
-    cost is sampling: K x `probes` continuations for a trajectory of K turns, half as long on
-    average. They are not trained on.
+    over the probes of the whole group, because all its trajectories begin in one state. It is
+    unbiased, and only assumes that a trajectory can be continued from any turn (tools with sessions
+    must be copyable). Its cost is sampling: K x `probes` continuations for a trajectory of K turns,
+    half as long on average. The continuations are not trained on.
 
     Args:
         probes: Continuations sampled from the beginning of each turn.
@@ -202,8 +202,8 @@ class TurnCritic(AdvantageEstimator):
             order = sorted(range(len(turns)), key=turns.__getitem__)
             last = {turns[n]: n for n in order}  # token of each turn
             rewards = [float(earned[i, k]) if last[k] == n else 0.0 for n, k in enumerate(turns)]
-            given = values.tolist()
-            in_time = self._advantages([rewards[n] for n in order], [given[n] for n in order])
+            value_list = values.tolist()
+            in_time = self._advantages([rewards[n] for n in order], [value_list[n] for n in order])
             row = torch.zeros_like(values)
             row[order] = values.new_tensor(in_time)
             advantages.append(row)
