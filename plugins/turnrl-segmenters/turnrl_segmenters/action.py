@@ -41,9 +41,9 @@ class Action(Scheme):
 
     Args:
         max_turns: The most turns; the action of the last one is taken too.
-        form: `tag` if the action stands in `<action>`, after any text; `text` if it is all that the
-            turn says.
-        tool: The tool that takes the action; by default `step`, or the only one there is.
+        form: `tag` if the action stands in `<action>`, after any text; `text` if the action is the
+            whole turn.
+        tool: The tool that takes the action; by default the only tool, or else `step`.
         argument: The parameter that is the action; by default the one that the tool requires.
         instructions: The system message, word for word; empty for none. By default it explains the
             form and the actions.
@@ -59,7 +59,7 @@ class Action(Scheme):
     ) -> None:
         self.max_turns, self.form = max_turns, form
         one_of(_END, "Action.", self, "form")
-        self._given = tool
+        self._tool = tool
         self.tool, self.argument, self.instructions = tool or "step", argument, instructions
         self.stop = ("</action>",) if form == "tag" else ()
         self.tags = ("action",) if form == "tag" else ()
@@ -67,19 +67,19 @@ class Action(Scheme):
         self._name = argument or "action"
 
     def check(self, tools: Sequence[ToolSpec]) -> None:
-        """Verify that there is such a tool, and that an action is all it needs."""
+        """Verify that the tool exists, and that it needs nothing but an action."""
         self._learn(tools)
-        known = ", ".join(spec.name for spec in tools) or "none"
+        names = ", ".join(spec.name for spec in tools) or "none"
         spec = next((spec for spec in tools if spec.name == self.tool), None)
         if spec is None:
             raise RecipeError(
-                f"Action.tool is {self.tool!r}, and there is no such tool; there is {known}. Set "
+                f"Action.tool is {self.tool!r}, and there is no such tool; there is {names}. Set "
                 "tool of the segmenter Action to the tool that takes the action."
             )
         parameters = spec.parameters.get("properties", {})
         required = spec.parameters.get("required", [])
-        named = self.argument or (required[0] if len(required) == 1 else None)
-        if named is None or named not in parameters or set(required) - {named}:
+        argument = self.argument or (required[0] if len(required) == 1 else None)
+        if argument is None or argument not in parameters or set(required) - {argument}:
             raise RecipeError(
                 f"the tool {self.tool!r} takes {', '.join(parameters) or 'nothing'}, of which it "
                 f"requires {', '.join(required) or 'none'}; Action gives it one "
@@ -101,8 +101,8 @@ class Action(Scheme):
         )
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
-        """Read the action of one turn: what stands in the first `<action>` that is closed, or the
-        whole text. Half an action is none, and a turn that was cut has none."""
+        """Read the action of one turn: the content of the first closed `<action>`, or the whole
+        text. An `<action>` that is not closed is no action, and a turn that was cut has none."""
         if cut:
             return Reading(format_error="the turn was too long, so its action was not taken")
         if self.form == "text":
@@ -128,13 +128,13 @@ class Action(Scheme):
         return text if self.form == "text" else f"{thought}<action>{text}</action>"
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        """A user message with the observation, or with what is wrong with the action."""
+        """A user message with the observation, or with the fault of the action."""
         shown = [result.content if result.ok else f"Error: {result.content}." for result in results]
         return [{"role": "user", "content": "\n".join(shown) or f"Error: {reading.format_error}."}]
 
     def _learn(self, tools: Sequence[ToolSpec]) -> None:
-        """Note the tool and what it takes, which is the same in all attempts."""
-        if self._given is None:
+        """Note the tool and its parameter, which are the same in all attempts."""
+        if self._tool is None:
             self.tool = tools[0].name if len(tools) == 1 else "step"
         for spec in tools:
             if spec.name == self.tool:
@@ -143,11 +143,11 @@ class Action(Scheme):
                 self._schema = spec.parameters.get("properties", {}).get(self._name, {})
 
     def _value(self, action: str) -> object:
-        """An action as the tool takes it: a number if it takes numbers, and one of its list in any
-        case of the letters. What does not fit is left to the tool to refuse."""
+        """The value to pass to the tool: a number if the tool takes numbers, a value of its list
+        whatever the case of the letters. Anything else is passed on for the tool to refuse."""
         listed = self._schema.get("enum", ())
-        alike = [one for one in listed if str(one).casefold() == action.casefold()]
-        if exact := [one for one in alike if str(one) == action] or alike[: len(alike) == 1]:
+        alike = [value for value in listed if str(value).casefold() == action.casefold()]
+        if exact := [value for value in alike if str(value) == action] or alike[: len(alike) == 1]:
             return exact[0]
         if self._schema.get("type") in ("integer", "number", "boolean"):
             try:
@@ -160,7 +160,7 @@ class Action(Scheme):
 
 
 def _in_tags(text: str) -> tuple[str, str | None]:
-    """The action in the first tags that are closed, and what is wrong with the turn's form."""
+    """The action in the first closed tags, and the turn's format error."""
     tags = list(_TAG.finditer(text))
     end = next((n for n, tag in enumerate(tags) if tag.group() == "</action>"), None)
     if end is None:

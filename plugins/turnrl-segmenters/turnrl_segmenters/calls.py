@@ -1,8 +1,8 @@
 """One `<tool_call>`: the call in it, and its exact fault.
 
 Near-JSON is rewritten as JSON and then read by `turnrl.read_call` like any other call, so mending
-accepts nothing that `read_call` refuses. Not `ast.literal_eval`: Python's compiler can exhaust the
-stack on a policy's text.
+accepts nothing that `read_call` refuses. `ast.literal_eval` is no alternative: Python's compiler
+can exhaust the stack on a policy's text.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from turnrl import ToolCall, read_call
 
 _KEYS = ("arguments", "args", "parameters")
 
-# A string in double quotes, in single ones, a comma before a bracket, a word of Python's. Strings
-# may lack their end, so that each is found in one pass.
+# A double-quoted string, a single-quoted string, a comma before a bracket, one of Python's words.
+# The closing quote is optional, so that one pass finds every string.
 _SLIP = re.compile(
     r"""("(?:[^"\\]|\\.)*"?)|'((?:[^'\\]|\\.)*)'?|(,)(?=\s*[\]}])|\b(True|False|None)\b""",
     re.DOTALL,
@@ -57,7 +57,7 @@ def read_tool_call(body: str, fault: str | None, lenient: bool) -> ToolCall:
 def _mend(body: str) -> tuple[ToolCall | None, list[str]]:
     """The call that a malformed block clearly means, and its faults; None if it is not clear."""
     text, slips = body.strip(), dict[str, None]()
-    if "name" not in text or not text.endswith(("}", "```")):  # most are read once only
+    if "name" not in text or not text.endswith(("}", "```")):  # most bodies stop here, unparsed
         return None, []
     if len(text) > 6 and text.startswith("```") and text.endswith("```"):
         text = re.sub(r"\A\w*", "", text[3:-3])
@@ -96,7 +96,7 @@ def _requoted(piece: re.Match[str]) -> str:
 
 
 def _unquoted(text: str) -> str:
-    """The object with arguments in a string turned into JSON; empty if it is no object."""
+    """The object, with arguments that are JSON in a string unquoted; empty for anything else."""
     try:
         # pairs, because a dictionary would drop duplicate keys
         pairs = json.loads(text, object_pairs_hook=tuple)
@@ -112,7 +112,7 @@ def _unquoted(text: str) -> str:
 
 
 def _reason(body: str, error: str) -> str:
-    """The fault of a call, more exactly than the "bad JSON" of `read_call`."""
+    """The fault of a call, more exact than the "bad JSON" of `read_call`."""
     if not error.startswith("bad JSON"):
         return error
     body = body.strip()
@@ -126,9 +126,10 @@ def _reason(body: str, error: str) -> str:
     except (ValueError, RecursionError):
         return "bad JSON: a number is too long"
     rest = body[end:].lstrip(", \n")
+    if rest.startswith("{"):
+        return "more than one call in a tool_call"
     if rest:
-        more = rest.startswith("{")
-        return "more than one call in a tool_call" if more else "text after the JSON of the call"
+        return "text after the JSON of the call"
     try:
         json.dumps(value, allow_nan=False)
     except ValueError:

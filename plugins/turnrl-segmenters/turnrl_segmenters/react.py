@@ -5,9 +5,9 @@
     reply       a message of role `tool` for each call, which the chat template wraps
     last turn   <think>...</think> <answer>...</answer>
 
-The first call or answer decides what a turn does, so that more text never changes it. After an
-answer, calls are not run. After a call, an answer does not count, because the policy has not read
-the result.
+The first call or answer decides what a turn does; later text never changes it. After an answer,
+calls are not run. After a call, an answer does not count, because the policy has not read the
+result.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class ReAct(Scheme):
         answer: The place of the answer: `tag`, in `<answer>`; `boxed`, in `\\boxed{}`; `plain`,
             anything after the thought of a turn without a call.
         think: `required` if every turn must have a thought, or `optional`; `opened` if the chat
-            template opens it, so that turns begin inside.
-        lenient: Also run malformed calls whose meaning is clear. The form stays an error, and no
-            reward pays for such a call.
+            template opens the thought, so that turns begin inside it.
+        lenient: Also run malformed calls whose meaning is clear. The turn keeps its format error,
+            and no reward pays for such a call.
         instructions: The system message, word for word; empty for none. By default it explains the
             task and the form.
     """
@@ -126,7 +126,7 @@ class ReAct(Scheme):
         return Reading(calls, format_error="; ".join(wrong or errors[:1]) or None)
 
     def write(self, reading: Reading, thought: str = "") -> str:
-        """A thought if the form requires one, or if one is given; then the calls or the answer."""
+        """A thought if the form requires it or `thought` is set; then the calls or the answer."""
         if reading.answer is not None:
             place = {"tag": "<answer>{}</answer>", "boxed": "\\boxed{{{}}}", "plain": "{}"}
             act = place[self.answer].format(reading.answer)
@@ -139,8 +139,8 @@ class ReAct(Scheme):
         return f"{opening}{thought or THOUGHT}</think>\n{act}"
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        """A tool message with each result, and a user message with the format error if no result
-        has it."""
+        """A tool message for each result, and a user message with the format error unless a result
+        has it already."""
         shown = [{"role": "tool", "content": result.content} for result in results]
         wrong = reading.format_error
         if shown and (wrong is None or wrong in (result.content for result in results)):
@@ -168,8 +168,8 @@ class ReAct(Scheme):
         """Faults in a turn outside its calls or its answer.
 
         Args:
-            before: Its pieces before the first call or answer.
-            after: That one and its pieces after it.
+            before: The pieces before the first call or answer.
+            after: The first call or answer, and the pieces after it.
         """
         strays = dict.fromkeys(b.body for b in (*before, *after) if b.kind == "stray")
         if any("tool_response" in tag for tag in strays):
@@ -201,8 +201,8 @@ class ReAct(Scheme):
         if act == "answer" and "tool_call" in kinds:
             yield "a tool call after the answer, which is not run"
         if "answer" in kinds:
-            again = act == "answer"
-            yield "more than one answer" if again else "an answer before the result was read"
+            answered = act == "answer"
+            yield "more than one answer" if answered else "an answer before the result was read"
         outside = any(block.body.strip() for block in rest if block.kind == "text")
         if outside and not (act == "answer" and self.answer == "boxed"):
             yield f"text after the {spoken}"
@@ -212,10 +212,10 @@ _CLOSED = ("</think>", "</tool_call>", "</answer>")
 
 
 def _pieces(text: str, forms: Sequence[str]) -> Iterator[_Block]:
-    """The blocks that tags make, and the text around them.
+    """The blocks between tags, and the text around them.
 
-    A thought goes to where it is closed, whatever tags it speaks of. Another block that is opened
-    again before it is closed ends there.
+    A thought extends to its closing tag, whatever other tags it mentions. Any other block ends
+    early if its tag is opened again before it is closed.
     """
     tags = [*re.finditer(rf"<(/?)({'|'.join(forms)})>", text)]
     end = n = 0
@@ -240,7 +240,7 @@ def _pieces(text: str, forms: Sequence[str]) -> Iterator[_Block]:
 
 
 def _boxes(text: str) -> Iterator[_Block]:
-    """The boxes in a text, each to its balanced brace, and the text around them."""
+    """The boxes in a text, each up to its balancing brace, and the text around them."""
     end = 0
     while (start := text.find("\\boxed{", end)) >= 0:
         yield _Block("text", text[end:start])

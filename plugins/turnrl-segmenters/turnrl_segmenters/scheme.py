@@ -9,7 +9,7 @@ from turnrl import Message, Question, Segmenter, ToolSpec
 
 MUST_ANSWER = "the last turn must give an answer"
 THOUGHT = "I go step by step."
-"""A thought for a turn that must have one and was given none."""
+"""The thought that `write` adds where the form requires one and the caller passes none."""
 
 
 class Scheme(Segmenter):

@@ -4,8 +4,8 @@
     reply       <information>...</information>
     last turn   <think>...</think> <answer>...</answer>
 
-Unlike the original, whose rollouts answer every mistake with the same sentence, the policy reads
-which mistake it made, and a reply cannot close the tags around it.
+The original answers every mistake with the same sentence. Here the policy reads which mistake it
+made, and a reply cannot close the tags around it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Or give the answer, in few words. This ends your work. The last turn must do it:
 @final
 @dataclass(eq=False, repr=False)
 class SearchR1(Scheme):
-    """A thought, then a search in plain words or the answer, until there is one; Search-R1's tags.
+    """A thought, then a search in plain words, until an answer takes its place; Search-R1's tags.
 
     Args:
         max_turns: The most turns; the last one must answer.
@@ -55,16 +55,16 @@ class SearchR1(Scheme):
     def check(self, tools: Sequence[ToolSpec]) -> None:
         called = {tool.name: tool for tool in tools}.get(self.tool)
         if called is None:
-            there = ", ".join(tool.name for tool in tools) or "none"
+            names = ", ".join(tool.name for tool in tools) or "none"
             raise RecipeError(
-                f"SearchR1.tool is {self.tool!r}, but model.rollout.tools has {there}. Name "
-                "the one that a search calls."
+                f"SearchR1.tool is {self.tool!r}, but model.rollout.tools has {names}. Name "
+                "the tool that a search calls."
             )
-        known = list(called.parameters.get("properties", {}))
-        if self.argument not in known:
+        arguments = list(called.parameters.get("properties", {}))
+        if self.argument not in arguments:
             raise RecipeError(
                 f"SearchR1.argument is {self.argument!r}, but {self.tool!r} takes "
-                f"{', '.join(known) or 'none'}. Name the argument for the query."
+                f"{', '.join(arguments) or 'none'}. Name the argument for the query."
             )
 
     def explain(self, tools: Sequence[ToolSpec]) -> str:
@@ -82,21 +82,22 @@ class SearchR1(Scheme):
         close = next((n for n, tag in enumerate(written) if tag in self.stop), None)
         if close is None or f"<{tags[close][2]}>" not in written[:close]:
             opened = next((tag for tag in ("<search>", "<answer>") if tag in written), None)
-            what = f"{opened[1:-1]} is not closed" if opened else "no search or answer"
-            return Reading(format_error=_forged(written) or what)
+            wrong = f"{opened[1:-1]} is not closed" if opened else "no search or answer"
+            return Reading(format_error=_forged(written) or wrong)
         kind, opening = tags[close][2], tags[close - 1]
-        whole = opening.group() == f"<{kind}>"
         body = text[opening.end() : tags[close].start()].strip()
-        wrong = f"tags inside {kind}" if not whole else None if body else f"the {kind} is empty"
-        error = _forged(written) or wrong or _form_error(text, tags[: close + 1])
+        fault = None if body else f"the {kind} is empty"
+        if opening.group() != f"<{kind}>":
+            fault = f"tags inside {kind}"
+        error = _forged(written) or fault or _form_error(text, tags[: close + 1])
         if kind == "answer":
-            return Reading(answer=None if wrong else body, format_error=error)
+            return Reading(answer=None if fault else body, format_error=error)
         if self.is_last(turn):
             return Reading(format_error=error or MUST_ANSWER)
-        if wrong is None and body.encode("utf-8", "replace").decode() != body:
-            wrong = "half a surrogate pair is not text"
-        call = ToolCall("", error=wrong) if wrong else ToolCall(self.tool, {self.argument: body})
-        return Reading(calls=(call,), format_error=error or wrong)
+        if fault is None and body.encode("utf-8", "replace").decode() != body:
+            fault = "half a surrogate pair is not text"
+        call = ToolCall("", error=fault) if fault else ToolCall(self.tool, {self.argument: body})
+        return Reading(calls=(call,), format_error=error or fault)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
         """A user message with the results, and with any error of the search or its format."""

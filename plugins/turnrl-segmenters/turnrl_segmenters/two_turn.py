@@ -48,13 +48,15 @@ class TwoTurn(Scheme):
         self.instructions = instructions
 
     def check(self, tools: Sequence[ToolSpec]) -> None:
-        """Warn about tools that instructions of the recipe's own do not name."""
-        given = self.instructions
-        unknown = [tool.name for tool in tools if given is not None and tool.name not in given]
-        if unknown:
+        """Warn about a tool that the recipe's own instructions do not name."""
+        if self.instructions is None:
+            return
+        unnamed = [tool.name for tool in tools if tool.name not in self.instructions]
+        if unnamed:
             _logger.warning(
-                f"the instructions of TwoTurn do not name the tool {unknown[0]!r}, so the policy "
-                "cannot know it. Name it in them, or leave them out: then they describe the tools."
+                f"the instructions of TwoTurn do not name the tool {unnamed[0]!r}, so the policy "
+                "cannot know about it. Name the tool there, or remove your instructions: the "
+                "default ones describe every tool."
             )
 
     def explain(self, tools: Sequence[ToolSpec]) -> str:
@@ -71,7 +73,7 @@ class TwoTurn(Scheme):
         despite any other format error, except if there are tags inside. A block that is never
         closed does not count. A call that cannot be used still counts as attempted, with an
         `error`. A call in the second turn is only a format error, because no turn is left in which
-        to read its result.
+        the policy could read its result.
         """
         kind, body, end = _action(text)
         error = _form_error(text, kind, body, end)
@@ -86,7 +88,7 @@ class TwoTurn(Scheme):
         return Reading(calls=(call,), format_error=error or call.error)
 
     def write(self, reading: Reading, thought: str = "") -> str:
-        """A thought, then the call or the answer. A single call fits a turn."""
+        """A thought, then the answer or the call; a turn has room for only one call."""
         if reading.answer is not None:
             act = f"<answer>{reading.answer}</answer>"
         elif len(reading.calls) != 1:
