@@ -481,7 +481,7 @@ def test_a_branch_pays_no_penalty_for_turns_that_it_shares(adapted, played):
 
 @pytest.mark.parametrize("reward", [KLPenalty(1.0), InformationGain(reference=True)])
 def test_a_reference_needs_an_adapter(reward, tiny_policy, played):
-    with pytest.raises(RecipeError, match=r"off to have it\. Set model\.policy\.lora"):
+    with pytest.raises(RecipeError, match=r"adapter still has\. Set model\.policy\.lora"):
         score_group(played[:4], [reward], policy=tiny_policy)
 
 

@@ -2,7 +2,7 @@
 
     qa         the paper's: `ToolExecuted`, `AnswerRetrieved`, `ExactMatch`, `AnswerPresent`,
                `WellFormed`
-    calls      what calls cost: `SearchCost`, `Repetition`
+    calls      costs of calls: `SearchCost`, `Repetition`
     progress   differences of a score of the state: `Progress`, `FirstHit`
     belief     the policy's own probabilities: `InformationGain`, `KLPenalty`
     outcome    `F1`
@@ -13,7 +13,7 @@
     answers    rules that compare answers: `Number`, `Choice`, `Math`, `Compared`
     numbers    numbers in a text
 
-Importing this package loads neither torch nor an HTTP client. Each is imported on first use.
+Importing this package loads no torch and no HTTP client. Each is imported on first use.
 """
 
 from __future__ import annotations

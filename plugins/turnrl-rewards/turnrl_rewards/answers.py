@@ -23,14 +23,14 @@ from turnrl import AnswerRule, Phrase, PluginError, Question, RecipeError, at_le
 if TYPE_CHECKING:
     from fractions import Fraction
 
-# patterns are texts, compiled when they are first used: every command imports this module
+# patterns are strings, compiled on first use, because every command imports this module
 
 
 class _Kind(AnswerRule):
     """A rule that recognises accepted answers of its kind.
 
     Attributes:
-        pattern: Matches an accepted answer of this kind, which is no phrase.
+        pattern: Matches an accepted answer of this kind.
         as_phrases: The kind, and the effect of comparing such answers as phrases, for messages.
     """
 
@@ -51,7 +51,7 @@ class _Kind(AnswerRule):
         )
 
 
-# none of the rules is final: to jsonargparse a final class has no `class_path`
+# no rule is final, because jsonargparse accepts no `class_path` for a final class
 @dataclass(frozen=True)
 class Number(_Kind):
     r"""Numbers: |given - accepted| <= max(tolerance, relative x |accepted|), computed exactly.
@@ -59,8 +59,8 @@ class Number(_Kind):
     An answer may have words around its number: `$1,000`, `1000 dollars`, `-5`, `1.5e3`, `10^{3}`,
     `2 1/2`, `\frac{1}{2}`, `50%` (which is 50). Two different numbers are a list of candidates, not
     an answer. Computations are not answers either (`5 + 3 = 8`, `\sqrt{2}`, `2^5`, `5 million`,
-    `2x`), because a part of them would be a wrong number. Digits in words (`B52`), dates and times
-    are ignored. Number words, NaN and infinity are not numbers.
+    `2x`), because any part of a computation would be a wrong number. Digits in words (`B52`), dates
+    and times are ignored. Number words, NaN and infinity are not numbers.
 
     Args:
         tolerance: The largest difference between two equal numbers.
@@ -87,12 +87,12 @@ class Number(_Kind):
     def read(self, text: str) -> Fraction | None:
         from turnrl_rewards.numbers import numbers
 
-        found: Fraction | None = None
+        answer: Fraction | None = None
         for number in numbers(text):
-            if number is None or found not in (None, number):
+            if number is None or answer not in (None, number):
                 return None
-            found = number
-        return found
+            answer = number
+        return answer
 
     def same(self, given: str, accepted: str) -> bool:
         return self._near(self.read(given), self.read(accepted))
@@ -127,7 +127,7 @@ _CONCLUSION = (
 """A conclusion that names an option."""
 
 _KINDS = ("[A-Z]", "[a-z]", "[0-9]{1,2}")
-"""Ways to name options. A text uses one way throughout."""
+"""Ways to name options. A text uses the same way throughout."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +136,8 @@ class Choice(_Kind):
     `The correct answer is B` are the same.
 
     The option's text alone does not count. Neither does an article (`A dog`), nor a text that names
-    several options: `A or B`, a list (`A. Paris B. Rome`, `1) one 2) two`), or one that concludes
-    with another (`A. Paris is wrong, so B`).
+    several options: `A or B`, a list (`A. Paris B. Rome`, `1) one 2) two`), or a text that
+    concludes with another option (`A. Paris is wrong, so B`).
     """
 
     unreadable: ClassVar[str] = "an answer that is not the letter of an option"
@@ -160,16 +160,16 @@ class Choice(_Kind):
 def _names_another(name: str, text: str) -> bool:
     """True if the text after an option's name names another option in the same way.
 
-    A letter with a bracket names an option anywhere. With a point, a colon or a dash it does so at
-    the beginning of a line, or within a line if the two are neighbours: `C. George W. Bush` names
-    one option.
+    A letter with a bracket names an option anywhere. A letter with a point, a colon or a dash names
+    one at the beginning of a line, or within a line if the two letters are neighbours:
+    `C. George W. Bush` names one option.
     """
     kind = next(kind for kind in _KINDS if re.fullmatch(kind, name))
     mark = rf"(?:^|[\s,;])[(\[]?(?P<name>{kind})(?:(?P<bracket>[)\]])|{_MARK})"
-    for found in re.finditer(mark, text):
-        begins_line = "\n" in text[found.start() : found.start("name")]
-        near = abs(_place(found["name"]) - _place(name)) == 1 and found.end() < len(text)
-        if found["name"] != name and (found["bracket"] or begins_line or near):
+    for option in re.finditer(mark, text):
+        begins_line = "\n" in text[option.start() : option.start("name")]
+        near = abs(_place(option["name"]) - _place(name)) == 1 and option.end() < len(text)
+        if option["name"] != name and (option["bracket"] or begins_line or near):
             return True
     ends = re.search(_CONCLUSION.format(kind=kind), text)
     return ends is not None and ends["name"] != name
@@ -185,7 +185,7 @@ class Math(_Kind):
     r"""Expressions, compared by the package `math-verify`: `\frac{1}{2}`, `0.5` and `$1/2$` are the
     same, and so are `(x+1)^2` and `x^2+2x+1`.
 
-    A comparison that takes longer than 5 s is no match; outside the main thread the package has no
+    A comparison that takes longer than 5 s is no match. Outside the main thread the package sets no
     time limit.
 
     Raises:
@@ -220,11 +220,11 @@ def _same_expression(given: str, accepted: str) -> bool:
     limit = 5 if threading.current_thread() is threading.main_thread() else None
 
     def parse(text: str) -> list[object]:
-        # the package finds only numbers outside mathematics, so a bare expression is marked as such
+        # outside mathematics the package finds only numbers, so a bare expression gets its $ signs
         marked = re.search(r"\$|\\[(\[]|\\boxed", text)
         words = re.search(r"(?<![\\A-Za-z{])[A-Za-z]{2,}", text)
-        both = [text] if marked or words else [f"${text}$", text]
-        return next((p for t in both if (p := math_verify.parse(t, parsing_timeout=limit))), [])
+        texts = [text] if marked or words else [f"${text}$", text]
+        return next((p for t in texts if (p := math_verify.parse(t, parsing_timeout=limit))), [])
 
     equal = math_verify.verify(parse(accepted), parse(given), timeout_seconds=limit)
     return bool(equal)
@@ -235,8 +235,8 @@ class Compared(AnswerRule):
     """Answers compared by your own function.
 
     Args:
-        function: Returns True if the policy's answer (first) equals an accepted one (second).
-        name: Its name in messages.
+        function: Returns True if the policy's answer (first) equals an accepted answer (second).
+        name: The function's name in messages.
     """
 
     function: Callable[[str, str], bool]
@@ -257,7 +257,7 @@ class Compared(AnswerRule):
                 f"data.answers {self.name} on {given!r} and {accepted!r} raised "
                 f"{type(error).__name__}: {error}. It must compare any two texts."
             ) from error
-        if type(verdict).__name__ not in ("bool", "bool_"):  # NumPy's has either name
+        if type(verdict).__name__ not in ("bool", "bool_"):  # the latter is NumPy's
             raise PluginError(
                 f"data.answers {self.name} on {given!r} and {accepted!r} returned {verdict!r}. It "
                 "must return True or False."
@@ -269,7 +269,7 @@ class Compared(AnswerRule):
         """The rule for a function, or for the path of a rule or a function.
 
         Raises:
-            RecipeError: If the path leads nowhere, or to no function of two texts.
+            RecipeError: If there is nothing at the path, or no function of two texts.
         """
         function, name = given, getattr(given, "__name__", type(given).__name__)
         if isinstance(given, str):

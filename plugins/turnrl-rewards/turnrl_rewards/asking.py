@@ -1,7 +1,7 @@
 """Asking a judge: many requests at once, and the verdicts in their replies.
 
-An outage never becomes a verdict. The request is sent again, or a `RewardError` stops the run
-(`turnrl_openai.connection`).
+An outage never becomes a verdict. Either the request is sent again, or a `RewardError` stops the
+run (`turnrl_openai.connection`).
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def ask_all(
         read: Reads the verdict in a reply; None if there is none.
         keep: Called in another thread with the key and the verdict of each prompt, as they come.
     Raises:
-        RewardError: If the server stays away, refuses, or twice gives no verdict. Verdicts that
-            came before were passed to `keep`.
+        RewardError: If the server stays away, refuses, or twice gives no verdict. Earlier verdicts
+            have been passed to `keep` by then.
     """
     judge = Connection(
         server,
@@ -53,8 +53,8 @@ def ask_all(
         try:
             await asyncio.gather(*lanes)
         finally:
-            for one in lanes:
-                one.cancel()
+            for task in lanes:
+                task.cancel()
             await asyncio.gather(*lanes, return_exceptions=True)
             await judge.close()
 
@@ -64,11 +64,11 @@ def ask_all(
 async def _verdict(
     judge: Connection, body: Mapping[str, object], read: Callable[[str], float | None]
 ) -> float:
-    """The judge's verdict on a prompt; asked for a second time if the reply has none."""
+    """The judge's verdict on a prompt. If the reply has none, the judge is asked a second time."""
     answer = ""
     for _ in range(2):
-        whole = await judge.ask(body, lambda response: response.aread())
-        answer, reply = judge.clean(whole.decode(errors="replace")), _content(whole)
+        response = await judge.ask(body, lambda response: response.aread())
+        answer, reply = judge.clean(response.decode(errors="replace")), _content(response)
         score = None if reply is None else read(reply)
         if score is not None:
             return score

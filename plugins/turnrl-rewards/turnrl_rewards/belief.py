@@ -1,5 +1,5 @@
-"""The policy's own probabilities: of the accepted answer, and of its actions compared with the
-reference's. All forward passes happen in `prepare`."""
+"""Rewards from the policy's own probabilities: how likely it finds the accepted answer, and how
+likely its actions are compared with the reference. All forward passes happen in `prepare`."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class AnswerLikelihood(StateScore):
     phi(s) = log p(a | s, opening), with a the tokens of the first accepted answer that the
     question's rule can read, under the current policy, at temperature 1. s is the history up to and
     including the last successful result, because errors and the policy's own later words are not
-    information. 0 without such an answer.
+    information. 0 if the rule can read no accepted answer.
 
     Args:
         opening: Text before the answer; see `InformationGain`.
         measure: `logprob`, in nats; `mean_logprob`, in nats per token of the answer; `probability`,
-            the exponential of that, from 0 to 1.
+            the exponential of `mean_logprob`, from 0 to 1.
         reference: Use the policy that training began from (its adapter off), so that a state's
             score does not move while the policy learns.
     """
@@ -49,10 +49,10 @@ class AnswerLikelihood(StateScore):
     reference: bool = False
 
     def __post_init__(self) -> None:
-        self._known: dict[_State, float] = {}
+        self._phi: dict[_State, float] = {}
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
-        self._known = {}
+        self._phi = {}
         if policy is None:
             return
         states = dict.fromkeys(
@@ -61,12 +61,12 @@ class AnswerLikelihood(StateScore):
             if (answer := _accepted(trajectory)) is not None
             for turns in range(len(trajectory.turns) + 1)
         )
-        put = {answer: self._put(policy, answer) for answer, _ in states}
+        tokenised = {answer: self._tokenised(policy, answer) for answer, _ in states}
         rows = []
         for answer, history in states:
-            opening, tokens = put[answer]
-            asked = [False] * (len(history) + len(opening)) + [True] * len(tokens)
-            rows.append(((*history, *opening, *tokens), asked))
+            opening, tokens = tokenised[answer]
+            scored = [False] * (len(history) + len(opening)) + [True] * len(tokens)
+            rows.append(((*history, *opening, *tokens), scored))
         reader = _reference(policy, "reference: true") if self.reference else nullcontext()
         with reader:
             read = policy.read(rows)
@@ -77,20 +77,20 @@ class AnswerLikelihood(StateScore):
                 "mean_logprob": mean,
                 "probability": math.exp(mean),
             }
-            self._known[state] = kinds[self.measure]
+            self._phi[state] = kinds[self.measure]
 
-    def _put(self, policy: SampledPolicy, answer: str) -> tuple[list[int], list[int]]:
+    def _tokenised(self, policy: SampledPolicy, answer: str) -> tuple[list[int], list[int]]:
         """Token ids of the opening, and of the answer after it.
 
-        They are tokenised together, as the policy would write them, so a space at the end of the
-        opening becomes a part of the answer's first token.
+        The two are tokenised together, as the policy would write them, so a space at the end of the
+        opening becomes part of the answer's first token.
         """
         alone, together = (
             policy.tokenizer(text, add_special_tokens=False)["input_ids"]
             for text in (self.opening, self.opening + answer)
         )
-        same = [a == b for a, b in zip(alone, together, strict=False)]
-        begin = min([*same, False].index(False), len(together) - 1)
+        equal = [a == b for a, b in zip(alone, together, strict=False)]
+        begin = min([*equal, False].index(False), len(together) - 1)
         return together[:begin], together[begin:]
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
@@ -98,15 +98,15 @@ class AnswerLikelihood(StateScore):
         if answer is None:
             return 0.0
         state = answer, trajectory.history(informed(trajectory, turns))
-        if state not in self._known:
+        if state not in self._phi:
             raise _unprepared("The likelihood of an answer")
-        return self._known[state]
+        return self._phi[state]
 
 
 @final
 class InformationGain(Difference):
     """r_k = weight x (phi(s_{k+1}) - phi(s_k)), with phi(s) = log p(a | s, opening): how much more
-    likely the results of turn k make the accepted answer a for the policy. In nats.
+    likely the policy finds the accepted answer a after the results of turn k. In nats.
 
     Information gain (Wang et al., IGPO, arXiv 2510.14967). There phi is `measure: probability`, the
     exponential of the mean log-probability of the answer's tokens; log-probabilities also show a
@@ -118,15 +118,15 @@ class InformationGain(Difference):
     right guess written before a search; words without a search earn nothing. phi moves with the
     learning policy, unless `reference` is set.
 
-    Each distinct history, including the question alone, is read once per collection. Histories that
-    begin alike, such as the turns of one trajectory, share that part of the computation.
+    Each distinct history, including the question alone, is read once per collection. Histories with
+    a common beginning, such as the turns of one trajectory, share the computation of that part.
 
     Args:
         weight: Reward of one nat, or of one unit of `measure`.
         opening: The text between a result and the answer: everything that the policy itself would
             write there, including spaces. Its tokens are not counted.
         measure: `logprob`, in nats; `mean_logprob`, in nats per token of the answer; `probability`,
-            the exponential of that, from 0 to 1.
+            the exponential of `mean_logprob`, from 0 to 1.
         reference: Use the policy that training began from (its adapter off); needs policy.lora.
     """
 
@@ -144,15 +144,15 @@ class InformationGain(Difference):
 class KLPenalty(TurnReward):
     """r_k = -coef x sum over the sampled tokens t of turn k of (log p(t) - log p_ref(t)).
 
-    p is the policy that acted, the reference the policy with its adapter off, both at temperature
-    1. In nats; needs policy.lora. Where tokens are sampled at temperature 1, the expectation is
-    -coef x KL(policy || reference) of the turn, so never above 0, though a single turn may earn a
-    little.
+    p is the policy that acted and p_ref the policy with its adapter off, both at temperature 1. In
+    nats; needs policy.lora. If tokens are sampled at temperature 1, the expectation is
+    -coef x KL(policy || reference) of the turn. So it is never above 0, though a single turn may
+    earn a little.
 
     This is KL as a *reward*: earlier turns get credit for it through their return-to-go, and it is
     normalised with the group's other turn rewards. `objective.kl_coef` is KL as a *loss*: a
     separate gradient on each token, outside advantages and clipping, which does not look beyond
-    the token. Use one of the two. Not potential-based: the best policy becomes one nearer to the
+    the token. Use one of the two. Not potential-based: the best policy moves nearer to the
     reference (Ziegler et al. 2019, arXiv 1909.08593).
 
     Args:
@@ -161,28 +161,31 @@ class KLPenalty(TurnReward):
 
     def __init__(self, coef: float) -> None:
         self.coef = lost(self, "coef", coef)
-        self._known: dict[tuple[tuple[Sample, ...], int], list[float]] = {}
+        self._divergence: dict[tuple[tuple[Sample, ...], int], list[float]] = {}
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
-        self._known = {}
+        self._divergence = {}
         if policy is None:
             return
         distinct = {(t.samples, t.begins): t for t in trajectories}
-        own = read_trajectories([*distinct.values()], policy.read)
+        policy_scores = read_trajectories([*distinct.values()], policy.read)
         with _reference(policy, "KLPenalty"):
-            reference = read_trajectories([*distinct.values()], policy.read)
-        for (key, trajectory), ours, theirs in zip(distinct.items(), own, reference, strict=True):
+            reference_scores = read_trajectories([*distinct.values()], policy.read)
+        for (key, trajectory), scores, reference in zip(
+            distinct.items(), policy_scores, reference_scores, strict=True
+        ):
             sampled = trajectory.sampled_turns
             turns = [0.0] * (max(sampled, default=-1) + 1)
-            for k, apart in zip(sampled, (ours.logprobs - theirs.logprobs).tolist(), strict=True):
-                turns[k] += apart
-            self._known[key] = turns
+            log_ratios = (scores.logprobs - reference.logprobs).tolist()
+            for k, log_ratio in zip(sampled, log_ratios, strict=True):
+                turns[k] += log_ratio
+            self._divergence[key] = turns
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
-        apart = self._known.get((trajectory.samples, trajectory.begins))
-        if apart is None:
+        turns = self._divergence.get((trajectory.samples, trajectory.begins))
+        if turns is None:
             raise _unprepared("KLPenalty")
-        return -self.coef * apart[turn]
+        return -self.coef * turns[turn]
 
 
 def _unprepared(name: str) -> RecipeError:
@@ -197,14 +200,14 @@ def _accepted(trajectory: Trajectory) -> str | None:
     return next(iter(usable_answers(trajectory.question)), None)
 
 
-def _reference(policy: SampledPolicy, who: str) -> AbstractContextManager[None]:
-    """The policy with its adapter off."""
-    from peft import PeftModel  # which loads torch
+def _reference(policy: SampledPolicy, option: str) -> AbstractContextManager[None]:
+    """The policy with its adapter off. Errors name the option that needs it."""
+    from peft import PeftModel  # loads torch
 
     if not isinstance(policy.load(), PeftModel):
         raise RecipeError(
-            f"{who} needs the policy that training began from, and only an adapter can be taken "
-            "off to have it. Set model.policy.lora, such as {r: 16, alpha: 32}, or leave that out "
-            "of model.rewards."
+            f"{option} needs the policy that training began from, which only a policy with an "
+            "adapter still has. Set model.policy.lora, such as {r: 16, alpha: 32}, or remove "
+            f"{option} from model.rewards."
         )
     return policy.reference()

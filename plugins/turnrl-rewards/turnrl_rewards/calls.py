@@ -10,7 +10,7 @@ from turnrl import RecipeError, Trajectory, TurnReward
 
 
 def lost(reward: TurnReward, name: str, value: float) -> float:
-    """Return the amount of a cost. Raises a RecipeError if it is negative, and so would pay."""
+    """Return the amount of a cost. Raises a RecipeError if it is negative, since it would pay."""
     if not value >= 0:
         raise RecipeError(
             f"{type(reward).__name__}.{name} is {value}, so it would pay instead of costing. It is "
@@ -24,8 +24,8 @@ class SearchCost(TurnReward):
     """r_k = -weight x n_k in a turn that calls, with n_k the calls attempted up to and including
     turn k; 0 in a turn that does not. In units of reward.
 
-    So every call costs more than the one before it: n turns of one call each cost
-    weight x n (n + 1) / 2. Not potential-based: the best policy becomes one that calls less. v2 of
+    So every call costs more than the call before it: n turns of one call each cost
+    weight x n (n + 1) / 2. Not potential-based: it makes calling less the best policy. v2 of
     the paper (arXiv 2505.11821) gives a search turn -0.1 x searches so far. Here every attempted
     call of any tool counts, even if it failed or could not be read, because otherwise bad calls
     would be cheap. The calls of one turn are charged together, once.
@@ -51,7 +51,7 @@ class Repetition(TurnReward):
 
     A call repeats another if it has the same tool and equal arguments, ignoring case and white
     space in texts. Punctuation counts: 1+2 is not 12. Unreadable calls repeat nothing. Not
-    potential-based: the best policy becomes one that never asks twice, even where that would help.
+    potential-based: the best policy then never asks twice, even where that would help.
 
     Args:
         weight: Reward lost for each repeated call.

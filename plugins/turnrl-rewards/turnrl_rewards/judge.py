@@ -61,7 +61,7 @@ class LLMJudge(OutcomeReward):
         answer = trajectory.answer
         if answer is None or says_nothing(answer, trajectory.question):
             return None
-        return {**_asked(trajectory), "answer": answer}
+        return {**_question_texts(trajectory), "answer": answer}
 
 
 @final
@@ -96,7 +96,7 @@ class JudgedState(StateScore):
             return None
         turns_shown = enumerate(trajectory.turns[:turns_read], 1)
         transcript = "\n".join(f"-- turn {number}\n{turn}" for number, turn in turns_shown)
-        return {**_asked(trajectory), "transcript": transcript}
+        return {**_question_texts(trajectory), "transcript": transcript}
 
 
 @final
@@ -112,7 +112,7 @@ class LLMJudgeTurn(Difference):
 
     Args:
         server: The judge.
-        weight: Reward of going from no information to all of it.
+        weight: Reward of going from no information to all the information.
         prompt: The prompt, with {question}, {answers} and {transcript}; `STATE_PROMPT` by default.
             The texts filled in cannot contain its tags.
     """
@@ -121,7 +121,7 @@ class LLMJudgeTurn(Difference):
         super().__init__(JudgedState(server, prompt), weight)
 
 
-def _asked(trajectory: Trajectory) -> Case:
+def _question_texts(trajectory: Trajectory) -> Case:
     question = trajectory.question
     answers = "\n".join(f"- {answer}" for answer in question.answers) or "(none are known)"
     return {"question": question.text, "answers": answers}

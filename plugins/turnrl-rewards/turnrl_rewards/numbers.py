@@ -2,13 +2,14 @@ r"""Numbers in a text, as people and models write them.
 
     1,000   -5   $18   50%   1.5e3   6.02×10²³   10^{-3}   3/4   \frac{3}{4}   2 1/2   2\frac12   ½
 
-Wherever digits stand, they are one of three things: a number; a number that cannot be read, which
-is None and never a part of it (a root, a power, a sum, a range, 2 million); or nothing, because
-they are no number of their own (`B52`, `f(2)`, `x^2`, a date, a time).
+Digits in a text are one of three things: a number; a number that cannot be read, which is None and
+never a part of the number (a root, a power, a sum, a range, 2 million); or nothing, because they
+are no number of their own (`B52`, `f(2)`, `x^2`, a date, a time).
 
-The text is first written in one way (`_plain`). Every stretch of digits is then matched with what
-belongs to it (`_NUMBER`), and refused by what stands around it (`_check`). Patterns look at a
-bounded stretch of text, so the time grows with the length of the text and no faster.
+The text is first brought into one notation (`_plain`). Every stretch of digits is then matched
+together with its sign, fraction and power (`_NUMBER`), and may be refused because of the text
+around it (`_check`). Patterns look at a bounded stretch of text, so the time grows only linearly
+with the length of the text.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 
 _LONGEST = 300
-"""Characters of a number, and its exponent, beyond which it is none: exact arithmetic with a
-number such as 1e999999999 would take for ever."""
+"""The most characters of a number, and its largest exponent. Beyond them it cannot be read: exact
+arithmetic with a number such as 1e999999999 would take for ever."""
 
 _NEAR, _CLOSE = 32, 8
-"""Characters before and behind a number that say whether it is a part of something, and those of
-them that hold an operator."""
+"""Characters before and after a number that show if it is part of something, and how many of them
+can hold an operator."""
 
 # ------------------------------------------------------------------------------- one notation
 
@@ -32,7 +33,7 @@ _SUPERSCRIPTS = str.maketrans("⁺⁻⁰¹²³⁴⁵⁶⁷⁸⁹", "+-0123456789
 _MONEY = "$€£¥₹"
 _VULGAR = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _Steps = list[tuple[str, str | Callable[[re.Match[str]], str]]]
-"""Patterns, and what to put in their place, one after the other."""
+"""Patterns and their replacements, applied in order."""
 
 _SHARES = {c: Fraction(unicodedata.numeric(c)).limit_denominator(10) for c in _VULGAR}
 _FONTS = "text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf|normal)|[fm]box|boxed|underline|emph"
@@ -77,7 +78,7 @@ _STARS: _Steps = [
 
 
 def _plain(text: str) -> str:
-    """The text with one way to write signs, factors, powers, spaces and separators."""
+    """The text in one notation for signs, factors, powers, spaces and separators."""
     steps = [*_LATEX] if "\\" in text or "{" in text else []
     steps += [] if text.isascii() else _BEYOND_ASCII
     steps += [*_SPACES, *_STARS] if "*" in text else []
@@ -112,15 +113,15 @@ _NUMBER = re.compile(
 
 
 class _Unreadable(ValueError):
-    """Digits that are a number, which this cannot read."""
+    """The digits are a number, but one that this module cannot read."""
 
 
 class _NoNumber(ValueError):
-    """Digits that are no number of their own."""
+    """The digits are no number of their own."""
 
 
 def _decimal(digits: str) -> Fraction:
-    """The number that digits with points and separators are."""
+    """The number written with these digits, points and separators."""
     if len(digits) > _LONGEST:
         raise _Unreadable
     if digits.isdigit():
@@ -133,18 +134,18 @@ def _decimal(digits: str) -> Fraction:
 
 
 def _part(digits: str) -> Fraction:
-    """The number above or below the line of LaTeX's fraction."""
+    """The numerator or denominator of a LaTeX fraction."""
     bare = digits.strip("{ }")
     sign = -1 if bare.startswith("-") else 1
     return sign * _decimal(bare.lstrip("-+ "))
 
 
 def _value(match: re.Match[str]) -> Fraction:
-    """The number that a match of `_NUMBER` is.
+    """The value of a match of `_NUMBER`.
 
     Raises:
-        _Unreadable: If it cannot be computed.
-        _NoNumber: If it is none.
+        _Unreadable: If the number cannot be computed.
+        _NoNumber: If the match is not a number.
     """
     if match["sign"] and match["inner"]:
         raise _Unreadable
@@ -153,23 +154,23 @@ def _value(match: re.Match[str]) -> Fraction:
 
 
 def _size(match: re.Match[str]) -> Fraction:
-    """The same without its sign."""
-    beside = None
+    """The value of a match without its sign."""
+    fraction = None
     if match["over"]:
-        beside = _ratio(_part(match["over"]), _part(match["under"]))
+        fraction = _ratio(_part(match["over"]), _part(match["under"]))
     elif match["vulgar"]:
-        beside = _SHARES[match["vulgar"]]
+        fraction = _SHARES[match["vulgar"]]
     elif match["top"]:
-        beside = _ratio(_part(match["top"]), _part(match["bottom"]))
+        fraction = _ratio(_part(match["top"]), _part(match["bottom"]))
     whole = match["whole"] or match["number"]
     if whole is None:
-        assert beside is not None
-        return beside
+        assert fraction is not None
+        return fraction
     number = _decimal(whole)
-    if beside is not None:  # a mixed number: 2 1/2
-        if not 0 < beside < 1 or not whole.isdigit():
+    if fraction is not None:  # a mixed number: 2 1/2
+        if not 0 < fraction < 1 or not whole.isdigit():
             raise _Unreadable
-        return number + beside
+        return number + fraction
     if match["up"] and not match["times"]:
         if number != 10:
             raise _Unreadable  # a power of something else
@@ -193,7 +194,7 @@ _FUNCTIONS = "sqrt|cbrt|root|logarithm|log|ln|lg|exp|sin|cos|tan|factorial|half|
 _ENDINGS = {"of", "than", *_FUNCTIONS.split("|")}
 _OPEN = r"[({\[]"
 _ARGUMENT = re.compile(
-    # of a command such as \sqrt, also of its index; of a function that is written out; of a share
+    # of a command such as \sqrt, or of its index; of a function in words; of a share
     rf"\\[A-Za-z]+\s?[_^]?\s?{_OPEN}*\Z"
     rf"|(?i:(?<![A-Za-z])(?:{_FUNCTIONS})(?:_?\{{?\w{{0,9}}\}}?)[\s({{\[]*(?:of\s)?\Z)"
     r"|(?i:(?:thirds?|quarters?|fifths?|percent|%)\sof\s\Z)"
@@ -226,15 +227,15 @@ _UNIT = re.compile(
     r"(?:[cdkm]m|km/h|mph|[km]?g|lbs?|oz|ft|in|[cdm]?l|L|hrs?|h|mins?|secs?|ms|[kMG]?Hz|k?Wh?|[kMGT]B)"
     r"(?![\w(])"
 )
-"""Units that people write without a space behind a number: 5kg."""
+"""Units that people write without a space after a number: 5kg."""
 
 
 def _check(before: str, match: re.Match[str], after: str) -> None:
-    """Look at the text before and behind a match of `_NUMBER`.
+    """Look at the text before and after a match of `_NUMBER`.
 
     Raises:
-        _Unreadable: If it is a part of an expression.
-        _NoNumber: If it is a part of a word.
+        _Unreadable: If the match is part of an expression.
+        _NoNumber: If the match is part of a word.
     """
     if not _is_prose(before):
         close = before[-_CLOSE:]
@@ -263,7 +264,7 @@ def _check(before: str, match: re.Match[str], after: str) -> None:
 
 
 def _is_prose(before: str) -> bool:
-    """True if a text ends in a plain word and a space, as it mostly does: then no pattern fits."""
+    """True if a text ends in a plain word and a space, so that no pattern can match. Most do."""
     if not before.strip():
         return True
     word = before.rsplit(None, 1)[-1].lower()
@@ -272,11 +273,11 @@ def _is_prose(before: str) -> bool:
 
 
 def _check_sign(before: str, apart: bool) -> None:
-    """Refuse a sign that may be a minus or a dash between two things, and one within a word.
+    """Refuse a sign that may be a minus or a dash between two things, and a sign within a word.
 
     Args:
         before: The text before the sign.
-        apart: Whether a space stands between the sign and its number.
+        apart: True if a space stands between the sign and its number.
     """
     if not before.strip(" $"):
         return
@@ -292,7 +293,7 @@ def _check_sign(before: str, apart: bool) -> None:
 
 
 def numbers(text: str) -> Iterator[Fraction | None]:
-    """The numbers that stand in a text, in order; None for each that cannot be read."""
+    """The numbers in a text, in order; None for each number that cannot be read."""
     plain = _plain(text)
     in_words = re.search("[A-Za-z]{2}", plain) is not None
     for match in _NUMBER.finditer(plain):

@@ -9,15 +9,15 @@ from turnrl import OutcomeReward, Trajectory, exact_match, f1
 
 @final
 class F1(OutcomeReward):
-    """weight x max over the accepted answers of 2 P R / (P + R), with P the share of the answer's
-    words that are the accepted one's, and R the share of the accepted one's that are the answer's.
-    0 without an answer. In units of reward.
+    """weight x max over the accepted answers of 2 P R / (P + R), with P the share of the given
+    answer's words that the accepted answer has too, and R the share of the accepted answer's words
+    that the given answer has too. 0 without an answer. In units of reward.
 
     SQuAD's F1 (Rajpurkar et al. 2016, arXiv 1606.05250), which counts repeated words. Unlike there,
     a text that normalises to nothing scores 0 even against another such text. This is an outcome,
-    not a shaping. It pays for a part of an answer, and so for naming several: with two equally
+    not a shaping. It pays for a part of an answer, and so for listing candidates: with two equally
     likely one-word names, both together earn 0.67 and one alone 0.5 on average. Use it beside
-    `ExactMatch`, or use `AnswerPresent`, where lists never pay. An answer that is no phrase
+    `ExactMatch`, or use `AnswerPresent`, where lists never pay. An answer that is not a phrase
     (`data.answers`) has no parts: it earns weight if it is right.
 
     Args:

@@ -2,10 +2,10 @@
 
 The state after n turns is the question and the history until then. A trajectory earns the score of
 its last state minus the score of its first, so stalling, going back and forth or finding something
-twice earns nothing (potential-based shaping, Ng, Harada and Russell 1999, with discount 1). Their
-theorem, that shaping keeps the best policy, also requires the same score for every last state. That
-does not hold here, on purpose: the best policy moves towards last states with high scores, and
-changes in no other way.
+twice earns nothing (potential-based shaping, Ng, Harada and Russell 1999, with discount 1). By
+their theorem shaping keeps the best policy, but only if every last state has the same score. Here,
+on purpose, it does not: the best policy moves towards last states with high scores, and changes in
+no other way.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Progress(Difference):
 @final
 class AnswerSeen(StateScore):
     """1 if a successful result so far contains an accepted answer, else 0. Always 0 if finding the
-    answer means nothing (`turnrl.can_be_found`), for example because it is yes or no, or stands in
-    the question."""
+    answer means nothing (`turnrl.can_be_found`), for example because the answer is yes or no, or
+    stands in the question."""
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
         results = (result for turn in trajectory.turns[:turns] for result in turn.results)
@@ -100,26 +100,26 @@ class SupportSeen(StateScore):
     without supporting passages always scores 0.
 
     Args:
-        field: The field of the question's metadata with the ids of its supporting passages, or with
-            one id.
+        field: The field of the question's metadata that holds the ids of its supporting passages,
+            or a single id.
     """
 
     def __init__(self, field: str = "supporting_ids") -> None:
         self.field = field
-        self._named = False
+        self._field_exists = False
 
     def prepare(self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None) -> None:
-        known = {name: None for t in trajectories for name in t.question.metadata}
-        self._named |= self.field in known
-        if known and not self._named:  # it would score 0 for ever
+        fields = {name: None for t in trajectories for name in t.question.metadata}
+        self._field_exists |= self.field in fields
+        if fields and not self._field_exists:  # the score would always be 0
             raise RecipeError(
                 f"SupportSeen.field is {self.field!r}, and no question has metadata of that name; "
-                f"there is {', '.join(known)}. Set it to the field that names passages."
+                f"there is {', '.join(fields)}. Set it to the field that names passages."
             )
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
-        named = trajectory.question.metadata.get(self.field, ())
-        wanted = {named} if isinstance(named, str) else set(named)
+        ids = trajectory.question.metadata.get(self.field, ())
+        wanted = {ids} if isinstance(ids, str) else set(ids)
         return len(wanted & passages_shown(trajectory, turns)) / max(len(wanted), 1)
 
 
@@ -128,8 +128,8 @@ class FirstHit(Difference):
     """weight in the turn whose successful result first contains an accepted answer, else 0.
 
     This is `Progress` of `AnswerSeen`, so potential-based: the sum over a trajectory is weight if
-    the answer was found, and 0 if finding it means nothing. `AnswerRetrieved` pays in every turn
-    that finds it.
+    the answer was found, and 0 if finding it means nothing. `AnswerRetrieved`, in contrast, pays in
+    every turn that finds the answer.
 
     Args:
         weight: Reward of the turn that found the answer.
@@ -148,8 +148,8 @@ def passages_shown(trajectory: Trajectory, turns: int) -> set[str]:
 
 
 def informed(trajectory: Trajectory, turns: int) -> int:
-    """The number of turns up to the last one, of the first `turns`, with a successful result that
-    the policy read; 0 if there is none.
+    """The number of turns up to the last of the first `turns` turns that has a successful result
+    that the policy read; 0 if none has.
 
     Errors, results that nobody read, and the policy's own words carry no information about the
     world. A score that shows a model only this many turns cannot pay for words alone.

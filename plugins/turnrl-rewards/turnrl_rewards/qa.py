@@ -48,8 +48,8 @@ class ToolExecuted(TurnReward):
 class AnswerRetrieved(TurnReward):
     """weight if a successful result of the turn contains an accepted answer, else 0.
 
-    0 if finding it means nothing (`turnrl.can_be_found`), for example because the answer is yes or
-    no, or stands in the question.
+    Also 0 if finding the answer means nothing (`turnrl.can_be_found`), for example because it is
+    yes or no, or stands in the question.
 
     Args:
         weight: Reward of a turn that found an accepted answer.
@@ -68,12 +68,12 @@ class AnswerRetrieved(TurnReward):
 class AnswerPresent(OutcomeReward):
     """weight x words of the accepted answer / words of the given answer that contains it, else 0.
 
-    The paper pays in full for an accepted answer anywhere in the given one, so naming every
+    The paper pays in full for an accepted answer anywhere in the given answer, so naming every
     candidate pays. The share of words prevents that: if candidate i has w_i words and is right with
     probability p_i, naming all earns sum(p_i w_i) / sum(w_i), a weighted mean of the p_i, and so
     never more than naming the likeliest.
 
-    An answer that is no phrase (`data.answers`) has no parts: it earns weight if it is right.
+    An answer that is not a phrase (`data.answers`) has no parts: it earns weight if it is right.
 
     Args:
         weight: Reward of an answer that equals an accepted one.
@@ -95,9 +95,9 @@ class AnswerPresent(OutcomeReward):
 
 @final
 class ExactMatch(OutcomeReward):
-    """weight if the given answer is an accepted one, by the question's rule, else 0.
+    """weight if the given answer is accepted by the question's rule, else 0.
 
-    It says which attempts are right, unless its weight is 0.
+    It defines which attempts are right, unless its weight is 0.
 
     Args:
         weight: Reward of a right answer.

@@ -15,8 +15,8 @@ class JudgeServer(ChatServer):
     """Access to a judge; see `turnrl_openai.ChatServer` for the other options.
 
     Args:
-        cache: File that caches verdicts, so that nothing is asked twice. Runs may share it.
-        max_tokens: The most tokens of a reply.
+        cache: File that caches verdicts, so that no text is judged twice. Runs may share it.
+        max_tokens: The most tokens in a reply.
     """
 
     cache: str | None = None

@@ -1,4 +1,4 @@
-"""A turn reward for what the world pays."""
+"""A turn reward that passes on the environment's reward."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from turnrl import Trajectory, TurnReward, instance_of
 
 @final
 class StepReward(TurnReward):
-    """r_k = weight x what the world paid for turn k: the sum of `ToolResult.reward` over its calls,
+    """r_k = weight x the world's reward for turn k: the sum of `ToolResult.reward` over its calls,
     as an environment gives it for a step.
 
-    It is the environment's own reward, so it changes which policy is best exactly as the
-    environment means it to. If an environment pays for reaching states again and again, a policy
+    It is the environment's own reward, so it changes the best policy exactly as the environment
+    means it to. If an environment pays for reaching the same states again and again, a policy
     lingers there: prefer rewards that are differences of a potential.
 
     Args:

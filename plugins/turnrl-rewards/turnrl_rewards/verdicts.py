@@ -2,7 +2,7 @@
 
 The judged text is untrusted. It stands between tags of the prompt, it can contain neither those
 tags nor a chat template's control tokens, and the prompt asks to judge it, not to obey it. A policy
-can still talk a judge round, so look at the answers that it pays for.
+can still talk the judge round, so look at the answers that earn rewards.
 """
 
 from __future__ import annotations
@@ -43,24 +43,25 @@ class Verdicts:
         prompt: The prompt, with its placeholders in braces.
         places: Names of the possible placeholders.
     Raises:
-        RecipeError: If the prompt has another placeholder, or lacks the last one, the judged text.
+        RecipeError: If the prompt has another placeholder, or lacks the last place, which is for
+            the judged text.
     """
 
     def __init__(self, server: JudgeServer, prompt: str, places: Sequence[str]) -> None:
-        named = _PLACE.findall(prompt)
-        known = ", ".join(f"{{{name}}}" for name in places)
-        if odd := [name for name in named if name not in places]:
-            raise RecipeError(f"prompt has the placeholder {{{odd[0]}}}, but only {known} exist")
-        if places[-1] not in named:
+        placeholders = _PLACE.findall(prompt)
+        allowed = ", ".join(f"{{{name}}}" for name in places)
+        if odd := [name for name in placeholders if name not in places]:
+            raise RecipeError(f"prompt has the placeholder {{{odd[0]}}}, but only {allowed} exist")
+        if places[-1] not in placeholders:
             raise RecipeError(f"prompt lacks {{{places[-1]}}}, the text to judge")
         self._server = server
         self._prompt = prompt
         self._places = places
         self._tags = sorted({tag.lower() for tag in _TAG.findall(prompt)})
-        self._known: dict[bytes, float] = {}
+        self._scores: dict[bytes, float] = {}
         self._cache: Cache | None = None
         if server.cache is not None:
-            from turnrl.servers import Cache  # which loads asyncio, and is seldom needed
+            from turnrl.servers import Cache  # loads asyncio, and is seldom needed
 
             self._cache = Cache(server.cache, _TABLE, RewardError)
 
@@ -72,7 +73,7 @@ class Verdicts:
         return Verdicts(server, self._prompt, self._places)
 
     def ask(self, cases: Iterable[Case | None]) -> None:
-        """Ask about all cases at once that have no verdict yet.
+        """Ask at once about all cases that have no verdict yet.
 
         Args:
             cases: The cases; None where there is nothing to judge.
@@ -81,7 +82,7 @@ class Verdicts:
         """
         filled = (self._filled(case) for case in cases if case is not None)
         prompts = {self._key(prompt): prompt for prompt in filled}
-        wanted = {key: p for key, p in prompts.items() if key not in self._known}
+        wanted = {key: p for key, p in prompts.items() if key not in self._scores}
         if not wanted:
             return
         from turnrl_rewards.asking import ask_all  # slow to import, and seldom needed
@@ -90,16 +91,16 @@ class Verdicts:
             query = "SELECT score FROM verdicts WHERE key = ?"
             with self._cache.transaction() as db:
                 rows = ((key, db.execute(query, (key,)).fetchone()) for key in wanted)
-                self._known |= {key: float(row[0]) for key, row in rows if row}
+                self._scores |= {key: float(row[0]) for key, row in rows if row}
 
         def keep(key: bytes, score: float) -> None:
-            self._known[key] = score
-            if self._cache is not None:  # at once: a verdict that was paid for outlives an outage
+            self._scores[key] = score
+            if self._cache is not None:  # immediately, so that an outage loses no paid verdict
                 with self._cache.transaction() as db:
                     db.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (key, score))
 
         try:
-            if left := {key: p for key, p in wanted.items() if key not in self._known}:
+            if left := {key: p for key, p in wanted.items() if key not in self._scores}:
                 ask_all(self._server, left, read_verdict, keep)
         finally:
             if self._cache is not None:
@@ -113,7 +114,7 @@ class Verdicts:
         """
         if case is None:
             return 0.0
-        if (score := self._known.get(self._key(self._filled(case)))) is None:
+        if (score := self._scores.get(self._key(self._filled(case)))) is None:
             raise RecipeError(
                 "the judge is asked in `prepare`, which has not seen this trajectory. Score with "
                 "turnrl.score_group(trajectories, rewards), or prepare first."
@@ -132,15 +133,15 @@ class Verdicts:
         return neutralise(text, self._tags, sorted(set(_CONTROL.findall(text))))
 
     def _key(self, prompt: str) -> bytes:
-        asked = json.dumps([self._server.url, self._server.body(prompt)], sort_keys=True)
-        return hashlib.blake2b(asked.encode(), digest_size=16).digest()
+        request = json.dumps([self._server.url, self._server.body(prompt)], sort_keys=True)
+        return hashlib.blake2b(request.encode(), digest_size=16).digest()
 
 
 def read_verdict(reply: str) -> float | None:
     """The score in a judge's reply, 0 to 1; None if there is none.
 
     The last JSON object with a `score` counts, because a judge may think or quote first. A bare yes
-    or no counts too. Scores outside 0 to 1 do not.
+    or no counts too. A score outside 0 to 1 does not count.
     """
     text = reply.rpartition("</think>")[2]
     if "<think>" in text:  # cut off in the middle of a thought
