@@ -2,21 +2,21 @@
 
 engine        Slots, its sessions, and the loop that computes pass after pass
 passes        the forward passes, and the weights that they are computed with
-limits        options, models and memories that are refused, from configurations alone
+limits        refuses options, models and memory sizes, from configurations alone
 trial         trials at the start: pages against the model itself, the largest passes
 scheduler     chooses the turns that are sampled, and their pages
-pages         the memory of keys and values, and what lies in it
-memory        the bytes that it may take
+pages         the memory of keys and values, and its contents
+memory        the bytes that keys and values may take
 attention     attention over pages, on any device
-kernel        the same by a GPU's own kernels
+kernel        attention over pages by a GPU's own kernels
 triton_pages  a kernel that reads pages in place
-ways          which of them work here
+ways          tries out which of these kernels work here
 decode        passes that only sample, recorded as CUDA graphs
 dense         an adapter beside its base as dense weights
-stops         stop strings, looked for as tokens are sampled
-sampling      one token of each turn
+stops         finds stop strings as tokens are sampled
+sampling      draws one token for each turn
 sizes         sizes that decide the memory of sampling
-transfer      numbers on their way between host and device
+transfer      copies numbers between host and device
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 @hookimpl
 def turnrl_engines() -> Iterable[type[Engine]]:
     """The engine of this package."""
-    from turnrl_slots.engine import Slots  # needs torch, which listing plugins does not
+    from turnrl_slots.engine import Slots  # imports torch, which listing plugins must not
 
     return [Slots]
 

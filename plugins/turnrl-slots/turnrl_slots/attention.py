@@ -1,13 +1,13 @@
 """Attention over pages. Keys and values that several rows share are read once for all of them.
 
-A pass has *rows* of one token each, which are being sampled, and *feeds* of several. A row attends
-to what it shares with others, in chains of full pages, and to pages of its own; each part gives an
-output and the log of its sum of exponentials, by which the parts are weighed:
+A pass has *rows* of one token each, which are being sampled, and *feeds* of several tokens. A row
+attends to the pages that it shares with others, in chains of full pages, and to pages of its own.
+Each part p gives an output o_p and the log of its sum of exponentials, l_p, which weighs the parts:
 
     o = sum_p o_p e^{l_p} / sum_p e^{l_p}
 
-What is computed once per pass, or once for as long as the rows stay the same, is in `GatherPlan`
-and `Pass`; a layer only gathers, attends and merges.
+`GatherPlan` computes its numbers once for as long as the rows stay the same, and `Pass` once per
+pass; a layer only gathers, attends and merges.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ def partial(
 ) -> tuple[Tensor, Tensor]:
     """Attention to some of the keys, and the log of its sum of exponentials.
 
-    Plain products of matrices: for the few queries to a key that decoding has, they are faster on a
-    CPU than its fused attention.
+    Plain products of matrices: decoding has few queries per key, and then a CPU computes them
+    faster than its fused attention.
 
     Args:
         query: (B, T, D).
@@ -48,24 +48,24 @@ def partial(
     scores = torch.bmm(query * scale, key.mT).float()
     if bias is not None:
         scores += bias
-    most = scores.amax(-1, keepdim=True)
-    weights = scores.sub_(most).exp_()
+    peak = scores.amax(-1, keepdim=True)
+    weights = scores.sub_(peak).exp_()
     total = weights.sum(-1, keepdim=True)
     attended = torch.bmm(weights.to(value.dtype), value)
-    return attended.div_(total), total.log_().add_(most)
+    return attended.div_(total), total.log_().add_(peak)
 
 
 @dataclass(frozen=True)
 class _Chains:
-    """Runs of pages of like length, each read by several rows; no row stands in two of them.
+    """Runs of pages of similar length, each read by several rows; no row is in two of them.
 
     Args:
-        units: What to gather: each head's part of each page; a short chain is padded.
-        shape: Chains and rows; short lists of rows are padded.
+        units: The parts to gather, one per head and page; a short chain is padded.
+        shape: Number of chains, and of rows; short lists of rows are padded.
         bias: (chains x key-value heads, 1, tokens) if any chain is padded.
-        readers: (chains x rows), which row reads.
-        rows: (n,), the rows that read any; None for all, in order.
-        places: (n,), where their results are; None for in order.
+        readers: (chains x rows), the rows that read each chain.
+        rows: (n,), the rows that read any chain; None for all, in order.
+        places: (n,), the places of their results; None for in order.
     """
 
     units: Tensor
@@ -79,39 +79,40 @@ class _Chains:
 def _runs(
     tables: Sequence[tuple[int, ...]],
 ) -> tuple[list[list[tuple[int, int, list[int]]]], list[int]]:
-    """Pages that rows share, as runs (begin, end, rows) of pages by depth in the tree that they
-    form, and the number of shared pages of each row."""
+    """The pages that rows share, as runs (begin, end, rows) by depth in the tree of shared pages,
+    and the number of shared pages of each row."""
     levels: list[list[tuple[int, int, list[int]]]] = []
-    own = [0] * len(tables)
+    shared = [0] * len(tables)
     todo = [(0, 0, list(range(len(tables))))]
     while todo:
         level, begin, rows = todo.pop()
         by_page: dict[int, list[int]] = {}
         for row in rows:
             by_page.setdefault(tables[row][begin], []).append(row)
-        for some in by_page.values():
-            if len(some) > 1:
-                # what the least and the greatest share, all between them share
-                least, most = min(tables[r] for r in some), max(tables[r] for r in some)
+        for sharers in by_page.values():
+            if len(sharers) > 1:
+                # the pages that the first and the last table share, all tables between share too
+                first, last = min(tables[r] for r in sharers), max(tables[r] for r in sharers)
                 end = begin
-                while least[end] == most[end]:
+                while first[end] == last[end]:
                     end += 1
                 if level == len(levels):
                     levels.append([])
-                levels[level].append((begin, end, some))
-                for row in some:
-                    own[row] = end
-                todo.append((level + 1, end, some))
-    return levels, own
+                levels[level].append((begin, end, sharers))
+                for row in sharers:
+                    shared[row] = end
+                todo.append((level + 1, end, sharers))
+    return levels, shared
 
 
 class GatherPlan:
-    """Which pages rows read together and which each reads alone; holds while they stay the same.
+    """The pages that rows read together, and the pages that each reads alone. Valid as long as the
+    rows stay the same.
 
     Args:
-        tables: For each row, all pages that its turn may need. Those that it writes to are in no
-            other's.
-        pool: Where the pages are.
+        tables: For each row, all pages that its turn may need. A page that a row writes to is in no
+            other table.
+        pool: The pages.
     """
 
     def __init__(self, tables: Sequence[Sequence[int]], pool: Pool) -> None:
@@ -123,8 +124,8 @@ class GatherPlan:
         self.chains = [
             chains
             for level in levels
-            for some in self._alike(level)
-            if (chains := self._chains(some, tables))
+            for runs in self._alike(level)
+            if (chains := self._chains(runs, tables))
         ]
 
     def attend_to(self, lengths: np.ndarray, feeds: Sequence[Feed]) -> Pass:
@@ -135,7 +136,7 @@ class GatherPlan:
     def _alike(
         runs: list[tuple[int, int, list[int]]],
     ) -> list[list[tuple[int, int, list[int]]]]:
-        """Runs by their length and width, roughly, so that padding costs little."""
+        """Runs grouped roughly by length and width, so that padding costs little."""
         kinds: dict[tuple[int, bool], list[tuple[int, int, list[int]]]] = {}
         for begin, end, rows in runs:
             kind = ((end - begin - 1).bit_length(), len(rows) > 16)
@@ -159,39 +160,39 @@ class GatherPlan:
         bias = None
         if (count < pages).any():
             bias = self.bias(count * PAGE, pages * PAGE)
-        whole = rows_of == list(range(len(tables)))
+        all_rows = rows_of == list(range(len(tables)))
         packed = places == list(range(len(runs) * width))
         return _Chains(
             self.units(ids),
             (len(runs), width),
             bias,
             self.pool.tensor(readers.ravel()),
-            None if whole else self.pool.tensor(np.array(rows_of)),
+            None if all_rows else self.pool.tensor(np.array(rows_of)),
             None if packed else self.pool.tensor(np.array(places)),
         )
 
     def units(self, pages: np.ndarray) -> Tensor:
-        """(n, pages) -> (n x heads x pages), where each head's part of each page lies."""
+        """(n, pages) -> (n x heads x pages), the place of each head's part of each page."""
         at = pages[:, None] * self.heads + np.arange(self.heads)[:, None]
         return self.pool.tensor(at.ravel())
 
-    def bias(self, lengths: np.ndarray, most: int) -> Tensor:
-        """(n x heads, 1, most), minus infinity from each length on."""
+    def bias(self, lengths: np.ndarray, width: int) -> Tensor:
+        """(n x heads, 1, width), minus infinity from each length on."""
         lengths = lengths.repeat(self.heads)[:, None, None]
-        masked = np.where(np.arange(most) < lengths, np.float32(0), np.float32(-math.inf))
+        masked = np.where(np.arange(width) < lengths, np.float32(0), np.float32(-math.inf))
         return self.pool.tensor(masked)
 
 
 @dataclass(frozen=True)
 class _Feeds:
-    """Feeds of like length, as a rectangle.
+    """Feeds of similar length, as a rectangle.
 
     Args:
-        units: What to gather.
-        tokens: (feeds, T), which token of the pass stands there; padding repeats the first.
+        units: The parts of pages to gather.
+        tokens: (feeds, T), the token of the pass at each place; padding repeats the first.
         real: (n,), the places of the rectangle that are not padding.
-        target: (n,), which tokens of the pass they are.
-        mask: (feeds, 1, T, S), what each may read; None for all up to itself.
+        target: (n,), the tokens of the pass at these places.
+        mask: (feeds, 1, T, S), the keys that each token may read; None for all up to itself.
     """
 
     units: Tensor
@@ -206,10 +207,10 @@ class Feed:
     """Several tokens of one session, read in a pass.
 
     Args:
-        table: Its pages.
-        start: Tokens that are in them already.
+        table: The session's pages.
+        start: Number of its tokens that are in the pages already.
         ids: The tokens of this pass.
-        ends: True if they are the last ones to read.
+        ends: True if these are the last tokens to read.
     """
 
     table: Sequence[int]
@@ -225,7 +226,7 @@ class Pass:
     Args:
         plan: The plan of the rows.
         lengths: (R,), tokens of each row that are in its pages already.
-        feeds: What else is read.
+        feeds: The tokens to read in the same pass.
     """
 
     def __init__(self, plan: GatherPlan, lengths: np.ndarray, feeds: Sequence[Feed]) -> None:
@@ -241,14 +242,14 @@ class Pass:
         units = page * plan.heads + np.arange(plan.heads)[:, None]
         self.slots = self.pool.tensor((units * PAGE + where % PAGE).ravel())
         if self.rows:
-            own = lengths + 1 - plan.skipped
-            most = pages_of(int(own.max()))
-            self.private = plan.units(plan.private[:, :most])
-            self.bias = plan.bias(own, most * PAGE)
-        self.feeds = [self._feeds(some) for some in self._alike(feeds)]
+            unshared = lengths + 1 - plan.skipped
+            pages_read = pages_of(int(unshared.max()))
+            self.private = plan.units(plan.private[:, :pages_read])
+            self.bias = plan.bias(unshared, pages_read * PAGE)
+        self.feeds = [self._feeds(placed) for placed in self._alike(feeds)]
 
     def _alike(self, feeds: Sequence[Feed]) -> list[list[tuple[int, Feed]]]:
-        """Feeds with the place of their first token, divided so that padding costs little."""
+        """Feeds with the place of their first token, grouped so that padding costs little."""
         starts = np.cumsum([self.rows, *(len(feed.ids) for feed in feeds)]).tolist()
         placed = sorted(
             zip(starts, feeds, strict=False), key=lambda pair: (len(pair[1].ids), pair[0])
@@ -290,7 +291,7 @@ class Pass:
         scale: float | None,
         window: int | None,
     ) -> Tensor:
-        """See `Attend`. A window is of no matter: the engine refuses one that could be felt."""
+        """See `Attend`. The window is ignored: the engine refuses a model if it could matter."""
         pool, (heads, count, size) = self.pool, query.shape[1:]
         scale = size**-0.5 if scale is None else scale
         pool.write(layer, self.slots, key[0], value[0])
@@ -305,21 +306,23 @@ class Pass:
         """Fill in (R, heads, D). The query heads that share a key-value head are rows of one
         attention."""
         rows, heads, size = out.shape
-        few = self.plan.heads
-        query = query[:, : self.rows].view(few, heads // few, rows, size).permute(2, 0, 1, 3)
+        kv_heads = self.plan.heads
+        query = (
+            query[:, : self.rows].view(kv_heads, heads // kv_heads, rows, size).permute(2, 0, 1, 3)
+        )
         query = query.contiguous()
         keys, values = self.pool.gather(layer, self.private, rows)
         attended, total = partial(query.flatten(0, 1), keys, values, self.bias, scale)
-        attended, total = attended.view_as(query), total.view(rows, few, -1, 1)
+        attended, total = attended.view_as(query), total.view(rows, kv_heads, -1, 1)
         for chains in self.plan.chains:
             keys, values = self.pool.gather(layer, chains.units, chains.shape[0])
-            asked = query.index_select(0, chains.readers).unflatten(0, chains.shape)
-            asked = asked.transpose(1, 2).flatten(2, 3).flatten(0, 1)
+            queries = query.index_select(0, chains.readers).unflatten(0, chains.shape)
+            queries = queries.transpose(1, 2).flatten(2, 3).flatten(0, 1)
             parts = (
-                part.view(chains.shape[0], few, chains.shape[1], heads // few, -1)
+                part.view(chains.shape[0], kv_heads, chains.shape[1], heads // kv_heads, -1)
                 .transpose(1, 2)
                 .flatten(0, 1)
-                for part in partial(asked, keys, values, chains.bias, scale)
+                for part in partial(queries, keys, values, chains.bias, scale)
             )
             if chains.places is not None:
                 parts = (part.index_select(0, chains.places) for part in parts)
@@ -327,9 +330,9 @@ class Pass:
                 attended, total = _merge(attended, total, *parts)
             else:
                 before = attended.index_select(0, chains.rows), total.index_select(0, chains.rows)
-                both, of_both = _merge(*before, *parts)
-                attended.index_copy_(0, chains.rows, both)
-                total.index_copy_(0, chains.rows, of_both)
+                merged, merged_total = _merge(*before, *parts)
+                attended.index_copy_(0, chains.rows, merged)
+                total.index_copy_(0, chains.rows, merged_total)
         out.copy_(attended.flatten(1, 2))
 
     def _attend_feeds(
@@ -350,7 +353,7 @@ class Pass:
         out[feeds.target] = attended.transpose(1, 2).flatten(0, 1).index_select(0, feeds.real)
 
 
-def _merge(one: Tensor, of_one: Tensor, other: Tensor, of_other: Tensor) -> tuple[Tensor, Tensor]:
-    """Two parts of one attention, weighed."""
-    weight = torch.sigmoid(of_other - of_one).to(one.dtype)
-    return torch.lerp(one, other, weight), torch.logaddexp(of_one, of_other)
+def _merge(a: Tensor, log_a: Tensor, b: Tensor, log_b: Tensor) -> tuple[Tensor, Tensor]:
+    """Merge two parts of an attention, weighed by their logs of sums of exponentials."""
+    weight = torch.sigmoid(log_b - log_a).to(a.dtype)
+    return torch.lerp(a, b, weight), torch.logaddexp(log_a, log_b)

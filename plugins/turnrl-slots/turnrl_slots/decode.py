@@ -1,16 +1,16 @@
 """The step that samples one token of each row, at fixed addresses, so that a GPU can replay it.
 
-A step of a large model is thousands of short kernels, and launching them takes longer than they do.
-A CUDA graph launches all of them at once, but only for the sizes and addresses it was recorded
-with. So rows are padded to the next of a few sizes (`padded`), and tables of pages to the longest
-history: kernels that read pages in place do not read the rest. Where pages are gathered,
-tables are padded to a power of two instead. Rows that pad read and write a page that is nobody's.
-What a size is given comes in two buffers, and all else is worked out from them on the device.
+A step of a large model is thousands of short kernels, and launching them takes longer than running
+them. A CUDA graph launches all of them at once, but only for the sizes and addresses that it was
+recorded with. So rows are padded to the next of a few sizes (`padded`), and tables of pages to the
+longest history: kernels that read pages in place do not read the rest. If pages are gathered,
+tables are padded to a power of two instead. Padding rows read and write a page that belongs to
+nobody. The inputs of a size are in two buffers, and the device computes all else from them.
 
-A size is computed plainly when it is first met, which warms it up, and recorded at the second time:
-one that is met once costs nothing extra. Recording takes about as long as a plain step. Graphs hold
-for as long as weights and pages stay at their addresses (`turnrl_slots.engine` keeps them there
-between collections with `keep_memory`).
+A size is computed plainly the first time, which warms it up, and recorded the second time, so a
+size that occurs once costs nothing extra. Recording takes about as long as a plain step. Graphs
+stay valid as long as weights and pages stay at their addresses (`turnrl_slots.engine` keeps them
+there between collections with `keep_memory`).
 
 On a CPU all sizes are padded in the same way and computed plainly.
 """
@@ -34,24 +34,24 @@ from turnrl_slots.transfer import fill
 _logger = logging.getLogger(__name__)
 
 Hidden = Callable[[Tensor, Tensor, KernelPass], Tensor]
-"""Reads tokens (R,) at positions (R,): the hidden state after each, (R, H)."""
+"""Reads tokens (R,) at positions (R,); returns the hidden state after each, (R, H)."""
 
 _GAP = 0.05
-"""Largest relative difference of a first replay from the plain step; bfloat16 alone: 0.01."""
+"""Largest relative difference of a first replay from the plain step; bfloat16 alone makes 0.01."""
 
 
 def padded(rows: int) -> int:
-    """The rows that a step has for so many that are sampled.
+    """The number of rows in a step that samples so many.
 
-    Up to 8 powers of two; up to 256 two sizes to a doubling (12, 16, 24, 32, ...): so few rows read
-    weights for longer than they compute, and padding is nearly free. Beyond, computing takes
-    longer, and there are four sizes to a doubling (320, 384, 448, 512, 640, ...): at most a fifth
-    of a step is padding. Up to 512 these are 18 sizes.
+    Up to 8 rows, sizes are powers of two; up to 256 there are two sizes per doubling (12, 16, 24,
+    32, ...): with so few rows, reading weights takes longer than computing, and padding is nearly
+    free. Beyond 256, computing takes longer, so there are four sizes per doubling (320, 384, 448,
+    512, 640, ...), and at most a fifth of a step is padding. Up to 512 these are 18 sizes.
     """
-    whole = 1 << (rows - 1).bit_length()
+    power = 1 << (rows - 1).bit_length()
     if rows <= 8:
-        return whole
-    step = whole // 4 if rows <= 256 else whole // 8
+        return power
+    step = power // 4 if rows <= 256 else power // 8
     return -(-rows // step) * step
 
 
@@ -68,14 +68,14 @@ class Graphs:
         self.forget()
 
     def forget(self) -> None:
-        """The graphs are gone; those to come have memory of their own, shared among them: they are
-        replayed one at a time, and what a replay leaves is used before the next."""
+        """Drop all graphs. Later graphs share one new block of memory, because they are replayed
+        one at a time, and the result of a replay is used before the next."""
         self._memory = torch.cuda.graph_pool_handle()
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Within it work goes to the stream that records, after all before it and before all
-        after, so that libraries set up there what a graph must not."""
+        """Send work to the recording stream, after all earlier work and before all later work, so
+        that libraries do their setup there, which a graph cannot record."""
         main = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(main)
         with torch.cuda.stream(self._stream):
@@ -83,21 +83,22 @@ class Graphs:
         main.wait_stream(self._stream)
 
     def record(self, compute: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """Record a computation; return what replays it, and where each replay leaves its result.
+        """Record a computation; return a function that replays it, and the tensor in which each
+        replay leaves its result.
 
         Raises:
-            RuntimeError: If it does something that cannot be recorded.
+            RuntimeError: If the computation does something that cannot be recorded.
         """
         # not `torch.cuda.graph`, which empties the allocator's cache for each graph
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize(self._device)
         with torch.cuda.stream(self._stream):
-            # others' threads, tools say, may use the GPU meanwhile
+            # other threads, of tools for example, may use the GPU meanwhile
             graph.capture_begin(pool=self._memory, capture_error_mode="thread_local")
             try:
                 outputs = compute()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # it is broken, and says so again
+                with contextlib.suppress(RuntimeError):  # a broken capture raises again
                     graph.capture_end()
                 raise
             graph.capture_end()
@@ -105,7 +106,7 @@ class Graphs:
 
 
 class _Step:
-    """The buffers of one size, and what replays it once it is recorded."""
+    """The buffers of one size, and its replay once it is recorded."""
 
     def __init__(self, pool: Pool, hidden: Hidden, rows: int, width: int) -> None:
         self._pool, self._hidden, self._size = pool, hidden, (rows, width)
@@ -124,13 +125,13 @@ class _Step:
         fill(self._read, read)
         if self._tables is not tables:
             pages = np.full((rows, width), self._pool.nobody, np.int32)
-            known = tables.pages[:, :width]
-            pages[: len(known), : known.shape[1]] = known
+            used = tables.pages[:, :width]
+            pages[: len(used), : used.shape[1]] = used
             fill(self._table, pages)
             self._tables = tables
 
     def compute(self) -> Tensor:
-        """(rows, H), from the buffers alone, and on the device alone: no number comes back."""
+        """(rows, H), computed from the buffers alone and without the host."""
         tokens, positions = self._read
         page = self._table.gather(1, (positions // PAGE)[:, None])[:, 0].long()
         slots = page * PAGE + positions % PAGE
@@ -143,15 +144,15 @@ class Decoder:
     """Computes steps, each in the smallest size that holds it.
 
     Args:
-        pool: Where keys and values are.
+        pool: The pages of keys and values.
         hidden: The forward pass.
-        graphs: Records them; None to compute each.
+        graphs: Records steps; None to compute each step plainly.
         longest: Tokens of the longest history.
 
     Attributes:
-        graphs: As given; None as well once a step could not be recorded.
-        steps: The sizes met so far, (rows, pages of a table), each with its buffers, and with what
-            replays it (`replay`) once it is recorded.
+        graphs: As passed in; None after a recording has failed.
+        steps: The sizes met so far, (rows, pages of a table), each with its buffers, and with its
+            `replay` once it is recorded.
     """
 
     def __init__(self, pool: Pool, hidden: Hidden, graphs: Graphs | None, longest: int) -> None:
@@ -161,7 +162,8 @@ class Decoder:
         self._checked = False
 
     def forget(self) -> None:
-        """Before weights or the pool's memory move: graphs know them by their addresses."""
+        """Drop all graphs. Call it before weights or the pool's memory move, because graphs hold
+        their addresses."""
         self.steps.clear()
         self._checked = False
         if self.graphs is not None:
@@ -173,7 +175,7 @@ class Decoder:
         Args:
             tables: The tables of the rows.
             lengths: (R,), tokens of each row that are in its pages already.
-            tokens: The next of each.
+            tokens: The next token of each row.
         """
         size = padded(len(tokens)), self._width(pages_of(int(lengths.max()) + 1))
         step = self.steps.get(size)
@@ -198,8 +200,8 @@ class Decoder:
         return self._widest
 
     def _record(self, step: _Step, graphs: Graphs) -> None:
-        """Record a step. If that fails, no other is recorded, and one warning says so. The first is
-        compared with what is computed plainly: doing a step twice changes nothing."""
+        """Record a step. If that fails, no other step is recorded, and there is one warning. The
+        first replay is compared with the plain step; repeating a step changes nothing."""
         try:
             replay, output = graphs.record(step.compute)
             if not self._checked:

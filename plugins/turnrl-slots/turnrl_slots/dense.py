@@ -16,15 +16,15 @@ def dense_bytes(network: nn.Module) -> int:
 
 
 class Dense:
-    """The adapted linear layers with dense weights: the base's W, dequantised, and the adapter as
-    it is now beside it. Nothing of the network is changed or kept.
+    """The adapted linear layers with dense weights: the base's W, dequantised, and beside it the
+    adapter as it is now. The network itself is not changed, and nothing in it is kept.
 
     Args:
-        network: With an adapter.
+        network: A network with an adapter.
     """
 
     def __init__(self, network: nn.Module) -> None:
-        self._layers = [(one.layer, one.dense()) for one in adapted_layers(network)]
+        self._layers = [(adapted.layer, adapted.dense()) for adapted in adapted_layers(network)]
 
     def refill(self) -> None:
         """Take over the adapter as it is now, at the same addresses."""
@@ -33,15 +33,15 @@ class Dense:
 
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
-        """Within it the network computes with these weights. It is for one pass at a time: between
-        passes the network has the learner's weights, however a pass ends."""
-        # a `forward` of the object shadows its class's. Not set by way of nn.Module, which would
-        # look among parameters and modules first: there are some hundred layers, in every pass
-        own = [(vars(layer), vars(layer)["forward"]) for layer, _ in self._layers]
+        """Let the network compute with these weights. Use it for one pass at a time: between passes
+        the network has the learner's weights, however a pass ends."""
+        # an object's own `forward` shadows its class's. nn.Module's setattr would look among
+        # parameters and modules first, for hundreds of layers in every pass
+        forwards = [(vars(layer), vars(layer)["forward"]) for layer, _ in self._layers]
         try:
             for layer, dense in self._layers:
                 vars(layer)["forward"] = dense
             yield
         finally:
-            for attributes, before in own:
+            for attributes, before in forwards:
                 attributes["forward"] = before

@@ -1,13 +1,13 @@
 """`Slots`, the in-process engine: any transformers decoder, turns batched as they come.
 
-A session is its token ids, and pages that hold the keys and values of all but the last of them.
-Forks share pages, and so do histories that begin with the same text. Every forward pass (`passes`)
-takes one token of each turn that is being sampled, and the unread tokens of turns that begin, in
-one packed row. The memory of pages is bounded, so turns wait for room (`scheduler`).
+A session is its token ids, and pages with the keys and values of all tokens but the last. Forks
+share pages, and so do histories that begin with the same text. Every forward pass (`passes`) takes
+one token of each turn that is being sampled, and the unread tokens of turns that begin, in one
+packed row. The memory of pages is bounded, so turns wait for room (`scheduler`).
 
-The model is the stock one, adapters and 4-bit layers included. Its attention calls this engine's
-(`Attend`), which writes the new keys and values into pages and reads them there (`attention`,
-`kernel`).
+The model is the stock one, adapters and 4-bit layers included. Its attention calls the engine's
+attention (`Attend`), which writes the new keys and values into pages and reads them there
+(`attention`, `kernel`).
 """
 
 from __future__ import annotations
@@ -46,21 +46,21 @@ from turnrl_slots.trial import compare, fill, measure
 from turnrl_slots.ways import NAMES, Attention, find_way, unavailable
 
 _SLOTS_OF_CPU = 256
-"""Where rows are many, a CPU gains nothing by more of them, and last digits depend on it."""
+"""With this many rows, a CPU gains nothing from more, and last digits depend on the number."""
 
 _CPU_TOKENS = 512
-"""Tokens that a CPU reads at once: with more, activations leave its cache, and a token of a small
+"""Tokens that a CPU reads at once. With more, activations leave its cache, and a token of a small
 model takes half as long again."""
 
 _SMALL = 20_000_000
-"""Weights of a model whose passes are sampled on one thread of a CPU. The thread of the engine and
-the main one have a team of workers each, which then sleep between the many short operations of a
-pass: waking them takes longer than they save."""
+"""A CPU samples a model with fewer weights than this on one thread. The engine's thread and the
+main thread each have a team of workers, which sleep between the many short operations of a pass:
+waking them takes longer than they save."""
 
 
 @contextlib.contextmanager
 def _on_one_thread() -> Iterator[None]:
-    """Within it, torch computes on one thread in whatever thread begins."""
+    """Let torch compute on one thread, in every thread that starts meanwhile."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -89,7 +89,7 @@ class _Session(Session):
             ids = (*self._history.ids, *new_ids)
             return await self._engine._submit(self._history, ids, sampling)
         except BaseException:
-            self.close()  # what was sampled of the turn is lost, so the history has a hole
+            self.close()  # the tokens sampled so far are lost, so the history has a hole
             raise
         finally:
             self._busy = False
@@ -117,16 +117,15 @@ class _Session(Session):
 class Slots(Engine):
     """Samples with the policy's own weights, in this process.
 
-    Turns that are asked for in the same tick of the event loop are admitted in the order in which
-    their sessions were opened, so equal requests give equal batches and equal results to the last
-    digit.
+    Turns requested in the same tick of the event loop are admitted in the order in which their
+    sessions were opened, so equal requests give equal batches and equal results to the last digit.
 
     Null options are filled in at the start, by a memory plan (`plan.profile`) if there is one.
 
     Args:
         slots: The most turns sampled at once. Null for as many as fit into memory; 256 on a CPU.
-        prefill_tokens: The most tokens read in one forward pass, not counting the sampled ones; on
-            a CPU never more than 512. Null for 16384.
+        prefill_tokens: The most tokens read in one forward pass, not counting sampled tokens; on a
+            CPU never more than 512. Null for 16384.
         kv_memory: The most memory for keys and values: a size such as `4GB`; `auto` is a quarter of
             the memory of the machine or container, divided among the processes, or on a GPU most of
             the memory that is free once the weights are loaded.
@@ -143,8 +142,8 @@ class Slots(Engine):
             (torch's kernel reads them in place; needs FlashAttention 3 or 4 to be active), `triton`
             (a kernel of this package reads them in place, for sampled tokens) and `gathered`
             (torch's kernel, on a copy in each layer), and takes the first that gives the right
-            result. `fa3` activates FlashAttention 3, for learning too, and is then `pages`. `plain`
-            uses none of them, as on a CPU.
+            result. `fa3` activates FlashAttention 3, for learning too, and then works as `pages`.
+            `plain` uses no such kernel, as on a CPU.
         keep_memory: Keep the memory of keys and values, dense weights and CUDA graphs between
             collections, for a faster start of each. Null or false gives it back for learning.
 
@@ -175,14 +174,14 @@ class Slots(Engine):
         self._stopping = False
         self._closed = False
         self._rehearses = False
-        """True for a small engine in place of a run's, whose size says nothing about the run."""
+        """True for a small engine in place of the run's; its size shows nothing about the run."""
         self.passes: Passes | None = None
 
     def check(
         self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
     ) -> None:
-        """See `Engine.check`. Layers that pages do not hold, a memory too small for one trajectory,
-        dense weights without an adapter, and packages that are missing."""
+        """See `Engine.check`. Refuses layers that pages do not hold, a memory too small for one
+        trajectory, dense weights without an adapter, and missing packages."""
         budget = budget_of(self)
         if (package := unavailable(self.attention)) is not None:
             raise RecipeError(
@@ -196,14 +195,14 @@ class Slots(Engine):
             check_room(self.kv_memory, budget, shapes.page_bytes, 0, max_tokens)
 
     def rehearsal(self) -> AbstractContextManager[Slots]:
-        """See `Engine.rehearsal`. An engine with the same options, but for its memory."""
+        """See `Engine.rehearsal`. A smaller engine with the same other options."""
         small = replace(self, slots=8, prefill_tokens=512, kv_memory="256MB")
         small._rehearses = True
         return contextlib.nullcontext(small)
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
-        self._forget()  # sessions of before know pages of a pool that is given up
+        self._forget()  # earlier sessions hold pages of a pool that is about to go
         budget = budget_of(self)
         self._policy = policy
         self._closed = False
@@ -218,7 +217,7 @@ class Slots(Engine):
         small = sum(p.numel() for p in self._network.parameters()) < _SMALL
         self._one_thread = on_cpu and small
         self._evaluate()
-        done = False
+        started = False
         try:
             self.pool = pool = self._sized_pool(budget, max_tokens, samples_dense)
             self._slots = self._rows(on_cpu, pool.count)
@@ -227,14 +226,14 @@ class Slots(Engine):
             passes = self.passes = Passes(
                 policy, pool, samples_dense, self.cuda_graphs, piece_tokens, max_tokens
             )
-            with passes.weights():  # room for dense ones is missing now or never
+            with passes.weights():  # memory for dense weights runs out now or never
                 tried = policy, pool, passes.compute, max_tokens
                 compare(*tried)
                 if not on_cpu:
                     fill(*tried, prefill_tokens, self._slots)
-            done = True
+            started = True
         finally:
-            self._forget(keep=done and bool(self.keep_memory))
+            self._forget(keep=started and bool(self.keep_memory))
             self._leave_mode()
 
     @property
@@ -268,7 +267,7 @@ class Slots(Engine):
         return self.slots or (_SLOTS_OF_CPU if on_cpu else pages)
 
     def _sized_pool(self, budget: int | None, tokens: int, samples_dense: bool) -> Pool:
-        """The pool that the budget allows, with room for one session of so many tokens at least."""
+        """The pool that the budget allows, with room for at least one session of `tokens`."""
         shapes = measure(self._policy, self._device, tokens)
         if budget is None:
             beside = dense_bytes(self._network) if samples_dense else 0
@@ -278,8 +277,8 @@ class Slots(Engine):
         return Pool(count, shapes, self._device, way)
 
     def sync(self, version: int) -> None:
-        """See `Engine.sync`. The weights are the policy's own, so there is nothing to copy; what
-        was read with older ones is forgotten."""
+        """See `Engine.sync`. The weights are the policy's own, so there is nothing to copy; keys
+        and values from older weights are forgotten."""
         if self._inbox or self._scheduler.active or self._scheduler.waiting:
             raise RuntimeError("turns are being sampled: drain() comes before sync()")
         self._version = version
@@ -301,14 +300,14 @@ class Slots(Engine):
         return _Session(self, History(next(self._orders), tuple(prompt_ids)))
 
     def _forget(self, keep: bool = False) -> None:
-        """Take all pages from all sessions, and give back memory, unless it is to be kept."""
+        """Take all pages from all sessions, and give back memory unless `keep`."""
         if self.passes is not None:
             self.passes.forget(keep)
             self._scheduler.forget(keep)
 
     def _evaluate(self) -> None:
-        """Eval mode, until sampling is over: in train mode dropout would bite. It is switched once
-        a collection, because a walk through all modules takes as long as a token."""
+        """Switch to eval mode until sampling is over, because train mode has dropout. This happens
+        once a collection, because a walk through all modules takes as long as a token."""
         if self._was_training is None:
             self._was_training = self._network.training
             self._network.eval()
@@ -355,7 +354,8 @@ class Slots(Engine):
         self._forget(keep=bool(self.keep_memory))
 
     async def _serve(self) -> None:
-        """Step until nobody waits. Passes run in a thread, so that tools go on meanwhile."""
+        """Compute passes until no turn waits. They run in a thread, so that tools can run
+        meanwhile."""
         loop = asyncio.get_running_loop()
         self._stopping = False
         self._evaluate()
@@ -369,7 +369,7 @@ class Slots(Engine):
             try:
                 await asyncio.sleep(0)  # requests of this tick are in the first batch
                 while self._inbox or self._scheduler.waiting or self._scheduler.active:
-                    # the inbox belongs to the loop's thread, all else to the engine's
+                    # the inbox belongs to the loop's thread, all else to the engine's thread
                     arrived, self._inbox = self._inbox, []
                     finished = await loop.run_in_executor(thread, self._advance, arrived)
                     for request, completion in finished:
@@ -383,7 +383,7 @@ class Slots(Engine):
                 if not isinstance(error, Exception):
                     raise
             finally:
-                if self._closed:  # and had to wait until the pass was over
+                if self._closed:  # close() had to wait until the pass was over
                     self._leave_mode()
                     self._forget()
 
@@ -399,8 +399,8 @@ class Slots(Engine):
 
     @torch.inference_mode()
     def _advance(self, arrived: list[Request]) -> list[tuple[Request, Completion]]:
-        """Sample a token of every turn that is begun, until some have ended or others have been
-        asked for. Returns the turns that ended."""
+        """Sample a token in every active turn, again and again until a turn ends or a new one is
+        requested. Returns the turns that ended."""
         while True:
             if self._closed:
                 raise RuntimeError("the engine was closed while turns were being sampled")
@@ -413,10 +413,10 @@ class Slots(Engine):
                 return finished
 
     def _pass(self, several: list[Request]) -> list[tuple[Request, Completion]]:
-        """Sample a token of each active turn, and return those that end with it.
+        """Sample a token in each active turn, and return the turns that it ends.
 
         Args:
-            several: The turns that have several tokens to be read, the last ones.
+            several: The turns with more than one token to read: the last ones.
         """
         assert self.passes is not None
         active = self._scheduler.active
@@ -436,8 +436,8 @@ class Slots(Engine):
 
 
 def _compute_on(device: torch.device) -> None:
-    """Make a GPU this thread's own: kernels that others wrote launch on the thread's GPU, which is
-    the first one by default."""
+    """Make a GPU this thread's current one: third-party kernels launch on the thread's GPU, which
+    is the first by default."""
     if device.type == "cuda":
         torch.cuda.set_device(device)
 

@@ -1,17 +1,17 @@
 """Attention over pages by a GPU's own kernels, for half precision.
 
-A forward pass is then a call or two a layer, of sequences of one token (those being sampled) or
-several (those being read), each over all pages of its own. There are three ways to it:
+A forward pass then makes one or two calls per layer, for sequences of one token (being sampled) or
+several (being read), each over all of its pages. There are three ways:
 
-pages     torch's `varlen_attn` takes pages as they lie, where FlashAttention 3 or 4 is installed
-          and active (`torch.nn.attention.activate_flash_attention_impl`). Not that of torch 2.11.
-triton    A kernel of our own (`triton_pages`) takes them as they lie for sequences of one token.
-          For the others, torch's kernel is given those in use gathered, in each layer.
-gathered  torch's kernel is given all that are in use gathered, in each layer.
+pages     torch's `varlen_attn` reads pages in place, if FlashAttention 3 or 4 is installed and
+          active (`torch.nn.attention.activate_flash_attention_impl`). Not in torch 2.11.
+triton    A kernel of our own (`triton_pages`) reads pages in place for sequences of one token. For
+          other sequences, torch's kernel gets a gathered copy of the used pages in each layer.
+gathered  torch's kernel gets a gathered copy of all used pages in each layer.
 
-Which of them work here is found by trying (`ways`).
+`ways` tries out which of them work here.
 
-On a CPU this is tested with a function that does what torch documents of its kernel, and with
+On a CPU this is tested with a function that behaves as torch documents its kernel, and with
 Triton's interpreter.
 """
 
@@ -34,13 +34,13 @@ from turnrl_slots.transfer import pack
 
 @dataclass(frozen=True)
 class Sequences:
-    """Some sequences of a pass, one after the other, and where their keys and values lie.
+    """Sequences of a pass, one after the other, and the pages of their keys and values.
 
     Args:
-        table: (S, W), int32, the pages of each sequence in order; any page after its last.
-        begins: (S + 1,), int32, where each one's queries begin, and the end.
-        used: (S,), int32, tokens of each in its pages, those that ask included.
-        count: Queries of all.
+        table: (S, W), int32, the pages of each sequence in order; after the last, any page.
+        begins: (S + 1,), int32, where each sequence's queries begin, and the end.
+        used: (S,), int32, tokens of each sequence in its pages, queries included.
+        count: Number of all queries.
         longest: The most queries of a sequence.
     """
 
@@ -60,10 +60,10 @@ def attend(
     scale: float,
     parts: int | None = None,
 ) -> Tensor:
-    """Attention of S sequences, each to all tokens of its own up to the one that asks.
+    """Attention of S sequences: each query sees all tokens of its own sequence up to itself.
 
     Args:
-        way: How the kernel is given the pages.
+        way: How the kernel gets the pages.
         query: (N, heads, D), the last tokens of each sequence, one sequence after the other.
         keys: (pages, page, key-value heads, D).
         values: The same.
@@ -75,7 +75,7 @@ def attend(
     """
     table, used = of.table, of.used
     if way == "triton" and of.longest == 1:
-        from turnrl_slots.triton_pages import attend_rows  # Triton may not be there
+        from turnrl_slots.triton_pages import attend_rows  # Triton may not be installed
 
         return attend_rows(query, keys, values, table, used, scale, parts)
     count, width = table.shape
@@ -95,7 +95,7 @@ def attend(
         of.longest,
         width * PAGE,
         scale=scale,
-        # a token alone sees all that is there; with no window, queries that share a head are packed
+        # a single token sees all its keys; without a window, queries that share a head are packed
         window_size=(-1, 0 if of.longest > 1 else -1),
         seqused_k=used,
         block_table=pages,
@@ -106,10 +106,10 @@ class KernelPass:
     """The attention of one forward pass: an `Attend`.
 
     Args:
-        pool: Where keys and values are.
-        positions: (N,), of the tokens that are read, in their sequences.
-        slots: (N,), where their keys and values are put.
-        sequences: Whose tokens they are, a call of the kernel each.
+        pool: The pages of keys and values.
+        positions: (N,), the positions of the tokens in their sequences.
+        slots: (N,), where their keys and values are written.
+        sequences: The sequences of these tokens, one call of the kernel for each item.
     """
 
     def __init__(
@@ -128,20 +128,20 @@ class KernelPass:
         scale: float | None,
         window: int | None,
     ) -> Tensor:
-        """See `Attend`. A window is of no matter: the engine refuses one that could be felt."""
+        """See `Attend`. The window is ignored: the engine refuses a model if it could matter."""
         self.pool.write(layer, self.slots, key[0], value[0])
         keys, values = self.pool.store[layer]
         scale = query.shape[-1] ** -0.5 if scale is None else scale
-        asked = query[0].transpose(0, 1).split([some.count for some in self.sequences])
+        queries = query[0].transpose(0, 1).split([item.count for item in self.sequences])
         attended = [
-            attend(self.way, part, keys, values, some, scale)
-            for part, some in zip(asked, self.sequences, strict=True)
+            attend(self.way, part, keys, values, sequences, scale)
+            for part, sequences in zip(queries, self.sequences, strict=True)
         ]
         return (attended[0] if len(attended) == 1 else torch.cat(attended))[None]
 
 
 class Tables:
-    """Each row's pages, all that its turn may need: the kernel's counterpart of `GatherPlan`."""
+    """All pages that each row's turn may need: the kernel's counterpart of `GatherPlan`."""
 
     def __init__(self, tables: Sequence[Sequence[int]], pool: Pool) -> None:
         self.pool = pool
@@ -152,7 +152,7 @@ class Tables:
 
         Args:
             lengths: (R,), tokens of each row that are in its pages already.
-            feeds: What else is read.
+            feeds: The tokens to read in the same pass.
         """
         rows = len(lengths)
         counts = np.array([*[1] * rows, *(len(feed.ids) for feed in feeds)])
@@ -160,15 +160,15 @@ class Tables:
         used = starts + counts
         width = pages_of(int(used.max()))
         pages = np.zeros((len(counts), width), np.int32)
-        known = self.pages[:, :width]
-        pages[: len(known), : known.shape[1]] = known
+        of_rows = self.pages[:, :width]
+        pages[: len(of_rows), : of_rows.shape[1]] = of_rows
         for row, feed in enumerate(feeds, rows):
             pages[row, : len(feed.table)] = feed.table[:width]
         firsts = np.cumsum(counts) - counts
-        whose = np.repeat(np.arange(len(counts)), counts)
-        positions = np.arange(len(whose)) - firsts[whose] + starts[whose]
-        slots = pages[whose, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
-        # a kernel for one token to a sequence is not given the others
+        owner = np.repeat(np.arange(len(counts)), counts)
+        positions = np.arange(len(owner)) - firsts[owner] + starts[owner]
+        slots = pages[owner, positions // PAGE].astype(np.int64) * PAGE + positions % PAGE
+        # a kernel for one token per sequence must not get other sequences
         apart = self.pool.kernel == "triton" and 0 < rows < len(counts)
         parts = [slice(0, rows), slice(rows, None)] if apart else [slice(None)]
         arrays = [
@@ -180,11 +180,11 @@ class Tables:
             for part in parts
         ]
         numbers = [positions, slots, *chain.from_iterable(arrays)]
-        at, to, *rest = pack([some.astype(np.int32) for some in numbers], self.pool.device)
+        at, to, *packed = pack([array.astype(np.int32) for array in numbers], self.pool.device)
         sequences = [
             Sequences(table, begins, lasts, int(counts[part].sum()), int(counts[part].max()))
             for part, table, begins, lasts in zip(
-                parts, rest[::3], rest[1::3], rest[2::3], strict=True
+                parts, packed[::3], packed[1::3], packed[2::3], strict=True
             )
         ]
         return KernelPass(self.pool, at.long(), to.long(), sequences)

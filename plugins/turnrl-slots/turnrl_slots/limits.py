@@ -1,4 +1,4 @@
-"""Refusing what cannot be sampled: from options and a model's configuration, before any weights are
+"""Refuses what cannot be sampled, from options and a model's configuration, before any weights are
 loaded."""
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ class Options(Protocol):
 
 
 def budget_of(engine: Options) -> int | None:
-    """Check the options of an engine, as its attributes are now: a memory plan may have filled in
-    some that the recipe leaves open.
+    """Check the current options of an engine: a memory plan may have filled in some that the recipe
+    leaves open.
 
     Returns:
         The bytes of `kv_memory`; None for `auto`.
     Raises:
-        RecipeError: If one of them is no setting.
+        RecipeError: If an option has a value that is not allowed.
     """
     at_least(1, "model.engine.", engine, "slots", "prefill_tokens", whole=True)
     one_of(("auto", "adapter", "dense"), "model.engine.", engine, "decode_weights")
@@ -48,7 +48,7 @@ def budget_of(engine: Options) -> int | None:
 
 
 def refuse(config: PretrainedConfig, why: str, cause: Exception | None = None) -> NoReturn:
-    """Say that a model cannot be sampled.
+    """Raise the error that a model cannot be sampled.
 
     Args:
         config: The model's configuration.
@@ -69,7 +69,7 @@ def refuse(config: PretrainedConfig, why: str, cause: Exception | None = None) -
 
 
 def check_layers(config: PretrainedConfig, tokens: int) -> None:
-    """Refuse a model with layers that see less than a trajectory, or that do not attend.
+    """Refuse a model if a layer sees less than a trajectory, or has no attention.
 
     Args:
         config: The model's configuration.
@@ -84,22 +84,22 @@ def check_layers(config: PretrainedConfig, tokens: int) -> None:
             refuse(config, f"(it has layers of the kind {kind!r})")
     slides = sizes.slides if sizes.kinds is None else "sliding_attention" in kinds
     chunks = "chunked_attention" in kinds
-    for sees, holds in ((sizes.window, slides), (sizes.chunk, chunks)):
-        if holds and sees is not None and sees < tokens:
-            refuse(config, f"(a layer sees {sees} tokens, and a trajectory has {tokens})")
+    for seen, applies in ((sizes.window, slides), (sizes.chunk, chunks)):
+        if applies and seen is not None and seen < tokens:
+            refuse(config, f"(a layer sees {seen} tokens, and a trajectory has {tokens})")
 
 
 def check_room(kv_memory: str, budget: int, page_bytes: int, spare: int, tokens: int) -> int:
     """The pages that a budget allows.
 
     Args:
-        kv_memory: As it is set.
-        budget: In bytes.
+        kv_memory: The setting, for the message.
+        budget: Its bytes.
         page_bytes: Size of one page.
         spare: Pages that belong to no session.
         tokens: Length of the longest trajectory.
     Raises:
-        RecipeError: If that trajectory does not fit, with both numbers.
+        RecipeError: If the longest trajectory does not fit, with both numbers.
     """
     count, needed = budget // page_bytes - spare, pages_of(tokens)
     if count < needed:
@@ -114,11 +114,11 @@ def check_room(kv_memory: str, budget: int, page_bytes: int, spare: int, tokens:
 
 def least_shapes(policy: SampledPolicy) -> Shapes | None:
     """The shapes of keys and values by a configuration, in the smallest type that the policy may
-    come to have; None if it does not tell."""
+    come to have; None if the configuration does not determine them."""
     sizes = sizes_of(policy.config)
     layers, heads, size, asking = sizes.layers, sizes.kv_heads, sizes.head_size, sizes.heads
     if sizes.shares_keys or not (layers and heads and size and asking):
         return None
-    half = torch.bfloat16  # which a policy of another kind may have
+    half = torch.bfloat16  # another kind of policy may have it
     dtype = policy.dtype_on("cuda") if isinstance(policy, Policy) else half
     return Shapes(layers, heads, size, asking, dtype)

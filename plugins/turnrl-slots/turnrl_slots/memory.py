@@ -13,8 +13,8 @@ import torch
 from turnrl import RecipeError, in_short
 
 _SHARE_OF_MACHINE = 0.25
-"""Share of all memory on a machine without a GPU, for `kv_memory: auto`. It is no share of the free
-memory, which varies: batches, and so last digits, may depend on it."""
+"""Share of all memory on a machine without a GPU, for `kv_memory: auto`. A share of the free memory
+would vary between runs, and batches, and so last digits, may depend on it."""
 
 _SHARE_OF_GPU = 0.7
 """Share of the GPU memory that is free after the weights are loaded."""
@@ -24,12 +24,12 @@ _LIBRARY = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 def auto_memory(device: torch.device, beside: int) -> int:
-    """Bytes for keys and values where the recipe gives none: a quarter of the machine's memory, or
-    most of what is free on a GPU.
+    """Bytes for keys and values if the recipe sets none: a quarter of the machine's memory, or most
+    of the free memory on a GPU.
 
     Args:
-        device: Where they will be.
-        beside: Bytes that something else is going to take there.
+        device: The device that will hold them.
+        beside: Bytes on the device that something else is going to take.
     """
     if device.type != "cpu":
         empty_cache(device)  # what loading left behind is free too
@@ -50,8 +50,8 @@ def auto_memory(device: torch.device, beside: int) -> int:
 
 
 def empty_cache(device: torch.device) -> None:
-    """Give memory that the allocator keeps, and nobody uses, back to the device; that of a CPU to
-    the system, where there is glibc."""
+    """Give unused memory that the allocator keeps back to the device; on a CPU with glibc, back to
+    the system."""
     if device.type != "cpu":
         with contextlib.suppress(RuntimeError):  # a device whose allocator keeps nothing
             torch.accelerator.empty_cache()

@@ -1,8 +1,9 @@
 """Keys and values in pages of one size: the holders of each page, and its known contents.
 
-A session's history is a list of pages, of which the last is perhaps not full. Sessions share pages;
-a page that somebody writes to is nobody else's. A page that was read for a text's beginning can be
-found by its tokens, and stays for histories that begin alike until its room is needed.
+A session's history is a list of pages; the last page may be partly filled. Sessions share pages,
+but a page that a session writes to belongs to that session alone. A page with the beginning of a
+text can be found by its tokens, and is kept for histories with the same beginning until its room is
+needed.
 """
 
 from __future__ import annotations
@@ -24,8 +25,8 @@ from turnrl_slots.transfer import upload
 _Key = tuple[int, tuple[int, ...]]
 
 Way = Literal["pages", "triton", "gathered"]
-"""A way of giving pages to kernels: in place, by a table; in place to a kernel of our own for
-sequences of one token, and gathered for the others; or gathered for all."""
+"""How kernels get pages: in place, by a table; in place to a kernel of our own for sequences of one
+token, and gathered for other sequences; or gathered for all."""
 
 
 def rectangle(rows: Sequence[Sequence[int]], dtype: type = np.int64) -> np.ndarray:
@@ -38,11 +39,10 @@ def rectangle(rows: Sequence[Sequence[int]], dtype: type = np.int64) -> np.ndarr
 
 @dataclass(eq=False)
 class Shapes:
-    """Shapes of keys and values that one token leaves behind in each layer, found by reading two
-    tokens.
+    """The shapes of one token's keys and values in each layer, found by reading two tokens.
 
-    It is an `Attend` that notes the shapes of keys and values, and attends to nothing. `heads` are
-    those of keys and values, `asking` those of queries.
+    It is an `Attend` that notes the shapes and attends to nothing. `heads` is the number of
+    key-value heads, `asking` the number of query heads.
     """
 
     layers: int = 0
@@ -88,10 +88,11 @@ class Pool:
     Args:
         count: Number of pages.
         shapes: Shapes of keys and values.
-        device: Where they are.
-        kernel: How a GPU's kernel takes them, if one does (see `turnrl_slots.kernel`). For it a
-            page holds all heads of its first token, then those of the next, and not all tokens of
-            its first head; and there is one page more, `nobody`, for tokens that are no one's.
+        device: The device that holds the pages.
+        kernel: How a GPU's kernel reads the pages, if one does (see `turnrl_slots.kernel`). A page
+            then holds all heads of its first token, then all heads of the next, instead of all
+            tokens of its first head. There is also one more page, `nobody`, for tokens that belong
+            to no session.
     """
 
     def __init__(
@@ -106,8 +107,8 @@ class Pool:
         self.reset()
 
     def reset(self, keep: bool = False) -> None:
-        """Nothing is held, nothing known. The memory is given back, or kept at its addresses and
-        cleared, because masked numbers have to be finite."""
+        """Forget all holders and contents. The memory is given back, or else kept at its addresses
+        and cleared, because masked numbers have to be finite."""
         had = self.allocated and not keep
         if keep and self._store is not None:
             with torch.inference_mode():
@@ -116,21 +117,21 @@ class Pool:
         else:
             self._store = None
             self._scratch = [torch.empty(0), torch.empty(0)]
-        self._untouched = 0  # pages from here on were never taken, or cleared since
+        self._untouched = 0  # the first page that is still zero, as all after it
         self._free: list[int] = []
         self._holders: dict[int, int] = {}
-        self._kept: dict[int, None] = {}  # held by nobody, known by their tokens; oldest first
+        self._kept: dict[int, None] = {}  # not held, but can be found by tokens; oldest first
         self._serials: dict[int, int] = {}
         self._serial = 0
-        self._known: dict[_Key, int] = {}
+        self._page_of: dict[_Key, int] = {}
         self._keys: dict[int, list[_Key]] = {}
         if had:
-            # or what learning allocates would be cut out of it, and it could not be had again whole
+            # or learning would allocate out of this block, and the whole could not be had again
             empty_cache(self.device)
 
     @property
     def allocated(self) -> bool:
-        """True while the memory of the pages is there: from the first use to a `reset`."""
+        """True while the pages have memory: from the first use to a `reset`."""
         return self._store is not None
 
     @property
@@ -139,7 +140,8 @@ class Pool:
         return self.count - len(self._holders)
 
     def take(self) -> int:
-        """A page for its holder to write to; the lowest, so that touched memory stays compact."""
+        """A page for a new holder to write to: the lowest free one, so that used memory stays
+        compact."""
         if self._free:
             page = heapq.heappop(self._free)
         elif self._untouched < self.count:
@@ -149,7 +151,7 @@ class Pool:
             del self._kept[page]
             self._forget(page)
         self._serial += 1
-        self._serials[page] = self._serial  # what was known of its successors is no more
+        self._serials[page] = self._serial  # so its old successors are no longer found
         self._holders[page] = 1
         return page
 
@@ -159,7 +161,8 @@ class Pool:
         self._holders[page] = self._holders.get(page, 0) + 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """One holder less of each. What can be found by its tokens is kept, beginnings longest."""
+        """One holder less for each page. A page that can be found by its tokens is kept; beginnings
+        are kept longest."""
         for page in reversed(pages):
             self._holders[page] -= 1
             if not self._holders[page]:
@@ -170,12 +173,13 @@ class Pool:
                     heapq.heappush(self._free, page)
 
     def part(self, pages: Sequence[int]) -> float:
-        """Pages that one holder accounts for: a page of n holders counts 1/n."""
+        """The share of these pages that one holder accounts for: a page with n holders counts
+        1/n."""
         return sum(1 / self._holders[page] for page in pages)
 
     def freed(self, tables: Sequence[Sequence[int]], own: Sequence[int] = ()) -> Iterator[int]:
-        """Number of pages freed by releasing the first 1, 2, ... tables. Pages of `own` count once
-        nobody else holds them, so that no copy is needed."""
+        """Number of pages freed by releasing the first 1, 2, ... tables. Pages of `own` count as
+        soon as nobody else holds them, because then they need no copy."""
         gone = Counter(own)
         free = 0
         for table in tables:
@@ -188,14 +192,14 @@ class Pool:
         return self._holders[page] > 1
 
     def find(self, before: int | None, tokens: tuple[int, ...]) -> int | None:
-        """The page that holds these tokens after those of another page (None: as the first)."""
-        return self._known.get((self._name(before), tokens))
+        """The page with these tokens after the page `before` (None: as the first page)."""
+        return self._page_of.get((self._name(before), tokens))
 
     def know(self, page: int, before: int | None, tokens: tuple[int, ...]) -> None:
-        """Let a page be found. Its tokens stay what they are; others may come after them."""
+        """Let a page be found by its tokens. They do not change, but more tokens may follow."""
         key = (self._name(before), tokens)
-        if key not in self._known:
-            self._known[key] = page
+        if key not in self._page_of:
+            self._page_of[key] = page
             self._keys.setdefault(page, []).append(key)
 
     def _name(self, page: int | None) -> int:
@@ -203,35 +207,34 @@ class Pool:
 
     def _forget(self, page: int) -> None:
         for key in self._keys.pop(page, ()):
-            del self._known[key]
+            del self._page_of[key]
 
     @property
     def store(self) -> Tensor:
         """(layers, 2, pages, key-value heads, page, D), keys and values; for a kernel (layers,
         2, pages, page, key-value heads, D).
 
-        All zeros at first: what no token was written to is masked, but a weight of zero times
-        something that is not finite would not be zero. On a CPU what is not touched takes no
-        memory.
+        All zeros at first: unwritten places are masked, but a weight of zero times a number that is
+        not finite would not be zero. On a CPU, memory that is never touched takes no room.
         """
         if self._store is None:
-            of = self.shapes
-            page = (PAGE, of.heads) if self.kernel else (of.heads, PAGE)
-            shape = (of.layers, 2, self._total, *page, of.size)
+            shapes = self.shapes
+            page = (PAGE, shapes.heads) if self.kernel else (shapes.heads, PAGE)
+            shape = (shapes.layers, 2, self._total, *page, shapes.size)
             if self.device.type == "cpu":
-                empty_cache(self.device)  # what learning left, which would lie beside it
+                empty_cache(self.device)  # of learning's leftovers, which would take room as well
                 plain = torch.from_numpy(np.zeros(self.bytes, np.uint8))
-                self._store = plain.view(of.dtype).view(shape)
+                self._store = plain.view(shapes.dtype).view(shape)
             else:
-                self._store = torch.zeros(shape, dtype=of.dtype, device=self.device)
+                self._store = torch.zeros(shape, dtype=shapes.dtype, device=self.device)
         return self._store
 
     def tensor(self, array: np.ndarray) -> Tensor:
-        """An array where the pages are."""
+        """An array on the device of the pages."""
         return upload(array, self.device)
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
-        """Put (heads, N, D) where `slots` say: (heads x N), or for a kernel (N,)."""
+        """Write keys and values, (heads, N, D), to `slots`: (heads x N), or for a kernel (N,)."""
         for side, new in enumerate((keys, values)):
             if self.kernel:
                 places, new = self.store[layer, side].flatten(0, 1), new.transpose(0, 1)
@@ -240,20 +243,19 @@ class Pool:
             places.index_copy_(0, slots, new)
 
     def gather(self, layer: int, units: Tensor, rows: int) -> tuple[Tensor, Tensor]:
-        """(rows x heads, tokens, D), keys and values, where no kernel reads them. They last until
-        the next call: memory that is asked for anew in each layer costs more than what is done
-        with it."""
-        of, sides = self.shapes, []
+        """(rows x heads, tokens, D), keys and values, if no kernel reads the pages. They last until
+        the next call: allocating memory anew in each layer costs more than the work in it."""
+        shapes, sides = self.shapes, []
         for side in range(2):
-            size = len(units) * PAGE * of.size
+            size = len(units) * PAGE * shapes.size
             if self._scratch[side].numel() < size:
-                self._scratch[side] = torch.empty(size, dtype=of.dtype, device=self.device)
-            out = self._scratch[side][:size].view(-1, PAGE, of.size)
+                self._scratch[side] = torch.empty(size, dtype=shapes.dtype, device=self.device)
+            out = self._scratch[side][:size].view(-1, PAGE, shapes.size)
             torch.index_select(self.store[layer, side].flatten(0, 1), 0, units, out=out)
-            sides.append(out.view(rows * of.heads, -1, of.size))
+            sides.append(out.view(rows * shapes.heads, -1, shapes.size))
         return sides[0], sides[1]
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        """Write pages over others, as (from, to). All are read before any is written."""
+        """Copy pages, as (from, to). All are read before any is written."""
         sources, targets = self.tensor(np.array(pairs)).unbind(1)
         self.store[:, :, targets] = self.store[:, :, sources]

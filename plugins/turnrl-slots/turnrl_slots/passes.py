@@ -1,5 +1,5 @@
-"""Forward passes over pages, with the weights that are sampled with: one token of each row, and the
-tokens that turns begin with."""
+"""Forward passes over pages, with the weights for sampling: one token of each row, and the tokens
+that turns begin with."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ class Passes:
         policy: The policy, loaded.
         pool: Its pages.
         samples_dense: Sample with the adapter beside a dense base; see `Dense`.
-        graphs: Record the passes that only sample, if a GPU's kernel attends.
+        graphs: Record the passes that only sample, if a GPU's kernel computes attention.
         piece_tokens: The most tokens read in one pass.
         longest: Tokens of the longest history.
 
     Attributes:
         stops: Finds the stop strings.
         dense: The dense weights of base and adapter, while they are in memory.
-        decoder: Computes the passes that only sample, where a GPU's kernel attends.
+        decoder: Computes the passes that only sample, if a GPU's kernel computes attention.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class Passes:
 
     @contextlib.contextmanager
     def weights(self) -> Iterator[None]:
-        """Within it the network has the weights that are sampled with."""
+        """Let the network have the weights for sampling."""
         if not self.samples_dense:
             yield
             return
@@ -83,8 +83,8 @@ class Passes:
             yield
 
     def forget(self, keep: bool) -> None:
-        """Give back the memory of dense weights and graphs, unless it is to be kept; graphs are
-        kept only if the network's weights are where they were."""
+        """Give back the memory of dense weights and graphs, unless `keep`. Even then, graphs are
+        kept only if the network's weights have not moved."""
         if not keep:
             self.dense = None
         if self.decoder is not None:
@@ -100,7 +100,7 @@ class Passes:
 
         Args:
             active: The turns that are being sampled.
-            several: Those that have several tokens to be read: the last ones of `active`.
+            several: The turns with more than one token to read: the last ones of `active`.
         """
         rows = active[: len(active) - len(several)]
         if self._plan is None or rows != self._planned:
@@ -124,14 +124,14 @@ class Passes:
         Args:
             tables: The pages of each row.
             lengths: Tokens of each row that are in its pages already.
-            tokens: The next of each.
-            feeds: Tokens that are read beside them.
+            tokens: The next token of each row.
+            feeds: Other tokens to read in the same pass.
         """
         return self._forward(self._plan_of(tables), lengths, tokens, feeds)
 
     def draw(self, active: list[Request], hidden: Tensor) -> list[tuple[Request, Reason]]:
         """Draw the next token of each active turn from its hidden state, and return the turns that
-        end with it."""
+        this token ends."""
         uniforms = [r.uniforms[len(r.token_ids)] for r in active]
         forced = [
             s.forced_ids[n] if (n := len(r.token_ids)) < len((s := r.sampling).forced_ids) else None
@@ -161,8 +161,8 @@ class Passes:
         return self.policy.hidden(tokens[None], None, positions[None], attend=attend)[0]
 
     def _pieces(self, requests: list[Request]) -> list[list[Feed]]:
-        """Tokens to read, in portions of one forward pass each; one portion at least, perhaps
-        empty."""
+        """The tokens to read, divided into one portion per forward pass: at least one portion,
+        which may be empty."""
         pieces: list[list[Feed]] = [[]]
         room = self._piece_tokens
         for request in requests:
@@ -185,12 +185,13 @@ class Passes:
         ids = [*tokens, *itertools.chain.from_iterable(feed.ids for feed in feeds)]
         last = np.cumsum([len(tokens), *(len(feed.ids) for feed in feeds)])[1:] - 1
         ends = [at for at, feed in zip(last.tolist(), feeds, strict=True) if feed.ends]
-        asked = [np.array(some, np.int32) for some in (ids, [*range(len(tokens)), *ends])]
-        read, wanted = (some.long() for some in pack(asked, self.pool.device))
+        wanted_rows = [*range(len(tokens)), *ends]
+        arrays = [np.array(ids, np.int32), np.array(wanted_rows, np.int32)]
+        read, wanted = (tensor.long() for tensor in pack(arrays, self.pool.device))
         hidden = self.policy.hidden(read[None], None, attend.positions[None], attend=attend)[0]
         return hidden[wanted] if feeds else hidden
 
 
 def _addresses(network: nn.Module) -> tuple[int, ...]:
-    """Where a network's weights are."""
+    """The addresses of a network's weights."""
     return tuple(x.data_ptr() for x in itertools.chain(network.parameters(), network.buffers()))

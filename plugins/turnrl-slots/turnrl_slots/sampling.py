@@ -1,8 +1,8 @@
 """One token for each row, by inverting the cumulative distribution.
 
-A number for each token of a vocabulary of 152,064 is 156 MB at 256 rows, so as few as can be are
-there at once: two of that size beside nothing else, and seven of a slice of the rows where a
-distribution is cut.
+One number for each token of a vocabulary of 152,064 takes 156 MB at 256 rows. So as few such arrays
+as possible exist at once: two of full size, and seven for a slice of the rows where distributions
+are cut.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ def sample(
     uniforms: Sequence[float],
     forced: Sequence[int | None],
 ) -> tuple[list[int], list[float]]:
-    """A token for each row and its log-probability, by one copy to the host.
+    """A token for each row and its log-probability, with one copy to the host.
 
     Args:
         logits_of: (n, H) -> (n, V) in float32, which nobody else holds.
         hidden: (R, H).
-        samplings: See `draw`, as the rest.
+        samplings: See `draw`, also for the other arguments.
     """
     slices = [slice(0, len(hidden))]
     if hidden.device.type != "cpu":
         slices = [slice(n, n + ROWS) for n in range(0, len(hidden), ROWS)]
     drawn = [
-        draw(logits_of(hidden[some]), samplings[some], uniforms[some], forced[some])
-        for some in slices
+        draw(logits_of(hidden[rows]), samplings[rows], uniforms[rows], forced[rows])
+        for rows in slices
     ]
     tokens, logprobs = (torch.cat(parts) for parts in zip(*drawn, strict=True))
     return download(tokens, logprobs)
@@ -49,14 +49,14 @@ def draw(
     uniforms: Sequence[float],
     forced: Sequence[int | None],
 ) -> tuple[Tensor, Tensor]:
-    """A token for each row, and its log-probability under what it was drawn from.
+    """A token for each row, and its log-probability under the distribution that it was drawn from.
 
     Args:
-        logits: (R, V), in float32. Their memory is used for what comes after them.
-        samplings: How each row is sampled. Greedy ones have log-probabilities of temperature 1.
+        logits: (R, V), in float32. Later results overwrite their memory.
+        samplings: How each row is sampled. Greedy rows get log-probabilities of temperature 1.
         uniforms: R numbers in (0, 1].
-        forced: R tokens to take instead; None for a draw. Their log-probabilities are those of the
-            whole distribution.
+        forced: R tokens to take instead; None for a draw. They get their log-probabilities under
+            the whole distribution, before it is cut.
     Returns:
         (R,) and (R,).
     """
@@ -74,18 +74,18 @@ def draw(
         ],
         logits.device,
     )
-    points, by, is_greedy, asked, rows, *limits = packed
+    points, divisors, is_greedy, wanted_ids, cut_rows, *limits = packed
     greedy = logits.argmax(-1) if min(temperatures) == 0 else None
     if any(t not in (0.0, 1.0) for t in temperatures):
-        logits = logits.div_(by[:, None])
+        logits = logits.div_(divisors[:, None])
     log_p = torch.log_softmax(logits, dim=-1)
-    taken, asked = asked >= 0, asked.clamp(min=0).long()
-    of_asked = log_p.gather(-1, asked[:, None])[:, 0]
+    is_forced, forced_ids = wanted_ids >= 0, wanted_ids.clamp(min=0).long()
+    forced_log_p = log_p.gather(-1, forced_ids[:, None])[:, 0]
     if cut:
         at_once = len(cut) if logits.device.type == "cpu" else CUT_ROWS
-        split = (part.split(at_once) for part in (rows.long(), *limits))
-        for some, *parts in zip(*split, strict=True):
-            log_p.index_copy_(0, some, _cut(log_p.index_select(0, some), *parts))
+        split = (part.split(at_once) for part in (cut_rows.long(), *limits))
+        for rows, *parts in zip(*split, strict=True):
+            log_p.index_copy_(0, rows, _cut(log_p.index_select(0, rows), *parts))
     if max(temperatures) == 0:
         assert greedy is not None
         tokens = greedy
@@ -94,19 +94,20 @@ def draw(
         draws = points[:, None] * cumulative[:, -1:]
         tokens = torch.searchsorted(cumulative, draws)[:, 0].clamp(max=logits.shape[-1] - 1)
         if cut:
-            for some in rows.long().split(at_once):
-                left = log_p.index_select(0, some) > -torch.inf
-                tokens.index_copy_(0, some, _nearest(tokens.index_select(0, some), left))
+            for rows in cut_rows.long().split(at_once):
+                left = log_p.index_select(0, rows) > -torch.inf
+                tokens.index_copy_(0, rows, _nearest(tokens.index_select(0, rows), left))
         if greedy is not None:
             tokens = torch.where(is_greedy > 0, greedy, tokens)
     logprobs = log_p.gather(-1, tokens[:, None])[:, 0]
-    return torch.where(taken, asked, tokens), torch.where(taken, of_asked, logprobs)
+    tokens = torch.where(is_forced, forced_ids, tokens)
+    return tokens, torch.where(is_forced, forced_log_p, logprobs)
 
 
-def _limits(samplings: Sequence[Sampling], most: int) -> list[np.ndarray]:
+def _limits(samplings: Sequence[Sampling], vocabulary: int) -> list[np.ndarray]:
     """`top_k`, `min_p` and `top_p`, (R, 1) each."""
     return [
-        np.array([s.top_k or most for s in samplings], np.int32)[:, None],
+        np.array([s.top_k or vocabulary for s in samplings], np.int32)[:, None],
         np.array([s.min_p for s in samplings], np.float32)[:, None],
         np.array([s.top_p for s in samplings], np.float32)[:, None],
     ]
@@ -114,10 +115,10 @@ def _limits(samplings: Sequence[Sampling], most: int) -> list[np.ndarray]:
 
 def _cut(log_p: Tensor, top_k: Tensor, min_p: Tensor, top_p: Tensor) -> Tensor:
     """Cut each distribution, (R, V), by its `top_k`, `min_p` and `top_p`, (R, 1) each, and
-    renormalise it; minus infinity where nothing is left."""
+    renormalise it; minus infinity for tokens that are cut."""
     ranked, order = log_p.sort(dim=-1, descending=True, stable=True)
     kept = torch.arange(log_p.shape[-1], device=log_p.device) < top_k
-    # the likeliest token stays, whatever rounding does to e^0 and to the first sum
+    # the likeliest token stays, however e^0 and the first sum are rounded
     p = (ranked - ranked[:, :1]).exp_()
     kept &= p >= min_p
     p.mul_(kept)
@@ -128,10 +129,10 @@ def _cut(log_p: Tensor, top_k: Tensor, min_p: Tensor, top_p: Tensor) -> Tensor:
 
 
 def _nearest(tokens: Tensor, left: Tensor) -> Tensor:
-    """The tokens, (R,), each moved to the nearest of those that are left of its row, (R, V).
+    """The tokens, (R,), each moved to the nearest token that is left in its row, (R, V).
 
-    A token that was cut has no probability. But a GPU adds up a cumulative sum as a tree, and
-    rounds otherwise at each token, so that such a token may be as wide as an error of rounding.
+    A token that was cut has no probability. But a GPU computes a cumulative sum as a tree, which
+    rounds differently at each token, so a token that was cut may get the width of a rounding error.
     """
     places = torch.arange(left.shape[-1], dtype=torch.int32, device=left.device)
     away = (places - tokens[:, None].int()).abs_()

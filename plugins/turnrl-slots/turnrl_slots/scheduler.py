@@ -1,9 +1,9 @@
 """Chooses the turns that are sampled and their pages: turns wait, begin, and give up room.
 
-A turn is begun when there is a slot for it, room in the forward pass for what it has to read, and
-pages for all that it may come to need; so no turn stops in the middle. Pages that others have read
-of its history are shared. Where pages are held by sessions that are idle, these give them up, those
-that will go on last first, and are read again when they go on.
+A turn begins when there is a slot for it, room in the forward pass for the tokens that it has to
+read, and pages for all tokens that it may come to need, so no turn stops in the middle. It shares
+pages of its history that other sessions have read. If pages are short, idle sessions give up
+theirs; the session that will go on last comes first. Its history is read again when it goes on.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from turnrl_slots.pages import Pool
 from turnrl_slots.sizes import PAGE, pages_of
 
 _LIKELY = 0.9
-"""The share of the sessions that would fit by what others needed that `capacity` promises; if they
-come to need more, some are read again."""
+"""`capacity` promises this share of the sessions that would fit if they need as much as earlier
+sessions did. If they come to need more, the histories of some are read again."""
 
 
 @dataclass(eq=False)
 class History:
-    """A session's tokens, and the pages of the first `covered` of them: after a turn that is all
-    but the last; before the first, or when the pages had to be given up, none."""
+    """A session's tokens, and the pages of the first `covered` tokens. After a turn, `covered` is
+    all but the last; before the first turn, or after the pages were given up, it is 0."""
 
     order: int
     ids: tuple[int, ...]
@@ -36,11 +36,11 @@ class History:
 
 @dataclass(eq=False)
 class Request:
-    """A turn: asked for, and later sampled."""
+    """A turn: requested, and later sampled."""
 
     history: History
     ids: tuple[int, ...]
-    """The history, with what is new in this turn."""
+    """The history, with the new tokens of this turn."""
     sampling: Sampling
     future: asyncio.Future[Completion]
     uniforms: list[float]
@@ -51,21 +51,21 @@ class Request:
 
     @property
     def reads(self) -> int:
-        """Tokens that have no keys and values yet, the last of which is what sampling begins at."""
+        """The number of tokens without keys and values. Sampling begins at the last of them."""
         return len(self.ids) - self.history.covered
 
 
 class Scheduler:
     """Turns and pages of one engine.
 
-    `begin` and `end` belong to the thread that computes; `fork` and `let_go` may be called by
-    another meanwhile.
+    `begin` and `end` belong to the computing thread; another thread may call `fork` and `let_go`
+    meanwhile.
 
     Args:
         pool: The pages.
         slots: The most turns sampled at once.
         prefill_tokens: The most tokens read in one forward pass.
-        least: How many sessions fit whatever they come to need.
+        least: The number of sessions that fit even if all need the most.
     """
 
     def __init__(self, pool: Pool, slots: int, prefill_tokens: int, least: int) -> None:
@@ -78,9 +78,9 @@ class Scheduler:
         self.forget()
 
     def forget(self, keep: bool = False) -> None:
-        """No turn, and no page is held or known; the pages' memory is given back, or kept."""
+        """Drop all turns and pages; the pages' memory is given back, or kept."""
         self.active: list[Request] = []
-        """Turns that are being sampled, in the order in which they were begun."""
+        """Turns that are being sampled, in the order in which they began."""
         self.waiting: list[Request] = []
         with self._lock:
             for history in self._holders:
@@ -95,7 +95,7 @@ class Scheduler:
             self.pool.reset(keep)
 
     def fork(self, history: History, order: int) -> History:
-        """A history that begins with all of another's, and shares its pages."""
+        """A copy of a history that shares its pages."""
         copy = History(order, history.ids)
         with self._lock:
             if history in self._holders:
@@ -106,7 +106,7 @@ class Scheduler:
         return copy
 
     def let_go(self, history: History) -> None:
-        """The session is closed. If a pass is writing to its pages, they are given back after."""
+        """Close a session. If a pass is writing to its pages, they are given back afterwards."""
         history.closed = True
         with self._lock:
             if history not in self._sampled:
@@ -115,16 +115,16 @@ class Scheduler:
                 self._give_up(history)
 
     def begin(self, arrived: Sequence[Request]) -> list[Request]:
-        """Take up what was asked for, drop what was cancelled, and begin what fits.
+        """Take up requested turns, drop cancelled turns, and begin the turns that fit.
 
         Returns:
-            The turns of `active` that have several tokens to be read: its last ones.
+            The turns of `active` with more than one token to read: its last ones.
         """
         copies: list[tuple[int, int]] = []
         with self._lock:
-            asked = [r for r in (*self.waiting, *arrived) if not r.future.cancelled()]
-            self.waiting = sorted(asked, key=lambda r: r.history.order)
-            # asked once: the event loop may cancel one at any moment
+            wanted = [r for r in (*self.waiting, *arrived) if not r.future.cancelled()]
+            self.waiting = sorted(wanted, key=lambda r: r.history.order)
+            # looked up once, because the event loop may cancel a turn at any moment
             gone = {r for r in self.active if r.future.cancelled()}
             for request in gone:
                 self._sampled.discard(request.history)
@@ -139,43 +139,41 @@ class Scheduler:
         return several
 
     def end(self, ended: Sequence[Request]) -> None:
-        """Turns are over. Sessions keep the pages of what was read, which is all but the last
-        token."""
-        over = set(ended)
-        self.active = [r for r in self.active if r not in over]
+        """End turns. Sessions keep the pages of the tokens that were read: all but the last."""
+        gone = set(ended)
+        self.active = [r for r in self.active if r not in gone]
         with self._lock:
             for request in ended:
                 history = request.history
                 self._sampled.discard(history)
                 history.ids = (*request.ids, *request.token_ids)
                 history.covered = len(history.ids) - 1
-                kept = pages_of(history.covered)
-                self.pool.release(history.table[kept:])
-                del history.table[kept:]
+                used = pages_of(history.covered)
+                self.pool.release(history.table[used:])
+                del history.table[used:]
                 if history.closed:
                     self._give_up(history)
 
     def _estimate(self, ended: History) -> None:
-        """Work out `capacity` anew from the pages that sessions needed until they ended: fewer than
-        they might have, because they share beginnings and most end before `max_tokens`."""
+        """Update `capacity` from the pages that sessions held when they ended. They need fewer than
+        the most, because they share beginnings and usually end before `max_tokens`."""
         count, pages = self._ended
         self._ended = count + 1, pages + self.pool.part(ended.table)
         likely = _LIKELY * self.pool.count * self._ended[0] / self._ended[1]
         self.capacity = max(self._least, int(likely))
 
     def _give_up(self, history: History) -> None:
-        """Take a session's pages from it; if it goes on, its history is read again."""
+        """Take all pages from a session; if it goes on, its history is read again."""
         if history in self._holders:
             del self._holders[history]
             self.pool.release(history.table)
         history.table, history.covered = [], 0
 
     def _admit(self, copies: list[tuple[int, int]]) -> list[Request]:
-        """The turns that are begun, in order, and the pages to be copied for them."""
+        """Begin the turns that fit, in order, and add the pages to copy for them to `copies`."""
         begun: list[Request] = []
-        unread: set[int] = (
-            set()
-        )  # pages that this pass fills: turns that want them wait for the next
+        # pages that this pass fills: turns that want them wait for the next pass
+        unread: set[int] = set()
         tokens = 0
         for request in self.waiting:
             if len(self.active) + len(begun) == self._slots:
@@ -194,7 +192,7 @@ class Scheduler:
         return begun
 
     def _look_up(self, request: Request, unread: set[int]) -> bool:
-        """Take over pages that others have read, of a history whose pages are full or none.
+        """Share the next pages of a history that others have read, as long as its own are full.
 
         Returns:
             True if no page that the turn needs is still being read.
@@ -202,11 +200,11 @@ class Scheduler:
         pool, history, ids = self.pool, request.history, request.ids
         table, last = history.table, len(ids) - 1  # sampling the next token reads the last one
         while history.covered == len(table) * PAGE:
-            rest = ids[history.covered : min(history.covered + PAGE, last)]
-            page = pool.find(table[-1] if table else None, rest) if rest else None
+            unshared = ids[history.covered : min(history.covered + PAGE, last)]
+            page = pool.find(table[-1] if table else None, unshared) if unshared else None
             if page in unread:
                 return False
-            if page is None or len(rest) < PAGE:
+            if page is None or len(unshared) < PAGE:
                 break
             pool.hold(page)
             table.append(page)
@@ -215,14 +213,15 @@ class Scheduler:
         return True
 
     def _needed(self, request: Request) -> int:
-        """Pages to be taken, so that the turn has all that it may come to need."""
+        """The number of pages to take so that the turn has all that it may come to need."""
         history = request.history
-        most = pages_of(len(request.ids) + request.sampling.max_tokens - 1)
-        partly = history.covered % PAGE and self.pool.shared(history.table[-1])
-        return most - len(history.table) + bool(partly)
+        total = pages_of(len(request.ids) + request.sampling.max_tokens - 1)
+        copied = history.covered % PAGE and self.pool.shared(history.table[-1])
+        return total - len(history.table) + bool(copied)
 
     def _make_room(self, request: Request) -> bool:
-        """See that pages are there for a turn. Those that will go on last give up theirs first."""
+        """Make pages available for a turn. Idle sessions that will go on last give up theirs
+        first."""
         missing = self._needed(request) - self.pool.available
         if missing <= 0:
             return True
@@ -237,13 +236,13 @@ class Scheduler:
         freed = self.pool.freed([h.table for h in idle], partly)
         enough = next((n for n, pages in enumerate(freed, 1) if pages >= missing), None)
         if enough is None:
-            return False  # and nobody has to read again in vain
+            return False  # so no session has to read again in vain
         for victim in idle[:enough]:
             self._give_up(victim)
         return True
 
     def _set_up(self, request: Request, unread: set[int], copies: list[tuple[int, int]]) -> None:
-        """Give a turn its pages, and say what will be in them."""
+        """Give a turn its pages, and note their future contents."""
         pool, history, ids = self.pool, request.history, request.ids
         table, needed = history.table, self._needed(request)
         self._holders[history] = None
@@ -257,7 +256,7 @@ class Scheduler:
                 needed -= 1
         else:
             source = pool.find(table[-1] if table else None, ids[begins:last])
-            if begins < last and source is not None:  # the rest of what another has read
+            if begins < last and source is not None:  # another session has read the rest
                 copies.append((source, pool.take()))
                 table.append(copies[-1][1])
                 history.covered = last

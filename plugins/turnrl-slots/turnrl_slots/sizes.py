@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 PAGE = 32
-"""Tokens to a page. The smaller, the less is left empty; the larger, the faster it is gathered."""
+"""Tokens per page. Smaller pages leave less memory empty; larger pages are gathered faster."""
 
 PREFILL_TOKENS = 16_384
-"""The most tokens read in one pass, if neither the recipe nor a plan says otherwise."""
+"""The most tokens read in one pass, unless the recipe or a plan sets another limit."""
 
 ROWS = 256
-"""Rows whose logits are held at once; on a CPU all, because last digits may depend on it."""
+"""Rows whose logits are held at once. A CPU holds all, because last digits may depend on it."""
 
 CUT_ROWS = 64
-"""Rows whose distributions are cut at once; on a CPU all."""
+"""Rows whose distributions are cut at once. A CPU cuts all."""
 
 
 def pages_of(tokens: int) -> int:
-    """Number of pages that so many tokens take."""
+    """The number of pages that so many tokens take."""
     return -(-tokens // PAGE)

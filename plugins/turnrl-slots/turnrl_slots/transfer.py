@@ -1,8 +1,8 @@
-"""Numbers on their way between the host and the device that computes: few copies, none waited for.
+"""Copies of numbers between the host and the computing device: few copies, and no waiting for them.
 
-A copy of a few bytes takes as long as a short kernel, and one from ordinary memory makes the host
-wait until the device has done all before it. So numbers of a pass travel together, and to a GPU
-from pinned memory.
+A copy of a few bytes takes as long as a short kernel, and a copy from ordinary memory makes the
+host wait until the device has finished all earlier work. So the numbers of a pass travel together,
+and to a GPU they travel from pinned memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 _ALIGNED = 4
-"""Numbers of 4 bytes to 16 bytes, at a multiple of which kernels expect what they are given."""
+"""Numbers of 4 bytes in 16 bytes; kernels expect their arguments at multiples of 16 bytes."""
 
 
 def upload(array: np.ndarray, device: torch.device) -> Tensor:
@@ -36,15 +36,15 @@ def fill(target: Tensor, array: np.ndarray) -> None:
 
 
 def pack(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
-    """Arrays of int32 or float32 on a device, by a single copy."""
+    """Copy arrays of int32 or float32 to a device in a single copy."""
     assert all(array.dtype in (np.int32, np.float32) for array in arrays)
     begins = [0, *accumulate(-(-array.size // _ALIGNED) * _ALIGNED for array in arrays)]
     flat = np.zeros(begins[-1], np.int32)
     for begin, array in zip(begins, arrays, strict=False):
         flat[begin : begin + array.size] = array.ravel().view(np.int32)
-    whole = upload(flat, device)
+    uploaded = upload(flat, device)
     parts = (
-        whole[begin : begin + array.size].view(array.shape)
+        uploaded[begin : begin + array.size].view(array.shape)
         for begin, array in zip(begins, arrays, strict=False)
     )
     return [
@@ -54,6 +54,6 @@ def pack(arrays: Sequence[np.ndarray], device: torch.device) -> list[Tensor]:
 
 
 def download(tokens: Tensor, logprobs: Tensor) -> tuple[list[int], list[float]]:
-    """(R,) tokens and their (R,) log-probabilities in float32, by a single copy."""
-    both = torch.stack([tokens.int(), logprobs.contiguous().view(torch.int32)]).cpu()
-    return both[0].tolist(), both[1].view(torch.float32).tolist()
+    """Fetch (R,) tokens and their (R,) log-probabilities in float32, in a single copy."""
+    stacked = torch.stack([tokens.int(), logprobs.contiguous().view(torch.int32)]).cpu()
+    return stacked[0].tolist(), stacked[1].view(torch.float32).tolist()

@@ -1,5 +1,5 @@
-"""Trials at the start of a run: the model can be sampled, pages agree with its own attention, and
-there is memory for the largest passes."""
+"""Trials at the start of a run: can the model be sampled, do pages agree with the model's own
+attention, and is there memory for the largest passes?"""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from turnrl_slots.sampling import sample
 from turnrl_slots.sizes import PAGE, ROWS, pages_of
 
 Forward = Callable[[Sequence[Sequence[int]], np.ndarray, list[int], list[Feed]], Tensor]
-"""One forward pass: the tables of its rows, their lengths and tokens, and its feeds. Gives the
-hidden state after each row, and after each feed that ends, (n, H)."""
+"""One forward pass: takes the tables of its rows, their lengths and tokens, and its feeds. Returns
+the hidden state after each row, and after each feed that ends, (n, H)."""
 
 
 _MOST_ROWS = 512
-"""Turns of the step that is tried. Logits are made for 256 rows at a time, so a larger step takes
-little more."""
+"""The most turns in the trial step. Logits are computed for 256 rows at a time, so a larger step
+takes little more."""
 
 
 def text_of(policy: SampledPolicy, tokens: int) -> tuple[int, ...]:
-    """A text of so many tokens, each another for long."""
+    """A text of so many tokens, which repeats no token for a long time."""
     vocabulary = policy.config.get_text_config().vocab_size
     return tuple((7919 * i + 104_729) % vocabulary for i in range(tokens))
 
@@ -37,7 +37,7 @@ def measure(policy: SampledPolicy, device: torch.device, tokens: int) -> Shapes:
     """The shapes of keys and values, found by reading two tokens.
 
     Raises:
-        RecipeError: If the model does not attend, or a layer sees less than so many tokens.
+        RecipeError: If the model has no attention, or a layer sees fewer than `tokens` tokens.
     """
     shapes = Shapes()
     ids = torch.zeros(1, 2, dtype=torch.long, device=device)
@@ -57,12 +57,13 @@ def measure(policy: SampledPolicy, device: torch.device, tokens: int) -> Shapes:
 
 @torch.inference_mode()
 def compare(policy: SampledPolicy, pool: Pool, forward: Forward, tokens: int) -> None:
-    """Read a text as long as any that will come, once over pages and once as the model itself
-    would. Over pages it is read in two parts, and its last token as one that was sampled. Chunked
-    attention, recurrent layers and whatever else pages do not hold show in the difference.
+    """Read a text of the greatest possible length, once over pages and once as the model itself
+    would. Over pages the text is read in two parts, and its last token as if it was sampled.
+    Chunked attention, recurrent layers and anything else that pages do not hold show in the
+    difference.
 
     Raises:
-        RecipeError: If there is one.
+        RecipeError: If the two readings differ.
     """
     ids = text_of(policy, max(tokens, 2))
     half, last = len(ids) // 2, len(ids) - 1
@@ -76,12 +77,12 @@ def compare(policy: SampledPolicy, pool: Pool, forward: Forward, tokens: int) ->
         if of_the_device(error):
             raise
         refuse(policy.config, f"({type(error).__name__}: {error})", error)
-    whole = torch.tensor([ids], device=pool.device)
+    text = torch.tensor([ids], device=pool.device)
     positions = torch.arange(len(ids), device=pool.device)[None]
-    hidden = policy.hidden(whole, None, positions)
+    hidden = policy.hidden(text, None, positions)
     gap = logits.log_softmax(-1) - policy.logits(hidden[:, -1]).log_softmax(-1)
     pool.release(table)
-    # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
+    # rounding alone makes a difference of 1e-5 in float32, and of hundredths in bfloat16
     limit = 1e-2 if hidden.dtype == torch.float32 else 0.25
     if not (off := float(gap.abs().mean())) < limit:
         why = f"(log-probabilities {off:.2g} nats apart after {len(ids)} tokens)"
@@ -97,12 +98,12 @@ def fill(
     prefill_tokens: int,
     rows: int,
 ) -> None:
-    """Compute the largest passes that may come, so that memory for them is missing now or never: as
-    many tokens read at once as ever will be, and a token sampled in each of as many turns as fit.
+    """Compute the largest passes that may come, so that memory for them runs out now or never: a
+    prefill of as many tokens as allowed, and a step that samples a token in as many turns as fit.
 
     Args:
-        policy: That is sampled.
-        pool: Pages; none is held.
+        policy: The policy that is sampled.
+        pool: Its pages; none is held yet.
         forward: Computes a pass.
         tokens: Length of the longest trajectory.
         prefill_tokens: The most tokens read at once.
@@ -117,19 +118,18 @@ def fill(
         table = [pool.take() for _ in range(pages_of(len(ids)))]
         feeds.append(Feed(table, 0, ids))
         left -= len(ids)
-    whole = pages_of(tokens)
-    rows = min(rows, pool.count // whole, _MOST_ROWS)
-    tables = (
-        np.arange(rows * whole).reshape(rows, whole).tolist()
-    )  # no matter that nobody holds them
+    longest = pages_of(tokens)
+    rows = min(rows, pool.count // longest, _MOST_ROWS)
+    # nobody holds these pages, which does not matter here
+    tables = np.arange(rows * longest).reshape(rows, longest).tolist()
     part = "a prefill of that many tokens"
     try:
         forward([], np.zeros(0, np.int64), [], feeds)
         part = f"a step of {rows} turns"
         hidden = forward(tables, np.full(rows, tokens - 1), [0] * rows, [])
-        some = hidden[:ROWS]
-        plain = [Sampling(1, 0.9)] * len(some)
-        sample(policy.logits, some, plain, [0.5] * len(some), [None] * len(some))
+        states = hidden[:ROWS]
+        plain = [Sampling(1, 0.9)] * len(states)
+        sample(policy.logits, states, plain, [0.5] * len(states), [None] * len(states))
     except RuntimeError as error:
         if not out_of_memory(error):
             raise

@@ -1,4 +1,4 @@
-"""Trying out which way of attention over pages works on this device."""
+"""Tries out which way of attention over pages works on this device."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NAMES: dict[Way | None, str] = {
     "gathered": "torch's kernel, pages gathered in every layer",
     None: "products of matrices, pages gathered in every layer",
 }
-"""The ways in plain words."""
+"""A description of each way."""
 
 _COSTS: dict[Way | None, str] = {
     "gathered": "Keys and values are gathered in every layer: sampling takes 1.7 times as long "
@@ -39,23 +39,23 @@ _COSTS: dict[Way | None, str] = {
 
 
 def unavailable(attention: Attention) -> str | None:
-    """The package that a way needs and that is not installed, if any."""
+    """The package that a way needs, if it is not installed."""
     needs = {"triton": "triton", "fa3": "flash_attn_interface"}.get(attention)
     return needs if needs is not None and find_spec(needs) is None else None
 
 
 def find_way(shapes: Shapes, device: torch.device, attention: Attention = "auto") -> Way | None:
-    """Find the first way that computes attention on this device, of one token to a sequence and of
-    several. A run that ends up with a slow one is warned.
+    """Find the first way that computes attention on this device, both for one token per sequence
+    and for several. A run that ends up with a slow way gets a warning.
 
     Args:
         shapes: Shapes of keys and values.
-        device: Where they are.
+        device: The device that holds them.
         attention: The option of the engine: one way alone, or `auto` for all in turn.
     Returns:
         The way; None for attention without a kernel (`turnrl_slots.attention`).
     Raises:
-        RecipeError: If the one that was asked for does not work here.
+        RecipeError: If the requested way does not work here.
     """
     if attention == "plain":
         return None
@@ -100,7 +100,7 @@ def _warn(way: Way | None, refused: list[str]) -> None:
 
 
 def _activate() -> None:
-    """Make FlashAttention 3 what torch computes with, here and in learning, from now on."""
+    """Let torch compute with FlashAttention 3 from now on, here and in learning."""
     try:
         activate_flash_attention_impl("FA3")
     except (ImportError, RuntimeError, ValueError) as error:
@@ -115,9 +115,9 @@ def _activate() -> None:
 
 @torch.inference_mode()
 def _fault(way: Way, shapes: Shapes, device: torch.device) -> str | None:
-    """The reason against a way; None if it computes attention."""
+    """The reason why a way does not work; None if it does."""
     try:
-        # of one token to a sequence, then of several; our own kernel with keys divided and not
+        # one token per sequence, then several; our own kernel with keys undivided and divided
         tries: list[tuple[tuple[int, int], int | None]] = [((1, 1), None), ((1, 3), None)]
         if way == "triton":
             tries = [((1, 1), 1), ((1, 1), 2), ((1, 3), None)]
@@ -134,7 +134,7 @@ def _gap(
 ) -> float:
     """Largest difference between the kernel and plain attention, for the last `counts` tokens of
     two sequences, one of three pages and one of a single page."""
-    rng = torch.Generator().manual_seed(0)  # of its own: a run's numbers must not depend on this
+    rng = torch.Generator().manual_seed(0)  # separate: a run's numbers must not depend on this
 
     def noise(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=rng, device="cpu").to(device, shapes.dtype)
@@ -146,15 +146,15 @@ def _gap(
     begins = torch.tensor([0, counts[0], sum(counts)], dtype=torch.int32, device=device)
     lengths = torch.tensor(used, dtype=torch.int32, device=device)
     scale = shapes.size**-0.5
-    of = kernel.Sequences(table, begins, lengths, sum(counts), max(counts))
-    attended = kernel.attend(way, query, keys, values, of, scale, parts)
+    sequences = kernel.Sequences(table, begins, lengths, sum(counts), max(counts))
+    attended = kernel.attend(way, query, keys, values, sequences, scale, parts)
     wanted = []
-    for pages, length, asked in zip(tables, used, query.split(counts), strict=True):
+    for pages, length, queries in zip(tables, used, query.split(counts), strict=True):
         # (1, heads, tokens, D) each
-        known = (side[pages].flatten(0, 1)[:length] for side in (keys, values))
-        q, k, v = (side.transpose(0, 1)[None].float() for side in (asked, *known))
-        seen = torch.ones(len(asked), length, dtype=torch.bool, device=device)
-        seen = seen.tril(length - len(asked))
+        keys_values = (side[pages].flatten(0, 1)[:length] for side in (keys, values))
+        q, k, v = (side.transpose(0, 1)[None].float() for side in (queries, *keys_values))
+        seen = torch.ones(len(queries), length, dtype=torch.bool, device=device)
+        seen = seen.tril(length - len(queries))
         plain = F.scaled_dot_product_attention(q, k, v, seen, scale=scale, enable_gqa=True)
         wanted.append(plain[0].transpose(0, 1))
     return float((attended.float() - torch.cat(wanted)).abs().max())
