@@ -1,14 +1,14 @@
-"""`turnrl doctor [RECIPE]`: what can fail later is examined now, and a GPU's memory planned.
+"""`turnrl doctor [RECIPE]` examines now whatever could fail later, and plans a GPU's memory.
 
 command    the command line
-checks     what is examined, as `Check`s, of which `turnrl fit` runs the quick ones too
+checks     the examinations, as `Check`s; `turnrl fit` runs the quick ones too
 rehearsal  the recipe's own parts, tried on a few questions
-staged     the turn scheme of attempts that are scripted
-tools      tools as they are tried
-arguments  what a tool is called with
-miniature  the recipe's model and engine, small enough for any machine
+staged     the turn scheme of scripted attempts
+tools      tools, called and judged
+arguments  arguments to call a tool with
+miniature  the recipe's model, small enough for any machine
 memory     the plan, applied to a recipe
-plan       the plan itself: functions of numbers, as are work, counts, speed and table
+plan       the plan itself: functions of numbers, like work, counts, speed and table
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Arguments that a tool's JSON Schema allows, to try the tool with."""
+"""Arguments to try a tool with, which its JSON Schema allows."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from jsonschema import Draft202012Validator
 from turnrl import PluginError, SchemaValues, ToolSpec
 
 Schema = Mapping[str, object]
-"""A JSON schema, or the arguments of a call: whatever JSON holds."""
+"""A JSON schema, or the arguments of a call: any JSON object."""
 
 
 def arguments_of(spec: ToolSpec, text: str) -> Sequence[Schema]:
     """Arguments to call a tool with: its `examples`, or two that its schema allows, one with all
-    properties and one with the required ones alone.
+    properties and one with only the required properties.
 
     Args:
         spec: The tool.
         text: A question of the data, for properties that take any text.
     Raises:
-        PluginError: If an example is not a mapping or does not fit the schema, or nothing was found
-            that does.
+        PluginError: If an example is not a mapping or does not fit the schema, or no fitting
+            arguments are found.
     """
     validator = Draft202012Validator(spec.parameters)
     listed: object = spec.examples
-    if not isinstance(listed, Sequence) or not all(isinstance(one, Mapping) for one in listed):
+    if not isinstance(listed, Sequence) or not all(isinstance(item, Mapping) for item in listed):
         name = next(iter(spec.parameters.get("properties", {})), "query")
         raise PluginError(
             f"tool {spec.name!r} has the examples {listed!r:.80}, which must be a list of "
@@ -40,11 +40,11 @@ def arguments_of(spec: ToolSpec, text: str) -> Sequence[Schema]:
     if spec.examples:
         return spec.examples
     values = SchemaValues(spec.parameters, lambda: text)
-    found = [values.mapping(whole) for whole in (True, False)]
-    made = [one for one in found if one is not None]
-    if not made:
+    candidates = [values.mapping(whole) for whole in (True, False)]
+    allowed = [arguments for arguments in candidates if arguments is not None]
+    if not allowed:
         raise PluginError(
             f"found no arguments that the parameters of tool {spec.name!r} allow. Give it "
             "examples, arguments of calls that work."
         )
-    return made[:1] if made[0] == made[-1] else made
+    return allowed[:1] if allowed[0] == allowed[-1] else allowed

@@ -34,13 +34,13 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 
 
 def driver_version() -> str | None:
-    """Version of the GPU's driver, such as 580.159.04; None if the system does not tell it."""
+    """Version of the GPU's driver, such as 580.159.04; None if the system does not report it."""
     words = _DRIVER.read_text("utf-8").partition("\n")[0].split() if _DRIVER.exists() else []
     return next((word for word in words if word[:1].isdigit()), None)
 
 
 def recipe_of(start: Start) -> MTGRPO | None:
-    """The recipe's module, if there is one that the checks know."""
+    """The recipe's module, if it is one that the checks know."""
     return start.module if isinstance(start.module, MTGRPO) else None
 
 
@@ -54,17 +54,17 @@ class Versions(Check):
             wanted = Requirement(line)
             if wanted.marker is not None and not wanted.marker.evaluate({"extra": ""}):
                 continue
-            known = f"{wanted.name}{wanted.specifier}"
+            requirement = f"{wanted.name}{wanted.specifier}"
             try:
-                there = importlib.metadata.version(wanted.name)
+                version = importlib.metadata.version(wanted.name)
             except importlib.metadata.PackageNotFoundError:
                 missing = True
-                text = f"{wanted.name} is not installed; turnrl needs {known}"
-                yield Finding("fail", "versions", text, f"pip install '{known}'", "machine")
+                text = f"{wanted.name} is not installed; turnrl needs {requirement}"
+                yield Finding("fail", "versions", text, f"pip install '{requirement}'", "machine")
                 continue
-            if not wanted.specifier.contains(there, prereleases=True):
-                untried.append(f"{wanted.name} {there}")
-                tried.append(f"'{known}'")
+            if not wanted.specifier.contains(version, prereleases=True):
+                untried.append(f"{wanted.name} {version}")
+                tried.append(f"'{requirement}'")
         if untried:
             text = f"turnrl was not tried with {', '.join(untried)}"
             step = f"If something fails, run pip install {' '.join(tried)}"
@@ -119,7 +119,7 @@ class Gpu(Check):
 
 
 class FourBit(Check):
-    """bitsandbytes' kernels, by a small 4-bit layer on the device that the run would use."""
+    """bitsandbytes' kernels, tried in a small 4-bit layer on the device that the run would use."""
 
     quick = False
 
@@ -147,7 +147,7 @@ class FourBit(Check):
                 wanted, computed = plain(x), layer(x.to(where, half)).float().cpu()
                 gap = max(gap, float((computed - wanted).norm() / wanted.norm()))
         version = importlib.metadata.version("bitsandbytes")
-        if not gap < 0.2:  # 4 bits alone make some 0.1
+        if not gap < 0.2:  # 4 bits alone make about 0.1
             text = f"bitsandbytes {version} on {where}: a 4-bit product is off by {gap:.2g}"
             step = "Install another version of bitsandbytes, or set quantization to none."
             yield Finding("fail", "4 bit", text, step, "machine")
@@ -170,7 +170,7 @@ class RunFolder(Check):
 
 
 _RECORD = 30_000
-"""Bytes of a trajectory in the record, about: its text, ids and results, compressed."""
+"""Approximate bytes of a trajectory in the record: its text, ids and results, compressed."""
 
 
 class Disk(Check):
@@ -181,21 +181,24 @@ class Disk(Check):
         if start.folder is None or module is None:
             return
         try:
-            work, there = work_of(start), writable_part(start.folder)
-        except (LookupError, RecipeError):  # of a model or a folder, which others tell
+            work, folder = work_of(start), writable_part(start.folder)
+        except (LookupError, RecipeError):  # of a model or a folder; other checks report it
             return
-        # weights and the optimiser's state; last, its successor and best; the exported policy
-        one = int(4 * work.trained * (1 + work.moments))
-        most = start.iterations or -1
-        most = most if most > 0 else 100
-        record = _RECORD * (work.trajectories if start.recorded is None else start.recorded) * most
-        needed = 3 * one + 4 * work.trained + record
-        free = shutil.disk_usage(there).free
+        # three checkpoints of weights and optimiser state (the last, its successor, the best), and
+        # the exported policy
+        checkpoint = int(4 * work.trained * (1 + work.moments))
+        iterations = start.iterations or -1
+        iterations = iterations if iterations > 0 else 100
+        recorded = work.trajectories if start.recorded is None else start.recorded
+        record = _RECORD * recorded * iterations
+        needed = 3 * checkpoint + 4 * work.trained + record
+        free = shutil.disk_usage(folder).free
         text = (
             f"{gigabytes(free)} GB free, about {gigabytes(needed)} needed: checkpoints of "
-            f"{gigabytes(one)} GB, the record after iteration {most} {gigabytes(record)}"
+            f"{gigabytes(checkpoint)} GB, the record after iteration {iterations} "
+            f"{gigabytes(record)}"
         )
-        step = "Free some, or set trainer.logger.init_args.save_dir to a larger disk."
+        step = "Free disk space, or set trainer.logger.init_args.save_dir to a larger disk."
         status: Status = "fail" if free < needed else "warn" if free < 2 * needed else "pass"
         yield Finding(status, "disk", text, "" if status == "pass" else step, "machine")
 
@@ -210,14 +213,14 @@ class ModelFiles(Check):
             return
         name, revision = module.policy.folder, module.policy.origin.revision
         folder = Path(name)
-        if here := folder.is_dir():
+        if is_folder := folder.is_dir():
             name = folder.name
         elif isinstance(
             cached := try_to_load_from_cache(name, "config.json", revision=revision), str
         ):
             folder = Path(cached).parent
         files, lacks = weights_in(folder)
-        if lacks and not here:
+        if lacks and not is_folder:
             yield self._hub(name, revision)
             return
         try:
@@ -256,7 +259,7 @@ class ModelFiles(Check):
 
 
 def weights_in(folder: Path) -> tuple[list[Path], str]:
-    """The files of a model's weights, and what its folder lacks, in words; empty if nothing."""
+    """The files of a model's weights, and the fault of its folder in words; empty without one."""
     if not (folder / "config.json").is_file():
         return [], "has no config.json"
     index = folder / "model.safetensors.index.json"
@@ -265,13 +268,15 @@ def weights_in(folder: Path) -> tuple[list[Path], str]:
         return files, "" if files else "has no model.safetensors"
     names = sorted(set(json.loads(index.read_text())["weight_map"].values()))
     files = [folder / name for name in names]
-    gone = [file.name for file in files if not file.is_file()]
-    lacks = f"lacks {len(gone)} of {len(names)} files of weights: {gone[0]}" if gone else ""
+    missing = [file.name for file in files if not file.is_file()]
+    lacks = (
+        f"lacks {len(missing)} of {len(names)} files of weights: {missing[0]}" if missing else ""
+    )
     return files, lacks
 
 
 class Window(Check):
-    """Trajectories against the model's positions."""
+    """The length of trajectories against the model's positions."""
 
     quick = False
 
@@ -280,13 +285,14 @@ class Window(Check):
             return
         policy, tokens = module.policy, module.rollout.max_tokens
         policy.check_length(tokens)
-        most = sizes_of(policy.config).positions
-        limit = f"positions for {most}" if most else "no limit in its configuration"
+        positions = sizes_of(policy.config).positions
+        limit = f"positions for {positions}" if positions else "no limit in its configuration"
         yield Finding("pass", "window", f"max_tokens {tokens}, {limit}")
 
 
 class Sampler(Check):
-    """What the engine can tell before weights load: a window, its servers, its packages."""
+    """Everything that the engine can check before weights load: a window, its servers, its
+    packages."""
 
     quick = False
 
@@ -301,7 +307,7 @@ class Sampler(Check):
 
 
 class Template(Check):
-    """The chat template with the segmenter's messages."""
+    """The chat template, with the segmenter's messages."""
 
     quick = False
 
@@ -309,7 +315,7 @@ class Template(Check):
         if (module := recipe_of(start)) is None:
             return
         tools = [copy.copy(tool) for tool in module.rollout.toolsets]
-        for tool in tools:  # these have lines of their own
+        for tool in tools:  # the rehearsal reports each tool in a line of its own
             vars(tool)["check"] = lambda: None
         dataclasses.replace(module.rollout, tools=[*tools]).check(module.chat)
         name = module.rollout.driver.name

@@ -43,7 +43,7 @@ _STYLES: Mapping[Status, Style] = {"pass": "good", "warn": "alarm", "fail": "bad
 
 def add_doctor_command(commands: Any) -> None:
     """Add `doctor` to argparse's sub-parsers."""
-    # no word is an option to argparse: they are the recipe's, which knows hundreds
+    # argparse must parse no option here: they belong to the recipe, which knows hundreds
     parser = commands.add_parser(
         "doctor", help="examine a recipe and this machine", prefix_chars="\0", add_help=False
     )
@@ -56,8 +56,8 @@ def _run(parsed: argparse.Namespace) -> int:
     options = argparse.ArgumentParser(usage=_USAGE, description=_ABOUT, allow_abbrev=False)
     text = "plan the memory of a card of this size, such as 24GB"
     options.add_argument("--card", metavar="SIZE", help=text)
-    given, words = options.parse_known_args(parsed.recipe)
-    card = given.card
+    args, words = options.parse_known_args(parsed.recipe)
+    card = args.card
     if card is not None:
         parse_bytes(card, "--card")
     import torch  # here, because listing commands does not need it
@@ -79,8 +79,8 @@ def _run(parsed: argparse.Namespace) -> int:
 
 
 def _of_another_machine(finding: Finding) -> Finding:
-    """A finding where a card is planned for that is elsewhere: what this machine lacks is no
-    failure of the plan."""
+    """A finding for a card in another machine: if this machine lacks something, the plan has not
+    failed."""
     lacks = finding.about == "machine" and finding.status == "fail"
     return replace(finding, status="warn") if lacks else finding
 
@@ -97,28 +97,29 @@ def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Findi
     except TurnRLError as error:
         if not isinstance(error.__cause__, MisconfigurationException):
             return None, [of_error("recipe", error)]
-        mistakes = [of_error("trainer", error)]  # of an accelerator that is not there, say
-    except Exception as error:  # another one of Lightning's
+        mistakes = [of_error("trainer", error)]  # a missing accelerator, for example
+    except Exception as error:  # any other error of Lightning's
         mistakes = [of_error("trainer", error, "Fix the recipe's trainer section.")]
     options = ("accelerator=cpu", "devices=1", "strategy=auto")
-    try:  # the rest can be examined all the same
-        return build([*words, *(f"--trainer.{one}" for one in options)]).start, mistakes
+    try:  # examine the rest all the same
+        return build([*words, *(f"--trainer.{option}" for option in options)]).start, mistakes
     except Exception:
         return None, mistakes
 
 
 def diagnose(start: Start, known: Iterable[Finding] = ()) -> Iterator[Finding]:
-    """Run all installed checks. One that raises is a line itself, and hides no other.
+    """Run all installed checks. If one raises, the error is a finding too, and the others still
+    run.
 
     Args:
-        start: What is examined.
+        start: The run to examine.
         known: Failures that were printed already.
     """
     shown = {finding.text for finding in known}
 
     def once(finding: Finding) -> Finding:
-        """Pass a failure on once, if several checks meet it: the model's configuration is missing,
-        say."""
+        """Pass a failure on only once if several checks meet it, such as a missing configuration of
+        the model."""
         if finding.status != "fail" or finding.text not in shown:
             shown.add(finding.text)
             return finding
@@ -134,7 +135,7 @@ def diagnose(start: Start, known: Iterable[Finding] = ()) -> Iterator[Finding]:
         try:
             check = cls()
             check.settle(start)
-        except (Exception, SystemExit) as error:  # anybody's code
+        except (Exception, SystemExit) as error:  # a check may be anybody's code
             yield once(_raised(name, error))
         else:
             checks.append(check)
@@ -147,18 +148,18 @@ def diagnose(start: Start, known: Iterable[Finding] = ()) -> Iterator[Finding]:
                         f"{name}.run gave {finding!r}, which is not a Finding. Fix it."
                     )
                 yield once(finding)
-        except (Exception, SystemExit) as error:  # the same
+        except (Exception, SystemExit) as error:
             yield once(_raised(name, error))
 
 
 def of_error(
     name: str, error: BaseException, step: str = "", about: Literal["machine", "recipe"] = "recipe"
 ) -> Finding:
-    """A failure as a line: the first sentence is what was seen, the rest the next step.
+    """A failure as a line: the error's first sentence is the text, the rest is the next step.
 
     Args:
         name: The line's name.
-        error: What was raised.
+        error: The error.
         step: The next step if the error names none.
         about: As in `Finding`.
     """
@@ -175,7 +176,7 @@ def _raised(name: str, error: BaseException) -> Finding:
 
 
 def _spaced(name: str) -> str:
-    """`memory plan` of `MemoryPlan`."""
+    """`MemoryPlan` as `memory plan`."""
     return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
 
 
@@ -184,14 +185,14 @@ def _shown(findings: Iterable[Finding]) -> Counter[Status]:
     seen = Counter[Status]()
     for finding in findings:
         seen[finding.status] += 1
-        first, *others = lines_of(finding, _columns())
+        first, *more_lines = lines_of(finding, _columns())
         status = painted(finding.status, _STYLES[finding.status])
-        print("\n".join([status + first.removeprefix(finding.status), *others]), flush=True)
+        print("\n".join([status + first.removeprefix(finding.status), *more_lines]), flush=True)
     return seen
 
 
 def _in_sum(seen: Mapping[Status, int], run: str) -> str:
-    """What the findings mean for a run, in a line."""
+    """A line with the consequence of the findings for a run."""
     if seen["fail"]:
         count = seen["fail"]
         failures = "the failure" if count == 1 else f"the {count} failures"
@@ -200,7 +201,7 @@ def _in_sum(seen: Mapping[Status, int], run: str) -> str:
 
 
 def _columns() -> int | None:
-    """The width to keep to on a terminal, None elsewhere: scripts read a line at a time."""
+    """The width of a line on a terminal; None elsewhere, because scripts read a line at a time."""
     columns = terminal_columns(sys.stdout)
     return None if columns is None else min(80, columns)
 
@@ -210,11 +211,11 @@ def lines_of(finding: Finding, columns: int | None) -> list[str]:
 
     Args:
         finding: The finding.
-        columns: The most of a line; None for any number.
+        columns: The most columns of a line; None for no limit.
     """
     indent = " " * (6 + _NAME + 2)
     begin = f"{finding.status}  {finding.name:{_NAME}}  "
-    text, step = (" ".join(visible(one).split()) for one in (finding.text, finding.step))
+    text, step = (" ".join(visible(part).split()) for part in (finding.text, finding.step))
     lines = [fitted(begin + text, columns, indent)]
     lines += [fitted(indent + step, columns, "")] if step else []
     return "\n".join(lines).split("\n")
@@ -222,7 +223,7 @@ def lines_of(finding: Finding, columns: int | None) -> list[str]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what libraries say of themselves: Lightning's lines on accelerators, and warnings."""
+    """Silence libraries: Lightning's lines about accelerators, and warnings."""
     before = logging.root.manager.disable
     logging.disable(logging.WARNING)
     try:

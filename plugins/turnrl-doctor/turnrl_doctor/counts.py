@@ -1,8 +1,8 @@
 """The bytes of an iteration, part by part.
 
-Activations are counted tensor by tensor, as the policy's forward pass makes and keeps them: e bytes
-an element, h wide, f inside the MLP. tests/test_plan.py compares them with the bytes that the real
-code requests.
+Activations are counted tensor by tensor, as the policy's forward pass makes and keeps them, with e
+bytes per element, width h, and width f inside the MLP. tests/test_plan.py compares the counts with
+the bytes that the real code requests.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ FOUR_BIT = 0.5 + 1 / 64 + 4 / (64 * 256)
 """Bytes of a weight in NF4 with double quantisation: half a byte, and the scales of its block."""
 
 ENGINE = "the engine's process"
-"""What an engine has on the GPU outside of the run's own process; see `Engine.beside`."""
+"""An engine's memory on the GPU outside the run's own process; see `Engine.beside`."""
 
 PHASES = ("loading", "sampling", "learning", "step", "checkpoint")
 
@@ -29,7 +29,7 @@ Parts = Mapping[str, int]
 
 
 def resident(work: Work) -> Parts:
-    """Bytes that are there all the time, from loading on."""
+    """Bytes that are in use all the time, from loading on."""
     shape = work.shape
     dense = shape.dense * (FOUR_BIT if work.four_bit else work.size)
     masters = 4 * work.trained if work.rank else 0  # else the weights themselves
@@ -41,9 +41,9 @@ def resident(work: Work) -> Parts:
 
 
 def gathered(work: Work) -> int:
-    """Bytes that a pass of a divided policy needs to have whole: what is in no layer, the layer
-    that computes, and the next one. If all weights are trained, so are their gradients, before they
-    are divided."""
+    """Bytes that a pass of a divided policy needs undivided: the weights outside the layers, the
+    layer that computes, and the next layer. If all weights are trained, their gradients are whole
+    as well, until they are divided."""
     if work.shares == 1:
         return 0
     parts = resident(work)
@@ -51,47 +51,47 @@ def gathered(work: Work) -> int:
     return (layers + parts["embedding and head"]) * (1 if work.rank else 2)
 
 
-def rounded(work: Work, again: int) -> int:
-    """Bytes of the copies that autocast keeps for as long as a forward pass takes: of each weight,
-    or, if the policy is divided, of those in layers that are not computed `again`."""
+def rounded(work: Work, recomputed: int) -> int:
+    """Bytes of the copies of weights that autocast keeps during a forward pass: of all weights, or,
+    if the policy is divided, of the weights in layers that are not recomputed."""
     layers = work.shape.layers
-    kept = layers if work.shares == 1 else min(layers, layers - again + 1)
-    return 2 * (work.shape.dense * kept // layers + work.shape.vocab * work.shape.hidden)
+    copied = layers if work.shares == 1 else min(layers, layers - recomputed + 1)
+    return 2 * (work.shape.dense * copied // layers + work.shape.vocab * work.shape.hidden)
 
 
 def forward(work: Work, tokens: int) -> int:
-    """The peak of a forward pass that keeps nothing for a backward pass, of so many tokens.
+    """The peak of a forward pass over so many tokens that keeps nothing for a backward pass.
 
-    In the MLP: the activated gate, up, and their product (3ef); beside them the residual stream,
-    the norm's float32 and its result. Or, while up is computed, the first two of these, the matrix
-    in full precision, and what adds its adapter up in float32 (`Work.joined`).
+    It is in the MLP: the activated gate, up, and their product (3ef); beside them the residual
+    stream, the norm's float32 and its result. Or, while up is computed: the first two of these, the
+    matrix in full precision, and the buffers that add its adapter in float32 (`Work.joined`).
     """
     shape, e = work.shape, work.size
-    each = (8 if e == 2 else 12) * shape.hidden + 2 * e * shape.inner
-    each += 2 * e * shape.head_size + 8
+    per_token = (8 if e == 2 else 12) * shape.hidden + 2 * e * shape.inner
+    per_token += 2 * e * shape.head_size + 8
     wide = e * shape.hidden * shape.inner if work.four_bit else 0
     if work.rank and e == 2:
         copied = copies_factors(tokens, shape.hidden, shape.inner)
         copies = e * shape.hidden * (tokens + shape.inner)
         wide += copies if copied else 4 * tokens * shape.inner
-    return tokens * each + max(tokens * e * shape.inner, wide)
+    return tokens * per_token + max(tokens * e * shape.inner, wide)
 
 
 def kept_by_layer(work: Work, tokens: int, keys: int) -> int:
     """Activations of one layer that wait for the backward pass.
 
     Two norms in float32 (8h) and their results (2eh); gate, activation, up, product (4ef); queries
-    and what was read (2e a head's element) with the softmax's sums; keys and values as gathered;
-    what goes into the adapters' second matrices. Without the kernel for sequences of any length
-    (float32), queries and results are there once more, as gathered.
+    and the results of attention (2e per element of a head) with the softmax's sums; keys and values
+    as gathered; the inputs of the adapters' second matrices. Without the kernel for sequences of
+    any length (float32), queries and results are held twice, the second time as gathered.
     """
     shape, e = work.shape, work.size
     wide = shape.heads * shape.head_size
     norms = (8 + 2 * e) * shape.hidden + (0 if work.rank else 8 * shape.hidden)
     attention = (2 if e == 2 else 4) * e * wide + 4 * shape.heads
     ranks = 7 * work.rank * e + 8
-    each = norms + 4 * e * shape.inner + attention + ranks
-    return tokens * each + keys * 2 * e * shape.kv_heads * shape.head_size
+    per_token = norms + 4 * e * shape.inner + attention + ranks
+    return tokens * per_token + keys * 2 * e * shape.kv_heads * shape.head_size
 
 
 @functools.lru_cache(4096)
@@ -102,9 +102,9 @@ def learning(
 
     Args:
         work: The recipe's part.
-        tokens: Tokens of the minibatch; a trajectory at least.
+        tokens: Tokens of the minibatch; at least a trajectory.
         again: Layers whose activations are computed again.
-        keys: Keys that segments see, in all; by default the most that there can be.
+        keys: Total keys that segments see; by default the most possible.
         asked: Tokens whose log-probabilities are requested; by default the most.
     """
     shape, e, tokens = work.shape, work.size, max(tokens, work.max_tokens)
@@ -112,15 +112,15 @@ def learning(
     layer = kept_by_layer(work, tokens, GATHERED * tokens if keys is None else keys)
     inputs = again * tokens * e * shape.hidden
     full = (shape.layers - again) * layer
-    # the last norm, angles of the positions, the slopes of the log-probabilities
+    # the last norm, angles of the positions, gradients of the log-probabilities
     ends = tokens * (4 * shape.hidden + 2 * e * shape.head_size + 8) + asked * e * shape.hidden
     rows = min(max(1, LOGITS // shape.vocab), max(asked, 1))
     logits = 3 * rows * shape.vocab * 4 + asked * e * shape.hidden
     if not work.rank:  # a gradient of the head, and the sum that it is added to
         logits += 4 * shape.vocab * shape.hidden
-    # of gate and up and their product, while what was kept for them is dropped
+    # of gate, up and their product, while the activations kept for them are dropped
     slopes = max(0, tokens * (2 * e * shape.inner - 5 * e * shape.hidden // 4))
-    # the first layers are those computed again: by then all others have been dropped
+    # the first layers are recomputed; by then the activations of all others have been dropped
     last = {"kept activations": inputs + full + ends}
     moments = [last | {"logits": logits}]
     if full:
@@ -132,9 +132,10 @@ def learning(
 
 
 def reading(work: Work, tokens: int, rows: int) -> int:
-    """The peak of a pass that reads so many tokens of prompts and results beside so many rows."""
+    """The peak of a pass that reads so many tokens of prompts and results, and samples in so many
+    rows."""
     shape = work.shape
-    # stock torch is given the pages of the texts that are read gathered, a layer at a time
+    # stock torch reads a gathered copy of these texts' pages, one layer at a time
     texts = -(-tokens // max(1, min(work.result_tokens, tokens)))
     width = pages_of(work.max_tokens) * PAGE
     gathered = 2 * work.size * shape.kv_heads * shape.head_size * width
@@ -143,7 +144,7 @@ def reading(work: Work, tokens: int, rows: int) -> int:
 
 
 def stepping(work: Work, rows: int) -> int:
-    """The peak of sampling a token of each of so many rows: a forward pass, then the draws."""
+    """The peak of sampling one token in each of so many rows: a forward pass, then the draws."""
     shape = work.shape
     drawn = 2 * min(rows, ROWS) + (7 * min(rows, CUT_ROWS) if work.cut else 0)
     return max(forward(work, rows), drawn * shape.vocab * 4 + rows * shape.hidden * work.size)
@@ -164,34 +165,35 @@ def sampling(work: Work, choice: Choice) -> Parts:
 def memory(work: Work, choice: Choice) -> dict[str, Parts]:
     """Bytes of each part in each phase."""
     trained, shape = 4 * work.trained, work.shape
-    own, parts = trained // work.shares, resident(work).items()
+    trained_here, parts = trained // work.shares, resident(work).items()
     always = {"CUDA context": CONTEXT, **{name: size // work.shares for name, size in parts}}
     later = {
-        "gradients": own * (2 if work.processes > work.shares else 1),  # DDP has buckets of them
-        "optimiser": int(own * work.moments),
+        "gradients": trained_here
+        * (2 if work.processes > work.shares else 1),  # DDP has buckets of them
+        "optimiser": int(trained_here * work.moments),
     }
-    # files are read by some threads, a matrix each, and quantised on the GPU
+    # several threads read files, each one matrix at a time, which the GPU quantises
     widest = shape.hidden * shape.inner
     load = {"matrices on their way": 4 * widest * work.size if work.rank else 0}
-    if work.shares > 1:  # a layer comes whole, and a trial gathers what a pass does
+    if work.shares > 1:  # a layer is loaded whole, and a trial gathers as much as a pass
         load = {"gathered weights": gathered(work)}
     copies = rounded(work, choice.gradient_checkpointing) if work.mixed else 0
     passing = {"gathered weights": gathered(work), "rounded weights": copies}
     sample = sampling(work, choice) if work.sampled else {}
-    other = {} if work.beside is None else {ENGINE: work.beside.sampling}
+    beside = {} if work.beside is None else {ENGINE: work.beside.sampling}
     learn = learning(work, choice.minibatch_tokens, choice.gradient_checkpointing)
     stay = {} if work.beside is None else {ENGINE: work.beside.learning}
     if work.sampled and choice.keep_memory:
         stay |= {
             "keys and values": choice.kv_memory,
             "dense weights": sample["dense weights"],
-            # recorded steps share their memory, and so hold what one of them needs
+            # recorded steps share their memory, so they hold as much as one of them needs
             "graphs": forward(work, choice.slots),
         }
     return {
         "loading": {**always, **load},
-        "sampling": {**always, **later, **passing, **sample, **other},
+        "sampling": {**always, **later, **passing, **sample, **beside},
         "learning": {**always, **later, **stay, **passing, **learn},
-        "step": {**always, **later, **stay, "updates": own},
+        "step": {**always, **later, **stay, "updates": trained_here},
         "checkpoint": {**always, **later, **stay},
     }

@@ -21,8 +21,8 @@ _ENGINE = ("slots", "prefill_tokens", "kv_memory", "decode_weights")
 
 
 def card_for(device: torch.device, profile: str) -> Card | None:
-    """The card to plan for: the size that `profile` gives, or the GPU that is there; None if the
-    run has none.
+    """The card to plan for: a card of the size in `profile`, or the present GPU; None if the run
+    has no GPU.
 
     Raises:
         RecipeError: If `profile` is neither `auto` nor a size.
@@ -55,12 +55,12 @@ def work_of(start: Start) -> Work:
     half = policy.dtype_on("cuda") == torch.bfloat16
     targets = None
     if lora is not None and lora.target_modules != "all-linear":
-        one = lora.target_modules
-        targets = (one,) if isinstance(one, str) else tuple(one)
+        modules = lora.target_modules
+        targets = (modules,) if isinstance(modules, str) else tuple(modules)
     return Work(
         shape=decoder_of(policy.config),
         four_bit=policy.quantization == "nf4",
-        # without an adapter weights are float32 in any case, and activations are planned as such,
+        # without an adapter weights are always float32, and activations are planned as float32,
         # which is more than mixed precision takes
         size=2 if half and lora is not None else 4,
         rank=0 if lora is None else lora.r,
@@ -71,7 +71,7 @@ def work_of(start: Start) -> Work:
         turns=turns,
         result_tokens=min(rollout.max_result_tokens, rollout.max_tokens),
         updates=module.updates_per_iteration,
-        old=module.steps_per_update > 1,  # else the first update's forward pass has them
+        old=module.steps_per_update > 1,  # else the first update's forward pass computes them
         cut=rollout.sampling.cuts_distribution,
         moments=_moments(module),
         processes=start.processes,
@@ -82,16 +82,16 @@ def work_of(start: Start) -> Work:
 
 
 def _moments(module: MTGRPO) -> float:
-    """Numbers in float32 that the recipe's optimiser keeps for a weight, seen on a few."""
-    few = torch.nn.Parameter(torch.zeros(64, 64))
-    few.grad = torch.zeros_like(few)
+    """Numbers in float32 that the recipe's optimiser keeps per weight, tried on a small matrix."""
+    weights = torch.nn.Parameter(torch.zeros(64, 64))
+    weights.grad = torch.zeros_like(weights)
     try:
-        optimizer = module.optimizer([few])
+        optimizer = module.optimizer([weights])
         optimizer.step()
-        state = [t for t in optimizer.state[few].values() if isinstance(t, torch.Tensor)]
-    except Exception:  # of any library: a run says it in its own words. Adam's are the usual two
+        state = [t for t in optimizer.state[weights].values() if isinstance(t, torch.Tensor)]
+    except Exception:  # of any library; a run will report it. Adam keeps the usual two
         return 2.0
-    return round(sum(t.numel() * t.element_size() for t in state) / (few.numel() * 4), 2)
+    return round(sum(t.numel() * t.element_size() for t in state) / (weights.numel() * 4), 2)
 
 
 def _owners(module: MTGRPO, sampled: bool) -> dict[str, object]:
@@ -101,8 +101,8 @@ def _owners(module: MTGRPO, sampled: bool) -> dict[str, object]:
 
 
 def given_settings(module: MTGRPO, work: Work) -> dict[str, object]:
-    """The settings that the recipe gives, as the plan's `Choice` has them."""
-    given, layers = dict[str, object](), work.shape.layers
+    """The settings that the recipe gives, in the units of the plan's `Choice`."""
+    settings, layers = dict[str, object](), work.shape.layers
     for name, owner in _owners(module, work.sampled).items():
         value = getattr(owner, name, False)
         if name == "gradient_checkpointing" and value is None and module.policy.network is not None:
@@ -113,12 +113,12 @@ def given_settings(module: MTGRPO, work: Work) -> dict[str, object]:
             value = parse_bytes(str(value), "model.engine.kv_memory")
         elif name == "gradient_checkpointing":
             value = layers if value is True else min(int(value), layers)
-        given[name] = value
-    return given
+        settings[name] = value
+    return settings
 
 
 def apply(plan: CostedChoice, module: MTGRPO) -> None:
-    """Set what the recipe leaves open, and note what was planned."""
+    """Set the settings that the recipe leaves open, and note the plan."""
     module.memory.plan = plan
     for name, owner in _owners(module, plan.work.sampled).items():
         value = getattr(plan.choice, name)
@@ -141,8 +141,9 @@ class MemoryPlan(Check):
         self._why = "the run has no GPU, and plan.profile gives no size"
 
     def settle(self, start: Start) -> None:
-        """Choose what the recipe leaves to `profile`, and print the plan. A policy that only acts
-        gets the choices of a run on this card; on a CPU, or if no run fits, it gets none.
+        """Choose the settings that the recipe leaves to `profile`, and print the plan. A policy
+        that only acts gets the choices of a run on this card; on a CPU, or if no run fits, it gets
+        none.
 
         Raises:
             RecipeError: If a run would learn, and nothing fits the card.
@@ -151,7 +152,7 @@ class MemoryPlan(Check):
         if not isinstance(module, MTGRPO):
             return
         if (plan := module.memory.plan) is None:
-            plan = self._made(start, module)
+            plan = self._planned(start, module)
         if not isinstance(plan, CostedChoice):
             return
         self._plan = plan
@@ -159,13 +160,13 @@ class MemoryPlan(Check):
             module.memory.plan_shown = True
             rank_zero_only(print)(table(plan), flush=True)
 
-    def _made(self, start: Start, module: MTGRPO) -> CostedChoice | None:
-        """A plan, applied to a module that has none yet; None if there is none to make."""
+    def _planned(self, start: Start, module: MTGRPO) -> CostedChoice | None:
+        """Make a plan and apply it to a module that has none; None if no plan can be made."""
         if start.profile is None:
             self._why = "plan.profile is null"
             return None
         if not start.learns and start.device.type == "cpu":
-            return None  # perhaps trained elsewhere: pages of a GPU's size may not fit here
+            return None  # it may have trained elsewhere, and pages for a GPU may not fit here
         if (card := card_for(start.device, start.profile)) is None:
             return None
         try:
@@ -187,7 +188,7 @@ class MemoryPlan(Check):
         return plan
 
     def run(self, start: Start) -> Iterable[Finding]:
-        """One line: the phase that needs most, or why there is no plan."""
+        """One line: the phase that needs most, or the reason why there is no plan."""
         if start.module is None:
             return
         if self._plan is None:

@@ -22,8 +22,8 @@ def miniature(policy: Policy, folder: Path) -> Policy:
     keeps the heads, which attention kernels depend on, and the vocabulary.
 
     Args:
-        policy: The recipe's; only its configuration is read.
-        folder: Where the model is written.
+        policy: The recipe's policy; only its configuration is read.
+        folder: The folder to write the model to.
     Raises:
         ValueError: If no such model can be made.
     """
@@ -35,7 +35,7 @@ def miniature(policy: Policy, folder: Path) -> Policy:
         policy.quantization,
         policy.lora,
         policy.dtype,
-        policy.gradient_checkpointing and True,  # a number is of the recipe's layers, not of two
+        policy.gradient_checkpointing and True,  # a number counts the recipe's layers, not two
         share_prefixes=policy.share_prefixes,
         fused_kernels=policy.fused_kernels,
         minibatch_tokens=policy.minibatch_tokens,
@@ -45,31 +45,32 @@ def miniature(policy: Policy, folder: Path) -> Policy:
 
 
 def _network(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
-    """The smallest of a few miniatures that work for this kind of model: some want a width that
-    their heads divide, some derive the size of a head from it, and some name both otherwise."""
-    faults, known = [], sizes_of(config)
-    for sizes in _sizes(known):
+    """The smallest of a few miniatures that works for this kind of model. Some models want a width
+    that their heads divide, some derive the size of a head from it, and some use other names for
+    both."""
+    faults, full = [], sizes_of(config)
+    for sizes in _sizes(full):
         small = copy.deepcopy(config)
         text = small.get_text_config()
         try:
             text.update(dict(sizes))
-            if known.kinds:
-                text.update({"layer_types": list(known.kinds[: sizes["num_hidden_layers"]])})
+            if full.kinds:
+                text.update({"layer_types": list(full.kinds[: sizes["num_hidden_layers"]])})
             network = transformers.AutoModelForCausalLM.from_config(small, dtype=torch.float32)
             with torch.no_grad():
                 network(input_ids=torch.arange(3)[None])
             return cast(transformers.PreTrainedModel, network)
-        except Exception as error:  # of any model's own code
+        except Exception as error:  # a model's own code may raise anything
             faults.append(in_short(error))
     raise ValueError(f"no miniature of {config.model_type} can be made ({faults[-1]})")
 
 
-def _sizes(known: ModelSizes) -> Iterator[dict[str, int]]:
-    layers = {"num_hidden_layers": min(known.layers or 2, 2)}
-    hidden, heads, head, inner = known.hidden, known.heads, known.head_size, known.inner
+def _sizes(full: ModelSizes) -> Iterator[dict[str, int]]:
+    layers = {"num_hidden_layers": min(full.layers or 2, 2)}
+    hidden, heads, head, inner = full.hidden, full.heads, full.head_size, full.inner
     if hidden and heads and head:
-        least = math.lcm(heads, 64)  # blocks of 4-bit weights have 64
-        even = min(hidden, least * -(-_WIDTH // least))
+        unit = math.lcm(heads, 64)  # a block of 4-bit weights has 64
+        even = min(hidden, unit * -(-_WIDTH // unit))
         narrow = layers if inner is None else layers | {"intermediate_size": min(inner, 2 * _WIDTH)}
         yield {**narrow, "hidden_size": min(hidden, _WIDTH), "head_dim": head}
         yield {**narrow, "hidden_size": even, "head_dim": head}

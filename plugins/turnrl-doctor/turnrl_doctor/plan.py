@@ -4,7 +4,7 @@ settings that fit.
     work     a model's dimensions, a recipe's part, and the settings
     counts   the bytes of each part in each phase
     speed    the seconds of an iteration on a card
-    plan     the best choice, or why nothing fits
+    plan     the best choice, or the reason why nothing fits
     table    a plan as lines
 
 All are functions of numbers alone: no weights, no GPU, no torch.
@@ -49,7 +49,7 @@ class CostedChoice:
         work: The recipe's part.
         card: The GPU.
         choice: The settings.
-        given: Settings that the recipe gives, which are not changed.
+        given: Settings that the recipe gives; the plan does not change them.
     """
 
     work: Work
@@ -79,7 +79,7 @@ class CostedChoice:
 
     @property
     def most(self) -> int:
-        """Bytes of that phase."""
+        """Bytes of the phase that needs most."""
         return self.total(self.worst)
 
     def total(self, phase: str) -> int:
@@ -87,8 +87,8 @@ class CostedChoice:
         return sum(self.memory[phase].values())
 
     def setting(self, phase: str) -> str:
-        """The setting to lower first if sampling or learning runs out of memory: for sampling, the
-        setting of its larger pass, or of the pages, which take what the others leave."""
+        """The setting to lower first if sampling or learning runs out of memory. For sampling it is
+        the setting of its larger pass, or of the pages, which take all memory that is left."""
         if phase == "learning":
             return "model.policy.minibatch_tokens"
         largest = max(("prefill", "step and logits"), key=self.memory[phase].__getitem__)
@@ -102,7 +102,7 @@ def choose(work: Work, card: Card, given: Settings) -> CostedChoice:
     Args:
         work: The recipe's part.
         card: The GPU.
-        given: Settings that the recipe gives, which are not changed.
+        given: Settings that the recipe gives; the plan does not change them.
     Raises:
         RecipeError: If nothing fits, with the numbers and the first setting to change.
     """
@@ -115,11 +115,12 @@ def choose(work: Work, card: Card, given: Settings) -> CostedChoice:
 
 
 def _options(work: Work, given: Settings) -> dict[str, list[Any]]:
-    """The values of each setting that are tried."""
-    most, layers = work.trajectories, work.shape.layers
+    """The values to try for each setting."""
+    trajectories, layers = work.trajectories, work.shape.layers
     sizes = (65_536, 32_768, 16_384, 12_288, 8192, 6144, 4096, 3072, 2048, 1024, 512)
+    slots = (8, 16, 32, 64, 96, 128, 192, 256, 384)
     options: dict[str, list[Any]] = {
-        "slots": sorted({most, *(n for n in (8, 16, 32, 64, 96, 128, 192, 256, 384) if n < most)}),
+        "slots": sorted({trajectories, *(n for n in slots if n < trajectories)}),
         "prefill_tokens": [n for n in sizes if 2048 <= n <= PREFILL_TOKENS],
         "minibatch_tokens": [n for n in sizes if n >= work.max_tokens] or [work.max_tokens],
         "gradient_checkpointing": sorted({layers * n // 8 for n in range(9)}),
@@ -132,35 +133,34 @@ def _options(work: Work, given: Settings) -> dict[str, list[Any]]:
 def _candidates(work: Work, card: Card, given: Settings) -> Iterator[Choice]:
     """The combinations worth trying, without pages.
 
-    Learning does not depend on the settings of sampling, except for the memory that they keep
-    meanwhile. So only those of its settings are combined that no others beat in both time and
-    memory.
+    Learning depends on the settings of sampling only through the memory that they keep meanwhile.
+    So of its own settings, only those enter that no others beat in both time and memory.
     """
     options = _options(work, given)
     learned = [options.pop(name) for name in ("minibatch_tokens", "gradient_checkpointing")]
     ways = []
-    for tokens, again in itertools.product(*learned):
-        way = Choice(minibatch_tokens=tokens, gradient_checkpointing=again)
-        size = sum(learning(work, tokens, again).values())
+    for tokens, recomputed in itertools.product(*learned):
+        way = Choice(minibatch_tokens=tokens, gradient_checkpointing=recomputed)
+        size = sum(learning(work, tokens, recomputed).values())
         ways.append((learning_s(work, way, card), size, way))
     front: list[tuple[float, int, Choice]] = []
     for spent, size, way in sorted(ways, key=lambda entry: entry[:2]):
         if not front or size < front[-1][1]:
             front.append((spent, size, way))
-    rest = options if work.sampled else {}
-    for values in itertools.product(*rest.values()):
-        chosen = dict(zip(rest, values, strict=True))
+    sampling = options if work.sampled else {}
+    for values in itertools.product(*sampling.values()):
+        chosen = dict(zip(sampling, values, strict=True))
         for *_, way in front:
             yield replace(way, **chosen)
 
 
 def _least_pages(work: Work) -> int:
-    """Bytes of the pages of one trajectory, and two pages more."""
+    """Bytes of the pages of one trajectory, plus two pages."""
     return (work.max_tokens + 2 * PAGE) * work.kv_bytes
 
 
 def _with_pages(plan: CostedChoice) -> CostedChoice | None:
-    """A plan with the pages that there is room for; None if it does not fit."""
+    """The plan with as many pages as there is room for; None if it does not fit."""
     work, given = plan.work, plan.given
     size = given.get("kv_memory", 0)
     if work.sampled and "kv_memory" not in given:
@@ -170,14 +170,14 @@ def _with_pages(plan: CostedChoice) -> CostedChoice | None:
         size = min(room, max(work.trajectories * work.max_tokens * work.kv_bytes, least))
         if size < least:
             return None
-        unit = 10**8 if size >= 10**9 else 10**6  # a number to read, and not one that is 0
+        unit = 10**8 if size >= 10**9 else 10**6  # a round number, but not 0
         size = max(size // unit * unit, least)
     fitted = replace(plan, choice=replace(plan.choice, kv_memory=size))
     return fitted if fitted.most <= plan.card.usable else None
 
 
 def _does_not_fit(work: Work, card: Card, given: Settings) -> RecipeError:
-    """The error of a recipe that fits in no way: the smallest choice, and what it lacks."""
+    """The error of a recipe that cannot fit: the smallest choice, and the memory that it needs."""
     pages = given.get("kv_memory", _least_pages(work))
     choices = (replace(choice, kv_memory=pages) for choice in _candidates(work, card, given))
     plan = min(
@@ -202,11 +202,11 @@ def _remedy(work: Work, largest: str, given: Settings) -> str:
     setting = _SETTING_OF.get(largest, "")
     if setting.rpartition(".")[2] in given:
         return f"Lower {setting}, or leave it out."
-    whole = work.shares == 1
-    if not whole and largest in ("weights", "embedding and head", "gradients", "optimiser"):
+    undivided = work.shares == 1
+    if not undivided and largest in ("weights", "embedding and head", "gradients", "optimiser"):
         return "Share the policy among more processes (trainer.devices), or take a smaller model."
     if largest in ("weights", "embedding and head", "matrices on their way", "gathered weights"):
-        if work.rank and not work.four_bit and whole:
+        if work.rank and not work.four_bit and undivided:
             return "Set model.policy.quantization to nf4, or take a smaller model."
         return "Take a smaller model, or a larger card."
     if largest in ("gradients", "optimiser", "updates", "adapter"):
@@ -219,8 +219,8 @@ def _remedy(work: Work, largest: str, given: Settings) -> str:
 
 
 def given_up(plan: CostedChoice) -> Iterator[tuple[str, float, int]]:
-    """Settings that would be faster on their own and do not fit: the name, seconds saved, and bytes
-    more in some phase."""
+    """Changes that would each be faster but do not fit: the name, the seconds saved, and the most
+    additional bytes in any phase."""
     work = plan.work
     faster: list[tuple[str, str, object]] = [
         ("kept pages and graphs", "keep_memory", True),
@@ -230,14 +230,14 @@ def given_up(plan: CostedChoice) -> Iterator[tuple[str, float, int]]:
     if work.rank and work.size == 2:
         faster.append(("dense weights", "decode_weights", "dense"))
     if work.sampled:
-        most = work.trajectories * work.max_tokens * work.kv_bytes
-        faster.append(("pages for all trajectories", "kv_memory", most))
-    for what, name, value in faster:
-        other = replace(plan, choice=replace(plan.choice, **{name: value}))  # type: ignore[arg-type]
-        saved = plan.spent - other.spent
-        more = max(other.total(phase) - plan.total(phase) for phase in PHASES)
-        if name not in plan.given and saved > 0.05 and more > 0:
-            yield what, saved, more
+        all_pages = work.trajectories * work.max_tokens * work.kv_bytes
+        faster.append(("pages for all trajectories", "kv_memory", all_pages))
+    for change, name, value in faster:
+        changed = replace(plan, choice=replace(plan.choice, **{name: value}))  # type: ignore[arg-type]
+        saved = plan.spent - changed.spent
+        added = max(changed.total(phase) - plan.total(phase) for phase in PHASES)
+        if name not in plan.given and saved > 0.05 and added > 0:
+            yield change, saved, added
 
 
 def gigabytes(size: float) -> str:

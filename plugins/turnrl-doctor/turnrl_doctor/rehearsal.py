@@ -1,11 +1,11 @@
-"""A rehearsal: the recipe's own parts do on a few questions what a run does with them.
+"""A rehearsal: runs the recipe's own parts on a few questions, as a run would.
 
     data        the questions are read, and a few of them chosen
     tools       a session is opened for each question, and every tool is called
-    attempts    scripted ones, with real calls and results
-    sampling    more of them, by the recipe's engine and a miniature of the recipe's model
-    rewards     each of them scores all attempts
-    learning    one iteration of a few attempts: credit, and its optimiser step
+    attempts    scripted attempts, with real calls and results
+    sampling    more attempts, by the recipe's engine and a miniature of the recipe's model
+    rewards     each reward scores all attempts
+    learning    one iteration of a few attempts: credit, and an optimiser step
 
 Each failure prints one line, and later steps run without the part that failed.
 """
@@ -64,24 +64,24 @@ _Part = TypeVar("_Part", Toolset, Reward, Engine)
 _ATTEMPTS = 4
 _TURN_TOKENS = 12
 _ROOM = 512
-"""Tokens of a trajectory beyond the longest scripted one, where the engine is tried."""
+"""Tokens that a sampled trajectory may have beyond the longest scripted one."""
 
 
 class Rehearsal(Check):
     """The recipe, run on a small scale: real questions, the recipe's tools, rewards, estimator and
-    engine, and a miniature of its model, two layers of its kind with random weights. It writes
-    nothing, trains nothing that stays, and leaves random numbers as they were."""
+    engine, and a miniature of its model (two layers of its kind, with random weights). It writes
+    nothing, keeps nothing that it trains, and leaves random states as they were."""
 
     quick = False
 
     def run(self, start: Start) -> Iterable[Finding]:
         with _same_randomness(start.device):
-            known = dict[str, list[Question]]()
+            questions = dict[str, list[Question]]()
             if isinstance(start.data, QuestionData):
-                yield from _read(start.data, known)
+                yield from _read(start.data, questions)
             if isinstance(start.module, MTGRPO):
                 with contextlib.ExitStack() as stack:
-                    parts = _Parts(start, start.module, _chosen(known), stack)
+                    parts = _Parts(start, start.module, _chosen(questions), stack)
                     yield from parts.rehearsed()
                 yield from parts.left
 
@@ -89,45 +89,45 @@ class Rehearsal(Check):
 @contextlib.contextmanager
 def _same_randomness(device: torch.device) -> Iterator[None]:
     """Leave the random streams of torch, numpy and Python as they were."""
-    others = random.getstate(), np.random.get_state()
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             torch.manual_seed(0)
             yield
     finally:
-        random.setstate(others[0])
-        np.random.set_state(others[1])
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 # ------------------------------------------------------------------------ questions
 
 
-def _read(data: QuestionData, known: dict[str, list[Question]]) -> Iterator[Finding]:
-    """Read the questions of each role into `known`, as a run would."""
+def _read(data: QuestionData, by_role: dict[str, list[Question]]) -> Iterator[Finding]:
+    """Read the questions of each role into `by_role`, as a run would."""
     for role, source in data.sources.items():
         if source is None:
             continue
         name = f"data {role}"
-        about: Literal["machine", "recipe"] = "machine"  # it may lie elsewhere
+        about: Literal["machine", "recipe"] = "machine"  # the data may lie on another
         try:
             opened = open_source(source, data.fields, data.config)
             split = data.splits[role] or opened.default_splits[role]
-            here = split is None or opened.at_hand(split)
+            at_hand = split is None or opened.at_hand(split)
             about = "recipe"
-            if here:
-                known[role] = load_questions(opened, split, role=role, rule=data.rule)
-                yield Finding("pass", name, f"{len(known[role])} questions")
+            if at_hand:
+                by_role[role] = load_questions(opened, split, role=role, rule=data.rule)
+                yield Finding("pass", name, f"{len(by_role[role])} questions")
             else:
                 yield Finding("pass", name, f"{source} is on the hub, and will be downloaded")
-        except Exception as error:  # a source is anybody's code, and both are to be seen
+        except Exception as error:  # a source is anybody's code, and every role is reported
             yield of_error(name, error, about=about)
 
 
-def _chosen(known: dict[str, list[Question]]) -> list[Question]:
+def _chosen(by_role: dict[str, list[Question]]) -> list[Question]:
     """Pick three questions of each role: the first, the longest, and the one with the fewest
     columns. A run trips over these first."""
     chosen = dict[tuple[str, str], Question]()
-    for role, questions in known.items():
+    for role, questions in by_role.items():
         longest = max(questions, key=lambda q: len(q.text))
         barest = min(questions, key=lambda q: len(q.metadata))
         chosen |= {(role, q.id): q for q in (questions[0], longest, barest)}
@@ -143,11 +143,11 @@ class _Parts:
     Args:
         start: The run.
         module: Its module.
-        questions: Of its data; none if they are not here yet.
+        questions: Questions of its data; empty if they are not on this machine yet.
         stack: Ends the rehearsals of the parts.
 
     Attributes:
-        left: What these raise when they end.
+        left: Failures of rehearsals as they end.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class _Parts:
         self.attempts: list[list[Trajectory]] = []
 
     def rehearsed(self) -> Iterator[Finding]:
-        """Rehearse all of them."""
+        """Rehearse all parts."""
         for toolset in self.module.rollout.toolsets:
             finding, tools = self._tried(toolset)
             yield finding
@@ -189,7 +189,7 @@ class _Parts:
             name = str(reward)
             try:
                 rehearsed = self._entered(reward, Reward, name)
-                groups = [score_group(one, [rehearsed], policy=policy) for one in self.attempts]
+                groups = [score_group(g, [rehearsed], policy=policy) for g in self.attempts]
             except WorldError as error:  # a judge that is down
                 yield of_error(name, error, about="machine")
             except Exception as error:  # anybody's code
@@ -212,10 +212,10 @@ class _Parts:
 
         Args:
             part: The part.
-            kind: What its rehearsal yields.
-            name: Its line's name.
+            kind: The class that its rehearsal must yield.
+            name: The name of its line.
         Raises:
-            PluginError: If it is no context, or yields something else.
+            PluginError: If the rehearsal is no context, or yields something else.
         """
 
         def fault(why: str) -> PluginError:
@@ -252,7 +252,8 @@ class _Parts:
     # tools
 
     def _tried(self, toolset: Toolset) -> tuple[Finding, Toolset]:
-        """Check tools and call them, and choose the ones that answer from here on."""
+        """Check tools and call them, and choose the tools that later parts use: these, or a
+        stand-in."""
         name = f"tool {toolset.name}" if isinstance(toolset, Tool) else str(toolset)
         try:
             try:
@@ -265,19 +266,19 @@ class _Parts:
                 return Finding("pass", name, text), StandIn(toolset)
             try:
                 calls = [calls_of(tools, question) for question in self.questions]
-            except PluginError as error:  # which stops no run
+            except PluginError as error:  # this would not stop a run
                 return replace(of_error(name, error), status="warn"), tools
             replies = list[tuple[ToolCall, ToolResult]]()
-            for question, asked in zip(self.questions, calls, strict=True):
-                replies += replies_of(tools, question, asked)
-        except Exception as error:  # a tool is anybody's code, and others are to be seen too
+            for question, question_calls in zip(self.questions, calls, strict=True):
+                replies += replies_of(tools, question, question_calls)
+        except Exception as error:  # a tool is anybody's code, and the others are still tried
             return of_error(name, error), StandIn(toolset)
         return judged(name, tools, replies), tools
 
     # attempts
 
     def _stage(self, small: MTGRPO, question: Question) -> None:
-        """Let the next attempts be scripted ones at a question."""
+        """Script the next attempts, at this question."""
         calls = list[ToolCall]()
         for toolset in self.tools:
             with contextlib.suppress(PluginError):  # reported where the tools are tried
@@ -289,8 +290,8 @@ class _Parts:
             small.rollout = replace(small.rollout, segmenter=staged)
 
     def _scripted(self, small: MTGRPO) -> Iterator[Finding]:
-        """Make scripted attempts at each question, with probes where the estimator asks for them.
-        The first that fails has a line: its sessions cannot be copied, say, or it leaves no room to
+        """Make scripted attempts at each question, with probes if the estimator asks for them. The
+        first failure gets a line, for example if sessions cannot be copied or no room is left to
         act."""
         size, probes = small.group_size, small.estimator.probes
         failed = False
@@ -308,8 +309,8 @@ class _Parts:
                 self.attempts.append([*tried.trajectories[0], *branches])
 
     def _fitting(self, small: MTGRPO) -> Iterator[Finding]:
-        """Whether a turn has room for a call, as the turn scheme would write it."""
-        most, segmenter = self.module.rollout.max_turn_tokens, self.module.rollout.segmenter
+        """Warn if a turn has no room for a call, as the turn scheme would write it."""
+        limit, segmenter = self.module.rollout.max_turn_tokens, self.module.rollout.segmenter
         if segmenter is None:
             return
         needed = dict[str, int]()  # tokens of a call of each tool
@@ -319,14 +320,14 @@ class _Parts:
                     text = segmenter.write(Reading((call,)))
                     tokens = len(small.policy.tokenizer.encode(text, add_special_tokens=False))
                     needed[call.name] = min(tokens, needed.get(call.name, tokens))
-        if needed and (least := min(needed.values())) > most:
+        if needed and (least := min(needed.values())) > limit:
             name = min(needed, key=needed.__getitem__)
-            text = f"model.rollout.max_turn_tokens is {most}, and a call of {name} takes {least}"
+            text = f"model.rollout.max_turn_tokens is {limit}, and a call of {name} takes {least}"
             step = "Raise it: calls that are cut off are not run."
             yield Finding("warn", "turns", text, step)
 
     def _sampled(self, small: MTGRPO) -> Iterator[Finding]:
-        """Make attempts of the miniature by the recipe's engine, read by its own segmenter."""
+        """Let the miniature make attempts with the recipe's engine and segmenter."""
         small.collector.close()
         rollout, script = self.module.rollout, small.engine
         engine = small.engine = self._entered(self.module.engine, Engine, "sampling")
@@ -353,25 +354,26 @@ class _Parts:
             small.engine = script
 
     def _reached(self, reward: Reward, groups: Sequence[Group]) -> Iterator[Finding]:
-        """Whether right attempts, which scripted ones have in worlds without actions, get what the
-        reward says that they get."""
-        most = max((float(paid) for group in groups for paid in group.outcome), default=0.0)
+        """Warn if no attempt gets the reward's `right_at`, although scripted attempts include right
+        ones, as they do unless tools act."""
+        best = max((float(paid) for group in groups for paid in group.outcome), default=0.0)
         acts = any(tools.acts for tools in self.module.rollout.toolsets)
-        if reward.right_at is not None and not acts and 0 < most < reward.right_at - 1e-6:
-            text = f"right_at is {reward.right_at}, and scripted attempts get at most {most:g}"
-            step = "Set right_at to what a right attempt gets, weight included."
+        if reward.right_at is not None and not acts and 0 < best < reward.right_at - 1e-6:
+            text = f"right_at is {reward.right_at}, and scripted attempts get at most {best:g}"
+            step = "Set right_at to the reward of a right attempt, weight included."
             yield Finding("warn", str(reward), text, step)
 
     def _earned(self, small: MTGRPO) -> Iterator[Finding]:
-        """Whether calls would pay off, had the policy acted like this."""
+        """Report if calls would pay off for a policy that acted like the scripted attempts."""
         rewards, policy = small.rewards, small.policy
         earned = earnings([score_group(group, rewards, policy=policy) for group in self.attempts])
         if earned.paying:
             yield Finding("warn", "costs", earned.fault, "Or leave out is_cost, if it is a reward.")
         elif earned.cost > 0:
             rule = type(small.estimator).__name__
-            some = "" if small.estimator.charges_costs else f" ({rule} does not charge all of them)"
-            yield Finding("pass", "costs", f"in scripted attempts {earned.outlook}{some}")
+            charges_all = small.estimator.charges_costs
+            note = "" if charges_all else f" ({rule} does not charge all of them)"
+            yield Finding("pass", "costs", f"in scripted attempts {earned.outlook}{note}")
 
     # learning
 
@@ -404,7 +406,8 @@ class _Parts:
 
 
 def _guarded(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Findings of a part; if it raises, that is a finding too, and hides no other."""
+    """The findings of a part. If the part raises, the error becomes a finding, and other parts
+    still run."""
     try:
         yield from findings
     except Exception as error:  # anybody's code

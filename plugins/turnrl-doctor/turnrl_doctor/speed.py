@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from turnrl_doctor.work import Choice, Work
 
 _HEADROOM = 0.1
-"""Share of a card that is left alone: the allocator's blocks do not fit each other exactly."""
+"""Share of a card that stays unused, because the allocator's blocks do not fit exactly."""
 
 
 @dataclass(frozen=True)
@@ -16,11 +16,11 @@ class Card:
     """A GPU.
 
     Args:
-        name: As it calls itself, or the size that was asked for.
-        bytes: Its memory, as far as it is free.
-        bandwidth: Bytes a second that kernels reach.
-        flops: Operations a second that it reaches in bfloat16 products of matrices.
-        like: The card whose ceilings these are, where its own are not known.
+        name: The card's own name, or the size that was asked for.
+        bytes: Its free memory.
+        bandwidth: Bytes per second that kernels reach.
+        flops: Operations per second that bfloat16 products of matrices reach.
+        like: The card whose ceilings are used, if this card's own are not known.
     """
 
     name: str
@@ -31,12 +31,12 @@ class Card:
 
     @property
     def usable(self) -> int:
-        """Bytes that are planned with."""
+        """Bytes that a plan may use."""
         return int(self.bytes * (1 - _HEADROOM))
 
 
 _CEILINGS = {
-    # bytes a second, FLOPs a second: what programs reach, some 0.8 and 0.55 of the data sheets
+    # bytes and FLOPs per second that programs reach: about 0.8 and 0.55 of the data sheets
     "H200": (3.9e12, 580e12),
     "GH200": (3.2e12, 560e12),
     "H100": (2.7e12, 550e12),
@@ -51,30 +51,30 @@ _CEILINGS = {
     "L4": (0.25e12, 55e12),
 }
 _SIZED = ((120e9, "H200"), (60e9, "H100"), (30e9, "A100"), (0.0, "4090"))
-"""The card that is meant by a size alone."""
+"""The card that a size alone stands for."""
 
 
 def card_of(name: str, size: int) -> Card:
     """A card by its name, with its ceilings; an unknown card gets the ceilings of its size."""
     bare = name.upper().replace("-", " ")
     words = {word for part in bare.split() for word in (part, part.rstrip("S"))}
-    known = next((n for n in _CEILINGS if n in words), None)
+    model = next((n for n in _CEILINGS if n in words), None)
     like = next(card for least, card in _SIZED if size > least)
-    return Card(name, size, *_CEILINGS[known or like], "" if known else like)
+    return Card(name, size, *_CEILINGS[model or like], "" if model else like)
 
 
 def seconds(work: Work, choice: Choice, card: Card) -> dict[str, float]:
     """Seconds of an iteration, computed from bytes and FLOPs: `rollouts` and `learning`.
 
-    A model of the larger parts, to compare choices by. It expects trajectories of half of
-    `max_tokens`, a quarter of what turns may have sampled.
+    This models only the larger parts, to compare choices. It expects trajectories of half of
+    `max_tokens`, and turns that sample a quarter of the tokens that they may.
     """
     return {"rollouts": _rollouts_s(work, choice, card), "learning": learning_s(work, choice, card)}
 
 
 def _weights_s(work: Work, rows: float, dense: bool, card: Card) -> float:
-    """Reading all matrices once, and their products with so many rows on average. From 4 bits they
-    are first written in bfloat16."""
+    """Seconds to read all matrices once and multiply them with so many rows on average. 4-bit
+    matrices are first written in bfloat16."""
     weights = work.shape.dense
     product = 2 * weights * rows / card.flops
     spent = max(weights * work.size / card.bandwidth, product)
@@ -97,30 +97,30 @@ def _rollouts_s(work: Work, choice: Choice, card: Card) -> float:
     waves = -(-total // holds)
     at_once = min(total / waves, choice.slots)
     turns = min(work.turns, max(1.0, work.sampled_tokens / max(1, work.turn_tokens / 4)))
-    # a turn lasts as long as its longest; a slot that is free is filled, four times over on average
+    # a turn lasts as long as the longest; a free slot is filled again, four times on average
     steps = waves * turns * work.turn_tokens * (0.75 + 0.25 * total / waves / at_once)
     rows = min(at_once, total * work.sampled_tokens / steps)
     step = _weights_s(work, rows, dense, card)
     step += rows * work.mean_tokens * work.kv_bytes / card.bandwidth
     step += shape.vocab * shape.hidden * work.size / card.bandwidth
     step += (8 + 20 * work.cut) * rows * shape.vocab * 4 / card.bandwidth
-    # kernels of a graph, some 1.3 us each: two more for each dense product with an adapter, three
-    # for each other one, and three to dequantise its base
-    beside = 0 if not work.rank else 2 if dense else 6 if work.four_bit else 3
-    step += shape.layers * (35 + 7 * beside) * 1.3e-6 + 0.4e-3
+    # kernels of a graph take about 1.3 us each: two more for each dense product with an adapter,
+    # three for each other product, and three to dequantise its base
+    kernels = 0 if not work.rank else 2 if dense else 6 if work.four_bit else 3
+    step += shape.layers * (35 + 7 * kernels) * 1.3e-6 + 0.4e-3
     read = total * max(work.mean_tokens - work.sampled_tokens, 1.0)
     passes = max(math.ceil(read / choice.prefill_tokens), waves * turns)
     read_s = 2 * shape.dense * read / card.flops
     read_s += passes * _weights_s(work, 0, dense, card)
     read_s += passes * work.joined(int(read / passes), dense) / card.bandwidth
     read_s += shape.layers * read * _elementwise(work) / card.bandwidth
-    again = 0.0 if choice.keep_memory else GRAPHS_S + choice.kv_memory / card.bandwidth
+    begun_s = 0.0 if choice.keep_memory else GRAPHS_S + choice.kv_memory / card.bandwidth
     filled = 4.5 * work.adapted / card.bandwidth if dense and not choice.keep_memory else 0.0
-    return steps * step + read_s + again + filled
+    return steps * step + read_s + begun_s + filled
 
 
 GRAPHS_S = 1.4
-"""Recording 14 sizes of a step anew, each a plain step and a recording of 50 ms."""
+"""Seconds to record 14 sizes of a step anew, each with a plain step and a recording of 50 ms."""
 
 
 def learning_s(work: Work, choice: Choice, card: Card) -> float:
@@ -130,10 +130,10 @@ def learning_s(work: Work, choice: Choice, card: Card) -> float:
     prompt = work.mean_tokens / 3
     passes = math.ceil(work.trajectories * 2 * prompt / (size - prompt))
     tokens = work.trajectories * 2 * prompt + passes * prompt
-    again = choice.gradient_checkpointing / shape.layers
+    recomputed = choice.gradient_checkpointing / shape.layers
     backward = 1 if work.rank else 2
-    forwards = 1 + again
-    # tokens that each pass is computed for, forward and backward
+    forwards = 1 + recomputed
+    # the number of passes over each token, forward and backward
     ways = work.updates * (forwards + backward) + work.old
     flops = 2 * shape.dense * tokens * ways
     head = 6 * shape.vocab * shape.hidden * work.trajectories * work.sampled_tokens
@@ -141,7 +141,7 @@ def learning_s(work: Work, choice: Choice, card: Card) -> float:
     moved *= work.updates * (forwards + 2) + work.old
     moved += passes * work.joined(size) * (work.updates * forwards + work.old)
     unpacked = passes * ways * _weights_s(work, 0, False, card)
-    if work.shares > 1:  # between cards about a tenth of the memory's rate, as with NVLink
+    if work.shares > 1:  # the rate between cards is about a tenth of the memory's, as with NVLink
         unpacked += passes * ways * shape.dense * work.size / (card.bandwidth / 10)
     rate = card.flops if work.size == 2 else card.flops / 8
     return (flops + head * work.updates) / rate + moved / card.bandwidth + unpacked

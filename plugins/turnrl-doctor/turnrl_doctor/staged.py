@@ -1,4 +1,4 @@
-"""A turn scheme that reads what a script says, in whatever the policy writes."""
+"""A turn scheme that reads a script's next action, whatever the policy writes."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class Staged(Segmenter):
     wrong answers, and turns without either.
 
     Args:
-        rollout: The recipe's.
+        rollout: The recipe's rollout.
         real: Its segmenter, which writes the messages.
-        question: What is asked.
-        calls: What is called.
+        question: The question.
+        calls: The calls to make.
     """
 
     def __init__(

@@ -8,7 +8,7 @@ from turnrl_doctor.work import NAMES
 
 
 def _seconds(time: float) -> str:
-    """One digit where there is but one: small models take less than a second."""
+    """Whole seconds, or one digit below 9.5, because small models take less than a second."""
     return f"{time:.0f}" if time >= 9.5 else f"{time:.1g}"
 
 
@@ -38,18 +38,18 @@ def table(plan: CostedChoice) -> str:
             text = f"{value} of {plan.work.shape.layers} layers"
         lines.append(f"    {name:24}{text:24}{'given' if name in plan.given else 'by the plan'}")
     spent = plan.seconds
-    whose = f", with the rates of {card.like}" if card.like else ""
-    lines.append("  computed, not measured" + whose)
+    rates = f", with the rates of {card.like}" if card.like else ""
+    lines.append("  computed, not measured" + rates)
     learning = _seconds(spent["learning"])
     if plan.work.sampled:
         rollouts = _seconds(spent["rollouts"])
-        whole = f"an iteration takes {_seconds(plan.spent)} s"
-        lines.append(f"    {whole}: rollouts {rollouts}, learning {learning}")
+        iteration = f"an iteration takes {_seconds(plan.spent)} s"
+        lines.append(f"    {iteration}: rollouts {rollouts}, learning {learning}")
     else:
         lines.append(f"    learning takes {learning} s an iteration; rollouts with this engine are")
         lines.append("    not computed")
-    for what, saved, more in given_up(plan):
+    for change, saved, added in given_up(plan):
         lines.append(
-            f"    {what} would save {saved:.1f} s and take {gigabytes(more)} GB: does not fit"
+            f"    {change} would save {saved:.1f} s and take {gigabytes(added)} GB: does not fit"
         )
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""Tools as they are tried: called with arguments that they allow, and judged by their replies."""
+"""Tries tools: calls them with arguments that they allow, and judges their replies."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from turnrl import (
 from turnrl_doctor.arguments import arguments_of
 
 _SHOWN = 60
-"""The most characters of a call, and of a result, that are shown."""
+"""The most characters shown of a call, and of a result."""
 
 
 class StandIn(Toolset):
-    """Answers in place of tools that failed, so that later parts are rehearsed too."""
+    """Answers in place of tools that failed, so that later parts can still be rehearsed."""
 
     def __init__(self, toolset: Toolset) -> None:
         self._specs = toolset.specs
@@ -37,7 +37,7 @@ class StandIn(Toolset):
 
 
 def judged(name: str, tools: Toolset, replies: list[tuple[ToolCall, ToolResult]]) -> Finding:
-    """The line of tools that were called."""
+    """The finding about tools that were called."""
     if not replies:
         return Finding("pass", name, "has nothing to call")
     good = [reply for reply in replies if reply[1].ok]
@@ -59,11 +59,11 @@ def judged(name: str, tools: Toolset, replies: list[tuple[ToolCall, ToolResult]]
 def replies_of(
     tools: Toolset, question: Question, calls: list[ToolCall]
 ) -> list[tuple[ToolCall, ToolResult]]:
-    """Each call with its reply, twice: in two sessions, so that calls come in batches as they do in
-    a run.
+    """Each call with its reply, twice: in two sessions, so that calls come in batches, as in a run.
 
     Raises:
-        ToolError: If the world of the tools is broken; of one call where one is enough.
+        ToolError: If the world of the tools is broken; it names a single call if one call alone
+            fails.
     """
     try:
         answers = on_loop(call_tools([tools], question, [calls, calls]))

@@ -63,7 +63,7 @@ class Decoder:
 
     @property
     def rest(self) -> int:
-        """Weights of norms and biases, about."""
+        """Weights of norms and biases, approximately."""
         kv = self.kv_heads * self.head_size
         return self.layers * (2 * self.hidden + self.heads * self.head_size + 2 * kv) + self.hidden
 
@@ -72,16 +72,16 @@ def decoder_of(config: PretrainedConfig) -> Decoder:
     """The dimensions of a transformers configuration.
 
     Raises:
-        LookupError: If the plan does not know its kind; the text completes "the memory is not
-            planned: ".
+        LookupError: If the plan does not know this kind of model; the text completes "the memory is
+            not planned: ".
     """
     sizes, kind = sizes_of(config), config.get_text_config().model_type
     if sizes.routed:
         raise LookupError(f"{kind} routes tokens among experts")
-    known = {field.name: getattr(sizes, field.name) for field in fields(Decoder)}
-    if None in known.values():
+    dimensions = {field.name: getattr(sizes, field.name) for field in fields(Decoder)}
+    if None in dimensions.values():
         raise LookupError(f"the configuration of {kind} lacks sizes")
-    return Decoder(**known)
+    return Decoder(**dimensions)
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Work:
     """A recipe's part of the plan.
 
     Args:
-        shape: The model's.
+        shape: The model's dimensions.
         four_bit: True if the layers' matrices are in NF4.
         size: Bytes of an element of activations and of weights that are not in NF4.
         rank: Rank of the adapter; 0 if all weights are trained.
@@ -104,11 +104,10 @@ class Work:
         cut: True if tokens are drawn from a part of the distribution.
         moments: Numbers in float32 that the optimiser keeps for each weight.
         processes: Number of processes that learn together.
-        sampled: True if the engine is one whose memory is known.
+        sampled: True if the plan knows the engine's memory.
         mixed: True if float32 weights are rounded for each product.
         shares: Number of processes that share one policy; 1 if each has all of it.
-        beside: What the engine's own processes take of the GPU; None if it has none, or nobody
-            knows.
+        beside: GPU memory of the engine's own processes; None if it has none, or it is not known.
     """
 
     shape: Decoder
@@ -146,13 +145,13 @@ class Work:
 
     @property
     def dense_copy(self) -> int:
-        """Bytes of these matrices as dense weights with the adapter beside them."""
+        """Bytes of the adapted matrices as dense weights with the adapter beside them."""
         weights = sum(padded_columns(a + self.rank) * b for a, b in self._adapted)
         return self.size * self.shape.layers * weights
 
     def joined(self, rows: int, dense: bool = False) -> int:
-        """Bytes that a forward pass moves beside its factors, so that bases and adapters are added
-        up in float32: see `joint_product` and `DenseLayer` of `turnrl.policy.compute`."""
+        """Bytes that a forward pass moves beside its factors to add bases and adapters in float32;
+        see `joint_product` and `DenseLayer` of `turnrl.policy.compute`."""
         if not self.rank or self.size != 2:
             return 0
         moved = 0
@@ -171,24 +170,24 @@ class Work:
 
     @property
     def kv_bytes(self) -> int:
-        """Keys and values of a token."""
+        """Bytes of a token's keys and values."""
         shape = self.shape
         return 2 * shape.layers * shape.kv_heads * shape.head_size * self.size
 
     @property
     def asked(self) -> float:
-        """The share of a trajectory's tokens that is sampled, at most."""
+        """The largest share of a trajectory's tokens that may be sampled."""
         return min(1.0, self.turns * self.turn_tokens / self.max_tokens)
 
-    # an iteration as it may be expected to be, for the computed times alone
+    # the expected iteration, for the computed times alone
     @property
     def sampled_tokens(self) -> float:
-        """Tokens sampled in a trajectory: a quarter of what its turns allow."""
+        """Tokens sampled in a trajectory: a quarter of those that its turns allow."""
         return max(1.0, min(self.turns * self.turn_tokens, self.max_tokens) / 4)
 
     @property
     def mean_tokens(self) -> float:
-        """Tokens of a trajectory: half of what it may have."""
+        """Tokens of a trajectory: half of the most that it may have."""
         return self.max_tokens / 2
 
 
