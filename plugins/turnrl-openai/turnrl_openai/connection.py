@@ -56,7 +56,7 @@ class Connection:
 
         Args:
             body: Body of the request.
-            read: Reads a successful response while it is written.
+            read: Reads a successful response while the server writes it.
         Returns:
             The result of `read`.
         Raises:
@@ -96,8 +96,8 @@ class Connection:
                 )
             headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
             limits = httpx2.Limits(max_connections=self.server.concurrency)
-            # each request is timed as a whole instead, because a server that sends a byte now and
-            # then would never be late
+            # `ask` times each request as a whole, because a server that sends a byte now and then
+            # would never be late
             self._client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=None)
         return self._client
 
@@ -105,16 +105,16 @@ class Connection:
         """The meaning of an unsuccessful response.
 
         Raises:
-            Unavailable: If it may be another one later.
+            Unavailable: If the same request may succeed later.
         """
         status, variable = response.status_code, self.server.api_key_env
         reason = f"status {status}: {self.clean(_complaint(response))}"
         raise_if_away(status, reason, response.headers)
         advice = self.request
         if status in (401, 403):
-            held = "holds the wrong key" if self._key else "is not set"
-            named = f"the environment variable {variable} {held}" if variable else "no key is sent"
-            advice = f"Correct it: {named} (api_key_env)."
+            fault = "holds the wrong key" if self._key else "is not set"
+            cause = f"the environment variable {variable} {fault}" if variable else "no key is sent"
+            advice = f"Correct it: {cause} (api_key_env)."
         elif status in (404, 405) or 300 <= status < 400:
             advice = "Correct base_url, or model."
         return self.fault(f"refused a request ({reason}). {advice}")

@@ -1,7 +1,7 @@
 """`Endpoint`: asks a server for one turn at a time.
 
-It reads a reply while the server writes it, and ends it at a stop string itself. So it also works
-with servers that take no stop strings, or that do not report which one they met.
+It reads a reply while the server writes it, and ends the reply at a stop string itself. So it also
+works with servers that take no stop strings, or that do not report the one that ended the reply.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ENDINGS = (
     *("stop", "length", "tool_calls", "function_call"),
     *("eos_token", "stop_sequence"),  # of servers that report how a reply stopped
 )
-"""Reasons with which a complete reply ends, or one that reached its limit."""
+"""Reasons for the end of a complete reply, or of a reply that reached its limit."""
 
 
 class EndpointError(EngineError):
@@ -57,10 +57,12 @@ class Endpoint(MessageSampler):
 
         Raises:
             EndpointError: If the server is away for `patience_s`, refuses, sends no reply, or ends
-                one for its own reason, such as `content_filter`.
+                a reply for its own reason, such as `content_filter`.
         """
         body = self._body(messages, sampling)
-        return await self._connection.ask(body, lambda got: self._reply(got, sampling.stop))
+        return await self._connection.ask(
+            body, lambda response: self._reply(response, sampling.stop)
+        )
 
     async def drain(self) -> None:
         """Close the connections."""
@@ -83,9 +85,9 @@ class Endpoint(MessageSampler):
         async for line in response.aiter_lines():
             if not line.startswith("data:") or line.endswith("[DONE]"):
                 continue
-            more, reason = self._read(line.removeprefix("data:"))
-            text, ended = text + more, reason or ended
-            ends = [text.index(one) + len(one) for one in stop if one in text]
+            piece, reason = self._read(line.removeprefix("data:"))
+            text, ended = text + piece, reason or ended
+            ends = [text.index(string) + len(string) for string in stop if string in text]
             if ends:  # the server stops writing when the connection is closed
                 return Reply(text[: min(ends)])
         kind = response.headers.get("content-type", "")

@@ -19,14 +19,14 @@ class ChatServer(ABC):
     Args:
         base_url: Address up to `/chat/completions`, such as http://localhost:8000/v1.
         model: The model's name on the server.
-        api_key_env: Environment variable with the key, which is sent to `base_url` only; no key is
-            sent if this is null or the variable is not set.
+        api_key_env: Environment variable with the key, which is sent only to `base_url`; no key is
+            sent if this option is null or the variable is not set.
         concurrency: The most requests in flight at once.
         timeout_s: Seconds that one request may take, reply included.
         patience_s: Seconds without any answer after which the run stops; until then requests are
             retried.
-        extra: More fields of a request's body, such as `{response_format: {type: json_object}}`. A
-            null drops one of ours (`{max_tokens: null, max_completion_tokens: 512}`).
+        extra: More fields of a request's body, such as `{response_format: {type: json_object}}`.
+            Null removes a field (`{max_tokens: null, max_completion_tokens: 512}`).
     Raises:
         RecipeError: If the address is malformed or holds a secret, a key is written out, or a
             number makes no sense.
