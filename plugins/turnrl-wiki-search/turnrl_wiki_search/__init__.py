@@ -3,8 +3,8 @@
     index       a search index: its description, its hits, and the interface of all backends
     splitting   articles cut into passages
     sources     corpora, read so that a build can resume
-    embedded    an index in a folder (tantivy), no server
-    server      settings of a server and of how it is searched, and its secrets
+    embedded    an index in a folder (tantivy), without a server
+    server      settings of a server and its searches, and its secrets
     encoding    texts as vectors, by a model or a function of the user's
     fusion      two rankings joined by their ranks
     elastic     an index on an Elasticsearch server, in six modules
@@ -12,10 +12,10 @@
     progress    the progress bar of a build
     cache       search results on disk, for repeated epochs and for replay without a server
     tool        `WikiSearch`, which the policy calls
-    coverage    how many questions a search finds an answer to, and which an index holds one to
+    coverage    how many questions a search answers, and which have an answer in the index
     command     `turnrl index build | info | search | check`
 
-Importing this package loads none of these libraries. Each is imported when it is first used.
+Importing this package loads none of their libraries. Each is imported on first use.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ class AnswerCache:
         self.path, self.close = self._cache.path, self._cache.close
 
     def remember(self, info: IndexInfo, name: str) -> None:
-        """Store the description of an index under a name, for replay without it.
+        """Store the description of an index under a name, for replay without the index.
 
         Raises:
             ToolError: If the index has no version, so that answers may be out of date.
@@ -66,7 +66,7 @@ class AnswerCache:
         """The description last stored for an index.
 
         Raises:
-            ToolError: If there is none, or it is of another format.
+            ToolError: If there is no description, or it is of another format.
         """
         with self._cache.transaction() as db:
             row = db.execute(
@@ -115,7 +115,7 @@ class CachedIndex(SearchIndex):
         open_index: Opens the index.
         cache: The cached answers.
         backend: The index's backend.
-        name: The folder, name or address, as the cache knows it.
+        name: The index's name in the cache; see `SearchServer.known_as`.
         offline: Never open the index; a query that is not cached is an error.
     """
 

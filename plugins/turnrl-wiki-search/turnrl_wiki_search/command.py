@@ -45,15 +45,15 @@ if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]
 
 _SHOWN = 5
-"""Questions without an answer that are printed, and accepted answers of each."""
+"""The most questions without an answer that are printed, and the most answers of each."""
 _ACCESS = ("url", "api_key", "username", "password", "cloud_id", "ca_certs")
 """The arguments of `SearchServer` that name a server."""
 _SEARCHED = ("fields", "ranking", "encoder", "query_prefix")
-"""The arguments of `SearchServer` that say how its index is searched."""
+"""The arguments of `SearchServer` for its searches."""
 _BUILT = ("shards", "k1", "b", "encoder", "passage_prefix")
 _SEARCH_NAMES = Names(("--questions",), splits=(), config="", fields="", answers="")
 _CHECK_NAMES = dataclasses.replace(_SEARCH_NAMES, splits=("--split",), answers="--answers")
-"""What `search` and `check` call the settings of their questions."""
+"""The names of the settings of questions in `search` and `check`."""
 
 
 def add_index_command(commands: Commands) -> None:
@@ -70,7 +70,7 @@ def add_index_command(commands: Commands) -> None:
     )
     summary = "search for a query, or score retrieval on questions with answers"
     _add_search(_action(actions, _search, summary))
-    summary = "count the questions of a data set that the index holds an answer to"
+    summary = "count the questions of a data set that have an answer in the index"
     _add_check(_action(actions, _check, summary))
 
 
@@ -203,14 +203,14 @@ def _add_check(check: argparse.ArgumentParser) -> None:
 
 
 def _options(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
-    """The options among `names` that were given.
+    """The options among `names` that the command line sets.
 
     Raises:
         RecipeError: If the backend does not have one of them.
     """
-    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
-    own = {"embedded": (), "retrieve": OF_RETRIEVE, "elasticsearch": names}[args.backend]
-    wrong = [name for name in given if name not in own]
+    values = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    allowed = {"embedded": (), "retrieve": OF_RETRIEVE, "elasticsearch": names}[args.backend]
+    wrong = [name for name in values if name not in allowed]
     options = ", ".join("--" + name.replace("_", "-") for name in wrong)
     if wrong and args.backend == "embedded":
         raise RecipeError(
@@ -222,7 +222,7 @@ def _options(args: argparse.Namespace, names: Sequence[str]) -> dict[str, Any]:
             f"{options}: the address of a /retrieve server is --index, and it takes no other "
             "settings than --api-key and --ca-certs. Leave it out."
         )
-    return given
+    return values
 
 
 def _open(args: argparse.Namespace) -> contextlib.closing[SearchIndex]:
@@ -238,14 +238,14 @@ def _build(args: argparse.Namespace) -> None:
             "leave it out."
         )
     if "encoder" in settings:
-        from turnrl_wiki_search.encoding import open_encoder  # which loads numpy
+        from turnrl_wiki_search.encoding import open_encoder  # loads numpy
 
         settings["encoder"] = open_encoder(settings["encoder"])
     splitter = None if args.split is None else Splitter.parse(args.split)
     corpus = Corpus(open_pages(args.source), splitter)
     progress = Progress(corpus.source.fraction)
     if args.backend == "embedded":
-        from turnrl_wiki_search import embedded  # which loads tantivy
+        from turnrl_wiki_search import embedded  # loads tantivy
 
         existing: embedded.Existing = "replace" if args.overwrite else "refuse"
         info = embedded.build(args.index, corpus, args.analyzer, existing, progress)
@@ -267,8 +267,8 @@ def _info(args: argparse.Namespace) -> None:
     if args.json:
         print(json.dumps(fields))
     else:
-        known = {name: "unknown" if value is None else value for name, value in fields.items()}
-        text = "\n".join(f"{name:9} {value}" for name, value in known.items())
+        shown = {name: "unknown" if value is None else value for name, value in fields.items()}
+        text = "\n".join(f"{name:9} {value}" for name, value in shown.items())
         say(visible(text), indent=" " * 10)
 
 
@@ -327,18 +327,18 @@ def _check(args: argparse.Namespace) -> None:
         searched = Progress(unit=" questions", total=checkable)
         read = Progress(total=info.passages)
         try:
-            found = coverage(index, questions, args.k, searched, read)
+            result = coverage(index, questions, args.k, searched, read)
         finally:
             searched.end()
             read.end()
     # printed first, because a file that cannot be written should not cost the count
-    _print_coverage(args, found, info, time.perf_counter() - begin)
+    _print_coverage(args, result, info, time.perf_counter() - begin)
     if args.missing is not None:
-        _write_missing(Path(args.missing), found.missing)
+        _write_missing(Path(args.missing), result.missing)
 
 
 def _write_missing(file: Path, missing: Sequence[Question]) -> None:
-    rows = [{"id": one.id, "question": one.text, "answers": one.answers} for one in missing]
+    rows = [{"id": q.id, "question": q.text, "answers": q.answers} for q in missing]
     try:
         with whole_file(file) as new:
             new.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
@@ -349,17 +349,17 @@ def _write_missing(file: Path, missing: Sequence[Question]) -> None:
 
 
 def _print_coverage(
-    args: argparse.Namespace, found: Coverage, info: IndexInfo, seconds: float
+    args: argparse.Namespace, result: Coverage, info: IndexInfo, seconds: float
 ) -> None:
     from scipy import stats
 
-    held, checked = len(found.held), len(found.held) + len(found.missing)
+    held, checked = len(result.held), len(result.held) + len(result.missing)
     interval = stats.binomtest(held, checked).proportion_ci(method="wilson")
-    low, high = float(interval.low), float(interval.high) if found.whole else None
+    low, high = float(interval.low), float(interval.high) if result.whole else None
     if args.json:
-        counts = {"held": held, "checked": checked, "unchecked": len(found.unchecked)}
-        share = {"share": held / checked, "low": low, "high": high, "whole": found.whole}
-        passages = {"passages": info.passages, "scanned": found.scanned, "seconds": seconds}
+        counts = {"held": held, "checked": checked, "unchecked": len(result.unchecked)}
+        share = {"share": held / checked, "low": low, "high": high, "whole": result.whole}
+        passages = {"passages": info.passages, "scanned": result.scanned, "seconds": seconds}
         print(json.dumps({**counts, **share, **passages}))
         return
     if high is None:
@@ -376,17 +376,17 @@ def _print_coverage(
             f"{held} of {checked} questions ({_percent(held / checked)}, 95 % interval "
             f"{_percent(low)} to {_percent(high)}) have an accepted answer in the index."
         )
-    if found.unchecked:
+    if result.unchecked:
         say(
-            f"{len(found.unchecked)} more cannot be checked: the answer is yes or no, stands in "
+            f"{len(result.unchecked)} more cannot be checked: the answer is yes or no, stands in "
             "the question, or is of a kind that is not looked for in texts."
         )
-    say(f"{seconds:.1f} s; {found.scanned:,} of {_counted(info)} read after the searches")
-    for question in found.missing[:_SHOWN]:
+    say(f"{seconds:.1f} s; {result.scanned:,} of {_counted(info)} read after the searches")
+    for question in result.missing[:_SHOWN]:
         answers = "; ".join(question.answers[:_SHOWN])
         say(visible(f"  not found: {question.text!r:.200} ({answers:.100}) [{question.id}]"))
-    if len(found.missing) > _SHOWN:
-        print(f"  and {len(found.missing) - _SHOWN} more; --missing FILE writes all of them")
+    if len(result.missing) > _SHOWN:
+        print(f"  and {len(result.missing) - _SHOWN} more; --missing FILE writes all of them")
 
 
 def _percent(share: float) -> str:

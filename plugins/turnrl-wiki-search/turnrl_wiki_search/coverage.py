@@ -1,8 +1,8 @@
-"""How many questions a search finds an answer to, and which an index holds one to at all.
+"""How many questions a search finds an answer to, and which have an answer in the index at all.
 
 A search is not exact: the rule of answers takes "U.S." and "us" for the same word, and the terms of
-an index do not. So a search comes first, because it settles most questions, and then one pass over
-all passages settles the others.
+an index do not. So a search comes first and settles most questions. Then one pass over all passages
+settles the others.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Report = Callable[[int], None]
 
 @dataclass(frozen=True)
 class Coverage:
-    """What an index holds of the answers to some questions.
+    """The questions that have an answer in an index, and those that have none.
 
     Args:
         held: Questions with an accepted answer in a passage.
-        missing: Questions without one; if `whole` is false, without one in what was found.
-        unchecked: Questions for which a passage with the answer would say nothing, because the
-            answer is yes or no, or stands in the question, or the rule seeks none in texts.
-        whole: Whether every passage was considered. If not, `held` may lack questions.
+        missing: Questions without one; if `whole` is false, without one in the passages found.
+        unchecked: Questions for which a passage with the answer would prove nothing, because the
+            answer is yes or no, or stands in the question, or the rule does not look in texts.
+        whole: True if every passage was considered. If not, `held` may lack questions.
         scanned: Passages read one by one, after the searches.
     """
 
@@ -59,7 +59,8 @@ def coverage(
     unsettled = _Unsettled(checked)
     for start in range(0, len(checked), _BATCH):
         batch = checked[start : start + _BATCH]
-        for text in _found(index, [one for one in batch if one.id in unsettled.left], k):
+        left = [question for question in batch if question.id in unsettled.left]
+        for text in _best_passages(index, left, k):
             unsettled.see(text, batch)
         searched(start + len(batch))
     scanned, whole = 0, True
@@ -118,7 +119,7 @@ def _text(passage: Passage) -> str:
     return f"{passage.title}\n{passage.text}"
 
 
-def _found(index: SearchIndex, questions: Sequence[Question], k: int) -> set[str]:
+def _best_passages(index: SearchIndex, questions: Sequence[Question], k: int) -> set[str]:
     """The best passages for the texts of questions and for their answers."""
     texts = (text for question in questions for text in (question.text, *question.answers))
     queries = [*dict.fromkeys(query for text in texts if (query := clean_query(text)))]
@@ -127,7 +128,7 @@ def _found(index: SearchIndex, questions: Sequence[Question], k: int) -> set[str
 
 
 class _Unsettled:
-    """Questions of which no text seen so far holds an answer.
+    """Questions without an answer in any text so far.
 
     A text is normalised once. Each phrase is filed under its longest word, which is usually its
     rarest, so a text is compared only with the phrases whose word it has.
@@ -139,15 +140,15 @@ class _Unsettled:
     def __init__(self, questions: Sequence[Question]) -> None:
         self.left = {question.id: question for question in questions}
         # a rule that extends `Phrase` may compare in another way
-        self._phrases = {one.id: _phrases(one) for one in questions if type(one.rule) is Phrase}
-        self._others = {one.id: one for one in questions if one.id not in self._phrases}
+        self._phrases = {q.id: _phrases(q) for q in questions if type(q.rule) is Phrase}
+        self._by_rule = {q.id: q for q in questions if q.id not in self._phrases}
         self._by_word: dict[str, set[tuple[str, str]]] = {}
         for name, phrases in self._phrases.items():
             for phrase in phrases:
                 self._by_word.setdefault(_key(phrase), set()).add((phrase, name))
 
     def see(self, text: str, likely: Sequence[Question] | None = None) -> None:
-        """Drop the questions that a text holds an answer to.
+        """Drop the questions that have an answer in a text.
 
         Args:
             text: The text.
@@ -161,11 +162,11 @@ class _Unsettled:
                 filed = self._by_word.get(word, ())
                 for name in {name for phrase, name in filed if f" {phrase} " in padded}:
                     self._settle(name)
-        if self._others:
-            names = [*self._others] if likely is None else [one.id for one in likely]
+        if self._by_rule:
+            names = [*self._by_rule] if likely is None else [question.id for question in likely]
             for name in names:
-                if (question := self._others.get(name)) and contains_answer(text, question):
-                    del self._others[name], self.left[name]
+                if (question := self._by_rule.get(name)) and contains_answer(text, question):
+                    del self._by_rule[name], self.left[name]
 
     def _settle(self, name: str) -> None:
         del self.left[name]
@@ -177,7 +178,7 @@ class _Unsettled:
 
 
 def _phrases(question: Question) -> set[str]:
-    return {normal for one in question.answers if (normal := normalize_answer(one))}
+    return {normal for answer in question.answers if (normal := normalize_answer(answer))}
 
 
 def _key(phrase: str) -> str:

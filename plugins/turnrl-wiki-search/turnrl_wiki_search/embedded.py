@@ -5,8 +5,8 @@
     FOLDER.building/           an unfinished build, which the same command resumes
     FOLDER.lock                held while building, so that concurrent workers build once
 
-A build writes to the temporary name and renames it at the end. So a folder under its own name is
-whole, and any number of processes can read it.
+A build writes to a temporary name and renames the folder at the end. So a folder under its own name
+is complete, and any number of processes can read it.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class EmbeddedIndex(SearchIndex):
         self._schema = self._index.schema
         self._searcher = self._index.searcher()
         self._pools: dict[int, ThreadPoolExecutor] = {}
-        """By process id: a fork inherits its parent's pool, but not the threads."""
+        """By process id, because a fork inherits its parent's pool, but not the threads."""
 
     def info(self) -> IndexInfo:
         return self._info
@@ -134,7 +134,7 @@ def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
     """The description of the index in a folder, without opening it.
 
     Raises:
-        ToolError: If there is no index, or one of another format.
+        ToolError: If there is no index, or it is of another format.
     """
     path = Path(folder)
     command = build_command("embedded", str(folder))
@@ -152,10 +152,10 @@ def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
         return described(data, "embedded", str(folder), f"the search index in {str(folder)!r}")
     except FileNotFoundError:
         names = sorted(entry.name for entry in path.iterdir())
-        there = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "an empty folder"
+        entries = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "an empty folder"
         raise ToolError(
-            f"{str(folder)!r} is not a search index: it has no {METADATA} (found: {there}). Choose "
-            f"another folder, or build the index with '{command}'."
+            f"{str(folder)!r} is not a search index: it has no {METADATA} (found: {entries}). "
+            f"Choose another folder, or build the index with '{command}'."
         ) from None
     except (ValueError, TypeError, AttributeError) as error:
         raise ToolError(
@@ -236,12 +236,12 @@ def _fill(
     index, mark = resumed
     index.register_tokenizer("turnrl", _analyzer(analyzer))
 
-    def save(*these: Mark) -> None:
-        _write_json(work / _PROGRESS, {"build": build_of, "marks": [asdict(m) for m in these]})
+    def save(*marks: Mark) -> None:
+        _write_json(work / _PROGRESS, {"build": build_of, "marks": [asdict(m) for m in marks]})
 
     save(mark)
     committed = mark
-    # one thread keeps a small index in order in one segment, so that ties break alike everywhere
+    # one thread keeps a small index in order in one segment, so ties break the same everywhere
     one_thread = mark.passages < _ONE_SEGMENT
     writer = index.writer(_HEAP_BYTES, 1 if one_thread else min(os.cpu_count() or 1, 8))
     for chunk, mark in corpus.chunks(committed):
@@ -252,7 +252,7 @@ def _fill(
             on_progress(mark.passages)
         grown = one_thread and mark.passages >= _ONE_SEGMENT
         if grown or mark.passages - committed.passages >= _COMMIT_EVERY:
-            # both marks are on disk before the commit: wherever we die, one of them is right
+            # both marks are on disk before the commit: wherever a build dies, one of them is right
             save(committed, mark)
             writer.commit()
             committed = mark
@@ -328,5 +328,5 @@ def _beside(path: Path, ending: str) -> Path:
 
 
 def _write_json(path: Path, data: object) -> None:
-    with whole_file(path) as whole:
-        whole.write_text(json.dumps(data, ensure_ascii=False, indent=1), encoding="utf-8")
+    with whole_file(path) as new:
+        new.write_text(json.dumps(data, ensure_ascii=False, indent=1), encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Encoders: texts as vectors, by a sentence-transformers model or by a function of your own."""
+"""Encoders turn texts into vectors, by a sentence-transformers model or a function of your own."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Kind = Literal["query", "passage"]
 Device = Literal["cpu"] | None
 
 PROBE = "Which encoder made the vectors of this index?"
-"""A text whose vector an index keeps, so that another encoder is noticed."""
+"""An index keeps the vector of this text, so that a change of encoder is noticed."""
 
 _BATCH = 64
 _DIGITS = 5
-"""Decimals of a unit vector that are kept. An encoder's own last digits depend on its batches."""
+"""Decimals kept of a unit vector. An encoder's last digits depend on its batches."""
 _SAME = 0.999
-"""Cosine similarity of two vectors of the probe from one encoder, on any machine."""
+"""The least cosine similarity of two vectors of the probe from the same encoder, on any machine."""
 
 
 class Encoder:
-    """Texts as vectors. Safe to use from several threads, one of which encodes at a time.
+    """Turns texts into vectors. Safe to use from several threads; they encode one at a time.
 
     Args:
         name: The encoder, as a recipe names it.
@@ -52,11 +52,11 @@ class Encoder:
 
         Args:
             texts: The texts, prefixes included; at least one.
-            kind: Whether they are queries or passages.
+            kind: `query` or `passage`.
             report: Called with the number of texts encoded so far.
         Returns:
-            Vectors (texts, dimensions), finite. That of a query may be zero, which is similar to
-            nothing: the encoder may know none of its words.
+            Vectors (texts, dimensions), finite. A query's vector may be zero, which is similar to
+            nothing, because the encoder may know none of its words.
         Raises:
             ToolError: If the encoder raises, or returns something else.
         """
@@ -77,24 +77,24 @@ class Encoder:
         return cast("Vectors", unit(self([PROBE], "passage"))[0])
 
     def _checked(self, texts: list[str], kind: Kind) -> Vectors:
-        who = f"the encoder {self.name!r}"
-        with blaming(ToolError, who, "Correct it, or set encoder to another."):
-            given = self._encode(texts, kind)
+        name = f"the encoder {self.name!r}"
+        with blaming(ToolError, name, "Correct it, or set encoder to another."):
+            returned = self._encode(texts, kind)
         try:
-            vectors = np.asarray(given, dtype=np.float64)
+            vectors = np.asarray(returned, dtype=np.float64)
         except (TypeError, ValueError, RuntimeError) as error:
             raise ToolError(
-                f"{who} returned something that is not an array of numbers ({error}). Return an "
+                f"{name} returned something that is not an array of numbers ({error}). Return an "
                 "array (texts, dimensions), on the CPU."
             ) from None
         if vectors.ndim != 2 or len(vectors) != len(texts) or not vectors.shape[1]:
             raise ToolError(
-                f"{who} returned an array of shape {vectors.shape} for {len(texts)} texts. Return "
+                f"{name} returned an array of shape {vectors.shape} for {len(texts)} texts. Return "
                 "one row for each text: (texts, dimensions)."
             )
         if self._dimensions not in (None, vectors.shape[1]):
             raise ToolError(
-                f"{who} returned vectors of {vectors.shape[1]} dimensions, and of "
+                f"{name} returned vectors of {vectors.shape[1]} dimensions, and of "
                 f"{self._dimensions} before. Return as many for each text."
             )
         bad = ~np.isfinite(vectors).all(axis=1)
@@ -102,10 +102,10 @@ class Encoder:
             bad |= ~vectors.any(axis=1)
         if bad.any():
             row = int(bad.argmax())
-            what = "of zeros" if np.isfinite(vectors[row]).all() else "with NaN or infinity"
+            fault = "of zeros" if np.isfinite(vectors[row]).all() else "with NaN or infinity"
             raise ToolError(
-                f"{who} returned a vector {what} for the text {texts[row]!r:.80}, which is similar "
-                "to nothing. Correct it, or set encoder to another."
+                f"{name} returned a vector {fault} for the text {texts[row]!r:.80}, which is "
+                "similar to nothing. Correct it, or set encoder to another."
             )
         self._dimensions = vectors.shape[1]
         return vectors
@@ -118,16 +118,16 @@ def unit(vectors: Vectors) -> Vectors:
     )
 
 
-def likeness(one: Vectors, other: Sequence[float]) -> float:
+def likeness(a: Vectors, numbers: Sequence[float]) -> float:
     """The cosine similarity of two vectors (dimensions,); 0 if their dimensions differ."""
-    there = np.asarray(other, dtype=np.float64)
-    if one.shape != there.shape:
+    b = np.asarray(numbers, dtype=np.float64)
+    if a.shape != b.shape:
         return 0.0
-    return float(one @ there / (np.linalg.norm(one) * np.linalg.norm(there)))
+    return float(a @ b / (np.linalg.norm(a) * np.linalg.norm(b)))
 
 
 def agrees(encoder: Encoder, probe: Sequence[float]) -> bool:
-    """Whether an encoder is the one that made the vector of `PROBE` that an index keeps."""
+    """True if an index's vector of `PROBE` was made by this encoder."""
     return likeness(encoder.probe, probe) >= _SAME
 
 
@@ -139,8 +139,8 @@ def open_encoder(name: str, device: Device = None) -> Encoder:
         name: A function, `my_module.encode` or `my_module:encode`, which takes a list of texts and
             returns an array (texts, dimensions); or the name or folder of a model of
             sentence-transformers.
-        device: Where such a model computes; None for a GPU if there is one. A function decides
-            for itself.
+        device: The device of such a model; None for a GPU if there is one. A function decides for
+            itself.
     Raises:
         RecipeError: If there is no such function or model, or its module or library cannot be
             imported.
@@ -154,13 +154,13 @@ def open_encoder(name: str, device: Device = None) -> Encoder:
 
 
 def _function(path: str) -> Callable[[list[str]], object]:
-    found: Callable[[list[str]], object] = named("encoder", path)
-    if inspect.isclass(found):
+    function: Callable[[list[str]], object] = named("encoder", path)
+    if inspect.isclass(function):
         raise RecipeError(
             f"the encoder {path!r} is a class. Write a function that takes a list of texts and "
             "returns an array (texts, dimensions)."
         )
-    return found
+    return function
 
 
 def _sentence_transformer(name: str, device: Device) -> Encoder:
@@ -175,10 +175,10 @@ def _sentence_transformer(name: str, device: Device) -> Encoder:
     import torch
 
     try:
-        # drawing the weights that are then overwritten must not move the run's random numbers
+        # the initial weights, which are overwritten, must not use up the run's random numbers
         with torch.random.fork_rng(devices=[]):
             model = SentenceTransformer(name, device=device)
-    except Exception as error:  # of the hub, the disk, or the model's own code
+    except Exception as error:  # from the hub, the disk, or the model's own code
         text = " ".join(str(error).split())[:200]
         raise RecipeError(
             f"the encoder {name!r} cannot be loaded by sentence-transformers "

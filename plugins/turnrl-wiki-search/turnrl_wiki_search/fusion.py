@@ -1,4 +1,4 @@
-"""Two rankings joined by the places in them, because their scores have different units."""
+"""Joins two rankings by rank, because their scores have different units."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import TypeVar
 T = TypeVar("T", bound=tuple[str, ...])
 
 CONSTANT = 60
-"""Cormack, Clarke and Büttcher (SIGIR 2009), who chose it in a pilot; a larger one lets places
-further down count for more."""
+"""Chosen by Cormack, Clarke and Büttcher (SIGIR 2009) in a pilot. With a larger constant, lower
+ranks count for more."""
 
 _DIGITS = 12
-"""Sums that are equal as fractions may differ beyond these decimals; others differ before."""
+"""Sums that are equal as fractions may differ after this many decimals; others differ earlier."""
 
 
 def fuse(first: Sequence[T], second: Sequence[T]) -> list[tuple[T, float]]:
@@ -20,8 +20,8 @@ def fuse(first: Sequence[T], second: Sequence[T]) -> list[tuple[T, float]]:
     that hold d, with ranks from 1.
 
     Args:
-        first: Keys, best first, each once. Of keys with the same score, those of a better place
-            here come first, then the smaller ones.
+        first: Keys, best first, each once. It decides between keys with the same score: a better
+            rank here comes first. Keys that are not in it are sorted.
         second: The same.
     Returns:
         Every key with its score, best first.

@@ -16,7 +16,7 @@ Analyzer = Literal["english", "standard"]
 Ranking = Literal["bm25", "knn", "hybrid"]
 
 FORMAT = 1
-"""Version of the fields and metadata; indexes of other versions are refused."""
+"""Version of the fields and metadata. Indexes of other versions are refused."""
 
 MAX_QUERY_CHARACTERS = 1000
 """Longer queries are cut. This is about 170 words, far below any server's clause limit."""
@@ -32,21 +32,21 @@ class Hit:
 
 @dataclass(frozen=True)
 class IndexInfo:
-    """The description that an index carries. One that turnrl did not build carries none.
+    """The description of an index. An index that turnrl did not build does not carry one itself.
 
     Args:
         backend: Its backend.
         index: Folder, name on the server, or address.
         version: Digest of the passages, in order, and the analyzer. The same corpus gets the same
-            version on any machine, so results cached under a version stay valid. If turnrl did not
-            build the index, the setting `version`, and the way in which it is searched.
+            version on any machine, so results cached under a version stay valid. For an index that
+            turnrl did not build: the setting `version`, and the settings of its searches.
         source: The corpus, as `turnrl index build --source` names it.
         splitter: How articles were split: `words=100`, or `none`.
         analyzer: `english` (stop words, stemming) or `standard`.
         passages: The number of passages.
         built: The end of the build, ISO 8601, UTC.
         format: Version of the layout.
-        encoder: What made the vectors of the passages; `none` if there are none.
+        encoder: The encoder of the passages' vectors; `none` if there are no vectors.
     """
 
     backend: Backend

@@ -15,7 +15,7 @@ class Progress:
 
     Args:
         fraction: Returns the share of the corpus that has been read; None if unknown.
-        unit: What is counted.
+        unit: The unit of the count.
         total: The number to reach, if it is known from the start.
     """
 
@@ -31,7 +31,8 @@ class Progress:
         self._bar: tqdm[NoReturn] | None = None
 
     def __call__(self, count: int, read: int | None = None) -> None:
-        """Show a count. If more of the corpus has been read, `read` is what its share is of."""
+        """Show a count. `read` is the number of passages that `fraction` refers to, if it is not
+        the count."""
         if self._bar is None:
             every_s = 0.5 if sys.stderr.isatty() else 10
             # a resumed build has passages already, which do not count towards its rate

@@ -42,7 +42,7 @@ _BATCH = 512
 _LONGEST_ANSWER_BYTES = 256_000_000
 _LOGGERS = ("httpx2", "httpcore2.connection", "httpcore2.http11", "httpcore2.http2")
 _PROBES = ("the capital of France", "the longest river of the world")
-"""Asked before a run: a server that takes one query at a time would answer these with one list."""
+"""Sent before a run. A server that takes one query at a time would answer both with one list."""
 
 
 class RetrieveIndex(SearchIndex):
@@ -54,7 +54,7 @@ class RetrieveIndex(SearchIndex):
         server: Settings of the server.
         address: Its address, up to and including `/retrieve`. A secret in it is written `${NAME}`,
             after an environment variable.
-        of_run: Whether a run searches, which messages then tell how to resume or to replay.
+        of_run: True if a run searches; then messages explain how to resume or replay it.
     Raises:
         RecipeError: If the address is malformed, or a secret is missing.
     """
@@ -78,7 +78,7 @@ class RetrieveIndex(SearchIndex):
         )
 
     def info(self) -> IndexInfo:
-        """What little is known of it. The server is asked, and not waited for."""
+        """A short description. The server is asked, but the run does not wait for it."""
         self._quick.ask(partial(self._ask, _PROBES, 2))
         version = None if self._version is None else f"retrieve-{self._version}"
         return IndexInfo("retrieve", self._address, version, encoder="unknown")
@@ -133,8 +133,8 @@ class RetrieveIndex(SearchIndex):
         return self._hits(data, len(queries), k)
 
     def _client(self) -> httpx2.Client:
-        """The client of this process. On its parent's connections, a fork would read the answers to
-        its parent's requests."""
+        """The client of this process. On its parent's connections, a fork would read answers to the
+        parent's requests."""
         import httpx2
 
         with self._lock:
@@ -153,12 +153,12 @@ class RetrieveIndex(SearchIndex):
             return client
 
     def _read(self, response: httpx2.Response) -> bytes:
-        """The body, read within the time of a request: each of its parts may come in time, and the
-        whole never end."""
-        late, data = time.monotonic() + self._timeout_s, bytearray()
+        """The body, read within the time limit of a request: every part may come in time although
+        the whole never ends."""
+        deadline_s, data = time.monotonic() + self._timeout_s, bytearray()
         for part in response.iter_bytes():
             data += part
-            if time.monotonic() > late:
+            if time.monotonic() > deadline_s:
                 raise Unavailable(f"no whole answer within timeout_s = {self._timeout_s:g}")
             if len(data) > _LONGEST_ANSWER_BYTES:
                 raise self._odd(f"more than {_LONGEST_ANSWER_BYTES:,} bytes")
@@ -177,7 +177,7 @@ class RetrieveIndex(SearchIndex):
         """The meaning of an unsuccessful response.
 
         Raises:
-            Unavailable: If it may be another one later.
+            Unavailable: If the same request may succeed later.
         """
         status = response.status_code
         text = self._line(data.decode("utf-8", "replace") or response.headers.get("location", ""))
@@ -196,7 +196,7 @@ class RetrieveIndex(SearchIndex):
         )
 
     def _locked(self, reason: str) -> ToolError:
-        """The server wants a key, or another one."""
+        """The error of a server that wants a key, or another key."""
         address = self._address
         if self._key:
             return ToolError(
@@ -225,12 +225,12 @@ class RetrieveIndex(SearchIndex):
             raise self._odd(f"'{self._line(data)[:80]}', which has no list 'result'")
         if len(lists) != wanted:
             raise self._odd(f"{len(lists)} lists of passages for {wanted} queries")
-        for found in lists:
-            if not isinstance(found, list):
-                raise self._odd(f"'{self._line(found)[:80]}' in place of a list of passages")
-        hits = ([self._hit(one) for one in found[:k]] for found in lists)
+        for items in lists:
+            if not isinstance(items, list):
+                raise self._odd(f"'{self._line(items)[:80]}' in place of a list of passages")
+        hits = ([self._hit(item) for item in items[:k]] for items in lists)
         # an empty passage shows nothing
-        return [[h for h in found if h.passage.title or h.passage.text.strip()] for found in hits]
+        return [[h for h in row if h.passage.title or h.passage.text.strip()] for row in hits]
 
     def _hit(self, item: object) -> Hit:
         if not isinstance(item, Mapping):
@@ -262,9 +262,9 @@ class RetrieveIndex(SearchIndex):
             identity = identity.hexdigest()
         return passage_of(identity, title, text)
 
-    def _odd(self, what: str) -> ToolError:
+    def _odd(self, answer: str) -> ToolError:
         return ToolError(
-            f"{self._address} answered a search with {what}. It must answer with "
+            f"{self._address} answered a search with {answer}. It must answer with "
             '{"result": [[{"document": {"id", "contents"}, "score"}]]}, one list for each query, '
             "as Search-R1's server does. Correct 'index', or the server."
         )

@@ -1,4 +1,4 @@
-"""Access to a search server, without any secret in it, and how its index is searched.
+"""Settings of a search server and its searches, without any secret in them.
 
 Secrets are read from the environment when a connection is made, and are struck out of every message
 and log line.
@@ -30,12 +30,12 @@ RESUME = (
     "longer"
 )
 REPLAY = " With 'cache' and 'offline: true' a finished run replays without a server."
-"""Next steps of a run whose server is away, which a command has no use for."""
+"""Next steps for a run whose server is away; a command needs neither."""
 _BEFORE: dict[str, object] = {"timeout_s": 10.0}
-"""Defaults of earlier versions, which the saved recipes of their runs spell out."""
+"""Defaults of earlier versions, which saved recipes of their runs contain."""
 _MARGIN_S = 60.0
 _ENCODING_S = 240.0
-"""Seconds more that a search by vectors may take."""
+"""Additional seconds that a search by vectors may take."""
 _PARTS = ("text", "title", "vector")
 _SECRET_WORDS = (
     "key",
@@ -59,10 +59,9 @@ _SECRET_WORDS = (
 
 @dataclass(frozen=True)
 class SearchServer:
-    """Access to a search server, without any secret in it, and how its index is searched: this is
-    what a recipe holds.
+    """Settings of a search server and its searches, as a recipe holds them, without any secret.
 
-    Secrets are written `${NAME}`, after an environment variable. A literal secret is refused, so
+    A secret is written `${NAME}`, after its environment variable. A literal secret is refused, so
     that none is ever saved with a run.
 
     Args:
@@ -78,14 +77,14 @@ class SearchServer:
         ca_certs: File with the certificates to trust; by default the environment's
             TURNRL_ES_CA_CERTS, or TURNRL_RETRIEVE_CA_CERTS for `retrieve`.
         version: A name of your choice for the passages of an index that turnrl did not build, and
-            for how they are searched. A cache needs it. `/retrieve` servers of one version share
-            its answers. Choose another one when either changes.
+            for the way they are searched. A cache needs it. `/retrieve` servers of one version
+            share the cached answers. Choose another name when either changes.
         fields: The fields of an Elasticsearch index that turnrl did not build: `{text: body, title:
             headline, vector: embedding}`. The title may be left out. The vector is for rankings
             that search by it.
-        ranking: bm25; knn, by the similarity of vectors; or hybrid, both of them joined by
-            reciprocal rank fusion.
-        encoder: What turns a query into a vector, for knn and hybrid: the name or the folder of a
+        ranking: bm25; knn, by the similarity of vectors; or hybrid, which joins both by reciprocal
+            rank fusion.
+        encoder: Turns a query into a vector, for knn and hybrid: the name or the folder of a
             sentence-transformers model, or a function, `my_module.encode`, which takes a list of
             texts and returns an array (texts, dimensions).
         query_prefix: Put in front of each query before it is encoded, such as "query: ".
@@ -146,11 +145,11 @@ class SearchServer:
         has_vector = self.fields is not None and "vector" in self.fields
         if self.ranking == "bm25":
             of_vectors = {"encoder": self.encoder, "query_prefix": self.query_prefix}
-            given = [name for name, value in of_vectors.items() if value]
-            given += ["fields.vector"] if has_vector else []
-            if given:
+            unused = [name for name, value in of_vectors.items() if value]
+            unused += ["fields.vector"] if has_vector else []
+            if unused:
                 raise RecipeError(
-                    f"{', '.join(given)} would have no effect, because the ranking is 'bm25'. Set "
+                    f"{', '.join(unused)} would have no effect, because the ranking is 'bm25'. Set "
                     "ranking to 'knn' or 'hybrid', or leave it out."
                 )
             return
@@ -185,7 +184,7 @@ class SearchServer:
         return ", ".join((index, *self.searched_by()))
 
     def searched_by(self) -> list[str]:
-        """The settings that decide what a search finds, other than the index."""
+        """The settings, other than the index, that decide the results of a search."""
         settings = [] if self.version is None else [f"version {self.version}"]
         if self.fields is not None:
             settings += [f"{part} in {self.fields[part]}" for part in _PARTS if part in self.fields]
@@ -194,7 +193,7 @@ class SearchServer:
         return [*settings, f"after {self.query_prefix!r}"] if self.query_prefix else settings
 
     def refuse_others(self, backend: str) -> None:
-        """Raise if a setting is given that this backend does not have.
+        """Raise if a setting is set that this backend does not have.
 
         Raises:
             RecipeError: Naming the settings.
@@ -214,23 +213,23 @@ class SearchServer:
                 "elasticsearch --encoder ...', and set backend to 'elasticsearch'; or leave "
                 "ranking and encoder out."
             )
-        own = OF_RETRIEVE if backend == "retrieve" else ()
-        given = [
+        settings = OF_RETRIEVE if backend == "retrieve" else ()
+        unused = [
             field.name
             for field in dataclasses.fields(self)
-            if field.name not in own
+            if field.name not in settings
             and vars(self)[field.name]
             not in (field.default, _BEFORE.get(field.name, field.default))
         ]
-        if given and backend == "retrieve":
+        if unused and backend == "retrieve":
             raise RecipeError(
-                f"WikiSearch: {', '.join(given)} would have no effect, because the backend is "
+                f"WikiSearch: {', '.join(unused)} would have no effect, because the backend is "
                 "'retrieve', whose address is 'index'. Leave it out, or set backend to "
                 "'elasticsearch'."
             )
-        if given:
+        if unused:
             raise RecipeError(
-                f"WikiSearch: {', '.join(given)} would have no effect, because an embedded "
+                f"WikiSearch: {', '.join(unused)} would have no effect, because an embedded "
                 "index has no server. Leave it out, or set backend to 'elasticsearch' or "
                 "'retrieve'."
             )
@@ -240,7 +239,7 @@ class SearchServer:
 
         Args:
             name: The setting.
-            prefix: Begins the name of the variable that is read if the setting is not given.
+            prefix: Prefix of the variable that is read if the setting is not given.
         Raises:
             RecipeError: If the setting names a variable that is not set.
         """
@@ -254,14 +253,14 @@ class SearchServer:
         return value or None, variable
 
     def certificates(self, prefix: str, label: str, https: bool) -> str | None:
-        """The file with the certificates to trust; None for those of the machine.
+        """The file with the certificates to trust; None for the machine's own.
 
         Args:
-            prefix: Begins the name of the variable that is read if the setting is not given.
+            prefix: Prefix of the variable that is read if the setting is not given.
             label: The server, for messages.
-            https: Whether the server's address is https.
+            https: True if the server's address is https.
         Raises:
-            RecipeError: If there is no such file, or the setting has no use.
+            RecipeError: If there is no such file, or the setting would have no effect.
         """
         file = self.ca_certs or os.environ.get(f"{prefix}CA_CERTS")
         if file and not os.path.isfile(file):  # noqa: PTH113
@@ -274,17 +273,17 @@ class SearchServer:
 
 
 def explained() -> dict[str, str]:
-    """The text on each argument in the docstring of `SearchServer`."""
+    """The description of each argument in the docstring of `SearchServer`."""
     params = docstring_parser.parse(SearchServer.__doc__ or "").params
     return {param.arg_name: " ".join((param.description or "").split()) for param in params}
 
 
-def _check_fields(given: object) -> None:
+def _check_fields(fields: object) -> None:
     """Raise if the setting `fields` is not a mapping of its parts to names of fields."""
     example = "Write it as {text: body, title: headline}."
-    if not isinstance(given, Mapping):
-        raise RecipeError(f"fields is {given!r}, which is not a mapping. {example}")
-    for part, name in given.items():
+    if not isinstance(fields, Mapping):
+        raise RecipeError(f"fields is {fields!r}, which is not a mapping. {example}")
+    for part, name in fields.items():
         if part not in _PARTS:
             near = did_you_mean(str(part), _PARTS)
             raise RecipeError(
@@ -295,7 +294,7 @@ def _check_fields(given: object) -> None:
             raise RecipeError(
                 f"fields.{part} is {name!r}, which is not the name of a field. {example}"
             )
-    if "text" not in given:
+    if "text" not in fields:
         raise RecipeError(f"fields has no 'text', the field with the passages. {example}")
 
 
@@ -337,14 +336,14 @@ def resolved(address: str) -> tuple[str, list[str]]:
     secrets: list[str] = []
 
     def value(reference: re.Match[str]) -> str:
-        found = os.environ.get(reference[1])
-        if not found:
+        secret = os.environ.get(reference[1])
+        if not secret:
             raise RecipeError(
                 f"the address {address} names the environment variable {reference[1]}, which is "
                 "not set. Set it."
             )
-        secrets.extend({found, quote(found, safe=""), quote_plus(found)})
-        return quote(found, safe="")
+        secrets.extend({secret, quote(secret, safe=""), quote_plus(secret)})
+        return quote(secret, safe="")
 
     return _REFERENCE.sub(value, address), secrets
 
@@ -354,7 +353,7 @@ _struck_out: set[str] = set()
 
 
 def hide_from_logs(secrets: Iterable[str], loggers: Iterable[str]) -> None:
-    """Strike secrets out of all further lines of some loggers."""
+    """Strike secrets out of all later lines of these loggers."""
     _struck_out.update(secrets)
     for name in loggers:
         logging.getLogger(name).addFilter(_strike_line)

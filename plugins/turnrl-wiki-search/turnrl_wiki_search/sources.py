@@ -43,7 +43,7 @@ class Source(ABC):
 
     Attributes:
         name: The source as `--source` names it.
-        identity: Distinguishes this state of this source from any other; JSON.
+        identity: Distinguishes this state of this source from any other, as JSON.
         splitter: How its articles are split by default.
         resumes: False if it can only be read from its beginning.
     """
@@ -58,7 +58,7 @@ class Source(ABC):
         """Every article, or every article after a position that `position` returned.
 
         Raises:
-            DataError: Naming the source, the row and what is wrong with it.
+            DataError: Naming the source, the row and its fault.
         """
         self._row = cast("int", position) or 0
         yield from self._articles(self._rows(self._row))
@@ -128,15 +128,15 @@ class _File(Source):
         except pyarrow.ArrowException as error:
             raise DataError(f"{self.name} cannot be read as a Parquet file ({error}).") from error
         with file:
-            total, done = max(file.metadata.num_rows, 1), 0
+            total, passed = max(file.metadata.num_rows, 1), 0
             columns = [
                 n for n in ("id", "title", "text", "contents") if n in file.schema_arrow.names
             ]
             for batch in file.iter_batches(batch_size=1000, columns=columns or None):
-                if done + batch.num_rows > skip:
-                    yield from batch.slice(max(skip - done, 0)).to_pylist()
-                done += batch.num_rows
-                self._fraction = done / total
+                if passed + batch.num_rows > skip:
+                    yield from batch.slice(max(skip - passed, 0)).to_pylist()
+                passed += batch.num_rows
+                self._fraction = passed / total
 
 
 class _Installed(Source):
@@ -221,7 +221,7 @@ def source_name(source: str | QuestionSource) -> str:
     """The source as `--source` names it, which is how an index records it.
 
     Args:
-        source: A name already, or an installed source. A source with settings becomes
+        source: A name, or an installed source. A source with settings becomes
             `{class_path: HotpotParagraphs, init_args: {limit: 5000}}`.
     Raises:
         RecipeError: If the source does not keep its settings.
@@ -262,7 +262,7 @@ def open_pages(source: str | QuestionSource) -> Source:
             data set, `NAME[:CONFIG[:SPLIT]]`.
     Raises:
         DataError: If there is no such source; the message lists the installed ones.
-        RecipeError: If it does not take its settings.
+        RecipeError: If the source does not take its settings.
     """
     if isinstance(source, QuestionSource):
         return _Installed(source)
@@ -302,7 +302,7 @@ def sample_of(source: str | QuestionSource | None) -> Source:
 
 
 def _made(text: str) -> QuestionSource:
-    """Make a source from the braces with its class and settings."""
+    """Make a source from text in braces with its class and settings."""
     import jsonargparse
     import yaml
 
@@ -316,7 +316,7 @@ def _made(text: str) -> QuestionSource:
         fault = parts and explain(parts, QuestionSource, "source")
         reason = str(fault or " ".join(str(error).split())).rstrip(".")
         raise RecipeError(
-            f"no source {text!r} ({reason}). One with settings is written "
+            f"no source {text!r} ({reason}). A source with settings is written "
             "{class_path: HotpotParagraphs, init_args: {limit: 5000}}."
         ) from error
     return cast("QuestionSource", parser.instantiate_classes(checked).source)
@@ -327,9 +327,9 @@ class Mark:
     """A place in a corpus where a build can resume.
 
     Args:
-        passages: Passages before it.
+        passages: Number of passages before the mark.
         position: The source's own position.
-        digest: Digest of the passages before it.
+        digest: Digest of the passages before the mark.
     """
 
     passages: int = 0
@@ -362,7 +362,7 @@ class Corpus:
         }
 
     def chunks(self, start: Mark | None = None) -> Iterator[tuple[list[Passage], Mark]]:
-        """Lists of `chunk` or a few more passages, each with the mark that follows it.
+        """Lists of `chunk` or a few more passages, each list with the mark after it.
 
         Args:
             start: A mark of an earlier, interrupted pass.
@@ -410,8 +410,8 @@ class Corpus:
 
 
 def title_and_text(row: Mapping[str, object]) -> tuple[object, object]:
-    """The title and the text of a row, None where it has none. `contents`, as in the published
-    "wiki-18" corpus, is `"title"` and a text below it."""
+    """The title and the text of a row, or None for either. `contents`, as in the published
+    "wiki-18" corpus, is `"title"` with the text below it."""
     text, title, contents = row.get("text"), row.get("title"), row.get("contents")
     if text is None and isinstance(contents, str):
         title, _, text = contents.partition("\n")
@@ -421,7 +421,7 @@ def title_and_text(row: Mapping[str, object]) -> tuple[object, object]:
 
 
 def passage_of(identity: object, title: object, text: object) -> Passage:
-    """A passage of valid text, its title on one line."""
+    """A passage of valid text, with its title on one line."""
     return Passage(_clean(identity), " ".join(_clean(title or "").split()), _clean(text))
 
 

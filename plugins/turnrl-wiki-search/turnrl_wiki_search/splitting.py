@@ -18,13 +18,14 @@ _ABBREVIATIONS = frozenset(
 class Splitter:
     """Cuts an article into passages of about `words` words, at the ends of sentences.
 
-    A passage ends at the sentence end nearest to `words`. A sentence longer than 1.5 times that is
-    cut between words, and a last passage shorter than a third of it joins the one before. This is
+    A passage ends at the sentence end nearest to `words` words. A sentence longer than 1.5 times
+    `words` is cut between words, and a last passage shorter than a third of `words` joins the
+    passage before it. This is
     the field's "wiki-18" convention (100 words, each passage with its title), except that sentences
     stay whole.
 
     Args:
-        words: Words, separated by white space, in a passage; None leaves texts whole.
+        words: Number of words in a passage, separated by white space; None leaves texts whole.
     """
 
     words: int | None
@@ -66,14 +67,18 @@ class Splitter:
             if cut := len(words) > 1.5 * size:
                 parts = [" ".join(words[at : at + size]) for at in range(0, len(words), size)]
             for n, part in enumerate(parts):
-                more = min(len(words) - n * size, size) if cut else len(words)
+                length = min(len(words) - n * size, size) if cut else len(words)
                 # a passage that ends here is `size - count` words short; with this part it is
-                # `count + more - size` words too long
-                if not pieces or (cut and not n) or (count and count + more - size > size - count):
+                # `count + length - size` words too long
+                if (
+                    not pieces
+                    or (cut and not n)
+                    or (count and count + length - size > size - count)
+                ):
                     pieces.append([])
                     count = 0
                 pieces[-1].append(part)
-                count += more
+                count += length
         if len(pieces) > 1 and count < size / 3:
             pieces[-2:] = [[*pieces[-2], *pieces[-1]]]
         return [" ".join(piece) for piece in pieces]

@@ -46,27 +46,28 @@ class WikiSearch(Tool):
     (`ranking`); or behind a server with the `/retrieve` of Search-R1. Nothing in a query is an
     operator. An empty query is the policy's mistake; a query without matches is not.
 
-    While a server is unreachable, calls and the run wait. When it comes back, calls are answered as
-    if nothing had happened. If it stays away for `wait_s`, the run stops. The policy never reads a
-    server's error.
+    While a server is unreachable, calls and the run wait. When the server comes back, calls are
+    answered as if nothing had happened. If it stays away for `wait_s`, the run stops. The policy
+    never reads a server's error.
 
     Args:
         index: Folder of an embedded index, name of an index on Elasticsearch, or address of a
             server's `/retrieve`, such as http://localhost:8000/retrieve.
         backend: embedded, elasticsearch, or retrieve.
-        build_from: Source from which a missing embedded index is built before the run: what
-            `turnrl index build --source` takes, or `class_path` and `init_args`.
+        build_from: Source from which a missing embedded index is built before the run: any source
+            that `turnrl index build --source` takes, or `class_path` and `init_args`.
         top_k: The most passages per query. The paper shows 1.
-        max_result_tokens: The last passages are dropped beyond this many tokens. If the first one
-            is longer, it is cut at a sentence end. A tool does not know the policy's tokenizer, so
-            a token is taken to be 4 characters.
+        max_result_tokens: The most tokens of a result; passages beyond it are dropped. If the first
+            passage alone is longer, it is cut at a sentence end. A tool does not know the policy's
+            tokenizer, so a token is taken to be 4 characters.
         cache: File that caches search results, so that no query is sent twice. Runs may share it.
-        cache_mb: The most megabytes (10^6 bytes) of results in it.
+        cache_mb: The most megabytes (10^6 bytes) of results in the cache.
         offline: Use the cache only. This replays a run with its server off.
-        name: The name the policy calls it by. Two searches in one recipe need two names.
-        description: The sentence that the prompt shows to the policy; null for the one about an
+        name: The name by which the policy calls the search. Two searches in one recipe need two
+            names.
+        description: The sentence that the prompt shows to the policy; null for a sentence about an
             encyclopedia.
-        server: A server, and how it is searched: any argument of `SearchServer` (`api_key`,
+        server: Settings of a server and its searches: any argument of `SearchServer` (`api_key`,
             `ranking`, ...), by its own name.
     """
 
@@ -154,7 +155,7 @@ class WikiSearch(Tool):
         """Check that the index answers, and build it first if `build_from` is set.
 
         Raises:
-            ToolError: Naming what is missing, and the next step.
+            ToolError: Naming the fault and the next step.
         """
         if self._source is not None and not self._offline:
             self._build(self._source)
@@ -163,8 +164,8 @@ class WikiSearch(Tool):
     @contextlib.contextmanager
     def rehearsal(self) -> Iterator[WikiSearch]:
         """This search without its cache. If a run would first build the index, the rehearsal
-        searches a few passages of the source, in a temporary index; or a made-up passage, if the
-        source would have to be downloaded, or if the search is offline."""
+        searches a temporary index of a few passages of the source, or of a made-up passage if the
+        source would have to be downloaded or the search is offline."""
         rehearsed = copy.copy(self)
         rehearsed._open, rehearsed._lock, rehearsed._cache = None, threading.Lock(), None
         if not self._offline and (self._source is None or Path(self.index).exists()):
@@ -172,7 +173,7 @@ class WikiSearch(Tool):
             return
         if self._offline:
             self.check()
-        from turnrl_wiki_search import embedded  # which loads tantivy
+        from turnrl_wiki_search import embedded  # loads tantivy
 
         with tempfile.TemporaryDirectory() as folder:
             sample = sample_of(None if self._offline else self._source)
@@ -197,17 +198,17 @@ class WikiSearch(Tool):
         """The index, opened on first use, so that a recipe can be read without it."""
         with self._lock:
             if self._open is None:
-                behind = partial(open_index, self.backend, self.index, self._server)
+                open_it = partial(open_index, self.backend, self.index, self._server)
                 if self._cache is None:
-                    self._open = behind()
+                    self._open = open_it()
                 else:
                     cache = AnswerCache(self._cache, self.cache_mb * 1_000_000)
                     name = self._server.known_as(self.index)
-                    self._open = CachedIndex(behind, cache, self.backend, name, self._offline)
+                    self._open = CachedIndex(open_it, cache, self.backend, name, self._offline)
             return self._open
 
     def _build(self, source: str | QuestionSource) -> None:
-        from turnrl_wiki_search import embedded  # which loads tantivy
+        from turnrl_wiki_search import embedded  # loads tantivy
 
         path, name = Path(self.index), source_name(source)
         if not path.exists():
@@ -244,22 +245,22 @@ class WikiSearch(Tool):
             shown.append(cut_to_tokens(block, left))
             end += len(block) + len(_BETWEEN)
             left -= tokens
-        kept = hits[: len(shown)]
+        hits = hits[: len(shown)]
         metadata = {
-            "passage_ids": [h.passage.id for h in kept],
+            "passage_ids": [h.passage.id for h in hits],
             "passage_starts": starts,
-            "scores": [h.score for h in kept],
+            "scores": [h.score for h in hits],
         }
         # not "no results": that would contain the answer "no"
         return ToolResult(_BETWEEN.join(shown) or "Nothing found.", metadata=metadata)
 
 
-def _refuse_unknown(given: Mapping[str, object]) -> None:
-    own = inspect.signature(WikiSearch).parameters.keys() - {"server"}
-    known = own | inspect.signature(SearchServer).parameters.keys()
-    for name in given:
-        if name not in known:
-            near = did_you_mean(name, sorted(known))
+def _refuse_unknown(settings: Mapping[str, object]) -> None:
+    of_tool = inspect.signature(WikiSearch).parameters.keys() - {"server"}
+    options = of_tool | inspect.signature(SearchServer).parameters.keys()
+    for name in settings:
+        if name not in options:
+            near = did_you_mean(name, sorted(options))
             raise RecipeError(
                 f"WikiSearch has no option {name!r}.{near} Its docstring and the docstring of "
                 "'SearchServer' list all of them."
@@ -275,19 +276,19 @@ def open_index(
         backend: Its backend.
         index: Its folder, name or address.
         server: Its server.
-        of_run: Whether a run searches, which messages then tell how to resume or to replay.
+        of_run: True if a run searches; then messages explain how to resume or replay it.
     """
     if backend == "elasticsearch":
         return ElasticIndex(server, index, of_run)
     if backend == "retrieve":
         return RetrieveIndex(server, index, of_run)
-    from turnrl_wiki_search.embedded import EmbeddedIndex  # which loads tantivy
+    from turnrl_wiki_search.embedded import EmbeddedIndex  # loads tantivy
 
     return EmbeddedIndex(index)
 
 
 def estimate_tokens(text: str) -> int:
-    """Roughly the number of tokens in `text`; on the high side for English."""
+    """A rough estimate of the number of tokens in `text`, on the high side for English."""
     return -(-len(text) // _CHARACTERS_PER_TOKEN)
 
 

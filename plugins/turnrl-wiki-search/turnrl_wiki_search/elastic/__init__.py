@@ -1,11 +1,11 @@
 """An index on an Elasticsearch server, in six modules; each uses those above it.
 
-    access      addresses and secrets as the client takes them
+    access      addresses and secrets, in the form that the client takes
     faults      the meaning of errors, and retries
     asking      the searches for a query under each ranking, and the passages in their hits
-    examining   fields and vectors that an index must have for its ranking
-    search      asking an index
-    building    building one, or resuming an interrupted build
+    examining   checks the fields and vectors that a ranking needs
+    search      searches an index
+    building    builds an index, or resumes an interrupted build
 
 An outage never becomes an answer. Only the official client talks to the server; it is imported when
 a connection is made.

@@ -1,4 +1,4 @@
-"""The client of a server, and its secrets, which only the client holds."""
+"""The client of a server, and the secrets, which only the client holds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ MAJORS = (8, 9)
 """Major versions of servers that the client, of major version 8, works with."""
 
 _PREFIX = "TURNRL_ES_"
-"""Begins the names of the environment variables that are read if a setting is not given."""
+"""Prefix of the environment variables that are read if a setting is not given."""
 
 
 @dataclass(frozen=True)

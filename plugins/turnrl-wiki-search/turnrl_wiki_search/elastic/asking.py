@@ -1,4 +1,4 @@
-"""What a server is sent for a query under each ranking, and the passages in its hits."""
+"""The searches for a query under each ranking, and the passages in their hits."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _MOST_CANDIDATES = 10_000
 
 @dataclass(frozen=True)
 class Asking:
-    """How an index is asked.
+    """How to search an index.
 
     Args:
         ranking: The ranking.
-        fields: The fields of an index that turnrl did not build; None for one that it did.
+        fields: The fields of an index that turnrl did not build; None for an index of its own.
     """
 
     ranking: Ranking
@@ -48,8 +48,8 @@ class Asking:
 
         Args:
             query: Its text.
-            vector: Its vector (dimensions,); None if the ranking has no use for it, or if it is
-                zero, which is near to nothing.
+            vector: Its vector (dimensions,); None if the ranking does not use vectors, or if the
+                vector is zero, which is near to nothing.
             k: The most hits.
         """
         size = max(k, _FUSED) if self.ranking == "hybrid" else k
@@ -66,7 +66,8 @@ class Asking:
             if self.fields is not None:
                 near["filter"] = has_field(self.fields["text"])
             bodies.append({"knn": near})
-        return [{**one, "size": size, "track_total_hits": False, **self.shown} for one in bodies]
+        common = {"size": size, "track_total_hits": False, **self.shown}
+        return [{**body, **common} for body in bodies]
 
     def _matching(self, query: str) -> dict[str, object]:
         if self.fields is None:
@@ -74,14 +75,14 @@ class Asking:
         text, title = self.fields["text"], self.fields.get("title")
         matching: dict[str, object] = {"match": {text: {"query": query}}}
         if title is not None:
-            # as if title and text were one field, which they are in an index of ours
-            both = {"query": query, "type": "cross_fields", "fields": [title, text]}
-            matching = {"multi_match": both}
+            # as if title and text were one field, as they are in an index of ours
+            fields = {"query": query, "type": "cross_fields", "fields": [title, text]}
+            matching = {"multi_match": fields}
         return {"bool": {"must": matching, "filter": has_field(text)}}
 
     @property
     def shown(self) -> dict[str, object]:
-        """What a search asks to see of a document."""
+        """The part of a search that names the fields to return of a document."""
         if self.fields is None:
             return {"_source": ["title", "text"]}
         names = [self.fields[part] for part in ("title", "text") if part in self.fields]
@@ -89,7 +90,7 @@ class Asking:
         return {"_source": False, "fields": names}
 
     def passage(self, hit: Mapping[str, Any]) -> Passage:
-        """The passage in a hit, of which only the fields `shown` are read."""
+        """The passage in a hit, from the fields that `shown` asks for."""
         if self.fields is None:
             return Passage(hit["_id"], hit["_source"]["title"], hit["_source"]["text"])
         values = hit.get("fields", {})
@@ -99,23 +100,24 @@ class Asking:
         return passage_of(hit["_id"], title, text)
 
     def hits(self, replies: Sequence[Sequence[Mapping[str, Any]]], k: int) -> list[Hit]:
-        """The best hits, from those of each search of `bodies`; ids decide between equal scores.
+        """The best hits, from the replies to the searches of `bodies`; ids decide between equal
+        scores.
 
         Raises:
-            ToolError: If there are hits in an index of somebody else, and none shows its text.
+            ToolError: If an index of somebody else has hits, but none shows its text.
         """
-        replies = [sorted(one, key=lambda hit: (-hit["_score"], hit["_id"])) for one in replies]
+        replies = [sorted(reply, key=lambda hit: (-hit["_score"], hit["_id"])) for reply in replies]
         if self.fields is not None:
-            refuse_hidden([hit for one in replies for hit in one], self.fields["text"])
+            refuse_hidden([hit for reply in replies for hit in reply], self.fields["text"])
         if self.ranking != "hybrid":
-            scored = [(one, one["_score"]) for one in (replies[0] if replies else ())]
+            scored = [(hit, hit["_score"]) for hit in (replies[0] if replies else ())]
         else:
-            keyed = [{(one["_id"], one["_index"]): one for one in reply} for reply in replies]
+            keyed = [{(hit["_id"], hit["_index"]): hit for hit in reply} for reply in replies]
             words, near = keyed if len(keyed) == 2 else (*keyed, {})
-            both = {**near, **words}
-            scored = [(both[key], score) for key, score in fuse([*words], [*near])]
-        hits = (Hit(self.passage(one), score) for one, score in scored)
-        # a document of somebody else's may lack the fields
+            by_key = {**near, **words}
+            scored = [(by_key[key], score) for key, score in fuse([*words], [*near])]
+        hits = (Hit(self.passage(document), score) for document, score in scored)
+        # a document in somebody else's index may lack the fields
         return [*islice((hit for hit in hits if hit.passage.title or hit.passage.text.strip()), k)]
 
 

@@ -1,4 +1,4 @@
-"""Building an index on a server, and resuming after faults on either side."""
+"""Builds an index on a server, and resumes after faults on either side."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def build(
 ) -> IndexInfo:
     """Build an index on a server, or resume an interrupted build of the same corpus.
 
-    Passages are stored under their own ids, so one that is sent twice is stored once. The index's
-    mapping holds the place reached, where a build resumes after the server was away.
+    Passages are stored under their own ids, so a passage that is sent twice is stored once. The
+    index's mapping holds the place reached; a build resumes there after the server was away.
 
     Args:
         server: The server.
@@ -59,12 +59,12 @@ def build(
         corpus: The passages.
         analyzer: How text becomes terms.
         overwrite: Delete an index of this name first, if turnrl built it.
-        on_progress: Called with the number of passages indexed so far; if they are encoded, with
-            the number encoded so far, and as `read` the number read.
+        on_progress: Called with the number of passages indexed so far. If passages are encoded, it
+            is called with the number encoded so far, and with the number read as `read`.
         shards: Primary shards.
         k1: BM25's saturation of term frequency.
         b: BM25's normalisation by length.
-        encoder: Makes a vector of each passage's title and text; None for an index without vectors.
+        encoder: Makes a vector from each passage's title and text; None for an index without them.
         passage_prefix: Put in front of each passage before it is encoded, such as "passage: ".
     Returns:
         The description of the index.
@@ -90,7 +90,7 @@ def build(
 
 
 def _identity(encoder: Encoder, passage_prefix: str) -> dict[str, object]:
-    """What an index says of its vectors."""
+    """The description of an index's vectors."""
     probe = encoder.probe.tolist()
     # few decimals, so that the same encoder has the same digest on most machines
     rough = [f"{number:.2f}" for number in probe]
@@ -162,7 +162,7 @@ class _Builder:
                     "rebuild it, or choose another name."
                 )
             self._do(lambda: indices.delete(index=self.name))
-        asked = self.meta["build"]
+        settings_of_build = self.meta["build"]
         text = {
             "type": "text",
             "analyzer": self.meta["analyzer"],
@@ -187,38 +187,46 @@ class _Builder:
                 "similarity": "cosine",
                 "index_options": {"type": "int8_hnsw"},
             }
-            # numbers that only a search has a use for, and that would be most of each answer
+            # only a search needs these numbers, and they would make up most of each answer
             mappings["_source"] = {"excludes": [VECTOR]}
         settings = {
-            "number_of_shards": asked["shards"],
+            "number_of_shards": settings_of_build["shards"],
             "number_of_replicas": 0,
             "refresh_interval": "-1",
-            "similarity": {"turnrl": {"type": "BM25", "k1": asked["k1"], "b": asked["b"]}},
+            "similarity": {
+                "turnrl": {
+                    "type": "BM25",
+                    "k1": settings_of_build["k1"],
+                    "b": settings_of_build["b"],
+                }
+            },
         }
         self._do(lambda: indices.create(index=self.name, mappings=mappings, settings=settings))
         return Mark()
 
     def _is_of_this_build(self, meta: dict[str, Any]) -> bool:
-        """Whether an index's description is of this build. The vector of its encoder's probe may
-        differ in its last digits."""
+        """True if an index's description belongs to this build. The vector of its encoder's probe
+        may differ in the last digits."""
         from turnrl_wiki_search.encoding import agrees
 
-        held, own = meta.get("vectors"), self.meta.get("vectors")
-        if held and own and self.encoder and agrees(self.encoder, held["probe"]):
+        held, wanted = meta.get("vectors"), self.meta.get("vectors")
+        if held and wanted and self.encoder and agrees(self.encoder, held["probe"]):
             names = ("encoder", "passage_prefix")
-            return {**meta, "vectors": own} == self.meta and all(held[n] == own[n] for n in names)
+            return {**meta, "vectors": wanted} == self.meta and all(
+                held[n] == wanted[n] for n in names
+            )
         return meta == self.meta
 
     def _encode(self, passages: Sequence[Passage], read: int) -> list[list[float]]:
-        """Vectors of passages, of which the last is number `read` of the corpus."""
+        """Vectors of passages; the last passage is number `read` of the corpus."""
         from turnrl_wiki_search.encoding import unit
 
         if self.encoder is None:
             return []
 
-        def report(done: int) -> None:
+        def report(encoded: int) -> None:
             if self.on_progress:
-                self.on_progress(read - len(passages) + done, read=read)
+                self.on_progress(read - len(passages) + encoded, read=read)
 
         texts = [f"{self.passage_prefix}{p.title}\n{p.text}".strip() for p in passages]
         vectors: list[list[float]] = unit(self.encoder(texts, "passage", report)).tolist()
@@ -242,8 +250,8 @@ class _Builder:
                     self._acknowledge(*sent[0])
                     sent.popleft()
             finally:
-                failed = any(one.done() and one.exception() for _, one in sent)
-                # what is encoded already is sent, unless the server is what failed
+                failed = any(future.done() and future.exception() for _, future in sent)
+                # encoded passages are still sent, unless it was the server that failed
                 pool.shutdown(cancel_futures=failed or self.encoder is None)
                 self._keep(sent)
         return self.reached
@@ -251,10 +259,10 @@ class _Builder:
     def _send(self, chunk: list[Passage], vectors: list[list[float]]) -> None:
         from elasticsearch import helpers
 
-        near = [{VECTOR: one} for one in vectors] or [{}] * len(chunk)
+        fields = [{VECTOR: vector} for vector in vectors] or [{}] * len(chunk)
         actions = (
-            {"_index": self.name, "_id": p.id, "title": p.title, "text": p.text, **more}
-            for p, more in zip(chunk, near, strict=True)
+            {"_index": self.name, "_id": p.id, "title": p.title, "text": p.text, **vector}
+            for p, vector in zip(chunk, fields, strict=True)
         )
         try:
             helpers.bulk(
@@ -270,20 +278,22 @@ class _Builder:
         self.reached = mark
         if self.on_progress and self.encoder is None:
             self.on_progress(mark.passages)
-        # what was encoded cost more than a mark does
+        # encoding a chunk costs more than saving a mark
         chunks = 1 if self.encoder else _SAVE_EVERY_CHUNKS
         if mark.passages - self.saved.passages >= chunks * self.corpus.chunk:
             self.saved = mark
             self._save({**self.meta, "progress": asdict(mark)})
 
     def _keep(self, sent: Sequence[tuple[Mark, Future[None]]]) -> None:
-        """Save the place that a build has reached which is about to end early."""
+        """Save the place that a build has reached, before it ends early."""
         for mark, future in sent:
             if future.cancelled() or future.exception() is not None:
                 break
             self.reached = mark
         if sent and self.encoder is not None and self.reached != self.saved:
-            with contextlib.suppress(ToolError):  # the server is away, which is another's to tell
+            with contextlib.suppress(
+                ToolError
+            ):  # the server is away, and the error under way reports it
                 self._save({**self.meta, "progress": asdict(self.reached)})
 
     def _refusal(self, item: dict[str, Any]) -> Exception:

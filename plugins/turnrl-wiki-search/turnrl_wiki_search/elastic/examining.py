@@ -1,4 +1,4 @@
-"""What an index must have for the way in which it is searched, examined before a run."""
+"""Checks, before a run, that an index has the fields and vectors that its searches need."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _TYPES = {"text": "text", "title": "text", "vector": "dense_vector"}
 _SHOWN = 20
 _SAMPLE = 10
-"""Documents that are read to see whether an index returns their text."""
+"""Documents to read to see if an index returns their text."""
 
 
 def examine_vectors(meta: Mapping[str, Any], where: str, name: str, encoder: Encoder) -> None:
@@ -44,10 +44,10 @@ def examine_vectors(meta: Mapping[str, Any], where: str, name: str, encoder: Enc
         )
     if agrees(encoder, vectors["probe"]):
         return
-    made, own = len(vectors["probe"]), len(encoder.probe)
+    held, wanted = len(vectors["probe"]), len(encoder.probe)
     differs = (
-        f"vectors of {own} dimensions, and the index has {made}"
-        if own != made
+        f"vectors of {wanted} dimensions, and the index has {held}"
+        if wanted != held
         else f"other vectors: its vector of a test sentence has a cosine similarity of "
         f"{likeness(encoder.probe, vectors['probe']):.3f} to the one in the index"
     )
@@ -64,18 +64,18 @@ def examine_fields(
     """Raise if an index that turnrl did not build lacks a field, or has it with another type.
 
     Raises:
-        ToolError: Naming the index, the field, and the fields of that type that there are.
+        ToolError: Naming the index, the field, and the index's fields of the right type.
     """
     wanted = [*fields.values()]
     response = call(access, lambda: client.field_caps(index=name, fields=wanted), retries)
-    there: Mapping[str, Mapping[str, Any]] = response["fields"]
+    present: Mapping[str, Mapping[str, Any]] = response["fields"]
     for part, field in fields.items():
-        kinds, right = there.get(field, {}), _TYPES[part]
+        kinds, right = present.get(field, {}), _TYPES[part]
         if [*kinds] == [right] and kinds[right]["searchable"]:
             continue
-        every = call(access, lambda: client.field_caps(index=name, fields="*"), retries)["fields"]
-        others = sorted(one for one, caps in every.items() if caps.get(right, {}).get("searchable"))
-        shown = ", ".join(others[:_SHOWN]) + (", ..." if len(others) > _SHOWN else "")
+        caps = call(access, lambda: client.field_caps(index=name, fields="*"), retries)["fields"]
+        usable = sorted(n for n, types in caps.items() if types.get(right, {}).get("searchable"))
+        shown = ", ".join(usable[:_SHOWN]) + (", ..." if len(usable) > _SHOWN else "")
         if not kinds:
             fault = "is not in it"
         elif [*kinds] == [right]:
@@ -89,7 +89,7 @@ def examine_fields(
 
 
 def examine_text(client: Elasticsearch, access: Access, name: str, text: str, retries: int) -> None:
-    """Raise if an index that turnrl did not build does not return the text that it is searched by.
+    """Raise if an index that turnrl did not build does not return the text that searches match.
 
     Raises:
         ToolError: Naming the index and the field.
@@ -111,25 +111,25 @@ def dimensions(
     """Check the vectors of an index that turnrl did not build.
 
     Returns:
-        Whether the length of a query's vector has no meaning, so that it can be made 1.
+        True if the length of a query's vector has no meaning, so that it can be made 1.
     Raises:
-        ToolError: If the encoder's vectors cannot be compared with them.
+        ToolError: If the encoder's vectors cannot be compared with the index's.
     """
     response = call(
         access, lambda: client.indices.get_field_mapping(index=name, fields=field), retries
     )
     mappings = [
-        kind for index in response.values() for found in index["mappings"].values()
-        for kind in found["mapping"].values()
+        mapping for index in response.values() for field_mapping in index["mappings"].values()
+        for mapping in field_mapping["mapping"].values()
     ]  # fmt: skip
-    own = len(encoder.probe)
+    wanted = len(encoder.probe)
     for mapping in mappings:
-        made, element = mapping.get("dims", own), mapping.get("element_type", "float")
-        if made != own:
+        held, element = mapping.get("dims", wanted), mapping.get("element_type", "float")
+        if held != wanted:
             raise ToolError(
-                f"the field {field!r} of index {name!r} at {access.label} has vectors of {made} "
-                f"dimensions, and the encoder {encoder.name!r} gives {own}. Set encoder to the one "
-                "that made them."
+                f"the field {field!r} of index {name!r} at {access.label} has vectors of {held} "
+                f"dimensions, and the encoder {encoder.name!r} gives {wanted}. Set encoder to the "
+                "one that made them."
             )
         if element in ("byte", "bit"):
             raise ToolError(
@@ -137,4 +137,4 @@ def dimensions(
                 f"{element}s, and encoders give decimal numbers. Name another field as "
                 "fields.vector, or set ranking to 'bm25'."
             )
-    return all(one.get("similarity", "cosine") in ("cosine", "dot_product") for one in mappings)
+    return all(m.get("similarity", "cosine") in ("cosine", "dot_product") for m in mappings)

@@ -1,4 +1,4 @@
-"""The meaning of a server's errors: `Unavailable`, after which a request is retried, or final."""
+"""The meaning of a server's errors: final, or `Unavailable`, after which a request is retried."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def translate(error: Exception, access: Access) -> Exception:
 
 
 def _cause(error: Exception) -> object:
-    """The fullest cause of a client error, whose own text leaves it out."""
+    """The most detailed cause of a client error, which the error's own text leaves out."""
     import elastic_transport
     import elasticsearch
 

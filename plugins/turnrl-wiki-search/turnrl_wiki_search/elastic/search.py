@@ -1,4 +1,4 @@
-"""Searching an index on a server. A search returns complete answers or raises."""
+"""Searches an index on a server. A search returns complete answers or raises."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ if TYPE_CHECKING:
 
 _BATCH = 64
 _PAGE = 1000
-"""Passages per request when all are read."""
+"""Passages per request when reading all of them."""
 _LANES = 2
 """Requests in flight at once: the server works on one while we read the answers to another."""
 
 
 @dataclass(frozen=True)
 class _Examined:
-    """What the examination of an index found.
+    """The result of examining an index.
 
     Args:
         info: Its description.
-        unit: Whether the length of a query's vector has no meaning, so that it is made 1.
+        unit: True if the length of a query's vector has no meaning, so that it is made 1.
     """
 
     info: IndexInfo
@@ -55,9 +55,9 @@ class ElasticIndex(SearchIndex):
     """An index on a server. It connects on the first `info` or `search`.
 
     Args:
-        server: The server, and how its index is searched.
+        server: Settings of the server and its searches.
         index: Name of the index.
-        of_run: Whether a run searches, which messages then tell how to resume or to replay.
+        of_run: True if a run searches; then messages explain how to resume or replay it.
     """
 
     def __init__(self, server: SearchServer, index: str, of_run: bool = True) -> None:
@@ -76,8 +76,8 @@ class ElasticIndex(SearchIndex):
 
     @property
     def _client(self) -> Elasticsearch:
-        """The client of this process. On its parent's connections, a fork would read the answers to
-        its parent's requests."""
+        """The client of this process. On its parent's connections, a fork would read answers to the
+        parent's requests."""
         if (client := self._clients.get(os.getpid())) is None:
             client = self._access.connect(self._timeout_s)
             client = self._clients.setdefault(os.getpid(), client)
@@ -85,13 +85,15 @@ class ElasticIndex(SearchIndex):
 
     @cached_property
     def _encoder(self) -> Encoder:
-        """The encoder of queries. It computes on the CPU, because a GPU is planned for the run."""
+        """The encoder of queries. It computes on the CPU, because the run plans to use all of a
+        GPU."""
         from turnrl_wiki_search.encoding import open_encoder
 
         return open_encoder(str(self._server.encoder), "cpu")
 
     def info(self) -> IndexInfo:
-        """Its description. Asked before a run, so it does not wait for a server that is away."""
+        """See `SearchIndex.info`. It is called before a run, so it does not wait for a server that
+        is away."""
         return self._examine().info
 
     def _examine(self) -> _Examined:
@@ -119,7 +121,7 @@ class ElasticIndex(SearchIndex):
         return _Examined(replace(info, version=f"{info.version}-{self._server.ranking}-{way}"))
 
     def _foreign(self, retries: int) -> _Examined:
-        """Describe an index that turnrl did not build, whose fields the settings name."""
+        """Describe an index that turnrl did not build; the settings name its fields."""
         client, access, server = self._client, self._access, self._server
         fields, encoder, unit = server.fields or {}, "unknown", True
         check_version(client, access, retries, self._of_run)
@@ -140,42 +142,41 @@ class ElasticIndex(SearchIndex):
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Hit]]:
         vectors: Sequence[Vectors | None] = [None] * len(queries)
-        if self._asking != Asking(
-            "bm25", None
-        ):  # what turnrl built is searched by words unexamined
+        # an index that turnrl built is searched by words without an examination
+        if self._asking != Asking("bm25", None):
             examined = self._examined or self._examine()
             vectors = self._encoded(queries, examined.unit)
         starts = range(0, len(queries), _BATCH)
         if len(starts) == 1:
             return self._answer(queries, vectors, k)
 
-        # not a pool: its threads are no daemons, so Ctrl-C could not end a run that waits for a
-        # dead server
+        # a pool would not do: its threads are no daemons, so Ctrl-C could not end a run that waits
+        # for a dead server
         async def answers() -> list[list[list[Hit]]]:
             parts = [slice(start, start + _BATCH) for start in starts]
-            requests = [result_of(self._answer, queries[one], vectors[one], k) for one in parts]
+            requests = [result_of(self._answer, queries[part], vectors[part], k) for part in parts]
             replies = await asyncio.gather(*requests, return_exceptions=True)  # wait for all
             if error := next((r for r in replies if isinstance(r, BaseException)), None):
                 raise error
             return cast("list[list[list[Hit]]]", replies)
 
-        return [hits for found in on_loop(answers()) for hits in found]
+        return [hits for batch in on_loop(answers()) for hits in batch]
 
     def _encoded(self, queries: Sequence[str], as_unit: bool) -> Sequence[Vectors | None]:
-        """The vector of each query, of length 1 if `as_unit`; None if the ranking has no use for
-        it, or it is zero."""
+        """The vector of each query, of length 1 if `as_unit`; None if the ranking does not use
+        vectors, or the vector is zero."""
         if self._server.ranking == "bm25":
             return [None] * len(queries)
         from turnrl_wiki_search.encoding import unit
 
         prefix = self._server.query_prefix
         vectors = self._encoder([f"{prefix}{query}" for query in queries], "query")
-        made = [(unit(one) if as_unit else one) if one.any() else None for one in vectors]
-        return cast("list[Vectors | None]", made)
+        rows = [(unit(row) if as_unit else row) if row.any() else None for row in vectors]
+        return cast("list[Vectors | None]", rows)
 
     def passages(self) -> Iterator[Passage]:
-        """Every passage, read in the order in which the server stores them. A fault ends the
-        reading, because the place reached is lost with it."""
+        """Every passage, in the order in which the server stores them. A fault ends the reading,
+        because the place reached is lost."""
         from elasticsearch import helpers
 
         count, expected = 0, self.info().passages
@@ -197,7 +198,9 @@ class ElasticIndex(SearchIndex):
             if not isinstance(fault, Unavailable):
                 raise fault from None
             raise self._broke_off(count, str(fault)) from None
-        if count != expected and self._server.fields is None:  # somebody else's may have grown
+        if (
+            count != expected and self._server.fields is None
+        ):  # an index of somebody else may have grown
             raise self._broke_off(count, f"the index should have {expected} passages")
 
     def _broke_off(self, count: int, reason: str) -> ToolError:
@@ -237,8 +240,8 @@ class ElasticIndex(SearchIndex):
         waiting = [i for i in range(len(searches)) if i not in answers]
         lines: list[dict[str, object]] = []
         for i in waiting:
-            # copies of a shard may differ in their deleted documents, and so in their scores: a
-            # query always asks the same copies, and different queries use them all
+            # copies of a shard may differ in their deleted documents, and so in their scores. So a
+            # query always goes to the same copies, while different queries use all of them
             where: dict[str, object] = {"index": self._name, "preference": digest(queries[i])}
             # a missing shard would silently shorten the answer, so partial results are refused
             where["allow_partial_search_results"] = False
@@ -248,19 +251,19 @@ class ElasticIndex(SearchIndex):
         except Exception as error:
             raise translate(error, self._access) from None
         fault: Unavailable | None = None
-        rest = iter(replies)
+        remaining = iter(replies)
         for i in waiting:
-            of_query = [*islice(rest, len(searches[i]))]
-            faults = [found for one in of_query if (found := self._fault(one))]
+            of_query = [*islice(remaining, len(searches[i]))]
+            faults = [reply_fault for reply in of_query if (reply_fault := self._fault(reply))]
             if faults:
                 fault = faults[0]
             else:
-                answers[i] = self._asking.hits([one["hits"]["hits"] for one in of_query], k)
+                answers[i] = self._asking.hits([reply["hits"]["hits"] for reply in of_query], k)
         if fault is not None:
             raise fault
 
     def _fault(self, reply: Mapping[str, Any]) -> Unavailable | None:
-        """Why a search has no whole answer; None if it has one.
+        """The reason why a search has no complete answer; None if it has one.
 
         Raises:
             ToolError: If it will never have one.
@@ -270,7 +273,7 @@ class ElasticIndex(SearchIndex):
         if status == 200 and not partial:
             return None
         error = reply.get("error", {})
-        causes = [one.get("reason") for one in error.get("root_cause", ())]
+        causes = [cause.get("reason") for cause in error.get("root_cause", ())]
         reason = self._access.clean(
             next(filter(None, [*causes, error.get("reason")]), "some shards did not answer")
         )
