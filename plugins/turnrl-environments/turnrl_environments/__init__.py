@@ -1,15 +1,15 @@
-"""Environments: worlds that an agent acts in, and that pay for its steps.
+"""Environments: worlds in which an agent acts, and which pay for its steps.
 
-world     what all environments share: attempts, their steps, time and end, and what is wrong
+world     the common part: attempts, their steps, their time, their end, and their faults
 own       an attempt whose environment is an object of this process
 worker    the thread of environments that are not thread-safe, and random numbers of an attempt
 classes   `Environment`: classes of your own
 gym       `Gymnasium`: environments of Gymnasium's form
 openenv   `OpenEnv`: environments behind a server of OpenEnv
-client    a client of its server
+client    a client of OpenEnv's server
 tasks     `Seeds`: questions without a data file
-rewards   `EnvironmentReward`, `EnvironmentOutcome`, `StepCost`: what steps pay, and what costs
-watch     the warning that no attempt ends by its environment
+rewards   `EnvironmentReward`, `EnvironmentOutcome`, `StepCost`: rewards and costs of steps
+watch     the warning that environments end no attempt
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ def turnrl_datasets() -> Iterable[type[QuestionSource]]:
 
 @hookimpl
 def turnrl_rewards() -> Iterable[type[Reward]]:
-    """What environments pay."""
+    """The rewards that environments pay."""
     return [EnvironmentReward, EnvironmentOutcome, StepCost]
 
 
 @hookimpl
 def turnrl_callbacks() -> Iterable[Callable[..., object]]:
-    """The warning that no attempt ends by its environment."""
+    """The warning that environments end no attempt."""
     from turnrl_environments.watch import Endings
 
     return [Endings]

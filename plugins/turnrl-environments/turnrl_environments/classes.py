@@ -28,22 +28,23 @@ _OWN = ("reset", "get_reward", "close")
 @final
 class Environment(World):
     """An environment that is a class of your own, in the shape of TRL's `environment_factory`. Each
-    attempt has an instance. `reset(**columns)` begins it, with the columns of the question that it
-    names, and may return the first observation. Every other public method is a tool. A tool returns
-    a text, or a `turnrl.ToolResult` with the reward of the step and whether it ends the attempt.
-    `get_reward()`, if there is one, pays for the attempt as a whole (`EnvironmentOutcome`), and
-    `close()` gives back what an instance holds.
+    attempt has an instance. `reset(**columns)` begins it, with the columns of the question that its
+    parameters name, and may return the first observation. Every other public method is a tool. A
+    tool returns a text, or a `turnrl.ToolResult` with the step's `reward`, and `done` if the step
+    ends the attempt. `get_reward()`, if there is one, pays for the attempt as a whole
+    (`EnvironmentOutcome`), and `close()` releases what an instance holds.
 
     Args:
         environment: The class, or its path, such as `my_module.Guess`.
         options: Arguments of the class.
-        capacity: How many attempts it can serve at once; null for any number.
-        step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
-            or to begin, is lost and begins again.
-        thread_safe: Whether attempts side by side do not disturb each other. False runs all their
-            calls in one thread, one after another, and gives each attempt random numbers of its
-            own (`random` and `numpy.random`): for games that draw from the process's, as those of
-            gem and TextArena do, and for what is made for one thread, as TextWorld is.
+        capacity: The most attempts that it can serve at once; null for any number.
+        step_timeout_s: An attempt is lost and begins again if its environment takes longer than
+            this many seconds for a turn or to begin.
+        thread_safe: True if attempts side by side do not disturb each other. False runs all their
+            calls in one thread, one after another, and gives each attempt its own random numbers
+            (`random` and `numpy.random`). Use it for games that draw from the process's random
+            numbers, like those of gem and TextArena, and for code that is made for one thread, like
+            TextWorld.
     """
 
     def __init__(
@@ -54,18 +55,18 @@ class Environment(World):
         step_timeout_s: float = 60.0,
         thread_safe: bool = True,
     ) -> None:
-        made = named("Environment.environment", environment)
-        if not isinstance(made, type):
+        cls = named("Environment.environment", environment)
+        if not isinstance(cls, type):
             raise RecipeError(
                 f"Environment.environment is {environment!r:.80}, which is no class. Give a class "
                 "with reset and typed methods."
             )
-        super().__init__(made.__name__, capacity, step_timeout_s, thread_safe)
-        self.made, self.options = made, dict(options or {})
+        super().__init__(cls.__name__, capacity, step_timeout_s, thread_safe)
+        self.made, self.options = cls, dict(options or {})
         _check_options(self)
         methods = {
             name: method
-            for name, method in inspect.getmembers(made, inspect.isfunction)
+            for name, method in inspect.getmembers(cls, inspect.isfunction)
             if not name.startswith("_")
         }
         if "reset" not in methods:
@@ -73,17 +74,17 @@ class Environment(World):
                 f"{self} has no reset, which begins an attempt. Add 'def reset(self, seed: int) -> "
                 "str:' to the class, or 'def reset(self, **columns)'."
             )
-        waits = [name for name, one in methods.items() if inspect.iscoroutinefunction(one)]
-        if waits and not thread_safe:
+        coroutines = [n for n, method in methods.items() if inspect.iscoroutinefunction(method)]
+        if coroutines and not thread_safe:
             raise RecipeError(
-                f"{self} has the coroutine {', '.join(waits)}, and with thread_safe: false calls "
-                "run in one thread. Write 'def' in place of 'async def', or leave thread_safe "
-                "out."
+                f"{self} has the coroutine {', '.join(coroutines)}, and with thread_safe: false "
+                "calls run in one thread. Write 'def' in place of 'async def', or leave "
+                "thread_safe out."
             )
         self.pays_at_the_end = "get_reward" in methods
         for name, method in methods.items():
             _check_self(self, name, method)
-        self._taken = _taken_by_reset(self, methods["reset"])
+        self._reset_parameters = _parameters_of_reset(self, methods["reset"])
         self.tools: Mapping[str, Described] = {
             name: described(method, skip=("self",))
             for name, method in methods.items()
@@ -109,19 +110,20 @@ class Environment(World):
         return Stay(self, question)
 
     def columns_of(self, question: Question) -> dict[str, object]:
-        """What `reset` takes of a question, as a copy: an attempt may change what it was given.
+        """The question's columns that `reset` takes. They are copies, because an attempt may change
+        them.
 
         Raises:
             DataError: If the question lacks a column that `reset` needs.
         """
         about = question.columns
-        taken = self._taken
-        if any(one.kind is one.VAR_KEYWORD for one in taken):
+        parameters = self._reset_parameters
+        if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
             return copy.deepcopy(about)
-        needed = [one.name for one in taken if one.default is one.empty and one.name not in about]
-        if needed:
-            raise missing(self, ", ".join(needed), question)
-        return copy.deepcopy({one.name: about[one.name] for one in taken if one.name in about})
+        required = [p.name for p in parameters if p.default is p.empty]
+        if lacking := [name for name in required if name not in about]:
+            raise missing(self, ", ".join(lacking), question)
+        return copy.deepcopy({p.name: about[p.name] for p in parameters if p.name in about})
 
 
 class Stay(OwnEpisode[Environment]):
@@ -143,35 +145,35 @@ class Stay(OwnEpisode[Environment]):
     async def act(self, call: ToolCall) -> ToolResult:
         arguments = self.world.tools[call.name].bind(call.arguments)
         method = functools.partial(getattr(self.environment, call.name), **arguments)
-        given = await self.do(call.name, method)
-        if isinstance(given, ToolResult):
-            paid(self.world, call.name, given.reward)
-            return given
-        result = "a text, or turnrl.ToolResult('the text', reward=1.0, done=True)"
-        return ToolResult(_text(self.world, call.name, given, result))
+        result = await self.do(call.name, method)
+        if isinstance(result, ToolResult):
+            paid(self.world, call.name, result.reward)
+            return result
+        wanted = "a text, or turnrl.ToolResult('the text', reward=1.0, done=True)"
+        return ToolResult(_text(self.world, call.name, result, wanted))
 
     async def outcome(self) -> float | None:
         if not self.world.pays_at_the_end:
             return None
-        given = await self.do("get_reward", self.environment.get_reward)
-        return paid(self.world, "get_reward", given)
+        reward = await self.do("get_reward", self.environment.get_reward)
+        return paid(self.world, "get_reward", reward)
 
 
-def _text(world: Environment, method: str, given: object, wanted: str) -> str:
-    """A text that a method gave.
+def _text(world: Environment, method: str, result: object, wanted: str) -> str:
+    """Check that a method's result is a text, and return it.
 
     Raises:
-        ToolError: If it is none.
+        ToolError: If it is not a text.
     """
-    if isinstance(given, str):
-        return given
+    if isinstance(result, str):
+        return result
     form = (
         f" If {world.made.__name__} has Gymnasium's form, name it in make of Gymnasium."
-        if isinstance(given, tuple)
+        if isinstance(result, tuple)
         else ""
     )
     raise ToolError(
-        f"{world} gave {given!r:.80} from {method}, which is no text. Return {wanted}.{form}"
+        f"{world} gave {result!r:.80} from {method}, which is no text. Return {wanted}.{form}"
     )
 
 
@@ -179,14 +181,14 @@ def _check_options(world: Environment) -> None:
     """Refuse options that the class does not take.
 
     Raises:
-        RecipeError: If it takes others.
+        RecipeError: If the class does not take them.
     """
     try:
-        taken = inspect.signature(world.made)
-    except (TypeError, ValueError):  # a class that is written in C does not say
+        signature = inspect.signature(world.made)
+    except (TypeError, ValueError):  # a class that is written in C may have no signature
         return
     try:
-        taken.bind(**world.options)
+        signature.bind(**world.options)
     except TypeError as error:
         raise RecipeError(
             f"{world} cannot be made with the options {world.options} ({error}). Correct "
@@ -198,7 +200,7 @@ def _check_self(world: Environment, name: str, method: Callable[..., object]) ->
     """Refuse a method that lacks its first parameter.
 
     Raises:
-        RecipeError: If it does.
+        RecipeError: If the method lacks it.
     """
     if isinstance(inspect.getattr_static(world.made, name), staticmethod):
         return
@@ -212,19 +214,19 @@ def _check_self(world: Environment, name: str, method: Callable[..., object]) ->
         )
 
 
-def _taken_by_reset(
+def _parameters_of_reset(
     world: Environment, reset: Callable[..., object]
 ) -> Sequence[inspect.Parameter]:
     """The parameters of `reset`, which are columns.
 
     Raises:
-        RecipeError: If one of them cannot be given by its name.
+        RecipeError: If a parameter cannot be passed by its name.
     """
-    taken = [one for one in inspect.signature(reset).parameters.values() if one.name != "self"]
-    for one in taken:
-        if one.kind is one.POSITIONAL_ONLY:
+    parameters = [p for p in inspect.signature(reset).parameters.values() if p.name != "self"]
+    for parameter in parameters:
+        if parameter.kind is parameter.POSITIONAL_ONLY:
             raise RecipeError(
-                f"reset of {world} takes {one.name!r} by its place, and columns of the question "
-                "are given by their names. Take the '/' out of its 'def'."
+                f"reset of {world} takes {parameter.name!r} by its place, and columns of the "
+                "question are given by their names. Take the '/' out of its 'def'."
             )
-    return [one for one in taken if one.kind is not one.VAR_POSITIONAL]
+    return [p for p in parameters if p.kind is not p.VAR_POSITIONAL]

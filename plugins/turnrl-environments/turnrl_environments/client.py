@@ -1,11 +1,11 @@
-"""A client of OpenEnv's server: a WebSocket for each session, and the page with its schema.
+"""A client of OpenEnv's server: a WebSocket for each session, and the page `/schema`.
 
     ->  {"type": "reset" | "step", "data": {...}}, {"type": "state"}, {"type": "close"}
     <-  {"type": "observation", "data": {"observation": {...}, "reward": -0.1, "done": false}}
     <-  {"type": "state", "data": {...}}
     <-  {"type": "error", "data": {"message": "...", "code": "EXECUTION_ERROR"}}
 
-A server that is full accepts the connection all the same, says so unasked, and closes it.
+A full server still accepts the connection, sends the error unasked, and closes it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _LONGEST_MESSAGE_BYTES = 100 * 2**20
 _PING_EVERY_S = 20.0
-"""Keeps a connection alive on which nothing happens while the policy writes."""
+"""Pings keep a connection alive while the policy writes and sends nothing."""
 _CLOSE_S = 5.0
 
 
@@ -32,7 +32,7 @@ class Full(Exception):
     """The server has no place for another session.
 
     Args:
-        most: Sessions that it can hold; None if it does not say.
+        most: The most sessions that it can hold; None if it does not report the number.
     """
 
     def __init__(self, message: str, most: int | None) -> None:
@@ -41,12 +41,12 @@ class Full(Exception):
 
 
 class Refused(Exception):
-    """An error that the server answers with.
+    """An error in the server's answer.
 
     Args:
         code: Its code.
-        message: What it says.
-        fields: The fields that it says are wrong.
+        message: Its message.
+        fields: The fields that it reports as wrong.
     """
 
     def __init__(self, code: str, message: str, fields: Sequence[str] = ()) -> None:
@@ -78,9 +78,9 @@ class Connection:
             url: The server's address, with http or https.
             timeout_s: The most seconds to wait for it.
         Raises:
-            Full: If it has no place.
+            Full: If the server has no place.
             Refused: If it cannot make an environment.
-            Unavailable: If it cannot be reached, and may be later.
+            Unavailable: If it cannot be reached now, but may be later.
         """
         connection: Connection | None = None
         try:
@@ -89,7 +89,7 @@ class Connection:
                 try:
                     await connection.ask("state")
                 except Refused as refused:
-                    if refused.code != "EXECUTION_ERROR":  # a state before the first reset
+                    if refused.code != "EXECUTION_ERROR":  # the answer to `state` before a reset
                         raise
             return connection
         except BaseException as error:
@@ -102,8 +102,8 @@ class Connection:
             raise
 
     async def ask(self, kind: str, data: Mapping[str, object] | None = None) -> dict[str, object]:
-        """Send a request, and read its answer. If it is cancelled, the session is gone: the answer
-        may come later, and would be read as that of another request.
+        """Send a request, and read its answer. If this is cancelled, the session is lost: the
+        answer may come later, and would be taken for the answer to another request.
 
         Returns:
             The data of the answer.
@@ -111,16 +111,16 @@ class Connection:
             Full: If the server had no place for the session.
             Refused: If it answers with an error.
             Broken: If the connection breaks.
-            ToolError: If it answers with what OpenEnv does not.
+            ToolError: If its answer is no message of OpenEnv's.
         """
         from websockets.exceptions import ConnectionClosed
 
         request = {"type": kind} if data is None else {"type": kind, "data": dict(data)}
-        done, self._lost = self._lost, True
-        if done:
+        was_lost, self._lost = self._lost, True
+        if was_lost:
             raise Broken("the connection was dropped")
         try:
-            # an answer that came before the connection was closed is still to be read
+            # an answer that came before the connection was closed can still be read
             with contextlib.suppress(ConnectionClosed):
                 await self._socket.send(json.dumps(request))
             answer = _answer(await self._socket.recv())
@@ -132,7 +132,7 @@ class Connection:
         raise _error(answer["data"])
 
     async def close(self) -> None:
-        """End the session, and wait until the server has; a session that is gone is dropped."""
+        """End the session, and wait until the server has ended it; drop a session that is lost."""
         from websockets.exceptions import ConnectionClosed
 
         if not self._lost:
@@ -152,7 +152,7 @@ def _answer(text: str | bytes) -> dict[str, Any]:
     """The server's message.
 
     Raises:
-        ToolError: If it is none of OpenEnv's.
+        ToolError: If it is no message of OpenEnv's.
     """
     try:
         answer = json.loads(text)
@@ -171,13 +171,14 @@ def _answer(text: str | bytes) -> dict[str, Any]:
 
 
 def _error(data: Mapping[str, object]) -> Exception:
-    """The exception that a message of an error means."""
+    """The exception for an error message of the server."""
     code, message = str(data.get("code")), str(data.get("message", ""))
     if code == "CAPACITY_REACHED":
-        most = data.get("max_sessions")
-        return Full(message, most if isinstance(most, int) and most > 0 else None)
+        limit = data.get("max_sessions")
+        return Full(message, limit if isinstance(limit, int) and limit > 0 else None)
     errors = data.get("errors")
-    faults = [one for one in errors if isinstance(one, dict)] if isinstance(errors, list) else []
+    listed = errors if isinstance(errors, list) else []
+    faults = [fault for fault in listed if isinstance(fault, dict)]
     where = [[str(part) for part in fault.get("loc", ())] for fault in faults]
     problems = [
         f"{'.'.join(path)}: {fault.get('msg')}" for path, fault in zip(where, faults, strict=True)
@@ -198,7 +199,7 @@ async def _connected(address: str) -> ClientConnection:
     from websockets.exceptions import InvalidStatus, WebSocketException
 
     try:
-        # no end of time for a ping's answer: an environment may keep its server busy for a while
+        # no time limit for a ping's answer, because an environment may keep its server busy
         connection: ClientConnection = await client.connect(
             address,
             max_size=_LONGEST_MESSAGE_BYTES,
@@ -236,7 +237,7 @@ def imported() -> Any:
 
 
 def schema_of(url: str, timeout_s: float) -> object:
-    """What the server's page `/schema` says.
+    """The content of the server's page `/schema`.
 
     Raises:
         Unavailable: If it cannot be reached.

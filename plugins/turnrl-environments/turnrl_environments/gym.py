@@ -1,4 +1,4 @@
-"""Environments of Gymnasium's form: `reset`, `step`, and the five values that a step gives."""
+"""Environments of Gymnasium's form: `reset`, and a `step` that returns five values."""
 
 from __future__ import annotations
 
@@ -36,29 +36,30 @@ Observe = Callable[[Any], str]
 
 @final
 class Gymnasium(World):
-    """An environment of Gymnasium, or of its form, whose action is a text, a number or one of a
-    list. The policy calls the tool `step` with an `action`. Each attempt has an environment of its
-    own, which begins with the seed of its question (`Seeds`).
+    """An environment of Gymnasium, or of its form, whose action is a text, a number, or a value
+    from a list. The policy calls the tool `step` with an `action`. Each attempt has an environment
+    of its own, which begins with the seed of its question (`Seeds`).
 
     Args:
-        id: What `gymnasium.make` makes, such as `FrozenLake-v1`.
+        id: The id for `gymnasium.make`, such as `FrozenLake-v1`.
         options: Arguments of the environment, such as `{is_slippery: false}`.
-        actions: Words for the actions 0, 1, 2, ... of a discrete environment, or the texts that one
-            takes. By default a discrete action is a number.
-        observe: Makes a text of an observation: a function, or its path. By default the policy
-            reads what the environment renders if `options` has `render_mode: ansi`, with coloured
-            letters in brackets, and else `str(observation)`.
-        make: In place of `id`, makes an environment out of `options`: a function or a class, or its
-            path. Its environment has `reset(seed=...)` and `step(action)`; without an
-            `action_space` its action is a text.
-        description: What the policy reads of the tool; by default the name and the actions.
-        capacity: How many attempts it can serve at once; null for any number.
-        step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
-            or to begin, is lost and begins again.
-        thread_safe: Whether attempts side by side do not disturb each other. False runs all their
-            calls in one thread, one after another, and gives each attempt random numbers of its
-            own (`random` and `numpy.random`): for games that draw from the process's, as those of
-            gem and TextArena do, and for what is made for one thread, as TextWorld is.
+        actions: Words for the actions 0, 1, 2, ... of a discrete environment, or the texts that an
+            environment takes. By default a discrete action is a number.
+        observe: Turns an observation into a text: a function, or its path. By default the policy
+            reads `str(observation)`, or, if `options` has `render_mode: ansi`, the rendered text
+            with coloured letters in brackets.
+        make: In place of `id`, makes an environment from `options`: a function or a class, or its
+            path. The environment has `reset(seed=...)` and `step(action)`; without an
+            `action_space`, its action is a text.
+        description: The tool's description for the policy; by default its name and actions.
+        capacity: The most attempts that it can serve at once; null for any number.
+        step_timeout_s: An attempt is lost and begins again if its environment takes longer than
+            this many seconds for a turn or to begin.
+        thread_safe: True if attempts side by side do not disturb each other. False runs all their
+            calls in one thread, one after another, and gives each attempt its own random numbers
+            (`random` and `numpy.random`). Use it for games that draw from the process's random
+            numbers, like those of gem and TextArena, and for code that is made for one thread, like
+            TextWorld.
     """
 
     def __init__(
@@ -92,8 +93,8 @@ class Gymnasium(World):
 
     @functools.cached_property
     def specs(self) -> Sequence[ToolSpec]:
-        """The tool `step`. An environment is made to see which actions it takes."""
-        schema, _ = self._taken
+        """The tool `step`. This makes an environment to find out its actions."""
+        schema, _ = self._action_form
         words = f" The actions are {', '.join(schema['enum'])}." if "enum" in schema else ""
         parameters = {
             "type": "object",
@@ -105,14 +106,14 @@ class Gymnasium(World):
         return (ToolSpec("step", description, parameters),)
 
     @functools.cached_property
-    def _taken(self) -> tuple[Mapping[str, Any], Callable[[object], object]]:
-        """JSON Schema of an action, and what makes the environment's own of it."""
+    def _action_form(self) -> tuple[Mapping[str, Any], Callable[[object], object]]:
+        """JSON Schema of an action, and the function that turns one into the environment's own."""
         if self.thread_safe or on_worker():
-            return self._looked()
-        call = Call(f"{self} in make", self.step_timeout_s, OwnRandom(0), self._looked)
+            return self._examined()
+        call = Call(f"{self} in make", self.step_timeout_s, OwnRandom(0), self._examined)
         return call.result_here()
 
-    def _looked(self) -> tuple[Mapping[str, object], Callable[[object], object]]:
+    def _examined(self) -> tuple[Mapping[str, object], Callable[[object], object]]:
         try:
             environment = self.made()
         except RecipeError:
@@ -129,19 +130,19 @@ class Gymnasium(World):
                     "has to give an environment with reset(seed=...) and step(action)."
                 )
         try:
-            # one of `make`'s need not have it
+            # an environment from `make` need not have an action_space
             return _actions(self.name, getattr(environment, "action_space", None), self.actions)
         finally:
             with contextlib.suppress(Exception):  # it may hold nothing before it is reset
                 close(environment)
 
     def made(self) -> object:
-        """An environment that has not begun."""
+        """A new environment, before its `reset`."""
         return self._maker(**copy.deepcopy(self.options))
 
     def episode(self, question: Question) -> Walk:
-        """An attempt that begins with the `seed` and the `options` of the question, as far as it
-        has them. A question without a seed has one of its own, made of its id."""
+        """An attempt that begins with the question's `seed` and `options`, if it has them. A
+        question without a seed gets one computed from its id."""
         return Walk(self, question)
 
     def shown(self, verb: str, environment: Any, observation: object) -> str:
@@ -154,20 +155,20 @@ class Gymnasium(World):
         return str(observation)
 
     def stepped(self, environment: Any, action: object) -> ToolResult:
-        """What a step gives."""
-        _, own = self._taken
+        """The result of a step."""
+        _, to_own = self._action_form
         try:
-            given = environment.step(own(action))
+            values = environment.step(to_own(action))
         except (TypeError, ValueError) as error:
             if (count := _UNPACKED.search(str(error))) and count[1] == "5":
                 raise self._not_five(f"{count[2]} values") from error
             if "unpack" in str(error) and _raised_by_a_caller(error):
                 raise self._not_five("no five values") from error
             raise
-        several = isinstance(given, tuple | list)
-        if not several or len(given) != 5:
-            raise self._not_five(f"{len(given)} values" if several else f"{given!r:.80}")
-        observation, reward, terminated, truncated, _ = given
+        several = isinstance(values, tuple | list)
+        if not several or len(values) != 5:
+            raise self._not_five(f"{len(values)} values" if several else f"{values!r:.80}")
+        observation, reward, terminated, truncated, _ = values
         return ToolResult(
             self.shown("step", environment, observation),
             reward=paid(self, "step", reward),
@@ -185,13 +186,13 @@ class Gymnasium(World):
         """The first observation of an environment.
 
         Args:
-            environment: One that has not begun.
-            begins: What its `reset` takes.
+            environment: A new environment.
+            begins: The arguments of its `reset`.
         Raises:
-            ToolError: If `reset` takes or gives something else than Gymnasium's does.
+            ToolError: If `reset` takes or returns something else than Gymnasium's.
         """
         try:
-            given = environment.reset(**begins)
+            values = environment.reset(**begins)
         except (TypeError, ValueError) as error:
             untaken = _UNTAKEN.search(str(error))
             if untaken and _raised_by_a_caller(error):
@@ -203,10 +204,10 @@ class Gymnasium(World):
             if "unpack" in str(error) and _raised_by_a_caller(error):
                 raise self._not_two("no two values") from error
             raise
-        pair = isinstance(given, tuple | list) and len(given) == 2
-        if not pair or not isinstance(given[1], Mapping):
-            raise self._not_two(f"{given!r:.80}")
-        return self.shown("reset", environment, given[0])
+        pair = isinstance(values, tuple | list) and len(values) == 2
+        if not pair or not isinstance(values[1], Mapping):
+            raise self._not_two(f"{values!r:.80}")
+        return self.shown("reset", environment, values[0])
 
     def _not_two(self, gave: str) -> ToolError:
         return ToolError(
@@ -239,17 +240,17 @@ class Walk(OwnEpisode[Gymnasium]):
 
 
 def _raised_by_a_caller(error: Exception) -> bool:
-    """True if turnrl or a wrapper of Gymnasium could not call an environment or unpack what it
-    gave, and its own code did not raise the error."""
+    """True if turnrl or a wrapper of Gymnasium raised the error when calling an environment or
+    unpacking its values, and not the environment's own code."""
     last = traceback.extract_tb(error.__traceback__)[-1].filename
     return last == __file__ or "gymnasium" in Path(last).parts
 
 
 def _words(actions: Sequence[str]) -> list[str]:
-    """Words for actions, which may not be words.
+    """Check the words for actions, and return them.
 
     Raises:
-        RecipeError: If they are no list of different texts.
+        RecipeError: If they are not a list of different texts.
     """
     if not isinstance(actions, list | tuple) or not actions:
         raise RecipeError(
@@ -279,14 +280,14 @@ def _make_registered(id: str, **options: Any) -> object:
             "Gymnasium needs the package gymnasium, which is not installed. Run "
             "\"pip install 'turnrl[environments]'\"."
         ) from error
-    # its checker only warns of what is checked here
+    # its checker only warns about faults that are checked here
     return gymnasium.make(id, disable_env_checker=True, **options)
 
 
 def _actions(
     name: str, space: Any, words: Sequence[str] | None
 ) -> tuple[Mapping[str, object], Callable[[Any], object]]:
-    """JSON Schema of the actions of a space, and what makes an action of a JSON value.
+    """JSON Schema of the actions of a space, and a function that makes an action from a JSON value.
 
     Raises:
         RecipeError: If the space has no such actions.
@@ -317,14 +318,14 @@ def _actions(
     if kind == "Box" and space.shape in ((), (1,)):
         low, high = float(space.low.min()), float(space.high.max())
         limits = {"minimum": low, "maximum": high}
-        known = {limit: value for limit, value in limits.items() if abs(value) < 1e30}
+        finite = {limit: value for limit, value in limits.items() if abs(value) < 1e30}
 
         def boxed(value: float) -> object:
             import numpy as np
 
             return np.full(space.shape, value, space.dtype)
 
-        return {"type": "number", **known}, boxed
+        return {"type": "number", **finite}, boxed
     raise RecipeError(
         f"the actions of {name} are a {kind}, and a policy can give a text, a number or one of a "
         "list. Wrap it in an environment of such actions, and name a function that makes it in "

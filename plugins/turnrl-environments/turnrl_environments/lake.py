@@ -20,20 +20,19 @@ _TRIES = 100
 
 
 class Lake:
-    """Gymnasium's FrozenLake, seen in words, with a map, a start and a goal of its own for each
-    seed. For `Environment`.
+    """Gymnasium's FrozenLake in words, for `Environment`. Each seed has its own map, start and
+    goal.
 
-    A step pays how much nearer it comes to the goal: the potential is the length of the shortest
-    safe way, divided by that from the start, so a step back costs what the step forward paid, and
-    the steps of an attempt that reaches the goal pay 1 together. A hole ends the
-    attempt and takes back what its steps had paid, so it never pays to fall. `get_reward` pays 1 at
-    the goal.
+    A step pays for coming nearer to the goal: the potential is the length of the shortest safe way,
+    divided by its length from the start. So a step back costs as much as the step forward paid, and
+    the steps of an attempt that reaches the goal pay 1 together. A hole ends the attempt and takes
+    back all that its steps had paid, so falling never pays. `get_reward` pays 1 at the goal.
 
     Args:
         size: Rows and columns of a map.
-        ice: Share of the places that are no holes.
-        way: The least number of moves from the start to the goal; at most two more are needed.
-        slippery: Whether a move may slip to a side, as in FrozenLake.
+        ice: Share of places without a hole.
+        way: The fewest moves from the start to the goal of any map; a map needs at most two more.
+        slippery: True if a move may slip to a side, as in FrozenLake.
     """
 
     def __init__(
@@ -45,7 +44,7 @@ class Lake:
         within(0.5, 1, "Lake.", self, "ice")
 
     def reset(self, seed: int) -> str:
-        """A new map, and what lies around the start."""
+        """Draw a new map, and describe the surroundings of the start."""
         lake, random_map = _frozen_lake()
         rng = random.Random(seed)
         for _ in range(_TRIES):
@@ -61,22 +60,22 @@ class Lake:
         maps = ["".join(row) for row in self.places]
         self.env = lake(desc=maps, is_slippery=self.slippery)
         self.at: int = self.env.reset(seed=seed)[0]
-        self.whole = self.ways[self.at]
+        self.way_from_start = self.ways[self.at]
         return self._seen()
 
     def step(self, action: Move) -> ToolResult:
         """Move one place: left, down, right or up. Reach the goal, and keep away from holes."""
         before = self.ways[self.at]
-        self.at, _, done, _, _ = self.env.step(list(_MOVES).index(action))
-        after = self.ways.get(self.at, max(before, self.whole))  # else it is a hole
-        return ToolResult(self._seen(), reward=(before - after) / self.whole, done=done)
+        self.at, _, ended, _, _ = self.env.step(list(_MOVES).index(action))
+        after = self.ways.get(self.at, max(before, self.way_from_start))  # a hole has no way
+        return ToolResult(self._seen(), reward=(before - after) / self.way_from_start, done=ended)
 
     def get_reward(self) -> float:
         """1 at the goal, else 0."""
         return float(self.at == self.goal)
 
     def _set_out(self, rng: random.Random) -> bool:
-        """Choose a goal, and a start that is so far from it; False if there is none."""
+        """Choose a goal, and a start at the right distance; False if there is none."""
         for row in self.places:
             row[:] = ["F" if place in "SG" else place for place in row]
         free = [place for place in range(self.size**2) if self._place(place) == "F"]
@@ -102,9 +101,9 @@ class Lake:
         return place + down * self.size + right if inside else None
 
     def _seen(self) -> str:
-        """Where there is neither a hole nor a wall, and how far the goal is, in few words."""
-        if (here := self._place(self.at)) in _ENDS:
-            return f"you are in the {_ENDS[here]}"
+        """The directions without a hole or a wall, and the distance of the goal, in few words."""
+        if (mark := self._place(self.at)) in _ENDS:
+            return f"you are in the {_ENDS[mark]}"
         ways = {move: self._near(self.at, move) for move in _MOVES}
         safe = [move for move, to in ways.items() if to is not None and not self._is_hole(to)]
         (row, column), goal = divmod(self.at, self.size), divmod(self.goal, self.size)
@@ -114,7 +113,7 @@ class Lake:
         return f"ice {', '.join(safe)}; goal {', '.join(ahead)}"
 
     def _ways(self) -> dict[int, int]:
-        """The length of the shortest safe way to the goal, from each place that has one."""
+        """The length of the shortest safe way to the goal, from each place that has a way."""
         ways, reached = {self.goal: 0}, deque([self.goal])
         while reached:
             place = reached.popleft()
@@ -126,7 +125,7 @@ class Lake:
 
 
 def _frozen_lake() -> tuple[Any, Any]:
-    """The environment, and what makes maps. Gymnasium is optional."""
+    """The environment's class, and the function that makes maps. Gymnasium is optional."""
     try:
         from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
     except ImportError as error:

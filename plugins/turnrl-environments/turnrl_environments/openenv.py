@@ -29,10 +29,10 @@ from turnrl_environments.client import Broken, Connection, Full, Refused, import
 from turnrl_environments.world import Episode, World, missing, paid, seed_of, text_of
 
 _MOST_TRIED = 64
-"""So many sessions are opened at most to find out how many a server holds."""
+"""The most sessions opened to find out how many a server holds."""
 _QUICK_RETRIES = 2
 _LOOK_EVERY_S = 0.25
-"""A place at a server that was full is asked for again after this time, and then less often."""
+"""Seconds before a full server is asked for a place again; later the pauses are longer."""
 
 Observe = Callable[[Mapping[str, object]], str]
 
@@ -46,17 +46,17 @@ class OpenEnv(World):
     Args:
         url: The server's address, such as `http://localhost:8000`.
         options: Arguments of every `reset`, such as `{difficulty: hard}`.
-        columns: Columns of the question that `reset` gets besides. It gets the `seed` of the
-            question (`Seeds`) in any case.
-        description: What the policy reads of the tool; by default what the server says of the
-            action.
-        observe: Makes a text of an observation, a dict: a function, or its path. By default the
+        columns: Additional columns of the question for `reset`, which always gets the `seed` of the
+            question (`Seeds`).
+        description: The tool's description for the policy; by default the server's description of
+            the action.
+        observe: Turns an observation, a dict, into a text: a function, or its path. By default the
             policy reads an observation of one text as it is, and any other as JSON.
-        capacity: How many sessions the server can hold at once. By default the run finds out, by
-            opening up to 64 for a moment.
-        step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
-            or to begin, is lost and begins again.
-        wait_s: How long the run waits for a server that is away, or full.
+        capacity: The most sessions that the server can hold at once. By default the run finds out
+            by opening up to 64 for a moment.
+        step_timeout_s: An attempt is lost and begins again if its environment takes longer than
+            this many seconds for a turn or to begin.
+        wait_s: Seconds that the run waits for a server that is away, or full.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class OpenEnv(World):
         self.observe: Observe | None = None
         if observe is not None:
             self.observe = named("OpenEnv.observe", observe)
-        # to open a session may mean to wait for a server that is away, and then for a place
+        # opening a session may wait for a server that is away, and then for a place
         self.timeout_s += 2 * (wait_s + (_QUICK_RETRIES + 2) * step_timeout_s)
         self._quick = Patience(str(self), 0.0, self._absent, _QUICK_RETRIES)
         self._patience = Patience(str(self), wait_s, self._away, _QUICK_RETRIES, setting="wait_s")
@@ -116,26 +116,26 @@ class OpenEnv(World):
         await self._count()
 
     async def _count(self) -> None:
-        """Find out how many sessions the server holds, unless that is known."""
+        """Find out how many sessions the server holds, unless the number is known."""
         tried = 1 if self._counted else _MOST_TRIED
         connections: list[Connection] = []
         try:
             for number in (n for n in (1, 2, 4, 8, 16, 32, 64) if n <= tried):
-                more = (self._tried() for _ in range(number - len(connections)))
-                given = await asyncio.gather(*more, return_exceptions=True)
-                connections += [one for one in given if isinstance(one, Connection)]
-                for one in given:
-                    if isinstance(one, Full):
+                openings = (self._tried() for _ in range(number - len(connections)))
+                results = await asyncio.gather(*openings, return_exceptions=True)
+                connections += [result for result in results if isinstance(result, Connection)]
+                for result in results:
+                    if isinstance(result, Full):
                         if not self._counted:
-                            self.capacity = one.most or max(len(connections), 1)
+                            self.capacity = result.most or max(len(connections), 1)
                         self._counted = True
                         return
-                    if isinstance(one, BaseException):
-                        raise one
+                    if isinstance(result, BaseException):
+                        raise result
             if not self._counted:
                 self.capacity, self._counted = len(connections), True
         finally:
-            await asyncio.gather(*(one.close() for one in connections))
+            await asyncio.gather(*(connection.close() for connection in connections))
 
     async def _tried(self) -> Connection:
         return await self._quick.ask_async(self._connected)
@@ -173,7 +173,7 @@ class OpenEnv(World):
             pause_s = min(1.5 * pause_s, 2.0)
 
     async def _answer(self) -> Connection | Full | TrajectoryLost:
-        """What the server answers: a server that refuses is not away."""
+        """The server's answer: a refusal is an answer too, because the server is not away."""
         try:
             return await self._connected()
         except (Full, TrajectoryLost) as refused:
@@ -225,7 +225,7 @@ class Visit(Episode[OpenEnv]):
 
     async def enter(self) -> str:
         self.connection = await self.world.accepted()
-        self.limit()  # to wait for a server takes nothing of an environment's time
+        self.limit()  # waiting for a server does not count as the environment's time
         shown, _, self.over = await self._asked("reset", self.begins)
         return shown
 
@@ -234,12 +234,12 @@ class Visit(Episode[OpenEnv]):
         return ToolResult(shown, reward=reward, done=done)
 
     async def _asked(self, verb: str, data: Mapping[str, object]) -> tuple[str, float, bool]:
-        """What the policy reads, the reward, and whether the attempt is over.
+        """The text for the policy, the reward, and True if the attempt is over.
 
         Raises:
             PolicyMistake: If the server does not take the action.
-            TrajectoryLost: If it answers with another error, not at all, or too late.
-            ToolError: If it answers with something else.
+            TrajectoryLost: If the server answers with another error, not at all, or too late.
+            ToolError: If the answer breaks the contract.
         """
         assert self.connection is not None
         ask = functools.partial(self._answer, self.connection, verb, data)
@@ -250,9 +250,9 @@ class Visit(Episode[OpenEnv]):
                 f"{self.world} answered to {verb} without an observation. Correct OpenEnv.url, or "
                 "the server."
             )
-        then, own = f"observe, after {verb}", self.world.observe
-        seen = await self.do(then, own, observation) if own else _shown(observation)
-        shown = text_of(self.world, then, seen)
+        step, observe = f"observe, after {verb}", self.world.observe
+        seen = await self.do(step, observe, observation) if observe else _shown(observation)
+        shown = text_of(self.world, step, seen)
         return shown, 0.0 if reward is None else paid(self.world, verb, reward), bool(done)
 
     async def _answer(
@@ -277,11 +277,11 @@ class Visit(Episode[OpenEnv]):
             ) from None
 
     def _mistaken(self, refused: Refused, data: Mapping[str, object]) -> bool:
-        """True if it is the action that the server refuses. It has the same code for whatever else
-        is not valid, such as an observation of the environment."""
+        """True if the server refuses the action itself. It uses the same code for anything else
+        that is not valid, such as an observation of the environment."""
         (spec,) = self.world.specs
-        known = {*spec.parameters["properties"], *data}
-        return refused.code == "VALIDATION_ERROR" and known.issuperset(refused.fields)
+        fields = {*spec.parameters["properties"], *data}
+        return refused.code == "VALIDATION_ERROR" and fields.issuperset(refused.fields)
 
     async def leave(self) -> None:
         if self.connection is not None:
@@ -289,10 +289,10 @@ class Visit(Episode[OpenEnv]):
 
 
 def _check_address(url: object) -> None:
-    """Raise if it is no address of a server, or may hold a secret.
+    """Raise if a URL is no address of a server, or may hold a secret.
 
     Raises:
-        RecipeError: What may be a secret is not shown.
+        RecipeError: Without the part that may be a secret.
     """
     if isinstance(url, str) and re.search("[@?#]", url):
         raise RecipeError(
@@ -325,12 +325,13 @@ def _shown(observation: Mapping[str, object]) -> str:
 
 
 def _parameters(action: Mapping[str, Any]) -> dict[str, object]:
-    """JSON Schema of a call: the action's, without what a policy does not fill in or need."""
+    """JSON Schema of a call: the action's schema, without `metadata`, which a policy does not
+    need."""
     required = [name for name in action.get("required", ()) if name != "metadata"]
     return inlined_schema(
         {
             "type": "object",
-            "properties": {n: one for n, one in action["properties"].items() if n != "metadata"},
+            "properties": {n: p for n, p in action["properties"].items() if n != "metadata"},
             **({"required": required} if required else {}),
             "additionalProperties": False,
             "$defs": action.get("$defs", {}),

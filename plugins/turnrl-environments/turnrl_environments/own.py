@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def close(environment: object) -> object:
-    """Close an environment, if it has a `close`: many have nothing to let go of."""
+    """Close an environment, if it has a `close`: many hold nothing that needs closing."""
     leave = getattr(environment, "close", None)
     return leave() if callable(leave) else None
 
@@ -21,7 +21,7 @@ class OwnEpisode(Episode[W], ForkableToolSession):
     """An episode whose environment is an object of this process.
 
     Attributes:
-        environment: The object; None as long as it is not made.
+        environment: The object; None until it is made.
     """
 
     environment: Any = None
@@ -31,15 +31,15 @@ class OwnEpisode(Episode[W], ForkableToolSession):
         return close(self.environment)
 
     async def fork(self) -> Self:
-        """An episode with an environment of its own, in the same state.
+        """A new episode with a copy of the environment, in the same state.
 
         Raises:
-            TrajectoryLost: If to copy the environment takes too long.
+            TrajectoryLost: If copying the environment takes too long.
             ToolError: If it cannot be copied.
         """
         self.limit()
         branch = copy.copy(self)
-        branch.environment, branch._last = None, None
+        branch.environment, branch._work = None, None
         branch.random = self.random and self.random.copied()
 
         def copied() -> None:
@@ -48,8 +48,8 @@ class OwnEpisode(Episode[W], ForkableToolSession):
         try:
             await self.do("copy", copied)
         except BaseException:
-            self.lost, branch._last = True, self._last
-            await branch._left()
+            self.lost, branch._work = True, self._work
+            await branch._leave_quietly()
             raise
         return branch
 

@@ -1,4 +1,4 @@
-"""Rewards for environments: what steps pay, and what other endings cost."""
+"""Rewards for environments: pay for steps, and costs of turns and endings without them."""
 
 from __future__ import annotations
 
@@ -18,33 +18,34 @@ from turnrl_environments.world import STEP
 
 
 def steps_of(turn: Turn) -> int:
-    """Number of successful steps of a turn in the environment. Calls of other tools are none."""
+    """The number of successful steps in the environment in a turn. Calls of other tools do not
+    count."""
     return sum(result.ok and STEP in result.metadata for result in turn.results)
 
 
 def ended(trajectory: Trajectory) -> bool:
-    """True if the environment ended the attempt, and not for want of time."""
+    """True if the environment ended the attempt, but not because its time was up."""
     return bool(trajectory.figures.get("ended"))
 
 
 @final
 class EnvironmentReward(TurnReward):
-    """r_k = weight x what the environment paid for turn k
+    """r_k = weight x the environment's reward for turn k
     - idle, if no step of turn k in the environment succeeded
     - unfinished, in the last turn of an attempt that the environment did not end.
 
-    The weighted part is the environment's own reward, so it changes which policy is best exactly as
-    the environment means it to. The two prices close the ways out that a policy finds wherever
-    steps cost something: to take turns without a step, or to end the attempt itself, by an answer
-    or by a turn that is too long. Neither is potential-based. Let `idle` be at least what the
-    dearest step costs, and `unfinished` more than all the steps of an attempt cost together.
+    The weighted part is the environment's own reward, so it changes the best policy exactly as the
+    environment means it to. The two prices close the ways out that a policy finds wherever steps
+    cost something: it takes turns without a step, or it ends the attempt itself, by an answer or by
+    a turn that is too long. Neither price is potential-based. Set `idle` to at least the cost of
+    the dearest step, and `unfinished` to more than all steps of an attempt cost together.
 
     Args:
         weight: Factor of the environment's reward.
         idle: Reward lost by a turn without a successful step in the environment; a call of another
-            tool is none.
+            tool does not count as a step.
         unfinished: Reward lost by an attempt that the environment does not end, or truncates.
-        last_step: Whether the step with which the environment ends the attempt pays for its turn.
+        last_step: True if the step with which the environment ends the attempt pays for its turn.
             False leaves it to `EnvironmentOutcome` with `of: last_step`.
     """
 
@@ -75,9 +76,9 @@ class EnvironmentReward(TurnReward):
 class StepCost(TurnReward):
     """r_k = -weight x successful steps of turn k in the environment, in units of reward.
 
-    A price of time, which the best policy keeps low. It is a cost to estimators that treat costs
-    apart; what the environment itself takes for a step is not, because `EnvironmentReward` pays
-    both in one sum. Not potential-based.
+    A price of time, which the best policy keeps low. Estimators that treat costs apart see it as a
+    cost. They do not see the environment's own price of a step as one, because `EnvironmentReward`
+    pays it within one sum. Not potential-based.
 
     Args:
         weight: Reward lost for each step.
@@ -96,16 +97,16 @@ class StepCost(TurnReward):
 
 @final
 class EnvironmentOutcome(OutcomeReward):
-    """R = weight x what the environment pays for the attempt: its `get_reward()`, or its last step.
+    """R = weight x the environment's reward for the attempt: its `get_reward()`, or its last step.
 
     Args:
         weight: Factor of the environment's reward.
-        of: `get_reward` for what the environment's method of that name gives at the end; or
+        of: `get_reward` for the result of the environment's method of that name at the end; or
             `last_step` for the reward of the turn with which the environment ended the attempt, 0
             if it did not. `EnvironmentReward` then needs `last_step: false`, or that turn is paid
             twice.
-        right_at: The least that it gives to a right attempt, weight included; None if it does not
-            say which attempts are right.
+        right_at: The least reward of a right attempt, weight included; None if the reward does not
+            define which attempts are right.
     """
 
     def __init__(

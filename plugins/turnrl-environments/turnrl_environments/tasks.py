@@ -12,13 +12,13 @@ _FIRST = {"train": 0, "val": 1_000_000_000}
 
 @final
 class Seeds(QuestionSource):
-    """Tasks without a data file: a question for each seed, which an environment begins with. No
-    seed of `train` is one of `val`, whatever the counts.
+    """Tasks without a data file: a question for each seed, with which an environment begins.
+    `train` and `val` share no seed, whatever the counts.
 
     Args:
         count: Seeds to train on: 0, 1, 2, ...
         val_count: Seeds to evaluate with, from 1,000,000,000 on.
-        text: What the policy reads above the first observation, in every task.
+        text: The text that the policy reads above the first observation, in every task.
     """
 
     needs_answers = False

@@ -1,4 +1,4 @@
-"""The warning that no attempt ends by its environment."""
+"""The warning that environments end no attempt."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from turnrl_environments.world import World
 _logger = logging.getLogger(__name__)
 
 _IN_A_ROW = 3
-"""Iterations in a row without such an ending, if the first one has it."""
+"""Iterations in a row in which environments end no attempt, if the first iteration has an end."""
 _WHY = {
     "tool": "ran out of time",
     "turns": "used all {turns} turns",
@@ -27,8 +27,8 @@ _WHY = {
 
 
 class Endings(L.Callback):
-    """Warn once if no attempt of an iteration ends by the environment: of the first iteration, or
-    of three in a row later."""
+    """Warn once if environments end no attempt: in the first iteration, or in three in a row
+    later."""
 
     def __init__(self) -> None:
         self._missed, self._warned = 0, False
@@ -37,7 +37,7 @@ class Endings(L.Callback):
         self._missed, self._warned = 0, False
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Look at the attempts of this process."""
+        """Examine the attempts of this process."""
         worlds = [tool for tool in pl_module.rollout.toolsets if isinstance(tool, World)]
         experience = pl_module.experience  # none in a run that resumes
         if not worlds or experience is None or self._warned:
@@ -52,11 +52,11 @@ class Endings(L.Callback):
 
 
 def escapes(trajectories: Sequence[Trajectory], iteration: int, max_turns: int) -> str:
-    """The warning about an iteration whose attempts the environment never ended; empty for any
-    other.
+    """The warning about an iteration in which environments ended no attempt; empty if they ended
+    one.
 
     Args:
-        trajectories: What its attempts did.
+        trajectories: The iteration's attempts.
         iteration: Its number.
         max_turns: The most turns of an attempt.
     """

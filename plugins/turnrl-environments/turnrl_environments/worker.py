@@ -1,7 +1,6 @@
-"""The thread that environments which are not thread-safe live in, and random numbers of an
-attempt's own.
+"""The thread for environments that are not thread-safe, and each attempt's own random numbers.
 
-Some environments hold what only the thread that made it may use. Some seed `random` and
+Some environments hold objects that only the thread that made them may use. Some seed `random` and
 `numpy.random` at `reset` and draw from them: attempts side by side would then draw from each
 other's numbers, and the attempts of a group would not even begin in the same state.
 """
@@ -24,7 +23,7 @@ from turnrl import ToolError, settle
 T = TypeVar("T")
 
 _HANGS = 2.0
-"""A call that takes longer than this many times its limit hangs, and nobody waits for it to end."""
+"""A call that takes longer than this many times its limit hangs; then nobody waits for it."""
 
 
 @final
@@ -32,7 +31,7 @@ class OwnRandom:
     """Random numbers of one attempt.
 
     Args:
-        seed: What they begin with, until the environment seeds them: below 2**32.
+        seed: Their seed until the environment seeds them: below 2**32.
     """
 
     def __init__(self, seed: int) -> None:
@@ -42,11 +41,11 @@ class OwnRandom:
         self._numpy: Any = np.random.RandomState(seed).get_state()
 
     def copied(self) -> OwnRandom:
-        """The same numbers, which go their own way from here."""
+        """A copy in the same state, which is independent from here on."""
         return copy.copy(self)  # states are never changed
 
     def lend(self, call: Call[T]) -> T:
-        """Run a call that draws from them, in place of the process's."""
+        """Run a call that draws from these numbers instead of the process's own."""
         import numpy as np
 
         python, numpy = random.getstate(), np.random.get_state()
@@ -56,35 +55,36 @@ class OwnRandom:
             return call.function()
         finally:
             self._python, self._numpy = random.getstate(), np.random.get_state()
-            if not call.late:  # else others have drawn in the meantime, and would draw the same
+            if not call.late:  # else others drew meanwhile, and would draw the same again
                 random.setstate(python)
                 np.random.set_state(numpy)
 
 
 @final
 class Call(Generic[T]):
-    """A call on the worker of this process, which runs it after those that came before it.
+    """A call on the worker of this process, which runs it after all earlier calls.
 
     Args:
-        what: What is called, for messages.
+        label: Its name in messages.
         limit_s: The most seconds that it may take.
-        own: The random numbers that it draws from.
-        function: What is called.
+        random_numbers: The random numbers that it draws from.
+        function: The function to call.
     Attributes:
-        late: Whether nobody waits for it any more though it has begun.
+        late: True if it has begun, but nobody waits for it any more.
     """
 
     def __init__(
-        self, what: str, limit_s: float, own: OwnRandom, function: Callable[[], T]
+        self, label: str, limit_s: float, random_numbers: OwnRandom, function: Callable[[], T]
     ) -> None:
-        self.what, self.limit_s, self.own, self.function = what, limit_s, own, function
+        self.label, self.limit_s, self.function = label, limit_s, function
+        self.random_numbers = random_numbers
         self.late, self._since = False, 0.0
         self._begun: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._done: concurrent.futures.Future[T] = concurrent.futures.Future()
         _WORKER.add(self)
 
     async def begins(self) -> None:
-        """Wait until it begins.
+        """Wait until the call begins.
 
         Raises:
             ToolError: If a call before it hangs.
@@ -94,12 +94,12 @@ class Call(Generic[T]):
             await asyncio.wait([begun], timeout=self._left_s())
 
     async def result(self) -> T:
-        """What the function returns, or what that gives if it is awaitable."""
-        given: Any = await asyncio.wrap_future(self._done)
-        return cast(T, await given if isinstance(given, Awaitable) else given)
+        """The function's result; if that is awaitable, the result of awaiting it."""
+        result: Any = await asyncio.wrap_future(self._done)
+        return cast(T, await result if isinstance(result, Awaitable) else result)
 
     def result_here(self) -> T:
-        """What the function returns, while the calling thread waits.
+        """The function's result. The calling thread waits for it.
 
         Raises:
             ToolError: If a call before it hangs.
@@ -112,34 +112,34 @@ class Call(Generic[T]):
             self.leave(drop=True)
 
     def leave(self, drop: bool) -> None:
-        """Wait for it no longer, and `drop` it unless it has begun."""
+        """Stop waiting for the call, and if `drop`, drop it unless it has begun."""
         self.late = self._done.running()
         if drop:
             self._done.cancel()
 
     def run(self) -> None:
-        """Run it, unless it was dropped. Only the worker does."""
+        """Run the call unless it was dropped. Only the worker calls this."""
         self._since = time.monotonic()
         if self._done.set_running_or_notify_cancel():
             self._begun.set_result(None)
-            settle(self._done, self.own.lend, self)
+            settle(self._done, self.random_numbers.lend, self)
 
     def _left_s(self) -> float:
-        """Seconds until the call that runs counts as hanging.
+        """Seconds until the running call counts as hanging.
 
         Raises:
-            ToolError: If it does now.
+            ToolError: If it hangs already.
         """
-        now = _WORKER.call
-        if now is None or now is self or not now._done.running():
-            return 0.01  # one is about to begin
-        took_s = time.monotonic() - now._since
-        if (left_s := _HANGS * now.limit_s - took_s) > 0:
+        running = _WORKER.call
+        if running is None or running is self or not running._done.running():
+            return 0.01  # a call is about to begin
+        took_s = time.monotonic() - running._since
+        if (left_s := _HANGS * running.limit_s - took_s) > 0:
             return left_s
         raise ToolError(
-            f"{now.what} has not ended for {took_s:.3g} s, and with thread_safe: false nothing "
-            f"else is called before it ends, so {self.what} cannot begin. Find out why it hangs, "
-            "or raise step_timeout_s."
+            f"{running.label} has not ended for {took_s:.3g} s, and with thread_safe: false "
+            f"nothing else is called before it ends, so {self.label} cannot begin. Find out why it "
+            "hangs, or raise step_timeout_s."
         )
 
 
@@ -148,14 +148,14 @@ class _Worker:
     """A daemon thread that runs calls in their order.
 
     Attributes:
-        call: The one that runs.
+        call: The running call, if any.
     """
 
     def __init__(self) -> None:
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """Forget the thread and its calls: a forked process has no other thread than its own."""
+        """Forget the thread and its calls, because a forked process does not have the thread."""
         self.call: Call[object] | None = None
         self._calls: queue.SimpleQueue[Call[object]] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -176,7 +176,7 @@ class _Worker:
         while True:
             self.call = self._calls.get()
             self.call.run()
-            self.call = None  # else it would keep what it holds until the next one comes
+            self.call = None  # else its objects would live until the next call comes
 
 
 _WORKER = _Worker()

@@ -1,9 +1,9 @@
-"""What all environments share: a world of all attempts of a run, with an episode for each of them,
-and what happens when an environment breaks.
+"""The part that all environments share: a world for all attempts of a run, with an episode for each
+attempt, and the handling of faults.
 
-What goes wrong in one episode loses that attempt alone, which begins again (`TrajectoryLost`); a
-broken contract, such as a text in the place of a reward, stops the run (`ToolError`), because every
-attempt has it.
+A fault in one episode loses only its attempt, which begins again (`TrajectoryLost`). A broken
+contract, such as a text in place of a reward, stops the run (`ToolError`), because every attempt
+would meet it.
 """
 
 from __future__ import annotations
@@ -40,15 +40,16 @@ T = TypeVar("T")
 W = TypeVar("W", bound="World")
 
 _MARGIN_S = 30.0
-"""How much longer than `step_timeout_s` a whole batch may take; an episode never does."""
+"""Seconds that a whole batch may take longer than `step_timeout_s`; an episode may not."""
 _IN_LINE_S = 86_400.0
-"""A batch of calls that take turns may wait for many others, each within limits of its own."""
+"""Limit of a batch whose calls run one after another: they may wait for many others, and each has
+its own limit."""
 _STOP_S = 5.0
-"""How long the end of a run waits for environments that answer too late, to close them."""
+"""Seconds that the end of a run waits for late environments, to close them."""
 TRUNCATED = "truncated"
 """Key of a result's metadata: the environment ended the attempt because its time was up."""
 FIGURES = ("steps", "earned", "ended", "truncated", "outcome")
-"""What an attempt keeps of its episode."""
+"""The figures that an attempt keeps of its episode."""
 STEP = "environment_step"
 """Key of a result's metadata: the number of the step, from 1. Only an environment's results have
 it."""
@@ -67,11 +68,11 @@ class World(Stateful, Toolset, ABC):
     """Environments with an episode for each attempt.
 
     Args:
-        name: What messages call it.
-        capacity: How many attempts it can serve at once; None for any number.
-        step_timeout_s: An attempt whose environment takes longer than this many seconds for a turn,
-            or to begin, or to close, is lost.
-        thread_safe: Whether episodes side by side do not disturb each other.
+        name: Its name in messages.
+        capacity: The most attempts that it can serve at once; None for any number.
+        step_timeout_s: An attempt is lost if its environment takes longer than this many seconds
+            for a turn, to begin or to close.
+        thread_safe: True if episodes side by side do not disturb each other.
     """
 
     acts = interruptible = True
@@ -96,7 +97,7 @@ class World(Stateful, Toolset, ABC):
         """An episode that has not begun.
 
         Raises:
-            DataError: If the question lacks what it begins with.
+            DataError: If the question lacks a column that the episode begins with.
         """
 
     async def open(self, question: Question) -> Episode[Any]:
@@ -104,28 +105,28 @@ class World(Stateful, Toolset, ABC):
 
         Raises:
             TrajectoryLost: If the environment raises, or takes too long.
-            ToolError: If it does not keep its contract.
+            ToolError: If it breaks its contract.
         """
         episode = self.episode(question)
         await episode.begin()
         return episode
 
     async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
-        """The episodes' steps: those of an episode in order, and episodes side by side."""
-        of: dict[int, list[int]] = {}
+        """Take the episodes' steps: in order within an episode, and episodes side by side."""
+        by_episode: dict[int, list[int]] = {}
         for place, call in enumerate(calls):
-            of.setdefault(id(call.session), []).append(place)
-        some = [[calls[place] for place in places] for places in of.values()]
-        done = await asyncio.gather(*map(self._steps, some))
+            by_episode.setdefault(id(call.session), []).append(place)
+        batches = [[calls[place] for place in places] for places in by_episode.values()]
+        answers = await asyncio.gather(*map(self._steps, batches))
         results = {
             place: result
-            for places, theirs in zip(of.values(), done, strict=True)
-            for place, result in zip(places, theirs, strict=True)
+            for places, of_episode in zip(by_episode.values(), answers, strict=True)
+            for place, result in zip(places, of_episode, strict=True)
         }
         return [results[place] for place in range(len(calls))]
 
     async def _steps(self, calls: Sequence[ToolCall]) -> list[ToolResult | TrajectoryLost]:
-        """Steps of one episode, within one limit."""
+        """Take the steps of one episode, within one time limit."""
         episode = calls[0].session
         assert isinstance(episode, Episode)
         results: list[ToolResult | TrajectoryLost] = []
@@ -139,26 +140,26 @@ class World(Stateful, Toolset, ABC):
         return results
 
     async def stop(self) -> None:
-        """Wait a little for environments that answer too late, which are then closed."""
+        """Wait a little for late environments, so that they can be closed."""
         if self.under_way:
             await asyncio.wait(self.under_way, timeout=_STOP_S)
 
 
 class Episode(ToolSession, ABC, Generic[W]):
-    """One attempt in an environment. An environment's own code is called one thing at a time, and
-    never beside a call that has not ended, even if nobody waits for that one any more: an
-    environment that hangs is left to itself, and closed when the late call is done.
+    """One attempt in an environment. Calls of an environment's own code run one at a time, never
+    beside a call that has not ended, even if nobody waits for that call any more: an environment
+    that hangs is left alone, and closed when the late call ends.
 
     Args:
-        world: What it is an episode of.
+        world: The world of the episode.
         question: The question of the attempt.
     Attributes:
-        steps: Steps so far.
-        earned: What they paid.
-        over: Whether the environment has ended it, or truncated it.
-        truncated: Whether the environment ended it because its time was up.
-        lost: Whether the environment broke, so that nothing more is asked of it.
-        random: Its own random numbers, with which calls run on the worker; None if the world is
+        steps: Number of steps so far.
+        earned: Sum of their rewards.
+        over: True if the environment has ended or truncated the attempt.
+        truncated: True if the environment ended it because its time was up.
+        lost: True if the environment broke, so that it is not used any more.
+        random: Its own random numbers, for calls on the worker; None if the world is
             thread-safe.
     """
 
@@ -170,13 +171,13 @@ class Episode(ToolSession, ABC, Generic[W]):
         if not world.thread_safe:
             self.random = OwnRandom(zlib.crc32(f"{seed_of(question)}".encode()))
         self._until = 0.0
-        self._last: asyncio.Task[object] | None = None
+        self._work: asyncio.Task[object] | None = None
 
-    # ------------------------------------------------------------------ what an environment does
+    # ------------------------------------------------------------------ an environment's own part
 
     @abstractmethod
     async def enter(self) -> str:
-        """Begin. What an environment's own code does stands in `do`.
+        """Begin. Calls of an environment's own code go through `do`.
 
         Returns:
             The first observation, which the policy reads below the question.
@@ -184,15 +185,15 @@ class Episode(ToolSession, ABC, Generic[W]):
 
     @abstractmethod
     async def act(self, call: ToolCall) -> ToolResult:
-        """What the environment makes of a call."""
+        """The environment's result of a call."""
 
     @abstractmethod
     def leave(self) -> object:
-        """Give back what the environment holds, if it holds anything. It is called as `do` calls
-        code: in a thread, or on the event loop if it is a coroutine's."""
+        """Release everything that the environment holds. `do` calls it, in a thread, or on the
+        event loop if it is a coroutine."""
 
     async def outcome(self) -> float | None:
-        """What the environment pays for the attempt as a whole; None if it says nothing."""
+        """The environment's reward for the attempt as a whole; None if it gives none."""
         return None
 
     # ------------------------------------------------------------------ its life
@@ -202,13 +203,13 @@ class Episode(ToolSession, ABC, Generic[W]):
 
         Raises:
             TrajectoryLost: If the environment raises, or takes too long.
-            ToolError: If it does not keep its contract.
+            ToolError: If it breaks its contract.
         """
         self.limit()
         try:
             self.prompt = await self.enter()
         except BaseException:
-            await self._left()
+            await self._leave_quietly()
             raise
 
     async def step(self, call: ToolCall) -> ToolResult:
@@ -216,7 +217,7 @@ class Episode(ToolSession, ABC, Generic[W]):
 
         Raises:
             TrajectoryLost: If the environment raises, or takes too long.
-            ToolError: If it does not keep its contract.
+            ToolError: If it breaks its contract.
         """
         if self.over:
             return ToolResult(OVER, ok=False, done=True)
@@ -234,21 +235,21 @@ class Episode(ToolSession, ABC, Generic[W]):
         """Leave the environment.
 
         Returns:
-            `steps`, the number of steps; `earned`, what they paid; `ended`, 1 if the environment
-            ended the attempt; `truncated`, 1 if it did because its time was up, and `ended` is 0
-            then; and `outcome`, if it pays for the attempt as a whole.
+            `steps`, the number of steps; `earned`, the sum of their rewards; `ended`, 1 if the
+            environment ended the attempt; `truncated`, 1 if it ended it because its time was up,
+            and then `ended` is 0; and `outcome`, if it pays for the attempt as a whole.
         Raises:
             TrajectoryLost: If the environment raises, or takes too long.
         """
         self.limit()
         paid: float | None = None
         if self.lost or self._hangs:
-            await self._left()
+            await self._leave_quietly()
         else:
             try:
                 paid = await self.outcome()
             except BaseException:
-                await self._left()
+                await self._leave_quietly()
                 raise
             await self.do("close", self.leave)
         figures = {
@@ -262,30 +263,30 @@ class Episode(ToolSession, ABC, Generic[W]):
     # ------------------------------------------------------------------ its time
 
     def limit(self) -> None:
-        """Begin to count `step_timeout_s`, which the calls until the next `limit` share."""
+        """Start the clock of `step_timeout_s`, which all calls until the next `limit` share."""
         self._until = asyncio.get_running_loop().time() + self.world.step_timeout_s
 
     async def do(
         self, verb: str, function: Callable[..., T | Awaitable[T]], *arguments: object
     ) -> T:
-        """Run an environment's own code: what blocks in a thread, and coroutines on the event loop.
+        """Run an environment's own code: blocking code in a thread, coroutines on the event loop.
 
         Args:
-            verb: What is done, for messages.
-            function: Its code.
-            arguments: What it is called with.
+            verb: The operation, for messages.
+            function: The code.
+            arguments: Its arguments.
         Raises:
-            TrajectoryLost: If it raises, or if the time is up. What leaves the environment is begun
-                even then, and is not stopped.
-            PolicyMistake: If it raises that.
-            ToolError: If it is to run on the worker, where a call before it hangs.
+            TrajectoryLost: If the code raises, or the time is up. Even then `leave` is started, and
+                it is not stopped.
+            PolicyMistake: If the code raises it.
+            ToolError: If the code has to run on the worker, and an earlier call hangs there.
         """
-        what, loop = f"{self.world} in {verb}", asyncio.get_running_loop()
+        label, loop = f"{self.world} in {verb}", asyncio.get_running_loop()
         left_s, leaves = self._until - loop.time(), function == self.leave
         if left_s > 0 or leaves:
-            work, call = self._begun(what, function, *arguments)
+            work, call = self._start_work(label, function, *arguments)
             try:
-                if call is not None:  # to wait for others takes nothing of an environment's time
+                if call is not None:  # waiting for others does not count as the environment's time
                     joined = loop.time()
                     await call.begins()
                     self._until += loop.time() - joined
@@ -299,57 +300,58 @@ class Episode(ToolSession, ABC, Generic[W]):
             if not late:
                 advice = _ADVICE_ON_RESET if verb == "reset" else _ADVICE
                 if work.cancelled():
-                    raise TrajectoryLost(f"{what} was cancelled from within. {advice}")
+                    raise TrajectoryLost(f"{label} was cancelled from within. {advice}")
                 if isinstance(mistake := work.exception(), PolicyMistake):
                     raise mistake
-                with blaming(TrajectoryLost, what, advice):
+                with blaming(TrajectoryLost, label, advice):
                     return cast(T, work.result())
         raise TrajectoryLost(
-            f"{what} took longer than step_timeout_s = {self.world.step_timeout_s:g}. Raise it, or "
-            "find out why the environment hangs."
+            f"{label} took longer than step_timeout_s = {self.world.step_timeout_s:g}. Raise it, "
+            "or find out why the environment hangs."
         )
 
-    def _begun(
-        self, what: str, function: Callable[..., object], *arguments: object
+    def _start_work(
+        self, label: str, function: Callable[..., object], *arguments: object
     ) -> tuple[asyncio.Task[object], Call[object] | None]:
-        """Code that runs once the call before it has ended; and its call, if the worker runs it."""
-        before, call = self._last, None
+        """Start code that runs once the call before it has ended; return its task, and its call if
+        the worker runs it."""
+        before, call = self._work, None
         if self.random is not None and not asyncio.iscoroutinefunction(function):
-            given = functools.partial(function, *arguments)
-            call = Call(what, self.world.step_timeout_s, self.random, given)
+            bound = functools.partial(function, *arguments)
+            call = Call(label, self.world.step_timeout_s, self.random, bound)
 
         async def work() -> object:
             if before is not None and not before.done():
                 await asyncio.wait([before])
             return await (result_of(function, *arguments) if call is None else call.result())
 
-        self._last = asyncio.create_task(work())
-        self.world.under_way.add(self._last)
-        self._last.add_done_callback(self._done)
-        return self._last, call
+        self._work = asyncio.create_task(work())
+        self.world.under_way.add(self._work)
+        self._work.add_done_callback(self._forget_work)
+        return self._work, call
 
-    def _done(self, work: asyncio.Task[object]) -> None:
+    def _forget_work(self, work: asyncio.Task[object]) -> None:
         self.world.under_way.discard(work)
         if not work.cancelled():
-            work.exception()  # else asyncio would report one that nobody waits for
+            work.exception()  # else asyncio reports an exception that nobody waits for
 
     @property
     def _hangs(self) -> bool:
-        """True while a call has not ended that nobody waits for."""
-        return self._last is not None and not self._last.done()
+        """True while a call runs that nobody waits for."""
+        return self._work is not None and not self._work.done()
 
-    async def _left(self) -> None:
-        """Leave because something else failed, whose error is the one to see. If a call has not
-        ended, the environment is left when it has, and nobody waits for that."""
+    async def _leave_quietly(self) -> None:
+        """Leave the environment after another failure, whose error is the one to show. If a call
+        has not ended, `leave` runs after it, and nobody waits."""
         if self._hangs:
-            self._begun(f"{self.world} in close", self.leave)
+            self._start_work(f"{self.world} in close", self.leave)
         else:
             with contextlib.suppress(Exception):
                 await self.do("close", self.leave)
 
 
 def seed_of(question: Question) -> object:
-    """The seed of a question: its column `seed`, or a number made of its id."""
+    """The seed of a question: its column `seed`, or a number computed from its id."""
     return question.metadata.get("seed", zlib.crc32(question.id.encode()))
 
 
@@ -357,7 +359,7 @@ def paid(world: World, verb: str, reward: Any) -> float:
     """A reward as a number.
 
     Raises:
-        ToolError: If it is none.
+        ToolError: If it is not a finite number.
     """
     if not is_finite(reward):
         raise ToolError(
@@ -368,10 +370,10 @@ def paid(world: World, verb: str, reward: Any) -> float:
 
 
 def text_of(world: World, verb: str, observation: object) -> str:
-    """An observation that has to be a text.
+    """Check that an observation is a text, and return it.
 
     Raises:
-        ToolError: If it is none.
+        ToolError: If it is not a text.
     """
     if not isinstance(observation, str):
         raise ToolError(
@@ -382,7 +384,7 @@ def text_of(world: World, verb: str, observation: object) -> str:
 
 
 def missing(world: World, columns: str, question: Question) -> DataError:
-    """The error about data that lack what an environment begins with."""
+    """The error about a question that lacks columns that an environment begins with."""
     has = ", ".join(map(str, question.columns))
     return DataError(
         f"{world} needs {columns} to begin, and question {question.id!r} does not say it (its "
