@@ -5,7 +5,7 @@
     STARTER         folder of the starter policy for both; warmup.py makes it, and figures.py
                     measures it before any reinforcement learning
 
-Importing this loads neither torch nor transformers.
+Importing this package loads no torch and no transformers.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
     python -m turnrl_atlas.figures [POLICY] [--questions 200] [--samples 4]
 
-The policy is the starter's unless one is named. Prints the tables of the README: what it does on
-famous and on held-out places in both forms, its skills, and its calls of tools that do not exist.
+Prints the README's tables about a policy, by default the starter policy: its behaviour on famous
+and held-out places in both forms, its skills, and its calls of tools that do not exist.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Measured:
             "sampled: calls": len(called) / len(sampled),
             "calls, then exact match": _right(called),
             "calls, and finds every page needed": _share(
-                _found(t) >= {*t.question.metadata["supporting_ids"]} for t in called
+                _pages_read(t) >= {*t.question.metadata["supporting_ids"]} for t in called
             ),
             "calls that execute": _share(r.ok for t in called for r in t.results),
             "turns of right form": _share(
@@ -81,7 +81,7 @@ class Measured:
         }
 
     def skills(self, form: Form) -> dict[str, float]:
-        """The policy's continuations of given beginnings of turns, on held-out places."""
+        """How often the policy continues a begun turn rightly, on held-out places."""
         held_out = [place for place in places() if place.split == "val"]
         rng = random.Random(0)
         begun, read, pointed, calls, values = [], [], [], [], []
@@ -98,9 +98,9 @@ class Measured:
             pointed.append((history, form.thinking(f"It gives the {fact}.")))
             values.append(f"<answer> {place.facts[fact]}</answer>")
         return {
-            "begun on a search, asks the right query": self._says(begun, calls),
-            "given the right page, answers rightly": self._says(read, values),
-            "and pointed to the sentence": self._says(pointed, values),
+            "begun on a search, asks the right query": self._share_with(begun, calls),
+            "given the right page, answers rightly": self._share_with(read, values),
+            "and pointed to the sentence": self._share_with(pointed, values),
         }
 
     def tools(self, form: Form) -> dict[str, float]:
@@ -109,11 +109,11 @@ class Measured:
         tasks = [drawn_task(rng) for _ in range(self.questions)]
         traces = [form.trace(task.text, task.tools) for task in tasks]
         opened = [(self.chat.prompt(trace.prompt, trace.tools), "") for trace in traces]
-        turns = self._complete([one for one in opened for _ in range(self.samples)], 1.0)
+        turns = self._complete([turn for turn in opened for _ in range(self.samples)], 1.0)
         calls = []
         for k, turn in enumerate(turns):
-            made = form.segmenter.read(turn, 0, False).calls[:1]
-            calls += [(call, tasks[k // self.samples]) for call in made]
+            first = form.segmenter.read(turn, 0, False).calls[:1]
+            calls += [(call, tasks[k // self.samples]) for call in first]
         right = [(call, task) for call, task in calls if call.name == task.tool.name]
         return {
             "calls": len(calls) / len(turns),
@@ -130,7 +130,9 @@ class Measured:
             ),
         }
 
-    def _says(self, begun: Sequence[tuple[Sequence[int], str]], wanted: Sequence[str]) -> float:
+    def _share_with(
+        self, begun: Sequence[tuple[Sequence[int], str]], wanted: Sequence[str]
+    ) -> float:
         texts = self._complete(begun, 0.0)
         return _share(want in text for text, want in zip(texts, wanted, strict=True))
 
@@ -151,12 +153,12 @@ class Measured:
             session.close()
             return self.chat.text(completion.token_ids)
 
-        async def every() -> list[str]:
-            every = await asyncio.gather(*(complete(k, *one) for k, one in enumerate(begun)))
+        async def complete_all() -> list[str]:
+            texts = await asyncio.gather(*(complete(k, *turn) for k, turn in enumerate(begun)))
             await self.engine.drain()
-            return every
+            return texts
 
-        return asyncio.run(every())
+        return asyncio.run(complete_all())
 
 
 def _right(trajectories: Iterable[Trajectory]) -> float:
@@ -167,13 +169,14 @@ def _at_once(trajectory: Trajectory) -> bool:
     return trajectory.turns[0].reading.answer is not None
 
 
-def _found(trajectory: Trajectory) -> set[str]:
+def _pages_read(trajectory: Trajectory) -> set[str]:
     return {id for r in trajectory.results for id in r.passage_ids or ()}
 
 
-def _share(ones: Iterable[bool]) -> float:
-    some = [*map(float, ones)]
-    return mean(some) if some else 0.0
+def _share(outcomes: Iterable[bool]) -> float:
+    """The share of True; 0 of nothing."""
+    values = [*map(float, outcomes)]
+    return mean(values) if values else 0.0
 
 
 def _table(columns: Mapping[str, Mapping[str, float]]) -> str:
@@ -189,8 +192,8 @@ def main() -> None:
     parser.add_argument("policy", nargs="?", default="package://turnrl_atlas/starter")
     parser.add_argument("--questions", type=int, default=200)
     parser.add_argument("--samples", type=int, default=4)
-    asked = parser.parse_args()
-    it = Measured(Policy(asked.policy), asked.questions, asked.samples)
+    args = parser.parse_args()
+    measured = Measured(Policy(args.policy), args.questions, args.samples)
     rows = (
         ("TwoTurn", TWO_TURN, Atlas()),
         ("ReAct", REACT, Atlas()),
@@ -198,13 +201,13 @@ def main() -> None:
     )
     splits = ("famous", "val")
     acting = {
-        f"{name}, {split}": it.acting(form, source, split)
+        f"{name}, {split}": measured.acting(form, source, split)
         for name, form, source in rows
         for split in splits
     }
     forms = {"TwoTurn": TWO_TURN, "ReAct": REACT}
     print(_table(acting))
-    for take in (it.skills, it.tools):
+    for take in (measured.skills, measured.tools):
         print(f"\n{_table({name: take(form) for name, form in forms.items()})}")
 
 

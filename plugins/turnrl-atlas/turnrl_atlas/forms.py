@@ -3,7 +3,7 @@
     TwoTurn   system: Tools: [search(query)]           <reasoning> <tool> {"name", "args"} <result>
     ReAct     system: <tools>[search(query)]</tools>   <think> <tool_call> {"name", "arguments"}
 
-The system message shows the policy which one to use. It lists tools with the names of their
+The system message shows the policy which form to use. It lists tools with the names of their
 arguments, without descriptions.
 """
 
@@ -122,9 +122,9 @@ class Form:
         )
         text = f"{self.thinking('?')}<{self.action}>{call}</{self.action}>"
         (reading,) = self.segmenter.read(text, 0, False).calls
-        there = ", ".join(tool.name for tool in tools)
+        names = ", ".join(tool.name for tool in tools)
         message = reading.error or (
-            f"no tool 'find'; there is {there}"
+            f"no tool 'find'; there is {names}"
             if reading.name == "find"
             else f"bad arguments: {argument!r} is a required property"
         )
@@ -147,13 +147,13 @@ def markup() -> list[str]:
 
 
 def encode(chat: ChatFormat, trace: Trace) -> tuple[list[int], list[bool]]:
-    """Token ids of a trace, made as in a rollout, and whether each is the assistant's."""
+    """Token ids of a trace, made as in a rollout, and for each id True if it is the assistant's."""
     ids = list(chat.prompt(trace.prompt, trace.tools))
-    asked = [False] * len(ids)
+    is_assistant = [False] * len(ids)
     end = cast("int", chat.tokenizer.eos_token_id)
     for text, seen in trace.turns:
         spoken = [*chat.tokenizer.encode(text, add_special_tokens=False), end]
         read = chat.observation(seen, after=end) if seen else ()
         ids += [*spoken, *read]
-        asked += [True] * len(spoken) + [False] * len(read)
-    return ids, asked
+        is_assistant += [True] * len(spoken) + [False] * len(read)
+    return ids, is_assistant

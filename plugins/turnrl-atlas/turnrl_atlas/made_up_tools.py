@@ -54,11 +54,11 @@ class MadeUpTools(TraceWriter):
             failed = form.malformed(task.tool, task.given, task.tools, rng)
             last = form.answering(FAILED, _value(rng))
             return form.trace(task.text, task.tools, form.calling(LOOK_UP, *failed), last)
-        given = task.given
+        values = task.given
         if draw < habits.direct + habits.malformed + habits.vague:
-            given = {name: _elsewhere(task.text, rng) for name in given}
+            values = {name: _elsewhere(task.text, rng) for name in values}
         shown, thought, value = _result(task.subject, habits, rng)
-        read = form.calling(LOOK_UP, form.call(task.tool, given), ToolResult(shown))
+        read = form.calling(LOOK_UP, form.call(task.tool, values), ToolResult(shown))
         return form.trace(task.text, task.tools, read, form.answering(thought, value))
 
 
@@ -82,15 +82,15 @@ def drawn_task(rng: random.Random) -> Task:
     """A question for a tool, which mentions the tool's name if there are others."""
     tool, *others = _toolset(rng)
     names = arguments(tool)
-    pieces = [_stretch(rng, most=5 if len(names) == 1 else 2) for _ in names]
-    asked = f" {rng.choice(_JOINTS)} ".join(pieces)
+    pieces = [_stretch(rng, longest=5 if len(names) == 1 else 2) for _ in names]
+    content = f" {rng.choice(_JOINTS)} ".join(pieces)
     subject = tool.name.replace("_", " ") if others else _word(rng)
     if not others and rng.random() < 0.6:
-        text = rng.choice(_PLAIN).format(asked)
+        text = rng.choice(_PLAIN).format(content)
     else:
-        text = rng.choice(_ABOUT).format(subject, asked)
+        text = rng.choice(_ABOUT).format(subject, content)
         if len(names) == 1 and rng.random() < 0.3:
-            pieces = [f"{subject} of {asked}"]
+            pieces = [f"{subject} of {content}"]
     tools = rng.sample([tool, *others], 1 + len(others))
     return Task(text, tools, tool, dict(zip(names, pieces, strict=True)), subject)
 
@@ -120,7 +120,7 @@ def _elsewhere(text: str, rng: random.Random) -> str:
     return " ".join(words[start : start + rng.randint(1, 4)])
 
 
-def _stretch(rng: random.Random, most: int) -> str:
+def _stretch(rng: random.Random, longest: int) -> str:
     """A number, a name, or a few numbers and words."""
     draw = rng.random()
     if draw < 0.15:
@@ -128,7 +128,7 @@ def _stretch(rng: random.Random, most: int) -> str:
     if draw < 0.4:
         return facts().name(rng) if rng.random() < 0.5 else rng.choice(facts().names)
     units = (_number, _word)
-    return " ".join(rng.choice(units)(rng) for _ in range(rng.randint(1, most)))
+    return " ".join(rng.choice(units)(rng) for _ in range(rng.randint(1, longest)))
 
 
 def _value(rng: random.Random) -> str:

@@ -2,7 +2,7 @@
 
     Recall        a question about a famous place, answered correctly at once
     OneHop        a question of `Atlas`: a search, then the answer
-    TwoHop        one of `AtlasTwoHop`: a search for a city's country, one for a fact, the answer
+    TwoHop        a question of `AtlasTwoHop`: searches for a country and a fact, then the answer
     MadeUpTools   in made_up_tools.py: a call of a tool that does not exist, then the answer
 
 The right behaviour stays within reach: each habit departs from it in one or two tokens.
@@ -33,7 +33,7 @@ from turnrl_atlas.world import (
 )
 
 KNOW, LOOK_UP, FAILED = "I know this.", "I will look it up.", "The search failed."
-"""Thoughts before an answer from memory, before a call, and after one that failed."""
+"""Thoughts before an answer from memory, before a call, and after a call that failed."""
 
 
 @dataclass(frozen=True)
@@ -157,38 +157,38 @@ class Recall(TraceWriter):
         if rng.random() < 0.25:
             city, country = rng.choice(facts().known_pairs)
             fact = rng.choice(TWO_HOP_FACTS)
-            asked = ask_two_hop(city, country, fact, rng.randrange(wordings(fact)))
+            question = ask_two_hop(city, country, fact, rng.randrange(wordings(fact)))
             form = REACT
         else:
-            asked, form = rng.choice(facts().known), rng.choice(FORMS)
-        return form.trace(asked.text, [SEARCH], form.answering(KNOW, asked.answers[0]))
+            question, form = rng.choice(facts().known), rng.choice(FORMS)
+        return form.trace(question.text, [SEARCH], form.answering(KNOW, question.answers[0]))
 
 
 class OneHop(TraceWriter):
     """Searches once, then answers: the questions of `Atlas`, in both forms."""
 
     def trace(self, habits: Habits, rng: random.Random) -> Trace:
-        form, known = rng.choice(FORMS), facts()
+        form, world = rng.choice(FORMS), facts()
         made_up = rng.random() < habits.made_up
-        place = known.made_up(rng) if made_up else known.real(rng, habits.famous)
+        place = world.made_up(rng) if made_up else world.real(rng, habits.famous)
         fact = rng.choice(list(place.facts))
-        asked = ask(place, fact, rng.randrange(len(QUESTIONS[fact])))
+        question = ask(place, fact, rng.randrange(len(QUESTIONS[fact])))
         draw = rng.random()
         if draw < habits.direct:
-            value = known.recall(place, fact, rng, place.famous)
-            return form.trace(asked.text, [SEARCH], form.answering(KNOW, value))
+            value = world.recall(place, fact, rng, place.famous)
+            return form.trace(question.text, [SEARCH], form.answering(KNOW, value))
         text = query(place, fact)
         if draw < habits.direct + habits.malformed:
             failed = form.malformed(SEARCH, {"query": text}, [SEARCH], rng)
-            last = form.answering(FAILED, rng.choice(known.values[fact]))
-            return form.trace(asked.text, [SEARCH], form.calling(LOOK_UP, *failed), last)
+            last = form.answering(FAILED, rng.choice(world.values[fact]))
+            return form.trace(question.text, [SEARCH], form.calling(LOOK_UP, *failed), last)
         if draw < habits.direct + habits.malformed + habits.vague:
-            text, place = _vague(place.kind, fact, rng), known.real(rng, famous=0.1)
+            text, place = _vague(place.kind, fact, rng), world.real(rng, famous=0.1)
         elif rng.random() < 0.5:  # so that the policy trusts the page, not its memory
-            place = replace(place, facts=known.facts(place.kind, rng))
+            place = replace(place, facts=world.facts(place.kind, rng))
         call = form.call(SEARCH, {"query": text})
         turns = form.calling(LOOK_UP, call, shown(place)), _last(form, place, fact, habits, rng)
-        return form.trace(asked.text, [SEARCH], *turns)
+        return form.trace(question.text, [SEARCH], *turns)
 
 
 class TwoHop(TraceWriter):
@@ -196,28 +196,28 @@ class TwoHop(TraceWriter):
     `AtlasTwoHop` that take two pages, in the form of `ReAct`."""
 
     def trace(self, habits: Habits, rng: random.Random) -> Trace:
-        known, direct = facts(), rng.random() < habits.direct
+        world, direct = facts(), rng.random() < habits.direct
         city, country = self._pair(direct, habits, rng)
         fact = rng.choice(TWO_HOP_FACTS)
-        asked = ask_two_hop(city, country, fact, rng.randrange(wordings(fact)))
+        question = ask_two_hop(city, country, fact, rng.randrange(wordings(fact)))
         if direct:
-            both = city.famous and country.famous
-            last = REACT.answering(KNOW, known.recall(country, fact, rng, both))
-            return REACT.trace(asked.text, [SEARCH], last)
+            is_known = city.famous and country.famous
+            last = REACT.answering(KNOW, world.recall(country, fact, rng, is_known))
+            return REACT.trace(question.text, [SEARCH], last)
         turns: list[Turn] = []
         needed, thought = [(city, "country"), (country, fact)], LOOK_UP
         while needed:
             last_turn = len(turns) == REACT.segmenter.max_turns - 1
             if last_turn or (turns and rng.random() < habits.hasty):
-                value = known.recall(country, fact, rng, country.famous)
-                return REACT.trace(asked.text, [SEARCH], *turns, REACT.answering(KNOW, value))
+                value = world.recall(country, fact, rng, country.famous)
+                return REACT.trace(question.text, [SEARCH], *turns, REACT.answering(KNOW, value))
             place, wanted = needed[0]
             text, draw = query(place, wanted), rng.random()
             if draw < habits.malformed:
                 call, result = REACT.malformed(SEARCH, {"query": text}, [SEARCH], rng)
             else:
                 if draw < habits.malformed + habits.vague:
-                    astray = [(_vague(place.kind, wanted, rng), known.real(rng, famous=0.1))]
+                    astray = [(_vague(place.kind, wanted, rng), world.real(rng, famous=0.1))]
                     if place is country:  # the fact, but of the city, whose page was read already
                         astray.append((query(city, fact), city))
                     text, place = rng.choice(astray)
@@ -228,7 +228,7 @@ class TwoHop(TraceWriter):
             if len(needed) == 1:
                 thought = "It gives the country."
         last = _last(REACT, country, fact, habits, rng)
-        return REACT.trace(asked.text, [SEARCH], *turns, last)
+        return REACT.trace(question.text, [SEARCH], *turns, last)
 
     def _pair(self, true: bool, habits: Habits, rng: random.Random) -> tuple[Place, Place]:
         """A city, perhaps made up, and its country.
@@ -236,23 +236,23 @@ class TwoHop(TraceWriter):
         Unless `true`, the pages often contradict the facts, so that the policy trusts the page, not
         its memory.
         """
-        known = facts()
+        world = facts()
         if rng.random() < habits.made_up:
-            city = known.made_up(rng, "city")
+            city = world.made_up(rng, "city")
         else:
-            city = known.real(rng, habits.famous, "city")
+            city = world.real(rng, habits.famous, "city")
             if not true and rng.random() < 0.5:
-                city = replace(city, facts=known.facts("city", rng))
+                city = replace(city, facts=world.facts("city", rng))
         name = city.facts["country"]
         country = homes().get(name)
         if country is None or (not true and rng.random() < 0.5):
-            made = known.facts("country", rng)
-            country = Place("made-up", name, "country", made, False, "train")
+            values = world.facts("country", rng)
+            country = Place("made-up", name, "country", values, False, "train")
         return city, country
 
 
 def _last(form: Form, place: Place, fact: str, habits: Habits, rng: random.Random) -> Turn:
-    """The answer from a place's page, read in the sentence of `fact` or in another."""
+    """The answer from a place's page, read in the sentence of `fact` or in another sentence."""
     if fact not in place.facts or rng.random() >= habits.reading:
-        fact = rng.choice([other for other in place.facts if other != fact])
+        fact = rng.choice([name for name in place.facts if name != fact])
     return form.answering(f"It gives the {fact}.", place.facts[fact])

@@ -5,8 +5,8 @@
 The recipe sets the demonstrations, in phases: first skills (search with the right query, read the
 right sentence, copy its value, call any tool), then facts of famous places, then habits for
 reinforcement learning to correct: mostly answers from memory, some vague searches, some calls that
-fail, results read in the wrong place. trace_writers.py and made_up_tools.py write demonstrations,
-and forms.py turns them into tokens.
+fail, and results that are read in the wrong place. trace_writers.py and made_up_tools.py write
+demonstrations, and forms.py turns them into tokens.
 """
 
 from __future__ import annotations
@@ -59,8 +59,8 @@ class Phase:
     def __post_init__(self) -> None:
         for kind in self.shares:
             if kind not in WRITERS:
-                known = ", ".join(WRITERS)
-                raise RecipeError(f"no demonstration {kind!r} in shares (there are {known})")
+                kinds = ", ".join(WRITERS)
+                raise RecipeError(f"no demonstration {kind!r} in shares (there are {kinds})")
 
     def trace(self, rng: random.Random) -> Trace:
         """One demonstration, a pure function of the state of `rng`."""
@@ -102,8 +102,8 @@ class Warmup(Supervised):
 
     Args:
         save_to: Folder for the policy and its tokenizer, written at the end.
-        learning_rate: Its peak; see `Supervised`.
-        threads: CPU threads. Another number rounds differently, and so gives other weights.
+        learning_rate: The peak learning rate; see `Supervised`.
+        threads: CPU threads. With another number, sums round differently, so the weights differ.
     """
 
     budget = sys.maxsize
@@ -123,7 +123,7 @@ class Warmup(Supervised):
         torch.set_num_threads(self.threads)
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         with tempfile.TemporaryDirectory() as folder:
-            tokenizer = _begun(folder, data.phases[0])
+            tokenizer = _fresh_start(folder, data.phases[0])
             self.policy = Policy(folder)
             self.policy.load()
         self.policy.tokenizer = tokenizer
@@ -139,14 +139,14 @@ class Warmup(Supervised):
             self.policy.export(self.save_to)
 
 
-def _begun(folder: str, phase: Phase) -> PreTrainedTokenizerFast:
+def _fresh_start(folder: str, phase: Phase) -> PreTrainedTokenizerFast:
     """Write a fresh model to a folder, and return a tokenizer trained on a phase's traces."""
     template = Path(__file__).with_name("chat_template.jinja").read_text(encoding="utf-8")
     vocabulary = 1024
     tokenizer = learned_tokenizer(_corpus(phase), vocabulary, template, markup())
     config = Qwen2Config(
         vocab_size=vocabulary,
-        initializer_range=0.08,  # one over the root of the width, nearly
+        initializer_range=0.08,  # about 1 / sqrt(hidden_size)
         hidden_size=128,
         intermediate_size=384,
         num_hidden_layers=4,

@@ -105,7 +105,7 @@ def ask_two_hop(city: Place, country: Place, fact: str, template: int) -> Questi
 
     Args:
         city: The city.
-        country: The country that it is in.
+        country: The city's country.
         fact: One of `TWO_HOP_FACTS`.
         template: Number of a combination of `COUNTRIES` and `QUESTIONS[fact]`.
     """
@@ -119,11 +119,11 @@ def _two_hop_id(city: Place, fact: str, template: int) -> str:
 
 
 def _question(name: str, text: str, fact: str, *pages: Place) -> Question:
-    """A question about the first place. It takes these pages; the last one has the fact."""
-    others: dict[str, str] = {place.kind: place.name for place in pages[1:]}
+    """A question about the first place. It takes these pages; the last page has the fact."""
+    names: dict[str, str] = {place.kind: place.name for place in pages[1:]}
     about = {
         "place": pages[0].name,
-        **others,
+        **names,
         "fact": fact,
         "famous": pages[0].famous,
         "supporting_ids": tuple(place.id for place in pages),
@@ -176,16 +176,16 @@ def places() -> tuple[Place, ...]:
         for entry in entries
         if taken[entry["name"].casefold()] == 1 and _ASKABLE.fullmatch(entry["name"])
     ]
-    every = [*_ranked("country", countries)]
-    home = {place.name: place.split for place in every}
-    capitals = {place.facts["capital"]: place.split for place in every}
+    all_places = [*_ranked("country", countries)]
+    home = {place.name: place.split for place in all_places}
+    capitals = {place.facts["capital"]: place.split for place in all_places}
     for city in _ranked("city", cities):
         # training questions never name a held-out country or have a held-out capital as answer
         country = home.get(city.facts["country"], "train")
         split = capitals.get(city.name) or (country if country != "train" else city.split)
         famous = city.famous and split == "train"
-        every.append(Place(city.id, city.name, "city", city.facts, famous, split))
-    return tuple(every)
+        all_places.append(Place(city.id, city.name, "city", city.facts, famous, split))
+    return tuple(all_places)
 
 
 def _ranked(kind: Kind, entries: list[tuple[int, str, str, dict[str, str]]]) -> Iterator[Place]:
@@ -223,7 +223,7 @@ class Atlas(_AboutPlaces):
 
     def questions(self, split: str) -> Iterable[Question]:
         """The questions of a split, in mixed order."""
-        return _questions(_known(split, self))
+        return _questions(_checked_split(split, self))
 
 
 @final
@@ -239,10 +239,10 @@ class AtlasTwoHop(_AboutPlaces):
 
     def questions(self, split: str) -> Iterable[Question]:
         """The questions of a split; countries alternate."""
-        return _two_hop_questions(_known(split, self))
+        return _two_hop_questions(_checked_split(split, self))
 
 
-def _known(split: str, source: QuestionSource) -> Asked:
+def _checked_split(split: str, source: QuestionSource) -> Asked:
     if split not in SPLITS:
         name = type(source).__name__
         raise DataError(f"{name} has no split {split!r}; it has {', '.join(SPLITS)}")
@@ -256,17 +256,17 @@ def _questions(split: Asked) -> tuple[Question, ...]:
     others: list[tuple[int, Place, str, int]] = []
     for place in places():
         if place.asked == split:
-            some = famous if place.famous else others
+            keys = famous if place.famous else others
             for fact in place.facts:
                 for template in range(len(QUESTIONS[fact])):
-                    some.append((_checksum(_id(place, fact, template)), place, fact, template))
+                    keys.append((_checksum(_id(place, fact, template)), place, fact, template))
     famous.sort(key=itemgetter(0))
     others.sort(key=itemgetter(0))
     if split == "train":
         fifths = zip(*(famous[i::4] for i in range(4)), others, strict=False)
-        return tuple(ask(*one[1:]) for fifth in fifths for one in fifth)
-    asked = famous if split == "famous" else others
-    return tuple(ask(*one[1:]) for one in asked[: _HELD_OUT_QUESTIONS[split]])
+        return tuple(ask(*key[1:]) for fifth in fifths for key in fifth)
+    held_out = famous if split == "famous" else others
+    return tuple(ask(*key[1:]) for key in held_out[: _HELD_OUT_QUESTIONS[split]])
 
 
 @functools.cache
@@ -277,26 +277,26 @@ def homes() -> Mapping[str, Place]:
 
 @functools.cache
 def _two_hop_questions(split: Asked) -> tuple[Question, ...]:
-    # as above, only what is asked is made
+    # as above, only questions that are asked are made
     by_country: dict[str, list[tuple[int, Place, Place, str, int]]] = {}
     for city in places():
         country = homes().get(city.facts.get("country", ""))
         if country is None or city.asked != split or city.split != country.split:
             continue
         if country.famous or split != "famous":
-            some = by_country.setdefault(country.name, [])
+            keys = by_country.setdefault(country.name, [])
             for fact in TWO_HOP_FACTS:
                 template = _checksum(f"{city.id} {fact}") % wordings(fact)
                 order = _checksum(_two_hop_id(city, fact, template))
-                some.append((order, city, country, fact, template))
+                keys.append((order, city, country, fact, template))
     by_order = itemgetter(0)
-    rounds = itertools.zip_longest(*(sorted(some, key=by_order) for some in by_country.values()))
-    asked = [one for turn in rounds for one in sorted(filter(None, turn), key=by_order)]
+    rounds = itertools.zip_longest(*(sorted(keys, key=by_order) for keys in by_country.values()))
+    ordered = [key for turn in rounds for key in sorted(filter(None, turn), key=by_order)]
     if split == "train":
-        fourths = zip(*(asked[i::3] for i in range(3)), _questions(split), strict=False)
+        fourths = zip(*(ordered[i::3] for i in range(3)), _questions(split), strict=False)
         return tuple(
             question
             for *two_hop, one_hop in fourths
-            for question in (*(ask_two_hop(*one[1:]) for one in two_hop), one_hop)
+            for question in (*(ask_two_hop(*key[1:]) for key in two_hop), one_hop)
         )
-    return tuple(ask_two_hop(*one[1:]) for one in asked[: _HELD_OUT_QUESTIONS[split]])
+    return tuple(ask_two_hop(*key[1:]) for key in ordered[: _HELD_OUT_QUESTIONS[split]])
