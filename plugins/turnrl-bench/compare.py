@@ -2,8 +2,8 @@
 
     python plugins/turnrl-bench/compare.py trl|engine|learn|tools|scale
 
-The sides run in fresh processes that take turns, A B A B, so if the machine slows down, it does so
-for both. Each process is a block. A figure is the median of all repetitions in all blocks. A ratio
+The sides run in fresh processes that take turns, A B A B, so if the machine slows down, both sides
+slow down. Each process is a block. A figure is the median of all repetitions in all blocks. A ratio
 is one side's median over the other's, with the least and the greatest ratio of two neighbouring
 blocks. docs/explanation/performance.md explains each comparison. Set OMP_NUM_THREADS for more than
 one thread.
@@ -72,28 +72,28 @@ def _quiet() -> None:
 def alternate(blocks: int, sides: Mapping[str, Callable[[], Figures]], case: str = "") -> None:
     """Run the blocks of each side in turns. Print a row for each figure, with the ratio if there
     are two sides."""
-    found: dict[str, list[Figures]] = {name: [] for name in sides}
+    blocks_of: dict[str, list[Figures]] = {name: [] for name in sides}
     for n, name in itertools.product(range(blocks), sides):
         print(f"  block {n + 1} of {blocks}: {name} ...", file=sys.stderr, flush=True)
-        found[name].append(fresh(sides[name]))
+        blocks_of[name].append(fresh(sides[name]))
     rows = []
-    for name in next(iter(found.values()))[0]:
-        by_side = [[block[name] for block in some] for some in found.values()]
-        middles = [median(itertools.chain(*some)) for some in by_side]
+    for name in next(iter(blocks_of.values()))[0]:
+        by_side = [[block[name] for block in side] for side in blocks_of.values()]
+        middles = [median(itertools.chain(*figures)) for figures in by_side]
         cells = [name, *(f"{value:,.2f}" for value in middles)]
         if len(sides) == 2:
-            each = [median(a) / median(b) for a, b in zip(*by_side, strict=True)]
-            cells.append(f"{middles[0] / middles[1]:.2f}x ({min(each):.2f}-{max(each):.2f})")
+            ratios = [median(a) / median(b) for a, b in zip(*by_side, strict=True)]
+            cells.append(f"{middles[0] / middles[1]:.2f}x ({min(ratios):.2f}-{max(ratios):.2f})")
         rows.append(tuple(cells))
     last = ["/".join(sides)] if len(sides) == 2 else []
     print(f"\n{Table((case, *sides, *last), tuple(rows)).show()}", flush=True)
 
 
-def held_mb(which: str) -> float:
+def held_mb(field: str) -> float:
     """Memory of this process: now (`VmRSS`), or at its peak (`VmHWM`). NaN except on Linux."""
     with suppress(OSError):
         for line in Path("/proc/self/status").read_text("utf-8").splitlines():
-            if line.startswith(f"{which}:"):
+            if line.startswith(f"{field}:"):
                 return int(line.split()[1]) * 1024 / 1e6
     return float("nan")
 
@@ -106,7 +106,7 @@ def new_peak() -> float:
 
 
 def return_memory() -> None:
-    """Make later processes return freed memory at once. They would use it again, uncounted."""
+    """Make later processes return freed memory at once. Else they would use it again, uncounted."""
     os.environ.update(MALLOC_MMAP_THRESHOLD_="1048576", MALLOC_TRIM_THRESHOLD_="1048576")
 
 
@@ -120,11 +120,11 @@ def trl(blocks: int = 3, steps: int = 2, prompts: int = 8, rows: int = 16) -> No
         blocks: Processes of each side.
         steps: Steps of a block that count, after one that does not.
         prompts: Questions of a step, with eight trajectories each.
-        rows: Trajectories of a micro-batch of TRL's; divides all of them.
+        rows: Trajectories of a TRL micro-batch; must divide the number of all trajectories.
     """
     if importlib.util.find_spec("trl") is None:
         sys.exit("TRL is not installed. Install it with: pip install 'turnrl[bench]'")
-    # TRL recognises the family of a model by its own text of the template
+    # TRL recognises a model's family by comparing the template with its own copy
     template = importlib.import_module("trl.chat_template_utils").qwen2_5_chat_template
     with TemporaryDirectory() as folder:
         make(Path(folder), Shape(prompts), template)
@@ -148,15 +148,15 @@ def trl(blocks: int = 3, steps: int = 2, prompts: int = 8, rows: int = 16) -> No
 def rounds(
     count: int, prompts: int, sample: Callable[[list[list[int]]], Iterable[Sized]]
 ) -> Figures:
-    """Sample for new prompts in each round, which no cache knows. The first does not count."""
+    """Sample for new prompts in each round, so that no cache helps. The first does not count."""
     draw, vocabulary = random.SystemRandom(), len(Policy(STARTER).tokenizer)
-    found: Figures = {"sampled tokens": [], "s": []}
+    figures: Figures = {"sampled tokens": [], "s": []}
     for _ in range(1 + count):
-        asked = [[draw.randrange(8, vocabulary) for _ in range(195)] for _ in range(prompts)]
+        batch = [[draw.randrange(8, vocabulary) for _ in range(195)] for _ in range(prompts)]
         began = time.perf_counter()
-        found["sampled tokens"].append(sum(map(len, sample(asked))))
-        found["s"].append(time.perf_counter() - began)
-    return {name: values[1:] for name, values in found.items()}
+        figures["sampled tokens"].append(sum(map(len, sample(batch))))
+        figures["s"].append(time.perf_counter() - began)
+    return {name: values[1:] for name, values in figures.items()}
 
 
 def by_slots(count: int, prompts: int) -> Figures:
@@ -166,22 +166,22 @@ def by_slots(count: int, prompts: int) -> Figures:
     engine.start(policy, 195 + 60)
     engine.sync(0)
 
-    async def sample(asked: list[list[int]]) -> list[Sequence[int]]:
+    async def sample(batch: list[list[int]]) -> list[Sequence[int]]:
         sessions = []
-        for prompt in asked:
+        for prompt in batch:
             with closing(engine.open(prompt)) as root:
                 sessions += [root.fork() for _ in range(8)]
         numbered = enumerate(sessions)
-        turns = [one.generate((), Sampling(max_tokens=60, seed=n)) for n, one in numbered]
+        turns = [s.generate((), Sampling(max_tokens=60, seed=n)) for n, s in numbered]
         completions = await asyncio.gather(*turns)
         for session in sessions:
             session.close()
         await engine.drain()
-        return [one.token_ids for one in completions]
+        return [completion.token_ids for completion in completions]
 
-    found = rounds(count, prompts, lambda asked: asyncio.run(sample(asked)))
+    figures = rounds(count, prompts, lambda batch: asyncio.run(sample(batch)))
     engine.close()
-    return found
+    return figures
 
 
 def by_vllm(url: str, count: int, prompts: int) -> Figures:
@@ -189,15 +189,15 @@ def by_vllm(url: str, count: int, prompts: int) -> Figures:
     log-probabilities."""
     with httpx2.Client(base_url=url, timeout=300, trust_env=False) as client:
         model = client.get("/v1/models").json()["data"][0]["id"]
-        how = {"model": model, "max_tokens": 60, "temperature": 1.0, "ignore_eos": True}
-        how |= {"return_token_ids": True, "logprobs": 0}
+        settings = {"model": model, "max_tokens": 60, "temperature": 1.0, "ignore_eos": True}
+        settings |= {"return_token_ids": True, "logprobs": 0}
 
-        def one(prompt: list[int]) -> list[int]:
-            answer = client.post("/v1/completions", json={**how, "prompt": prompt}).json()
+        def complete(prompt: list[int]) -> list[int]:
+            answer = client.post("/v1/completions", json={**settings, "prompt": prompt}).json()
             return cast(list[int], answer["choices"][0]["token_ids"])
 
         with ThreadPoolExecutor(64) as pool:
-            return rounds(count, prompts, lambda asked: pool.map(one, sorted(asked * 8)))
+            return rounds(count, prompts, lambda batch: pool.map(complete, sorted(batch * 8)))
 
 
 def engine(url: str | None = None, blocks: int = 3, steps: int = 4, prompts: int = 16) -> None:
@@ -221,7 +221,7 @@ def learned(folder: str, steps: int, **policy: Any) -> Figures:
     """Seconds of steps without rollouts, after one that is not counted."""
     watch, module = agent.Watch(), agent.module_of(folder, agent.policy_of(folder, **policy), None)
     agent.train(module, [watch], folder, 1 + steps)
-    return {"learning, s": [one["learning"] for one in watch.times[1:]]}
+    return {"learning, s": [seconds["learning"] for seconds in watch.times[1:]]}
 
 
 def learning_peak(folder: str, **policy: Any) -> Figures:
@@ -233,9 +233,9 @@ def learning_peak(folder: str, **policy: Any) -> Figures:
 
 
 def logits_peak(folder: str) -> Figures:
-    """The most memory that the plainest means take: the logits of all loss tokens in one tensor."""
+    """The most memory of the plainest method: the logits of all loss tokens in one tensor."""
     policy = agent.policy_of(folder, 8, share_prefixes=False)
-    rows = [row for one in agent.played(folder, policy) for row in one.token_rows]
+    rows = [row for t in agent.played(folder, policy) for row in t.token_rows]
     ((_, layout),) = policy.passes(rows, sys.maxsize)
     held = new_peak()
     hidden = policy.hidden(layout.input_ids, layout.attention_mask, layout.position_ids)
@@ -259,8 +259,8 @@ def learn(blocks: int = 3, steps: int = 3, prompts: int = 8) -> None:
         make(Path(large), Shape(1, 8, 281, (256, 256)), network=wide)
 
         def ways(function: Callable[..., Figures]) -> dict[str, Callable[[], Figures]]:
-            both = {"rows padded": False, "prompts once": True}
-            return {name: partial(function, share_prefixes=on) for name, on in both.items()}
+            shared = {"rows padded": False, "prompts once": True}
+            return {name: partial(function, share_prefixes=on) for name, on in shared.items()}
 
         alternate(blocks, ways(partial(learned, small, steps)))
         return_memory()
@@ -273,7 +273,7 @@ def learn(blocks: int = 3, steps: int = 3, prompts: int = 8) -> None:
 
 
 def quickstart(lockstep: bool = True, **options: Any) -> tuple[MTGRPO, Search]:
-    """Quickstart's agent, and its tool, which has all pages in memory."""
+    """Quickstart's agent, and its tool, which holds all pages in memory."""
     pages = {page.title: page.text for page in Atlas().passages()}
     search = Search(lambda query: pages.get(query.rpartition(" of ")[2], "no such place"))
     limits: Any = {"max_turn_tokens": 64, "max_result_tokens": 96, "max_tokens": 384}
@@ -284,17 +284,17 @@ def quickstart(lockstep: bool = True, **options: Any) -> tuple[MTGRPO, Search]:
 
 def collected(lockstep: bool, tool_ms: list[float], steps: int, prompts: int) -> Figures:
     """Collections with tools that take their time, after one that is not counted."""
-    asked = list(itertools.islice(Atlas().questions("train"), prompts))
+    questions = list(itertools.islice(Atlas().questions("train"), prompts))
     module, search = quickstart(lockstep)
-    module.ask(asked, 16)
-    found: Figures = {}
+    module.ask(questions, 16)
+    figures: Figures = {}
     for search.ms, search.jitter in itertools.product(tool_ms, (False, True)):
         name = f"{search.ms:g} ms{', each its own' if search.jitter else ''}, s"
         for seed in range(steps):
             began = time.perf_counter()
-            module.ask(asked, 16, seed=seed)
-            found.setdefault(name, []).append(time.perf_counter() - began)
-    return found
+            module.ask(questions, 16, seed=seed)
+            figures.setdefault(name, []).append(time.perf_counter() - began)
+    return figures
 
 
 def tools(blocks: int = 2, steps: int = 2, prompts: int = 16, tool_ms: float = 500) -> None:
@@ -304,7 +304,7 @@ def tools(blocks: int = 2, steps: int = 2, prompts: int = 16, tool_ms: float = 5
         blocks: Processes of each side.
         steps: Collections of a block, with each tool.
         prompts: Questions of a collection, with 16 trajectories each.
-        tool_ms: Milliseconds of a call of the slowest tool; the others take none, and a tenth.
+        tool_ms: Milliseconds of a call of the slowest tool; the others take 0 and a tenth of it.
     """
     how = ([0, tool_ms / 10, tool_ms], steps, prompts)
     ways = {"lockstep": partial(collected, True, *how), "free": partial(collected, False, *how)}
@@ -313,15 +313,15 @@ def tools(blocks: int = 2, steps: int = 2, prompts: int = 16, tool_ms: float = 5
 
 def many(trajectories: int, kv_memory: str) -> Figures:
     """One collection, after a small one."""
-    every = list(itertools.islice(Atlas().questions("train"), trajectories // 16))
+    questions = list(itertools.islice(Atlas().questions("train"), trajectories // 16))
     module, _ = quickstart(kv_memory=kv_memory)
-    module.ask(every[:1], 16)
+    module.ask(questions[:1], 16)
     held, began = new_peak(), time.perf_counter()
-    played = module.ask(every, 16)
+    played = module.ask(questions, 16)
     seconds, peak = time.perf_counter() - began, held_mb("VmHWM") - held
-    each = {"tokens": agent.sampled_tokens(played), "ms": 1e3 * seconds}
-    found = {f"{name} each": [value / len(played)] for name, value in each.items()}
-    return {**found, "s": [seconds], "peak MB": [peak]}
+    totals = {"tokens": agent.sampled_tokens(played), "ms": 1e3 * seconds}
+    figures = {f"{name} each": [value / len(played)] for name, value in totals.items()}
+    return {**figures, "s": [seconds], "peak MB": [peak]}
 
 
 def scale(blocks: int = 2, most: int = 4096, kv_memory: str = "64MB") -> None:
@@ -338,7 +338,7 @@ def scale(blocks: int = 2, most: int = 4096, kv_memory: str = "64MB") -> None:
 
 
 def main() -> None:
-    """Make the comparison that the command line names, and say on which machine."""
+    """Make the comparison that the command line names, and print the machine."""
     os.environ.update(CUDA_VISIBLE_DEVICES="", TOKENIZERS_PARALLELISM="false", HF_HUB_OFFLINE="1")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     before = os.getloadavg()[0]

@@ -2,7 +2,7 @@
 
     command   the command line
     gpu       the parts of the benchmark
-    task      questions, a model with random weights, and the tokens that are sampled
+    task      questions, a model with random weights, and the tokens to sample
     agent     the agent that works on a task, and its iterations
     steps     a training step by turnrl and by TRL
     forced    Forced, an engine that samples the tokens you give it

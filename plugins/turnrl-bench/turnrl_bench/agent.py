@@ -40,7 +40,7 @@ class Search(Tool):
     Args:
         find: Returns the page for a query.
         ms: Milliseconds of a call.
-        jitter: Each call takes a time of its own, between nothing and twice as long.
+        jitter: Each call takes its own time, from 0 to twice as long.
     """
 
     name, description, parameters = TOOL, DESCRIPTION, cast(Any, SCHEMA["parameters"])
@@ -81,7 +81,9 @@ class TaskScript:
         if (number := self._number.get(prompt_ids)) is None:
             text = self._tokenizer.decode(list(prompt_ids))
             questions = enumerate(self._task.questions)
-            number = self._number[prompt_ids] = next(n for n, asked in questions if asked in text)
+            number = self._number[prompt_ids] = next(
+                n for n, question in questions if question in text
+            )
         return self._task.script[number][member][turn]
 
 
@@ -91,11 +93,11 @@ class Watch(L.Callback):
     is left out.
 
     Args:
-        longest_s: No iteration follows one that took longer.
+        longest_s: No iteration follows an iteration that took longer.
         until: `time.monotonic()` by which the next iteration would have to end.
     Attributes:
-        times: Seconds of each iteration: its `rollouts`, the `learning` that is everything else,
-            the part of that `before learning`'s first batch, and the `whole step`.
+        times: Seconds of each iteration: `rollouts`; `learning`, which is everything else; `before
+            learning`, the part of `learning` before its first batch; and the `whole step`.
         peaks: The most bytes that each iteration took on a GPU for `sampling` and for `learning`.
     """
 
@@ -151,8 +153,8 @@ def module_of(
 
     Args:
         folder: The task's folder.
-        policy: Learns.
-        engine: Samples; see `Forced` for None.
+        policy: The policy that learns.
+        engine: The engine that samples; see `Forced` for None.
         updates: Passes over each iteration's trajectories.
         search: The tool; None finds the task's articles.
     """
@@ -168,7 +170,7 @@ def module_of(
         policy,
         rollout,
         [AnswerHash()],
-        OutcomeOnly(min_std=1e-4),  # TRL's; a group of two is likely below turnrl's own floor
+        OutcomeOnly(min_std=1e-4),  # TRL's floor; a group of two is likely below turnrl's
         ClippedSurrogate(aggregation="token"),
         Forced(engine, TaskScript(folder)),
         group_size=task.shape.group_size,

@@ -70,5 +70,5 @@ def _parts(text: str) -> list[Part]:
 
 
 def _run(args: argparse.Namespace) -> int:
-    # looked up here, because the other commands need none of it
+    # imported here, because other commands do not need it
     return int(pkgutil.resolve_name("turnrl_bench.gpu.driver:bench")(args))

@@ -1,5 +1,5 @@
-"""`Forced`: an engine whose turns have the tokens of a script, so that two ways of doing the same
-work can be timed on the same tokens."""
+"""`Forced`: an engine whose turns have a script's tokens, so that two ways to do the same work can
+be timed on the same tokens."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ _OWN = ("engine", "script", "seeded", "version", "note")
 
 @final
 class Forced(Engine):
-    """Samples with another engine and forces its tokens: it computes what it always does.
+    """Samples with another engine and forces its tokens; that engine still computes everything.
 
     Trajectories are numbered in the order in which they are forked from their prompt. A branch has
     the tokens of its trajectory.
 
     Args:
-        engine: Samples; None computes nothing, and gives log-probabilities of zero, to measure
-            learning alone.
+        engine: The engine that samples; None computes nothing and gives log-probabilities of zero,
+            to measure learning alone.
         script: Gives the tokens.
 
     Attributes:
-        note: Called with `sync` when a collection begins on new weights, and with `drain` when all
-            of it is sampled.
+        note: Called with `sync` when a collection begins on new weights, and with `drain` when the
+            whole collection is sampled.
     """
 
     def __init__(self, engine: Engine | None, script: Script) -> None:
@@ -42,7 +42,7 @@ class Forced(Engine):
         self.version = 0
 
     def __getattr__(self, name: str) -> object:
-        """Options of the engine inside: a plan of memory reads them and fills them in."""
+        """An option of the engine inside, because a memory plan reads options and fills them in."""
         if name.startswith("__") or name in _OWN or self.engine is None:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         return getattr(self.engine, name)
@@ -56,12 +56,12 @@ class Forced(Engine):
 
     @property
     def capacity(self) -> int | None:  # type: ignore[override]
-        """The engine's, which may grow."""
+        """The capacity of the engine inside, which may grow."""
         return None if self.engine is None else self.engine.capacity
 
     @property
     def in_force(self) -> Mapping[str, str]:
-        """The engine's."""
+        """The choices in force in the engine inside."""
         return {} if self.engine is None else self.engine.in_force
 
     def check(
@@ -102,7 +102,7 @@ class Forced(Engine):
 
 @dataclass(eq=False)
 class _Forced(Session):
-    """One history. `numbers` counts the trajectories of a prompt, which has no number itself."""
+    """One history. `numbers` counts the trajectories of a prompt, which itself has no number."""
 
     engine: Forced
     session: Session | None

@@ -44,41 +44,42 @@ class GradientOfTrl(transformers.TrainerCallback):
 def gradient_of(model: torch.nn.Module) -> Work:
     """The gradient of a model in one array of numpy, and the names of its parameters."""
     named = sorted(model.named_parameters())
-    kept = {n: p.grad.double().flatten() for n, p in named if p.grad is not None}
-    return {"parameters": [*kept], "gradient": torch.cat([*kept.values()]).numpy()}
+    gradients = {n: p.grad.double().flatten() for n, p in named if p.grad is not None}
+    return {"parameters": [*gradients], "gradient": torch.cat([*gradients.values()]).numpy()}
 
 
 def work_of(trajectories: Any, gradient: Gradient | GradientOfTrl) -> Work:
-    """The work of a step. Trajectories come as prompt, tokens after it, part in the loss, calls and
-    reward."""
+    """The work of a step. A trajectory is a tuple of its prompt, the tokens after it, their part in
+    the loss, calls and reward."""
     parts = ("prompt tokens", "tokens after the prompts", "loss tokens", "tool calls", "rewards")
-    rows = sorted(trajectories, key=lambda one: (list(one[0]), list(one[1])))
+    rows = sorted(trajectories, key=lambda row: (list(row[0]), list(row[1])))
     return {**dict(zip(parts, zip(*rows, strict=True), strict=True)), **gradient.kept}
 
 
 def by_turnrl(folder: str, steps: int, updates: int = 1, tool_ms: float = 0, **policy: Any) -> Work:
-    """Time steps of turnrl after a first one. With 0 steps, give the work of the first."""
+    """Time steps of turnrl after a first step. With 0 steps, return the work of the first."""
     search = agent.Search(Task.read(folder).article, tool_ms)
     watch, gradient = agent.Watch(), Gradient()
     module = agent.module_of(folder, Policy(folder, **policy), Slots(), updates, search)
     agent.train(module, [watch, gradient] if not steps else [watch], folder, 1 + steps)
     if steps:
         parts = ("rollouts", "learning", "whole step")
-        return {f"{part}, s": [one[part] for one in watch.times[1:]] for part in parts}
+        return {f"{part}, s": [seconds[part] for seconds in watch.times[1:]] for part in parts}
     rows = []
-    for one in module.experience.trajectories if module.experience else ():
-        (sample,) = one.samples
+    for trajectory in module.experience.trajectories if module.experience else ():
+        (sample,) = trajectory.samples
         after = slice(len(sample.prompt_ids), None)
-        calls = [[c.name, dict(c.arguments)] for turn in one.turns for c in turn.reading.calls]
+        made = (call for turn in trajectory.turns for call in turn.reading.calls)
+        calls = [[call.name, dict(call.arguments)] for call in made]
         loss = [int(turn >= 0) for turn in sample.turn_index[after]]
-        answer = reward(one.answer or "")
+        answer = reward(trajectory.answer or "")
         written = [*sample.token_ids[after]]
         rows.append(([*sample.prompt_ids], written, loss, calls, answer))
     return work_of(rows, gradient)
 
 
 class ScriptedTokens(transformers.LogitsProcessor):
-    """Leaves one token possible: the next one of each row's script."""
+    """Leaves only one token possible: the next token of each row's script."""
 
     def __init__(self, rows: Sequence[Sequence[int]], end: int) -> None:
         longest = max(map(len, rows))
@@ -94,8 +95,8 @@ class ScriptedTokens(transformers.LogitsProcessor):
 
 
 def _trainer(folder: str, task: Task, tool_ms: float, size: dict[str, int]) -> Any:
-    """A `GRPOTrainer` set up to do what turnrl does: float32, no checkpointing of activations, no
-    reference model, a loss that is a mean over tokens, no clipping of gradients."""
+    """A `GRPOTrainer` set up to do the same work as turnrl: float32, no checkpointing of
+    activations, no reference model, a loss that is a mean over tokens, no clipping of gradients."""
     trl: Any = importlib.import_module("trl")
     datasets: Any = importlib.import_module("datasets")
     system = {"role": "system", "content": task.system}
@@ -132,8 +133,8 @@ def _trainer(folder: str, task: Task, tool_ms: float, size: dict[str, int]) -> A
 
 
 def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float = 0) -> Work:
-    """The same by TRL's `GRPOTrainer`. `ScriptedTokens` leaves it one token at a time; it does all
-    of its other work."""
+    """The same by TRL's `GRPOTrainer`. `ScriptedTokens` leaves one token at a time possible; the
+    trainer does all of its other work."""
     task, gradient = Task.read(folder), GradientOfTrl()
     shape = task.shape
     size = {
@@ -149,7 +150,7 @@ def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float 
         trainer.add_callback(gradient)
     model, end = trainer.model, trainer.processing_class.eos_token_id
     turns = itertools.cycle([[s[k] for group in task.script for s in group] for k in range(2)])
-    generate, collect, kept = model.generate, trainer._generate, []
+    generate, collect, collections = model.generate, trainer._generate, []
     marks: list[tuple[float, float]] = []
 
     def forced(**kwargs: object) -> object:
@@ -158,9 +159,9 @@ def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float 
 
     def timed(prompts: object) -> object:
         began = time.perf_counter()
-        kept.append(collect(prompts))
+        collections.append(collect(prompts))
         marks.append((began, time.perf_counter()))
-        return kept[-1]
+        return collections[-1]
 
     model.generate, trainer._generate = forced, timed
     trainer.train()
@@ -168,12 +169,12 @@ def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float 
         # a step lasts from one rollout to the next
         began, collected = np.array([*marks, (time.perf_counter(), 0)]).T
         whole, rollouts = np.diff(began)[1:], (collected - began)[1:-1]
-        both = {"rollouts, s": rollouts, "learning, s": whole - rollouts, "whole step, s": whole}
-        return {name: seconds.tolist() for name, seconds in both.items()}
+        times = {"rollouts, s": rollouts, "learning, s": whole - rollouts, "whole step, s": whole}
+        return {name: seconds.tolist() for name, seconds in times.items()}
     work = []
-    for prompt, ids, loss, messages in zip(*kept[-1][:4], strict=True):
-        called = [call["function"] for one in messages for call in one.get("tool_calls") or ()]
-        calls = [[one["name"], dict(one["arguments"])] for one in called]
+    for prompt, ids, loss, messages in zip(*collections[-1][:4], strict=True):
+        made = [call["function"] for m in messages for call in m.get("tool_calls") or ()]
+        calls = [[call["name"], dict(call["arguments"])] for call in made]
         work.append(([*prompt], [*ids], [*loss], calls, reward(messages[-1]["content"])))
     return work_of(work, gradient)
 

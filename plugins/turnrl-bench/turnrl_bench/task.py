@@ -1,9 +1,9 @@
-"""A task that two programs can work on alike: questions, a tool, a small model with a tokenizer,
-and the tokens that both sample.
+"""A task that two programs can do in the same way: questions, a tool, a small model with a
+tokenizer, and the tokens that both sample.
 
 It is the search agent of two turns. Its prompts share most of their tokens, a system message and a
-tool's description, as real ones do. Trajectories differ in their tokens, as at temperature 1. The
-first turn ends in a call of the tool.
+tool's description, as real prompts do. Trajectories differ in their tokens, as at temperature 1.
+The first turn ends in a call of the tool.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CHATML = """\
 {{- '<|im_end|>\n' }}
 {%- endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
-"""A chat template of messages as they are, the tools after the first."""
+"""A chat template that writes messages as they are, and the tools after the first."""
 
 TINY = work.Decoder(
     hidden=192, inner=512, layers=4, heads=4, kv_heads=2, head_size=48, vocab=1024, tied=True
@@ -56,7 +56,7 @@ class Shape:
 
     Args:
         prompts: Questions of an iteration.
-        group_size: Trajectories of each.
+        group_size: Trajectories of each question.
         prompt_tokens: Length of each prompt.
         turn_tokens: Tokens sampled in the first turn, with the call and the end of the turn, and in
             the second.
@@ -77,13 +77,13 @@ class Shape:
 
 @dataclass(frozen=True)
 class Task:
-    """Questions, and the turns that are sampled in reply.
+    """Questions, and the turns to sample in reply.
 
     Args:
-        shape: How much of it there is.
+        shape: Size of the task.
         system: The system message.
-        questions: Texts.
-        words: What the tool's articles are made of; one token each.
+        questions: The texts of the questions.
+        words: The words of the tool's articles; one token each.
         script: By question, trajectory and turn: the sampled ids.
     """
 
@@ -95,19 +95,19 @@ class Task:
 
     @classmethod
     def read(cls, folder: str | Path) -> Task:
-        """The task that `make` has left in a folder."""
+        """Read the task that `make` wrote to a folder."""
         task = json.loads(Path(folder, "task.json").read_text("utf-8"))
         task["shape"]["turn_tokens"] = tuple(task["shape"]["turn_tokens"])
         return cls(**{**task, "shape": Shape(**task["shape"])})
 
     def article(self, query: str) -> str:
-        """Article that the tool finds: the same for the same query."""
+        """The article that the tool finds: the same for the same query."""
         draw = random.Random(zlib.crc32(query.encode()))
         return " ".join(draw.choices(self.words, k=self.shape.result_tokens))
 
 
 def reward(text: str) -> float:
-    """Reward of an answer, in [0, 1]: anything that differs from answer to answer will do."""
+    """Reward of an answer, in [0, 1]: any number that differs from answer to answer will do."""
     return zlib.crc32(text.strip().encode()) % 1000 / 1000
 
 
@@ -119,17 +119,17 @@ def make(
     device: str = "cpu",
     dtype: str = "float32",
 ) -> Task:
-    """Leave a model with random weights in a folder, its tokenizer, and a task for it.
+    """Write a model with random weights, its tokenizer, and a task for it to a folder.
 
     Args:
-        folder: Where; it is made.
-        shape: How much there is to do.
+        folder: The folder; it is created.
+        shape: Size of the task.
         template: The tokenizer's chat template.
         network: Dimensions of the Qwen2.
-        device: Where the weights are drawn.
+        device: The device that draws the weights.
         dtype: Type of the weights.
     Raises:
-        RecipeError: If prompt or turns are to be shorter than what has to be in them.
+        RecipeError: If the shape leaves no room for the fixed parts of the prompt or the turns.
     """
     import torch
     from transformers import AutoModelForCausalLM, Qwen2Config
@@ -180,8 +180,8 @@ def _task(shape: Shape, tokenizer: Any) -> Task:
 
     plain = [n for n in range(len(tokenizer)) if _is_plain(tokenizer.decode([n]))]
     words = [w for w in (tokenizer.decode([n])[1:] for n in plain) if w and len(ids(f" {w}")) == 1]
-    some = {tuple(draw.sample(words, 8)) for _ in range(4 * shape.prompts)}
-    questions = ["Question: " + " ".join(picked) for picked in sorted(some)[: shape.prompts]]
+    drawn = {tuple(draw.sample(words, 8)) for _ in range(4 * shape.prompts)}
+    questions = ["Question: " + " ".join(picked) for picked in sorted(drawn)[: shape.prompts]]
 
     def rendered(system: str, question: str) -> int:
         opening = [{"role": "system", "content": system}, {"role": "user", "content": question}]
@@ -215,5 +215,5 @@ def _task(shape: Shape, tokenizer: Any) -> Task:
 
 
 def _is_plain(text: str) -> bool:
-    """True if a token is a piece of a word, or one with the space before it."""
+    """True if a token is a piece of a word, with or without a space before it."""
     return text.removeprefix(" ").isascii() and text.removeprefix(" ").isalpha()

@@ -20,11 +20,11 @@ Kind = Literal["nf4", "dense"]
 
 
 class Bench:
-    """Makes what a part needs when it first needs it, and keeps it.
+    """Makes the things that parts need, on first use, and keeps them.
 
     Args:
-        folder: For the model.
-        tiny: A small shape.
+        folder: The folder for the model.
+        tiny: True for a small shape.
         results: All results so far.
     """
 
@@ -41,7 +41,9 @@ class Bench:
     @property
     def model(self) -> str:
         """The folder of the model and the task."""
-        if not (self._model / "task.json").exists():  # written last: a model cut off has none
+        if not (
+            self._model / "task.json"
+        ).exists():  # written last, so an unfinished model has none
             dtype = "bfloat16" if self.on_gpu else "float32"
             network, shape = self.setting.network, self.setting.shape
             make(self._model, shape, network=network, device=str(self.device), dtype=dtype)
@@ -49,8 +51,8 @@ class Bench:
         return str(self._model)
 
     def policy(self, kind: Kind) -> Policy:
-        """A policy on the device, loaded as Lightning does, inside its device's context. One of
-        another kind is dropped."""
+        """A policy on the device, loaded as Lightning does, inside its device's context. A policy
+        of another kind is dropped first."""
         from turnrl_bench.agent import policy_of
 
         if self._loaded is None or self._loaded[0] != kind:
@@ -71,7 +73,7 @@ class Bench:
         return self._played
 
     def floor(self, costs: list[Cost]) -> float | None:
-        """The floor of some costs by the rates of part `machine`. None without these."""
+        """The floor of these costs by the rates of part `machine`; None without these rates."""
         copy, matmul = (self.results.case("machine", name) for name in ("copy", "matmul"))
         return floors.seconds(costs, copy["rate"], matmul["rate"]) if copy and matmul else None
 

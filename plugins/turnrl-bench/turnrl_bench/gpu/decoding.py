@@ -1,7 +1,7 @@
-"""Sampling alone, by each way to hold weights, with graphs and without, and by each attention.
+"""Sampling alone, with each way to hold weights, with and without graphs, and with each attention.
 
-Two turns with a tool's result between them. Turns have ragged lengths, so rows drop out from step
-to step.
+It samples two turns with a tool's result between them. Turns have ragged lengths, so rows drop out
+from step to step.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Wave:
     """Rows to be sampled.
 
     Args:
-        prompts: One for each group.
-        group: Rows of each.
+        prompts: A prompt for each group.
+        group: Number of rows in each group.
         lengths: Length of each turn, for each row.
         result: Tokens between the turns.
     """
@@ -103,14 +103,14 @@ class Wave:
 
     @property
     def rows(self) -> int:
-        """Rows in all."""
+        """Total number of rows."""
         return len(self.prompts) * self.group
 
     @property
     def longest(self) -> int:
         """Tokens of the longest history."""
-        own: int = max(sum(turns) for turns in zip(*self.lengths, strict=True))
-        return len(self.prompts[0]) + (len(self.lengths) - 1) * len(self.result) + own
+        sampled: int = max(sum(turns) for turns in zip(*self.lengths, strict=True))
+        return len(self.prompts[0]) + (len(self.lengths) - 1) * len(self.result) + sampled
 
     def costs(self, net: Work, weights: str) -> list[Cost]:
         """The least costs: prompts once a group, results for each row, and the steps of turns that
@@ -165,7 +165,7 @@ def sample(bench: Bench, case: Case) -> Found:
 
 @contextlib.contextmanager
 def engine_of(bench: Bench, wave: Wave, case: Case) -> Iterator[Slots]:
-    """Within it the engine has started, with room for all rows if the device has it."""
+    """A started engine, with room for all rows if the device has it."""
     tokens = (wave.longest + 32) * (wave.rows + 1)
     needed = int(1.05 * tokens * bench.net.kv_bytes)
     room = device.free_bytes()
@@ -183,14 +183,14 @@ def engine_of(bench: Bench, wave: Wave, case: Case) -> Iterator[Slots]:
     except RecipeError as error:
         if case.attention == "auto":
             raise
-        raise Lacking(str(error)) from error  # an attention by name
+        raise Lacking(str(error)) from error  # a requested attention that does not work here
     try:
         engine.sync(1)
         yield engine
     finally:
         engine.close()
         if torch.nn.attention.current_flash_attention_impl() is not None:
-            # `fa3` has activated another one, for the whole process
+            # `fa3` has activated another implementation, for the whole process
             torch.nn.attention.restore_flash_attention_impl()
         device.free()
 

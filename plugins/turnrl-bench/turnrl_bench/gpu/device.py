@@ -1,4 +1,4 @@
-"""A device: waiting for it, its peaks of memory, and what it does at best."""
+"""A device: waits for it, and measures its peaks of memory and its best rates."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def device() -> torch.device:
-    """The GPU, or the CPU where there is none."""
+    """The GPU, or the CPU if there is no GPU."""
     return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
 
 
@@ -22,21 +22,21 @@ def synchronize() -> None:
 
 
 def clock() -> float:
-    """Seconds, once all that was asked of the device is done."""
+    """The time in seconds, once the device has finished all its work."""
     synchronize()
     return time.perf_counter()
 
 
 def free() -> None:
-    """Give back the device's memory that nobody holds any more. Nothing on a CPU."""
+    """Give back memory of the GPU that nobody holds any more. On a CPU, do nothing."""
     if torch.cuda.is_available():
         gc.collect()
         torch.cuda.empty_cache()
 
 
 def peak() -> int | None:
-    """The most bytes that tensors took on the device since this was last asked; None without a
-    GPU."""
+    """The most bytes that tensors took on the device since the last call of this function; None
+    without a GPU."""
     if not torch.cuda.is_available():
         return None
     size = torch.cuda.max_memory_allocated()
@@ -48,12 +48,12 @@ def free_bytes() -> int | None:
     """Bytes of the device that no tensor takes; None without a GPU."""
     if not torch.cuda.is_available():
         return None
-    kept = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
-    return int(torch.cuda.mem_get_info()[0] + kept)
+    reserved = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+    return int(torch.cuda.mem_get_info()[0] + reserved)
 
 
 def copy_bytes_per_s(size: int) -> float:
-    """Bytes a second that a large copy reads and writes.
+    """Bytes per second that a large copy reads and writes.
 
     Args:
         size: Bytes copied.
@@ -64,18 +64,18 @@ def copy_bytes_per_s(size: int) -> float:
 
 
 def matmul_flops(size: int) -> float:
-    """Operations a second of a product of two square matrices, in bfloat16 on a GPU.
+    """Operations per second of a product of two square matrices, in bfloat16 on a GPU.
 
     Args:
         size: Rows.
     """
     dtype = torch.bfloat16 if device().type == "cuda" else torch.float32
-    one = torch.randn(size, size, device=device(), dtype=dtype)
-    return 2 * size**3 / best_seconds(lambda: one @ one)
+    matrix = torch.randn(size, size, device=device(), dtype=dtype)
+    return 2 * size**3 / best_seconds(lambda: matrix @ matrix)
 
 
 def best_seconds(work: Callable[[], object], repetitions: int = 10) -> float:
-    """The least seconds of some repetitions, after one that warms up."""
+    """The least seconds of several repetitions, after one that warms up."""
 
     def finished() -> None:
         work()

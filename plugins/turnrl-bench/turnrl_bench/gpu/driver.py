@@ -1,6 +1,6 @@
-"""Runs the parts, each in a process of its own: if one crashes (a lost device, a signal, the
-machine's memory) or hangs, the error is that part's, and the others run. Ctrl-C ends all of it and
-keeps the results.
+"""Runs the parts, each in its own process. If a process crashes (a lost device, a signal, the
+machine's memory) or hangs, only its part has an error, and the others still run. Ctrl-C ends the
+benchmark and keeps the results.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from turnrl_bench.gpu.report import show
 from turnrl_bench.gpu.results import DONE, Results, now
 
 _GRACE_S = 30.0
-"""A process that takes longer than twice the time of its part and this is ended."""
+"""A process that takes longer than twice the time of its part plus these seconds is ended."""
 
 
 def bench(args: argparse.Namespace) -> int:
-    """Measure a GPU, as the options of `turnrl bench gpu` say, and print the tables.
+    """Measure a GPU with the options of `turnrl bench gpu`, and print the tables.
 
     Returns:
         The exit code: 1 if a part failed.
     Raises:
-        RecipeError: Before anything is measured, if it cannot be.
+        RecipeError: If nothing can be measured; it is raised before the first measurement.
     """
     if not args.json.absolute().parent.is_dir():
         raise RecipeError(
@@ -76,13 +76,13 @@ def drive(
     """Measure parts.
 
     Args:
-        results: Where they go.
-        parts: In their order, none of which is done.
-        folder: For models. The caller removes it.
-        tiny: A small shape, on whatever device there is.
-        minutes: For all of them.
-        threads: That torch may use.
-        grace_s: See above.
+        results: Where the results go.
+        parts: The parts in their order; none is done yet.
+        folder: The folder for models. The caller removes it.
+        tiny: True for a small shape, on any device.
+        minutes: Time for all parts.
+        threads: Number of threads that torch may use.
+        grace_s: See `_GRACE_S`.
     """
     until = time.monotonic() + 60 * minutes
     scale = 60 * minutes / sum(part.most_s for part in parts)
@@ -102,11 +102,12 @@ def drive(
         seconds = min(left, scale * part.most_s)
         settings = [str(results.file), str(folder), part.name, part.function, tiny, seconds]
         command = [sys.executable, "-m", "turnrl_bench.gpu.worker", json.dumps(settings)]
-        kept = results.part(part.name).get("cases", {}).items()
-        results.parts[part.name] = {"cases": {n: one for n, one in kept if one["status"] == DONE}}
+        cases = results.part(part.name).get("cases", {}).items()
+        done = {name: case for name, case in cases if case["status"] == DONE}
+        results.parts[part.name] = {"cases": done}
         error = "it was interrupted"
         print(f"  {part.name} ...", file=sys.stderr, flush=True)
-        try:  # from here on, whoever reads the file may end this
+        try:  # a reader of the file may end this process from here on
             results.note(part.name, status="running", began=now())
             subprocess.run(
                 command,
@@ -127,22 +128,22 @@ def drive(
 
 
 def _report(name: str, results: Results) -> None:
-    """Say how a part ended, and which of its cases failed."""
-    ended = results.part(name)
-    entries = {name: ended, **{f"    {case}": one for case, one in ended["cases"].items()}}
-    for text, one in entries.items():
-        if one is ended or one["status"] != DONE:
-            why = one.get("error") or one.get("why") or ""
-            print(f"  {text}: {one['status']} {why}".rstrip(), file=sys.stderr, flush=True)
+    """Print how a part ended, and its cases that failed."""
+    part = results.part(name)
+    entries = {name: part, **{f"    {case}": entry for case, entry in part["cases"].items()}}
+    for text, entry in entries.items():
+        if entry is part or entry["status"] != DONE:
+            why = entry.get("error") or entry.get("why") or ""
+            print(f"  {text}: {entry['status']} {why}".rstrip(), file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
 def models(needed: int) -> Iterator[Path]:
-    """A folder for models, removed however the block ends. Folders of earlier runs that were killed
-    are removed first.
+    """A folder for models, which is removed however the block ends. Folders of earlier runs that
+    were killed are removed first.
 
     Args:
-        needed: Bytes that it has to hold.
+        needed: Bytes that the folder has to hold.
     Raises:
         RecipeError: If the disk has no room.
     """

@@ -2,11 +2,12 @@
 
 A *floor* is the sum, over products of matrices, attention, head and elementwise work, of
 
-    max(bytes / bytes a second of a large copy, operations / operations a second of a large product)
+    max(bytes / bytes per second of a large copy,
+        operations / operations per second of a large product)
 
-with both rates measured in the same run. It counts what the mathematics needs, in the precision
-that is in use: weights read once a step (4 bits and their scales, or 2 bytes), keys and values of
-each row's whole history, two operations per weight and token. It leaves out activations that are
+with both rates measured in the same run. It counts the work that the mathematics needs, in the
+precision in use: weights read once per step (4 bits and their scales, or 2 bytes), keys and values
+of each row's whole history, two operations per weight and token. It leaves out activations that are
 computed again, launches, sampling, biases, weights of norms, and embeddings. A kernel that reads a
 shared prompt once for all rows can beat the floor of attention.
 """
@@ -29,12 +30,12 @@ class Cost:
 
 
 def seconds(costs: Iterable[Cost], bytes_per_s: float, operations_per_s: float) -> float:
-    """The floor of some costs.
+    """The floor of these costs.
 
     Args:
-        costs: Of its parts.
-        bytes_per_s: Read and written by a large copy on this device.
-        operations_per_s: Those of a large product of matrices.
+        costs: The costs of all parts.
+        bytes_per_s: Bytes per second that a large copy reads and writes on this device.
+        operations_per_s: Operations per second of a large product of matrices.
     """
     return sum(max(c.bytes / bytes_per_s, c.flops / operations_per_s) for c in costs)
 
@@ -50,18 +51,18 @@ def weights_bytes(net: Work, weights: str) -> float:
 
 
 def _used(net: Work) -> int:
-    """Weights that a token is multiplied with, without the head."""
+    """The number of weights that a token is multiplied with, without the head."""
     return net.shape.dense + net.trained
 
 
 def decode_step(net: Work, weights: str, rows: int, history: int) -> list[Cost]:
-    """One token of each row.
+    """The costs of sampling one token in each row.
 
     Args:
         net: The network.
         weights: See `weights_bytes`.
-        rows: How many.
-        history: Tokens that they attend to, all together.
+        rows: Number of rows.
+        history: Total number of tokens that the rows attend to.
     """
     return [
         Cost(weights_bytes(net, weights), 2.0 * _used(net) * rows),
@@ -76,9 +77,9 @@ def reading(net: Work, weights: str, tokens: int, pairs: int, asked: int) -> lis
     Args:
         net: The network.
         weights: See `weights_bytes`.
-        tokens: How many are computed.
-        pairs: Pairs of a token and one that it attends to.
-        asked: Tokens whose logits are taken.
+        tokens: Number of tokens computed.
+        pairs: Number of pairs of a token and a token that it attends to.
+        asked: Number of tokens whose logits are computed.
     """
     return [
         Cost(weights_bytes(net, weights), 2.0 * _used(net) * tokens),
@@ -89,12 +90,12 @@ def reading(net: Work, weights: str, tokens: int, pairs: int, asked: int) -> lis
 
 
 def learning(net: Work, weights: str, tokens: int, pairs: int, asked: int) -> list[Cost]:
-    """Forward and backward of an adapter over a frozen base: four operations for a base's weight
-    and token (its own gradient is not taken), six for the adapter's; attention's backward is twice
-    its forward. See `reading` for the arguments."""
-    base, own = 4.0 * net.shape.dense, 6.0 * net.trained
+    """Forward and backward pass of an adapter over a frozen base: four operations per token and
+    weight of the base, whose own gradient is not computed, and six per weight of the adapter. The
+    backward pass of attention costs twice its forward pass. See `reading` for the arguments."""
+    base, adapter = 4.0 * net.shape.dense, 6.0 * net.trained
     return [
-        Cost(2 * weights_bytes(net, weights), (base + own) * tokens),
+        Cost(2 * weights_bytes(net, weights), (base + adapter) * tokens),
         Cost(3 * tokens * net.kv_bytes, 12.0 * net.shape.hidden * net.shape.layers * pairs),
         Cost(3 * tokens * _elementwise(net)),
         _head(net, asked, 2),
@@ -107,16 +108,16 @@ def _head(net: Work, asked: int, times: int) -> Cost:
 
 
 def _elementwise(net: Work) -> float:
-    """Bytes of a token, by fused kernels: two norms with their additions, two rotations, and the
+    """Bytes per token with fused kernels: two norms with their additions, two rotations, and the
     gated activation; each reads its inputs and writes its outputs once."""
     shape = net.shape
     values = 10 * shape.hidden + 2 * shape.kv_heads * shape.head_size + 3 * shape.inner
     return float(shape.layers * values * net.size)
 
 
-def pairs_of(seen: int, own: int) -> int:
-    """Pairs of a stretch of `own` tokens that come after `seen` others."""
-    return own * seen + own * (own + 1) // 2
+def pairs_of(seen: int, new: int) -> int:
+    """The number of pairs when `new` tokens follow `seen` tokens; each attends to all up to it."""
+    return new * seen + new * (new + 1) // 2
 
 
 def turn_steps(histories: Sequence[int], lengths: Sequence[int]) -> list[tuple[int, int]]:
@@ -124,8 +125,8 @@ def turn_steps(histories: Sequence[int], lengths: Sequence[int]) -> list[tuple[i
 
     Args:
         histories: Tokens before each row's turn.
-        lengths: Tokens that each samples; the first comes from what was read before, so a turn of
-            n tokens has n - 1 steps.
+        lengths: Tokens that each row samples. The first comes from the pass that read the history,
+            so a turn of n tokens has n - 1 steps.
     """
     steps = []
     for t in range(1, max(lengths)):

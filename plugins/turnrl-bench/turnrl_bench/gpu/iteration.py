@@ -13,7 +13,7 @@ from turnrl_bench.gpu.results import Cases, Found
 from turnrl_slots import Slots
 
 _LONG_S = 45
-"""After an iteration that took longer there is no second one to compare it with."""
+"""After an iteration that took more seconds there is no second one to compare it with."""
 
 
 def measure(bench: Bench, cases: Cases) -> None:
@@ -42,7 +42,7 @@ def _iteration(bench: Bench, until: float) -> Found:
         "first_s": watch.times[0]["whole step"],
         "whole": {"whole_s": whole, **bench.against(whole, [*rolling, *learning])},
         "rollouts": {"rollouts_s": rolled, **bench.against(rolled, rolling)},
-        # the pass before the first update gives them, so their cost is at least nothing
+        # the pass before the first update computes them, so their least cost is 0
         "old log-probabilities": {"read_s": before},
         "learning": {"learning_s": learned, **bench.against(learned, learning)},
         "memory": {phase: {"peak_bytes": size} for phase, size in peaks.items()},
@@ -63,7 +63,7 @@ def rollout_costs(bench: Bench, dense: bool) -> list[Cost]:
     """The least costs of the rollouts.
 
     Args:
-        bench: With the shape.
+        bench: The bench, for its shape.
         dense: True if the engine samples with a dense copy of the base.
     """
     shape = bench.setting.shape

@@ -1,4 +1,4 @@
-"""Learning from one minibatch, part by part, with activations computed again and with all kept."""
+"""Learning from one minibatch, part by part, with activations recomputed and with all kept."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ _LONG_S = 8.0
 
 def measure(bench: Bench, cases: Cases) -> None:
     """See `parts`."""
-    for name, again in (("recomputed", True), ("kept", False)):
-        cases.run(name, partial(_minibatch, bench, again))
+    for name, recomputes in (("recomputed", True), ("kept", False)):
+        cases.run(name, partial(_minibatch, bench, recomputes))
     cases.run("old log-probabilities", partial(_reading, bench))
     cases.run("optimiser", partial(_optimiser, bench))
 
 
 def minibatch(bench: Bench) -> tuple[list[int], object]:
-    """The first full minibatch: which trajectories it has, and how they are laid out."""
+    """The first full minibatch: the numbers of its trajectories, and their layout."""
     policy, rows = bench.policy("nf4"), [row for t in bench.played() for row in t.token_rows]
-    some, layout = next(policy.passes(rows, bench.setting.minibatch_tokens))
-    return some, move_data_to_device(layout, bench.device)
+    numbers, layout = next(policy.passes(rows, bench.setting.minibatch_tokens))
+    return numbers, move_data_to_device(layout, bench.device)
 
 
 def counts_of(layout: Any) -> tuple[int, int, int]:
-    """Counts of a pass: its tokens, pairs of a token and one that it attends to, and tokens whose
-    log-probabilities are computed. A token attends to itself and to those before it."""
+    """Counts of a pass: its tokens, its pairs of a token and a token that it attends to, and its
+    tokens whose log-probabilities are computed. A token attends to itself and to earlier tokens."""
     seen = layout.position_ids + 1
     if layout.attention_mask is not None:
         seen = seen * layout.attention_mask
@@ -45,9 +45,9 @@ def counts_of(layout: Any) -> tuple[int, int, int]:
 
 
 @contextlib.contextmanager
-def recomputing(policy: Policy, again: bool) -> Iterator[None]:
-    """Within it activations are computed again in the backward pass, or all are kept."""
-    recompute(policy.base, again)
+def recomputing(policy: Policy, recomputes: bool) -> Iterator[None]:
+    """Recompute activations in the backward pass meanwhile, or keep all of them."""
+    recompute(policy.base, recomputes)
     try:
         yield
     finally:
@@ -55,27 +55,27 @@ def recomputing(policy: Policy, again: bool) -> Iterator[None]:
 
 
 def step(policy: Policy, layout: object) -> dict[str, float]:
-    """Forward, head and backward of one minibatch, in seconds. The loss is a weighted sum of
-    log-probabilities, whose gradient is of the size of the surrogate's."""
+    """Seconds of the forward pass, the head and the backward pass of one minibatch. The loss is a
+    weighted sum of log-probabilities, whose gradient is as large as the surrogate's."""
     marks: list[float] = []
     hook = policy.decoder.register_forward_hook(lambda *_: marks.append(device.clock()))
     try:
         began = device.clock()
         logprobs = policy(layout).logprobs
-        asked = device.clock()
+        headed = device.clock()
         weights = torch.linspace(-1, 1, len(logprobs), device=logprobs.device) / len(logprobs)
         (logprobs * weights).sum().backward()
         ended = device.clock()
     finally:
         hook.remove()
-    # with checkpointing the layers, not the decoder, are run again, so there is one mark
-    return {"forward": marks[0] - began, "head": asked - marks[0], "backward": ended - asked}
+    # checkpointing runs the layers again, but not the decoder, so there is only one mark
+    return {"forward": marks[0] - began, "head": headed - marks[0], "backward": ended - headed}
 
 
-def _minibatch(bench: Bench, again: bool) -> Found:
+def _minibatch(bench: Bench, recomputes: bool) -> Found:
     policy = bench.policy("nf4")
-    some, layout = minibatch(bench)
-    with recomputing(policy, again):
+    numbers, layout = minibatch(bench)
+    with recomputing(policy, recomputes):
         device.peak()
         runs, first = [], step(policy, layout)
         peak = device.peak()
@@ -94,15 +94,15 @@ def _minibatch(bench: Bench, again: bool) -> Found:
         "peak_bytes": peak,
         "tokens": tokens,
         "asked": asked,
-        "trajectories": len(some),
+        "trajectories": len(numbers),
     }
 
 
 def _reading(bench: Bench) -> Found:
     """Old log-probabilities of the same trajectories."""
     policy = bench.policy("nf4")
-    some, layout = minibatch(bench)
-    rows = [row for i in some for row in bench.played()[i].token_rows]
+    numbers, layout = minibatch(bench)
+    rows = [row for i in numbers for row in bench.played()[i].token_rows]
     seconds = device.best_seconds(lambda: policy.read(rows, bench.setting.minibatch_tokens), 2)
     costs = floors.reading(bench.net, "nf4", *counts_of(layout))
     return {"read_s": seconds, **bench.against(seconds, costs)}

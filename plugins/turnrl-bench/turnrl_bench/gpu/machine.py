@@ -34,7 +34,8 @@ def measure(bench: Bench, cases: Cases) -> None:
 
 
 def load(bench: Bench, cases: Cases) -> None:
-    """Load a policy as a run does, start an engine with its defaults, and note what is in force."""
+    """Load a policy as a run does, start an engine with its defaults, and note the choices in
+    force."""
     cases.run("nf4", lambda: _load(bench))
 
 
@@ -75,7 +76,7 @@ def _device() -> Found:
 
 
 def _versions() -> Found:
-    """Of Python, CUDA, and the libraries; None for one that is not installed."""
+    """Versions of Python, CUDA, and the libraries; None for a library that is not installed."""
     return {**dict.fromkeys(LIBRARIES), **versions(LIBRARIES), "cuda": torch.version.cuda}
 
 

@@ -8,7 +8,7 @@ from turnrl_bench.task import TINY, Shape
 from turnrl_doctor import work
 
 MINUTES = 9.0
-"""All parts together, unless `--minutes` says otherwise."""
+"""Time for all parts together; the default of `--minutes`."""
 
 RANK, UPDATES = 16, 2
 
@@ -18,9 +18,9 @@ class Part:
     """One part.
 
     Args:
-        name: As in `--parts` and in the JSON file.
+        name: The name in `--parts` and in the JSON file.
         function: `module:function`, which takes a `Bench` and `Cases`.
-        least_s: With fewer seconds left on a GPU it is skipped.
+        least_s: With fewer seconds left on a GPU, the part is skipped.
         most_s: Seconds after which no case begins; the driver scales them to the time it has.
     """
 
@@ -61,8 +61,8 @@ class Setting:
     Args:
         network: The policy's dimensions.
         shape: Shape of the iteration.
-        rows: Trajectories that are sampled at once: the default, and the recipe's.
-        turns: Tokens sampled in a turn where decoding alone is measured, on average.
+        rows: Trajectories sampled at once: the default, and the recipe's.
+        turns: Average number of tokens sampled in a turn, if decoding alone is measured.
         minibatch_tokens: Tokens of a minibatch.
         copied: Bytes of the large copy.
         multiplied: Rows of the large product.

@@ -38,8 +38,8 @@ class Table:
 
 
 def show(results: Results, markdown: bool) -> str:
-    """All that was measured, at most 80 columns wide unless it is markdown. A table in which
-    nothing was measured is left out, if there is another."""
+    """All measurements, at most 80 columns wide unless it is markdown. A table without any
+    measurement is left out, if another table has one."""
     device = results.case("machine", "device")
     size = "tiny" if results.about.get("tiny") else "7B"
     title = f"A {size} policy on {device.get('name', 'a GPU')}: NF4, an adapter of rank 16"
@@ -54,10 +54,12 @@ def show(results: Results, markdown: bool) -> str:
 
 
 def tables_of(results: Results) -> list[Table]:
-    """The tables, which have the same rows whatever was measured."""
+    """The tables. They have the same rows whatever was measured."""
     rows = SMALL.rows if results.about.get("tiny") else WHOLE.rows
-    others = [table(results) for table in (_learning, _iteration, _machine)]
-    return [_sampling(results, rows), *others]
+    return [
+        _sampling(results, rows),
+        *(table(results) for table in (_learning, _iteration, _machine)),
+    ]
 
 
 _SECONDS, _TIMES, _PER_S = "{:.3g} s", "{:.2f}x", "{:,.0f}"
@@ -72,18 +74,18 @@ def _cell(case: Found, name: str, form: str, scale: float = 1.0) -> str:
 
 def _sampling(results: Results, rows: Sequence[int]) -> Table:
     lines = []
-    for many, (name, weights), graphs in itertools.product(rows, _KINDS, ("on", "off")):
-        case = results.case("decoding", f"{weights}, graphs {graphs}, {many} rows")
+    for count, (name, weights), graphs in itertools.product(rows, _KINDS, ("on", "off")):
+        case = results.case("decoding", f"{weights}, graphs {graphs}, {count} rows")
         figures = _cell(case, "tokens_per_s", _PER_S), _cell(case, "ratio", _TIMES)
-        lines.append((f"{many} rows, {name}, graphs {graphs}", *figures))
+        lines.append((f"{count} rows, {name}, graphs {graphs}", *figures))
     return Table(("sampling", "tokens/s", "x floor"), tuple(lines))
 
 
 def _learning(results: Results) -> Table:
-    both = [results.case("learning", name) for name in ("recomputed", "kept")]
+    modes = [results.case("learning", name) for name in ("recomputed", "kept")]
     read, step = (results.case("learning", name) for name in ("old log-probabilities", "optimiser"))
     lines = [
-        (text, *(_cell(case, name, form, scale) for case in both))
+        (text, *(_cell(case, name, form, scale) for case in modes))
         for text, name, form, scale in (
             ("forward", "forward_s", _SECONDS, 1),
             ("log-probabilities", "head_s", _SECONDS, 1),
@@ -152,8 +154,8 @@ def _notes(results: Results, device: Found, versions: Found) -> list[str]:
         notes.append(f"In force: prefixes are {shared} while learning{choices}.")
     for name, part in results.parts.items():
         cases = {f"{name}, {case}": entry for case, entry in part.get("cases", {}).items()}
-        for what, entry in {name: part, **cases}.items():
+        for label, entry in {name: part, **cases}.items():
             if entry["status"] not in (DONE, "partial"):
                 why = str(entry.get("error") or entry.get("why"))
-                notes.append(f"{what}: {why.rstrip('.')}.")
+                notes.append(f"{label}: {why.rstrip('.')}.")
     return notes

@@ -1,4 +1,4 @@
-"""The results as a JSON file that is never half written, and the cases of a part."""
+"""The results as a JSON file, which is never half written, and the cases of a part."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def now() -> str:
 
 
 def error_of(error: BaseException) -> Found:
-    """An exception as JSON: its kind and text, and where it came from."""
+    """An exception as JSON: its class and text, and its traceback."""
     text = " ".join(str(error).split())[:600]
     lines = traceback.format_exception(error)
     return {
@@ -40,13 +40,13 @@ def error_of(error: BaseException) -> Found:
 
 
 class Results:
-    """The file: the shape that is measured, and by its name each part with a status and its cases.
+    """The file: the shape that is measured, and each part by name, with its status and its cases.
 
     A part is `running`, `done`, `partial` (some of its cases failed or were skipped), `error` or
-    `skipped`. Every change is written to a file beside it, which then takes its place.
+    `skipped`. Every change is written to a second file, which then replaces the first.
 
     Args:
-        file: Where.
+        file: Path of the file.
     """
 
     def __init__(self, file: Path) -> None:
@@ -57,14 +57,14 @@ class Results:
             self.read()
 
     def read(self) -> None:
-        """Read what another process has written.
+        """Read the results that another process has written.
 
         Raises:
-            RecipeError: If the file is not one of these.
+            RecipeError: If the file is not a file of results.
         """
         try:
-            kept = json.loads(self.file.read_text("utf-8"))
-            self.about, self.parts = dict(kept["about"]), dict(kept["parts"])
+            data = json.loads(self.file.read_text("utf-8"))
+            self.about, self.parts = dict(data["about"]), dict(data["parts"])
         except (ValueError, KeyError, TypeError) as error:
             raise RecipeError(
                 f"{str(self.file)!r} is not a file of 'turnrl bench gpu'. Give another --json."
@@ -74,7 +74,7 @@ class Results:
         """Note the shape that is measured.
 
         Raises:
-            RecipeError: If there are results of the other one.
+            RecipeError: If the file has results of the other shape.
         """
         if self.about.setdefault("tiny", tiny) != tiny:
             size = "the whole shape" if tiny else "the tiny shape"
@@ -86,7 +86,7 @@ class Results:
         return self.parts.get(name, {})
 
     def case(self, part: str, name: str) -> Found:
-        """A case that was measured, empty if it was not."""
+        """The results of a case, empty unless it was measured."""
         case: Found = self.part(part).get("cases", {}).get(name, {})
         return case if case.get("status") == DONE else {}
 
@@ -96,19 +96,20 @@ class Results:
         self._save()
 
     def end(self, name: str) -> None:
-        """Give a part that has run to its end the status that its cases make."""
+        """Set the status of a part that has run to its end, from the status of its cases."""
         cases = self.part(name).get("cases", {}).values()
-        whole = all(case["status"] == DONE for case in cases)
-        self.note(name, status=DONE if whole else "partial", ended=now())
+        complete = all(case["status"] == DONE for case in cases)
+        self.note(name, status=DONE if complete else "partial", ended=now())
 
     def _save(self) -> None:
-        kept = {"about": self.about, "parts": self.parts}
+        data = {"about": self.about, "parts": self.parts}
         with whole_file(self.file) as new:
-            new.write_text(json.dumps(kept, indent=1) + "\n", "utf-8")
+            new.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
 
 
 class Cases:
-    """The cases of one part: each is recorded as soon as it ends, and none ends the others.
+    """The cases of one part. Each is recorded as soon as it ends, and a failure does not end the
+    others.
 
     Args:
         results: Where they are recorded.
@@ -124,8 +125,8 @@ class Cases:
 
         Args:
             name: The case's name.
-            work: Measures it.
-            least_s: With fewer seconds left it is skipped.
+            work: Measures the case.
+            least_s: With fewer seconds left, the case is skipped.
         """
         if self.results.case(self.part, name):
             return
@@ -142,4 +143,4 @@ class Cases:
             except Exception as error:
                 entry = error_of(error)
         self.results.note(self.part, cases={**self.results.part(self.part)["cases"], name: entry})
-        device.free()  # here, where the exception and what its frames held are gone
+        device.free()  # only here, because an exception's frames hold tensors until then

@@ -25,10 +25,10 @@ def measure(file: str, folder: str, name: str, function: str, tiny: bool, second
         folder: Folder for models.
         name: Name of the part.
         function: `module:function`.
-        tiny: A small shape, on whatever device there is.
-        seconds: After these no case begins.
+        tiny: True for a small shape, on any device.
+        seconds: Seconds after which no case begins.
     """
-    # a case may begin at the last moment; what takes still longer hangs, and the log says where
+    # a case may begin at the last moment; if it takes longer still, it hangs, as the log shows
     faulthandler.dump_traceback_later(2 * seconds)
     results, began = Results(Path(file)), time.monotonic()
     cases = Cases(results, name, began + seconds)
