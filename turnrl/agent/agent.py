@@ -18,11 +18,11 @@ class Agent:
     """Makes attempts, begins them, and moves them on.
 
     Args:
-        driver: Drives them.
+        driver: Drives the attempts.
         sampler: Writes the turns.
         chat: The policy's chat format.
         sampling: How to sample a turn.
-        max_tokens: The most tokens of each history of an attempt.
+        max_tokens: The most tokens in each history of an attempt.
         box: The tools.
     """
 
@@ -36,9 +36,9 @@ class Agent:
         box: Toolbox,
     ) -> None:
         self._driver, self._sampler, self._chat, self._box = driver, sampler, chat, box
-        most, tags = driver.plugin.max_turns, driver.plugin.tags
+        max_turns, tags = driver.plugin.max_turns, driver.plugin.tags
         self._rules = Rules(
-            sampling, most, max_tokens, self._converse, lambda text: chat.inert(text, tags)
+            sampling, max_turns, max_tokens, self._converse, lambda text: chat.inert(text, tags)
         )
 
     def attempt(self, question: types.Question, seed: tuple[int, ...]) -> Attempt:
@@ -54,7 +54,7 @@ class Agent:
         await self._driver.advance(attempt, self._chat, self._sampler)
 
     async def close(self) -> None:
-        """Let go of the tools' batches, and have the sampler give back what only sampling needs."""
+        """Drop the tools' batches, and free what the sampler needs only while it samples."""
         self._box.close()
         if not isinstance(self._sampler, types.Engine) or self._sampler.keeps == 1:
             await self._sampler.drain()

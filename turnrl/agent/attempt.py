@@ -32,7 +32,7 @@ from turnrl.types import (
 
 _ROLES = ("system", "user", "assistant", "tool")
 REFUSALS = 10
-"""Actions of an attempt that is over, after which its player is taken to ask for ever."""
+"""After this many refused actions in an attempt that is over, its player counts as stuck."""
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,10 @@ class Rules:
     """What all attempts of a collection share.
 
     Args:
-        sampling: How to sample a turn, of at most so many tokens.
+        sampling: How to sample a turn; its `max_tokens` limits one turn.
         max_turns: The most turns of an attempt.
-        max_tokens: The most tokens of each of its histories.
-        converse: Opens a history with these messages; the chat template describes the tools.
+        max_tokens: The most tokens in each history of an attempt.
+        converse: Opens a history from messages, and from tools for the chat template to describe.
         inert: Neutralises tags and control tokens in a text that a player reads.
     """
 
@@ -59,11 +59,11 @@ class Attempt:
     """One attempt at a question, from its opening to its end.
 
     Args:
-        rules: The limits, and what opens histories.
-        asked: What is asked, as the data have it.
-        sessions: Its place at the tools.
-        seed: Integers that name its random streams; a turn's number is added.
-        begins: Its first turn of its own, if it left another attempt.
+        rules: The limits, and the function that opens histories.
+        asked: The question as the data have it, not neutralised.
+        sessions: The attempt's sessions at the tools.
+        seed: Integers that name the attempt's random streams; a turn's number is added.
+        begins: The first turn of its own, for a branch of another attempt.
     """
 
     def __init__(
@@ -80,12 +80,12 @@ class Attempt:
         self.turns: tuple[Turn, ...] = ()
         self.ended_by: Ending | None = None
         self.figures: ToolFigures = {}
-        self.fault: Exception | None = None  # of the world or of the player, once there is one
-        self.stuck: asyncio.Future[None] | None = None  # done when its player does not stop
-        self._calls: tuple[ToolCall, ...] = ()  # of the last turn, as far as they were answered
-        self._called = 0  # calls of the last turn, answered or not
+        self.fault: Exception | None = None  # the first fault of the world or of the player
+        self.stuck: asyncio.Future[None] | None = None  # done once the player does not stop
+        self._calls: tuple[ToolCall, ...] = ()  # answered calls of the last turn
+        self._called = 0  # number of calls in the last turn, answered or not
         self._running: set[asyncio.Task[Sequence[ToolResult]]] = set()
-        self.sampling = False  # whether a turn is being sampled
+        self.sampling = False  # True while a turn is sampled
         self._refused = 0
 
     @property
@@ -101,7 +101,7 @@ class Attempt:
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
-        """The tools, its sessions' own included."""
+        """The tools, including those that its sessions bring."""
         return self.sessions.specs
 
     # ------------------------------------------------------------------ what a player does
@@ -130,10 +130,11 @@ class Attempt:
             raise
 
     async def _refuse_if_over(self) -> None:
-        """Raise what stands in the way of another action, if anything does.
+        """Raise the attempt's fault, or `AttemptOver` if the attempt is over.
 
-        A player that catches even that, as a bare `except` does, could ask for ever and never let
-        the event loop go. It waits here from some time on, and `let_play` leaves it.
+        A player that catches even that, with a bare `except`, could keep asking for ever and block
+        the event loop. After `REFUSALS` refusals its call never returns, and `let_play` abandons
+        the player.
         """
         if self.ended_by is None and self.fault is None:
             return
@@ -145,7 +146,7 @@ class Attempt:
         raise self.fault or AttemptOver
 
     def no_room(self, tokens: int) -> DataError:
-        """The error that a prompt of so many tokens makes."""
+        """The error for a prompt of `tokens` tokens, which leaves no room to act."""
         return DataError(
             f"question {self.asked.id!r} makes a prompt of {tokens} tokens: no room within "
             f"model.rollout.max_tokens = {self.rules.max_tokens}. Raise it, or leave it out."
@@ -154,8 +155,8 @@ class Attempt:
     def _history_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Conversation:
         """The history that these messages extend, the latest first, or a new one."""
         for conversation in reversed(self.conversations):
-            if more := conversation.beyond(messages):
-                conversation.tell(more)
+            if new_messages := conversation.beyond(messages):
+                conversation.tell(new_messages)
                 return conversation
         self.conversations.append(self.rules.converse(messages, tools))
         return self.conversations[-1]
@@ -168,22 +169,22 @@ class Attempt:
         Args:
             conversation: The history.
             stop: Texts that end the turn.
-            forced: Tokens to take in place of the first draws.
+            forced: Token ids that replace the first draws.
         """
         if self.sampling:
             raise PluginError(
                 "a player asked for a reply while another is sampled. Await the first."
             )
         rules, turn = self.rules, len(self.turns)
-        most = min(rules.sampling.max_tokens, rules.max_tokens - conversation.tokens)
+        room = min(rules.sampling.max_tokens, rules.max_tokens - conversation.tokens)
         seed = stream_seed(*self.seed, turn)
         self.sampling = True
         try:
             reply = await conversation.say(
                 turn,
-                replace(rules.sampling, max_tokens=most, seed=seed, stop=stop, forced_ids=forced),
+                replace(rules.sampling, max_tokens=room, seed=seed, stop=stop, forced_ids=forced),
             )
-        except BaseException:  # cancelled, for example: what was sampled until then is not known
+        except BaseException:  # cancelled, for example: nobody knows what was sampled until then
             conversation.broken = True
             raise
         finally:
@@ -225,7 +226,8 @@ class Attempt:
             calls: The calls.
             unread: Nobody will read the results, so only calls that act on the world are run.
         """
-        # it ends even if a player is in a hurry: what was done in the world is part of the attempt
+        # shielded, so that the calls finish even if the player is cancelled: what they do in the
+        # world is part of the attempt
         run = asyncio.create_task(self._run(calls, self._called, unread))
         self._called += len(calls)
         self._running.add(run)
@@ -238,7 +240,7 @@ class Attempt:
     async def _run(
         self, calls: Sequence[ToolCall], earlier: int, unread: bool
     ) -> tuple[ToolResult, ...]:
-        """Run calls of the last turn, and note what came of them."""
+        """Run calls of the last turn, and record their results in the turn."""
         try:
             results = await self.sessions.answer(calls, len(self.turns) - 1, earlier, unread)
         except Exception as fault:
@@ -264,7 +266,7 @@ class Attempt:
             await asyncio.wait(self._running)
 
     def _last(self, verb: str) -> Turn:
-        """The last turn, which a player reads or acts on."""
+        """The last turn, for `attempt.<verb>`; a fault of the player if there is none."""
         if not self.turns:
             raise self._misused(
                 f"a player used attempt.{verb} before its first reply, so there is no turn that it "
@@ -273,7 +275,7 @@ class Attempt:
         return self.turns[-1]
 
     def _misused(self, what: str) -> PluginError:
-        """The fault of a player, which counts even if the player catches it."""
+        """Record a fault of the player. It counts even if the player catches the error."""
         self.fault = PluginError(what)
         return self.fault
 
@@ -281,11 +283,11 @@ class Attempt:
         self.turns = (*self.turns[:-1], turn)
 
     def end(self, why: Ending, answer: str | None = None) -> None:
-        """End it, unless it has ended.
+        """End the attempt, unless it has ended already.
 
         Args:
             why: Why it ends.
-            answer: The final answer, which is noted in any case.
+            answer: The final answer, recorded even if the attempt has ended already.
         """
         if answer is not None:
             last = self.turns[-1]
@@ -311,21 +313,21 @@ class Attempt:
         return branch
 
     async def close(self) -> None:
-        """Give back what the sampler and the tools hold for it; keep the figures that the tools'
-        sessions hand over."""
+        """Free what the sampler and the tools hold for the attempt, and keep the figures that the
+        tools' sessions return."""
         for run in self._running:
             run.cancel()
         for conversation in self.conversations:
-            conversation.close()  # at once: what it keeps on the device is large
+            conversation.close()  # first: it holds a lot of device memory
         self.figures = await self.sessions.close() or self.figures
 
     @property
     def trajectory(self) -> Trajectory:
-        """The trajectory that came of it, once it has ended."""
+        """The trajectory of an attempt that has ended."""
         assert self.ended_by is not None, "the attempt goes on"
         *before, last = self.turns
-        # nobody read the results of the last turn; a step in the world happened all the same, and
-        # it alone counts as one
+        # nobody read the results of the last turn, so their texts are dropped; but a step in the
+        # world did happen, so only calls that act can keep their ok
         acted = [self.sessions.acts([call]) for call in last.reading.calls]
         results: tuple[ToolResult, ...] = ()
         if any(acted):
@@ -344,15 +346,15 @@ class Attempt:
         )
 
 
-def _is_list(given: object) -> bool:
-    return isinstance(given, Sequence) and not isinstance(given, str)
+def _is_list(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str)
 
 
 def _checked(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """Copies of messages that a player gave, which may change its own later.
+    """Copies of a player's messages, because the player may change its own later.
 
     Raises:
-        PluginError: If they are no messages, or leave nothing to reply to.
+        PluginError: If they are not messages, or the last one is the assistant's.
     """
     example = '[{"role": "user", "content": "Who wrote it?"}]'
     if not _is_list(messages) or not messages:

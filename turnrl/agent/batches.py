@@ -1,4 +1,4 @@
-"""Calls of one toolset that arrive at the same time, run as one batch."""
+"""Batches: calls of one toolset that arrive at the same time are run together."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from turnrl.types import ToolCall, ToolResult, Toolset
 MAX_RESULT_CHARACTERS = 1_000_000
 """A tool that returns more than this is broken; below it, results are cut to a token budget."""
 _GATHER_S = 0.003
-"""Calls of one toolset that arrive within this time leave as one batch."""
+"""Calls of one toolset that arrive within this time form one batch."""
 
 
 class Batcher:
-    """Where the calls of one toolset arrive, and leave in batches."""
+    """Gathers the calls of one toolset into batches, and runs them."""
 
     def __init__(self, toolset: Toolset) -> None:
         self.toolset = toolset
@@ -31,7 +31,7 @@ class Batcher:
             self._batch.add_done_callback(self._done)
         batch, place = self._batch, len(self._calls)
         self._calls.append(call)
-        await asyncio.wait([batch])  # a caller that is cancelled leaves the batch to the others
+        await asyncio.wait([batch])  # cancelling one caller does not cancel the others' batch
         result = batch.result()[place]
         if isinstance(result, TrajectoryLost):
             raise result
@@ -40,14 +40,14 @@ class Batcher:
     def _done(self, batch: asyncio.Task[Sequence[ToolResult | TrajectoryLost]]) -> None:
         self.batches.discard(batch)
         if not batch.cancelled():
-            batch.exception()  # else asyncio would report one that no caller is left to raise
+            batch.exception()  # else asyncio would report it as never retrieved, if no caller waits
 
     async def _run(self, calls: list[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
         await asyncio.sleep(_GATHER_S)
         self._calls = []
         example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
-        one = f"{calls[0].name} with arguments {example}"
-        on = f" on {one}" if len(calls) == 1 else f" on {len(calls)} calls; the first is {one}"
+        call = f"{calls[0].name} with arguments {example}"
+        on = f" on {call}" if len(calls) == 1 else f" on {len(calls)} calls; the first is {call}"
         results = await run_tool(self.toolset, "run", self.toolset.run, calls, on=on)
         what = f"{self.toolset} returned"
         if isinstance(results, str) or not isinstance(results, Sequence):
@@ -73,7 +73,7 @@ class Batcher:
                     f"{what} a ToolResult whose done is {result.done!r:.80}; it is True or False."
                 )
             if len(result.content) > MAX_RESULT_CHARACTERS:
-                long = f"{len(result.content):,} characters for arguments {example}"
-                most = f"at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."
-                raise ToolError(f"{what} a result of {long}; {most}")
+                length = f"{len(result.content):,} characters for arguments {example}"
+                limit = f"at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."
+                raise ToolError(f"{what} a result of {length}; {limit}")
         return results

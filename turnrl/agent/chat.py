@@ -1,9 +1,9 @@
 """Token-exact chat: the prompt is rendered once, then everything is appended.
 
-The chat template is rendered on probes, which gives its markup around and between messages; message
-texts are tokenised on their own, with special tokens split, so none of them can become a control
-token. A template that rewrites history when a message is appended is refused; for families whose
-own template does so, the package has one that does not (`chat_templates/`).
+The chat template is rendered on probes, which gives its markup around and between messages. Message
+texts are tokenised on their own, with special tokens split, so no text can become a control token.
+A template that rewrites history when a message is appended is refused. For model families whose own
+template does so, turnrl brings one that does not (`chat_templates/`).
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 
 _BUNDLED = Path(__file__).parent / "chat_templates"
 _TEXTS = 65_536
-"""Texts of a few tokens that are kept."""
+"""Decoded texts of a few tokens that are cached."""
 _LONGEST = 8
-"""Tokens of one character, at most: of a sequence of emoji, say."""
+"""The most tokens that one character may have, such as a sequence of emoji."""
 
 
 def read_template(name: str) -> str:
-    """A chat template: the text of a file, or of one that comes with turnrl.
+    """The text of a chat template: a file of yours, or one that comes with turnrl.
 
     Args:
         name: A file, or the name of a family such as `qwen3`.
     Raises:
-        RecipeError: If there is neither.
+        RecipeError: If there is no such file and no such family.
     """
     for file in (Path(name).expanduser(), _BUNDLED / f"{name}.jinja"):
         if file.is_file():
@@ -52,9 +52,10 @@ def _bundled() -> list[str]:
 
 
 def family(template: str) -> str | None:
-    """The bundled template that stands in for a model family's own, recognised by its text."""
-    marks: dict[str, list[str]] = json.loads((_BUNDLED / "families.json").read_text("utf-8"))
-    return next((name for name, some in marks.items() if all(m in template for m in some)), None)
+    """The bundled template to use in place of a model family's own, which its text identifies."""
+    families: dict[str, list[str]] = json.loads((_BUNDLED / "families.json").read_text("utf-8"))
+    matches = (name for name, marks in families.items() if all(m in template for m in marks))
+    return next(matches, None)
 
 
 def tool_schema(tool: ToolSpec) -> dict[str, object]:
@@ -65,12 +66,12 @@ def tool_schema(tool: ToolSpec) -> dict[str, object]:
 
 @final
 class ChatFormat:
-    """Format in which a policy's tokenizer writes a conversation.
+    """The format in which a policy's tokenizer writes a conversation.
 
     Args:
-        tokenizer: The policy's, with a chat template.
+        tokenizer: The policy's tokenizer, with a chat template.
     Raises:
-        RecipeError: If the template does not keep what came before when a message is appended.
+        RecipeError: If appending a message changes what the template rendered before.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -86,7 +87,7 @@ class ChatFormat:
         before = self._ids(self._between(("user",))[0], goes_on=True)
         self.end_of_turn = before[0] if before and before[0] in special else None
         self.end_ids = tuple(sorted({tokenizer.eos_token_id, self.end_of_turn} - {None}))
-        # some vocabularies add runs of white space, which control nothing
+        # some vocabularies add runs of white space as tokens, which control nothing
         names = {*tokenizer.all_special_tokens, *added}
         self.control_tokens = tuple(str(token) for token in names if str(token).strip())
 
@@ -96,9 +97,9 @@ class ChatFormat:
         """Ids of the rendered messages, up to where the assistant speaks.
 
         Args:
-            messages: None of their text becomes a special token. What comes from outside has to
-                be `inert` besides: a vocabulary may hold tags that are not marked as special.
-            tools: Described by the template itself.
+            messages: No text of theirs becomes a special token. Text from outside also has to be
+                made `inert`: a vocabulary may hold tags that are not marked as special.
+            tools: Tools that the template itself describes.
         Raises:
             RecipeError: If the template refuses the messages, or changes their texts.
         """
@@ -111,22 +112,22 @@ class ChatFormat:
 
         Args:
             messages: As for `prompt`.
-            after: The last sampled id. If it is the end-of-turn token, that is not repeated.
+            after: The last sampled id. If it is the end-of-turn token, the token is not repeated.
         """
         ids = self._fill(self._between(tuple(m["role"] for m in messages)), messages, True)
         return ids[1:] if after is not None and after == self.end_of_turn == ids[0] else ids
 
     def turn(self, text: str, stop: Sequence[str]) -> tuple[int, ...]:
-        """Ids of a turn as a model would write it: up to the first stop string, or with the token
-        that ends a turn.
+        """Ids of a turn as a model would write it: up to the first stop string, or else ended by
+        the end-of-turn token.
 
         Raises:
-            RecipeError: If there is no such token, and no stop string in the text.
+            RecipeError: If the text has no stop string, and there is no end-of-turn token.
         """
         stops = [text.find(mark) + len(mark) for mark in stop if mark in text]
         ids = self._ids(text[: min(stops, default=None)], goes_on=True)
         end = self.tokenizer.eos_token_id if self.end_of_turn is None else self.end_of_turn
-        ended = next((n for n, one in enumerate(ids) if one in self.end_ids), None)
+        ended = next((n for n, token in enumerate(ids) if token in self.end_ids), None)
         if ended is not None:
             return tuple(ids[: ended + 1])
         if stops:
@@ -144,22 +145,23 @@ class ChatFormat:
         return cast(str, self.tokenizer.decode(list(written)))
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
-        """What each token adds to the text. A character of several tokens is the last one's."""
+        """The text that each token adds. The last token of a character of several gets all of
+        it."""
         texts: list[str] = []
-        begin = done = 0  # of the tokens that are decoded together; those whose text is known
+        begin = done = 0  # tokens from `begin` are decoded together; those before `done` have texts
         for end in range(1, len(ids) + 1):
             whole = self._decoded(tuple(ids[begin:end]))
             if whole.endswith("\ufffd") and end < len(ids) and end - done < _LONGEST:
-                texts.append("")  # it may go on
+                texts.append("")  # the character may go on
                 continue
             texts.append(whole.removeprefix(self._decoded(tuple(ids[begin:done]))))
-            # the last token stays: some decoders drop the space before a first one
+            # decode the last token again: some decoders drop the space before the first token
             begin, done = end - 1, end
         return texts
 
     def sent(self, trajectory: Trajectory) -> list[str]:
-        """What the policy read right before each turn, with the marks of the template, as lines to
-        print; none if a `MessageSampler` wrote the turns."""
+        """The text that the policy read right before each turn, with the template's markup, as
+        lines to print; empty if a `MessageSampler` wrote the turns."""
         turns = range(len(trajectory.turns)) if trajectory.samples else ()
         read = (self.tokenizer.decode(list(trajectory.read_before(k))) for k in turns)
         return [textwrap.indent(cast(str, text).strip(), "   > ") for text in read]
@@ -174,7 +176,7 @@ class ChatFormat:
 
     def cut(self, text: str, tokens: int) -> str:
         """At most `tokens` tokens of `text`, from its beginning."""
-        # tokenising megabytes to keep a few hundred tokens would be slow
+        # tokenising megabytes, only to keep a few hundred tokens, would be slow
         head = text[: tokens * 32]
         ids = self._ids(head, control=False)
         if len(ids) <= tokens and len(head) == len(text):
@@ -182,18 +184,18 @@ class ChatFormat:
         return cast(str, self.tokenizer.decode(ids[:tokens])).rstrip("\ufffd")
 
     def safe(self, text: str, tags: Sequence[str], tokens: int) -> str:
-        """Inert text of at most so many tokens; see `inert` and `cut`."""
+        """`text` made inert, and at most `tokens` tokens long; see `inert` and `cut`."""
         safe = self.inert(self.cut(text, tokens), tags)
-        # what is inert may be longer, and a cut may make a tag of `<tools`: so inert comes last
-        most = tokens
-        while self.cut(safe, tokens) != safe and most:
-            most -= 1  # of a vocabulary that cannot say what is inert, the same would come again
-            safe = self.inert(self.cut(text, most), tags)
+        # the inert text may be longer, and a cut may expose a tag like `<tools`: inert comes last
+        limit = tokens
+        while self.cut(safe, tokens) != safe and limit:
+            limit -= 1  # else the loop would not end if the vocabulary cannot spell the inert text
+            safe = self.inert(self.cut(text, limit), tags)
         return safe
 
     def advice_on_tools(self, tool: ToolSpec) -> str:
-        """The setting that has a tool described: a bundled template that does so and otherwise
-        writes the same conversation, if there is one."""
+        """Advice for a template that describes no tools: set a bundled one that describes them and
+        otherwise writes the same conversation, if there is one."""
         conversation = _marked(("system", "user", "assistant", "user"))
         schemas = [tool_schema(tool)]
         for name in _bundled():
@@ -204,8 +206,8 @@ class ChatFormat:
                 if own == self._render(conversation, None, template) != described:
                     what = "which comes with turnrl, describes tools and otherwise writes the same"
                     return f"Set model.policy.chat_template: {name}, {what}."
-        known = ", ".join(_bundled())
-        return f"Give a file with one that does in model.policy.chat_template, or one of {known}."
+        names = ", ".join(_bundled())
+        return f"Give a file with one that does in model.policy.chat_template, or one of {names}."
 
     def _fill(self, markup: list[str], texts: Sequence[Message], goes_on: bool) -> tuple[int, ...]:
         ids = [*self._mark(markup[0], goes_on=goes_on)]
@@ -216,12 +218,12 @@ class ChatFormat:
         return tuple(ids)
 
     def _find_markup(self, roles: tuple[str, ...], schemas: str) -> list[str]:
-        """Markup that the template writes around the texts of messages that open a conversation."""
+        """The markup that the template writes around the messages that open a conversation."""
         return self._split(self._render(_marked(roles), json.loads(schemas) or None), roles)
 
     def _find_between(self, roles: tuple[str, ...]) -> list[str]:
-        """Markup that it writes between an assistant's text and the next, around messages that come
-        between."""
+        """The markup that the template writes from one assistant's text to the next, around the
+        messages between them."""
         reply = "<think>turnrl thought</think>turnrl action"
         user: Message = {"role": "user", "content": "turnrl question"}
         exchange: list[Message] = [{"role": "assistant", "content": reply}, *_marked(roles)]
@@ -234,12 +236,12 @@ class ChatFormat:
 
     def _refuse(self, text: str, wanted: str) -> None:
         same = next((i for i, (a, b) in enumerate(zip(text, wanted, strict=False)) if a != b), 0)
-        known = family(str(self.tokenizer.chat_template))
-        plain = ", ".join(_bundled())
-        advice = f"Give a plain one in model.policy.chat_template, or one of {plain}."
-        if known is not None:
+        bundled = family(str(self.tokenizer.chat_template))
+        names = ", ".join(_bundled())
+        advice = f"Give a plain one in model.policy.chat_template, or one of {names}."
+        if bundled is not None:
             advice = (
-                f"Set model.policy.chat_template: {known}, which comes with turnrl and keeps it."
+                f"Set model.policy.chat_template: {bundled}, which comes with turnrl and keeps it."
             )
         what = "is not prefix-preserving: appending a message changes what came before"
         change = f"{text[same : same + 40]!r} where {wanted[same : same + 40]!r} was"
@@ -265,7 +267,7 @@ class ChatFormat:
         template: str | None = None,
     ) -> str:
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True, "tools": tools}
-        options["chat_template"] = template  # None is the tokenizer's own
+        options["chat_template"] = template  # None: the tokenizer's own
         try:
             return cast(str, self.tokenizer.apply_chat_template(list(messages), **options))
         except Exception as error:
@@ -275,20 +277,20 @@ class ChatFormat:
 
     def _ids(self, text: str, control: bool = True, goes_on: bool = False) -> list[int]:
         if goes_on:
-            # some vocabularies put a space before any text, which is wrong where a text goes on;
-            # this character is in no merge
+            # some vocabularies put a space before any text, which is wrong in the middle of a text.
+            # no merge contains the character \0
             ids, lead = self._encode("\0" + text, control), self._lead(control)
             if ids[: len(lead)] == lead:
                 return ids[len(lead) :]
         return self._encode(text, control)
 
     def _encode(self, text: str, control: bool) -> list[int]:
-        text = text.encode("utf-8", "replace").decode()  # half a surrogate pair is not text
+        text = text.encode("utf-8", "replace").decode()  # a lone surrogate is not text
         options = {"add_special_tokens": False, "split_special_tokens": not control}
         return cast("list[int]", self.tokenizer(text, **options)["input_ids"])
 
 
 def _marked(roles: Sequence[str]) -> list[Message]:
-    """Messages whose texts can be found again in what a template makes of them, unless it rewrites
-    or encodes them."""
+    """Messages whose texts can be found again in the rendered conversation, unless the template
+    rewrites or encodes them."""
     return [{"role": role, "content": f'turnrl "text"\n{i}.'} for i, role in enumerate(roles)]

@@ -1,8 +1,8 @@
 """Conversations: one history at an engine, or at a sampler of messages.
 
-Both take messages and give replies, so that the attempt above does not know the difference. An
-engine is given token ids, rendered once and appended. A sampler of messages is given the messages,
-and the limits of a rollout are counted in the policy's tokens all the same.
+Both take messages and give replies, so an attempt need not know which one it has. An engine gets
+token ids: messages are rendered once and appended. A sampler of messages gets the messages
+themselves, but the limits of a rollout still count the policy's tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _TOOLS = "\n\n# Tools\n\nYou can call these functions:\n<tools>\n{}\n</tools>"
 
 
 class Conversation(ABC):
-    """One history at what samples it.
+    """One history at the sampler that writes its turns.
 
     Attributes:
         messages: The history as messages, replies included.
-        sample: The history as tokens; None where messages are sampled.
-        tokens: Its length so far, in the policy's tokens, messages that nobody answered included.
+        sample: The history as tokens; None for a sampler of messages.
+        tokens: The length so far in the policy's tokens, including messages without a reply yet.
         broken: True if a turn was begun and not ended, so that no turn can follow.
     """
 
@@ -46,20 +46,20 @@ class Conversation(ABC):
 
     @abstractmethod
     def fork(self) -> Conversation:
-        """A copy that goes its own way from here."""
+        """A copy that goes on independently from here."""
 
     @abstractmethod
     def close(self) -> None:
-        """Free what the sampler holds for it."""
+        """Free what the sampler holds for this history."""
 
     def beyond(self, messages: Sequence[Message]) -> Sequence[Message] | None:
-        """The messages that come after this history; None if they do not begin with it, or more
-        than replies of a user or a tool come after."""
+        """The messages that come after this history; None if `messages` do not begin with it, or if
+        anything but messages of a user or a tool comes after it."""
         own = self.messages
-        more = messages[len(own) :]
-        replies = more and all(message["role"] in ("user", "tool") for message in more)
+        rest = messages[len(own) :]
+        replies = rest and all(message["role"] in ("user", "tool") for message in rest)
         goes_on = replies and not self.broken and tuple(messages[: len(own)]) == own
-        return more if goes_on else None
+        return rest if goes_on else None
 
 
 @final
@@ -67,10 +67,10 @@ class TokenConversation(Conversation):
     """A session of an engine.
 
     Args:
-        session: Its history is the prompt.
+        session: A session whose history is the prompt.
         chat: The policy's chat format.
         messages: The prompt.
-        prompt_ids: The same as tokens.
+        prompt_ids: The prompt as tokens.
     """
 
     def __init__(
@@ -117,10 +117,10 @@ class MessageConversation(Conversation):
     """Messages, sent as a whole for each turn.
 
     Args:
-        sampler: Who answers.
-        chat: The policy's chat format, which tokens are counted in.
+        sampler: Writes the replies.
+        chat: The policy's chat format, which counts the tokens.
         messages: The prompt.
-        specs: Tools that a chat template would describe; the system message describes them here.
+        specs: Tools that a chat template would describe; here the system message describes them.
     """
 
     def __init__(
@@ -161,13 +161,13 @@ class MessageConversation(Conversation):
 
 
 def _untooled(messages: Sequence[Message]) -> Iterator[Message]:
-    """The messages, with those of role `tool`, and what the user says beside them, as one of the
-    user's, as in Qwen's chat template. To such a server a message of role `tool` replies to a call
-    in a form of its own."""
+    """The messages, with each run of `tool` and `user` messages joined into one of the user, as in
+    Qwen's chat template. A server would take a message of role `tool` for the reply to a call in
+    its own format."""
     forms = {"tool": "<tool_response>\n{}\n</tool_response>", "user": "{}"}
-    for replies, run in groupby(messages, lambda message: message["role"] in forms):
-        if replies:
-            content = "\n".join(forms[m["role"]].format(m["content"]) for m in run)
+    for are_replies, neighbours in groupby(messages, lambda message: message["role"] in forms):
+        if are_replies:
+            content = "\n".join(forms[m["role"]].format(m["content"]) for m in neighbours)
             yield {"role": "user", "content": content}
         else:
-            yield from run
+            yield from neighbours

@@ -1,7 +1,7 @@
-"""Demonstrations: turns that a demonstrator dictates, played through a rollout as a policy's are.
+"""Demonstrations: a demonstrator dictates turns, and a rollout plays them as it plays a policy's.
 
-Tools, limits and tokens are those of a run, so a trajectory of demonstrations is what a policy that
-wrote these texts would have made.
+Tools, limits and tokens are the same as in a run, so the trajectory is the one that a policy would
+have made if it had written these texts.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from turnrl.types import (
 )
 
 Says = str | Reading
-"""A turn as it is demonstrated: its text, or what it does, which the turn scheme writes."""
+"""A demonstrated turn: its text, or a `Reading`, which the turn scheme writes as text."""
 Demonstrator = Callable[[Attempt, random.Random], Says | Awaitable[Says]]
 """Gives the next turn of an attempt. The random numbers belong to the attempt and the turn."""
 
 
 @final
 class Dictation(Engine):
-    """Takes the place of an engine in `Rollout.play`, and has a demonstrator write the turns.
+    """Takes the place of an engine in `Rollout.play`: a demonstrator writes the turns.
 
     Args:
         demonstrate: Gives the turns.
-        at_once: The most attempts that are under way at a time; None for any number.
+        at_once: The most attempts under way at a time; None for any number.
     """
 
     def __init__(self, demonstrate: Demonstrator, at_once: int | None = None) -> None:
@@ -50,29 +50,30 @@ class Dictation(Engine):
         sampling: Sampling,
         chat: ChatFormat,
     ) -> tuple[int, ...]:
-        """The tokens of an attempt's next turn, written by a turn scheme.
+        """The token ids of an attempt's next turn, which the turn scheme writes if the
+        demonstrator gives a `Reading`.
 
         Raises:
             PluginError: If the demonstrator raises, or gives no text.
             RecipeError: If the turn is longer than a policy's may be.
         """
-        turn, asked, most = len(attempt.turns), attempt.question.id, sampling.max_tokens
-        what = "the demonstrator"
+        turn, question_id = len(attempt.turns), attempt.question.id
         rng = random.Random(repr((seed, turn)))
-        with blaming(PluginError, f"{what} on question {asked!r}", "Fix it."):
+        with blaming(PluginError, f"the demonstrator on question {question_id!r}", "Fix it."):
             shown = self.demonstrate(attempt, rng)
             shown = await shown if inspect.isawaitable(shown) else shown
         text = scheme.write(shown) if isinstance(shown, Reading) else shown
         if not isinstance(text, str) or not text.strip():
             raise PluginError(
-                f"{what} gave {text!r:.80} ({kind_of(text)}) for turn {turn + 1} of question "
-                f"{asked!r}. Return the text of the turn, or a turnrl.Reading."
+                f"the demonstrator gave {text!r:.80} ({kind_of(text)}) for turn {turn + 1} of "
+                f"question {question_id!r}. Return the text of the turn, or a turnrl.Reading."
             )
         ids = chat.turn(text, sampling.stop)
-        if len(ids) > most:
+        if len(ids) > sampling.max_tokens:
             raise RecipeError(
-                f"{what} gave a turn of {len(ids)} tokens on question {asked!r}, more than "
-                f"model.rollout.max_turn_tokens = {most}. Raise it, or write less."
+                f"the demonstrator gave a turn of {len(ids)} tokens on question {question_id!r}, "
+                f"more than model.rollout.max_turn_tokens = {sampling.max_tokens}. Raise it, or "
+                "write less."
             )
         return ids
 

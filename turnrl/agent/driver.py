@@ -1,4 +1,4 @@
-"""What moves attempts on."""
+"""The driver, which moves attempts on."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from turnrl.types import Message, Player, Sampler, Segmenter, ToolSpec, Trajecto
 
 
 class Driver(ABC):
-    """Moves attempts on with somebody's plugin: a segmenter turn by turn, a player from beginning
+    """Moves attempts on with a plugin: with a segmenter turn by turn, with a player from beginning
     to end.
 
     Attributes:
         kind: The plugin's key in `rollout`.
-        branches: Whether attempts stand still between turns, so that they can be forked there.
+        branches: True if attempts pause between turns, so that they can be forked there.
         specs: The tools of the recipe.
     """
 
@@ -42,7 +42,7 @@ class Driver(ABC):
 
     @abstractmethod
     def check(self, chat: ChatFormat) -> None:
-        """Preflight the plugin, and what the chat template has to take from it.
+        """Check before a run that the plugin works, and that the chat template takes its messages.
 
         Raises:
             RecipeError: If the plugin does not fit the tools or the template.
@@ -61,7 +61,7 @@ class Driver(ABC):
         """Move an attempt on.
 
         Args:
-            attempt: The attempt, at whose end `ended_by` is set.
+            attempt: The attempt. `ended_by` is set when it ends.
             chat: The policy's chat format.
             sampler: Writes the turns.
         """
@@ -73,12 +73,12 @@ class Driver(ABC):
 
         Args:
             messages: The messages.
-            tools: What the chat template has to describe.
+            tools: The tools that the chat template has to describe.
             chat: The policy's chat format.
         """
         return chat.prompt(messages, tools)
 
     def sent(self, trajectory: Trajectory, chat: ChatFormat) -> Sequence[str]:
-        """What the policy read right before each turn, as lines to print, if the question and the
-        results of its calls do not show it."""
+        """The text that the policy read right before each turn, as lines to print; empty if the
+        question and the results of its calls show it already."""
         return ()

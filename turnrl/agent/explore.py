@@ -1,9 +1,9 @@
-"""Attempts side by side, with tools running beside generation.
+"""Attempts side by side: tools run while other attempts generate.
 
-`Exploration.run` is a collection from beginning to end. When there is a place for it, an attempt is
-begun in `_begin`. It is forked for its probes and moved on in `_play`, a turn at a time unless it
-has a player, and closed in `_advance` when it ends. An attempt that the world lost begins again in
-`_again`. Whatever was cancelled is closed in `_close`.
+`Exploration.run` is a collection from beginning to end. `_begin` begins attempts as places become
+free. `_play` forks them for their probes and moves them on, one turn at a time unless a player
+drives. `_advance` closes an attempt when it ends. `_again` restarts an attempt that the world lost.
+`_close` closes whatever was cancelled.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from turnrl.errors import TrajectoryLost, WorldError
 
 @dataclass(eq=False)
 class _Track:
-    """An attempt or a probe on its way.
+    """An attempt or a probe under way.
 
     Args:
-        number: The attempt's number in the collection; a probe has its parent's.
-        attempt: Where it stands now.
+        number: The attempt's number in the collection; a probe has its parent's number.
+        attempt: The attempt; a restart replaces it.
         probe: True if it branched off another attempt.
-        restarts: How often it was begun again.
-        lost: Why it has to begin again.
-        counted: Whether the bar counts it as ended.
+        restarts: How often it was restarted.
+        lost: The reason why it has to restart; None if it need not.
+        counted: True if the bar counts it as ended.
     """
 
     number: int
@@ -51,12 +51,12 @@ class Exploration:
 
     Args:
         agent: Begins attempts and moves them on; closed at the end.
-        at_once: Gives the number of attempts that may be under way.
+        at_once: Returns the number of attempts that may be under way; None for any number.
         questions: What to ask.
         group_size: G, attempts per question.
         seed: Integers that name the collection; the numbers of question and attempt are added.
         probes: Branches from the beginning of each turn of each attempt.
-        max_restarts: How often one attempt may be begun again after the world lost it.
+        max_restarts: How often one attempt may restart after the world lost it.
         bar: Counts the attempts that have ended; closed at the end.
     """
 
@@ -86,7 +86,7 @@ class Exploration:
         """Play all attempts to their ends.
 
         Args:
-            lockstep: Play them in waves; otherwise each begins as soon as there is a place.
+            lockstep: Play them in waves; otherwise each begins as soon as a place is free.
         Returns:
             The trajectories of each question, and their probes.
         """
@@ -104,55 +104,56 @@ class Exploration:
             tried[track.number // size].append(probe)
         return types.Attempts(collected, tried, self._restarted)
 
-    def _most(self) -> int:
-        """Number of attempts that may be under way now; it may grow as the engine learns."""
+    def _places(self) -> int:
+        """Number of attempts that may be under way now. It grows if the engine finds more room."""
         return self.at_once() or len(self._attempts)
 
     async def _in_waves(self) -> None:
-        """Play as many as fit together, and the next when all of them have ended."""
+        """Play as many attempts as fit at once; begin the next wave when all of them have ended."""
         begun = 0
         while begun < len(self._attempts):
-            end = begun + (most := self._most())
-            if most >= self.group_size:  # the first waves may have been smaller
+            places = self._places()
+            end = begun + places
+            if places >= self.group_size:  # end with a whole group; earlier waves may be smaller
                 end -= end % self.group_size
             await self._play(self._attempts[begun:end])
             begun = end
 
     async def _as_places_come(self) -> None:
-        """Begin an attempt whenever another has ended, or several, if the engine then has more
-        places than it knew of."""
+        """Begin an attempt whenever another ends, or several if the engine has found more room by
+        then."""
         playing: set[asyncio.Task[None]] = set()
-        async with asyncio.TaskGroup() as crowd:
+        async with asyncio.TaskGroup() as tasks:
             for track in self._attempts:
-                while len(playing) >= self._most():
+                while len(playing) >= self._places():
                     _, playing = await asyncio.wait(playing, return_when=asyncio.FIRST_COMPLETED)
-                playing.add(crowd.create_task(self._play([track])))
+                playing.add(tasks.create_task(self._play([track])))
 
-    async def _play(self, members: Sequence[_Track]) -> None:
-        """Begin the members; then move them on, all together, until they and their probes end."""
-        await self._begin(members)
-        while members := [track for track in members if track.attempt.ended_by is None]:
-            for track in [track for track in members if not track.probe]:
-                members += await self._fork(track)
-            gone = {track.number for track in members if track.lost}
-            async with asyncio.TaskGroup() as crowd:
-                for track in members:
-                    if track.number not in gone:
-                        crowd.create_task(self._advance(track))
-            if lost := {track.number: track.lost for track in members if track.lost}:
-                anew = [self._attempts[number] for number in lost]
-                for track in anew:
+    async def _play(self, tracks: Sequence[_Track]) -> None:
+        """Begin the tracks, then move them on together until they and their probes have ended."""
+        await self._begin(tracks)
+        while tracks := [track for track in tracks if track.attempt.ended_by is None]:
+            for track in [track for track in tracks if not track.probe]:
+                tracks += await self._fork(track)
+            lost_in_fork = {track.number for track in tracks if track.lost}
+            async with asyncio.TaskGroup() as tasks:
+                for track in tracks:
+                    if track.number not in lost_in_fork:
+                        tasks.create_task(self._advance(track))
+            if lost := {track.number: track.lost for track in tracks if track.lost}:
+                restarted = [self._attempts[number] for number in lost]
+                for track in restarted:
                     await self._again(track, lost[track.number])
-                await self._begin(anew)
-                members = [track for track in members if track.number not in lost] + anew
+                await self._begin(restarted)
+                tracks = [track for track in tracks if track.number not in lost] + restarted
 
-    async def _begin(self, members: Sequence[_Track]) -> None:
-        """Open the members' places at the tools, all together, then their conversations in order,
-        so that batches do not depend on how fast tools open."""
-        async with asyncio.TaskGroup() as crowd:
-            for track in members:
-                crowd.create_task(self._open(track))
-        self.agent.begin([track.attempt for track in members])
+    async def _begin(self, tracks: Sequence[_Track]) -> None:
+        """Open the tracks' tool sessions all at once, then their conversations in order, so that
+        batches do not depend on how fast tools open."""
+        async with asyncio.TaskGroup() as tasks:
+            for track in tracks:
+                tasks.create_task(self._open(track))
+        self.agent.begin([track.attempt for track in tracks])
 
     async def _open(self, track: _Track) -> None:
         while True:
@@ -174,14 +175,14 @@ class Exploration:
         return probes
 
     async def _advance(self, track: _Track) -> None:
-        """Move it on; close what has ended, and begin anew what the world lost."""
+        """Move a track on. Close it if it ends; restart it if the world lost it."""
         attempt = track.attempt
         try:
             await self.agent.advance(attempt)
             if attempt.ended_by is not None:
                 await attempt.close()
         except TrajectoryLost as lost:
-            if self.probes:  # once they stand still, it begins again together with its probes
+            if self.probes:  # `_play` restarts it once all tracks have ended their turns
                 track.lost = lost
             else:
                 await self._again(track, lost)
@@ -193,18 +194,18 @@ class Exploration:
             track.counted = True
 
     async def _again(self, track: _Track, lost: TrajectoryLost) -> None:
-        """Put a new attempt in the place of one that the world lost, with the same random numbers:
-        others would bias the sample if the loss depends on what the policy did. Its probes go too,
-        because the new one may do something else where they left it."""
+        """Replace an attempt that the world lost by a new one with the same random numbers: other
+        numbers would bias the sample if the loss depends on what the policy did. The probes of the
+        old attempt are dropped, because the new one may act differently where they branched off."""
         if track.restarts >= self.max_restarts:
             times = f"{track.restarts + 1} times" if track.restarts else "once"
             raise TrajectoryLost(f"{lost} The attempt was lost {times}: the run stops.") from lost
         old = track.attempt
-        gone = [probe for probe in self._branches if probe.number == track.number]
-        for attempt in (old, *(probe.attempt for probe in gone)):
+        dropped = [probe for probe in self._branches if probe.number == track.number]
+        for attempt in (old, *(probe.attempt for probe in dropped)):
             with contextlib.suppress(WorldError):
                 await attempt.close()
-        self._branches = [probe for probe in self._branches if probe not in gone]
+        self._branches = [probe for probe in self._branches if probe not in dropped]
         self.bar.update(-track.counted)
         track.counted = False
         track.attempt, track.lost = self.agent.attempt(old.asked, old.seed), None
@@ -212,7 +213,7 @@ class Exploration:
         self._restarted += 1
 
     async def _close(self) -> None:
-        """Give back what all attempts hold, those that were cancelled too."""
+        """Free what all attempts hold, including cancelled ones."""
         self.bar.close()
         tracks = (*self._attempts, *self._branches)
         closings = (track.attempt.close() for track in tracks)

@@ -1,4 +1,5 @@
-"""The tool that a function is: calls bound to it, and what it returns as a result."""
+"""A function as a tool: binds a call's arguments to it, and turns its return value into a
+result."""
 
 from __future__ import annotations
 
@@ -27,9 +28,9 @@ from turnrl.types import Question, Tool, ToolCall, ToolResult, Toolset
 _WAITS_S = 0.01
 """A function that does nothing for longer waits for something, such as a server."""
 _AT_ONCE = 32
-"""The most threads that call such a function."""
+"""The most threads that call such a function at the same time."""
 _QUESTION = "question"
-"""The parameter that gets the question of the attempt."""
+"""The parameter that gets the attempt's question."""
 
 
 @final
@@ -52,25 +53,25 @@ class FunctionTool(Tool):
                 f"FunctionTool.function is the class {function.__name__}. Give a function, or put "
                 "an instance of a Tool or Toolset into model.rollout.tools."
             )
-        which = name_of(function)
-        self._its_name = f"the function {which}"
-        self._asks = _takes_question(function, which)
-        skip = (_QUESTION,) if self._asks else ()
-        about = described(function, skip=skip, name=name or "")
-        self.name, self.description = about.spec.name, about.spec.description
-        self.parameters = about.spec.parameters
+        function_name = name_of(function)
+        self._label = f"the function {function_name}"
+        self._takes_question = _takes_question(function, function_name)
+        skip = (_QUESTION,) if self._takes_question else ()
+        description = described(function, skip=skip, name=name or "")
+        self.name, self.description = description.spec.name, description.spec.description
+        self.parameters = description.spec.parameters
         self.timeout_s = timeout_s
         at_least(1e-3, "FunctionTool.", self, "timeout_s", optional=False)
-        self._function, self._bind = function, about.bind
+        self._function, self._bind = function, description.bind
         if inspect.iscoroutinefunction(function):
-            vars(self)["run"] = self._run_async  # which takes no thread
+            vars(self)["run"] = self._run_async  # needs no thread
 
     def __str__(self) -> str:
-        return self._its_name
+        return self._label
 
     def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
-        """Call by call; once one waits, the others at the same time. Neither computing nor a
-        collection of garbage counts as waiting: threads would not speed them up."""
+        """Run the calls one by one; as soon as one waits, run the rest at the same time. Computing
+        and garbage collection do not count as waiting: threads would not speed them up."""
         if len(calls) == 1:
             return [self._reply(calls[0])]
         replies: list[ToolResult | TrajectoryLost] = []
@@ -82,78 +83,79 @@ class FunctionTool(Tool):
         return [*replies, self._reply(calls[-1])]
 
     async def _run_async(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
-        if len(calls) == 1:  # without a task of its own, which costs as much as the rest
+        if len(calls) == 1:  # a task of its own would cost as much as the rest
             return [await self._awaited(calls[0])]
         return await asyncio.gather(*map(self._awaited, calls))
 
     def _in_threads(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
-        """In threads that do not keep a process alive, as those of a pool would."""
+        """Run the calls in daemon threads, which do not keep a process alive as a pool's would."""
         todo = iter(enumerate(calls))
         replies: dict[int, ToolResult | TrajectoryLost] = {}
         faults: list[BaseException] = []
 
         def work() -> None:
             try:
-                while not faults and (one := next(todo, None)) is not None:
-                    replies[one[0]] = self._reply(one[1])
+                while not faults and (numbered := next(todo, None)) is not None:
+                    number, call = numbered
+                    replies[number] = self._reply(call)
             except BaseException as fault:
                 faults.append(fault)
 
-        helpers = [
+        threads = [
             threading.Thread(target=work, daemon=True, name="turnrl-tool")
             for _ in range(min(len(calls), _AT_ONCE))
         ]
-        for one in helpers:
-            one.start()
-        for one in helpers:
-            one.join()
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
         if faults:
             raise faults[0]
         return [replies[number] for number in range(len(calls))]
 
     def _reply(self, call: ToolCall) -> ToolResult | TrajectoryLost:
         try:
-            return as_result(self._function(**self._bound(call)), self._its_name)
+            return as_result(self._function(**self._bound(call)), self._label)
         except (Exception, SystemExit) as error:
             return self._fault(error, call)
 
     async def _awaited(self, call: ToolCall) -> ToolResult | TrajectoryLost:
         try:
-            return as_result(await self._function(**self._bound(call)), self._its_name)
+            return as_result(await self._function(**self._bound(call)), self._label)
         except (Exception, SystemExit) as error:
             return self._fault(error, call)
 
     def _bound(self, call: ToolCall) -> dict[str, object]:
         bound = self._bind(call.arguments)
-        if self._asks:
+        if self._takes_question:
             bound[_QUESTION] = call.question
         return bound
 
     def _fault(self, error: BaseException, call: ToolCall) -> ToolResult | TrajectoryLost:
-        """What becomes of an exception: the policy reads it, or the attempt begins again, or it is
-        raised as the world's."""
+        """The reply for an exception: a result that the policy reads, or a lost trajectory, which
+        begins again. Any other exception is raised as a fault of the world."""
         if isinstance(error, PolicyMistake):
             return ToolResult(str(error), ok=False)
         if isinstance(error, TrajectoryLost):
             return error
         if isinstance(error, TurnRLError):
             raise error
-        given = json.dumps(dict(call.arguments), ensure_ascii=False, default=str)[:200]
+        arguments = json.dumps(dict(call.arguments), ensure_ascii=False, default=str)[:200]
         raise ToolError(
-            f"{self} raised {type(error).__name__}: {error} on the arguments {given}"
+            f"{self} raised {type(error).__name__}: {error} on the arguments {arguments}"
             f"{place_of(error)}. Fix it; for a mistake of the policy, it raises "
             "turnrl.PolicyMistake with a text for the policy to read."
         ) from error
 
 
 def as_result(value: object, who: str) -> ToolResult:
-    """What a function returned, as the result of a call: a text as it is, any other value as JSON.
+    """A function's return value as the result of a call: a text as it is, any other value as JSON.
 
     Args:
         value: A text, a `ToolResult`, or numbers, texts, lists, mappings, dataclasses, models.
         who: The function, for the message.
     Raises:
-        ToolError: If it is nothing of the kind.
+        ToolError: If the value is none of these.
     """
     if isinstance(value, str):
         return ToolResult(value)
@@ -170,40 +172,41 @@ def as_result(value: object, who: str) -> ToolResult:
         return ToolResult(json.dumps(plain, ensure_ascii=False, allow_nan=False))
     except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
         if inspect.iscoroutine(value):
-            value.close()  # else Python reports that nobody awaited it
+            value.close()  # else Python warns that nobody awaited it
         raise ToolError(
             f"{who} returned {kind_of(value)}, {value!r:.60}, which is neither text nor JSON. "
             "Return a text, a turnrl.ToolResult, or numbers, texts, lists and mappings."
         ) from error
 
 
-def _takes_question(function: Callable[..., object], which: str) -> bool:
+def _takes_question(function: Callable[..., object], function_name: str) -> bool:
     """True if a function has a parameter for the question.
 
     Raises:
-        RecipeError: If its type is another one.
+        RecipeError: If the parameter's type is not `turnrl.Question`.
     """
-    for one in parameters_of(function):
-        if one.name == _QUESTION:
-            kind = one.annotation
-            # a name that only a type checker sees may be the only trace of it
+    for parameter in parameters_of(function):
+        if parameter.name == _QUESTION:
+            kind = parameter.annotation
+            # the class may be imported for type checkers only, so its name alone counts as well
             named = isinstance(kind, str) and kind.strip("'\"").rpartition(".")[2] == "Question"
-            if kind is not one.empty and (named or hint_of(function, one) is Question):
+            untyped = kind is parameter.empty
+            if not untyped and (named or hint_of(function, parameter) is Question):
                 return True
-            has = "has no type" if kind is one.empty else f"is of another type, {one}"
+            has = "has no type" if untyped else f"is of another type, {parameter}"
             raise RecipeError(
-                f"the parameter 'question' of the function {which} {has}. It gets the question "
-                "that is being answered: write 'question: turnrl.Question'. If the policy should "
-                "fill it in, give it another name, such as 'query'."
+                f"the parameter 'question' of the function {function_name} {has}. It gets the "
+                "question that is being answered: write 'question: turnrl.Question'. If the policy "
+                "should fill it in, give it another name, such as 'query'."
             )
     return False
 
 
 def toolsets_of(tools: Sequence[Toolset | Callable[..., object]]) -> tuple[Toolset, ...]:
-    """The toolsets of a list in which functions may stand.
+    """The toolsets of a list that may also contain functions.
 
     Raises:
-        ArgumentTypeError: If it is not a list of tools and functions.
+        ArgumentTypeError: If `tools` is not a list of tools and functions.
         RecipeError: If the policy could not call one of the functions.
     """
     return tuple(with_functions(Toolset, "tools", tools, FunctionTool, "Tool or Toolset"))

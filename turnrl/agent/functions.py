@@ -1,5 +1,5 @@
-"""Functions as tools: a typed function's signature and docstring say what the policy reads of it,
-and bind a call's arguments to what the function takes.
+"""Functions described as tools: a typed function's signature and docstring give the text that the
+policy reads, and bind a call's arguments to the function's parameters.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _Part = TypeVar("_Part")
 _HOLD_SCHEMAS = ("properties", "patternProperties", "dependentSchemas")
 """Keywords of JSON Schema whose keys are names, and whose values are schemas."""
 _HOLD_VALUES = ("const", "default", "enum", "examples", "required")
-"""Keywords whose values are no schemas."""
+"""Keywords whose values are not schemas."""
 _NOISE = ("title", "discriminator")
-"""Keywords that pydantic adds, and that tell a policy nothing."""
+"""Keywords that pydantic adds, and that are useless to a policy."""
 _FIRST = ("type", "description", "properties", "items", "enum", "anyOf", "required")
-"""Keywords in the order in which a policy reads them, before all others."""
+"""Keywords that come before all others in a schema, in this order."""
 
 
 @final
@@ -40,8 +40,9 @@ class Described:
 
     Args:
         spec: Its description, as the policy reads it.
-        adapter: pydantic's, of a function of the same parameters that returns them by name.
-        plain: The parameters and their types, if JSON's own values are what the function takes.
+        adapter: pydantic's adapter of a function with the same parameters, which returns them by
+            name.
+        plain: The parameters and their types, if the function takes JSON values as they are.
     """
 
     def __init__(
@@ -51,30 +52,32 @@ class Described:
         from pydantic_core import ArgsKwargs
 
         self.spec = spec
-        self._plain = {one.name: kind for one, kind in plain.items()}
+        self._plain = {parameter.name: kind for parameter, kind in plain.items()}
         self._defaults = {p.name: p.default for p in plain if p.default is not p.empty}
-        self._needed = self._plain.keys() - self._defaults
-        self._make, self._given, self._fault = adapter.validator, ArgsKwargs, ValidationError
+        self._required = self._plain.keys() - self._defaults
+        self._validator, self._args_kwargs = adapter.validator, ArgsKwargs
+        self._fault = ValidationError
 
     def bind(self, arguments: Mapping[str, object]) -> dict[str, object]:
         """The function's arguments by name, defaults included: dates, enums, dataclasses and models
         are objects of their classes.
 
         Args:
-            arguments: JSON values that the schema of `spec` allows. What it forbids is not always
-                refused here: pydantic would take "1.5" for 1.5.
+            arguments: JSON values that the schema of `spec` allows. Other values may pass here:
+                pydantic would take "1.5" for 1.5.
         Raises:
             PolicyMistake: If they cannot be read, such as the 31st of February for a date.
         """
-        # a thread that has just woken takes longer for pydantic than for all the rest
-        if self._plain and self._needed <= arguments.keys():
+        # a shortcut: in a thread that has just woken, pydantic takes longer than all the rest
+        if self._plain and self._required <= arguments.keys():
             for name, value in arguments.items():
                 if type(value) is not self._plain.get(name):
                     break
             else:
                 return {**self._defaults, **arguments}
         try:
-            bound: dict[str, object] = self._make.validate_python(self._given((), dict(arguments)))
+            by_name = self._args_kwargs((), dict(arguments))
+            bound: dict[str, object] = self._validator.validate_python(by_name)
         except self._fault as error:
             first = error.errors(include_url=False)[0]
             where = ".".join(map(str, first["loc"]))
@@ -85,8 +88,8 @@ class Described:
 def described(
     function: Callable[..., object], *, skip: Collection[str] = (), name: str = ""
 ) -> Described:
-    """Describe a function as a tool: its docstring is the description (in Google's, NumPy's or
-    Sphinx's style), its annotations are the JSON Schema.
+    """Describe a function as a tool: its docstring (in Google, NumPy or Sphinx style) becomes the
+    description, its annotations become the JSON Schema.
 
     Args:
         function: A typed function, plain or async; a method, bound or not.
@@ -96,46 +99,46 @@ def described(
         RecipeError: If the policy could not call it: a parameter lacks a type, for example. The
             message names the line to write.
     """
-    its_name = name_of(function)
+    function_name = name_of(function)
     if isinstance(function, functools.partial):
         skip = {*skip, *function.keywords}
-    taken = [one for one in parameters_of(function) if one.name not in skip]
-    for one in taken:
-        _refuse_kind(one, its_name)
-    if untyped := [one for one in taken if one.annotation is one.empty]:
+    taken = [parameter for parameter in parameters_of(function) if parameter.name not in skip]
+    for parameter in taken:
+        _refuse_kind(parameter, function_name)
+    if untyped := [parameter for parameter in taken if parameter.annotation is parameter.empty]:
         own = ["self"] if "self" in skip else []
         typed = ", ".join([*own, *map(_with_a_type, taken)])
         if untyped[0].name == "self":
             raise RecipeError(
-                f"the function {its_name} is a method without its object. Give the method of an "
-                "object in Python, as in tools=[it.method], or write a function that calls it."
+                f"the function {function_name} is a method without its object. Give the method of "
+                "an object in Python, as in tools=[it.method], or write a function that calls it."
             )
         raise RecipeError(
-            f"the parameter {untyped[0].name!r} of the function {its_name} has no type. Write "
-            f"'def {its_name.rpartition('.')[2]}({typed})', with the types you mean."
+            f"the parameter {untyped[0].name!r} of the function {function_name} has no type. Write "
+            f"'def {function_name.rpartition('.')[2]}({typed})', with the types you mean."
         )
-    hints = {one.name: hint_of(function, one) for one in taken}
-    text, about = _documented(function, its_name)
-    adapter, schema = _adapted(taken, hints, about, its_name)
-    spec = ToolSpec(name or its_name.rpartition(".")[2], text, schema)
+    hints = {parameter.name: hint_of(function, parameter) for parameter in taken}
+    text, about = _documented(function, function_name)
+    adapter, schema = _adapted(taken, hints, about, function_name)
+    spec = ToolSpec(name or function_name.rpartition(".")[2], text, schema)
     return Described(spec, adapter, _plain(taken, hints))
 
 
 def _plain(
     taken: list[inspect.Parameter], hints: Mapping[str, Any]
 ) -> dict[inspect.Parameter, type]:
-    """The types of parameters that are all texts, numbers and booleans, as their defaults are; else
-    nothing."""
-    for one in taken:
-        kind = hints[one.name]
-        plain_default = one.default is one.empty or type(one.default) is kind
+    """The types of the parameters if all of them, and their defaults, are texts, numbers or
+    booleans; else nothing."""
+    for parameter in taken:
+        kind, default = hints[parameter.name], parameter.default
+        plain_default = default is parameter.empty or type(default) is kind
         if kind not in (str, int, float, bool) or not plain_default:
             return {}
-    return {one: hints[one.name] for one in taken}
+    return {parameter: hints[parameter.name] for parameter in taken}
 
 
 def name_of(function: Callable[..., object]) -> str:
-    """`my_module.search`: what a message calls a function.
+    """The name of a function in messages, such as `my_module.search`.
 
     Raises:
         RecipeError: If it is a lambda, or an object that is not a function.
@@ -155,7 +158,7 @@ def name_of(function: Callable[..., object]) -> str:
 
 
 def _unbound(function: Callable[..., object]) -> Callable[..., object]:
-    """The function that a partial one calls; any other itself."""
+    """The function that a partial calls; any other function itself."""
     return function.func if isinstance(function, functools.partial) else function
 
 
@@ -163,7 +166,7 @@ def parameters_of(function: Callable[..., object]) -> list[inspect.Parameter]:
     """The parameters of a function.
 
     Raises:
-        RecipeError: If it is written in C, and does not say.
+        RecipeError: If Python finds no signature, as for some functions written in C.
     """
     try:
         return list(inspect.signature(function).parameters.values())
@@ -181,16 +184,16 @@ def with_functions(
     make: Callable[[Callable[..., object]], _Part],
     extends: str,
 ) -> list[_Part]:
-    """Components of a list in which functions may stand for them.
+    """The components of a list that may also contain functions.
 
     Args:
         kind: The contract that the components extend.
         name: The argument that has the list, for messages.
         values: The list.
         make: Makes a component of a function.
-        extends: The classes that a user's own may extend, for messages.
+        extends: The classes that a user's own class may extend, for messages.
     Raises:
-        ArgumentTypeError: If it is not a list of components and functions.
+        ArgumentTypeError: If `values` is not a list of components and functions.
         RecipeError: From `make`.
     """
     if inspect.isroutine(values):
@@ -200,40 +203,41 @@ def with_functions(
     if not isinstance(values, Sequence) or isinstance(values, str):
         instances_of(kind, name, values, extends)
     parts = list[_Part]()
-    for number, one in enumerate(values):
+    for number, value in enumerate(values):
         where = f"{name}[{number}]"
-        if isinstance(one, kind):
-            parts.append(one)
-        elif isinstance(one, str) and (last := one.rpartition(".")[2])[:1].islower():
+        if isinstance(value, kind):
+            parts.append(value)
+        elif isinstance(value, str) and (last := value.rpartition(".")[2])[:1].islower():
             raise ArgumentTypeError(
-                f"{where} is {kind_of(one)}. In Python, pass the function itself: {last}."
+                f"{where} is {kind_of(value)}. In Python, pass the function itself: {last}."
             )
-        elif callable(one) and not isinstance(one, type):
+        elif callable(value) and not isinstance(value, type):
             try:
-                parts.append(make(one))
+                parts.append(make(value))
             except RecipeError as error:
                 raise RecipeError(f"{where}: {error}") from error
         else:
-            instance_of(kind, where, one, f"{extends}, or a function")
+            instance_of(kind, where, value, f"{extends}, or a function")
     return parts
 
 
-def _refuse_kind(parameter: inspect.Parameter, its_name: str) -> None:
-    """Refuse a parameter that cannot be filled in by its name."""
+def _refuse_kind(parameter: inspect.Parameter, function_name: str) -> None:
+    """Refuse a parameter that a call cannot fill in by its name."""
     if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
         raise RecipeError(
-            f"the function {its_name} takes {str(parameter).partition(':')[0]!r}, which tells the "
-            "policy nothing. Name each parameter, with its type."
+            f"the function {function_name} takes {str(parameter).partition(':')[0]!r}, which tells "
+            "the policy nothing. Name each parameter, with its type."
         )
     if parameter.kind is parameter.POSITIONAL_ONLY:
         raise RecipeError(
-            f"the parameter {parameter.name!r} of the function {its_name} can only be given by its "
-            "place, and a policy gives arguments by their names. Take the '/' out of its 'def'."
+            f"the parameter {parameter.name!r} of the function {function_name} can only be given "
+            "by its place, and a policy gives arguments by their names. Take the '/' out of its "
+            "'def'."
         )
 
 
 def _with_a_type(parameter: inspect.Parameter) -> str:
-    """A parameter as it could be written: `top_k: int = 3`."""
+    """A parameter as its `def` could spell it: `top_k: int = 3`."""
     if parameter.annotation is parameter.empty:
         has = parameter.default not in (parameter.empty, None)
         kind = type(parameter.default) if has else str
@@ -242,16 +246,16 @@ def _with_a_type(parameter: inspect.Parameter) -> str:
 
 
 def hint_of(function: Callable[..., object], parameter: inspect.Parameter) -> object:
-    """The type of a parameter, a name in quotes looked up in the function's module.
+    """The type of a parameter. A name in quotes is looked up in the function's module.
 
     Raises:
         RecipeError: If there is no such name.
     """
     plain = _unbound(function)
-    known = getattr(inspect.unwrap(plain), "__globals__", {})
+    names = getattr(inspect.unwrap(plain), "__globals__", {})
     holder = types.SimpleNamespace(__annotations__={parameter.name: parameter.annotation})
     try:
-        return typing.get_type_hints(holder, known, include_extras=True)[parameter.name]
+        return typing.get_type_hints(holder, names, include_extras=True)[parameter.name]
     except (NameError, SyntaxError, TypeError, AttributeError) as error:
         raise RecipeError(
             f"the type of the parameter {parameter.name!r} of the function {name_of(function)}, "
@@ -260,8 +264,8 @@ def hint_of(function: Callable[..., object], parameter: inspect.Parameter) -> ob
         ) from error
 
 
-def _documented(function: Callable[..., object], its_name: str) -> tuple[str, dict[str, str]]:
-    """The text of a function's docstring, and what it says about each parameter."""
+def _documented(function: Callable[..., object], function_name: str) -> tuple[str, dict[str, str]]:
+    """The text of a function's docstring, and its description of each parameter."""
     import docstring_parser
 
     plain = _unbound(function)
@@ -269,15 +273,16 @@ def _documented(function: Callable[..., object], its_name: str) -> tuple[str, di
     text = "\n\n".join(_on_one_line(part) for part in (parsed.description or "").split("\n\n"))
     if not text.strip():
         raise RecipeError(
-            f"the function {its_name} has no docstring that says what it does, which the policy "
-            'reads. Write one as the first line of its body: """What it does, in a sentence."""'
+            f"the function {function_name} has no docstring that says what it does, which the "
+            "policy reads. Write one as the first line of its body: "
+            '"""What it does, in a sentence."""'
         )
-    known = [one.name for one in parameters_of(plain)]
-    about = {one.arg_name.lstrip("*"): _on_one_line(one.description) for one in parsed.params}
-    if strange := next((one for one in about if one not in known), None):
+    names = [parameter.name for parameter in parameters_of(plain)]
+    about = {part.arg_name.lstrip("*"): _on_one_line(part.description) for part in parsed.params}
+    if strange := next((name for name in about if name not in names), None):
         raise RecipeError(
-            f"the docstring of the function {its_name} describes {strange!r}, which is no "
-            f"parameter.{did_you_mean(strange, known)} Correct the docstring."
+            f"the docstring of the function {function_name} describes {strange!r}, which is no "
+            f"parameter.{did_you_mean(strange, names)} Correct the docstring."
         )
     return text, about
 
@@ -290,10 +295,10 @@ def _adapted(
     taken: list[inspect.Parameter],
     hints: Mapping[str, Any],
     about: Mapping[str, str],
-    its_name: str,
+    function_name: str,
 ) -> tuple[object, dict[str, object]]:
-    """pydantic's adapter of a function of these parameters, and their JSON Schema with what the
-    docstring says about them."""
+    """pydantic's adapter of a function with these parameters, and their JSON Schema with the
+    docstring's descriptions."""
     from pydantic import TypeAdapter
     from pydantic.json_schema import GenerateJsonSchema
 
@@ -304,66 +309,68 @@ def _adapted(
         return arguments
 
     by_name = inspect.Parameter.KEYWORD_ONLY
-    as_taken = [one.replace(kind=by_name, annotation=hints[one.name]) for one in taken]
-    vars(bound)["__signature__"] = inspect.Signature(as_taken)
+    typed = [p.replace(kind=by_name, annotation=hints[p.name]) for p in taken]
+    vars(bound)["__signature__"] = inspect.Signature(typed)
     bound.__annotations__ = dict(hints)
     try:
         adapter = TypeAdapter(cast(Any, bound))
         schema = adapter.json_schema(schema_generator=Quiet)
-    except Exception as error:  # pydantic's, or of a type that describes itself
-        for one, hint in hints.items():
+    except Exception as error:  # pydantic's, or from a type that describes itself
+        for name, hint in hints.items():
             try:
                 TypeAdapter(hint).json_schema(schema_generator=Quiet)
             except Exception as fault:
                 raise RecipeError(
-                    f"the parameter {one!r} of the function {its_name} is of the type "
+                    f"the parameter {name!r} of the function {function_name} is of the type "
                     f"{getattr(hint, '__name__', hint)}, which has no JSON Schema "
                     f"({_reason(fault)}). Take a str, int, float, bool, an enum, a list, a dict, "
                     "a dataclass or a pydantic model."
                 ) from fault
         raise RecipeError(
-            f"the function {its_name} has no JSON Schema ({_reason(error)}). Take simpler types."
+            f"the function {function_name} has no JSON Schema ({_reason(error)}). Take simpler "
+            "types."
         ) from error
-    for one, its in schema["properties"].items():
-        its |= {"description": about[one]} if about.get(one) and "description" not in its else {}
+    for name, part in schema["properties"].items():
+        if about.get(name) and "description" not in part:
+            part["description"] = about[name]
     return adapter, inlined_schema(schema)
 
 
 def _reason(fault: Exception) -> str:
-    """What pydantic says of a type, without its advice."""
+    """pydantic's message about a type, without its advice."""
     first = _on_one_line(str(fault)).partition(". ")[0]
     return first.partition(" For further")[0].rstrip(".")
 
 
 def inlined_schema(schema: Mapping[str, Any]) -> dict[str, object]:
-    """A JSON Schema with each definition in its place, and without titles: small policies read it.
-    A definition that contains itself stays one, and so does a reference to anything else.
+    """A JSON Schema with every definition put in place and without titles, because small policies
+    read it. A definition that contains itself stays a definition, and any other reference stays.
 
     Args:
         schema: The schema, which is not changed.
     """
     definitions: Mapping[str, Any] = schema.get("$defs", {})
-    endless = {name for name in definitions if name in _reached(definitions[name], definitions)}
+    recursive = {name for name in definitions if name in _reached(definitions[name], definitions)}
 
     def plain(part: object) -> Any:
         if isinstance(part, list):
-            return [plain(one) for one in part]
+            return [plain(item) for item in part]
         if not isinstance(part, dict):
             return part
         name = _reference(part)
-        if name in definitions and name not in endless:
+        if name in definitions and name not in recursive:
             beside = {key: value for key, value in part.items() if key != "$ref"}
             return plain({**definitions[name], **beside})
         keys = [key for key in (*_FIRST, *part) if key in part and key not in _NOISE]
-        return {key: of(key, part[key]) for key in keys}
+        return {key: plain_value(key, part[key]) for key in keys}
 
-    def of(key: str, value: Any) -> object:
-        if key in _HOLD_SCHEMAS:
-            return {name: plain(one) for name, one in value.items()}
-        return value if key in _HOLD_VALUES else plain(value)
+    def plain_value(keyword: str, value: Any) -> object:
+        if keyword in _HOLD_SCHEMAS:
+            return {name: plain(part) for name, part in value.items()}
+        return value if keyword in _HOLD_VALUES else plain(value)
 
     inlined: dict[str, object] = plain({key: schema[key] for key in schema if key != "$defs"})
-    kept = {name: plain(definitions[name]) for name in sorted(endless)}
+    kept = {name: plain(definitions[name]) for name in sorted(recursive)}
     return {**inlined, "$defs": kept} if kept else inlined
 
 
@@ -372,19 +379,19 @@ def _reached(part: object, definitions: Mapping[str, object]) -> set[str]:
     reached, fresh = set[str](), {*_references(part)}
     while fresh := (fresh & definitions.keys()) - reached:
         reached |= fresh
-        fresh = {one for name in fresh for one in _references(definitions[name])}
+        fresh = {inner for name in fresh for inner in _references(definitions[name])}
     return reached
 
 
 def _references(part: object) -> Iterator[str]:
-    inner = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
-    for one in inner:
-        yield from _references(one)
+    items = part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
+    for item in items:
+        yield from _references(item)
     if isinstance(part, dict):
         yield _reference(part)
 
 
 def _reference(part: Mapping[str, object]) -> str:
-    """The name of the definition that a part stands for; empty if for none."""
+    """The name of the definition that a part refers to; empty if it refers to none."""
     where = part.get("$ref")
     return where.removeprefix("#/$defs/") if isinstance(where, str) else ""

@@ -1,4 +1,4 @@
-"""`turnrl.read_call`, for all turn schemes: a call of a tool, read from the JSON of a policy."""
+"""`turnrl.read_call`, for all turn schemes: a tool call, read from JSON that a policy wrote."""
 
 import itertools
 import json
@@ -8,27 +8,27 @@ from collections.abc import Sequence
 from turnrl.types.trajectory import ToolCall
 
 _DEEPEST = 100
-"""Brackets of a call within each other; many more exhaust the stack of whoever writes it down."""
+"""The most nested brackets of a call; many more would exhaust the stack of any JSON writer."""
 _NO_BRACKET = re.compile(r'"(?:[^"\\]|\\.)*"?|[^][{}"]+', re.DOTALL)
 
 
 def read_call(text: str, keys: Sequence[str] = ("arguments", "args")) -> ToolCall:
-    """The call that a JSON object of a name and arguments spells, for segmenters; total.
+    """Read a call from a JSON object with a name and arguments, for segmenters. Never raises.
 
     Args:
         text: The object, and nothing else.
-        keys: What it may call the arguments, the preferred name first.
+        keys: Accepted keys for the arguments, the preferred one first.
     Returns:
-        The call, of which every text can be encoded; or one without a name, whose `error` says what
-        is wrong.
+        The call, in which every text can be encoded; or a call without a name, whose `error`
+        describes the mistake.
     """
     depths = itertools.accumulate(1 if b in "[{" else -1 for b in _NO_BRACKET.sub("", text))
     if max(depths, default=0) > _DEEPEST:
         return ToolCall("", error="the call is nested too deeply")
     try:
         value = json.loads(text, object_pairs_hook=_no_duplicates)
-        # a lone surrogate ("\ud800") is valid JSON but no text, and 1e999 no finite number: neither
-        # could be sent to any server
+        # a lone surrogate ("\ud800") is valid JSON but not text, and 1e999 is not a finite number:
+        # neither could be sent to a server
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except json.JSONDecodeError as error:
         return ToolCall("", error=f"bad JSON at character {error.pos}")

@@ -27,7 +27,7 @@ _FORMATS = {
 }
 _ENDS = ("minimum", "exclusiveMinimum", "maximum", "exclusiveMaximum")
 _DEEPEST = 3
-"""Deeper than this, only required properties are filled in, because a schema may contain itself."""
+"""Below this depth only required properties are filled in, because a schema may contain itself."""
 
 
 @final
@@ -36,9 +36,9 @@ class SchemaValues:
 
     Args:
         schema: The schema, with the definitions that its `$ref` name.
-        text: Gives a text wherever any will do.
-        rng: Source of random choices. With None, a value is an example or a default if there is
-            one, and the same each time.
+        text: Gives a text wherever any text will do.
+        rng: Source of random choices. With None, a value is the same each time: an example or a
+            default if the schema has one.
     """
 
     def __init__(
@@ -50,20 +50,20 @@ class SchemaValues:
         self._refs = Registry[object]().resolver_with_root(root)
 
     def mapping(self, whole: bool | None) -> dict[str, object] | None:
-        """A mapping that fits; None if none is found.
+        """A mapping that fits; None if there seems to be none.
 
         Args:
-            whole: Fill in all properties, or the required ones alone; None for all of an object in
-                which none is required.
+            whole: True to fill in all properties, False for the required ones only. None fills in
+                all properties of an object that requires none.
         """
-        with contextlib.suppress(Exception):  # of a schema that nobody foresees
-            for one in self._values(self._root, whole, 0):
-                if isinstance(one, dict) and self._validator.is_valid(one):
-                    return one
+        with contextlib.suppress(Exception):  # from a schema that nobody foresaw
+            for value in self._values(self._root, whole, 0):
+                if isinstance(value, dict) and self._validator.is_valid(value):
+                    return value
         return None
 
     def _values(self, schema: object, whole: bool | None, depth: int) -> Iterator[object]:
-        """Values that a part of the schema may allow, so many levels deep."""
+        """Values that a part of the schema, `depth` levels down, may allow."""
         if not isinstance(schema, Mapping):  # `true` allows anything
             yield self._text()
             return
@@ -87,16 +87,16 @@ class SchemaValues:
             yield from self._of_kind(kind, schema, whole, depth)
 
     def _mixed(self, options: Iterable[T]) -> Iterator[T]:
-        """The options, in a random order if there is a source of it."""
+        """The options, in random order if there is a source of random choices."""
         listed = [*options]
         if self._rng is None or not listed:
             yield from listed
-        else:  # most callers want one
+        else:  # most callers take only the first
             yield self._rng.choice(listed)
             yield from self._rng.sample(listed, len(listed))
 
     def _referred(self, schema: object) -> object:
-        """What a part of the schema refers to, or the part itself."""
+        """The definition that a part of the schema refers to, or the part itself."""
         if _says_something(schema) and "$ref" in schema:
             return self._refs.lookup(schema["$ref"]).contents
         return schema
@@ -104,7 +104,7 @@ class SchemaValues:
     def _of_kind(
         self, kind: str, schema: Schema, whole: bool | None, depth: int
     ) -> Iterator[object]:
-        # drawn for each kind, so that the documented figures of a warm-up stay as they are
+        # drawn for each kind, so that the documented figures of a warm-up can be reproduced
         tails = self._rng is not None and self._rng.random() >= 0.5
         if kind == "object":
             yield self._object(schema, whole, depth)
@@ -140,45 +140,45 @@ class SchemaValues:
         items, unique = schema.get("items", True), schema.get("uniqueItems")
         wanted = max(schema.get("minItems", 0), min(1, schema.get("maxItems", 1))) - len(first)
         if unique or self._rng is None:
-            more = list(self._fitting(items, whole, depth, max(wanted, 0)))
-            return first + (more if unique or not more else (more * wanted)[:wanted])
-        drawn = (self._fitting(items, whole, depth, 1) for _ in range(wanted))
-        return first + [value for one in drawn for value in one]
+            rest = list(self._fitting(items, whole, depth, max(wanted, 0)))
+            return first + (rest if unique or not rest else (rest * wanted)[:wanted])
+        draws = (self._fitting(items, whole, depth, 1) for _ in range(wanted))
+        return first + [value for values in draws for value in values]
 
     def _fitting(
         self, schema: object, whole: bool | None, depth: int, count: int
     ) -> Iterator[object]:
-        """At most so many values, all different, that a part of the schema allows."""
-        given: list[object] = []
+        """At most `count` values, all different, that a part of the schema allows."""
+        yielded: list[object] = []
         validator = self._validator.evolve(schema=schema)
         for value in self._values(schema, whole, depth + 1) if count else ():
-            if value not in given and validator.is_valid(value):
-                given.append(value)
+            if value not in yielded and validator.is_valid(value):
+                yielded.append(value)
                 yield value
-            if len(given) == count:
+            if len(yielded) == count:
                 return
 
 
 def _sized(text: str, schema: Schema) -> str:
-    """A text, repeated or cut to the lengths that a schema allows."""
+    """A text, repeated or cut to a length that a schema allows."""
     while 0 < len(text) < schema.get("minLength", 0):
         text += f" {text}"
     return text[: schema.get("maxLength")]
 
 
 def _drawn(schema: Schema, kind: str, rng: random.Random) -> float:
-    """A number between the ends of a schema, or among ten where one of them is open."""
+    """A number between the bounds of a schema, or one of ten steps if a bound is missing."""
     step = schema.get("multipleOf", 1)
-    least = schema.get("minimum", schema.get("exclusiveMinimum"))
-    most = schema.get("maximum", schema.get("exclusiveMaximum"))
-    if least is None:
-        least = 0 if most is None or most >= 0 else most - 9 * step
-    most = max(least, least + 9 * step if most is None else most)
+    minimum = schema.get("minimum", schema.get("exclusiveMinimum"))
+    maximum = schema.get("maximum", schema.get("exclusiveMaximum"))
+    if minimum is None:
+        minimum = 0 if maximum is None or maximum >= 0 else maximum - 9 * step
+    maximum = max(minimum, minimum + 9 * step if maximum is None else maximum)
     if kind == "integer" or "multipleOf" in schema:
-        low, high = math.ceil(least / step), math.floor(most / step)
+        low, high = math.ceil(minimum / step), math.floor(maximum / step)
         chosen: float = step * rng.randint(min(low, high), high)
         return chosen
-    return rng.uniform(least, most)
+    return rng.uniform(minimum, maximum)
 
 
 def _numbers(schema: Schema, kind: str) -> Iterator[float]:
@@ -193,7 +193,7 @@ def _numbers(schema: Schema, kind: str) -> Iterator[float]:
 
 
 def _likely(schema: Schema) -> str:
-    """The type that a schema means which names none."""
+    """The type that a schema without `type` means, judged by its other keywords."""
     if {"properties", "required"} & schema.keys():
         return "object"
     if {"items", "prefixItems"} & schema.keys():
@@ -211,7 +211,7 @@ def _says_something(schema: object) -> TypeGuard[Schema]:
 
 
 def _merged(parts: Sequence[object]) -> dict[str, object]:
-    """One schema of several that all hold."""
+    """One schema that stands for several which all hold."""
     merged: dict[str, Any] = {}
     for part in filter(_says_something, parts):
         both = {**merged.get("properties", {}), **part.get("properties", {})}

@@ -1,4 +1,4 @@
-"""Places: how many attempts a sampler and tools with a capacity can serve side by side."""
+"""Places: the number of attempts that a sampler and tools with a capacity can serve at a time."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnrl.types import Sampler, Toolset
 
 @dataclass(frozen=True)
 class Places:
-    """Counts attempts, each with the branches that probes take from it.
+    """Counts the attempts that fit, each with the branches of its probes.
 
     Args:
         toolsets: The tools.
@@ -27,15 +27,15 @@ class Places:
         """Number of attempts that may be under way at a time; None for any number.
 
         Args:
-            sampler: What samples; it may come to hold more than it says now.
+            sampler: The sampler; its capacity may grow later.
             probes: Continuations from the beginning of each turn.
-            collections: How many share the places.
-            processes: How many processes share the places of tools.
+            collections: Number of collections that share the places.
+            processes: Number of processes that share the places of tools.
         Raises:
-            RecipeError: If a tool has no place for a single one.
+            RecipeError: If a tool has no place for a single attempt.
         """
         limits = [self.of_tools(probes, collections, processes)[0]]
-        if sampler.capacity is not None:  # which serves more, if it has to
+        if sampler.capacity is not None:  # a sampler can exceed it, so at least one attempt fits
             limits.append(max(sampler.capacity // collections // self._sessions(probes), 1))
         return min((limit for limit in limits if limit is not None), default=None)
 
@@ -43,12 +43,13 @@ class Places:
         self, probes: int, collections: int = 1, processes: int = 1
     ) -> tuple[int | None, Toolset | None]:
         """Number of attempts that the tools of a process can serve at a time, and the tool that
-        serves the fewest; None if any number. See `at_once` for the arguments.
+        serves the fewest; both None if no tool has a limit. See `at_once` for the arguments.
 
         Raises:
-            RecipeError: If a tool has no place for a single one.
+            RecipeError: If a tool has no place for a single attempt.
         """
-        least: tuple[int | None, Toolset | None] = None, None
+        fewest: int | None = None
+        tightest: Toolset | None = None
         needed = processes * collections * self._sessions(probes)
         for toolset in self.toolsets:
             if toolset.capacity is None:
@@ -62,11 +63,11 @@ class Places:
                     "probes in each turn). Raise the capacity, or lower one of these."
                 )
             places = toolset.capacity // needed
-            if least[0] is None or places < least[0]:
-                least = places, toolset
-        return least
+            if fewest is None or places < fewest:
+                fewest, tightest = places, toolset
+        return fewest, tightest
 
     def _sessions(self, probes: int) -> int:
-        """Sessions of an attempt with its probes: at worst it has all its turns, and all the
-        branches of each of them are still alive."""
+        """The most sessions of an attempt with its probes: it has taken all its turns, and every
+        branch is still alive."""
         return 1 + probes * self.max_turns

@@ -1,4 +1,4 @@
-"""A player that drives an attempt: other people's code, which may raise, hang or never end."""
+"""A player that drives an attempt. It is other people's code, and may raise, hang or never end."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from turnrl.errors import PluginError, blaming, kind_of
 from turnrl.types import AttemptOver, Message, Player, Sampler, ToolSpec, Trajectory
 
 _LEAVE_S = 5.0
-"""How long a player that is cancelled may take to end."""
+"""Time that a cancelled player has to end."""
 
 
 @final
@@ -55,11 +55,11 @@ class Played(Driver):
     def encode(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], chat: ChatFormat
     ) -> tuple[int, ...]:
-        """See `Driver.encode`. Nobody knows before an attempt whether its player describes the
-        tools itself.
+        """See `Driver.encode`. Before a player opens a history, nobody knows whether it leaves
+        tools to the chat template.
 
         Raises:
-            PluginError: If it does not, and the chat template does not either.
+            PluginError: If the chat template does not describe the tools.
         """
         prompt_ids = chat.prompt(messages, tools)
         if tools and prompt_ids == chat.prompt(messages):
@@ -79,7 +79,7 @@ async def let_play(player: Player, attempt: Attempt) -> None:
 
     Raises:
         PluginError: If the player raises, or breaks its contract.
-        TurnRLError: What the world or the player did wrong, even if the player caught it.
+        TurnRLError: A fault of the world or of the player, even if the player caught it.
     """
     what = f"{type(player).__name__}.play on question {attempt.asked.id!r}"
     answer: str | None = None
@@ -107,18 +107,19 @@ async def let_play(player: Player, attempt: Attempt) -> None:
 async def _played(
     play: Coroutine[object, object, str | None], attempt: Attempt, what: str
 ) -> str | None:
-    """What `play` returns, when all that it began has ended. It runs in a task of its own, so that
-    the attempt may leave a player that does not stop."""
+    """Run `play` and return its result once its calls have ended too. It runs in a task of its own,
+    so that the attempt can abandon a player that does not stop."""
     attempt.stuck = asyncio.get_running_loop().create_future()
     task = asyncio.ensure_future(play)
-    either: list[asyncio.Future[Any]] = [task, attempt.stuck]
+    ended_or_stuck: list[asyncio.Future[Any]] = [task, attempt.stuck]
+    first = asyncio.FIRST_COMPLETED
     try:
-        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(ended_or_stuck, return_when=first)
         await attempt.settled()
     finally:
         task.cancel()
-        with suppress(asyncio.CancelledError):  # one that goes on even so is left
-            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED, timeout=_LEAVE_S)
+        with suppress(asyncio.CancelledError):  # a player that goes on even so is abandoned
+            await asyncio.wait(ended_or_stuck, return_when=first, timeout=_LEAVE_S)
         if not task.done():
             _never_delete(task)
     if not task.done():
@@ -133,7 +134,7 @@ async def _played(
         return task.result()
     except AttemptOver:
         return None
-    except BaseExceptionGroup as group:  # of tasks that it began
+    except BaseExceptionGroup as group:  # from tasks that the player began
         others = group.split(AttemptOver)[1]
         if others is None:
             return None
@@ -141,7 +142,7 @@ async def _played(
 
 
 def _never_delete(task: asyncio.Future[Any]) -> None:
-    """Keep the task of a player that does not stop, also while Python shuts down. Python ends a
-    coroutine before it deletes it, and this one catches that: without an event loop it would ask
-    on for ever, and the program would never end."""
+    """Keep the task of a player that does not stop, even while Python shuts down. Python ends a
+    coroutine before it deletes it, and this one catches even that: without an event loop it would
+    keep asking for ever, and the program would never end."""
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(task))

@@ -1,7 +1,8 @@
-"""Random play: demonstrations of a turn scheme's form, for any tools, that know nothing else.
+"""Random play: demonstrations for any tools, which know nothing but the form of a turn scheme.
 
-A turn calls a random tool with arguments that fit its schema. Where questions have answers, it
-reads one off the results if they hold it, and else gives words of them.
+A turn calls a random tool with arguments that fit its schema. If the questions have answers, a turn
+may also answer: with an accepted answer if the results contain one, or else with words of the last
+result.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from turnrl.types import Attempt, Reading, Segmenter, ToolCall, ToolSpec
 
 _CALL, _ANSWER = "I will look.", "This answers it."
 _LONGEST, _WIDEST = 6, 60
-"""Words and characters of a text that is taken out of what the policy has read."""
+"""The most words and characters of a text that is copied from what the policy has read."""
 _TRIES = 50
 
 
 class RandomPlay:
-    """A demonstrator (see `turnrl.Demonstrator`) of the form alone.
+    """A demonstrator (see `turnrl.Demonstrator`) that shows the form of turns and nothing else.
 
     Args:
         scheme: The turn scheme, which writes the turns.
@@ -32,11 +33,11 @@ class RandomPlay:
         self.scheme = scheme
 
     def __call__(self, attempt: Attempt, rng: random.Random) -> str:
-        """A call, or an answer if the question has one and a call was made: in the last turn in any
-        case, before it in every second.
+        """A call, or an answer if the question has answers: always in the last turn, never in a
+        first turn before it, and with probability 1/2 in the turns between.
 
         Raises:
-            RecipeError: If the scheme has no form for any of them, or does not read what it wrote.
+            RecipeError: If the scheme has no form for a call or an answer, or reads it differently.
         """
         turn = len(attempt.turns)
         last = turn + 1 == self.scheme.max_turns
@@ -44,7 +45,7 @@ class RandomPlay:
         calls = (Reading((random_call(spec, attempt, rng),)) for spec in _shuffled(attempt, rng))
         ends = ((Reading(answer=answer), _ANSWER) for answer in _answers(attempt, rng))
         acts = ((call, _CALL) for call in calls)
-        # the other kind where the scheme has no form for the first, as for an answer in `Action`
+        # fall back to the other kind if the scheme has no form for the first: `Action` for answers
         for reading, thought in chain(*((ends, acts) if answers else (acts, ends))):
             text = self._written(reading, thought, turn)
             if text is not None:
@@ -56,7 +57,7 @@ class RandomPlay:
         )
 
     def _written(self, reading: Reading, thought: str, turn: int) -> str | None:
-        """The text of a turn; None if the scheme has no form for it, or reads something else."""
+        """The text of a turn; None if the scheme has no form for it, or reads it differently."""
         try:
             text = self.scheme.write(reading, thought)
         except RecipeError:
@@ -70,7 +71,7 @@ def random_call(spec: ToolSpec, attempt: Attempt, rng: random.Random) -> ToolCal
     """A call of a tool with arguments that fit its schema.
 
     Raises:
-        RecipeError: If none is found.
+        RecipeError: If it finds no such arguments.
     """
     values = SchemaValues(spec.parameters, lambda: _words(_read(attempt), rng), rng)
     for _ in range(_TRIES):
@@ -91,22 +92,22 @@ def _results(attempt: Attempt) -> list[str]:
 
 
 def _read(attempt: Attempt) -> str:
-    """What the policy has read last: a result, or the question."""
+    """The text that the policy read last: a result, or the question."""
     return next(filter(str.strip, reversed(_results(attempt))), attempt.question.text)
 
 
 def _words(text: str, rng: random.Random) -> str:
-    """Words that follow each other in a text."""
+    """Some consecutive words of a text."""
     words: Sequence[str] = text.replace("<", " ").split() or ["?"]
     first = rng.randrange(len(words))
     return " ".join(words[first : first + rng.randint(1, _LONGEST)])[:_WIDEST]
 
 
 def _answers(attempt: Attempt, rng: random.Random) -> Iterator[str]:
-    """Answers to give: accepted ones that a result holds, whole words of it; then words of the last
-    result. An accepted answer that nothing was read of would be recited, so it is only taken where
-    there is nothing to read."""
+    """Answers to give: first the accepted ones that the results contain as whole words, then words
+    of the last result. Without results all accepted answers count: otherwise the demonstration
+    would recite an answer that the policy never read."""
     results = _results(attempt)
-    accepted = [one.strip() for one in attempt.question.answers if one.strip()]
+    accepted = [answer.strip() for answer in attempt.question.answers if answer.strip()]
     yield from (a for a in accepted if not results or contained_answer("\n".join(results), [a]))
     yield _words(_read(attempt), rng)

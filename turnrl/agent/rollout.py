@@ -1,9 +1,9 @@
-"""Rollouts: the rules that attempts follow, and who drives them, a turn scheme or a player.
+"""Rollouts: the rules that attempts follow, and the turn scheme or player that drives them.
 
 A recipe configures `Rollout`, and the collector calls its `begin`. A turn is taken in
 `turnrl/agent/turn_scheme.py`, and the loop around the turns is in `turnrl/agent/explore.py`.
-Whatever the policy does is data. Whatever the world does wrong is an exception, and ends the
-collection with nothing collected.
+Whatever the policy does is data. A fault of the world is an exception: it ends the collection, and
+nothing is collected.
 """
 
 from __future__ import annotations
@@ -45,33 +45,33 @@ _logger = logging.getLogger(__name__)
 @final
 @dataclass(frozen=True)
 class Rollout:
-    """Rules by which the agent acts: who drives it, the tools, and the limits.
+    """The rules by which the agent acts: the segmenter or player, the tools, and the limits.
 
     Args:
-        segmenter: The turn scheme: what a turn is. Either this or a `player` is given.
+        segmenter: The turn scheme, which defines a turn. Set either this or `player`.
         tools: Tools that the policy can call, or whole sets of them; or typed functions, by their
             dotted paths, such as `my_module.search`.
         temperature: Sampling temperature while collecting; evaluation is greedy.
-        max_turn_tokens: The most tokens the policy samples in one turn.
-        max_calls_per_turn: The most tool calls of one turn that are run; the policy reads that
-            further ones were too many.
+        max_turn_tokens: The most tokens that the policy samples in one turn.
+        max_calls_per_turn: The most tool calls of one turn that are run. For each call beyond it,
+            the policy reads that there were too many.
         max_result_tokens: The most tokens of one tool result that the policy reads; rewards see the
             same text.
         max_tokens: The most tokens of a whole trajectory: prompt, turns and results. If a player
             rewrites its history, the most tokens of each history.
-        lockstep: Start the next turn when all trajectories have ended theirs. Batches, and so every
-            last digit, then do not depend on how fast tools answer. Without it slow tools overlap
-            with generation.
-        top_k: While collecting, draw from that many of the likeliest tokens; 0 from all. This and
-            the next two bias learning: a policy gradient assumes draws from all of the policy's
-            distribution.
+        lockstep: Start the next turn when all trajectories have ended theirs. Then batches, and so
+            results to the last digit, do not depend on how fast tools answer. Without it slow tools
+            overlap with generation.
+        top_k: While collecting, draw from this many of the likeliest tokens; 0 for all tokens.
+            `top_k`, `min_p` and `top_p` bias learning, because a policy gradient assumes draws from
+            the policy's whole distribution.
         min_p: While collecting, draw from tokens whose probability is at least this share of the
-            likeliest's.
+            likeliest token's.
         top_p: While collecting, draw from the fewest likeliest tokens whose probabilities add up to
-            this, of those that `top_k` and `min_p` leave.
+            this, among those that `top_k` and `min_p` leave.
         player: Drives the attempts in place of a turn scheme.
-        max_restarts: How often one attempt may begin again after the world lost it
-            (`TrajectoryLost`), before the run stops.
+        max_restarts: How often one attempt may restart after the world lost it (`TrajectoryLost`)
+            before the run stops.
     """
 
     segmenter: types.Segmenter | None = None
@@ -170,7 +170,7 @@ class Rollout:
         )
 
     def check(self, chat: ChatFormat) -> None:
-        """Preflight what the chat template has to take, and every tool.
+        """Check the driver, the chat template and every tool before a run.
 
         Args:
             chat: The policy's chat format.
@@ -191,20 +191,20 @@ class Rollout:
 
     @property
     def places(self) -> Places:
-        """How many attempts its tools and a sampler can serve."""
+        """Counts the attempts that the tools and a sampler can serve."""
         return Places(self.toolsets, self.max_turns)
 
     def live(self) -> contextlib.AbstractContextManager[None]:
-        """Within it the toolsets are started, as a run does before its first trajectory; they are
-        stopped at the end.
+        """Inside this block the toolsets run: they start at its beginning, as in a run before the
+        first trajectory, and stop at its end.
 
         Raises:
-            ToolError: If one cannot start.
+            ToolError: If a toolset cannot start.
         """
         return Live(self.toolsets)
 
     def agent(self, sampler: types.Sampler, chat: ChatFormat, greedy: bool = False) -> Agent:
-        """What acts by these rules; see `play` for the arguments."""
+        """An agent that acts by these rules; see `play` for the arguments."""
         sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
 
         def make_safe(text: str) -> str:
@@ -226,14 +226,14 @@ class Rollout:
         """Let the policy act on each question `group_size` times. Blocks; safe inside a notebook.
 
         Args:
-            sampler: Says the turns: an engine that has been started, or a `MessageSampler`.
-            chat: The policy's chat format. A `MessageSampler` reads none of it, but the limits are
-                counted in its tokens all the same.
+            sampler: Writes the turns: an engine that has been started, or a `MessageSampler`.
+            chat: The policy's chat format. A `MessageSampler` does not use it, but the limits are
+                still counted in its tokens.
             questions: What to ask.
             group_size: G, trajectories per question.
             seed: Integers that name the collection; trajectory and turn numbers are added to them.
             greedy: Take the likeliest tokens instead of sampling.
-            description: Label of a progress bar, shown if the collection takes over a few seconds.
+            description: Label of a progress bar, which shows up after a few seconds; None for none.
         Returns:
             G trajectories for each question, in order; a `MessageSampler`'s have no tokens.
         Raises:
@@ -257,22 +257,22 @@ class Rollout:
         collections: int = 1,
         processes: int = 1,
     ) -> Underway[types.Attempts]:
-        """Begin what `play` does, with continuations besides: at the beginning of each turn of each
-        trajectory, `probes` branches go their own way from there to the end.
+        """Begin what `play` does, and add probes: at the beginning of each turn of each trajectory,
+        `probes` branches leave it and go on independently to their ends.
 
-        No more trajectories are under way than the sampler holds at once, with all the probes that
-        they may have: in lockstep they are played in waves, whole groups together if it can be;
-        without it the next begins when one ends.
+        Only as many trajectories are under way as the sampler and the tools can serve with all
+        their probes. In lockstep they are played in waves, in whole groups if possible. Without
+        lockstep the next begins when one ends, and a trajectory still takes its turns together with
+        its own probes.
 
         Args:
-            probes: How many; see `play` for the others.
-            collections: How many may be under way at a time, this one included.
-            processes: How many processes share what the tools can serve.
+            probes: Number of branches per turn; see `play` for the other arguments.
+            collections: Number of collections that may be under way at a time, including this one.
+            processes: Number of processes that share the capacity of the tools.
         Returns:
-            What is under way. Its result is G trajectories for each question, and the probes of
-            each question's; it raises what `play` does, and a ToolError if a tool's session cannot
-            be copied. Without lockstep a trajectory still begins a turn together with its own
-            probes.
+            The collection under way. Its result is G trajectories for each question, and their
+            probes. It raises what `play` raises, and a ToolError if a tool's session cannot be
+            copied.
         """
         total = len(questions) * group_size
         hidden = True if description is None else None  # None: shown on a terminal only

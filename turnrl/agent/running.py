@@ -1,5 +1,5 @@
-"""Coroutines and other people's code: run on the event loop of all collections or on a thread,
-within their time, and to their end."""
+"""Runs coroutines and other people's code: on the event loop of all collections or in a thread,
+within a time limit, and to the end."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from turnrl.types import ToolSession, Toolset
 T = TypeVar("T")
 
 _SHUTDOWN_S = 30.0
-"""After Ctrl-C, how long the forward pass under way may take to end."""
+"""Time that the forward pass under way has to end after Ctrl-C."""
 _MOST_IDLE = 128
-"""Threads that are kept for later calls."""
+"""The most idle threads that are kept for later calls."""
 _BUSY, _IDLE = "turnrl-tool", "turnrl-idle"
 """Names of a thread that runs a tool's code, and of one that waits for more."""
 
 
 async def to_its_end(work: Awaitable[T]) -> T:
-    """Await work to its end even if whoever waits is cancelled, because another trajectory failed,
-    say; the cancellation is raised only then."""
-    begun = asyncio.ensure_future(work)
+    """Await work to its end even if the caller is cancelled, for example because another trajectory
+    failed. The cancellation is raised afterwards."""
+    task = asyncio.ensure_future(work)
     try:
-        return await asyncio.shield(begun)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
         with contextlib.suppress(TurnRLError):
-            await begun
+            await task
         raise
 
 
@@ -47,16 +47,16 @@ async def run_tool(
     *arguments: object,
     on: str = "",
 ) -> T:
-    """Run a tool's own code within its time; see `result_of`.
+    """Run a tool's own code within the tool's `timeout_s`; see `result_of`.
 
     Args:
-        tool: Whose code it is.
-        verb: What is done, for messages.
-        function: Its code.
+        tool: The tool.
+        verb: What the code does, for messages: `run` or `open`, for example.
+        function: The tool's code.
         arguments: The function's arguments.
-        on: On what it is done, for messages; begins with a space.
+        on: What the code works on, for messages; begins with a space.
     Raises:
-        ToolError: If it raises, or takes longer than `timeout_s`.
+        ToolError: If the code raises, or takes longer than `timeout_s`.
     """
     try:
         async with asyncio.timeout(tool.timeout_s) as clock:
@@ -80,14 +80,14 @@ async def run_tool(
 
 
 async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: object) -> T:
-    """Result of a function that may block, or be a coroutine's.
+    """The result of a function that may block, or be async.
 
-    A plain one runs in a daemon thread, which does not keep a program that is interrupted. What it
-    returns may be awaitable all the same.
+    A plain function runs in a daemon thread, which does not keep an interrupted program alive. It
+    may still return an awaitable, which is then awaited.
 
     Args:
-        function: A plain function, or a coroutine's.
-        arguments: What it is called with.
+        function: A plain or an async function.
+        arguments: The function's arguments.
     """
     plain = not asyncio.iscoroutinefunction(function)
     result: object = (
@@ -97,9 +97,8 @@ async def result_of(function: Callable[..., T | Awaitable[T]], *arguments: objec
 
 
 async def _in_daemon_thread(function: Callable[..., T], *arguments: object) -> T:
-    """Run in a thread that does not keep the process alive: a hanging tool cannot be killed, only
-    left.
-    """
+    """Run a function in a daemon thread: a hanging tool cannot be killed, only abandoned, and must
+    not keep the process alive."""
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()
 
@@ -114,16 +113,16 @@ async def _in_daemon_thread(function: Callable[..., T], *arguments: object) -> T
 def settle(
     done: concurrent.futures.Future[T], function: Callable[..., T], *arguments: object
 ) -> None:
-    """Call a function, and give a future what it returns or raises. What could not be raised out of
-    a future, such as a StopIteration, is the `cause` of what it gets.
+    """Call a function, and settle a future with its result or its exception. An exception that no
+    future can raise, such as StopIteration, is wrapped in `Ended`, as its `cause`.
 
     Args:
         done: The future.
-        function: What to call.
-        arguments: What it is called with.
+        function: The function.
+        arguments: The function's arguments.
     """
     try:
-        # threads are used again, and what code sets in its context is not for the next
+        # a context of its own: threads are reused, and the next call must not see this one's
         done.set_result(contextvars.Context().run(function, *arguments))
     except BaseException as error:
         plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
@@ -132,16 +131,16 @@ def settle(
 
 @final
 class _Threads:
-    """Daemon threads, which wait for more work when theirs is done: to start one costs several
-    times as much as a short call. One that hangs is not waited for; others take its place."""
+    """Daemon threads that are reused, because starting a thread costs several times as much as a
+    short call. Nothing waits for a thread that hangs: the next call gets another one."""
 
     def __init__(self) -> None:
         self._works: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._idle = 0  # threads that wait, less the works that are queued for them
+        self._idle = 0  # waiting threads, minus the work that is queued for them
 
     def run(self, work: Callable[[], None]) -> None:
-        """Run it at once, in a thread that is idle or in a new one."""
+        """Run a call at once, in an idle thread or in a new one."""
         with self._lock:
             new = self._idle == 0
             if not new:
@@ -155,7 +154,7 @@ class _Threads:
         thread = threading.current_thread()
         while True:
             work()
-            del work  # else it would keep what it holds until the next one comes
+            del work  # else its objects would stay alive until the next work comes
             thread.name = _IDLE
             with self._lock:
                 if self._idle >= _MOST_IDLE:
@@ -172,7 +171,7 @@ def _threads() -> _Threads:
 
 
 def _close_late(done: concurrent.futures.Future[object], loop: asyncio.AbstractEventLoop) -> None:
-    """Close a session that comes when nobody waits for it any more, or a coroutine that nobody will
+    """Close a session that arrives after its caller has gone, or a coroutine that nobody will
     await."""
     late = None if done.exception() else done.result()
     if asyncio.iscoroutine(late):
@@ -183,34 +182,34 @@ def _close_late(done: concurrent.futures.Future[object], loop: asyncio.AbstractE
 
 @functools.cache
 def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all collections, in a thread of its own: it works inside a notebook, whose
-    own is running already."""
+    """The event loop of all collections, in a thread of its own. So it works in a notebook too,
+    where another loop runs already."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=_run_for_ever, args=(loop,), daemon=True, name="turnrl-rollout").start()
     return loop
 
 
 def _run_for_ever(loop: asyncio.AbstractEventLoop) -> None:
-    while True:  # a SystemExit in a task stops a loop, and whoever awaits the task gets it too
+    while True:  # a SystemExit in a task stops the loop; whoever awaits the task gets it anyway
         with contextlib.suppress(SystemExit, KeyboardInterrupt):
             loop.run_forever()
 
 
-# a forked process has the loop and the queue but not their threads; it begins with its own
+# a forked process inherits the loop and the queue but not their threads, so it makes new ones
 os.register_at_fork(after_in_child=_loop.cache_clear)
 os.register_at_fork(after_in_child=_threads.cache_clear)
 
 
 @final
 class Underway(Generic[T]):
-    """A coroutine on its way on the event loop of all collections.
+    """A coroutine under way on the event loop of all collections.
 
     Args:
         work: The coroutine.
     Attributes:
-        seconds: From its beginning to its end, once it has ended.
+        seconds: The time that the coroutine took, once it has ended.
     Raises:
-        RuntimeError: If it is begun on that loop, which would wait for itself.
+        RuntimeError: If the caller is on that loop, which would wait for itself.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T]) -> None:
@@ -230,7 +229,8 @@ class Underway(Generic[T]):
             self._ended.set()
 
     def result(self) -> T:
-        """Wait for what it returns. Ctrl-C cancels it, and waits 30 s at most for its end."""
+        """Wait for the coroutine's result. Ctrl-C cancels it, and waits at most 30 s for its
+        end."""
         try:
             return self._future.result()
         except KeyboardInterrupt:
@@ -238,26 +238,26 @@ class Underway(Generic[T]):
             raise
 
     def cancel(self) -> None:
-        """Cancel it, and wait 30 s at most for its end."""
+        """Cancel the coroutine, and wait at most 30 s for its end."""
         self._future.cancel()
-        self._ended.wait(_SHUTDOWN_S)  # a cancelled future is done at once; the work is not
+        self._ended.wait(_SHUTDOWN_S)  # a cancelled future is done at once, the coroutine is not
 
 
 def on_loop(work: Coroutine[object, object, T]) -> T:
     """Run a coroutine on the event loop of all collections, and wait for it. The calling thread may
-    have a running loop of its own. Ctrl-C cancels the coroutine, and waits 30 s at most for it.
+    have a running loop of its own. Ctrl-C cancels the coroutine, and waits at most 30 s for it.
 
     Args:
         work: The coroutine.
     Returns:
-        What it returned.
+        The coroutine's result.
     Raises:
-        RuntimeError: If it is called on that loop, which would wait for itself.
+        RuntimeError: If the caller is on that loop, which would wait for itself.
     """
     return Underway(work).result()
 
 
 def first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The exception that a user should see of a group in which one failure cancelled the rest."""
+    """The exception to show to a user, from a group in which one failure cancelled the rest."""
     error = group.exceptions[0]
     return first_error(error) if isinstance(error, BaseExceptionGroup) else error

@@ -1,5 +1,5 @@
-"""The toolbox: calls are checked, gathered into batches, run within their time, and what comes back
-is made safe to read.
+"""The toolbox: checks calls, gathers them into batches, runs them within a time limit, and makes
+the results safe to read.
 
 A mistake of the policy becomes a result that it reads. A fault of the world is a `ToolError`.
 """
@@ -53,15 +53,15 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
     """Refuse tools that no policy could call.
 
     Raises:
-        RecipeError: If one lacks an attribute, two share a name or a figure, parameters are no JSON
-            Schema, or `open` would never be called.
+        RecipeError: If one lacks an attribute, two share a name or a figure, parameters are not a
+            JSON Schema, or `open` would never be called.
     """
     owners: dict[str, Toolset] = {}
-    give: dict[str, Toolset] = {}
+    figure_owners: dict[str, Toolset] = {}
     for toolset in toolsets:
         if isinstance(toolset, Tool):
             check_attributes(f"the tool {type(toolset).__name__}", toolset, _ATTRIBUTES)
-        # a method that its contract does not know
+        # its contract has no such method
         if hasattr(toolset, "open") and not isinstance(toolset, Stateful):
             kind = "Tool" if isinstance(toolset, Tool) else "Toolset"
             wanted = f"class {type(toolset).__name__}(turnrl.Stateful, turnrl.{kind})"
@@ -77,13 +77,13 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
             owners[spec.name] = toolset
             _check_schema(spec, toolset, RecipeError)
         for figure in toolset.figure_names:
-            if figure in give:
+            if figure in figure_owners:
                 raise RecipeError(
-                    f"{give[figure]} and {toolset} both hand over the figure {figure!r} of an "
-                    "attempt, so they do not go together. Leave one of them out of "
+                    f"{figure_owners[figure]} and {toolset} both hand over the figure {figure!r} "
+                    "of an attempt, so they do not go together. Leave one of them out of "
                     "model.rollout.tools."
                 )
-            give[figure] = toolset
+            figure_owners[figure] = toolset
 
 
 def _check_schema(spec: ToolSpec, toolset: Toolset, fault: type[TurnRLError]) -> None:
@@ -101,9 +101,9 @@ class Toolbox:
 
     Args:
         toolsets: The tools.
-        make_safe: Cuts and neutralises what the policy is to read.
-        max_calls: The most calls of one turn that are run; the policy reads that the others were
-            too many.
+        make_safe: Cuts and neutralises a text before the policy reads it.
+        max_calls: The most calls of one turn that are run. For each call beyond it, the policy
+            reads that there were too many.
     """
 
     def __init__(
@@ -115,18 +115,18 @@ class Toolbox:
         self.max_calls = max_calls
 
     def close(self) -> None:
-        """Let go of batches that nobody waits for any more."""
+        """Cancel the batches that nobody waits for any more."""
         for batcher in self.batchers:
             for batch in batcher.batches:
                 batch.cancel()
 
 
 class _Tool:
-    """A tool, and where calls of it arrive.
+    """A tool, and the batcher that takes its calls.
 
     Args:
-        spec: Its description.
-        batcher: Where its toolset's calls arrive.
+        spec: The tool's description.
+        batcher: The batcher of its toolset.
     """
 
     def __init__(self, spec: ToolSpec, batcher: Batcher) -> None:
@@ -134,7 +134,7 @@ class _Tool:
         self._schema = Draft202012Validator(spec.parameters)
 
     def problem(self, call: ToolCall) -> str | None:
-        """Fault of a call's arguments; None if it can be run."""
+        """What is wrong with a call's arguments; None if it can be run."""
         error = best_match(self._schema.iter_errors(dict(call.arguments)))
         return None if error is None else f"bad arguments: {error.message[:120]}"
 
@@ -155,7 +155,7 @@ class ToolSessions:
         self._question: Question | None = None
 
     async def open(self, question: Question) -> None:
-        """Open the sessions, in the order of the toolsets. Whoever calls it closes them, also where
+        """Open the sessions, in the order of the toolsets. The caller has to close them, even if
         this fails.
 
         Raises:
@@ -175,7 +175,7 @@ class ToolSessions:
 
     @property
     def specs(self) -> tuple[ToolSpec, ...]:
-        """The tools that this trajectory can call, its sessions' own included."""
+        """The tools that this trajectory can call, including those that its sessions bring."""
         return tuple(tool.spec for tool in self._tools.values())
 
     def acts(self, calls: Sequence[ToolCall]) -> bool:
@@ -191,13 +191,13 @@ class ToolSessions:
         Args:
             calls: The calls.
             turn: The turn's number.
-            earlier: How many calls of the turn were answered before.
+            earlier: Number of calls of the turn that were answered before.
             unread: Nobody will read the results, so readable calls that change nothing in the world
                 are not run. They do not count towards `max_calls`.
         Raises:
             ToolError: If a tool's world is broken.
         """
-        # all in one tick, so that a session's calls leave in one batch
+        # all started at once, so that a session's calls join one batch
         numbers = itertools.count(earlier)
         replies = (
             self._not_run()
@@ -212,7 +212,7 @@ class ToolSessions:
         return ToolResult(why, ok=False)
 
     async def _reply(self, call: ToolCall, number: int, turn: int) -> ToolResult:
-        """The tool's reply, or what is wrong with the call, as the policy reads it."""
+        """The tool's reply, or the mistake in the call, as the policy reads it."""
         problem = self._problem(call, number)
         if problem is not None:
             result = ToolResult(problem, ok=False)
@@ -225,9 +225,9 @@ class ToolSessions:
         return replace(result.shown_as(self._box.make_safe(result.content)), ok=ok)
 
     def _problem(self, call: ToolCall, number: int) -> str | None:
-        """Fault of a call, the `number`-th of its turn from 0; None if it can be run."""
-        if number >= (most := self._box.max_calls):
-            return f"too many calls: at most {most} a turn"
+        """What is wrong with the `number`-th call of a turn (from 0); None if it can be run."""
+        if number >= (limit := self._box.max_calls):
+            return f"too many calls: at most {limit} a turn"
         if call.error is not None:
             return call.error
         if (tool := self._tools.get(call.name)) is None:
@@ -237,8 +237,8 @@ class ToolSessions:
     async def _keep(
         self, batcher: Batcher, verb: str, make: Callable[..., Any], *arguments: Any, on: str = ""
     ) -> None:
-        """Have a toolset make a session, and keep it; its making is not cut short, unless the
-        toolset can do that, because whatever comes of it has to be closed like any other."""
+        """Have a toolset make a session, and keep it. Unless the toolset is `interruptible`, a
+        cancellation waits until the session is made, because it then has to be closed."""
 
         async def work() -> None:
             session = await run_tool(batcher.toolset, verb, make, *arguments, on=on)
@@ -250,8 +250,8 @@ class ToolSessions:
             self._add(batcher, session.specs)
 
         tool = batcher.toolset
-        can = verb == "open" and isinstance(tool, Stateful) and tool.interruptible
-        await (work() if can else to_its_end(work()))
+        interruptible = verb == "open" and isinstance(tool, Stateful) and tool.interruptible
+        await (work() if interruptible else to_its_end(work()))
 
     def _add(self, batcher: Batcher, specs: Sequence[ToolSpec]) -> None:
         """Add the tools that a session brings."""
@@ -265,7 +265,7 @@ class ToolSessions:
             self._tools = {**self._tools, spec.name: _Tool(spec, batcher)}
 
     async def fork(self) -> ToolSessions:
-        """The place of a branch: every session copied.
+        """The sessions of a branch: a copy of every session.
 
         Raises:
             ToolError: If a session cannot be copied.
@@ -285,24 +285,24 @@ class ToolSessions:
         return branch
 
     async def close(self) -> ToolFigures:
-        """Close every session, also when one of them fails to.
+        """Close every session, even if closing one of them fails.
 
         Returns:
-            The figures that they hand over.
+            The figures that the sessions hand over.
         Raises:
-            ToolError: If one fails to, or hands over what are no figures.
+            ToolError: If a session fails to close, or hands over anything but figures.
         """
         sessions, self._sessions = self._sessions, {}
         closings = (
             run_tool(batcher.toolset, "close", session.close)
             for batcher, session in sessions.items()
         )
-        given = await to_its_end(asyncio.gather(*closings, return_exceptions=True))
+        outcomes = await to_its_end(asyncio.gather(*closings, return_exceptions=True))
         figures: dict[str, float | Sequence[float]] = {}
-        for batcher, some in zip(sessions, given, strict=True):
-            if isinstance(some, BaseException):
-                raise some
-            new = _figures(batcher.toolset, some) if some is not None else {}
+        for batcher, outcome in zip(sessions, outcomes, strict=True):
+            if isinstance(outcome, BaseException):
+                raise outcome
+            new = _figures(batcher.toolset, outcome) if outcome is not None else {}
             if twice := figures.keys() & new.keys():
                 what = f"{batcher.toolset} gave the figure {min(twice)!r} from close"
                 raise ToolError(f"{what}, and so did a toolset before it. Rename one.")
@@ -310,21 +310,21 @@ class ToolSessions:
         return figures
 
 
-def _figures(toolset: Toolset, given: Any) -> ToolFigures:
-    """Figures that a session handed over, as floats."""
+def _figures(toolset: Toolset, returned: Any) -> ToolFigures:
+    """The figures that a session handed over, as floats."""
     figures: dict[str, float | Sequence[float]] = {}
-    for name, value in given.items() if isinstance(given, Mapping) else [("", given)]:
-        several = value if isinstance(value, list | tuple) else [value]
-        if not name or not all(map(is_finite, several)):
-            gave = f"{toolset} gave {given!r} from close"
+    for name, value in returned.items() if isinstance(returned, Mapping) else [("", returned)]:
+        numbers = value if isinstance(value, list | tuple) else [value]
+        if not name or not all(map(is_finite, numbers)):
+            gave = f"{toolset} gave {returned!r} from close"
             raise ToolError(f"{gave}; it gives finite numbers by name, or None.")
-        figures[str(name)] = tuple(map(float, several)) if several is value else float(value)
+        figures[str(name)] = tuple(map(float, numbers)) if numbers is value else float(value)
     return figures
 
 
 class Live(AbstractContextManager[None]):
-    """Toolsets that are started within it. It is no generator, which would run code on whatever
-    thread collects it as garbage."""
+    """Inside this block toolsets run. It is not a generator, because garbage collection would run a
+    generator's code on any thread."""
 
     def __init__(self, toolsets: Sequence[Toolset]) -> None:
         self._toolsets = toolsets
@@ -340,7 +340,7 @@ class Live(AbstractContextManager[None]):
             raise
 
     def __exit__(self, *error: object) -> None:
-        with ExitStack() as stops:  # all of them, also if one fails
+        with ExitStack() as stops:  # stops all of them, even if one fails
             while self._begun:
                 toolset = self._begun.pop(0)
                 stops.callback(self._run, toolset, "stop", toolset.stop)
@@ -354,8 +354,9 @@ async def call_tools(
     question: Question,
     calls: Sequence[Sequence[ToolCall]],
 ) -> list[tuple[ToolResult, ...]]:
-    """Answer the calls of several trajectories as a rollout does, without a policy: checked,
-    batched, each batch within `timeout_s`, and the sessions opened before and closed after.
+    """Answer the calls of several trajectories as a rollout does, without a policy: calls are
+    checked and batched, each batch has `timeout_s`, and sessions are opened before and closed
+    after.
 
     In a notebook, for example: `await call_tools([Notes()], question, [[ToolCall("note", {})]])`.
 
@@ -366,20 +367,21 @@ async def call_tools(
     Returns:
         One result per call, its text as the tool gave it.
     Raises:
-        RecipeError: If no policy could call the tools, because two share a name, for example.
+        RecipeError: If no policy could call the tools, for example because two share a name.
         ToolError: If a tool raises, hangs, or gives something other than results.
     """
     toolsets = toolsets_of(tools)
     check_tools(toolsets)
     box = Toolbox(toolsets, str, max(map(len, calls), default=0))
-    several = [ToolSessions(box) for _ in calls]
+    trajectories = [ToolSessions(box) for _ in calls]
     try:
-        for sessions in several:
+        for sessions in trajectories:
             await sessions.open(question)
-        results = await asyncio.gather(*map(ToolSessions.answer, several, calls))
+        results = await asyncio.gather(*map(ToolSessions.answer, trajectories, calls))
     finally:
-        closed = await asyncio.gather(*map(ToolSessions.close, several), return_exceptions=True)
-    for error in closed:
-        if isinstance(error, BaseException):
-            raise error
+        closings = map(ToolSessions.close, trajectories)
+        outcomes = await asyncio.gather(*closings, return_exceptions=True)
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
     return results

@@ -1,4 +1,4 @@
-"""A turn scheme at work: what its segmenter writes and reads, and the loop that takes a turn."""
+"""A turn scheme at work: calls its segmenter to write and read turns, and takes a turn."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _logger = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class TurnScheme(Driver):
     """A segmenter, with the tools that it describes. Its methods must not raise. If one does, the
-    error blames its package.
+    error blames the segmenter's package.
 
     Args:
-        segmenter: What a turn is.
+        segmenter: Defines a turn.
         specs: The tools of the recipe.
     """
 
@@ -58,14 +58,14 @@ class TurnScheme(Driver):
 
     @property
     def templated(self) -> tuple[ToolSpec, ...]:
-        """Tools of the recipe that the segmenter leaves it to the chat template to describe."""
+        """Tools of the recipe that the segmenter leaves to the chat template to describe."""
         return self.specs if self.segmenter.tools_in_template else ()
 
     # ------------------------------------------------------------------ the segmenter's own methods
 
-    def _blamed(self, method: str, given: object) -> contextlib.AbstractContextManager[None]:
+    def _blamed(self, method: str, argument: object) -> contextlib.AbstractContextManager[None]:
         advice = "It must accept any text; fix it, and try turnrl.testing.check_segmenter on it."
-        return blaming(PluginError, f"{self.name}.{method} on {str(given)[:200]!r}", advice)
+        return blaming(PluginError, f"{self.name}.{method} on {str(argument)[:200]!r}", advice)
 
     def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
         """See `Segmenter.prompt`."""
@@ -103,8 +103,8 @@ class TurnScheme(Driver):
                 f"policy's does not. {chat.advice_on_tools(self.specs[0])}"
             )
         call, replies = (ToolCall("check"),), (ToolResult("checked"),)
-        for calls, wrong in ((call, None), (call, "wrong"), ((), "wrong")):
-            messages = self.observe(Reading(calls, None, wrong), replies[: len(calls)])
+        for calls, format_error in ((call, None), (call, "wrong"), ((), "wrong")):
+            messages = self.observe(Reading(calls, None, format_error), replies[: len(calls)])
             roles = {m.get("role") for m in messages} if isinstance(messages, list) else {"none"}
             if not roles or roles - {"user", "tool"}:
                 raise PluginError(
@@ -122,23 +122,23 @@ class TurnScheme(Driver):
         more: str = "",
         tools: Sequence[ToolSpec] | None = None,
     ) -> list[Message]:
-        """Messages that open a trajectory. Their text is as untrusted as a tool's.
+        """Messages that open a trajectory. The question's text is as untrusted as a tool's.
 
         Args:
             question: What is asked.
             chat: The policy's chat format.
             more: Text that the tools' sessions add to the question.
-            tools: What the policy can call; None for the tools of the recipe.
+            tools: Tools that the policy can call; None for the tools of the recipe.
         """
         text = f"{question.text}\n\n{more}" if more else question.text
         question = replace(question, text=chat.inert(text, self.segmenter.tags))
         messages = self.prompt(question, self.specs if tools is None else tools)
         if not question.system:
             return messages
-        # the scheme's own words follow it: they say how to call a tool and how to answer
-        own = [one["content"] for one in messages if one["role"] == "system"]
+        # the scheme's own words come last: they explain how to call a tool and how to answer
+        own = [message["content"] for message in messages if message["role"] == "system"]
         system = "\n\n".join([chat.inert(question.system, ()), *own])
-        others = [one for one in messages if one["role"] != "system"]
+        others = [message for message in messages if message["role"] != "system"]
         return [{"role": "system", "content": system}, *others]
 
     def prompt_ids(self, question: Question, chat: ChatFormat) -> tuple[int, ...]:
@@ -146,9 +146,9 @@ class TurnScheme(Driver):
         return chat.prompt(self.messages(question, chat), self.templated)
 
     def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:
-        """See `Driver.begin`. Those with one prompt that stand side by side share the work of
-        reading it."""
-        with contextlib.ExitStack() as roots:  # what is shared is let go after the last
+        """See `Driver.begin`. Consecutive attempts with the same prompt share the work of reading
+        it."""
+        with contextlib.ExitStack() as roots:  # a shared prompt is freed after the last attempt
             for _, alike in groupby(attempts, lambda a: (id(a.asked), a.sessions.prompt, a.tools)):
                 first, *others = alike
                 messages = self.messages(first.asked, chat, first.sessions.prompt, first.tools)
@@ -163,15 +163,15 @@ class TurnScheme(Driver):
     async def advance(self, attempt: Attempt, chat: ChatFormat, sampler: Sampler) -> None:
         """See `Driver.advance`. It takes the next turn: sample, read, act, observe.
 
-        Calls are run if the policy can read what comes of them. That is not so in the last turn, or
-        in one that was cut. Calls that act on the world are run in the last turn all the same, and
-        those alone: a search beside them would be paid for, although it is of no use.
+        Calls are run if the policy can read their results, so not in the last turn, and not in a
+        turn that was cut. The last turn still runs calls that act on the world, and only those: a
+        search beside them would earn rewards although nobody reads its result.
         """
-        rules, k, (talk,) = attempt.rules, len(attempt.turns), attempt.conversations
+        rules, k, (conversation,) = attempt.rules, len(attempt.turns), attempt.conversations
         forced = tuple[int, ...]()
         if isinstance(sampler, Dictation):
             forced = await sampler.turn(attempt, attempt.seed, self.segmenter, rules.sampling, chat)
-        reply = await attempt.say(talk, rules.sampling.stop, forced)
+        reply = await attempt.say(conversation, rules.sampling.stop, forced)
         reading = self.read(reply.text, k, reply.cut)
         attempt.read(reading)
         why: Ending | None = None
@@ -186,7 +186,7 @@ class TurnScheme(Driver):
         else:
             results = await attempt.call(reading.calls)
             if attempt.ended_by is None:
-                talk.tell(self.observe(reading, results))
-                why = "length" if talk.tokens >= rules.max_tokens else None
+                conversation.tell(self.observe(reading, results))
+                why = "length" if conversation.tokens >= rules.max_tokens else None
         if why is not None:
             attempt.end(why)
