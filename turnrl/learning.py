@@ -1,8 +1,8 @@
 """Learning: an iteration's trajectories as optimiser steps, and steps as minibatches that fit.
 
-A *step* is what one update of the weights is computed from, and one batch to Lightning. It is a
-list of *minibatches*, each computed at once. Credit ends here: what leaves this module knows
-tokens, turns as stretches of them at most, and no groups.
+One update of the weights is computed from one *step*, which is one batch to Lightning. A step is a
+list of *minibatches*, each computed at once. Credit ends here: after this module there are only
+tokens, with turns at most as stretches of tokens, and no groups.
 """
 
 import contextlib
@@ -22,23 +22,24 @@ from turnrl.types import TokenRow, Trajectory
 
 @dataclass
 class Minibatch:
-    """N sampled tokens of some trajectories, as columns, and the layout that they are computed in.
+    """N sampled tokens of several trajectories, as columns, and the layout of the forward pass that
+    computes them.
 
     Not frozen, because Lightning moves its tensors in place.
 
     Args:
-        layout: The trajectories, their sampled tokens asked for.
+        layout: The trajectories as one forward pass that returns their sampled tokens.
         trajectory: (N,), the number of each token's trajectory in the iteration.
-        turn: (N,), of each token.
-        advantages: (N,), of each token.
+        turn: (N,), the turn of each token.
+        advantages: (N,), the advantage of each token.
         weights: (N,), each token's share of the step's loss.
-        sampler_logprobs: (N,), what the sampler computed for each token.
-        first: Whether there was no update yet, so that the ratio is 1 by definition.
-        old_logprobs: (N,), what the learner computed before the first update, without dropout; None
-            in the first step where its own pass computes the same.
+        sampler_logprobs: (N,), the sampler's log-probability of each token.
+        first: True if there was no update yet, so that the ratio is 1 by definition.
+        old_logprobs: (N,), the learner's log-probabilities before the first update, without
+            dropout; None in a first step whose own pass computes the same.
         returns: (N,), the critic's target for each token; None without a critic.
-        keep: Takes the log-probabilities (N,) that this step computes, because later steps need
-            them; None if they do not.
+        keep: Takes the log-probabilities (N,) that this step computes, for later steps; None if no
+            later step needs them.
     """
 
     layout: Layout
@@ -60,7 +61,8 @@ class Minibatch:
         return replace(self, weights=torch.zeros_like(self.weights), keep=None)
 
     def segments(self, level: RatioLevel) -> Tensor:
-        """(N,), for each token the number of its turn or trajectory, or its own."""
+        """(N,), the number of each token's segment: its trajectory, its turn, or the token
+        itself."""
         if level == "trajectory":
             return self.trajectory
         if level == "turn":
@@ -69,43 +71,43 @@ class Minibatch:
 
 
 _SAMPLE = 8
-"""Trajectories that show whether the sampler computes what the learner does."""
+"""Number of trajectories on which the sampler's log-probabilities are compared to the learner's."""
 
 _SAME_NATS = 1e-5
-"""How far apart two log-probabilities of one token may be to count as the same."""
+"""Two log-probabilities of a token count as the same if they differ by less than this."""
 
 Step = list[Minibatch]
-"""Minibatches of one update of the weights."""
+"""The minibatches of one update of the weights."""
 
 Column = Sequence[Tensor]
-"""For each trajectory (N_i,), a number for each of its sampled tokens, in order."""
+"""For each trajectory (N_i,), one number per sampled token, in order."""
 
 
 class TokenColumns:
     """An iteration's trajectories, and columns of numbers for their sampled tokens.
 
     Args:
-        trajectories: N of them.
+        trajectories: N trajectories.
         advantages: Advantages of their sampled tokens.
-        returns: Returns of their sampled tokens, for a critic; None without one.
+        returns: Returns of their sampled tokens, for a critic; None without a critic.
     """
 
     def __init__(
         self, trajectories: Sequence[Trajectory], advantages: Column, returns: Column | None = None
     ) -> None:
         self.trajectories = trajectories
-        self.turns = list(map(sampled_turns, trajectories))  # raises for one without tokens
+        self.turns = list(map(sampled_turns, trajectories))  # raises if one has no tokens
         self.prompts = list(map(_prompt, trajectories))
         self.counts = torch.tensor(list(map(len, self.turns)))
-        self.sampler_logprobs = [torch.tensor(one.sampler_logprobs) for one in trajectories]
+        self.sampler_logprobs = [torch.tensor(t.sampler_logprobs) for t in trajectories]
         self.advantages, self.returns = advantages, returns
 
     def order(self, shuffle: torch.Generator) -> Tensor:
-        """(N,), the numbers of the trajectories in random order, those of one prompt together."""
-        alike: dict[tuple[int, ...] | None, list[int]] = {}
+        """(N,), the numbers of the trajectories in random order, but one prompt's together."""
+        by_prompt: dict[tuple[int, ...] | None, list[int]] = {}
         for i in torch.randperm(len(self.trajectories), generator=shuffle).tolist():
-            alike.setdefault(self.prompts[i], []).append(i)
-        return torch.tensor([i for some in alike.values() for i in some])
+            by_prompt.setdefault(self.prompts[i], []).append(i)
+        return torch.tensor([i for numbers in by_prompt.values() for i in numbers])
 
     def minibatch(
         self,
@@ -114,13 +116,13 @@ class TokenColumns:
         weights: Tensor,
         first: bool,
     ) -> Minibatch:
-        """The columns of some trajectories, in the order of a layout.
+        """The columns of the trajectories that one layout has, in its order.
 
         Args:
             numbers: (M,), the trajectories' numbers.
             layout: The layout of their rows.
-            weights: (M,), each one's share of the loss, per token.
-            first: Whether there was no update yet.
+            weights: (M,), the share of the loss of each token of a trajectory.
+            first: True if there was no update yet.
         """
         counts = self.counts[numbers]
         rows = numbers.tolist()
@@ -149,27 +151,29 @@ def _prompt(trajectory: Trajectory) -> tuple[int, ...]:
 class OldLogprobs:
     """The learner's log-probabilities of sampled tokens before the first update.
 
-    Where a few trajectories show that the sampler computes the same numbers (in process, in
-    float32), its numbers stand for the learner's, and the pass over the others is saved.
+    A separate pass reads them for a few trajectories first. If the sampler computed the same
+    numbers there (in process, in float32), its numbers are used for all others too, and the pass
+    over those is saved.
 
-    Which numbers a step's ratios are of:
+    The old log-probabilities in a step's ratios:
 
-        first step, no dropout      its own, so that the ratio is 1 by definition; nothing is read
-        first step, with dropout    its own too; but `importance_cap` compares the sampler with
-                                    numbers read without dropout
-        later steps, no dropout     those that the first step computed, or read ahead
-        later steps, with dropout   read ahead without dropout: a noisy pass gives none
+        first step, no dropout      the step's own, so the ratio is 1 by definition; nothing is read
+        first step, with dropout    the step's own too; but `importance_cap` compares the sampler
+                                    with numbers read without dropout
+        later steps, no dropout     computed by the first step, or read ahead
+        later steps, with dropout   read ahead without dropout: a pass with dropout is too noisy
 
     Args:
         columns: The trajectories.
-        read: Computes the learner's log-probabilities of trajectories, under its weights of now.
-        updates: How often all trajectories are learned from.
-        dropout: Whether the passes of a step have dropout.
-        caps_importance: Whether the objective compares the sampler with the learner.
-        sampler_differs: Whether the sampler draws from another distribution than the learner's, a
-            part of it or that of older weights, so that a few trajectories say nothing about the
-            others.
-        in_step: Inside it processes may make different numbers of passes; see `Policy.in_step`.
+        read: Computes the learner's log-probabilities of trajectories, with its present weights.
+        updates: Number of passes over all trajectories.
+        dropout: True if the passes of a step have dropout.
+        caps_importance: True if the objective compares the sampler with the learner.
+        sampler_differs: True if the sampler draws from another distribution than the learner's:
+            from a part of it, or with older weights. Then a few trajectories prove nothing about
+            the others.
+        in_step: Inside this block processes may make different numbers of passes; see
+            `Policy.in_step`.
     """
 
     def __init__(
@@ -186,66 +190,66 @@ class OldLogprobs:
         self._first_step_gives_them = updates > 1 and not dropout
         self._first_step_needs_them = dropout and caps_importance
         self._reads_all = sampler_differs
-        self._known: dict[int, Tensor] = {}
+        self._logprobs: dict[int, Tensor] = {}  # by the trajectory's number
 
     def look_ahead(self, steps: Sequence[Tensor]) -> None:
-        """Read what the steps will need.
+        """Read the log-probabilities that the steps will need.
 
         Args:
             steps: The numbers of each step's trajectories.
         """
-        given = set(steps[0].tolist()) if self._first_step_gives_them else set()
+        from_first_step = set(steps[0].tolist()) if self._first_step_gives_them else set()
         needing = steps if self._first_step_needs_them else steps[1:]
-        needed = sorted({i for step in needing for i in step.tolist()} - given)
+        needed = sorted({i for step in needing for i in step.tolist()} - from_first_step)
         compared = _spread(needed, _SAMPLE)
         rest = sorted({*needed} - {*compared})
         sampler = self._columns.sampler_logprobs
         with self._in_step():
-            self._take(compared)
-            gaps = [(self._known[i] - sampler[i]).abs().max() for i in compared]
+            self._read_in(compared)
+            gaps = [(self._logprobs[i] - sampler[i]).abs().max() for i in compared]
             alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
             if alike and not self._reads_all:
-                self._known |= {i: sampler[i] for i in rest}
+                self._logprobs |= {i: sampler[i] for i in rest}
             else:
-                self._take(rest)
+                self._read_in(rest)
 
-    def _take(self, numbers: Sequence[int]) -> None:
+    def _read_in(self, numbers: Sequence[int]) -> None:
         logprobs = self._read([self._columns.trajectories[i] for i in numbers])
-        self._known |= zip(numbers, logprobs, strict=True)
+        self._logprobs |= zip(numbers, logprobs, strict=True)
 
     def join(self, minibatch: Minibatch, numbers: Sequence[int]) -> Minibatch:
-        """A minibatch of the trajectories of these numbers, with the log-probabilities that it
-        needs, or with where to bring those that it computes."""
+        """Complete a minibatch of the trajectories of these numbers: add the old log-probabilities
+        that it needs, or a `keep` for those that it computes."""
         if not minibatch.first or self._first_step_needs_them:
-            known = torch.cat([self._known[i] for i in numbers])
-            return replace(minibatch, old_logprobs=known)
+            old_logprobs = torch.cat([self._logprobs[i] for i in numbers])
+            return replace(minibatch, old_logprobs=old_logprobs)
         if self._first_step_gives_them:
             return replace(minibatch, keep=partial(self._keep, numbers))
         return minibatch
 
     def _keep(self, numbers: Sequence[int], logprobs: Tensor) -> None:
         counts = self._columns.counts[list(numbers)].tolist()
-        self._known |= zip(numbers, logprobs.detach().cpu().split(counts), strict=True)
+        self._logprobs |= zip(numbers, logprobs.detach().cpu().split(counts), strict=True)
 
 
-def _spread(numbers: Sequence[int], most: int) -> Sequence[int]:
-    """At most so many of some numbers, far apart, so that they are of many questions."""
-    return numbers[:: max(1, len(numbers) // most)][:most]
+def _spread(numbers: Sequence[int], count: int) -> Sequence[int]:
+    """At most `count` of the numbers, spread out so that they come from many questions."""
+    return numbers[:: max(1, len(numbers) // count)][:count]
 
 
 class Updates:
-    """The optimiser steps of one iteration: who is learned from when, and with what weight.
+    """The optimiser steps of one iteration: the trajectories of each step, and their weights.
 
-    Trajectories of one prompt stay together as far as steps of equal size allow, because it is read
-    once for all that are computed together: prompts are shuffled, and the trajectories of each.
+    Prompts are shuffled, and so are the trajectories of each prompt. Trajectories of one prompt
+    stay together as far as steps of equal size allow, because a minibatch reads each prompt once.
 
     Args:
         columns: The trajectories and their advantages.
         old: Their log-probabilities from before the first update; read before the first step.
         objective: Weighs tokens.
-        updates: How often all trajectories are learned from.
-        steps_per_update: Steps that one pass over the trajectories is divided into.
-        passes: Divides rows among minibatches; rows of one number stay together.
+        updates: Number of passes over all trajectories.
+        steps_per_update: Number of steps in one pass over the trajectories.
+        passes: Divides rows among minibatches; rows with the same owner number stay together.
     """
 
     def __init__(
@@ -263,11 +267,12 @@ class Updates:
     def steps(
         self, shuffle: torch.Generator, mean_over_processes: Callable[[Tensor], Tensor]
     ) -> Iterator[Step]:
-        """The steps, each made when it is asked for.
+        """Yield the steps, each made when it is asked for.
 
         Args:
             shuffle: Source of the random order of trajectories.
-            mean_over_processes: Averages a tensor over processes; called once a step by each.
+            mean_over_processes: Averages a tensor over processes; every process calls it once per
+                step.
         """
         columns = self._columns
         orders = [columns.order(shuffle) for _ in range(self._updates)]
@@ -278,12 +283,12 @@ class Updates:
             total = mean_over_processes(torch.tensor([float(counts.sum()), float(len(chosen))]))
             weights = self._objective.weights(counts, *total.tolist())
             step = []
-            # the place in this step of each row's trajectory, which may have several rows
-            rows = [
+            # a trajectory may have several rows; each row's owner is its place in `chosen`
+            owned_rows = [
                 (p, r) for p, i in enumerate(chosen) for r in columns.trajectories[i].token_rows
             ]
-            owners = [place for place, _ in rows]
-            for numbers, layout in self._passes([row for _, row in rows], owners):
+            owners = [place for place, _ in owned_rows]
+            for numbers, layout in self._passes([row for _, row in owned_rows], owners):
                 places = [*dict.fromkeys(owners[n] for n in numbers)]
                 batch = columns.minibatch(
                     chosen[places], layout, weights[places], first=number == 0

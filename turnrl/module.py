@@ -1,4 +1,4 @@
-"""MT-GRPO as a LightningModule: the algorithm, and nothing that another module does better.
+"""MT-GRPO as a LightningModule: the algorithm, and nothing that belongs in another module.
 
     one iteration = one epoch of `ExperienceLoader`
       collect     the policy acts on each question `group_size` times   (collection.py, an engine)
@@ -11,13 +11,13 @@
 Lightning calls, in this order (lifecycle.py has what is not here):
 
     configure_callbacks, setup, configure_model    the recipe is checked, then the weights load
-    an epoch:  ExperienceLoader.__iter__ -> iterate         collects, and gives steps one by one
+    an epoch:  ExperienceLoader.__iter__ -> iterate         collects, then yields step by step
                    on_train_batch_start                     logs what was collected
                    training_step -> loss                    a step's minibatches, forward and back
                    on_before_optimizer_step, the optimiser
                    on_train_batch_end
-               validation_step                              where a validation is due
-               on_save_checkpoint                           refuses a policy that is broken
+               validation_step                              if a validation is due
+               on_save_checkpoint                           refuses to save a broken policy
     the next epoch's beginning, or on_train_end: rows of metrics and of the console are written
 
 Source: Zeng et al., arXiv 2505.11821. `OutcomeOnly` or `Merged` as the estimator gives the paper's
@@ -82,13 +82,13 @@ class MTGRPO(PolicyModule, Iterates):
         max_staleness: The most iterations by which the sampling weights may be older than the
             learning ones. With 0, sampling and learning take turns. With 1, the next iteration is
             sampled while the policy learns from this one. Above 0 it needs
-            `objective.importance_cap`, and an engine that keeps one version of the weights more
-            than this number.
+            `objective.importance_cap`, and an engine that keeps `max_staleness` + 1 versions of the
+            weights.
         redraws: How often to redraw groups that would teach nothing, because all their advantages
             are zero (arXiv 2503.14476 draws until none is left). Questions that the policy answers
             nearly always, or nearly never, then have a greater share in the gradient. Metrics of
-            answers and rewards come from the first draw, and the record from the groups that the
-            policy learns from.
+            answers and rewards come from the first draw. The record has the groups that the policy
+            learns from.
         updates_per_iteration: How many passes to make over an iteration's trajectories.
         steps_per_update: Optimiser steps in one pass over an iteration's trajectories.
         optimizer: Any optimiser of torch or another library, by its class. None is AdamW at the
@@ -134,14 +134,14 @@ class MTGRPO(PolicyModule, Iterates):
         self.steps_per_update = steps_per_update
         self.policy.critic = self.estimator.critic
         self.experience: Experience | None = None
-        """The last iteration's."""
+        """The experience of the last iteration."""
         self._logged = False
         self.samples: int | None = None
-        """Trajectories that an evaluation samples of each question; None for one greedy one."""
+        """Trajectories that an evaluation samples per question; None for a single greedy one."""
         self.evaluated: list[Group] = []
         """Groups scored so far by this evaluation in this process. With rank r of R processes,
         group i of them is number r + i R of the evaluation."""
-        _ = policy.folder  # a missing one raises before any data is read
+        _ = policy.folder  # raises if the folder is missing, before any data is read
         check_settings(self)
 
     # --------------------------------------------------------------- collect
@@ -163,30 +163,30 @@ class MTGRPO(PolicyModule, Iterates):
         Args:
             questions: What to ask.
             iteration: The iteration's number.
-            ahead: What the next iterations ask; their sampling begins, too.
+            ahead: The questions of the next iterations. Their sampling begins, too.
         """
         key = self._key(iteration)
-        for number, some in enumerate([questions, *ahead], iteration):
+        for number, asked in enumerate([questions, *ahead], iteration):
             bar = self.bar("collecting") if number == iteration else None
-            self.collector.begin(some, self._key(number), bar)
-        experience = self._attempt(questions, key)
-        for again in range(1, self.redraws + 1):
+            self.collector.begin(asked, self._key(number), bar)
+        experience = self._sample(questions, key)
+        for redraw in range(1, self.redraws + 1):
             if not (places := experience.degenerate):
                 break
-            anew = self._attempt([questions[i] for i in places], (*key, again))
-            experience = experience.with_redrawn(places, anew)
+            redrawn = self._sample([questions[i] for i in places], (*key, redraw))
+            experience = experience.with_redrawn(places, redrawn)
             left = len(experience.degenerate)
             rank_zero_info(f"redrew {len(places)} groups; {left} of them still teach nothing")
         return experience
 
     def _key(self, iteration: int) -> tuple[int, ...]:
-        """Names the random streams of an iteration in this process."""
+        """The integers that name the random streams of an iteration in this process."""
         return (TRAIN, self.seed, iteration, self.global_rank)
 
-    def _attempt(self, questions: Sequence[Question], key: tuple[int, ...]) -> Experience:
+    def _sample(self, questions: Sequence[Question], key: tuple[int, ...]) -> Experience:
         """G scored attempts at each question, and the credit of their turns."""
         collected = self.collector.attempt(questions, key, self.bar("collecting"))
-        # an advantage for each turn of each trajectory, (G, K), and so for each sampled token
+        # one advantage per turn of each trajectory, (G, K); each sampled token gets its turn's
         credit = tuple(assign_credit(group, self.estimator) for group in collected.groups)
         return Experience(collected, credit)
 
@@ -196,14 +196,15 @@ class MTGRPO(PolicyModule, Iterates):
         iteration: int,
         ahead: Sequence[Sequence[Question]] = (),
     ) -> Iterator[Step]:
-        """One iteration: collect experience, then give the steps to learn it by."""
+        """One iteration: collect experience, then yield the steps that learn from it."""
         with self.policy.in_step():
             self.experience = self.collect(questions, iteration, ahead)
         self._began = time.perf_counter()
         self._logged = False
-        torch.manual_seed(self.stream(iteration))  # of dropout, so that resuming is exact
+        torch.manual_seed(self.stream(iteration))  # dropout draws from it, so resuming is exact
         updates = self._updates_of(self.experience)
-        return updates.steps(torch.Generator().manual_seed(self.stream(iteration)), self._mean)
+        shuffle = torch.Generator().manual_seed(self.stream(iteration))
+        return updates.steps(shuffle, self._mean_over_processes)
 
     @property
     def witness(self) -> Trajectory | None:
@@ -211,7 +212,7 @@ class MTGRPO(PolicyModule, Iterates):
         return None if self.experience is None else self.experience.trajectories[0]
 
     def _updates_of(self, experience: Experience) -> Updates:
-        """The steps that an iteration's experience is learned in."""
+        """The optimiser steps that learn from an iteration's experience."""
         tokens = TokenColumns(experience.trajectories, experience.advantages, experience.returns)
         return Updates(
             tokens,
@@ -223,11 +224,11 @@ class MTGRPO(PolicyModule, Iterates):
         )
 
     def _old_logprobs(self, tokens: TokenColumns) -> OldLogprobs:
-        """The learner's log-probabilities from before the first update, read when needed."""
+        """The learner's log-probabilities from before the first update, computed when needed."""
         lora, sampling = self.policy.lora, self.rollout.sampling
         return OldLogprobs(
             tokens,
-            lambda some: [scores.logprobs for scores in read_trajectories(some, self.read)],
+            lambda chosen: [scores.logprobs for scores in read_trajectories(chosen, self.read)],
             updates=self.updates_per_iteration,
             dropout=lora is not None and lora.dropout > 0,
             caps_importance=self.objective.importance_cap is not None,
@@ -235,8 +236,8 @@ class MTGRPO(PolicyModule, Iterates):
             in_step=self.policy.in_step,
         )
 
-    def _mean(self, value: Tensor) -> Tensor:
-        """The mean over processes; without a Trainer there is one."""
+    def _mean_over_processes(self, value: Tensor) -> Tensor:
+        """The mean of a tensor over processes; without a Trainer there is only one process."""
         if self._trainer is None:
             return value
         strategy = self.trainer.strategy
@@ -247,8 +248,10 @@ class MTGRPO(PolicyModule, Iterates):
         return stream_seed(*self._key(iteration)) % 2**63
 
     def steps(self, questions: int) -> int:
-        """The optimiser steps of an iteration in which this process asks so many questions.
+        """The number of optimiser steps in an iteration.
 
+        Args:
+            questions: Number of questions that this process asks in the iteration.
         Raises:
             RecipeError: If there are more steps than trajectories.
         """
@@ -264,7 +267,7 @@ class MTGRPO(PolicyModule, Iterates):
     # ----------------------------------------------------------------- learn
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
-        """Log what was collected, once an iteration."""
+        """Log the collection's metrics, once per iteration."""
         advice = "Give Trainer.fit a data module: QuestionData(train=rows), or an IterationData."
         check_batch(batch, Minibatch, "learn from", advice)
         if self.experience is not None and not self._logged:
@@ -275,18 +278,18 @@ class MTGRPO(PolicyModule, Iterates):
             self.metrics.log(tallies | earned)
             if self.max_staleness:
                 self.metrics.log({"train/staleness": self.experience.staleness(self.global_step)})
-        else:  # the first step took what was read before it too
+        else:  # the first step's time began in `iterate`, and includes the old log-probabilities
             self._began = time.perf_counter()
 
     def on_train_batch_end(self, outputs: object, batch: Step, batch_idx: int) -> None:
-        """Log the time that the step took, and the most memory that was held so far."""
+        """Log the step's time, and the peak memory so far."""
         seconds = (time.perf_counter() - self._began) / self.trainer.world_size
         self.metrics.log_sum("train/seconds", seconds)
         self.metrics.log({"train/memory_gb": Tally(peak_bytes(self.device) / 1e9, 1)})
 
     def training_step(self, batch: Step, batch_idx: int) -> Tensor:
-        """One optimiser step. The gradients of all minibatches but the last are added up here; the
-        last one's pass is Lightning's, after which processes average what was added up."""
+        """One optimiser step. The backward passes of all minibatches but the last run here and add
+        up their gradients. Lightning runs the last one, and then processes average the sum."""
         for parameter in self.policy.parameters():
             parameter.grad = None
         wait: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
@@ -306,18 +309,18 @@ class MTGRPO(PolicyModule, Iterates):
         return loss
 
     def _idle_passes(self, batch: Step) -> int:
-        """Passes that this process makes for the others alone, which have more minibatches: each
+        """Number of passes that this process makes only because another has more minibatches: each
         pass of a divided policy takes all processes."""
         if not self.policy.divided:
             return 0
-        mine = torch.tensor(len(batch), device=self.device)
-        most = self.trainer.strategy.reduce(mine, reduce_op="max")
-        return int(cast(Tensor, most)) - len(batch)
+        own = torch.tensor(len(batch), device=self.device)
+        largest = self.trainer.strategy.reduce(own, reduce_op="max")
+        return int(cast(Tensor, largest)) - len(batch)
 
     def loss(self, batch: Minibatch, watched: dict[str, Tensor]) -> Tensor:
         """The loss of one minibatch: the sum over its sampled tokens of
-        -w min(ratio A, clip(ratio) A), with A the advantage of the token's turn, and w its share of
-        the whole step's loss. Sums over its tokens are added to `watched`.
+        -w min(ratio A, clip(ratio) A), where A is the advantage of the token's turn, and w is the
+        token's share of the whole step's loss. It adds sums over the tokens to `watched`.
         """
         logprobs, entropy, values = self.policy(batch.layout, self.rollout.temperature)
         # before the first update the ratio is 1, not 1 + rounding
@@ -337,9 +340,9 @@ class MTGRPO(PolicyModule, Iterates):
             exact_logprobs=batch.old_logprobs,
         )
         if batch.returns is not None and self.policy.critic is not None:
-            missed = (batch.returns - values).square() / 2
-            loss = loss + self.objective.value_coef * (missed * batch.weights).sum()
-            sums["value_loss"] = missed.detach().sum()
+            value_losses = (batch.returns - values).square() / 2
+            loss = loss + self.objective.value_coef * (value_losses * batch.weights).sum()
+            sums["value_loss"] = value_losses.detach().sum()
         if not loss.isfinite():
             raise self._broken(f"the loss is {float(loss.detach())}")
         sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
@@ -347,21 +350,21 @@ class MTGRPO(PolicyModule, Iterates):
             sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs).abs().sum()
         if batch.keep is not None:
             batch.keep(logprobs)
-        for name, value in sums.items():  # which stay on the device until the step is over
+        for name, value in sums.items():  # they stay on the device until the step is over
             watched[name] = watched.get(name, 0) + value.detach().double()
         return loss
 
     # -------------------------------------------------------------- evaluate
 
     def on_validation_epoch_start(self) -> None:
-        """Forget what was evaluated before."""
+        """Forget the groups of the last evaluation."""
         self.evaluated = []
-        if self.policy.divided:  # a process without a question takes part in it too
+        if self.policy.divided:  # here, because a process without a question has to take part too
             self.collector.sync()
 
     def validation_step(self, batch: list[Question], batch_idx: int) -> None:
-        """Score trajectories, by default a greedy one per question; a process may have no question
-        in a batch."""
+        """Score trajectories, by default one greedy trajectory per question. A process may have no
+        question in a batch."""
         advice = "Give QuestionData(val=rows), or a loader of lists of turnrl.Question."
         check_batch(batch, Question, "evaluate", advice)
         split = self.split
@@ -369,8 +372,7 @@ class MTGRPO(PolicyModule, Iterates):
             groups = self._scored(batch, batch_idx) if batch else ()
         self.evaluated += groups
         tallies = scoring.group_tallies(groups, self.rewards)
-        named = {f"{split}/{name}": one for name, one in tallies.items()}
-        self.metrics.log(named, weigh=True)
+        self.metrics.log({f"{split}/{name}": t for name, t in tallies.items()}, weigh=True)
         if self.trainer.state.fn != "fit":
             self.metrics.log_sum(f"{split}/questions", len(batch))
 
