@@ -1,17 +1,20 @@
-"""Recipes: merged, explained, made and run.
+"""Recipes: merged, explained, built and run.
 
 bundled    the recipes that come with turnrl
-folders    runs and checkpoints found by a word
-agents     a run, a checkpoint or a recipe found by a word
+folders    finds runs and checkpoints by a word
+agents     finds a run, a checkpoint or a recipe by a word
 reading    YAML files, and the words of a command line
-merging    values merged, and their paths filled in
+merging    merges values, and fills in their paths
+moved      keys and class paths of earlier versions
 invocation a command with its recipes and options, merged before torch is loaded
 place      where a run writes
-keys       names that other libraries have for settings
+keys       names of settings in other libraries
 explain    why a recipe does not fit the classes that it describes
-source     keys at any depth and plain values, checked by the classes' source code
-build      from there to module, data and trainer, by LightningCLI
+source     the parameters of classes, read from their source code
+unfit      checks keys at any depth, and plain values, with `source`
+build      makes module, data and trainer with LightningCLI
+loading    loads a policy to ask
 by_recipe  a note in the trainer, for callbacks that print
-tidying    the folder of a run that failed at its beginning removed
-fit        the command `fit`, and how another command that takes a recipe is made
+tidying    removes the folder of a run that failed at its beginning
+fit        the command `fit`, and a function that adds other commands that take a recipe
 """

@@ -1,5 +1,5 @@
-"""An agent by a word: a run, a checkpoint or a recipe, as `turnrl eval`, `turnrl play` and
-`turnrl.load` take it.
+"""Finds the agent that a word means: a run, a checkpoint or a recipe, as `turnrl eval`,
+`turnrl play` and `turnrl.load` take it.
 
 The name of a bundled recipe means the recipe, even if runs have that name: `runs/quickstart` means
 the runs. Nothing here imports torch, so a mistake shows at once.
@@ -36,11 +36,11 @@ class NamedAgent:
     """The recipe, the run and the checkpoint that a word means.
 
     Args:
-        word: As it was given.
-        kind: What it means. A `checkpoint` may lie in a run, or in none.
-        recipe: A YAML file; for a run its `config.yaml`, which a run made from Python lacks; for a
-            checkpoint in no run the checkpoint itself, which holds its recipe.
-        run: The folder of the run; None for a recipe, and for a checkpoint in no run.
+        word: The word as the user wrote it.
+        kind: The kind of thing that it means. A `checkpoint` may lie inside a run or outside.
+        recipe: A YAML file. For a run its `config.yaml`, which a run made from Python lacks. For a
+            checkpoint outside any run the checkpoint itself, which holds its recipe.
+        run: The folder of the run; None for a recipe, and for a checkpoint outside any run.
         checkpoint: The weights: a file, or the folder of an exported policy. None for a run that
             has none yet, and for a recipe without a checkpoint: its policy is untrained.
     """
@@ -53,7 +53,7 @@ class NamedAgent:
 
     @property
     def is_recipe(self) -> bool:
-        """True if the word means a recipe, and no run and no checkpoint."""
+        """True if the word means a recipe, not a run or a checkpoint."""
         return self.kind == "recipe"
 
     def weights(self, name: str | None = None) -> Path | None:
@@ -62,8 +62,8 @@ class NamedAgent:
         Args:
             name: `best` or `last`, for that checkpoint of the run; None for `checkpoint`.
         Raises:
-            CheckpointError: If the run has no such checkpoint, or it cannot be one.
-            RecipeError: If a checkpoint of a recipe is asked for.
+            CheckpointError: If the run has no such checkpoint, or the file is not a checkpoint.
+            RecipeError: If `name` is given for a recipe.
         """
         file = self.checkpoint if name is None else self._named(name)
         if file is not None:
@@ -82,11 +82,11 @@ class NamedAgent:
         raise CheckpointError(f"the run {str(self.run)!r} has no {lacks}. {step}")
 
     def needs_recipe(self) -> None:
-        """Refuse a checkpoint without a recipe, as far as that is known without torch: a checkpoint
-        is a zip file whose `data.pkl` has the names of its contents.
+        """Refuse a checkpoint without a recipe, as far as that shows without torch: a checkpoint is
+        a zip file, and its `data.pkl` has the names of its contents.
 
         Raises:
-            CheckpointError: If it has no recipe.
+            CheckpointError: If the checkpoint has no recipe.
         """
         file = self.checkpoint
         if self.is_recipe or file is None or (self.recipe.is_file() and self.recipe != file):
@@ -101,7 +101,7 @@ class NamedAgent:
         raise self.without_recipe()
 
     def without_recipe(self) -> CheckpointError:
-        """Explain that a checkpoint, or an exported policy, has no recipe."""
+        """The error for a checkpoint, or an exported policy, without a recipe."""
         kept = str(self.checkpoint)
         return CheckpointError(
             f"{kept!r} has no recipe: it was made from Python, and nothing here says how its "
@@ -123,7 +123,7 @@ class NamedAgent:
         return named_in(self.run, (name,))
 
     def __str__(self) -> str:
-        """A phrase: the checkpoint, or the recipe whose policy is untrained."""
+        """A phrase for the policy: the checkpoint, or the recipe if the policy is untrained."""
         if self.checkpoint is not None:
             acts = f", which acts by {self.recipe}" if self.is_recipe else ""
             kind = "the policy in" if self.checkpoint.is_dir() else "checkpoint"
@@ -138,16 +138,16 @@ def find_agent(word: str | Path, name: str | None = None) -> NamedAgent:
 
     A YAML file or the name of a bundled recipe means the recipe. A checkpoint means itself. A word
     for a run (see `turnrl.find_run`) means its best checkpoint, or else its last, or else its
-    newest, or else its exported policy. `model` or `adapter` of a run mean its last checkpoint,
-    from which they were exported, or else themselves. Any other file is read as a recipe.
+    newest, or else its exported policy. The folder `model` or `adapter` of a run means the run's
+    last checkpoint, from which it was exported, or else itself. Any other file is read as a recipe.
 
     Args:
         word: A run, a checkpoint, or a recipe by its path or its name.
-        name: `best` or `last`, for that checkpoint of the run; None for the rule above. After a
-            recipe: a run, a checkpoint, or an exported policy's folder, whose weights it takes.
+        name: `best` or `last`, for that checkpoint of the run; None for the rule above. If `word`
+            is a recipe: the run, checkpoint or folder of an exported policy that has its weights.
     Raises:
         CheckpointError: If a word means nothing, or the run has no checkpoint of that name.
-        RecipeError: If a checkpoint of a recipe is asked for.
+        RecipeError: If `word` is a recipe, and `name` is `best`, `last` or another recipe.
     """
     agent = _agent_at(str(word))
     if name is None:
@@ -190,7 +190,7 @@ def _is_checkpoint(file: Path) -> bool:
 
 
 def _kept(place: Path, run: Path) -> Path | None:
-    """The weights that a word for a run means; None if it has none. See `find_agent`."""
+    """The weights that a word for a run means; None if the run has none. See `find_agent`."""
     folder = place.parent if place.is_file() else place
     if folder.name in EXPORTED and folder.parent == run:
         return named_in(run, ("last",)) or exported_in(folder) or kept_in(run)
@@ -198,7 +198,7 @@ def _kept(place: Path, run: Path) -> Path | None:
 
 
 def _no_run(folder: Path) -> str:
-    """The message that a folder is not a run, with the next step."""
+    """The message for a folder that is not a run, with the next step."""
     step = runs_with_checkpoints(folder)
     if (folder / "adapter_config.json").is_file():
         step = (
@@ -215,6 +215,6 @@ def _no_run(folder: Path) -> str:
 
 
 def _runs_of_name(word: str) -> str | None:
-    """The path that means the runs of a recipe's name; None if there are none."""
+    """The path of the runs named after a recipe; None if there are none."""
     home = RUNS / word
     return str(home) if not word.endswith(_YAML) and run_at(home) else None

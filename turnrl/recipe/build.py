@@ -1,6 +1,6 @@
-"""From recipes and options to a module, data and a trainer, by LightningCLI.
+"""Builds a module, data and a trainer from recipes and options, with LightningCLI.
 
-jsonargparse checks and builds. This chooses classes, and reports mistakes in a user's words.
+jsonargparse checks and builds. This module chooses classes, and reports mistakes in a user's words.
 """
 
 import json
@@ -45,14 +45,14 @@ CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer, **_CALLB
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """The parts of a recipe. Nothing has run, and no weights are loaded.
+    """The objects that a recipe describes. Nothing has run, and no weights are loaded.
 
     Args:
         module: The recipe's module.
         data: The recipe's data.
         trainer: The recipe's trainer, with the callbacks and loggers of the run.
         start: The run that the trainer would begin, for checks.
-        settings: Values of the further keys that the command knows.
+        settings: Values of the command's own keys.
         invocation: The recipes and options.
     """
 
@@ -65,11 +65,11 @@ class Built:
 
     @property
     def checkpoint(self) -> str | None:
-        """The file of `ckpt_path`, None if it is not set. `last` and `best` are looked up when you
-        ask.
+        """The file of `ckpt_path`; None if it is not set. `last` and `best` are looked up on each
+        access.
 
         Raises:
-            CheckpointError: If no run has it.
+            CheckpointError: If no run has such a checkpoint.
         """
         return self.invocation.checkpoint()
 
@@ -94,7 +94,7 @@ def build(arguments: Sequence[str]) -> Built:
         The recipe's module, data and trainer, and where they would run.
     Raises:
         RecipeError: If something is wrong with the arguments.
-        CheckpointError: If the file of `ckpt_path` is not there, or is not a checkpoint.
+        CheckpointError: If the file of `ckpt_path` is missing, or is not a checkpoint.
     """
     invocation = read_invocation("fit", arguments)
     invocation.check()
@@ -102,7 +102,7 @@ def build(arguments: Sequence[str]) -> Built:
 
 
 def import_from(*folders: Path) -> None:
-    """Let the user's own modules be imported from some folders, after all others."""
+    """Make the user's own modules importable from these folders, which Python searches last."""
     for folder in map(str, map(Path.absolute, folders)):
         if folder not in sys.path:
             sys.path.append(folder)
@@ -112,7 +112,7 @@ def explained(error: BaseException, contents: Contents, kinds: Mapping[str, obje
     """Explain why jsonargparse refuses a recipe, in a user's words."""
     for fault in filter(None, faults(contents, kinds)):
         return RecipeError(fault)
-    # the words of a component about its own settings, below those of jsonargparse
+    # jsonargparse wraps the error in which a component explains its own settings
     cause = error
     while not isinstance(cause, TurnRLError) and (cause.__cause__ or cause.__context__):
         cause = cause.__cause__ or cause.__context__ or cause
@@ -120,7 +120,7 @@ def explained(error: BaseException, contents: Contents, kinds: Mapping[str, obje
 
 
 def faults(contents: Contents, kinds: Mapping[str, object]) -> Iterator[str | None]:
-    """The fault in each part of a recipe, None if there seems to be none."""
+    """For each part of a recipe, a message about its fault, or None if it seems to have none."""
     for key, value in contents.items():
         cls = CLASSES.get(key)
         if cls is None:
@@ -140,20 +140,19 @@ class _Parser(LightningArgumentParser):
         super().__init__(*args, **{**kwargs, "description": None, "allow_abbrev": False})
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
-        # a setting that names a file means the file, and not what is in it
+        # a setting that names a file means the file, not its contents
         return super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
 
     def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        contents = (
-            self.invocation.contents if self.invocation.files else {}
-        )  # no recipe: help alone
+        # without a recipe there is only a request for help
+        contents = self.invocation.contents if self.invocation.files else {}
         raise explained(ex or ValueError(message), contents, self.invocation.kinds) from ex
 
     def format_help(self, *args: Any) -> str:
-        """turnrl's own settings first: the trainer's are hundreds of lines."""
+        """Put turnrl's own settings first, because the trainer's take hundreds of lines."""
         self.usage = f"turnrl {self.invocation.command} RECIPE.yaml [--key value ...]"
-        of_trainer = "training via flags"  # in the title of its group
-        groups = sorted(self._action_groups, key=lambda group: of_trainer in (group.title or ""))
+        trainer_title = "training via flags"  # part of the title of the trainer's group
+        groups = sorted(self._action_groups, key=lambda group: trainer_title in (group.title or ""))
         self._action_groups = groups
         return str(super().format_help(*args))
 
@@ -162,12 +161,12 @@ class _Recipe(SaveConfigCallback):
     """Saves the recipe with the run and in its checkpoints."""
 
     @cached_property
-    def _text(self) -> str:  # it takes a fifth of a second to write
+    def _text(self) -> str:  # cached, because dumping takes a fifth of a second
         return str(self.parser.dump(self.config, skip_none=False))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if trainer.logger is not None:  # without one, the folder is the user's own
-            self._folder = Path(str(trainer.log_dir))  # broadcast, so of every process
+            self._folder = Path(str(trainer.log_dir))  # broadcast, so every process has to ask
             super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -181,8 +180,8 @@ class _Recipe(SaveConfigCallback):
 
 
 class _Signals(L.Callback):
-    """Keeps the handler of SIGTERM. Lightning's waits for the end of a step, which a collection can
-    put off by minutes, and then ends as if all were done."""
+    """Keeps the handler of SIGTERM. Lightning's handler waits for the end of a step, which a
+    collection can delay by minutes, and then ends the run as if it were complete."""
 
     def __init__(self) -> None:
         self._handler = signal.getsignal(signal.SIGTERM)
@@ -195,7 +194,7 @@ class _Signals(L.Callback):
 
 
 class _CLI(LightningCLI):
-    """LightningCLI, as turnrl's runs need it."""
+    """LightningCLI with the settings and callbacks of turnrl's runs."""
 
     parser_class: type[_Parser]
 
@@ -209,18 +208,18 @@ class _CLI(LightningCLI):
         path = "Checkpoint to begin from: its path, a run's folder, or `last` or `best` of all runs"
         parser.add_argument("--ckpt_path", type=str | None, help=path)
         invocation = self.parser_class.invocation
-        # a note in the run's config.yaml, which is ignored when a recipe is read
+        # a note in the run's config.yaml; reading a recipe ignores it
         for_help = "--help" in invocation.help_options
         hidden = SUPPRESS if for_help else None
         parser.add_argument(f"--{COMMAND}", type=str, default=invocation.command, help=hidden)
         group = parser.add_argument_group(f"Settings of turnrl {invocation.command}")
         for key, (kind, default, *text) in invocation.settings.items():
             group.add_argument(f"--{key}", type=kind, default=default, help=" ".join(text))
-        for flag, line in invocation.flags.items() if for_help else ():  # they are not settings
+        for flag, line in invocation.flags.items() if for_help else ():  # flags are not settings
             group.add_argument(f"--{flag}", action="store_true", help=line)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
-        # without the warning that there is a sys.argv, which DDP's other processes need
+        # Lightning's method warns if sys.argv has words, which DDP's other processes need
         self.config = parser.parse_args(args)
 
     def before_instantiate_classes(self) -> None:
@@ -228,7 +227,7 @@ class _CLI(LightningCLI):
         _refuse_missing(self.config.as_dict(), "")
 
         def numbered(cls: type[Any], *args: Any, **settings: Any) -> Any:
-            # the number is not saved with the recipe, because it may be run again
+            # the number is not saved with the recipe, because somebody may run that again
             place = Path(settings.get("save_dir") or "", settings.get("name") or "")
             if settings.get("version", 0) is None and place == invocation.place.home:
                 settings["version"] = invocation.number
@@ -242,27 +241,27 @@ class _CLI(LightningCLI):
         config = self.config_init.trainer
         note = ByRecipe(invocation.place.folder)
         callbacks = [_Signals(), note, *listed(config.callbacks)]
-        for key, its in _CALLBACKS.items():
-            if any(isinstance(one, its) for one in callbacks):
+        for key, cls in _CALLBACKS.items():
+            if any(isinstance(callback, cls) for callback in callbacks):
                 raise RecipeError(
-                    f"trainer.callbacks has a {its.__name__}, but every run has one. Leave it out, "
+                    f"trainer.callbacks has a {cls.__name__}, but every run has one. Leave it out, "
                     f"and set its options under {key}."
                 )
-        ours: list[type[L.Callback]] = [LastCheckpoint]
+        checkpoint_classes: list[type[L.Callback]] = [LastCheckpoint]
         if self.datamodule_class is QuestionData:
-            ours.append(BestCheckpoint)
-        for cls in ours if config.get("enable_checkpointing") is not False else ():
-            if not any(isinstance(one, cls) for one in callbacks):
+            checkpoint_classes.append(BestCheckpoint)
+        for cls in checkpoint_classes if config.get("enable_checkpointing") is not False else ():
+            if not any(isinstance(callback, cls) for callback in callbacks):
                 callbacks.append(cls())
         loggers = listed(config.logger)
         for logger in loggers:
-            _ = logger.version  # before a folder is made, which would count
+            _ = logger.version  # chosen now: a folder that is made later would count
         if invocation.place.logger and not any(isinstance(logger, CSVLogger) for logger in loggers):
             loggers.insert(0, CSVLogger(**invocation.place.logger, version=invocation.number))
         # a list of its own, because Lightning adds a bar to it
-        more = {**kwargs, "callbacks": [*callbacks], "logger": loggers}
+        settings = {**kwargs, "callbacks": [*callbacks], "logger": loggers}
         try:
-            trainer: Any = super().instantiate_trainer(**more)
+            trainer: Any = super().instantiate_trainer(**settings)
         except MisconfigurationException as error:
             raise RecipeError(
                 f"Lightning refuses the settings under trainer: {str(error).rstrip('.!')}. Correct "
@@ -270,15 +269,15 @@ class _CLI(LightningCLI):
             ) from error
         if not isinstance(self.model, PolicyModule):  # nothing is collected that they could record
             own = tuple(_CALLBACKS.values())
-            trainer.callbacks = [one for one in trainer.callbacks if not isinstance(one, own)]
+            trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, own)]
         bar = trainer.progress_bar_callback
         note.default_bar = None if bar in callbacks else bar
         return cast(L.Trainer, trainer)
 
 
 def _refuse_missing(value: object, key: str) -> None:
-    """Refuse a component without a setting that it needs and whose type it does not say:
-    jsonargparse puts null in its place."""
+    """Refuse a component that lacks a required setting without a type annotation: jsonargparse sets
+    such a setting to null."""
     if isinstance(value, list):
         for i, item in enumerate(value):
             _refuse_missing(item, f"{key}[{i}]")
@@ -286,9 +285,11 @@ def _refuse_missing(value: object, key: str) -> None:
         return
     if "class_path" in value:
         cls, value = pkgutil.resolve_name(value["class_path"]), value.get("init_args") or {}
-        known = parameters(cls) if isinstance(cls, type) else {}
-        for name in [name for name in known if value.get(name, ...) is None]:
-            if known[name].default is known[name].empty and known[name].annotation is Any:
+        by_name = parameters(cls) if isinstance(cls, type) else {}
+        for name, parameter in by_name.items():
+            if value.get(name, ...) is not None:
+                continue
+            if parameter.default is parameter.empty and parameter.annotation is Any:
                 raise RecipeError(
                     f"{key}.{name} is missing or null, and {cls.__name__} needs it. Set {name}."
                 )
@@ -306,14 +307,15 @@ def seed_of(value: int | None) -> int:
 
 
 def prepare() -> None:
-    """Import what a recipe may name, and silence warnings that a user of turnrl cannot act on."""
+    """Import the classes that a recipe may name, and silence warnings on which a user of turnrl
+    cannot act."""
     for hook in KINDS:
-        installed(hook)  # a short name is known once its class is imported
+        installed(hook)  # jsonargparse finds a short name only if its class is imported
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning on torch 2.13
     # the state of Lightning's own callback for checkpoints, which every trainer in Python has
     warnings.filterwarnings("ignore", r".*provided during.*: \[\"ModelCheckpoint\{[^\"]*\"\]")
-    # which GPU there is, and advice on float32, in which few policies compute on one
+    # remarks on which GPU there is, and on float32, in which few policies compute on a GPU
     remark = re.compile("litlogger|^.PU available: |has Tensor Cores")
     logging.getLogger("lightning.pytorch.utilities.rank_zero").addFilter(
         lambda record: not remark.search(record.getMessage())
@@ -325,8 +327,8 @@ def make(invocation: Invocation) -> Built:
     contents = invocation.contents
     prepare()
     # the user's own classes may lie here, or beside the recipe
-    import_from(Path.cwd(), *(Path(one).parent for one in invocation.files))
-    for key in ("model", "data", "trainer"):  # jsonargparse would take it beside the link
+    import_from(Path.cwd(), *(Path(file).parent for file in invocation.files))
+    for key in ("model", "data", "trainer"):  # jsonargparse would accept it in spite of the link
         if "seed" in (section := contents[key]):
             raise RecipeError(f"{key}.seed is {section['seed']}; set seed_everything in its place.")
     defaults = {"log_every_n_steps": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}
@@ -336,7 +338,7 @@ def make(invocation: Invocation) -> Built:
             None if "class_path" in contents["data"] else QuestionData,
             trainer_defaults=defaults,
             save_config_callback=_Recipe,
-            save_config_kwargs={"save_to_log_dir": False},  # which would make the text once more
+            save_config_kwargs={"save_to_log_dir": False},  # True would dump the recipe once more
             seed_everything_default=0,
             parser_class=type("Parser", (_Parser,), {"invocation": invocation}),
             args=[f"--config={json.dumps(contents, default=str)}", *invocation.help_options],
@@ -345,11 +347,11 @@ def make(invocation: Invocation) -> Built:
             load_from_checkpoint_support=False,
         )
     except Exception as error:
-        # jsonargparse wraps what a component's constructor raises; a null stands in the place of a
-        # number; or a module cannot be imported
-        wrapped = "Union subtypes" in str(error) or any(faults(contents, invocation.kinds))
-        null = isinstance(error, ArgumentTypeError)
-        if not wrapped or (isinstance(error, TurnRLError) and not null):
+        # explain it if jsonargparse wrapped the error of a constructor, if a null stands in the
+        # place of a number, or if a module cannot be imported
+        explainable = "Union subtypes" in str(error) or any(faults(contents, invocation.kinds))
+        wrong_type = isinstance(error, ArgumentTypeError)
+        if not explainable or (isinstance(error, TurnRLError) and not wrong_type):
             raise
         raise explained(error, contents, invocation.kinds) from error
     trainer = cli.trainer

@@ -8,7 +8,7 @@ from turnrl.errors import did_you_mean
 def bundled_recipes() -> dict[str, Path]:
     """The recipes that come with turnrl, by name: `quickstart`, `variants/triviaqa_qwen2.5_3b`.
 
-    An installed turnrl has them inside this folder, a clone at its top.
+    They lie inside this folder in an installed turnrl, and at the top of a clone.
     """
     inside = Path(__file__).parent / "recipes"
     folder = inside if inside.is_dir() else Path(__file__).parents[2] / "recipes"
@@ -17,22 +17,22 @@ def bundled_recipes() -> dict[str, Path]:
 
 
 def shown_recipe(file: str) -> str:
-    """The name of a bundled recipe's file, which the command line takes too. Any other file as it
-    is."""
+    """The name of a bundled recipe, given its file; the command line takes that name too. Any other
+    file is returned as it is."""
     names = {str(bundled): name for name, bundled in bundled_recipes().items()}
     return names.get(file, file)
 
 
 def recipe_like(name: str) -> str:
     """` Did you mean variants/triviaqa_qwen2.5_3b?` if a bundled recipe has a similar name."""
-    bare, known = name.removeprefix("recipes/").removesuffix(".yaml"), bundled_recipes()
-    variant = next((full for full in known if full.endswith(f"/{bare}")), None)
-    return f" Did you mean {variant}?" if variant else did_you_mean(bare, known)
+    bare, names = name.removeprefix("recipes/").removesuffix(".yaml"), bundled_recipes()
+    variant = next((full for full in names if full.endswith(f"/{bare}")), None)
+    return f" Did you mean {variant}?" if variant else did_you_mean(bare, names)
 
 
 def find_recipe(name: str) -> str:
-    """The file of a recipe, from its path or from the name of a bundled one. A file of that name in
-    the current folder, with or without `.yaml`, overrides a bundled one."""
+    """The file of a recipe, given its path or the name of a bundled recipe. A file of that name in
+    the current folder, with or without `.yaml`, overrides the bundled recipe."""
     bundled = bundled_recipes().get(name)
     if bundled is None or Path(name).is_file():
         return name

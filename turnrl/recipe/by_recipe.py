@@ -1,4 +1,4 @@
-"""A note in the trainer of a run by recipe, for callbacks that print."""
+"""A note in the trainer of a run that was started from a recipe, for callbacks that print."""
 
 from pathlib import Path
 
@@ -7,11 +7,11 @@ from lightning.pytorch.callbacks import ProgressBar
 
 
 class ByRecipe(L.Callback):
-    """Notes about a run by recipe; other trainers do not have this callback.
+    """Notes about a run that was started from a recipe. Other trainers lack this callback.
 
     Attributes:
         folder: The folder that the command has announced; None if the run leaves no files.
-        default_bar: Lightning's own progress bar, None if the recipe names a bar or wants none.
+        default_bar: Lightning's own progress bar; None if the recipe names a bar or wants none.
     """
 
     def __init__(self, folder: Path | None) -> None:

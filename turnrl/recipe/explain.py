@@ -1,9 +1,10 @@
-"""Why a recipe does not fit the classes that it describes: the key, its value, and what would fit.
+"""Explains why a recipe does not fit the classes that it describes: the key, its value, and what
+would fit.
 
-jsonargparse decides whether a recipe is good. But it reports a mistake below an optional or a union
-type once for each member of that type. So `explain` walks the recipe beside the types, down to the
-smallest part that does not fit: plain values before torch loads, the rest when jsonargparse has
-refused them.
+jsonargparse decides whether a recipe is valid. But it reports a mistake below an optional or union
+type once for each member of the type. So `explain` walks the recipe and the types in parallel, down
+to the smallest part that does not fit: plain values before torch loads, the rest after jsonargparse
+has refused the recipe.
 """
 
 from __future__ import annotations
@@ -41,12 +42,12 @@ _QUOTES: dict[type, str] = {
     bool: " In YAML on, off, yes and no are true and false: put them in quotes, such as 'on'.",
     **dict.fromkeys((int, float, datetime.date, datetime.datetime), _LOOKS_ELSE),
 }
-"""What a value may have been meant as, where a text should stand."""
+"""Hints for a value of another type in the place of a text."""
 
 
 def is_plain(kind: object) -> bool:
-    """True if values of a type are texts, numbers and the like, and no class is named in them."""
-    return all(one in _NAMES or get_origin(one) is Literal for one in _members(kind))
+    """True if values of a type are texts, numbers and the like, which name no classes."""
+    return all(member in _NAMES or get_origin(member) is Literal for member in _members(kind))
 
 
 def explain(value: object, kind: object, key: str) -> str | None:
@@ -55,9 +56,9 @@ def explain(value: object, kind: object, key: str) -> str | None:
     Args:
         value: The value, as YAML gives it.
         kind: The type that it should have.
-        key: Where it stands in the recipe.
+        key: The value's key in the recipe.
     """
-    if (fits := _fits(value, kind)) and "None" not in repr(value):  # it may hide a null below it
+    if (fits := _fits(value, kind)) and "None" not in repr(value):  # a null below it may not fit
         return None
     faults: list[str | None] = []
     choices: list[str] = []
@@ -71,14 +72,15 @@ def explain(value: object, kind: object, key: str) -> str | None:
             faults += [explain_class(value, member, key)]
         elif get_origin(member) is Literal:
             choices += map(str, get_args(member))
-    if fits or faults:  # or only jsonargparse knows what is wrong
+    if fits or faults:  # if all faults are None, only jsonargparse knows what is wrong
         return next(filter(None, faults), None)
     shown = "null" if value is None else repr(value)
     # libraries write float | int in either order, and every whole number is a number
-    kinds = [one for one in _members(kind) if one is not int or float not in _members(kind)]
-    named = " or ".join(dict.fromkeys(map(_named, kinds)))
-    hint = _QUOTES.get(type(value), "") if str in _members(kind) else ""
-    return f"{key} is {shown}; it must be {named}.{did_you_mean(str(value), choices)}{hint}"
+    members = _members(kind)
+    kinds = [member for member in members if member is not int or float not in members]
+    wanted = " or ".join(dict.fromkeys(map(_in_words, kinds)))
+    hint = _QUOTES.get(type(value), "") if str in members else ""
+    return f"{key} is {shown}; it must be {wanted}.{did_you_mean(str(value), choices)}{hint}"
 
 
 def _members(kind: object) -> tuple[Any, ...]:
@@ -87,26 +89,29 @@ def _members(kind: object) -> tuple[Any, ...]:
 
 
 def _fits(value: object, kind: object) -> bool:
-    """True if jsonargparse takes it, except for null, which it takes everywhere."""
+    """True if jsonargparse takes a value for a type. Null is checked here, because jsonargparse
+    takes it everywhere."""
     if value is None:
         return not {Any, types.NoneType}.isdisjoint(_members(kind))
     parser = _parser()
     try:
-        parser.add_argument("--it", type=kind)
-        parser.parse_object({"it": copy.deepcopy(value)})  # it writes into what it is given
-    except Exception:  # a module that the value names may do anything while it is imported
+        parser.add_argument("--value", type=kind)
+        parser.parse_object({"value": copy.deepcopy(value)})  # it writes into its argument
+    except Exception:  # the value may name a module, whose import may raise anything
         return False
     return True
 
 
 def _parser() -> ArgumentParser:
-    from jsonargparse import ArgumentParser  # a tenth of a second, which unknown keys do not need
+    from jsonargparse import (
+        ArgumentParser,
+    )  # takes a tenth of a second; unknown keys need no parser
 
     return ArgumentParser(exit_on_error=False)
 
 
 def _items(kind: object, count: int) -> tuple[object, ...]:
-    """The types that the items of a list should have; none if it should not be a list."""
+    """The types that the `count` items of a list should have; empty if the type is not a list."""
     origin, args = get_origin(kind), get_args(kind)
     if not inspect.isclass(origin) or not issubclass(origin, Iterable):  # a callable has items too
         return ()
@@ -116,26 +121,27 @@ def _items(kind: object, count: int) -> tuple[object, ...]:
 
 
 def _is_section(kind: object) -> bool:
-    """True if a recipe describes it without a `class_path`, because there is no choice."""
+    """True if a recipe describes a class without `class_path`, because there is no choice."""
     return is_dataclass(kind) or hasattr(kind, "__final__")
 
 
 def _base(kind: Any) -> Any:
-    """The class whose subclass a type asks for, made or to be called; None if it asks for none."""
+    """The class of which a type takes subclasses, as instances or as callables that make one; None
+    if it takes none."""
     if get_origin(kind) is Callable:
         made = get_args(kind)[-1]
         return None if made is Any else made  # a function of any kind is not a class
-    known = _plain_name(kind) or kind.__module__ == "builtins" or _is_section(kind)
-    return kind if inspect.isclass(kind) and not known else None
+    not_component = _plain_name(kind) or kind.__module__ == "builtins" or _is_section(kind)
+    return kind if inspect.isclass(kind) and not not_component else None
 
 
 def _plain_name(kind: object) -> str | None:
-    # signatures such as AdamW's have tensors in the place of numbers; torch may not be loaded yet
+    # signatures such as AdamW's take tensors as numbers; compared as text, without importing torch
     return "a number" if str(kind) == "<class 'torch.Tensor'>" else _NAMES.get(kind)
 
 
-def _named(kind: Any) -> str:
-    """A type other than a union, in a user's words."""
+def _in_words(kind: Any) -> str:
+    """A type that is not a union, in a user's words."""
     args = get_args(kind)
     if get_origin(kind) is Literal:
         return "one of " + ", ".join(map(repr, args))
@@ -146,8 +152,8 @@ def _named(kind: Any) -> str:
     if base := _base(kind):
         return f"the name of a class, such as {', '.join(_classes(base)) or 'my_package.MyClass'}"
     exact = get_origin(kind) is tuple and ... not in args
-    few = f"a list of {len(args)}" if exact else "a list, such as [NAME]"
-    return _plain_name(get_origin(kind) or kind) or few
+    a_list = f"a list of {len(args)}" if exact else "a list, such as [NAME]"
+    return _plain_name(get_origin(kind) or kind) or a_list
 
 
 def explain_section(
@@ -158,23 +164,23 @@ def explain_section(
     Args:
         value: Settings by name.
         cls: The class.
-        key: Where they stand in the recipe.
-        skip: How many of its first parameters the recipe does not set.
+        key: The section's key in the recipe.
+        skip: Number of first parameters that the recipe does not set.
         component: True if the recipe named the class.
     """
-    known = dict(list(parameters(cls).items())[skip:])
-    if "class_path" in value and "class_path" not in known:
+    settable = dict(list(parameters(cls).items())[skip:])
+    if "class_path" in value and "class_path" not in settable:
         return (
             f"{key} names {value['class_path']!r}, but there is no class to choose. "
-            f"{cls.__name__} has the keys {', '.join(known) or 'none'}."
+            f"{cls.__name__} has the keys {', '.join(settable) or 'none'}."
         )
     for name, item in value.items():
-        if name not in known:
-            return unknown_key(f"{key}.{name}", known, cls.__name__, component)
-        fault = explain(item, known[name].annotation, f"{key}.{name}")
-        if fault and item is not known[name].default:
+        if name not in settable:
+            return unknown_key(f"{key}.{name}", settable, cls.__name__, component)
+        fault = explain(item, settable[name].annotation, f"{key}.{name}")
+        if fault and item is not settable[name].default:
             return fault
-    if missing := [n for n, p in known.items() if p.default is p.empty and n not in value]:
+    if missing := [n for n, p in settable.items() if p.default is p.empty and n not in value]:
         first, every = missing[0], ", ".join(missing)
         return f"{key}.{first} is missing, which {cls.__name__} needs. Set {every}."
     return None
@@ -183,20 +189,20 @@ def explain_section(
 def parameters(cls: type) -> dict[str, inspect.Parameter]:
     """A constructor's parameters with their types, including those that it passes on."""
     by_name: dict[str, inspect.Parameter] = {}
-    for made in [vars(owner)["__init__"] for owner in cls.__mro__ if "__init__" in vars(owner)]:
+    for init in [vars(owner)["__init__"] for owner in cls.__mro__ if "__init__" in vars(owner)]:
         try:
-            hints = typing.get_type_hints(made)
+            hints = typing.get_type_hints(init)
         except (NameError, TypeError, AttributeError):  # names that only a type checker sees
             hints = {}
-        own = list(inspect.signature(made).parameters.values())[1:]
-        for one in own:
-            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY):
-                by_name.setdefault(one.name, one.replace(annotation=hints.get(one.name, Any)))
-        if all(one.kind is not one.VAR_KEYWORD for one in own):
+        own = list(inspect.signature(init).parameters.values())[1:]
+        for p in own:
+            if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY):
+                by_name.setdefault(p.name, p.replace(annotation=hints.get(p.name, Any)))
+        if all(p.kind is not p.VAR_KEYWORD for p in own):
             break
-    else:  # the last passes settings on to something that is no base of the class
+    else:  # the last constructor passes settings on to something that is not a base of the class
         parser = _parser()
-        with contextlib.suppress(ValueError):  # of a class that jsonargparse cannot read
+        with contextlib.suppress(ValueError):  # jsonargparse cannot read every class
             parser.add_class_arguments(cls, fail_untyped=False)
         for name, default in vars(parser.get_defaults()).items():
             passed = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default)
@@ -205,40 +211,40 @@ def parameters(cls: type) -> dict[str, inspect.Parameter]:
 
 
 def explain_class(value: Contents | str, kind: Any, key: str) -> str | None:
-    """Explain why a class does not fit that is named, perhaps with `init_args`; see `explain`."""
+    """Explain why a named class, perhaps with `init_args`, does not fit; see `explain`."""
     base = _base(kind)
-    known = _classes(base)
-    given: Contents = {"class_path": value} if isinstance(value, str) else value
-    name, settings = given.get("class_path"), given.get("init_args", {})
+    classes = _classes(base)
+    described: Contents = {"class_path": value} if isinstance(value, str) else value
+    name, settings = described.get("class_path"), described.get("init_args", {})
     if not isinstance(name, str):
-        words, keys = [*given, *given.values()], set(settings or given)
-        likely = [n for n, cls in known.items() if n in words or keys <= {*parameters(cls)}]
+        words, keys = [*described, *described.values()], set(settings or described)
+        likely = [n for n, cls in classes.items() if n in words or keys <= {*parameters(cls)}]
         name = (likely or ["NAME"])[0]
-        options = "".join(f" --{key}.{one} {given[one]}" for one in given)
+        options = "".join(f" --{key}.{setting} {item}" for setting, item in described.items())
         return (
             f"{key} is {value!r}, which does not name a class. Name it: {{class_path: {name}, "
             f"init_args: {{...}}}}, or by options --{key} {name}{options}. Installed: "
-            f"{', '.join(known) or 'none'}. Or give a path, such as my_package.MyClass."
+            f"{', '.join(classes) or 'none'}. Or give a path, such as my_package.MyClass."
         )
-    for odd in set(given) - {"class_path", "init_args", "dict_kwargs"}:
+    for odd in set(described) - {"class_path", "init_args", "dict_kwargs"}:
         if near := did_you_mean(odd, ["init_args", "dict_kwargs"], 0.8):
             return f"{key}: {odd!r} is next to class_path.{near}"
-        put = f"{{class_path: {name}, init_args: {{{odd}: {given[odd]}}}}}"
+        put = f"{{class_path: {name}, init_args: {{{odd}: {described[odd]}}}}}"
         return f"{key}: {odd!r} is next to class_path. Put it under init_args: {put}."
     try:
-        cls = find_class(name, known, *_members(base))
+        cls = find_class(name, classes, *_members(base))
     except LookupError as error:
         return f"{key} names {name!r}, {error}"
     if fault := explain(settings, dict, f"{key}.init_args"):
         return fault
-    # a function's first parameter is not the recipe's: turnrl passes it
+    # turnrl itself passes the first parameter of a callable
     return explain_section(settings, cls, key, skip=int(base is not kind), component=True)
 
 
 def _classes(base: object) -> dict[str, type]:
-    """Classes of a kind by short name: the imported ones, which are all that plugins bring."""
+    """The imported classes of a kind by short name, which include all that plugins bring."""
     by_name: dict[str, type] = {}
-    for cls in [sub for one in _members(base) for sub in one.__subclasses__()]:
+    for cls in [subclass for member in _members(base) for subclass in member.__subclasses__()]:
         if not cls.__name__.startswith("_") and not inspect.isabstract(cls):
             by_name.setdefault(cls.__name__, cls)
         by_name = {**by_name, **_classes(cls), **by_name}

@@ -1,4 +1,4 @@
-"""`turnrl fit`, which trains a recipe, and `add_recipe_command`, for others that take a recipe.
+"""`turnrl fit`, which trains a recipe, and `add_recipe_command`, for other commands that take one.
 
 Nothing here imports torch before a recipe is read, so a mistake in the YAML shows at once.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from turnrl.recipe.build import Built
 
 _RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
-"""Variables that are 0 or not set in the first process of a run, whoever starts the others."""
+"""Variables that are 0 or unset in the first process of a run, however the others are started."""
 
 
 def add_fit_command(commands: Commands) -> None:
@@ -38,7 +38,7 @@ def add_fit_command(commands: Commands) -> None:
 
 
 def _fit(built: Built) -> None:
-    # a checkpoint may come from anywhere: no code in it is run
+    # weights_only: a checkpoint may come from anywhere, so no code in it may run
     path = built.checkpoint
     built.trainer.fit(built.module, datamodule=built.data, ckpt_path=path, weights_only=True)
 
@@ -54,35 +54,35 @@ def add_recipe_command(
     takes_run: bool = False,
     prepare: Callable[[Invocation], Invocation] | None = None,
 ) -> argparse.ArgumentParser:
-    """Add a command that makes what a recipe describes, and acts with it, as `turnrl fit` does.
+    """Add a command that builds what a recipe describes, and acts with it, as `turnrl fit` does.
 
     The command takes recipes and options as `fit` does, and prints what it will do before it loads
-    torch. Its runs lie in `runs/RECIPE-NAME`. The other processes of a run on several devices are
-    started as the same command.
+    torch. Its runs lie in `runs/RECIPE-NAME`. On several devices, the other processes of a run are
+    started with the same command.
 
     Args:
         commands: argparse's sub-parsers, as the hook `turnrl_commands` hands them out.
         name: The command's name.
         summary: Its line in `turnrl --help`.
-        act: Called with what the recipe makes, in every process of the run.
-        settings: Keys at the top of a recipe that the command knows and `fit` does not, with their
-            types, defaults and lines of help, such as
+        act: Called with the objects of the recipe, in every process of the run.
+        settings: Keys at the top of a recipe that only this command has, with their types, defaults
+            and lines of help, such as
             `{"split": (Literal["val", "test"], "val", "What to score")}`. Their values are in
-            `Built.settings`. One that may be a list takes several words.
+            `Built.settings`. A key whose type may be a list takes several words.
         flags: Options without a value that are not settings of a recipe, with their lines of help,
-            such as `{"json": "Print JSON"}`. Those that the user gives are in
-            `Built.invocation.raised_flags`, and argparse knows each as `parsed.json`.
-        takes_run: A run may stand in the place of the first recipe, by any word that
-            `turnrl.find_run` takes. The recipe is then the run's `config.yaml` without `ckpt_path`
-            and `trainer.logger`, and `Invocation.agent` has the folder and the checkpoint.
+            such as `{"json": "Print JSON"}`. `Built.invocation.raised_flags` has those that the
+            user gives, and argparse's namespace has each as a boolean, such as `parsed.json`.
+        takes_run: Accept a run in the place of the first recipe, by any word that `turnrl.find_run`
+            takes. The recipe is then the run's `config.yaml` without `ckpt_path` and
+            `trainer.logger`, and `Invocation.agent` has the folder and the checkpoint.
         prepare: Called before anything is built, with the recipes and options merged in `contents`.
-            Returns them with the command's own changes, such as
+            Returns the invocation with the command's own changes, such as
             `dataclasses.replace(invocation, contents={**invocation.contents, "ckpt_path": None})`.
     Returns:
         The command's own parser.
     """
     flags = flags or {}
-    # to argparse no word is an option: they are the recipe's, which has hundreds
+    # argparse treats no word as an option: options are the recipe's, which has hundreds
     parser = commands.add_parser(name, help=summary, prefix_chars="\0", add_help=False)
     parser.add_argument("recipe", nargs=argparse.REMAINDER, action=_Words, flags=flags)
 
@@ -99,8 +99,8 @@ def add_recipe_command(
 class _Words(argparse.Action):
     """The words after a command, without its flags, which may stand anywhere among them."""
 
-    def __init__(self, *args: Any, flags: Flags, **more: Any) -> None:
-        super().__init__(*args, **more)
+    def __init__(self, *args: Any, flags: Flags, **options: Any) -> None:
+        super().__init__(*args, **options)
         self._flags = flags
 
     def __call__(
@@ -120,36 +120,37 @@ class _Words(argparse.Action):
 
 
 def _run(invocation: Invocation, act: Callable[[Built], None]) -> int:
-    """Make what a recipe describes, and act with it. Returns the exit code."""
+    """Build what a recipe describes, and act with it. Returns the exit code."""
     invocation.check()
     if invocation.help_options:
         return _act(invocation, act)
     invocation = invocation.with_checkpoint()  # before anything is announced
     if invocation.place.folder is not None:
-        writable_part(invocation.place.folder)  # before a logger tries to
-    first = all(os.environ.get(name, "0") == "0" for name in _RANKS)
+        writable_part(invocation.place.folder)  # fails here, before a logger tries to write
+    is_first = all(os.environ.get(name, "0") == "0" for name in _RANKS)
+    home = invocation.place.home
     with contextlib.ExitStack() as ending:
-        if first and invocation.place.is_numbered and (home := invocation.place.home) is not None:
+        if is_first and invocation.place.is_numbered and home is not None:
             invocation = replace(invocation, number=ending.enter_context(claimed(home)))
-        if first:
+        if is_first:
             _announce(invocation)
-        if first and invocation.destination:
-            ending.enter_context(_accounting_for(Path(invocation.destination)))
+        if is_first and invocation.destination:
+            ending.enter_context(_reporting_interrupt(Path(invocation.destination)))
         return _act(invocation, act)
 
 
 def _act(invocation: Invocation, act: Callable[[Built], None]) -> int:
-    first = "turnrl.recipe.build" not in sys.modules
-    if first:
-        gc.disable()  # a fifth of the time that importing torch and Lightning takes
+    imports_now = "turnrl.recipe.build" not in sys.modules
+    if imports_now:
+        gc.disable()  # saves a fifth of the time to import torch and Lightning
     from turnrl.recipe.build import make
     from turnrl.run.console.warnings import fit_warnings
 
     fit_warnings()
-    if first:
-        gc.freeze()  # what was imported stays, so no collection has to look through it
+    if imports_now:
+        gc.freeze()  # modules stay for good, so no later collection needs to scan them
         gc.enable()
-    # DDP starts its other processes from sys.argv, so this is where the arguments have to be
+    # DDP starts its other processes from sys.argv, so the arguments have to be there
     argv, sys.argv = sys.argv, [sys.argv[0], invocation.command, *_words_of_others(invocation)]
     try:
         act(make(invocation))
@@ -164,7 +165,7 @@ def _act(invocation: Invocation, act: Callable[[Built], None]) -> int:
 
 
 def _words_of_others(invocation: Invocation) -> list[str]:
-    """The words that give the other processes of a run what the first one has settled."""
+    """The words that start the other processes of a run, with the first process's decisions."""
     settled = {"contents": invocation.contents, "number": invocation.number}
     return [
         *(f"--{flag}" for flag in invocation.raised_flags),
@@ -174,8 +175,8 @@ def _words_of_others(invocation: Invocation) -> list[str]:
 
 
 @contextlib.contextmanager
-def _accounting_for(folder: Path) -> Iterator[None]:
-    """Say after an interrupt whether the folder that a command writes was touched."""
+def _reporting_interrupt(folder: Path) -> Iterator[None]:
+    """After an interrupt, print whether the command has changed its destination folder."""
 
     def files() -> dict[Path, int]:
         return {file: file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
@@ -192,10 +193,10 @@ def _accounting_for(folder: Path) -> Iterator[None]:
 
 
 def device_name(accelerator: str) -> str:
-    """Where a run will compute, as far as that can be known without torch.
+    """The device on which a run will compute, as far as that shows without torch.
 
     Args:
-        accelerator: The trainer's: `auto`, for example.
+        accelerator: The trainer's setting, `auto` for example.
     """
     cards = sorted(Path("/proc/driver/nvidia/gpus").glob("*/information"))
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")

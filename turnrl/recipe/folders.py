@@ -1,9 +1,9 @@
-"""Folders of runs: found by the word that a user gives, checked before anything is written,
-numbered and claimed; and their checkpoints.
+"""Folders of runs: finds them by a user's word, checks that they can be written, numbers and claims
+them, and finds their checkpoints.
 
     runs/NAME/version_N/    metrics.csv, config.yaml, record/, transcripts/, checkpoints/, model/
 
-Every command finds a run here, so that a word means the same run to all of them.
+Every command finds runs with this module, so a word means the same run to all of them.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from turnrl.errors import CheckpointError, DataError, RecipeError, TurnRLError, 
 LATEST = ("best", "last")
 """Checkpoints of a run by name, the preferred one first."""
 EXPORTED = ("model", "adapter")
-"""Folders of a run with the policy at its end."""
+"""Folders of a run that hold the policy exported at its end."""
 RUNS = Path("runs")
 """The folder in which runs lie, unless `trainer.logger` names another."""
-_LOST = 100
-"""Times that a folder of runs may vanish while a run begins in it."""
+_MAX_VANISHED = 100
+"""How often a folder of runs may vanish while a run begins in it."""
 _PARTS = ("record", "checkpoints", "transcripts", *EXPORTED)
 _FILES = ("config.yaml", "metrics.csv", "record")
 _KEPT = "checkpoints/*.ckpt"
 _GIVE = "Give the folder of a run, such as runs/quickstart/version_0."
 _RECORD = ("record/*.parquet", "*.parquet")
-"""Files of a record, which may have been copied without their run."""
+"""Files of a record. Somebody may have copied them without their run."""
 _NEEDS: dict[str, tuple[str, type[TurnRLError], tuple[str, ...]]] = {
     "record": ("record of a run", DataError, _RECORD),
     "figures": ("record of a run", DataError, ("metrics.csv", *_RECORD)),
@@ -39,21 +39,21 @@ _NEEDS: dict[str, tuple[str, type[TurnRLError], tuple[str, ...]]] = {
 
 
 def find_run(word: str | Path, needs: Literal["record", "figures", "recipe"] = "record") -> Path:
-    """Find the folder of the run that a word means, the same for every command.
+    """Find the folder of the run that a word means. All commands find the same run.
 
-    A word is the folder of a run, or a file or folder inside it. It is also a folder of runs, or
-    the name of one in `runs`, and then means the newest run there: among the runs that trained, the
-    one that began last; if none trained, among all. An existing folder overrides a name.
+    A word may be the folder of a run, or a file or folder inside it. Or it is a folder of runs, or
+    the name of one in `runs`. It then means the newest run there: the last one to begin among the
+    runs that trained, or among all if none trained. An existing folder overrides a name.
 
     Args:
         word: `runs/quickstart/version_0`, `runs/quickstart` or `quickstart`, for example.
         needs: What the run has to hold: a `record`, `figures` (a `metrics.csv` or a record), or a
             `recipe` (its `config.yaml`).
     Returns:
-        The path of its folder, as far as the word gives it.
+        The path of the run's folder, relative if the word is.
     Raises:
         DataError: If there is no run, or it has no record.
-        RecipeError: If a recipe is needed, and there is no run, or it has none.
+        RecipeError: If a recipe is needed, and there is no run, or the run has no recipe.
     """
     noun, error, _ = _NEEDS[needs]
     run = run_at(word)
@@ -63,11 +63,11 @@ def find_run(word: str | Path, needs: Literal["record", "figures", "recipe"] = "
 
 
 def held(run: Path, needs: str) -> Path:
-    """Check that the folder of a run has what is needed of it; see `find_run`.
+    """Return a run's folder if it holds what is needed; see `find_run`.
 
     Raises:
-        DataError: If it has no record.
-        RecipeError: If a recipe is needed, and it has none.
+        DataError: If the run has no record.
+        RecipeError: If a recipe is needed, and the run has none.
     """
     _, error, patterns = _NEEDS[needs]
     if any(any(run.glob(pattern)) for pattern in patterns):
@@ -78,16 +78,16 @@ def held(run: Path, needs: str) -> Path:
             f"it. Give a recipe, and the run after it: RECIPE --ckpt_path {run}"
         )
     why = "record/ is empty" if (run / "record").is_dir() else "there is no record/"
-    more = " and no metrics.csv" if needs == "figures" else ""
+    no_metrics = " and no metrics.csv" if needs == "figures" else ""
     raise error(
-        f"the run {str(run)!r} has no record{more}: {why}. "
+        f"the run {str(run)!r} has no record{no_metrics}: {why}. "
         "Wait for its first evaluation, or give another run."
     )
 
 
 def is_beginning(word: str | Path) -> bool:
-    """True if a word means a run that has nothing to show yet, or a folder of runs without a file,
-    in which a run may be about to begin."""
+    """True if a word means a run that has nothing to show yet, or a folder of runs that holds no
+    files yet, so that a run may be about to begin there."""
     run = run_at(word)
     if run is not None:
         return not any(any(run.glob(pattern)) for pattern in _NEEDS["figures"][2])
@@ -99,13 +99,13 @@ def run_at(word: str | Path) -> Path | None:
     """The folder of the run that a word means; None if it means none. See `find_run`."""
     named = RUNS / word
     inner = run_in(named)
-    # a name, and no path to something inside a run
-    known = inner if inner is not None and named in (inner, inner.parent) else None
-    return run_in(Path(word)) or known
+    # only a name counts, not a path to something inside a run
+    by_name = inner if inner is not None and named in (inner, inner.parent) else None
+    return run_in(Path(word)) or by_name
 
 
 def run_in(place: Path) -> Path | None:
-    """The run that a path lies in, or else the newest one in it; None if there is none."""
+    """The run that contains a path, or else the newest run inside it; None if there is neither."""
     inside = place.parent if place.is_file() else place
     if inside.name in _PARTS and _is_run(inside.parent):
         return inside.parent
@@ -113,12 +113,13 @@ def run_in(place: Path) -> Path | None:
 
 
 def _is_run(folder: Path) -> bool:
-    there = any((folder / name).exists() for name in _FILES)
-    return there or any(any(folder.glob(kind)) for kind in (_RECORD[1], _KEPT))
+    has_file = any((folder / name).exists() for name in _FILES)
+    return has_file or any(any(folder.glob(pattern)) for pattern in (_RECORD[1], _KEPT))
 
 
 def runs_in(home: Path) -> list[Path]:
-    """The runs in a folder of runs, the newest first, and those that trained before the others."""
+    """The runs in a folder of runs: first those that trained, then the others, each newest
+    first."""
     runs = filter(_is_run, home.glob("*"))
     return sorted(runs, key=lambda run: (_has_trained(run), _began(run)), reverse=True)
 
@@ -128,16 +129,17 @@ def _has_trained(run: Path) -> bool:
 
 
 def _began(run: Path) -> float:
-    """When a run began: its recipe is written first, and one from Python has other files."""
+    """The time at which a run began. Its recipe is its first file; a run made from Python has no
+    recipe, so its other files are looked at."""
     config = run / "config.yaml"
-    files = [file for pattern in ("metrics.csv", *_RECORD) for file in run.glob(pattern)]
-    first = [config] if config.is_file() else files
-    return min((file.stat().st_mtime for file in first), default=0.0)
+    others = [file for pattern in ("metrics.csv", *_RECORD) for file in run.glob(pattern)]
+    files = [config] if config.is_file() else others
+    return min((file.stat().st_mtime for file in files), default=0.0)
 
 
 def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
-    """` Did you mean quickstart?` if a run has a similar name, or else all names. If the word is an
-    existing folder: the runs in it.
+    """` Did you mean quickstart?` if a run has a similar name, or else all names. For an existing
+    folder: the folders of runs in it.
 
     Args:
         word: A word that means no run.
@@ -145,8 +147,9 @@ def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
     """
     names = sorted(path.name for path in RUNS.glob("*") if path.is_dir())
     places = (Path(word), RUNS / word)
-    beside = [str(one) for one in places[0].parent.glob("*") if one.is_dir() and one != places[0]]
-    inside = [str(one) for place in places for one in sorted(place.glob("*")) if runs_in(one)]
+    siblings = (path for path in places[0].parent.glob("*") if path != places[0])
+    beside = [str(path) for path in siblings if path.is_dir()]
+    inside = [str(path) for place in places for path in sorted(place.glob("*")) if runs_in(path)]
     if inside:
         return f" It has folders of runs: {', '.join(inside)}."
     if here := next((place for place in places if place.is_dir()), None):
@@ -156,18 +159,19 @@ def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
 
 
 def writable_part(folder: Path) -> Path:
-    """Find the folder, or the nearest one above it that exists, and try to write there.
+    """Find the folder, or the nearest existing folder above it, and try to write there.
 
     Raises:
-        RecipeError: If that fails.
+        RecipeError: If it cannot be written.
     """
     folder = folder.absolute()
-    there = next(one for one in (folder, *folder.parents) if one.exists() or one.is_symlink())
+    above = (folder, *folder.parents)
+    existing = next(path for path in above if path.exists() or path.is_symlink())
     try:  # permissions are not enough: a file system may be read-only, or take no folders
-        with tempfile.TemporaryDirectory(dir=there, prefix=".turnrl-"):
-            return there
+        with tempfile.TemporaryDirectory(dir=existing, prefix=".turnrl-"):
+            return existing
     except OSError as error:
-        raise _not_writable(there, error) from error
+        raise _not_writable(existing, error) from error
 
 
 def _not_writable(folder: Path, error: OSError) -> RecipeError:
@@ -180,23 +184,23 @@ def _not_writable(folder: Path, error: OSError) -> RecipeError:
 
 
 def next_version(home: Path) -> int:
-    """The number that the next run in a folder of runs gets, as Lightning's loggers count."""
+    """The number of the next run in a folder of runs, counted as Lightning's loggers count."""
     names = [path.name.removeprefix("version_") for path in home.glob("version_*") if path.is_dir()]
     return max((int(name) for name in names if name.isdigit()), default=-1) + 1
 
 
 @contextlib.contextmanager
 def claimed(home: Path) -> Iterator[int]:
-    """Claim the number of a new run by making its folder, so no other run takes the same number. If
-    the folder is empty at the end, it is removed, with the folders above it that were made for it.
+    """Claim the number of a new run by making its folder, so that no other run takes it. A folder
+    that is empty at the end is removed, and so are the folders above that were made for it.
 
     Args:
         home: The folder of the runs.
     Raises:
         RecipeError: If no folder can be made there.
     """
-    made = [one for one in (home, *home.parents) if not one.exists()]
-    number, lost = next_version(home), 0
+    made = [folder for folder in (home, *home.parents) if not folder.exists()]
+    number, vanished = next_version(home), 0
     while True:
         try:
             home.mkdir(parents=True, exist_ok=True)
@@ -207,13 +211,13 @@ def claimed(home: Path) -> Iterator[int]:
                 raise _not_writable(home, error) from error
             number += 1
         except OSError as error:
-            lost += 1  # another run may have just removed the folder above
-            if lost > _LOST or not isinstance(error, FileNotFoundError):
+            vanished += 1  # another run may have just removed the folder above
+            if vanished > _MAX_VANISHED or not isinstance(error, FileNotFoundError):
                 raise _not_writable(home, error) from error
     try:
         yield number
     finally:
-        with contextlib.suppress(OSError):  # it has files, or other runs are beside it
+        with contextlib.suppress(OSError):  # not empty: it has files, or other runs lie beside it
             for folder in (home / f"version_{number}", *made):
                 folder.rmdir()
 
@@ -225,7 +229,7 @@ def newest(home: Path, name: str) -> Path:
         home: The folder of the runs.
         name: `last` or `best`.
     Raises:
-        CheckpointError: If none has it.
+        CheckpointError: If no run has it.
     """
     for run in runs_in(home):
         if file := named_in(run, (name,)):
@@ -238,7 +242,8 @@ def newest(home: Path, name: str) -> Path:
 
 
 def named_in(folder: Path, names: Iterable[str] = LATEST) -> Path | None:
-    """The checkpoint in a folder, or in its `checkpoints`, that has the first of some names."""
+    """The checkpoint in a folder, or in its `checkpoints`, with the first of the names that exists;
+    None if there is none."""
     for name in names:
         for home in (folder / "checkpoints", folder):
             if (file := home / f"{name}.ckpt").is_file():
@@ -247,16 +252,16 @@ def named_in(folder: Path, names: Iterable[str] = LATEST) -> Path | None:
 
 
 def kept_in(folder: Path, names: Iterable[str] = LATEST) -> Path | None:
-    """The checkpoint of `named_in`, or else the newest: Lightning's own callback, which a run from
-    Python may have, gives other names."""
+    """The checkpoint of `named_in`, or else the newest: a run made from Python may have Lightning's
+    own callback, which gives checkpoints other names."""
     files = [*folder.glob(_KEPT), *folder.glob("*.ckpt")]
-    newest = max(files, key=lambda file: (file.stat().st_mtime_ns, file.name), default=None)
-    return named_in(folder, names) or newest
+    last = max(files, key=lambda file: (file.stat().st_mtime_ns, file.name), default=None)
+    return named_in(folder, names) or last
 
 
 def exported_in(folder: Path) -> Path | None:
-    """The folder itself, or its `model` or `adapter`, if it holds the files of an exported policy;
-    None if none does."""
+    """The first of a folder, its `model` and its `adapter` that holds an exported policy; None if
+    none does."""
     for place in (folder, *(folder / name for name in EXPORTED)):
         if any((place / name).is_file() for name in ("config.json", "adapter_config.json")):
             return place
@@ -264,11 +269,11 @@ def exported_in(folder: Path) -> Path | None:
 
 
 def checkpoint_to_resume(path: str) -> str:
-    """The checkpoint that a path means: the file itself; or, in a run's folder, its `model` or its
-    `adapter`, the run's `last.ckpt`, or else its newest.
+    """The checkpoint that a path means: a file means itself. A run's folder, or its `model` or
+    `adapter`, means the run's `last.ckpt`, or else its newest checkpoint.
 
     Raises:
-        CheckpointError: If there is none, or the file is not a checkpoint.
+        CheckpointError: If there is no checkpoint, or the file is not one.
     """
     if "://" in path or zipfile.is_zipfile(path):
         return path
@@ -295,6 +300,6 @@ def checkpoint_to_resume(path: str) -> str:
 
 
 def runs_with_checkpoints(folder: Path) -> str:
-    """`Runs in it: runs/quickstart/version_0.`: the next step where a folder is not a run."""
+    """`Runs in it: runs/quickstart/version_0.`: the next step for a folder that is not a run."""
     runs = sorted({str(file.parents[1]) for file in folder.glob(f"*/{_KEPT}")})
     return f"Runs in it: {', '.join(runs)}." if runs else "Give the folder of a run that has one."

@@ -1,7 +1,7 @@
 """A command with its recipes and options, merged.
 
 They are read before anything heavy is imported, so that a missing file or a broken line shows at
-once. They are merged only here, so that what is explained, chosen and built is the same.
+once. They are merged only here, so that checks, explanations and the build see the same contents.
 """
 
 import json
@@ -40,17 +40,18 @@ from turnrl.recipe.unfit import refuse_unfit
 from turnrl.text import say_once
 
 Settings = Mapping[str, tuple[Any, ...]]
-"""Type and default of each further key, and perhaps its line of help."""
+"""The type and default of each of a command's own keys, and perhaps its line of help."""
 Flags = Mapping[str, str]
-"""Lines of help of options that have no value. They are not settings of a recipe."""
+"""Options without a value, with their lines of help. They are not settings of a recipe."""
 COMMAND = "command"
 """Key of a run's `config.yaml` that names its command."""
 _WRITES = ("logger", "default_root_dir")
 """Settings of a trainer that say where a run writes."""
 _STRATEGIES = ("auto", "ddp", "fsdp2")
-"""How names of strategies begin that can train. A program may register others with Lightning."""
+"""Beginnings of the names of strategies that can train. A program may register others with
+Lightning."""
 SETTLED = "--settled"
-"""Option in which the first process of a run hands the others, as JSON, what it has settled."""
+"""The option by which the first process of a run gives the others its decisions, as JSON."""
 
 
 @dataclass(frozen=True)
@@ -59,17 +60,17 @@ class Invocation:
 
     Args:
         command: `fit`, for example.
-        settings: Further keys at the top that the command knows.
-        contents: The recipes and options merged; the later override the earlier.
+        settings: The command's own keys at the top of a recipe.
+        contents: The recipes and options merged; later ones override earlier ones.
         arguments: The words of the command, for the other processes of a run.
         files: The recipes.
-        help_options: Options that ask for help, or for a recipe to be printed, and for no run.
-        flags: Options of the command that have no value.
-        raised_flags: Those that the user gave.
-        agent: The run that the first word names, whose recipe is then the first; None if it names
-            a recipe.
+        help_options: Options that ask for help or for the printed recipe, and not for a run.
+        flags: Options of the command without a value.
+        raised_flags: The flags that the user gave.
+        agent: The run that the first word means; its recipe is then the first. None if the word
+            means a recipe.
         number: The number that the run has claimed; None before that.
-        destination: Where a command writes that keeps no folder of runs; empty for the others.
+        destination: Where the command writes, if it keeps no folder of runs; else empty.
     """
 
     command: str
@@ -87,13 +88,13 @@ class Invocation:
     @property
     def kinds(self) -> dict[str, object]:
         """Types of the keys at the top that are not sections."""
-        further = {key: kind for key, (kind, *_) in self.settings.items()}
-        return {"seed_everything": int, "ckpt_path": str | None, **further}
+        own = {key: kind for key, (kind, *_) in self.settings.items()}
+        return {"seed_everything": int, "ckpt_path": str | None, **own}
 
     @property
     def name(self) -> str:
-        """Name of the run: of the run that the user gave, or else of the last recipe without its
-        ending."""
+        """The name of the run: the name of the run that the user gave, or else the last recipe's
+        file name without its ending."""
         if self.agent is not None and (run := self.agent.run) is not None:
             return (run.parent if run.name.startswith("version_") else run).name
         return Path(self.files[-1]).stem if self.files else ""
@@ -118,33 +119,34 @@ class Invocation:
         return with_own_logger(trainer.get("logger", True), name, str(root))
 
     def with_logger(self) -> "Invocation":
-        """The same, with the logger that keeps the run's folder."""
+        """A copy with the logger that keeps the run's folder."""
         trainer = {**self.contents["trainer"], "logger": self._loggers()[0]}
         return replace(self, contents={**self.contents, "trainer": trainer})
 
     def checkpoint(self) -> str | None:
-        """Look up the file of `ckpt_path`. `last` and `best` mean the newest run that has one.
+        """Look up the file of `ckpt_path`. `last` and `best` mean a file of the newest run that has
+        it.
 
         Raises:
-            CheckpointError: If no run has it.
+            CheckpointError: If no run has such a checkpoint.
         """
         name: str | None = self.contents.get("ckpt_path")
         return str(newest(self.place.trained, name)) if name in LATEST else name
 
     def with_checkpoint(self) -> "Invocation":
-        """The same, with the file that `checkpoint` looks up as `ckpt_path`.
+        """A copy whose `ckpt_path` is the file that `checkpoint` looks up.
 
         Raises:
-            CheckpointError: If no run has it.
+            CheckpointError: If no run has such a checkpoint.
         """
         file = self.checkpoint()
         return replace(self, contents={**self.contents, "ckpt_path": file}) if file else self
 
     def words(self, without: Collection[str]) -> str:
-        """The recipes and options as one would type them for another command, without the options
-        of some keys."""
-        kept = (one for one in self.arguments if one[2:].partition("=")[0] not in without)
-        return shlex.join(shown_recipe(one.removeprefix("--config=")) for one in kept)
+        """The recipes and options as typed for another command, without the options of the keys in
+        `without`."""
+        kept = (word for word in self.arguments if word[2:].partition("=")[0] not in without)
+        return shlex.join(shown_recipe(word.removeprefix("--config=")) for word in kept)
 
     def check(self) -> None:
         """Refuse unknown keys at any depth, plain values that do not fit (`refuse_unfit`), and a
@@ -180,15 +182,15 @@ def read_invocation(
     Args:
         command: `fit`, for example.
         arguments: The words; `-` is a recipe on standard input.
-        settings: Further keys at the top that the command knows.
-        takes_run: A run may stand in the place of the first recipe; see `find_agent`.
+        settings: The command's own keys at the top of a recipe.
+        takes_run: Accept a run in the place of the first recipe; see `find_agent`.
         prepare: Returns the merged recipes and options with the command's own changes.
-        flags: Options of the command that have no value. The `config.yaml` of an earlier run may
-            have them as keys, which are ignored. Other recipes may not.
-        raised_flags: Those that the user gave.
+        flags: Options of the command without a value. The `config.yaml` of an earlier run may have
+            them as keys, which are ignored. Other recipes may not have them.
+        raised_flags: The flags that the user gave.
     Raises:
-        RecipeError: If there is no recipe, one cannot be read, or an option is not one.
-        CheckpointError: If the file of `ckpt_path` is not there, or is not a checkpoint; or if the
+        RecipeError: If there is no recipe, a recipe cannot be read, or an option is malformed.
+        CheckpointError: If the file of `ckpt_path` is missing, or is not a checkpoint; or if the
             first word is not a run, a checkpoint or a recipe.
     """
     settings, flags, words, agent = settings or {}, flags or {}, [*arguments], None
@@ -201,7 +203,7 @@ def read_invocation(
     settled: Editable = {}
     recipe: Editable = {}  # without the options
     lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
-    first = not any(word.startswith(SETTLED) for word in words)  # of the processes of a run
+    is_first = not any(word.startswith(SETTLED) for word in words)  # of the run's processes
     for option, value in read_options(command, words, lists):
         if option in ASKS or option.endswith(".help"):
             help_options.append(f"{option}={value}" if value else option)
@@ -209,16 +211,18 @@ def read_invocation(
             settled = json.loads(value)
         elif option == "--config":
             file = RecipeFile.of(value)
-            new = _recipe(file, command, flags, agent is not None and not files, contents, first)
+            is_runs_own = agent is not None and not files
+            new = _recipe(file, command, flags, is_runs_own, contents, is_first)
             contents.update(merged(contents, new))
             recipe = dict(contents)
             files.append(file.path or "stdin")
             kept.append(f"{option}={file.path or file.text}")
         else:
-            contents.update(merged(contents, up_to_date(_nested(option, value), contents, first)))
+            new = up_to_date(_nested(option, value), contents, is_first)
+            contents.update(merged(contents, new))
             kept.append(f"{option}={value}")
     if not files and not help_options:
-        raise _nothing_given(command, takes_run)
+        raise _no_recipe(command, takes_run)
     invocation = Invocation(
         command=command,
         settings=settings,
@@ -236,14 +240,14 @@ def read_invocation(
 
 
 def _noting_dropped(recipe: Contents, contents: Editable) -> Editable:
-    """Print which settings of the recipes the options leave behind, and return the contents."""
-    if not {*recipe} >= SAVED:  # a run has saved every setting, also those left open
+    """Print the settings of the recipes that the options drop, and return the contents."""
+    if not {*recipe} >= SAVED:  # a run's own recipe has every setting, even the unset ones
         for line in dropped(recipe, contents):
             say_once(f"turnrl: {line}")
     return contents
 
 
-def _nothing_given(command: str, takes_run: bool) -> RecipeError:
+def _no_recipe(command: str, takes_run: bool) -> RecipeError:
     kinds, name = ("a run or a recipe", "RUN") if takes_run else ("a recipe", "RECIPE.yaml")
     return RecipeError(
         f"'turnrl {command}' needs {kinds}: turnrl {command} {name} [--key value ...]"
@@ -255,7 +259,7 @@ def _takes_list(kind: object) -> bool:
 
 
 def _nested(option: str, value: str) -> Editable:
-    """The value of an option as a part of a recipe."""
+    """An option and its value as a part of a recipe."""
     nested = value_of(value)
     for name in reversed(option.removeprefix("--").split(".")):
         nested = {name: nested}
@@ -264,15 +268,15 @@ def _nested(option: str, value: str) -> Editable:
 
 def _with_paths(contents: Contents) -> Editable:
     """The contents with their paths filled in, and each section as a mapping."""
-    filled = {key: each_value(value, _settled_value, key) for key, value in contents.items()}
+    filled = {key: each_value(value, _checked_value, key) for key, value in contents.items()}
     for key in MAPPINGS:
         section = filled[key] or {}
         filled[key] = section if isinstance(section, dict) else {"class_path": section}
     return filled
 
 
-def _settled_value(value: object, key: str) -> object:
-    """A value of a recipe with its paths filled in.
+def _checked_value(value: object, key: str) -> object:
+    """A value of a recipe, with its path filled in.
 
     Raises:
         RecipeError: If it is a number that is not finite, such as `.inf` in YAML, or larger than
@@ -287,7 +291,7 @@ def _recipe_of(agent: NamedAgent, command: str) -> str:
     """The recipe of the run that a user gave in a recipe's place.
 
     Raises:
-        RecipeError: If it is a checkpoint outside of any run, or the run has no recipe.
+        RecipeError: If the agent is a checkpoint outside any run, or the run has no recipe.
     """
     if agent.run is None:
         raise RecipeError(
@@ -310,9 +314,9 @@ def _recipe(
     Args:
         file: The recipe.
         command: The command that reads it.
-        flags: Options that may be no keys of a recipe, except in the `config.yaml` of an earlier
-            run, which has every key at the top.
-        of_run: Leave out where its run began and where it wrote.
+        flags: Options that a recipe must not have as keys. They are ignored in the `config.yaml` of
+            an earlier run, which has every key at the top.
+        of_run: Leave out the run's `ckpt_path`, and the settings that say where it wrote.
         before: The recipes that it overrides.
         prints: Print a line for each key of an earlier version.
     Raises:
@@ -327,19 +331,19 @@ def _recipe(
             )
     new = {key: value for key, value in contents.items() if key not in (COMMAND, *flags)}
     if file.path is not None and Path(file.path).with_name("checkpoints").is_dir():
-        ours = {key: new[key] for key in ("model", "data") if key in new}
-        new |= each_value(ours, partial(relocated, Path(file.path)))
+        with_paths = {key: new[key] for key in ("model", "data") if key in new}
+        new |= each_value(with_paths, partial(relocated, Path(file.path)))
     if of_run:
         new.pop("ckpt_path", None)
         if isinstance(trainer := new.get("trainer"), dict):
-            kept = trainer.items()
-            new["trainer"] = {key: value for key, value in kept if key not in _WRITES}
+            settings = trainer.items()
+            new["trainer"] = {key: value for key, value in settings if key not in _WRITES}
     return new
 
 
 def _settled(invocation: Invocation) -> Invocation:
-    """Add the logger that keeps the run's folder, and the file of its checkpoint unless that has to
-    be looked up among its runs."""
+    """Add the logger that keeps the run's folder, and look up the file of `ckpt_path`, unless it is
+    `last` or `best`."""
     settled = invocation.with_logger()
     checkpoint = settled.contents.get("ckpt_path")
     if isinstance(checkpoint, str) and checkpoint not in LATEST and not settled.help_options:

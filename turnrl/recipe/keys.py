@@ -1,4 +1,4 @@
-"""Names of the settings in other libraries, and the message about an unknown key."""
+"""Names of settings in other libraries, and the message about an unknown key."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -14,21 +14,21 @@ def _by_name(file: str) -> dict[str, str]:
 
 
 SYNONYMS = _by_name("synonyms.yaml")
-"""Settings of TRL, verl, Search-R1 and verifiers, and what to set here."""
+"""Settings of TRL, verl, Search-R1 and verifiers, each with the setting of turnrl."""
 ABSENT = _by_name("absent.yaml")
-"""Settings of TRL that turnrl does not have, and the reason."""
+"""Settings of TRL that turnrl does not have, each with the reason."""
 _MOVED = {"minibatch_tokens": "model.policy.minibatch_tokens", "trunk": "trains_policy"}
-"""Keys of components in earlier recipes, and what to set in their place."""
+"""Keys of components in earlier recipes, each with the setting that replaces it."""
 
 
 def elsewhere(name: str, instead_of: str = "", prefix: str = "") -> str:
     """` Set model.group_size instead.` for a setting of another library, or the reason why turnrl
-    does not have it; empty if no other library has it.
+    does not have it; empty for a name that no other library has.
 
     Args:
         name: The setting.
-        instead_of: What follows `instead`.
-        prefix: Left out before the setting here: `model.` for arguments of `MTGRPO`.
+        instead_of: Text to put after `instead`.
+        prefix: Left out of turnrl's setting: `model.` for arguments of `MTGRPO`.
     """
     if name in SYNONYMS:
         return f" Set {SYNONYMS[name].removeprefix(prefix)} instead{instead_of}."
@@ -39,9 +39,9 @@ def unknown_key(key: str, known: Iterable[str], owner: str, component: bool = Fa
     """Write the message about a key that a class does not have.
 
     Args:
-        key: The key with those above it.
+        key: The key's full path in the recipe.
         known: The keys that the class has.
-        owner: Name of the class.
+        owner: The name of the class.
         component: True if the recipe named the class. The names of other libraries are looked up
             only for the recipe's own sections.
     """
@@ -50,7 +50,7 @@ def unknown_key(key: str, known: Iterable[str], owner: str, component: bool = Fa
     keys = f"{owner} has the keys {', '.join(known) or 'none'}."
     if component and name in _MOVED:
         return f"unknown key {key!r}. Set {_MOVED[name]} instead. {keys}"
-    if not component and (there := elsewhere(name)):
-        return f"unknown key {key!r}.{there}"
+    if not component and (advice := elsewhere(name)):
+        return f"unknown key {key!r}.{advice}"
     colon = " In YAML a space follows the colon." if ":" in name else ""
     return f"unknown key {key!r}.{colon}{did_you_mean(name, known) or f' {keys}'}"

@@ -1,4 +1,4 @@
-"""Loads a policy to ask, from a run, a checkpoint or a recipe."""
+"""Loads a policy to ask questions, from a run, a checkpoint or a recipe."""
 
 from functools import partial
 from os import PathLike
@@ -33,15 +33,15 @@ def load(
     Args:
         path: A run (see `turnrl.find_run`), a checkpoint, or a recipe, by its path or its name. The
             policy of a recipe is untrained.
-        device: Where the weights go.
-        checkpoint: `best` or `last` of the run; None for the best one, or else the last. After a
-            recipe: a run or a checkpoint whose weights it takes.
-        module: Takes the weights, in place of a module that the recipe describes. A run made from
-            Python has no recipe.
+        device: The device of the weights.
+        checkpoint: `best` or `last` of the run; None for the best one, or else the last. If `path`
+            is a recipe: the run or checkpoint that has its weights.
+        module: Takes the weights, in place of the module that the recipe describes. Needed for a
+            run made from Python, which has no recipe.
     Raises:
-        CheckpointError: If there is no such run or checkpoint, it is of another policy, or it holds
-            no recipe and there is no module to take it.
-        RecipeError: If there is no such recipe, or it describes no `MTGRPO`.
+        CheckpointError: If there is no such run or checkpoint, if it belongs to another policy, or
+            if it has no recipe and `module` is None.
+        RecipeError: If there is no such recipe, or it does not describe an `MTGRPO`.
     """
     if not isinstance(path, str | PathLike):
         raise ArgumentTypeError(
@@ -67,8 +67,8 @@ def load(
         settings = data.get("init_args", data) or {}
         questions = settings.get("questions_per_iteration") or 0
         plan = Plan(**(recipe.get("plan") or {}))
-    where = torch.device(device)
-    Start(where, module, learns=False, questions=questions, profile=plan.profile).settle()
+    target = torch.device(device)
+    Start(target, module, learns=False, questions=questions, profile=plan.profile).settle()
     module.policy.load(device)
     if saved is not None:
         module.on_load_checkpoint(saved)
@@ -82,7 +82,7 @@ def _recipe_of(agent: NamedAgent, saved: Contents | None) -> Contents:
     """The recipe of an agent: its own, its checkpoint's or its run's.
 
     Raises:
-        CheckpointError: If it has none.
+        CheckpointError: If the agent has no recipe.
     """
     file = agent.checkpoint
     if file is not None and not agent.is_recipe:
@@ -93,7 +93,7 @@ def _recipe_of(agent: NamedAgent, saved: Contents | None) -> Contents:
             raise agent.without_recipe()
     invocation = read_invocation("fit", ["--config", str(agent.recipe)])
     invocation.check()
-    # the user's own classes; there are none beside a checkpoint
+    # the user's own classes may lie beside a recipe; they never lie beside a checkpoint
     import_from(agent.recipe.parent)
     return invocation.contents
 

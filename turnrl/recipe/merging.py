@@ -1,4 +1,4 @@
-"""Values of recipes: merged, and changed text by text."""
+"""Merges values of recipes, and changes them one by one."""
 
 import os
 import re
@@ -11,32 +11,32 @@ from turnrl.errors import RecipeError
 Contents: TypeAlias = Mapping[str, Any]
 """A recipe, or a mapping in it, as YAML gives it."""
 Editable: TypeAlias = dict[str, Any]
-"""The same, to be changed."""
+"""A recipe that may be changed in place."""
 PARTS = {"class_path", "init_args", "dict_kwargs"}
-"""Keys of a class with its settings."""
+"""Keys that describe a class with its settings."""
 _NO_PATHS = ("answer_pattern", "instructions")
-"""Settings in which a $ is a $."""
+"""Settings in which a $ has no special meaning."""
 _VARIABLE = r"(?<!\\)\$(?:[A-Za-z_]\w*|\{\w+\})"
 
 
 def listed(value: object) -> list[Any]:
-    """A list as it is, anything else as a list of one; null and false are left out."""
+    """A list as it is, anything else as a list of one item; without null and false."""
     items = value if isinstance(value, list) else [value]
     return [item for item in items if item is not None and item is not False]
 
 
 class _Added(list[object]):
-    """A list that ends with what an option has added. The options after it set that last item."""
+    """A list to which an option has added items. The options after it set the last item."""
 
 
 def merged(old: object, new: object, key: str = "") -> Any:
-    """Merge a value into another, which it overrides. Only mappings are merged.
+    """Merge a new value into an old one, which it overrides. Only mappings are merged.
 
-    A class may be given by its name alone, its settings without `init_args`, and the two in either
-    order. Settings do not pass from one class to another.
+    A class may be written as its name alone, its settings may stand without `init_args`, and name
+    and settings may come in either order. Settings do not pass from one class to another.
 
     Raises:
-        RecipeError: If the new value is for an item of a list, and does not say which.
+        RecipeError: If the new value is for an item of a list, and does not name the item.
     """
     if isinstance(old, list) and isinstance(new, dict):
         if isinstance(old, _Added):
@@ -47,37 +47,45 @@ def merged(old: object, new: object, key: str = "") -> Any:
         )
     if not isinstance(new, dict) and not (isinstance(new, str) and isinstance(old, dict) and old):
         return new
-    under, over = (
-        {"class_path": one} if isinstance(one, str) else one if isinstance(one, dict) else {}
-        for one in (old, new)
-    )
+    under, over = _as_mapping(old), _as_mapping(new)
     if "class_path" in {**under, **over}:
-        under, over = (one if PARTS & {*one} else {"init_args": one} for one in (under, over))
-        names = {str(one.get("class_path", "")).rpartition(".")[2] for one in (under, over)}
+        under, over = (part if PARTS & {*part} else {"init_args": part} for part in (under, over))
+        names = {_class_name(part.get("class_path", "")) for part in (under, over)}
         if len(names - {""}) > 1:
             return new
     both = dict(under)
     for name, value in over.items():
-        place = str(name).removesuffix("+")
-        there = both.get(place)
+        setting = str(name).removesuffix("+")
+        before = both.get(setting)
         if str(name).endswith("+"):
-            there, value = None, _Added(listed(there) + listed(value))
-        both[place] = merged(there, value, f"{key}.{place}".lstrip("."))
+            before, value = None, _Added(listed(before) + listed(value))
+        both[setting] = merged(before, value, f"{key}.{setting}".lstrip("."))
     return both
 
 
+def _as_mapping(value: object) -> Editable:
+    """A class's name as a mapping with `class_path`, a mapping as it is, else an empty mapping."""
+    if isinstance(value, str):
+        return {"class_path": value}
+    return value if isinstance(value, dict) else {}
+
+
+def _class_name(path: object) -> str:
+    return str(path).rpartition(".")[2]
+
+
 def dropped(old: object, new: object, key: str = "") -> Iterator[str]:
-    """A line for each class that another one replaces, with the settings that it loses by that.
+    """A line for each class that a merge replaces, with the settings that are lost.
 
     Args:
         old: A recipe, or a part of it.
-        new: The same after a merge.
-        key: Where the part stands.
+        new: The same part after the merge.
+        key: The part's key.
     """
     if not isinstance(old, dict):
         return
-    after = {"class_path": new} if isinstance(new, str) else new if isinstance(new, dict) else {}
-    was, now = (str(one.get("class_path") or "").rpartition(".")[2] for one in (old, after))
+    after = _as_mapping(new)
+    was, now = (_class_name(part.get("class_path") or "") for part in (old, after))
     if was and now and was != now:
         lost = {*(old.get("init_args") or {})} - {*(after.get("init_args") or {}), *after}
         if lost:
@@ -95,7 +103,7 @@ def each_value(value: object, change: Callable[[object, str], object], key: str 
     Args:
         value: The recipe, or a part of it, as YAML gives it.
         change: Called with a value and its key; returns the value to put in its place.
-        key: Where the part stands.
+        key: The part's key.
     """
     if isinstance(value, dict):
         return {name: each_value(item, change, f"{key}.{name}") for name, item in value.items()}
@@ -105,30 +113,30 @@ def each_value(value: object, change: Callable[[object, str], object], key: str 
 
 
 def relocated(file: Path, value: object, key: str) -> object:
-    """Find a path of the recipe that a run keeps. It starts from the folder in which the run was
-    begun. If it leads nowhere from here, it is tried from the folders above the run's file. The
-    path of a model is also tried without its first folders, for the case that the run has moved."""
-    exists = os.path.exists  # unlike Path's, it takes texts of any length
-    model = key.endswith(".model") and "://" not in str(value)
-    if not isinstance(value, str) or not (model or "/" in value) or exists(value):
+    """Find a path of the recipe that a run keeps. The path is relative to the folder in which the
+    run began. If it leads nowhere from here, it is tried from the folders above the run's file. The
+    path of a model is also tried without its first folders, because the run may have moved."""
+    exists = os.path.exists  # unlike Path.exists, it takes texts of any length
+    is_model = key.endswith(".model") and "://" not in str(value)
+    if not isinstance(value, str) or not (is_model or "/" in value) or exists(value):
         return value
-    # the run's own folder has the model that it trained, and nothing that it began with
+    # skip the run's own folder: it has the model that it trained, and nothing that it began with
     above = [folder for folder in file.resolve().parents if not (folder / "checkpoints").is_dir()]
-    there = [folder / value for folder in above]
-    if model:  # a hub name may also be the end of a path: only a folder with a model counts
+    candidates = [folder / value for folder in above]
+    if is_model:  # the end of a path may look like a hub name: only a folder with a model counts
         parts = Path(value).parts
         ends = [Path(*parts[n:]) for n in range(1, len(parts))]
         moved = (folder / end for end in ends for folder in above)
-        there += [path for path in moved if exists(path / "config.json")]
-    return next((str(path) for path in there if exists(path)), value)
+        candidates += [path for path in moved if exists(path / "config.json")]
+    return next((str(path) for path in candidates if exists(path)), value)
 
 
 def filled_in(value: object, key: str) -> object:
-    """Fill in `~`, `$NAME` and `${NAME}` as a shell would, in a text that may be a path: one
-    without spaces, in which every $ begins a name.
+    """Fill in `~`, `$NAME` and `${NAME}` as a shell would, in a text that may be a path: it has no
+    spaces, and every $ begins a name.
 
     Raises:
-        RecipeError: If the path, or a folder in it, is a variable that is not set.
+        RecipeError: If the path, or a folder in it, begins with a variable that is not set.
     """
     setting = key.rpartition(".")[2]
     if not isinstance(value, str) or setting in _NO_PATHS:

@@ -1,4 +1,4 @@
-"""Class paths and keys of earlier versions, as recipes and runs have saved them."""
+"""Class paths and keys of earlier versions, which recipes and saved runs may still have."""
 
 import copy
 import re
@@ -25,7 +25,7 @@ _PACKAGES = {
     "turnrl_turn_rewards": "turnrl_rewards",
     "turnrl_two_turn": "turnrl_segmenters",
 }
-"""Packages of versions 0.8 and 0.9, and what has their modules now."""
+"""Packages of versions 0.8 and 0.9, each with the package that has its modules now."""
 _SERVERS = {"turnrl_openai": "EndpointServer", "turnrl_rewards": "JudgeServer"}
 """Classes that were called Server before 0.18, by their package."""
 _KEYS = {
@@ -36,23 +36,24 @@ _KEYS = {
     "model.profile": "plan.profile",
     "model.estimator.critic.coef": "model.objective.value_coef",
 }
-"""Keys of versions 0.8 and 0.9, and where the settings are now."""
+"""Keys of versions 0.8 and 0.9, each with the key of the setting now."""
 SAVED = {"seed_everything", "model", "data", "trainer", "ckpt_path"}
 """Keys of every recipe that a run has saved."""
 _EMPTIED = ("record", "plan", "model.objective")
-"""Sections that those versions lack, or that had no value in a recipe of theirs."""
+"""Sections that those versions lacked, or that had no value in their recipes."""
 _VALUE_COEF = 0.1
-"""The default of `critic.coef` then, and of `value_coef` now."""
+"""The default of `critic.coef` in those versions, and of `value_coef` now."""
 _OBJECTIVE = {
     **{"clip_low": None, "clip_high": None, "kl_coef": 0.0, "importance_cap": None},
     **{"aggregation": "token", "constant_tokens": 1024, "ratio_level": "token"},
 }
-"""What an objective that those versions saved as null was."""
+"""The settings of an objective that those versions saved as null."""
 _PATH = re.compile(rf"({'|'.join([*_PACKAGES, *_SERVERS])})((?:\.[a-z]\w*)*)\.([A-Z]\w*)")
 
 
 def renamed(value: object) -> Any:
-    """The contents of a recipe, with the class paths of earlier versions as they are now."""
+    """The contents of a recipe, with class paths of earlier versions replaced by the present
+    ones."""
     if isinstance(value, dict):
         return {key: renamed(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -78,10 +79,10 @@ def _now(package: str, modules: str, name: str) -> str:
 
 
 def up_to_date(contents: Contents, before: Contents | None = None, prints: bool = False) -> Any:
-    """A recipe, or options, of any version as this one writes them.
+    """A recipe, or options, of any version, with the keys and class paths of this version.
 
     Args:
-        contents: As YAML gives them.
+        contents: The recipe or options, as YAML gives them.
         before: The recipes and options that these override. They may name the module's class.
         prints: Print a line for each old key, once, unless a run has saved the contents.
     """
@@ -97,8 +98,8 @@ def up_to_date(contents: Contents, before: Contents | None = None, prints: bool 
 
 
 def as_before(contents: Contents) -> Editable:
-    """The contents of a recipe with the keys of those versions: a digest of these stays what it was
-    when keys move."""
+    """The contents of a recipe with the keys of versions 0.8 and 0.9, so that their digest stays
+    the same when keys move."""
     old: Editable = copy.deepcopy({**contents})
     if _trains_by_mtgrpo(old, {}):
         _move(old, [(new, old) for old, new in _KEYS.items()], make=False)
@@ -112,20 +113,20 @@ def as_before(contents: Contents) -> Editable:
 
 def _trains_by_mtgrpo(*recipes: Contents) -> bool:
     """True unless a recipe names a module of the user's own, which may have such keys itself."""
-    models = (one["model"] for one in recipes if isinstance(one.get("model"), dict | str))
-    names = (one if isinstance(one, str) else one.get("class_path") for one in models)
-    named = next(filter(None, names), "MTGRPO")
-    return str(named).rpartition(".")[2] == "MTGRPO"
+    models = (recipe["model"] for recipe in recipes if isinstance(recipe.get("model"), dict | str))
+    paths = (model if isinstance(model, str) else model.get("class_path") for model in models)
+    path = next(filter(None, paths), "MTGRPO")
+    return str(path).rpartition(".")[2] == "MTGRPO"
 
 
 def _owner(contents: Editable, path: str, make: bool = False) -> Editable | None:
-    """The mapping that has the last key of a path, or would have it; None if there is no place for
-    one.
+    """The mapping that has the last key of a path, or would have it; None if there is no such
+    mapping.
 
     Args:
         contents: The contents of a recipe.
         path: Keys, without `init_args`.
-        make: Add what is missing on the way.
+        make: Add mappings that are missing on the way.
     """
     here: object = contents
     for key in path.split(".")[:-1]:
@@ -142,27 +143,30 @@ def _owner(contents: Editable, path: str, make: bool = False) -> Editable | None
 def _move(
     contents: Editable, keys: Iterable[tuple[str, str]], make: bool = True
 ) -> list[tuple[str, str]]:
-    """Move settings to other keys, unless these have a value. Returns the keys of which some were
-    there.
+    """Move settings to other keys, unless these have a value already.
 
     Args:
         contents: The contents of a recipe, which are changed.
-        keys: From where to where.
+        keys: Pairs of an old and a new key.
         make: Add sections that are missing.
+    Returns:
+        The pairs whose old key was there.
     """
     moved = []
-    for key, to in keys:
-        (name, new), owner = (one.rpartition(".")[2] for one in (key, to)), _owner(contents, key)
+    for key, new_key in keys:
+        name, new_name = (path.rpartition(".")[2] for path in (key, new_key))
+        owner = _owner(contents, key)
         if owner is None or name not in owner:
             continue
-        if (place := _owner(contents, to, make)) is not None:
-            place.setdefault(new, owner.pop(name))
-            moved.append((key, to))
+        if (new_owner := _owner(contents, new_key, make)) is not None:
+            new_owner.setdefault(new_name, owner.pop(name))
+            moved.append((key, new_key))
     return moved
 
 
 def _settle_value_coef(saved: Editable) -> None:
-    """Write the default weight of a critic's loss where a run of this version would save it."""
+    """Prepare a saved recipe for the move of `critic.coef`. The default weight is written where a
+    run of this version saves it; any other weight gets an objective to move to."""
     critic = _owner(saved, "model.estimator.critic.coef") or {}
     model = _owner(saved, "model.objective") or {}
     if critic.get("coef") == _VALUE_COEF:

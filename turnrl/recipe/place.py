@@ -15,12 +15,12 @@ class RunPlace:
     """Where a run writes.
 
     Args:
-        command: `fit`, for example: commands keep their runs apart.
+        command: `fit`, for example. Each command keeps its runs in folders of its own.
         name: The run's name.
         logger: Settings of the CSVLogger that keeps a folder for the run; empty if nothing logs it.
         number: The number that the run has claimed; None before that.
-        is_trial: Whether the run is a trial, which leaves no files.
-        destination: Where a command writes that keeps no folder of runs; empty for the others.
+        is_trial: True if the run is a trial, which leaves no files.
+        destination: Where the command writes, if it keeps no folder of runs; else empty.
     """
 
     command: str
@@ -32,19 +32,19 @@ class RunPlace:
 
     @property
     def home(self) -> Path | None:
-        """The folder of the runs of this name, for any logger; None without one."""
+        """The folder of the runs of this name; None without a logger."""
         return Path(self.logger["save_dir"], self.logger["name"]) if self.logger else None
 
     @property
     def trained(self) -> Path:
-        """The folder of the runs of `fit`, in which `last` and `best` are looked for."""
+        """The folder of the runs of `fit`, in which `last` and `best` are looked up."""
         home = self.home or RUNS / self.name
         return Path(str(home).removesuffix(suffix_of(self.command)))
 
     @cached_property
     def folder(self) -> Path | None:
-        """Where the run will leave its files; None if nowhere. Until it has claimed a number,
-        another run may take it."""
+        """The folder in which the run will leave its files; None if it leaves none. Another run may
+        take the folder until this one has claimed its number."""
         if self.home is None or self.is_trial:
             return None
         version = self.number if self.logger.get("version") is None else self.logger["version"]
@@ -53,12 +53,12 @@ class RunPlace:
 
     @property
     def is_numbered(self) -> bool:
-        """True if its folder gets the next number of those in `home`."""
+        """True if the run's folder gets the next number in `home`."""
         local = "://" not in str(self.logger.get("save_dir"))
         return self.folder is not None and self.logger.get("version") is None and local
 
     def __str__(self) -> str:
-        """What follows `writing`."""
+        """The words that follow `writing` in an announcement."""
         if self.destination:
             return f"to {self.destination}"
         if self.is_trial:
@@ -70,25 +70,26 @@ class RunPlace:
 
 
 def suffix_of(command: str) -> str:
-    """Ending of the name of the folder of a command's runs."""
+    """The ending of the name of the folder that has a command's runs."""
     return "" if command == "fit" else f"-{command}"
 
 
 def with_own_logger(value: object, name: str, root: str) -> tuple[Any, Editable]:
-    """Find or add the logger that keeps a folder for the run. With it the run's files always lie
-    where the command announces, and `last` and `best` find them.
+    """Find or add the logger that keeps a folder for the run. Because of it the run's files always
+    lie where the command announces, and `last` and `best` find them.
 
-    It is the recipe's first CSVLogger, or one is put before the recipe's loggers. It takes
-    `save_dir` and `name` from the recipe's first logger, or else `root` and `name`.
+    It is the recipe's first CSVLogger, or a new one before the recipe's loggers. A new one has the
+    `save_dir` and `name` of the recipe's first logger. `root` and `name` replace missing ones.
 
     Returns:
-        The recipe's loggers, with that one first if it is among them; and its settings.
+        The recipe's loggers, beginning with this one if it is among them; and its settings.
     """
-    loggers = [{"class_path": one} if isinstance(one, str) else one for one in listed(value)]
+    items = listed(value)
+    loggers = [{"class_path": item} if isinstance(item, str) else item for item in items]
     if not loggers:
         return [], {}
-    described: list[Editable] = [one for one in loggers if isinstance(one, dict)]
-    csv = next((one for one in described if _class(one).endswith("CSVLogger")), {})
+    described: list[Editable] = [logger for logger in loggers if isinstance(logger, dict)]
+    csv = next((logger for logger in described if _class(logger).endswith("CSVLogger")), {})
     first = csv or next(iter(described), {})
     settings = {key: item for key, item in first.items() if key not in PARTS}
     settings |= first.get("init_args") or {}
@@ -96,7 +97,7 @@ def with_own_logger(value: object, name: str, root: str) -> tuple[Any, Editable]
     # with an empty name, runs lie in `save_dir` itself
     own["name"] = "" if own.get("name") == "" else settings.get("name") or name
     own["save_dir"] = settings.get("save_dir") or root
-    others = [one for one in loggers if one is not csv and one is not True]
+    others = [logger for logger in loggers if logger is not csv and logger is not True]
     if csv or not others:
         others.insert(0, {"class_path": _class(csv), "init_args": own})
     return others if len(others) > 1 else others[0], own

@@ -19,16 +19,16 @@ MAPPINGS = {
     "record": "turnrl.Recorder",
     "plan": "turnrl.Plan",
 }
-"""The sections of a recipe, and the class that each describes unless it names another one."""
+"""The sections of a recipe, each with the class that it describes unless it names another."""
 SECTIONS = ("seed_everything", *MAPPINGS, "ckpt_path")
 """The keys at the top of a recipe."""
 ASKS = ("--help", "--print_config")
-"""Options that ask for a text and for no run."""
+"""Options that ask for a text instead of a run."""
 DASHES = ("-", "\N{EN DASH}", "\N{EM DASH}")  # word processors join two hyphens
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML in which a key that stands twice is a mistake."""
+    """Loads YAML, and refuses a key that appears twice."""
 
     def compose_mapping_node(self, anchor: dict[object, yaml.Node]) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -41,7 +41,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def value_of(text: str) -> object:
-    """The value of an option: lists, mappings, true, false and null are YAML, all else is text."""
+    """The value of an option: lists, mappings, true, false and null as YAML, all else as text."""
     try:
         return yaml.load(text, _Loader) if re.match(r"[\[{]|(?i:null|true|false)$", text) else text
     except yaml.YAMLError:
@@ -53,8 +53,8 @@ class RecipeFile:
     """A recipe that has not been read yet.
 
     Args:
-        path: Its file; None for standard input.
-        text: What was read from standard input.
+        path: The recipe's file; None for standard input.
+        text: The text that was read from standard input.
     """
 
     path: str | None
@@ -62,15 +62,15 @@ class RecipeFile:
 
     @classmethod
     def of(cls, word: str) -> "RecipeFile":
-        """The recipe that a word of a command means: a file, a bundled recipe, or, if it has a line
-        break, what `read_options` read from standard input."""
+        """The recipe that a word of a command means: a file or a bundled recipe. A word with a line
+        break is the text that `read_options` has read from standard input."""
         return cls(None, word) if "\n" in word else cls(find_recipe(word))
 
     def __str__(self) -> str:
         return "-" if self.path is None else self.path
 
     def read(self) -> dict[str, object]:
-        """Read it.
+        """Read the recipe.
 
         Raises:
             RecipeError: If there is no such file, or it is not a YAML mapping.
@@ -110,23 +110,23 @@ class RecipeFile:
 def read_options(
     command: str, words: Sequence[str], lists: Collection[str]
 ) -> Iterator[tuple[str, str]]:
-    """Split the words of a command into options and their values. Recipes come as values of
-    `--config`; an option that asks for help may have an empty value.
+    """Split the words of a command into options and their values. Recipes become values of
+    `--config`. An option that asks for help may have an empty value.
 
     Args:
         command: The command.
         words: Recipes, then options.
         lists: Options that take several words.
     Raises:
-        RecipeError: If a word is neither, or an option has no value.
+        RecipeError: If a word is neither a recipe nor an option, or an option has no value.
     """
-    rest, begun = list(words), False
+    rest, in_options = list(words), False
     while rest:
         word = rest.pop(0)
         option, equals, value = word.partition("=")
-        begun = begun or (word.startswith(DASHES) and word != "-")
-        if not begun and (not equals or Path(word).exists()):
-            # the first process of a run reads standard input, and hands the text to the others
+        in_options = in_options or (word.startswith(DASHES) and word != "-")
+        if not in_options and (not equals or Path(word).exists()):
+            # the first process of a run reads standard input, and passes the text to the others
             yield "--config", sys.stdin.read() + "\n" if word == "-" else word
             continue
         option = {"-c": "--config", "-h": "--help"}.get(option, option)

@@ -1,7 +1,7 @@
-"""The source code of the classes that recipes name, read without importing any of it.
+"""Reads the source code of the classes that recipes name, without importing it.
 
-None stands for doubt: a class that changes the settings it passes on, a name that two classes have,
-a module whose names come from a loop.
+A result of None means doubt: a class changes the settings that it passes on, two classes have the
+name, or a module makes names in a loop.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from pathlib import Path
 
 _LIBRARIES = {"torch": ["optim"], "lightning": ["pytorch/callbacks", "pytorch/loggers"]}
 """Folders of other libraries whose classes a recipe may name without their module."""
-_SEVERAL = ("Adafactor",)
+_AMBIGUOUS = ("Adafactor",)
 """Names of classes that two libraries have."""
 _EMPTY = ("ABC", "object", "Generic", "Protocol")
-"""Bases whose instances are made without arguments."""
+"""Bases whose constructors take no arguments."""
 _PLAIN = ("final", "dataclass", "contract")
 """Decorators that leave a class's arguments as its source writes them."""
 
@@ -36,8 +36,8 @@ class Class:
 
     @property
     def decorators(self) -> set[str]:
-        """Names of its decorators."""
-        return {last_name(one) for one in self.node.decorator_list}
+        """The names of the class's decorators."""
+        return {last_name(decorator) for decorator in self.node.decorator_list}
 
 
 Parameters = dict[str, ast.expr | None]
@@ -62,31 +62,36 @@ class Source:
         doubt."""
         if owner in contracts:
             return True
-        bases = [one.value if isinstance(one, ast.Subscript) else one for one in owner.node.bases]
-        found = [self.meant(owner.module, one) for one in bases if last_name(one) not in _EMPTY]
-        known = [None if one is None else self.extends(one, contracts) for one in found]
-        return True if True in known else None if None in known else False
+        bases = [
+            base.value if isinstance(base, ast.Subscript) else base for base in owner.node.bases
+        ]
+        classes = [
+            self.meant(owner.module, base) for base in bases if last_name(base) not in _EMPTY
+        ]
+        answers = [None if base is None else self.extends(base, contracts) for base in classes]
+        return True if True in answers else None if None in answers else False
 
     def parameters(self, owner: Class) -> Parameters | None:
         """The parameters of a class's constructor; None if its source leaves a doubt."""
-        made = {one.name: one for one in owner.node.body if isinstance(one, ast.FunctionDef)}
-        if owner.decorators - {*_PLAIN} or "__new__" in made:
+        body = owner.node.body
+        methods = {node.name: node for node in body if isinstance(node, ast.FunctionDef)}
+        if owner.decorators - {*_PLAIN} or "__new__" in methods:
             return None
-        if init := made.get("__init__"):
+        if init := methods.get("__init__"):
             args = init.args
             named = [*args.posonlyargs, *args.args][1:] + args.kwonlyargs
             passed = self._passed_on(owner, init, args.kwarg.arg) if args.kwarg else {}
-            return None if passed is None else {one.arg: one.annotation for one in named} | passed
+            return None if passed is None else {arg.arg: arg.annotation for arg in named} | passed
         inherited = self._inherited(owner)
         if inherited is None or "dataclass" not in owner.decorators:
             return inherited
         return inherited | {
-            one.target.id: one.annotation
-            for one in owner.node.body
-            if isinstance(one, ast.AnnAssign)
-            and isinstance(one.target, ast.Name)
-            and "ClassVar" not in ast.unparse(one.annotation)
-            and "init=False" not in ast.unparse(one)
+            field.target.id: field.annotation
+            for field in body
+            if isinstance(field, ast.AnnAssign)
+            and isinstance(field.target, ast.Name)
+            and "ClassVar" not in ast.unparse(field.annotation)
+            and "init=False" not in ast.unparse(field)
         }
 
     def _inherited(self, owner: Class) -> Parameters | None:
@@ -95,14 +100,15 @@ class Source:
             plain = base.value if isinstance(base, ast.Subscript) else base
             if last_name(plain) not in _EMPTY:
                 above = self.meant(owner.module, plain)
-                if above is None or (known := self.parameters(above)) is None:
+                if above is None or (parameters := self.parameters(above)) is None:
                     return None
-                inherited = {**inherited, **known}
+                inherited = {**inherited, **parameters}
         return inherited
 
     def _passed_on(self, owner: Class, init: ast.FunctionDef, rest: str) -> Parameters | None:
-        """The parameters that a constructor takes by `**rest`, if it hands them to one other
-        constructor and takes none out itself, as by `rest.pop("size")` or `rest["size"]`."""
+        """The parameters that a constructor takes by `**rest`; None if in doubt. It has to pass
+        them to one other constructor, and must not take any out itself, as by `rest.pop("size")` or
+        `rest["size"]`."""
         code = "\n".join(map(ast.unparse, init.body))
         taken = rf"\b{rest}(\.(pop|get)\(|\[['\"])|['\"] in {rest}\b"
         callees = re.findall(rf"([\w.]+(?:\(\)\.\w+)?)\([^()]*\*\*{rest}\)", code)
@@ -110,11 +116,11 @@ class Source:
             return None
         if callees[0] == "super().__init__":
             return self._inherited(owner)
-        to = self.meant(owner.module, ast.parse(callees[0], mode="eval").body)
-        return None if to is None else self.parameters(to)
+        callee = self.meant(owner.module, ast.parse(callees[0], mode="eval").body)
+        return None if callee is None else self.parameters(callee)
 
     def meant(self, module: str, node: ast.AST) -> Class | None:
-        """The class that a name in a module stands for, or one like `types.Segmenter`."""
+        """The class that a name in a module means, such as `Segmenter` or `types.Segmenter`."""
         if isinstance(node, ast.Name):
             return self._find(module, node.id)
         if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
@@ -124,53 +130,53 @@ class Source:
         return None
 
     def at(self, path: str) -> Class | None:
-        """The class of a full path."""
+        """The class with this full path."""
         module, _, name = path.rpartition(".")
         return self._find(module, name)
 
     def short(self, name: str) -> Class | None:
-        """The class of a short name; None if there are several."""
-        modules = [] if name in _SEVERAL else _short_names().get(name, [])
+        """The class with this short name; None if there are several."""
+        modules = [] if name in _AMBIGUOUS else _short_names().get(name, [])
         return self._find(modules[0], name) if len(modules) == 1 else None
 
     def _find(self, module: str, name: str, seen: frozenset[str] = frozenset()) -> Class | None:
-        """The class of a name in a module, followed through imports."""
+        """The class that a name in a module means, followed through imports."""
         if module in seen:
             return None
-        for one in self._statements(module):
-            if isinstance(one, ast.ClassDef) and one.name == name:
-                return Class(module, one)
+        for statement in self._statements(module):
+            if isinstance(statement, ast.ClassDef) and statement.name == name:
+                return Class(module, statement)
         for home, inner, as_name in self._imports(module):
             if inner and as_name in (name, "*"):
                 wanted = name if inner == "*" else inner
-                if (there := self._find(home, wanted, seen | {module})) is not None:
-                    return there
+                if (imported := self._find(home, wanted, seen | {module})) is not None:
+                    return imported
         return None
 
     def _imports(self, module: str) -> Iterator[tuple[str, str, str]]:
-        """Each import of a module: from where, the name there (empty for a whole module), and the
-        name here."""
+        """Each import of a module: the other module, the name there (empty for a whole module), and
+        the name here."""
         file = self.file(module)
         is_package = file is not None and file.name == "__init__.py"
         package = module if is_package else module.rpartition(".")[0]
-        for one in self._statements(module):
-            if isinstance(one, ast.Import):
-                yield from ((a.name, "", a.asname or a.name) for a in one.names)
-            elif isinstance(one, ast.ImportFrom):
-                name = "." * one.level + (one.module or "")
-                with contextlib.suppress(ImportError):  # a module that lies in no package
+        for statement in self._statements(module):
+            if isinstance(statement, ast.Import):
+                yield from ((a.name, "", a.asname or a.name) for a in statement.names)
+            elif isinstance(statement, ast.ImportFrom):
+                name = "." * statement.level + (statement.module or "")
+                with contextlib.suppress(ImportError):  # a relative import outside any package
                     home = importlib.util.resolve_name(name, package or None)
-                    yield from ((home, a.name, a.asname or a.name) for a in one.names)
+                    yield from ((home, a.name, a.asname or a.name) for a in statement.names)
 
     def spec(self, top: str) -> ModuleSpec | None:
-        """Where a module or package that is in no other lies."""
+        """The spec of a top-level module or package; None if there is none."""
         try:
             return importlib.util.find_spec(top) or PathFinder.find_spec(top, [*self.places])
         except (ValueError, ImportError):
             return None
 
     def file(self, module: str) -> Path | None:
-        """The file of a module; None if it is not there, or not written in Python."""
+        """The file of a module; None if it is missing, or not written in Python."""
         top, *below = module.split(".")
         spec = self.spec(top)
         if spec is None or spec.origin is None:
@@ -182,12 +188,13 @@ class Source:
         return file if file.suffix == ".py" and file.is_file() else None
 
     def _read(self, module: str) -> list[ast.stmt]:
-        """The classes and imports of a module, those under conditions too. `turnrl` lists its names
-        in a file of types beside it."""
+        """The classes and imports of a module, including those under conditions. A `.pyi` file
+        beside it is read too: `turnrl` lists its names there."""
         file = self.file(module)
         files = [] if file is None else [file, file.with_suffix(".pyi")]
         try:
-            return [one for kept in files if kept.is_file() for one in _parsed(kept.read_bytes())]
+            sources = [path.read_bytes() for path in files if path.is_file()]
+            return [statement for source in sources for statement in _parsed(source)]
         except (OSError, ValueError, SyntaxError):
             return []
 
@@ -199,39 +206,43 @@ def names_of(file: Path) -> set[str] | None:
     except (OSError, ValueError, SyntaxError):
         return None
     names = set[str]()
-    for one in (inner for statement in body for inner in _flat(statement)):
-        if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(one.name)
-        elif isinstance(one, ast.Import | ast.ImportFrom):
-            names |= {(a.asname or a.name).partition(".")[0] for a in one.names}
-        elif isinstance(one, ast.Assign | ast.AnnAssign):
-            targets = one.targets if isinstance(one, ast.Assign) else [one.target]
+    for statement in (inner for outer in body for inner in _flat(outer)):
+        if isinstance(statement, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(statement.name)
+        elif isinstance(statement, ast.Import | ast.ImportFrom):
+            names |= {(a.asname or a.name).partition(".")[0] for a in statement.names}
+        elif isinstance(statement, ast.Assign | ast.AnnAssign):
+            targets = (
+                [statement.target] if isinstance(statement, ast.AnnAssign) else statement.targets
+            )
             names |= {n.id for t in targets for n in ast.walk(t) if isinstance(n, ast.Name)}
-        elif not (isinstance(one, ast.If | ast.Try) or _is_text(one)):
-            return None  # a loop, an exec: it may make names
+        elif not (isinstance(statement, ast.If | ast.Try) or _is_text(statement)):
+            return None  # a loop or an exec, for example, may make names
     return None if names & {"*", "__getattr__"} else names
 
 
-def _is_text(one: ast.stmt) -> bool:
-    return isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
-@functools.lru_cache(maxsize=512)  # of a command that reads many recipes
+@functools.lru_cache(maxsize=512)  # for commands that read many recipes
 def _parsed(source: bytes) -> Sequence[ast.stmt]:
     """The classes and imports of a source."""
-    flat = [one for statement in ast.parse(source).body for one in _flat(statement)]
-    return [one for one in flat if isinstance(one, ast.ClassDef | ast.Import | ast.ImportFrom)]
+    flat = [inner for statement in ast.parse(source).body for inner in _flat(statement)]
+    kinds = (ast.ClassDef, ast.Import, ast.ImportFrom)
+    return [statement for statement in flat if isinstance(statement, kinds)]
 
 
 def _flat(statement: ast.stmt) -> Iterator[ast.stmt]:
+    """A statement, and those inside it if it is an `if` or a `try`, at any depth."""
     yield statement
     if isinstance(statement, ast.If | ast.Try):
         inner = [*statement.body, *statement.orelse]
         if isinstance(statement, ast.Try):
-            inner += [*(line for one in statement.handlers for line in one.body)]
+            inner += [*(line for handler in statement.handlers for line in handler.body)]
             inner += statement.finalbody
-        for one in inner:
-            yield from _flat(one)
+        for line in inner:
+            yield from _flat(line)
 
 
 def last_name(node: ast.AST) -> str:
@@ -249,8 +260,8 @@ def members_of(kind: ast.expr) -> Iterator[ast.expr]:
         yield from members_of(kind.right)
     elif isinstance(kind, ast.Subscript) and last_name(kind.value) in ("Optional", "Union", "list"):
         inner = kind.slice
-        for one in inner.elts if isinstance(inner, ast.Tuple) else [inner]:
-            yield from members_of(one)
+        for member in inner.elts if isinstance(inner, ast.Tuple) else [inner]:
+            yield from members_of(member)
     else:
         yield kind
 

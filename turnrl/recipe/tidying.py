@@ -1,4 +1,4 @@
-"""Tidying: a run that fails before it has anything to keep leaves no folder."""
+"""Tidying: removes the folder of a run that fails before it has anything to keep."""
 
 import contextlib
 import shutil
@@ -15,7 +15,7 @@ _OF_A_START = ("config.yaml", "hparams.yaml", "events.out.")
 
 class Tidy(L.Callback):
     """Removes the folder of a run that failed before it had anything to keep, or that had nothing
-    left to train; and if they are then empty, the folder of its runs and `runs` itself. It leaves
+    left to train. Then it removes the folder above and `runs` itself, if they are empty. It leaves
     the folders of other loggers alone."""
 
     def __init__(self) -> None:
@@ -40,10 +40,10 @@ class Tidy(L.Callback):
             return
         files = [path for path in folder.rglob("*") if not path.is_dir()]
         of_a_start = all(path.name.startswith(_OF_A_START) for path in files)
-        # clocks of file systems are coarse
+        # one second of tolerance, because clocks of file systems are coarse
         if of_a_start and all(path.stat().st_mtime > self._begun - 1 for path in files):
             shutil.rmtree(folder)
-            with contextlib.suppress(OSError):  # there are other runs
+            with contextlib.suppress(OSError):  # not empty: there are other runs
                 for home in folder.parents[: 2 if trainer.logger.name else 0]:
                     if home == folder.parent or home.name == RUNS.name:
                         home.rmdir()

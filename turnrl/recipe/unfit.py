@@ -1,8 +1,8 @@
 """Checks a recipe before torch is imported: the keys at any depth, and plain values.
 
-What a class takes is read from its source code (source.py). Where that leaves a doubt (a class that
-changes the settings it passes on, a name that two classes have) the recipe passes, and jsonargparse
-decides later.
+The parameters of a class are read from its source code (source.py). If that leaves a doubt (a class
+changes the settings that it passes on, or two classes have the name), the recipe passes, and
+jsonargparse decides later.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from turnrl.recipe.source import Class, Source, last_name, members_of, names_of
 _OPEN = ("dict", "Mapping", "MutableMapping", "Any", "object")
 """Types whose values may be a mapping with any keys."""
 _FUNCTION = "Callable[..., Any]"
-"""The type of a setting that a function may be given for, by its dotted path."""
+"""The type of a setting that also takes a function, by its dotted path."""
 _EXTENDED = {
     "Toolset": ("Tool", "Toolset"),
     "Reward": ("OutcomeReward", "TurnReward"),
     "QuestionSource": ("QuestionSource",),
 }
-"""The classes that a user's own extends, for each contract in whose place a function may stand."""
+"""For each contract that a function can replace, the classes that a user's own class extends."""
 _BUILT_IN = {
     **{kind.__name__: kind for kind in (bool, int, float, str, list, tuple)},
     **{"Literal": Literal, "Optional": Optional, "Union": Union, "List": list, "Tuple": tuple},
@@ -45,25 +45,25 @@ def refuse_unfit(
     kinds: Mapping[str, object],
     recipes: Sequence[str],
 ) -> None:
-    """Refuse unknown keys in a recipe, in its sections and in its components at any depth; and
-    texts, numbers and switches that do not fit the types of their keys.
+    """Refuse unknown keys in a recipe, in its sections and in its components at any depth. Also
+    refuse texts, numbers and booleans that do not fit the types of their keys.
 
     Args:
         contents: Recipes and options, merged.
         sections: The keys at the top of every recipe.
         kinds: Types of the keys at the top that are not sections.
-        recipes: The files. The user's own classes may lie beside them.
+        recipes: The files of the recipes. The user's own classes may lie beside them.
     Raises:
-        RecipeError: Naming the key, and what to write.
+        RecipeError: If there is such a key or value. The message names it, and what to write.
     """
-    known = list(dict.fromkeys([*sections, *kinds]))
+    top_keys = list(dict.fromkeys([*sections, *kinds]))
     folders = (str(Path.cwd()), *(str(Path(file).absolute().parent) for file in recipes))
     checked = _Checked(Source(folders))
     for key, value in ((str(key), value) for key, value in contents.items()):
-        if key not in known:
-            near = did_you_mean(key, known) or _synonym(key, value)
+        if key not in top_keys:
+            near = did_you_mean(key, top_keys) or _synonym(key, value)
             near = near or did_you_mean(key, checked.homes(key))
-            raise RecipeError(f"unknown key {key!r}.{near} There are {', '.join(known)}.")
+            raise RecipeError(f"unknown key {key!r}.{near} There are {', '.join(top_keys)}.")
         if value is not None and key in kinds and is_plain(kinds[key]):
             checked.plain.append((value, kinds[key], key))
     for section, default in MAPPINGS.items():
@@ -71,19 +71,19 @@ def refuse_unfit(
         described = {"class_path": default, "init_args": settings}
         if "class_path" in settings:
             described = settings
-        own = str(described["class_path"]).rpartition(".")[2] != default.rpartition(".")[2]
-        checked.refuse(described, section, component=own)
+        is_own = str(described["class_path"]).rpartition(".")[2] != default.rpartition(".")[2]
+        checked.refuse(described, section, component=is_own)
     for value, kind, key in checked.plain:
         if fault := explain(value, kind, key):
             raise RecipeError(fault)
 
 
 def _synonym(key: str, value: object) -> str:
-    """` Set model.group_size instead.` for a key of another library, or for a mapping that has one,
-    or the reason why turnrl does not have it; else nothing."""
+    """` Set model.group_size instead.` for a key of another library, or for a mapping that has such
+    a key; or the reason why turnrl does not have it. Else an empty text."""
     for name in (key, *_keys_below(value)):
-        if there := elsewhere(name, "" if name == key else f" of {name}"):
-            return there
+        if advice := elsewhere(name, "" if name == key else f" of {name}"):
+            return advice
     return ""
 
 
@@ -99,8 +99,8 @@ class _Checked:
     Args:
         source: The source code.
     Attributes:
-        plain: Values whose types need no import, with those types and their keys. They are checked
-            last, because that is slower than to check all keys.
+        plain: Values whose types need no import, each with its type and its key. They are checked
+            last, because that takes longer than checking all keys.
     """
 
     def __init__(self, source: Source) -> None:
@@ -108,7 +108,7 @@ class _Checked:
         self.plain: list[tuple[object, object, str]] = []
 
     def homes(self, key: str) -> Iterator[str]:
-        """The settings of this name in the sections of a recipe."""
+        """The settings with this name in the sections of a recipe."""
         for section, path in MAPPINGS.items():
             root = self.source.at(path)
             if root is not None and key in (self.source.parameters(root) or ()):
@@ -119,9 +119,9 @@ class _Checked:
 
         Args:
             described: `class_path` and perhaps `init_args`.
-            key: Where the class stands in the recipe.
+            key: The key of the class in the recipe.
             component: True if the recipe named the class.
-            skip: How many of its first parameters the recipe does not set.
+            skip: Number of first parameters that the recipe does not set.
         """
         name, settings = described["class_path"], described.get("init_args") or {}
         if isinstance(name, str) and isinstance(settings, Mapping) and {*described} <= PARTS:
@@ -135,13 +135,13 @@ class _Checked:
         parameters = self.source.parameters(owner)
         if parameters is None:
             return
-        known = dict([*parameters.items()][skip:])
+        kinds = dict([*parameters.items()][skip:])
         for name, item in settings.items():
             if not isinstance(name, str) or "." in name:  # jsonargparse may take it
                 continue
-            if name not in known:
-                raise RecipeError(unknown_key(f"{key}.{name}", known, owner.node.name, component))
-            if (kind := known[name]) is None:
+            if name not in kinds:
+                raise RecipeError(unknown_key(f"{key}.{name}", kinds, owner.node.name, component))
+            if (kind := kinds[name]) is None:
                 continue
             plain = None if item is None or isinstance(item, Mapping) else _plain_type(kind)
             if plain is not None:
@@ -150,30 +150,30 @@ class _Checked:
 
     def _refuse_below(self, item: object, kind: ast.expr, module: str, key: str) -> None:
         if isinstance(item, list):
-            for number, one in enumerate(item):
-                self._refuse_below(one, kind, module, f"{key}[{number}]")
-        kinds = [ast.unparse(one) for one in members_of(kind)]
+            for number, element in enumerate(item):
+                self._refuse_below(element, kind, module, f"{key}[{number}]")
+        kinds = [ast.unparse(member) for member in members_of(kind)]
         path = item.get("class_path") if isinstance(item, Mapping) else item
         if isinstance(path, str) and _FUNCTION in kinds:
             self._refuse_name(path, key, doubtful="str" in kinds)
             self._refuse_class(path, kind, module, key)
         if isinstance(item, Mapping) and "class_path" in item:
-            # a function's first parameter is not the recipe's: turnrl passes it
+            # turnrl itself passes the first parameter of a callable
             self.refuse(item, key, skip=int(ast.unparse(kind).startswith("Callable[")))
         elif isinstance(item, Mapping) and not PARTS & {*item}:
             members = [*members_of(kind)]
-            if any(isinstance(one, ast.Subscript) or last_name(one) in _OPEN for one in members):
+            if any(isinstance(m, ast.Subscript) or last_name(m) in _OPEN for m in members):
                 return  # the value may be a dictionary
-            named = (self.source.meant(module, one) for one in members)
-            plain = {"final", "dataclass"}  # any other has a class_path
-            sections = [one for one in named if one is not None and one.decorators & plain]
+            classes = (self.source.meant(module, member) for member in members)
+            marks = {"final", "dataclass"}  # any other class needs a class_path
+            sections = [cls for cls in classes if cls is not None and cls.decorators & marks]
             if len(sections) == 1:
                 self._refuse_in(item, sections[0], key, component=False)
 
     def _refuse_name(self, path: str, key: str, doubtful: bool) -> None:
-        """Refuse the dotted path of a class or function that is in no module here. If it is
-        `doubtful` that a path is meant, because a name of another kind may stand there, a module
-        that is not here is refused only if a similar one is.
+        """Refuse the dotted path of a class or function that does not exist here. If `doubtful`,
+        the setting also takes other texts: then a path in a missing module is refused only if a
+        module with a similar name is here.
         """
         module, _, name = path.rpartition(".")
         is_path = re.fullmatch(r"[^\W\d]\w*(\.\w+)*", module) and not Path(path).exists()
@@ -182,7 +182,7 @@ class _Checked:
         if (file := self.source.file(module)) is None:
             if self.source.spec(module.partition(".")[0]) is None:
                 files = (file for place in self.source.places for file in Path(place).glob("*.py"))
-                near = did_you_mean(module, [one.stem for one in files])
+                near = did_you_mean(module, [file.stem for file in files])
                 if doubtful and not near:
                     return
                 raise RecipeError(
@@ -200,13 +200,13 @@ class _Checked:
     def _refuse_class(self, path: str, kind: ast.expr, module: str, key: str) -> None:
         """Refuse a class that extends none of the contracts that a type names."""
         owner = self.source.at(path) if "." in path else None
-        members = [self.source.meant(module, one) for one in members_of(kind)]
-        contracts = [one for one in members if one is not None and one.node.name in _EXTENDED]
+        members = [self.source.meant(module, member) for member in members_of(kind)]
+        contracts = [cls for cls in members if cls is not None and cls.node.name in _EXTENDED]
         if owner is None or not contracts or self.source.extends(owner, contracts) is not False:
             return
         name = owner.node.name
-        bases = [base for one in contracts for base in _EXTENDED[one.node.name]]
-        methods = [one.name for one in owner.node.body if isinstance(one, ast.FunctionDef)]
+        bases = [base for contract in contracts for base in _EXTENDED[contract.node.name]]
+        methods = [node.name for node in owner.node.body if isinstance(node, ast.FunctionDef)]
         if "Toolset" in bases and "reset" in methods:
             form, takes = ("Gymnasium", "make") if "step" in methods else ("Environment",) * 2
             raise RecipeError(
@@ -220,9 +220,9 @@ class _Checked:
 
 
 def _plain_type(kind: ast.expr) -> object:
-    """The type that an annotation spells with `_BUILT_IN` alone; None if it needs other names."""
+    """The type of an annotation that only uses names of `_BUILT_IN`; None for other annotations."""
     try:
-        spelt = eval(ast.unparse(kind), _BUILT_IN)
+        plain = eval(ast.unparse(kind), _BUILT_IN)
     except Exception:
         return None
-    return None if isinstance(spelt, str) else spelt
+    return None if isinstance(plain, str) else plain
