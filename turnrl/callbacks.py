@@ -1,4 +1,4 @@
-"""Callbacks that belong to every run: validation before and after it, and those of plugins."""
+"""Callbacks that belong to every run: the first and the last validation, and plugins' callbacks."""
 
 import logging
 from typing import Any
@@ -20,10 +20,12 @@ _PATIENCE_S = 5.0
 
 def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
     """The callbacks that belong to every run of `MTGRPO`: the core's, and those that plugins bring
-    (`turnrl_callbacks`). One that the trainer has already takes the place of a new one.
+    (`turnrl_callbacks`). If the trainer already has a callback of a class, it is used instead of a
+    new one.
 
-    The order is a promise to plugins: when training starts they come before the untrained policy is
-    scored, and when an iteration or training has ended they come after its row is written.
+    The order is a promise to plugins. When training starts, their callbacks run before the
+    untrained policy is scored. When an iteration or training has ended, they run after its row is
+    written.
 
     Raises:
         PluginError: If a plugin brings something else.
@@ -32,33 +34,34 @@ def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
     for plugin in load_plugins():
         for make in plugin.brings("turnrl_callbacks"):
             try:
-                one = make() if isinstance(make, type) else make(trainer)
+                callback = make() if isinstance(make, type) else make(trainer)
             except Exception as error:
                 raise plugin.fault(f"cannot make a callback by {make!r}", error) from error
-            if not isinstance(one, L.Callback | None):
-                raise plugin.fault(f"made {one!r}, which is not a Lightning callback")
-            made.append(one)
+            if not isinstance(callback, L.Callback | None):
+                raise plugin.fault(f"made {callback!r}, which is not a Lightning callback")
+            made.append(callback)
     made += [FirstValidation(), EndsSampling(), EndsProcesses()]
-    there = {type(one): one for one in trainer.callbacks}
-    ordered = [there.get(type(one), one) for one in made if one is not None]
-    trainer.callbacks = [one for one in trainer.callbacks if one not in ordered]
+    existing = {type(callback): callback for callback in trainer.callbacks}
+    ordered = [existing.get(type(callback), callback) for callback in made if callback is not None]
+    trainer.callbacks = [callback for callback in trainer.callbacks if callback not in ordered]
     return ordered
 
 
 class EndsSampling(L.Callback):
-    """Close the collector if a run fails or is interrupted, because Lightning tears down nothing
-    then: what is sampled ahead, the tools, and what the engine holds here and at its servers."""
+    """Close the collector if a run fails or is interrupted, because Lightning then tears down
+    nothing. This ends sampling ahead, and frees the tools and what the engine holds here and at its
+    servers."""
 
     def on_exception(self, trainer: L.Trainer, pl_module: Any, exception: BaseException) -> None:
         try:
             pl_module.collector.close()
-        except Exception as error:  # what ended the run is what the user reads
+        except Exception as error:  # only a warning: the user has to read what ended the run
             _logger.warning(f"closing tools and engine failed as well: {in_short(error)}")
 
 
 class EndsProcesses(L.Callback):
-    """End the processes that this one has started if its run fails: they may wait for it, and never
-    hear of it. Lightning does that after Ctrl-C."""
+    """End the processes that this one has started if its run fails. Otherwise they may wait for it
+    for ever. After Ctrl-C, Lightning does this."""
 
     def on_exception(
         self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
@@ -73,8 +76,8 @@ class EndsProcesses(L.Callback):
 class FirstValidation(L.Callback):
     """Score the untrained policy, whatever the interval of validations.
 
-    Lightning's sanity check runs a few batches and logs nothing; this is the whole validation,
-    logged at step 0. A resumed run is past that.
+    Lightning's sanity check runs a few batches and logs nothing. This is the whole validation,
+    logged at step 0. A resumed run skips it.
     """
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -85,9 +88,9 @@ class FirstValidation(L.Callback):
 class LastValidation(L.Callback):
     """Score the trained policy, whatever the interval of validations.
 
-    The last iteration is validated where Lightning would do it, before its checkpoint, so
-    `best.ckpt` can be of it. A run that ends elsewhere (inside an iteration, or by early stopping
-    on a figure of training) is validated at its end.
+    The last iteration is validated where Lightning would validate it, before its checkpoint, so
+    that `best.ckpt` can be from this iteration. A run that ends elsewhere (inside an iteration, or
+    by early stopping on a figure of training) is validated at its end.
     """
 
     def __init__(self) -> None:

@@ -21,7 +21,7 @@ from turnrl.text import say, visible
 
 _DEBUG = "TURNRL_DEBUG"
 _FIRST_S = 3.0
-"""Seconds for the first process of a run to fail too, and to end the others."""
+"""Time in which the first process of a run may fail too, and end the others."""
 _USUAL = ("fit", "eval", "recipes", "doctor")
 """Commands that `turnrl --help` lists first."""
 
@@ -47,8 +47,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _is_ended_by_the_first() -> bool:
-    """True in another process than the first of a run if the first one ends it soon, because it has
-    failed too: its message is enough."""
+    """True if this is not the first process of a run, and the first one has failed too and ends
+    this one soon. The first one's message is then enough."""
     if _is_first():
         return False
     try:
@@ -63,14 +63,14 @@ def _is_first() -> bool:
 
 
 def _report(error: BaseException) -> int:
-    if isinstance(error, BrokenPipeError):  # the reader of our output, `head` say, has seen enough
+    if isinstance(error, BrokenPipeError):  # the output's reader, such as `head`, has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     if os.environ.get(_DEBUG):
         raise error
     message = str(error).strip()
     of_a_package = isinstance(error, PluginError | WorldError) and error.__cause__ is not None
-    if not isinstance(error, TurnRLError):  # of Lightning, torch or the system: in their words
+    if not isinstance(error, TurnRLError):  # the words of Lightning, torch or the system
         message = " ".join(message.split())[:600]
     if of_a_package or not isinstance(error, TurnRLError):
         message += f" ({_DEBUG}=1 shows where.)"
@@ -79,19 +79,19 @@ def _report(error: BaseException) -> int:
 
 
 def _stopped(number: int) -> int:
-    # a process that the first one started: its code would have Lightning kill that one
+    # another process returns 0: at any other code Lightning would kill the first process
     if _is_first():
         by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         print(f"\nturnrl: stopped by {by}", file=sys.stderr)
-    # an interrupt that passed through an `exec` counts as unhandled, and Python would end by it
-    # whatever is returned; the next `exec` makes it forget that
+    # Python counts an interrupt that passed through an `exec` as unhandled, and would end with it
+    # whatever this returns; another `exec` clears that mark
     exec("")
     return 128 + number if _is_first() else 0
 
 
 def _dispatch(arguments: list[str]) -> int:
-    # a command is found by its name, in the framework or in the plugin that has that name: it
-    # starts without the others
+    # look for the command in the framework, or in the plugin of the same name, before any other
+    # plugin is loaded
     name = arguments[0] if arguments else "--help"
     own = [name] if name in COMMANDS else []
     parser, commands = _parser(own, [] if own else load_plugins(name))
@@ -101,10 +101,10 @@ def _dispatch(arguments: list[str]) -> int:
         parser.print_help()
         return 2
     if name not in commands.choices and not name.startswith("-"):
-        chosen, known = os.environ.get(LOAD_VARIABLE), sorted(commands.choices)
+        chosen, names = os.environ.get(LOAD_VARIABLE), sorted(commands.choices)
         hint = f" {LOAD_VARIABLE} is {chosen!r}: add {name}, or the plugin that brings it."
         raise RecipeError(
-            f"no command {name!r}.{did_you_mean(name, known)} There are {', '.join(known)}."
+            f"no command {name!r}.{did_you_mean(name, names)} There are {', '.join(names)}."
             f"{'' if chosen is None else hint}"
         )
     parsed = parser.parse_args(arguments)
@@ -122,8 +122,8 @@ class _Parser(argparse.ArgumentParser):
     this class."""
 
     # argparse calls it for a sub-command too, so the message names the sub-command
-    def parse_known_args(self, *args: object, **more: object) -> Any:
-        parsed, unknown = super().parse_known_args(*args, **more)
+    def parse_known_args(self, *args: object, **options: object) -> Any:
+        parsed, unknown = super().parse_known_args(*args, **options)
         if unknown:
             near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
             self.error(f"unknown argument {unknown[0]!r}.{near}")
@@ -137,7 +137,7 @@ class _Parser(argparse.ArgumentParser):
 def _parser(
     own: Iterable[str], plugins: Sequence[Plugin]
 ) -> tuple[argparse.ArgumentParser, Commands]:
-    """The parser with some of turnrl's commands and of plugins' commands, and its sub-parsers."""
+    """The parser with these commands of turnrl and those of the plugins, and its sub-parsers."""
     parser: argparse.ArgumentParser = _Parser(
         prog="turnrl",
         description="Train agents that use tools over several turns, with credit turn by turn.",
@@ -145,7 +145,7 @@ def _parser(
     parser.add_argument("--version", action="version", version=f"turnrl {version('turnrl')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     adders = [(name, adder(name)) for name in own]
-    adders += [(one.name, add) for one in plugins for add in one.brings("turnrl_commands")]
+    adders += [(plugin.name, add) for plugin in plugins for add in plugin.brings("turnrl_commands")]
     for _, add in sorted(adders, key=lambda pair: (*_USUAL, pair[0]).index(pair[0])):
         add(commands)
     return parser, commands

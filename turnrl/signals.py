@@ -12,20 +12,20 @@ from types import FrameType
 
 def end_all(processes: Iterable[subprocess.Popen[bytes]], patience_s: float) -> None:
     """End processes, with SIGKILL if they do not end in time."""
-    some = list(processes)
-    for process in some:
+    to_end = list(processes)
+    for process in to_end:
         process.terminate()
-    until = time.monotonic() + patience_s
-    for process in some:
+    deadline = time.monotonic() + patience_s
+    for process in to_end:
         try:
-            process.wait(max(0.0, until - time.monotonic()))
+            process.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
 
 
 @contextlib.contextmanager
 def stopping() -> Iterator[list[int]]:
-    """Within it, SIGTERM raises a `KeyboardInterrupt` as Ctrl-C does.
+    """Inside this block, SIGTERM raises a `KeyboardInterrupt` as Ctrl-C does.
 
     Python drops an exception in a finaliser or in the callback of a weak reference. So a timer
     raises it again until the program handles it.
@@ -47,7 +47,7 @@ def stopping() -> Iterator[list[int]]:
         came.append(number)
         while frame is not None and frame.f_code.co_name != "__del__":
             frame = frame.f_back
-        # the signal is raised again after this time, if nothing has handled it
+        # the timer raises the interrupt again if nothing has handled it by then
         signal.setitimer(signal.ITIMER_REAL, 1.0 if frame is None else 0.05)
         if frame is None:
             raise KeyboardInterrupt

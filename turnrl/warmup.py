@@ -1,7 +1,7 @@
 """A warm-up: a policy learns the form of its turns from demonstrations, before anything else.
 
-A policy that never calls its tools never earns what a call pays, and so never learns to. Some fifty
-steps of supervised learning on random play are enough to have it begin.
+A policy that never calls its tools never earns the reward of a call, so it never learns to call
+them. About fifty steps of supervised learning on random play are enough to make it start.
 """
 
 from __future__ import annotations
@@ -35,9 +35,10 @@ from turnrl.types.examination import Start
 from turnrl.warmup_settings import WarmUp
 
 _SHOWN = 8
+"""The most demonstrations that the transcript beside the policy shows."""
 _ORDER = 160
-"""Number of the first permutation of its questions. A run begins with 0, and so asks in another
-order; the number itself only decides which figures the documentation has."""
+"""Number of the first permutation of a warm-up's questions. A run begins with permutation 0, so it
+asks in another order. The figures in the documentation depend on this number."""
 _DEFAULTS: dict[str, Any] = {"accelerator": "auto", "devices": 1, "gradient_clip_val": 1.0}
 _OURS: dict[str, Any] = {"max_epochs": 1, "logger": False, "enable_checkpointing": False}
 _OURS |= {"enable_model_summary": False, "enable_progress_bar": False}
@@ -48,11 +49,10 @@ class WarmedUp(NamedTuple):
     """What a warm-up did.
 
     Args:
-        before: How the policy acted before; None if it was not tried.
-        after: How it acts now.
+        before: How the policy acted before; None if `held_out` is 0.
+        after: How the policy acts now; None like `before`.
         losses: The mean cross-entropy of the first batch and of the last.
-        steps: How many optimiser steps it took; fewer than asked for if demonstrations were left
-            out.
+        steps: Number of optimiser steps; fewer than requested if demonstrations were left out.
     """
 
     before: Conduct | None
@@ -62,12 +62,12 @@ class WarmedUp(NamedTuple):
 
 
 class Conduct(NamedTuple):
-    """How a policy acts, as shares of sampled attempts at some questions.
+    """How a policy acts in sampled attempts, as shares from 0 to 1.
 
     Args:
-        in_form: Turns with a call that worked, or with an answer in the right form.
-        calls: Attempts with a call that worked.
-        ends: Attempts that ended by an answer or by their environment.
+        in_form: Share of turns with a call that worked, or with a well-formed answer.
+        calls: Share of attempts with a call that worked.
+        ends: Share of attempts that ended by an answer or by their environment.
     """
 
     in_form: float
@@ -77,7 +77,7 @@ class Conduct(NamedTuple):
 
 @final
 class Lesson(Supervised):
-    """Batches of demonstrations, as rows."""
+    """Supervised learning on batches of demonstrations, as rows."""
 
     def __init__(self, learning_rate: float, policy: Policy) -> None:
         super().__init__(learning_rate, policy)
@@ -89,7 +89,7 @@ class Lesson(Supervised):
         return batch
 
     def on_train_batch_end(self, outputs: object, batch: object, batch_idx: int) -> None:
-        """Note the loss, and show it."""
+        """Keep the loss, and show it on the bar."""
         self.losses.append(self.trainer.callback_metrics["train/loss"].item())
         if self.bar is not None:
             self.bar.set_postfix(loss=f"{self.losses[-1]:.3f}", refresh=False)
@@ -103,19 +103,19 @@ def warm_up(
     settings: WarmUp | None = None,
     trainer: Mapping[str, object] | None = None,
 ) -> WarmedUp:
-    """Teach a module's policy the form of its turns, and write it to a folder. The folder is a
-    model for `policy.model`; under LoRA it holds the adapter.
+    """Teach a module's policy the form of its turns, and write the policy to a folder. Set
+    `policy.model` to the folder; under LoRA it holds the adapter.
 
     Args:
-        module: The policy, with the rollout that demonstrations are played through.
-        data: The questions: those to train on are demonstrated.
-        folder: Where the policy is written.
-        settings: How long it takes, and who demonstrates.
+        module: The policy, with the rollout that plays the demonstrations.
+        data: The questions. Demonstrations are of the training questions.
+        folder: The folder that the policy is written to.
+        settings: The number and size of steps, and the demonstrator.
         trainer: Arguments of Lightning's Trainer, such as `accelerator`.
     Raises:
-        RecipeError: If the rollout has a player, no demonstration fits its limits, or the warm-up
-            has a value of its own for an argument of `trainer`.
-        TurnRLError: As a run would, about a tool's world or a question.
+        RecipeError: If the rollout has a player, if most demonstrations do not fit its limits, or
+            if `trainer` has an argument that a warm-up sets itself.
+        TurnRLError: As in a run, about a tool's world or a question.
     """
     settings = settings or WarmUp()
     _check(module, folder)
@@ -126,22 +126,22 @@ def warm_up(
     asked = list(islice(questions, settings.steps * settings.batch_size))
     tried = data.eval_questions("val")[: settings.held_out] if data.sources["val"] else []
     tried = tried or list(islice(questions, settings.held_out))
-    most = data.questions_per_iteration * module.group_size
-    by = settings.by or RandomPlay(module.rollout.scheme.segmenter)
-    shown = demonstrations(module, asked, by, most)
-    where = runner.strategy.root_device
-    Start(where, module, data).settle()
+    at_once = data.questions_per_iteration * module.group_size
+    demonstrate = settings.by or RandomPlay(module.rollout.scheme.segmenter)
+    shown = demonstrations(module, asked, demonstrate, at_once)
+    device = runner.strategy.root_device
+    Start(device, module, data).settle()
     try:
         with module.memory.phase("loading"):
-            module.policy.load(where)
-        module.to(where)
+            module.policy.load(device)
+        module.to(device)
         before = conduct_of(module, tried)
-        module.collector.close()  # what it samples with would stand beside the gradients
+        module.collector.close()  # frees the engine's memory for the gradients
         rows = [row for trajectory in shown for row in trajectory.token_rows]
         with module.memory.phase("learning"):
             lesson = Lesson(settings.rate(module.policy.lora is not None), module.policy)
             losses = _learn(runner, lesson, rows, settings.batch_size)
-        module.to(where)
+        module.to(device)
         module.policy.refer_to_now()
         after = conduct_of(module, tried)
     finally:
@@ -151,16 +151,16 @@ def warm_up(
 
 
 def _write(policy: Policy, folder: str | Path, shown: Sequence[Trajectory]) -> None:
-    """Write the policy, and some of what it was taught beside it."""
+    """Write the policy, and beside it a transcript of the first demonstrations."""
     written = export(policy, folder, {"warm-up": f"{len(shown)} demonstrated attempts"})
-    some = "\n\n".join(map(str, shown[:_SHOWN]))
-    (written / TRANSCRIPT).write_text(f"{some}\n", encoding="utf-8")
+    transcript = "\n\n".join(map(str, shown[:_SHOWN]))
+    (written / TRANSCRIPT).write_text(f"{transcript}\n", encoding="utf-8")
 
 
 def _learn(
     runner: L.Trainer, lesson: Lesson, rows: Sequence[TokenRow], size: int
 ) -> Sequence[float]:
-    """Learn rows, so many a step, once each. Returns the loss of each step."""
+    """Learn from each row once, `size` rows per step. Returns the loss of each step."""
     batches = [rows[i : i + size] for i in range(0, len(rows), size)]
     with _quiet(), tqdm(total=len(batches), desc="learning", leave=False, disable=None) as bar:
         lesson.bar = bar
@@ -168,15 +168,15 @@ def _learn(
             runner.fit(lesson, DataLoader(cast("Dataset[Any]", batches), batch_size=None))
         except SystemExit as stop:  # Lightning's, for Ctrl-C
             raise stop.__context__ or stop from None
-    lesson.policy.zero_grad(set_to_none=True)  # the engine needs the room
+    lesson.policy.zero_grad(set_to_none=True)  # the engine needs the memory
     return lesson.losses
 
 
-def _trainer(given: Mapping[str, object]) -> L.Trainer:
-    """A Trainer for one process, with what is given in place of the defaults."""
-    if fixed := [name for name in given if name in _OURS]:
+def _trainer(settings: Mapping[str, object]) -> L.Trainer:
+    """A Trainer for one process. The settings override the defaults."""
+    if fixed := [name for name in settings if name in _OURS]:
         raise RecipeError(f"trainer has {fixed[0]!r}, which a warm-up sets itself. Leave it out.")
-    runner = L.Trainer(**(_DEFAULTS | dict(given)), **_OURS)
+    runner = L.Trainer(**(_DEFAULTS | dict(settings)), **_OURS)
     check_trainer(runner)
     if runner.world_size > 1:
         raise RecipeError("a warm-up takes one process. Add --trainer.devices 1.")
@@ -184,14 +184,16 @@ def _trainer(given: Mapping[str, object]) -> L.Trainer:
 
 
 def _check(module: MTGRPO, folder: str | Path) -> None:
-    """Refuse what cannot work, before anything is played."""
+    """Refuse a rollout with a player, and a folder that cannot take the policy, before anything is
+    played."""
     if module.rollout.player is not None:
         raise RecipeError(
             f"model.rollout.player is {module.rollout.driver.name}, and demonstrations are turns "
             "of a turn scheme. Warm up with the segmenter that writes turns in the same form."
         )
-    begins = [Path(one).resolve() for one in (module.policy.folder, locate(module.policy.model))]
-    if Path(folder).is_file() or Path(folder).resolve() in begins:
+    originals = (module.policy.folder, locate(module.policy.model))
+    begins_with = [Path(original).resolve() for original in originals]
+    if Path(folder).is_file() or Path(folder).resolve() in begins_with:
         raise RecipeError(
             f"the policy cannot be written to {str(folder)!r}, which is a file, or the model that "
             "it begins with. Give another folder."
@@ -205,15 +207,15 @@ def demonstrations(
     demonstrate: Demonstrator,
     at_once: int | None = None,
 ) -> list[Trajectory]:
-    """Demonstrated attempts, one at each question, without those that ran out of tokens.
+    """Play one demonstrated attempt at each question. Attempts that ran out of tokens are left out.
 
     Args:
-        module: With the rollout that they are played through.
+        module: The module whose rollout plays the demonstrations.
         questions: What to ask.
         demonstrate: Gives the turns.
-        at_once: The most that are under way at a time.
+        at_once: The most attempts under way at a time; None for any number.
     Raises:
-        RecipeError: If more than half of them did.
+        RecipeError: If more than half of the attempts ran out of tokens.
     """
     rollout = module.rollout
     with rollout.live():
@@ -247,15 +249,16 @@ def conduct_of(module: MTGRPO, questions: Sequence[Question]) -> Conduct | None:
     answers = [t.reading.answer is not None and not t.reading.format_error for t in turns]
     worked = [any(result.ok for result in turn.results) for turn in turns]
     in_form = sum(map(max, answers, worked)) / len(turns)
-    calls = sum(any(result.ok for result in one.results) for one in attempts)
-    ends = sum(one.ended_by in ("answer", "tool") for one in attempts)
+    calls = sum(any(result.ok for result in attempt.results) for attempt in attempts)
+    ends = sum(attempt.ended_by in ("answer", "tool") for attempt in attempts)
     return Conduct(in_form, calls / len(attempts), ends / len(attempts))
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without Lightning's remarks on how it counts steps, and that they have ended; and, where
-    there are many cores, on the batches, which are ready before it begins."""
+    """Inside this block, silence Lightning's remarks on how it counts steps and that they have
+    ended. On machines with many cores, also silence its advice on data workers: the batches are
+    ready before it begins."""
     logger = logging.getLogger("lightning.pytorch.utilities.rank_zero")
     level = logger.level
     logger.setLevel(logging.WARNING)
