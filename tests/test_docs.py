@@ -668,6 +668,17 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": NotRun("vLLM has an environment of its own"),
         "url: [": Fits(),
     },
+    "docs/howto/sglang.md": {
+        "sglang.launch_server": NotRun("SGLang has an environment of its own"),
+        "url: [": Fits(),
+        "doctor recipe.yaml servers.yaml": Elsewhere(
+            "test_sglang.test_a_server_that_cannot_serve_is_refused_before_weights_load"
+        ),
+        "fit recipe.yaml servers.yaml": Elsewhere(
+            "test_sglang.test_a_run_trains_with_it_and_its_record_has_every_version"
+        ),
+        "--": NotRun("an option of SGLang"),
+    },
     "docs/explanation/performance.md": {
         "pip install 'turnrl[bench]'": NotRun("the package index; the tests use what is installed"),
         "compare.py trl": Elsewhere("test_bench.test_trl_and_turnrl_do_equal_work_in_a_small_case"),
@@ -887,6 +898,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "class_path: ReAct": Fits("model.rollout"),
     },
     "plugins/turnrl-slots/README.md": {"class_path: Slots": Fits("model")},
+    "plugins/turnrl-sglang/README.md": {
+        "class_path: SGLang": Fits(),
+    },
     "plugins/turnrl-vllm/README.md": {
         "class_path: VLLM": Fits(),
     },

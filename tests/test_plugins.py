@@ -75,7 +75,7 @@ def test_the_bundled_plugins_bring_their_classes():
     assert "WikiSearch" in names["turnrl_tools"]
     assert "Atlas" in names["turnrl_datasets"]
     assert names["turnrl_estimators"] >= {"TurnLevel", "OutcomeOnly", "Merged", "Branched"}
-    assert names["turnrl_engines"] == {"Slots", "VLLM"}
+    assert names["turnrl_engines"] == {"SGLang", "Slots", "VLLM"}
     assert names["turnrl_rewards"] >= {
         "ToolExecuted",
         "AnswerRetrieved",
