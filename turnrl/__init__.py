@@ -1,11 +1,11 @@
 """turnrl: train language-model agents that use tools over several turns,
 with credit given turn by turn.
 
-`__init__.pyi` lists the public interface. Each name is imported from its module when it is first
-used, so that `import turnrl` is done at once: nothing can catch a Ctrl-C before it is.
+`__init__.pyi` lists the public interface. Each name is imported from its module on first use, so
+that `import turnrl` finishes at once: nothing can handle a Ctrl-C before it has.
 """
 
-# pathlib takes longer to import than all of this; a line is `from HOME import NAME as NAME`
+# pathlib takes longer to import than all of this; each line is `from HOME import NAME as NAME`
 with open(f"{__file__}i", encoding="utf-8") as _listed:  # noqa: PTH123
     _HOMES = {line.split()[3]: line.split()[1] for line in _listed if line.startswith("from ")}
 

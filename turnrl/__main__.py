@@ -12,9 +12,9 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("\nturnrl: stopped by Ctrl-C", file=sys.stderr)
         return 130
-    # torch reads these when it first takes memory of a GPU. Minibatches differ in size, and blocks
-    # that cannot grow leave gaps between them. On Windows torch has no such segments and says so.
-    # A program that imports turnrl has its own environment, which only its user changes
+    # torch reads these when it first allocates GPU memory. Minibatches differ in size, and blocks
+    # that cannot grow leave gaps. On Windows torch has no such segments and warns about them. For a
+    # program that imports turnrl, only its user sets the environment
     if sys.platform == "linux" and not any(name in os.environ for name in ALLOCATOR):
         os.environ[ALLOCATOR[0]] = "expandable_segments:True"
     return main(arguments)

@@ -16,7 +16,8 @@ CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
 
 
 def _rule(question: Question, function: str) -> AnswerRule:
-    """The rule of a question, which a plugin may have mistaken for its answers."""
+    """The question's rule. Refuses anything else, because plugins may pass the answers by
+    mistake."""
     if not isinstance(question, Question):
         raise PluginError(
             f"{function} takes the question, which knows how its answers compare, and was given "
@@ -33,26 +34,26 @@ def exact_match(answer: str | None, question: Question) -> bool:
         question: The question.
     """
     rule = _rule(question, "exact_match")
-    return answer is not None and any(rule.same(answer, one) for one in question.answers)
+    return answer is not None and any(rule.same(answer, accepted) for accepted in question.answers)
 
 
 def f1(answer: str | None, question: Question) -> float | None:
     """Harmonic mean of precision and recall of an answer's words, against the accepted answer that
     gives the greatest; 0 without an answer.
 
-    Words are counted as SQuAD does it (Rajpurkar et al. 2016, arXiv 1606.05250, evaluation script).
-    Unlike there, an answer of which normalisation leaves nothing scores 0, as in `exact_match`.
+    Words are counted as in SQuAD's evaluation script (Rajpurkar et al. 2016, arXiv 1606.05250).
+    Unlike there, an answer that normalisation makes empty scores 0, as in `exact_match`.
 
     Returns:
-        From 0 to 1; None if the question has no accepted answer, or compares its answers by another
-        rule than phrases.
+        From 0 to 1; None if the question has no accepted answer, or compares its answers by a rule
+        other than `Phrase`.
     """
     if not isinstance(_rule(question, "f1"), Phrase) or not question.answers:
         return None
-    given = Counter(normalize_answer(answer or "").split())
-    accepted = [Counter(normalize_answer(one).split()) for one in question.answers]
+    words = Counter(normalize_answer(answer or "").split())
+    accepted = [Counter(normalize_answer(text).split()) for text in question.answers]
     return max(
-        (2 * (given & one).total() / max(given.total() + one.total(), 1) for one in accepted),
+        (2 * (words & other).total() / max(words.total() + other.total(), 1) for other in accepted),
         default=0.0,
     )
 
@@ -70,8 +71,8 @@ def usable_answers(question: Question) -> tuple[str, ...]:
 
 
 def says_nothing(answer: str | None, question: Question) -> bool:
-    """True if there is no answer, or if nothing is left of it by the question's rule and by SQuAD's
-    normalisation."""
+    """True if there is no answer, or if neither the question's rule nor SQuAD's normalisation
+    leaves anything of it."""
     rule = _rule(question, "says_nothing")
     return answer is None or (rule.read(answer) is None and not normalize_answer(answer))
 
@@ -80,12 +81,12 @@ _VERDICTS = {"yes", "no", "true", "false"}
 
 
 def can_be_found(question: Question) -> bool:
-    """True if it means something that an accepted answer stands in a text.
+    """True if finding an accepted answer in a text is meaningful.
 
-    It means nothing if an accepted answer is yes, no, true or false, which stand in many texts, or
-    if the question itself contains it ("Which is older, Radio City or Ashoka?"), because every
-    search result would. Rules that seek no answers in texts (`Choice`, `Math`, a function) find
-    none.
+    It is meaningless if an accepted answer is yes, no, true or false, which stand in many texts, or
+    if the question itself contains the answer ("Which is older, Radio City or Ashoka?"), because
+    then every search result would. Rules that do not look for answers in texts (`Choice`, `Math`, a
+    function) find none.
     """
     rule = _rule(question, "can_be_found")
     if not rule.seeks or not question.answers:

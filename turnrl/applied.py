@@ -1,7 +1,7 @@
 """Estimators applied to a finished group: the run's own first, then every other installed one.
 
-A third party's estimator may fail in its constructor, its advantages or its explanation. The others
-keep their credit, and the missing part is replaced by the reason.
+A third party's estimator may fail in its constructor, its advantages or its explanation. Then the
+other estimators still give their credit, and the reason replaces the missing part.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ class Applied:
         name: Name of the estimator.
         own: True for the run's own estimator.
         credit: Credit of the `members`, in their order; None if there is a `reason`.
-        reason: Why there is no credit; empty if there is.
+        reason: Why there is no credit; empty if there is credit.
         members: The trajectories with credit, by their number in the group. Only the run's own
             estimator gives credit to branches.
         terms: The terms of each turn of each member, by its number; None if `unexplained`.
-        unexplained: Why there are no terms; empty if there are.
+        unexplained: Why there are no terms; empty if there are terms.
     """
 
     name: str
@@ -55,33 +55,33 @@ class Applied:
 def applied(group: Group, own: Made, name: str) -> list[Applied]:
     """Apply the run's own estimator to a group, then every other installed one.
 
-    The others get only the trunks. They are left out if the group has branches of unknown trunks.
-    An estimator that equals the run's own is left out too.
+    The other estimators get only the trunks. They are left out if the group has branches of unknown
+    trunks. An estimator that equals the run's own is left out too.
 
     Args:
         group: A scored group.
         own: The run's own estimator, or the error of making it again.
-        name: Its name.
+        name: The name of the run's own estimator.
     """
-    found = [_apply(name, own, group, dict(enumerate(group.trajectories)), own=True)]
+    results = [_apply(name, own, group, dict(enumerate(group.trajectories)), own=True)]
     attempts = _attempts(group)
     if attempts is None:
-        return found
+        return results
     members = dict(zip(group.trunks, attempts.trajectories, strict=True))
-    for other, kind in installed("turnrl_estimators").items():
+    for kind_name, kind in installed("turnrl_estimators").items():
         rule = make(kind)
         if rule != own:
-            label = f"{other}, its defaults" if kind is type(own) else other
-            found.append(_apply(label, rule, attempts, members))
-    return found
+            label = f"{kind_name}, its defaults" if kind is type(own) else kind_name
+            results.append(_apply(label, rule, attempts, members))
+    return results
 
 
 def make(kind: Callable[..., AdvantageEstimator], **options: object) -> Made:
     """Make an estimator, or return the error of its constructor.
 
     Args:
-        kind: Its class.
-        options: Its arguments.
+        kind: The estimator's class.
+        options: The constructor's arguments.
     """
     try:
         return kind(**options)
@@ -144,14 +144,14 @@ def _apply(
 ) -> Applied:
     try:
         rule = usable(made, len(group.trajectories))
-        given = Applied(name, own, assign_credit(group, rule), members=members)
+        result = Applied(name, own, assign_credit(group, rule), members=members)
     except TurnRLError as error:
         return Applied(name, own, reason=one_line(error))
     try:
         rows = terms(rule, group)
     except Exception as error:  # a third party's explanation may do anything
         problem = f"failed to say what it compares ({type(error).__name__}: {error})"
-        return replace(given, unexplained=problem)
+        return replace(result, unexplained=problem)
     if rows is None:
-        return replace(given, unexplained="does not say what it compares")
-    return replace(given, terms=dict(zip(members, rows, strict=True)))
+        return replace(result, unexplained="does not say what it compares")
+    return replace(result, terms=dict(zip(members, rows, strict=True)))

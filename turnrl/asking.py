@@ -12,15 +12,15 @@ from turnrl.types import Question, Trajectory
 
 
 def check_sampling(samples: int | None, seed: int, temperature: float | None) -> None:
-    """Refuse arguments of `MTGRPO.ask` that cannot be sampled with.
+    """Refuse arguments of `MTGRPO.ask` that make sampling impossible.
 
     Raises:
         RecipeError: Naming the argument and its value.
     """
-    given = SimpleNamespace(samples=samples, seed=seed, temperature=temperature)
-    check_numbers("", given, "samples", whole=True)
-    check_numbers("", given, "temperature")
-    at_least(0, "", given, "seed", whole=True, optional=False)
+    arguments = SimpleNamespace(samples=samples, seed=seed, temperature=temperature)
+    check_numbers("", arguments, "samples", whole=True)
+    check_numbers("", arguments, "temperature")
+    at_least(0, "", arguments, "seed", whole=True, optional=False)
     if samples is not None and samples < 1:
         raise RecipeError(f"samples is {samples}; it must be at least 1, or None for greedy")
     if temperature is not None and not (is_finite(temperature) and temperature >= 0):
@@ -47,9 +47,9 @@ def ask(
         Question(str(n), question) if isinstance(question, str) else question
         for n, question in enumerate(several)
     ]
-    for one in asked:
-        if not isinstance(one, Question):
-            raise RecipeError(f"cannot ask {one!r}; ask texts, or turnrl.Question objects")
+    for question in asked:
+        if not isinstance(question, Question):
+            raise RecipeError(f"cannot ask {question!r}; ask texts, or turnrl.Question objects")
     rollout = collector.setup.rollout
     if temperature:
         samples, rollout = samples or 1, replace(rollout, temperature=temperature)
@@ -65,4 +65,4 @@ def scores(collector: Collector, trajectories: Sequence[Trajectory]) -> list[dic
             raise DataError(f"{asked}. Ask turnrl.Question(id, text, answers) instead.")
     groups = collector.score([[trajectory] for trajectory in trajectories])
     figures = [scoring.group_tallies([group], collector.setup.rewards) for group in groups]
-    return [{name: one.total for name, one in tallies.items()} for tallies in figures]
+    return [{name: tally.total for name, tally in tallies.items()} for tallies in figures]

@@ -66,7 +66,7 @@ def turnrl_datasets() -> Iterable[type[QuestionSource]]:
 
 @hookimpl
 def turnrl_checks() -> Iterable[type[Check]]:
-    """Settings that only a run has to keep."""
+    """Checks of settings that matter only to a run."""
     from turnrl.checks import SamplingAhead
 
     return [SamplingAhead]

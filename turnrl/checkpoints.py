@@ -1,4 +1,4 @@
-"""Checkpoints of a module: only trained weights, with whose they are; and going on from them."""
+"""Checkpoints of a module: only the trained weights, with their policy's identity; and resuming."""
 
 import warnings
 from collections.abc import Mapping
@@ -16,7 +16,8 @@ from turnrl.policy.model import Policy
 
 
 def describe(checkpoint: dict[str, object], policy: Policy, optimizers: list[Optimizer]) -> None:
-    """Put into a checkpoint what is trained, whose it is, and the kind of its optimiser."""
+    """Put the trained weights, their policy's identity and the class of the optimiser into a
+    checkpoint."""
     state = policy.trainable_state()
     checkpoint["state_dict"] = {f"policy.{name}": value for name, value in state.items()}
     checkpoint["policy_identity"] = policy.identity
@@ -28,8 +29,8 @@ def check_policy(checkpoint: Mapping[str, Any], policy: Policy, learns: bool) ->
 
     Args:
         checkpoint: The checkpoint.
-        policy: The policy that is to take its weights.
-        learns: Whether the policy will be trained. One that is not needs no critic.
+        policy: The policy that will take its weights.
+        learns: True if the policy will be trained. Otherwise it needs no critic.
     Raises:
         CheckpointError: Naming the difference.
     """
@@ -39,11 +40,11 @@ def check_policy(checkpoint: Mapping[str, Any], policy: Policy, learns: bool) ->
     if not learns and policy.critic is None:
         names -= {"value_head.weight", "value_head.bias"}
     saved = checkpoint["policy_identity"]
-    for key, mine in policy.identity.items():
-        if saved.get(key) != mine:
+    for key, value in policy.identity.items():
+        if saved.get(key) != value:
             raise CheckpointError(
                 f"the checkpoint is of another policy than {policy.model!r}: its {key} is "
-                f"{saved.get(key)!r}, the recipe's {mine!r}. Give the recipe that the "
+                f"{saved.get(key)!r}, the recipe's {value!r}. Give the recipe that the "
                 "checkpoint was made with (config.yaml in its run's folder)."
             )
     if odd := sorted(names ^ set(policy.trainable_state())):
@@ -56,11 +57,11 @@ def check_policy(checkpoint: Mapping[str, Any], policy: Policy, learns: bool) ->
 
 
 class Position(NamedTuple):
-    """Where a policy stands.
+    """A policy's position in training.
 
     Args:
-        iteration: Iterations that it has learned from, one that is going on included.
-        version: Optimiser steps behind its weights.
+        iteration: Number of iterations that it has learned from, including one under way.
+        version: Number of optimiser steps behind its weights.
     """
 
     iteration: int
@@ -68,44 +69,43 @@ class Position(NamedTuple):
 
 
 def position(checkpoint: Mapping[str, Any]) -> Position:
-    """Where the policy of a checkpoint stands."""
+    """The position in training of a checkpoint's policy."""
     steps: int = checkpoint["global_step"]
     current = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
-    # a checkpoint that is saved after a run counts one epoch more
+    # a checkpoint that is saved after a run counts one more epoch
     iterations = current.get("current", {}).get("ready", checkpoint["epoch"] + 1)
     return Position(iterations if steps else 0, steps)
 
 
 def settle(checkpoint: dict[str, Any], optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
-    """Let a recipe's optimiser and schedule hold in a checkpoint that is about to be restored.
-
-    The saved settings are replaced by theirs, and the schedule is replayed to where the run stands.
+    """Let a recipe's optimiser and schedule override those of a checkpoint that is about to be
+    restored: their settings replace the saved ones, and the schedule is replayed to the run's step.
 
     Args:
         checkpoint: The checkpoint, with the states of optimisers.
-        optimizer: As the recipe makes it.
-        scheduler: As the recipe makes it, at its beginning.
+        optimizer: The optimiser, as the recipe makes it.
+        scheduler: The schedule, as the recipe makes it, at its beginning.
     """
     with warnings.catch_warnings(), blaming(RecipeError, "model.scheduler", "Fix it."):
-        warnings.simplefilter("ignore")  # torch wants a step of the optimiser before
+        warnings.simplefilter("ignore")  # torch warns that the optimiser has made no step
         for _ in range(checkpoint["global_step"] if scheduler is not None else 0):
             scheduler.step()  # type: ignore[union-attr]
     checkpoint["lr_schedulers"] = [scheduler.state_dict()] if scheduler is not None else []
     (saved,) = checkpoint["optimizer_states"]
     if checkpoint.get("optimizer", [str(AdamW)]) != [str(type(optimizer))]:
-        saved["state"] = {}  # another one's moments
+        saved["state"] = {}  # moments of another optimiser
     for group, old in zip(optimizer.param_groups, saved["param_groups"], strict=True):
         old |= {name: value for name, value in group.items() if name != "params"}
 
 
 def take_exported(policy: Policy, folder: str | Path) -> None:
-    """Take the trained weights of a folder that `Policy.export` has written.
+    """Load the trained weights from a folder that `Policy.export` has written.
 
     Args:
-        policy: A loaded policy, which takes them.
-        folder: With an adapter, or with a whole model.
+        policy: A loaded policy, which takes the weights.
+        folder: A folder with an adapter, or with a whole model.
     Raises:
-        CheckpointError: If they do not fit this policy.
+        CheckpointError: If the weights do not fit this policy.
     """
     assert policy.network is not None, "Policy.load() comes first"
     exported, own = read_adapter(Path(folder)), policy.identity["lora"]

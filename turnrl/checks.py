@@ -1,4 +1,4 @@
-"""Checks before a run: of settings that do not fit together, and by installed checks."""
+"""Checks before a run: settings that do not fit together, and installed checks."""
 
 import functools
 import inspect
@@ -52,16 +52,16 @@ _P = ParamSpec("_P")
 
 
 def names_unknown_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Have a constructor name an argument that it does not have as `unknown_key` names a key of a
-    recipe: by the setting here that goes by another name in TRL, verl or verifiers."""
-    known = [*inspect.signature(init).parameters][1:]
+    """Make a constructor explain an unknown argument as `unknown_key` explains a recipe's unknown
+    key: it names the setting here that has this name in TRL, verl or verifiers."""
+    parameters = [*inspect.signature(init).parameters][1:]
 
     @functools.wraps(init)
     def checked(*args: _P.args, **settings: _P.kwargs) -> None:
         for name in settings:
-            if name not in known:
-                advice = elsewhere(name, prefix="model.") or did_you_mean(name, known)
-                has = f" It has {', '.join(known)}."
+            if name not in parameters:
+                advice = elsewhere(name, prefix="model.") or did_you_mean(name, parameters)
+                has = f" It has {', '.join(parameters)}."
                 fault = f"{init.__qualname__.partition('.')[0]} has no argument {name!r}."
                 raise ArgumentTypeError(fault + (advice or has))
         init(*args, **settings)
@@ -83,7 +83,7 @@ def check_parts(module: Learns) -> None:
     """Check the types of `MTGRPO`'s arguments; only Python callers can get them wrong.
 
     Raises:
-        ArgumentTypeError: Naming the argument, what came, and what to write.
+        ArgumentTypeError: Naming the argument, its value, and what to write.
         RecipeError: If the engine only samples messages.
     """
     instance_of(Policy, "policy", module.policy)
@@ -126,29 +126,30 @@ def check_settings(module: Learns) -> None:
 
 
 class SamplingAhead(Check):
-    """Whether the engine can sample while the policy learns, if a recipe asks for that. A policy
-    that only acts needs no such engine."""
+    """Checks that the engine can sample while the policy learns, if a recipe asks for that. A
+    policy that only acts needs no such engine."""
 
     def run(self, start: Start) -> Iterable[Finding]:
         module = start.module
         if not start.learns or not isinstance(module, Learns) or not module.max_staleness:
             return
-        most, engine, name = module.max_staleness, module.engine, type(module.engine).__name__
-        if engine.keeps <= most:
+        ahead, engine, name = module.max_staleness, module.engine, type(module.engine).__name__
+        if engine.keeps <= ahead:
             text = (
-                f"model.max_staleness is {most}, which samples while the policy learns. It needs "
-                f"{most + 1} versions of the weights, and {name} keeps {engine.keeps}"
+                f"model.max_staleness is {ahead}, which samples while the policy learns. It needs "
+                f"{ahead + 1} versions of the weights, and {name} keeps {engine.keeps}"
             )
             if engine.keeps > 1:
                 step = (
-                    f"Set model.engine.keeps to {most + 1}, or max_staleness to {engine.keeps - 1}."
+                    f"Set model.engine.keeps to {ahead + 1}, or max_staleness to "
+                    f"{engine.keeps - 1}."
                 )
             else:
                 step = "Set it to 0, or take an engine with weights of its own, such as VLLM."
             yield Finding("fail", "sampling ahead", text, step)
         if module.objective.importance_cap is None:
             text = (
-                f"model.max_staleness is {most}, so older weights sample than the ones that learn, "
+                f"model.max_staleness is {ahead}, so its samples come from older weights, "
                 "and model.objective.importance_cap, which corrects for that, is not set"
             )
             yield Finding("fail", "sampling ahead", text, "Set it to 2.")
@@ -207,29 +208,29 @@ def _check_rewards(rewards: Sequence[Reward]) -> None:
 
 
 def check_batch(batch: object, kind: type, use: str, advice: str) -> None:
-    """Refuse a batch of another loader than the module's data gives.
+    """Refuse a batch from a loader other than that of the module's data.
 
     Args:
         batch: The batch.
-        kind: What it is to be a list of.
-        use: `learn from`, for example.
+        kind: The class of its items.
+        use: The purpose, such as `learn from`.
         advice: The next step, as a sentence.
     Raises:
-        ArgumentTypeError: Naming what came.
+        ArgumentTypeError: Naming the batch or item that came.
     """
-    others = [one for one in batch if not isinstance(one, kind)] if isinstance(batch, list) else []
-    if others or not isinstance(batch, list):
-        came = f"a list with {kind_of(others[0])}" if others else kind_of(batch)
+    misfits = [i for i in batch if not isinstance(i, kind)] if isinstance(batch, list) else []
+    if misfits or not isinstance(batch, list):
+        came = f"a list with {kind_of(misfits[0])}" if misfits else kind_of(batch)
         fault = f"a batch to {use} is {came}, not a list of {kind.__name__}"
         raise ArgumentTypeError(f"{fault}. {advice}")
 
 
 def check_trainer(trainer: L.Trainer) -> None:
-    """Refuse settings of a Trainer that the module replaces by its own.
+    """Refuse settings of a Trainer that the module replaces with its own.
 
     Raises:
         RecipeError: Naming the setting of the module.
-        ArgumentTypeError: If what it is to train on is no data module.
+        ArgumentTypeError: If it would train on something other than a data module.
     """
     if trainer.state.fn == "fit" and data_of(trainer) is None:
         raise ArgumentTypeError(
@@ -255,7 +256,7 @@ def check_trainer(trainer: L.Trainer) -> None:
 
 
 def check_division(policy: Policy, engine: Engine) -> None:
-    """Refuse what cannot be when a policy is divided over processes.
+    """Refuse settings under which a policy cannot be divided over processes.
 
     Raises:
         RecipeError: Naming the setting.
@@ -296,9 +297,10 @@ def start_of(
     folder: Path | None,
     learns: bool = True,
 ) -> Start:
-    """The run that a Trainer would begin, as its callbacks want it planned and recorded."""
-    plans = [one for one in trainer.callbacks if isinstance(one, Plan)]
-    recorders = [one for one in trainer.callbacks if isinstance(one, Recorder)]
+    """The run that a Trainer would begin, with the plan and the record that its callbacks ask
+    for."""
+    plans = [c for c in trainer.callbacks if isinstance(c, Plan)]
+    recorders = [c for c in trainer.callbacks if isinstance(c, Recorder)]
     return Start(
         trainer.strategy.root_device,
         module,
@@ -314,13 +316,13 @@ def start_of(
 
 
 def settle_evaluation(module: L.LightningModule, folder: Path | None) -> None:
-    """Have installed checks settle what a recipe leaves open, as they do for a run: an evaluation
-    samples as the run's own validation does."""
+    """Have installed checks fill in the settings that a recipe leaves open, as for a run, because
+    an evaluation samples like the run's own validation."""
     start_of(module.trainer, module, data_of(module.trainer), folder, learns=False).settle()
 
 
 def examine_run(module: L.LightningModule, folder: Path | None) -> None:
-    """Have installed checks settle the settings that a recipe leaves open, and stop at a failure.
+    """Have installed checks fill in the settings that a recipe leaves open, and stop at a failure.
 
     Raises:
         RecipeError: With the text of the check that failed.

@@ -1,11 +1,11 @@
-"""Collecting: the policy acts on questions, and what it did is scored.
+"""Collecting: the policy acts on questions, and its attempts are scored.
 
     act       G trajectories for each question, and probes of them if the estimator asks   (agent/)
     score     turn rewards and outcome rewards                                          (scoring.py)
     prepare   whatever else the estimator asks of a group: state values, branches, a critic's values
 
 The algorithm gives credit to these groups, which makes them its `Experience` (experience.py).
-Nothing here knows of a Trainer.
+Nothing here knows about a Trainer.
 """
 
 import contextlib
@@ -48,7 +48,7 @@ class _Sampling(NamedTuple):
 
     Args:
         work: The attempts.
-        version: The version of the weights that they began with.
+        version: The version of the weights with which they began.
     """
 
     work: Underway[Attempts]
@@ -61,11 +61,11 @@ class Setup(Protocol):
     Attributes:
         policy: The policy that acts.
         rollout: How it acts.
-        engine: The sampler of the policy. The collector starts it and closes it.
+        engine: Samples the policy. The collector starts it and closes it.
         rewards: Turn rewards and outcome rewards.
-        estimator: Says what it asks of a group, and what becomes of probes.
+        estimator: Prepares the groups, probes included.
         group_size: G, trajectories per question.
-        max_staleness: Iterations that are sampled ahead.
+        max_staleness: Number of iterations that are sampled ahead.
         memory: Names the phase if a device's memory runs out.
     """
 
@@ -80,21 +80,21 @@ class Setup(Protocol):
 
     @property
     def surroundings(self) -> Surroundings:
-        """Where they work."""
+        """The place where they work."""
 
     @property
     def position(self) -> Position:
-        """Where the policy stands."""
+        """The policy's position in training."""
 
     def read(self, rows: Sequence[TokenRow]) -> list[TokenScores]:
         """The learner's log-probabilities and values of token sequences."""
 
 
 class Collector:
-    """Lets a policy act on questions, and scores what it did.
+    """Lets a policy act on questions, and scores its attempts.
 
     Args:
-        setup: The parts. They are looked up at each use, so a part may be exchanged in between.
+        setup: The parts. They are looked up at each use, so a part may be replaced in between.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -110,7 +110,7 @@ class Collector:
         return ChatFormat(self.setup.policy.tokenizer)
 
     def check(self) -> None:
-        """Find what cannot work, as far as that shows before any weights are loaded.
+        """Find settings that cannot work, as far as possible before any weights are loaded.
 
         Raises:
             TurnRLError: About the policy, the rollout, a tool's world or the engine.
@@ -138,7 +138,7 @@ class Collector:
         self, questions: Sequence[Question], key: tuple[int, ...], bar: str | None
     ) -> Collected:
         """Act on each question `group_size` times, score, and prepare the groups for credit. If
-        `begin` was called with this key, wait for what it began.
+        `begin` was called with this key, wait for the attempts that it began.
 
         Args:
             questions: The questions.
@@ -148,15 +148,15 @@ class Collector:
         self.begin(questions, key, bar)
         seconds, attempts = self._result(self._sampling.pop(key))
         acted = time.perf_counter()
-        what = f"{type(self.setup.estimator).__name__}.prepare"
-        with blaming(PluginError, what, "Fix the estimator."):
+        method = f"{type(self.setup.estimator).__name__}.prepare"
+        with blaming(PluginError, method, "Fix the estimator."):
             groups = tuple(self.setup.estimator.prepare(attempts, self))
             valued = self.setup.estimator.critic is None or all(g.token_values for g in groups)
             right = valued and [group.question for group in groups] == list(questions)
         if not right:
             rule = "one group for each question, in their order, with the values of a critic"
-            raise PluginError(f"{what} must give {rule}. Fix the estimator.")
-        branches = (probe.trajectory for some in attempts.probes for probe in some)
+            raise PluginError(f"{method} must give {rule}. Fix the estimator.")
+        branches = (probe.trajectory for probes in attempts.probes for probe in probes)
         sampled = sampled_tokens(itertools.chain(*attempts.trajectories, branches))
         learned = sampled_tokens(t for group in groups for t in group.trajectories)
         scoring_seconds = time.perf_counter() - acted
@@ -173,13 +173,14 @@ class Collector:
         )
 
     def begin(self, questions: Sequence[Question], key: tuple[int, ...], bar: str | None) -> None:
-        """Begin to act on each question, unless that has begun under this key; see `attempt`."""
+        """Begin to act on each question, unless that began earlier under this key; see
+        `attempt`."""
         if key not in self._sampling:
             size, probes = self.setup.group_size, self.setup.estimator.probes
             self._sampling[key] = self._begin(questions, size, key, bar, probes)
 
     def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
-        """The groups with the critic's value of each sampled token, `token_values`."""
+        """The groups, with the critic's value of each sampled token as `token_values`."""
         every = [trajectory for group in groups for trajectory in group.trajectories]
         values = iter(scores.values for scores in read_trajectories(every, self.setup.read))
         parts = [tuple(itertools.islice(values, len(group.trajectories))) for group in groups]
@@ -202,7 +203,7 @@ class Collector:
             key: Names the random streams.
             bar: Text of a progress bar; None for no bar.
             probes: Branches from the beginning of each turn.
-            rollout: Stands in for the recipe's.
+            rollout: The rollout to use in place of the recipe's.
         """
         return self._result(self._begin(questions, size, key, bar, probes, rollout))[1]
 
@@ -233,10 +234,10 @@ class Collector:
         return _Sampling(work, version)
 
     def sync(self) -> int:
-        """Have the engine, started if it was not, act with the weights as they are now.
+        """Start the engine if it has not started, and have it act with the weights as they are now.
 
         Returns:
-            Their version.
+            The weights' version.
         """
         version = self.setup.position.version
         with self._phase():
@@ -248,7 +249,7 @@ class Collector:
         return version
 
     def _result(self, sampling: "_Sampling") -> tuple[float, Attempts]:
-        """The seconds that it took, and what came of it."""
+        """The seconds that sampling took, and the attempts."""
         with self._phase():
             attempts = sampling.work.result()
         self._check_versions(attempts, sampling.version)
@@ -256,37 +257,38 @@ class Collector:
 
     @property
     def _shares(self) -> tuple[int, int]:
-        """Collections that may be under way at a time, and processes that have them."""
+        """Number of collections that may be under way at a time, and of processes with
+        collections."""
         return 1 + self.setup.max_staleness, self.setup.surroundings.processes
 
     def _phase(self) -> contextlib.AbstractContextManager[None]:
         return self.setup.memory.phase("sampling", self.setup.engine.memory_setting)
 
     def forget(self) -> None:
-        """Sync the engine before the next act, whatever the version: the weights were replaced."""
+        """Sync the engine before it acts again, whatever the version: the weights were replaced."""
         self._synced = None
 
     def _check_versions(self, attempts: Attempts, begun: int) -> None:
-        """Refuse turns that other weights sampled than those of the beginning, or newer ones: what
-        is learned from them would be biased.
+        """Refuse turns sampled by weights other than the initial ones or newer ones: learning from
+        them would be biased.
 
         Raises:
             EngineError: Naming the engine and both versions.
         """
-        sampled = [t for some in attempts.trajectories for t in some]
-        sampled += [probe.trajectory for some in attempts.probes for probe in some]
+        sampled = [t for trajectories in attempts.trajectories for t in trajectories]
+        sampled += [probe.trajectory for probes in attempts.probes for probe in probes]
         versions = {version for t in sampled for version in t.versions}
         newest = begun if self._synced is None else self._synced
-        if others := versions - {*range(begun, newest + 1)}:
+        if foreign := versions - {*range(begun, newest + 1)}:
             name = type(self.setup.engine).__name__
             raise EngineError(
-                f"{name} sampled with weights of version {others.pop()}, and sync gave "
+                f"{name} sampled with weights of version {foreign.pop()}, and sync gave "
                 f"it version {begun}. Fix the engine, and try "
                 "turnrl.testing.check_engine on it."
             )
 
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
-        """The trajectories of each question with their rewards."""
+        """The scored group of each question's trajectories."""
         turns = self.setup.rollout.max_turns
         return scoring.score_groups(trajectories, self.setup.rewards, turns, self.setup.policy)
 
@@ -314,12 +316,13 @@ class Collector:
             )
 
     def cancel(self) -> None:
-        """End what is sampled ahead."""
+        """End the attempts that are sampled ahead."""
         while self._sampling:
             self._sampling.popitem()[1].work.cancel()
 
     def close(self) -> None:
-        """Let the engine go, and what is being sampled. The next act starts it again."""
+        """Close the engine, and end what is being sampled. The engine starts again when next
+        used."""
         self.cancel()
         if self._started:
             self._started = False

@@ -12,8 +12,8 @@ Source: Zeng et al., "Reinforcing Multi-Turn Reasoning in LLM Agents via Turn-Le
 Assignment", arXiv 2505.11821, whose two-turn agent has A_{i,1} = z(r)_i + z(R)_i and
 A_{i,2} = z(R)_i: exactly `TurnLevel` where only the first turn is rewarded.
 
-`assign_credit` applies an estimator to a group. A token's advantage is its turn's, and that is all
-that the objective knows of turns.
+`assign_credit` applies an estimator to a group. A token gets the advantage of its turn, and the
+objective knows nothing else about turns.
 """
 
 from abc import abstractmethod
@@ -40,17 +40,17 @@ def standardize(
 ) -> Tensor:
     """z(x): each value against the members of its column.
 
-    The paper divides by std + 1e-4. A floor on the std is used instead, because without one a 0.01
-    difference of format, alone in a group of 21, becomes an advantage of -4.4.
+    The paper divides by std + 1e-4. Here the std has a floor instead: without it, a format
+    difference of 0.01 in one trajectory of a group of 21 becomes an advantage of -4.4.
 
     Args:
         values: (G, K).
-        members: (G, K), bool, which values belong to the set.
-        baseline: Subtract the set's mean, or for each member the mean of the others (unbiased). A
-            member that is alone has a leave-one-out baseline of 0: leaving it out would bias the
+        members: (G, K), bool, True for values that belong to the set.
+        baseline: Subtract the set's mean, or for each member the mean of the others (unbiased). The
+            only member of a set has a leave-one-out baseline of 0: dropping it would bias the
             gradient.
-        scale: Divide by the set's unbiased standard deviation, or not at all. A member that is
-            alone has no deviation to be measured by, so with "std" its value is 0.
+        scale: Divide by the set's unbiased standard deviation, or not at all. The only member of a
+            set has no deviation, so with "std" its value is 0.
         min_std: Floor of the standard deviation, in units of reward.
     Returns:
         (G, K), zero outside the set.
@@ -70,11 +70,11 @@ def standardize(
 
 @dataclass
 class GroupRelative(AdvantageEstimator):
-    """An estimator that needs the rewards of a group alone: `advantages` is its equation.
+    """An estimator that needs only the rewards of a group: `advantages` is its equation.
 
     Args:
         baseline: `mean` of the trajectories compared, or `leave_one_out`.
-        scale: `std` divides by their standard deviation, `none` leaves units of reward.
+        scale: `std` divides by their standard deviation, `none` keeps units of reward.
         min_std: Floor of the standard deviation.
     """
 
@@ -89,8 +89,8 @@ class GroupRelative(AdvantageEstimator):
             raise RecipeError(
                 f"min_std is {self.min_std}. Set it above 0: 1e-4 all but removes it."
             )
-        # one trajectory has no mean to differ from and no deviation;
-        # unscaled leave-one-out is plain REINFORCE
+        # a single trajectory has no other to differ from, and no deviation; unscaled leave-one-out
+        # is plain REINFORCE, which works for one
         alone = self.baseline == "leave_one_out" and self.scale == "none"
         self.min_group_size = 1 if alone else 2
 
@@ -99,11 +99,12 @@ class GroupRelative(AdvantageEstimator):
 
     @abstractmethod
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
-        """The equation: turn rewards (G, K), zero where not reached, outcome (G,), reached (G, K),
-        to advantages (G, K)."""
+        """The equation, from turn rewards (G, K), zero where not reached, outcome (G,) and reached
+        (G, K) to advantages (G, K)."""
 
     def z(self, values: Tensor, members: Tensor) -> Tensor:
-        """`standardize` with the estimator's options: (G, K) and which of them count, to (G, K)."""
+        """`standardize` with the estimator's options: values (G, K) and members (G, K) to (G,
+        K)."""
         return standardize(values, members, self.baseline, self.scale, self.min_std)
 
     def _outcome(self, outcome: Tensor, reached: Tensor) -> Tensor:
@@ -140,22 +141,22 @@ class Merged(GroupRelative):
 @final
 @dataclass(kw_only=True)
 class TurnLevel(GroupRelative):
-    """MT-GRPO: each turn gets credit for the turn rewards from there on, next to the outcome's.
+    """MT-GRPO: each turn gets credit for the turn rewards from there on, and for the outcome.
 
     A_{i,k} = outcome_coef z(R)_i + turn_coef z_{j reached k}(rho_{.,k})_i, with the return-to-go
     rho_{i,k} = sum_{l >= k} gamma^(l-k) r_{i,l}.
 
-    The paper (arXiv 2505.11821) states it for two turns, of which the first is rewarded; this
-    extends it to K turns so that it stays unbiased when the policy chooses how many turns to take.
-    A trajectory that makes no tool call is judged by the same formula as one that does.
+    The paper (arXiv 2505.11821) gives the equation for two turns, of which the first is rewarded.
+    This extends it to K turns so that it stays unbiased when the policy chooses how many turns to
+    take. The same formula applies to trajectories with and without tool calls.
 
     Args:
         outcome_coef: Weight of the outcome's advantage.
-        turn_coef: Weight of the turns' advantage; 0 gives `OutcomeOnly`.
+        turn_coef: Weight of the turn rewards' advantage; 0 gives `OutcomeOnly`.
         gamma: Discount of later turn rewards. 0 normalises only each turn's own reward: an
             ablation, biased if the policy chooses the number of turns.
         baseline: `mean` of the trajectories compared, or `leave_one_out`.
-        scale: `std` divides by their standard deviation, `none` leaves units of reward.
+        scale: `std` divides by their standard deviation, `none` keeps units of reward.
         min_std: Floor of the standard deviation.
     """
 
@@ -194,8 +195,9 @@ class Credit:
     """Advantages of a group of G trajectories, in units of normalised reward.
 
     Args:
-        turns: (G, K), of each turn. Where the estimator credits tokens, the mean of the turn's.
-        tokens: For each trajectory (N_i,), of each token that it sampled in a turn of its own.
+        turns: (G, K), the advantage of each turn. If the estimator credits tokens, the mean over
+            the turn's tokens.
+        tokens: For each trajectory (N_i,), the advantage of each token sampled in its own turns.
     """
 
     turns: Tensor
@@ -203,8 +205,8 @@ class Credit:
 
     @property
     def degenerate(self) -> bool:
-        """True if the group teaches nothing: all its advantages are zero. Rounding leaves 1e-8
-        where rewards are equal."""
+        """True if the group teaches nothing: all its advantages are zero, up to rounding, which
+        leaves 1e-8 where rewards are equal."""
         return bool((torch.cat(self.tokens).abs() < 1e-6).all())
 
 
@@ -215,41 +217,40 @@ def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
         group: G trajectories of one question with their rewards.
         estimator: The rule, for example `TurnLevel`.
     Raises:
-        PluginError: If the estimator raises, or gives another shape or numbers that are not finite.
+        PluginError: If the estimator raises, or returns another shape or numbers that are not
+            finite.
     """
     size, turns = group.turn_rewards.shape
-    what = f"{type(estimator).__name__} on a group of {size} with {turns} turns"
-    with blaming(PluginError, what, "Fix the estimator."):
-        given = estimator(group)
-        several = given if isinstance(given, tuple | list) else [given]
-        if others := [one for one in several if not isinstance(one, Tensor)]:
+    applied = f"{type(estimator).__name__} on a group of {size} with {turns} turns"
+    with blaming(PluginError, applied, "Fix the estimator."):
+        advantages = estimator(group)
+        parts = advantages if isinstance(advantages, tuple | list) else [advantages]
+        if misfits := [part for part in parts if not isinstance(part, Tensor)]:
             kinds = f"a tensor ({size}, {turns}), or a tuple with one for each trajectory"
-            raise PluginError(f"{what} gave {kind_of(others[0])}. Return {kinds}.")
-        parts = [given] if isinstance(given, Tensor) else given
+            raise PluginError(f"{applied} gave {kind_of(misfits[0])}. Return {kinds}.")
         finite = all(bool(part.isfinite().all()) for part in parts)
-        shape = [tuple(part.shape) for part in given]
+        shape = [tuple(row.shape) for row in advantages]
     owners = list(map(sampled_turns, group.trajectories))
-    wanted = (
-        [(turns,)] * size if isinstance(given, Tensor) else [tuple(own.shape) for own in owners]
-    )
+    by_turn = isinstance(advantages, Tensor)
+    wanted = [(turns,)] * size if by_turn else [tuple(own.shape) for own in owners]
     if shape != wanted or not finite:
-        problem = f"{what} gave advantages of shape {shape} (finite: {finite})"
+        problem = f"{applied} gave advantages of shape {shape} (finite: {finite})"
         raise PluginError(f"{problem}, not {wanted}")
-    pairs = zip(given, owners, strict=True)
-    if isinstance(given, Tensor):  # each token gets the advantage of its turn
-        return Credit(given, tuple(row[own] for row, own in pairs))
+    pairs = zip(advantages, owners, strict=True)
+    if isinstance(advantages, Tensor):  # each token gets the advantage of its turn
+        return Credit(advantages, tuple(row[own] for row, own in pairs))
     means = torch.zeros(size, turns)
     for mean, (row, own) in zip(means, pairs, strict=True):
         for k in own.unique().tolist():
             mean[k] = row[own == k].mean()
-    return Credit(means, tuple(given))
+    return Credit(means, tuple(advantages))
 
 
 def sampled_turns(trajectory: Trajectory) -> Tensor:
-    """(N,), the turn of each token that was sampled in a turn of the trajectory's own."""
+    """(N,), the turn of each token sampled in the trajectory's own turns."""
     return torch.tensor(trajectory.sampled_turns, dtype=torch.long)
 
 
 def sampled_tokens(trajectories: Iterable[Trajectory]) -> int:
-    """Number of tokens that were sampled in the trajectories' own turns."""
+    """Number of tokens sampled in the trajectories' own turns."""
     return sum(len(trajectory.sampled_turns) for trajectory in trajectories)

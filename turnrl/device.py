@@ -1,32 +1,33 @@
-"""Errors of a device, as opposed to errors of the code that was tried on it."""
+"""Errors of a device, as opposed to errors in the code that was tried on it."""
 
 import torch
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """True for an error of memory that ran out, on a device or beside it."""
+    """True for an out-of-memory error, on a device or on the host."""
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and "out of memory" in str(error).lower()
 
 
 _REFUSALS = {98, 209, 701, 801, *range(900, 910)}
-"""CUDA errors that say no and leave the device as it was: no such kernel for this card, too little
-room for a launch, not supported, not while a graph is captured
+"""CUDA errors that refuse and leave the device as it was: no such kernel for this card, too little
+room for a launch, not supported, not allowed while a graph is captured
 (https://docs.nvidia.com/cuda/cuda-runtime-api, cudaError)."""
 
 _DEVICE_WORDS = (
     *("out of memory", "alloc_failed", "defaultcpuallocator", "cuda error"),
     *("same device", "two devices", "expected device", "cpu tensor?"),
 )
-"""In the words of torch's operations, of its checks of fake tensors, and of Triton's launcher."""
+"""Words in the messages of torch's operations, its checks of fake tensors, and Triton's
+launcher."""
 
 
 def of_the_device(error: BaseException) -> bool:
     """True for an error of memory, of a GPU, or of tensors on two devices.
 
-    It says nothing about the thing that was tried, so a check that tries something must raise it:
-    two devices are a mistake of turnrl's, and memory that is short now is short later.
+    Such an error says nothing about the thing that was tried, so a check that tries something must
+    raise it: two devices are a bug in turnrl, and memory that runs out now will run out later.
     """
     if out_of_memory(error):
         return True

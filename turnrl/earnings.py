@@ -1,7 +1,7 @@
 """Earnings: what turn rewards pay to attempts that act, and to those that do not.
 
-An attempt acts if it attempts a call, whether or not the call succeeds: costs fall on attempted
-calls too, and the metric `tool_execution` counts in the same way. Branches are left out.
+An attempt acts if it attempts a call, whether or not the call succeeds: failed calls have costs
+too, and the metric `tool_execution` counts in the same way. Branches are left out.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ from turnrl.types import Group
 _T = TypeVar("_T")
 
 ENOUGH = 20
-"""Attempts that have to act before their average is trusted: fewer often all earn the same by
-chance, which looks like a certainty."""
+"""Attempts that have to act before their average is trusted. If fewer act, they often all earn the
+same by chance, which looks like certainty."""
 
 
 @dataclass(frozen=True)
 class TurnPay:
-    """What one turn reward paid, summed over the turns of an attempt.
+    """The pay of one turn reward, summed over the turns of an attempt.
 
     Args:
-        name: Its name in metrics.
-        acted: Average over the attempts that acted; None without any.
-        idle: Average over the others; None without any.
-        correlation: With the outcome reward, over all attempts; None if one of them is constant, or
-            fewer than `ENOUGH` acted.
+        name: The reward's name in metrics.
+        acted: Average over the attempts that acted; None if none did.
+        idle: Average over the other attempts; None if there are none.
+        correlation: Correlation with the outcome reward, over all attempts; None if either is
+            constant, or if fewer than `ENOUGH` acted.
     """
 
     name: str
@@ -40,8 +40,8 @@ class TurnPay:
     correlation: float | None
 
     def __str__(self) -> str:
-        known = [("with a call", self.acted), ("without", self.idle)]
-        paid = [f"{value:.3f} {where}" for where, value in known if value is not None]
+        averages = [("with a call", self.acted), ("without", self.idle)]
+        paid = [f"{value:.3f} {where}" for where, value in averages if value is not None]
         if self.correlation is not None:
             paid.append(f"correlation with the outcome {self.correlation:.2f}")
         return f"{self.name} pays {', '.join(paid)}"
@@ -49,18 +49,18 @@ class TurnPay:
 
 @dataclass(frozen=True)
 class Earnings:
-    """What turn rewards paid to some attempts.
+    """The pay of a set of attempts by turn rewards.
 
     Args:
-        acted: How many acted.
-        attempts: How many there are.
-        parts: Each turn reward.
-        cost: What an attempt that acted lost to costs, on average; 0 where no turn reward is one.
-        least: The least that a turn with a cost lost; 0 if none did.
-        paying: Names of costs that paid those that acted, so that they are none.
-        paid: How many of those that acted were paid something beside costs.
-        pays: How much that was, on average. If none was paid, the most that one turn can be paid
-            by the bounds of rewards (`Reward.bounds`); None if one of them does not say.
+        acted: Number of attempts that acted.
+        attempts: Number of all attempts.
+        parts: The pay of each turn reward.
+        cost: The average loss to costs of an attempt that acted; 0 if no turn reward is a cost.
+        least: The smallest loss of a turn with a cost; 0 if there was none.
+        paying: Names of rewards that are marked as costs but paid attempts that acted.
+        paid: Number of attempts that acted and were paid something beside costs.
+        pays: Their average pay. If none was paid, the most that one turn can be paid according to
+            the bounds of rewards (`Reward.bounds`); None if a reward has no bounds.
     """
 
     acted: int
@@ -74,14 +74,14 @@ class Earnings:
 
     @property
     def lines(self) -> list[str]:
-        """What each turn reward paid, and whether calls pay off; empty where nothing costs."""
+        """The pay of each turn reward, and a verdict on calls; empty if nothing costs."""
         if self.paying:
             return [*map(str, self.parts), self.fault]
         return [*map(str, self.parts), self.verdict] if self.cost > 0 else []
 
     @property
     def fault(self) -> str:
-        """Which costs pay those that act."""
+        """The costs that pay attempts that act."""
         return (
             f"{', '.join(self.paying)} is marked as a cost and pays attempts that call: return "
             "numbers below 0 from its score"
@@ -89,14 +89,14 @@ class Earnings:
 
     @property
     def verdict(self) -> str:
-        """Whether calls pay off."""
+        """A sentence on whether calls pay off."""
         losing = f"an attempt that calls loses {self.cost:.2g} to costs on average"
         seen = f"here {self.paid} of {self.acted} were"
         return self._compared(losing, self.cost, seen)
 
     @property
     def outlook(self) -> str:
-        """Whether calls could pay off, of scripted attempts."""
+        """A sentence on whether calls could pay off, for scripted attempts."""
         losing = f"a call that costs loses {self.least:.2g}"
         return self._compared(losing, self.least, "a run says how many are")
 
@@ -113,7 +113,7 @@ class Earnings:
 
 
 def earnings(groups: Sequence[Group]) -> Earnings:
-    """What the turn rewards of scored groups paid, component by component.
+    """The pay of the turn rewards of scored groups, component by component.
 
     Args:
         groups: Scored groups, whose costs are known.
@@ -140,7 +140,7 @@ def earnings(groups: Sequence[Group]) -> Earnings:
         parts=tuple(parts),
         cost=fmean(costs) if costs else 0.0,
         least=min(spent, default=0.0),
-        paying=tuple(one.name for one in parts if one.name in costly and (one.acted or 0.0) > 0),
+        paying=tuple(p.name for p in parts if p.name in costly and (p.acted or 0.0) > 0),
         paid=len(gained),
         pays=fmean(gained) if gained else _most(groups),
     )
@@ -149,19 +149,19 @@ def earnings(groups: Sequence[Group]) -> Earnings:
 def earning_tallies(
     groups: Sequence[Group], charged: bool = False, processes: int = 1
 ) -> dict[str, Tally]:
-    """The figures of an iteration: how many attempts acted, what turn rewards paid to those and to
-    the others, and the standard error of the difference.
+    """The figures of an iteration: the share of attempts that acted, the pay of these and of the
+    other attempts by turn rewards, and the standard error of the difference.
 
-    The error goes by groups, because attempts at one question find the same things. It is there
-    only where a turn reward is a cost, and at least `ENOUGH` attempts acted.
+    The error is computed over groups, because attempts at one question find the same things. It is
+    there only if a turn reward is a cost and at least `ENOUGH` attempts acted.
 
     Args:
         groups: The scored groups of this process.
-        charged: Whether the estimator charges costs to every attempt.
-        processes: How many processes have groups; each has about as many.
+        charged: True if the estimator charges costs to every attempt.
+        processes: Number of processes with groups; each has about as many groups.
     """
     sums = [group.turn_rewards.sum(1).tolist() for group in groups]
-    earned = [(number, sums[number][i]) for number, one in enumerate(groups) for i in one.trunks]
+    earned = [(number, sums[number][i]) for number, g in enumerate(groups) for i in g.trunks]
     acted, idle = _split(earned, [_calls(group, i) for group in groups for i in group.trunks])
     tallies = {
         "rollout/acted": Tally(len(acted), len(earned)),
@@ -180,13 +180,13 @@ def earning_tallies(
 def _error(
     acted: Sequence[tuple[int, float]], idle: Sequence[tuple[int, float]], groups: int
 ) -> float:
-    """The standard error of the difference of two averages over values with the numbers of their
-    groups, each group drawn as a whole."""
+    """The standard error of the difference between two averages, if groups are drawn as a whole.
+    Each value comes with the number of its group."""
     shares = [0.0] * groups
-    for sign, some in ((1, acted), (-1, idle)):
-        average = fmean(value for _, value in some)
-        for number, value in some:
-            shares[number] += sign * (value - average) / len(some)
+    for sign, side in ((1, acted), (-1, idle)):
+        average = fmean(value for _, value in side)
+        for number, value in side:
+            shares[number] += sign * (value - average) / len(side)
     return math.sqrt(sum(share**2 for share in shares) * groups / (groups - 1))
 
 
@@ -202,7 +202,7 @@ def _most(groups: Sequence[Group]) -> float | None:
 
 
 def _split(values: Sequence[_T], calls: Sequence[bool]) -> tuple[list[_T], list[_T]]:
-    """The values of the attempts that call, and of the others."""
+    """The values of the attempts that call, and those of the other attempts."""
     pairs = [*zip(values, calls, strict=True)]
     return [value for value, yes in pairs if yes], [value for value, yes in pairs if not yes]
 
@@ -211,8 +211,8 @@ def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
 
 
-def _correlation(one: Sequence[float], other: Sequence[float]) -> float | None:
+def _correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
     try:
-        return correlation(one, other)
+        return correlation(x, y)
     except StatisticsError:  # fewer than two, or all alike
         return None

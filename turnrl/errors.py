@@ -1,10 +1,10 @@
 """Errors, named by who can fix them.
 
 The policy's own mistakes (bad JSON, an unknown tool, no answer) are data and never an exception:
-see `ToolResult.ok` and `Reading.format_error`. A function that is a tool says so by
-`PolicyMistake`, which becomes such a result. Everything else here is a mistake of the recipe, of a
-package, or of the world. A message names the thing, the value and the next step. The command line
-prints the message without a traceback, and exits with `exit_code`.
+see `ToolResult.ok` and `Reading.format_error`. A function that is a tool raises `PolicyMistake`,
+which becomes such a result. Everything else here is a mistake of the recipe, of a package, or of
+the world. A message names the thing, the value and the next step. The command line prints the
+message without a traceback, and exits with `exit_code`.
 """
 
 import contextlib
@@ -25,8 +25,8 @@ _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 
 
 class TurnRLError(Exception):
-    """Base of every error that turnrl raises on purpose. Its text is `visible`, for it may quote a
-    policy, a tool or data."""
+    """Base of every error that turnrl raises on purpose. Its text is `visible`, because it may
+    quote a policy, a tool or data."""
 
     exit_code = 2
 
@@ -48,8 +48,8 @@ class RecipeError(TurnRLError, ValueError):
 
 
 class ArgumentTypeError(RecipeError, TypeError):
-    """An argument given from Python has the wrong type: a class where an instance belongs, a string
-    where YAML takes one. A recipe cannot have this fault."""
+    """An argument given from Python has the wrong type: a class in place of an instance, or a
+    string that only YAML accepts. A recipe cannot have this fault."""
 
 
 class PluginError(TurnRLError, ImportError):
@@ -67,8 +67,8 @@ class CheckpointError(TurnRLError, ValueError):
 class WorldError(TurnRLError, RuntimeError):
     """The world that a run needs is broken: a server is down, an index is missing, a call hangs.
 
-    It stops the run with the last good checkpoint. It is never shown to the policy, so nothing that
-    an outage produced is rewarded or trained on.
+    It stops the run with the last good checkpoint. The policy never sees it, so no effect of an
+    outage is rewarded or trained on.
     """
 
     exit_code = 1
@@ -81,9 +81,9 @@ class ToolError(WorldError):
 class TrajectoryLost(WorldError):
     """The world lost one attempt: a sandbox crashed, a server dropped a session. Raise it from a
     tool, a session or a player. If a tool's `run` raises it, all attempts with a call in that batch
-    are lost; to lose one of them, return it in place of a result. The attempt begins again with the
-    same random numbers, a bounded number of times (`rollout.max_restarts`), and then the run stops.
-    Probes of an attempt begin again with it."""
+    are lost; to lose only one, return the error in place of a result. The attempt begins again with
+    the same random numbers, at most `rollout.max_restarts` times; then the run stops. Probes of an
+    attempt begin again with it."""
 
 
 class RewardError(WorldError):
@@ -108,8 +108,8 @@ class DeviceMemoryError(TurnRLError, MemoryError):
 
 def did_you_mean(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     """` Did you mean TwoTurn?` if a known name is close to `name`, else nothing."""
-    spelt = {one.casefold(): one for one in known}
-    near = [spelt[one] for one in difflib.get_close_matches(name.casefold(), spelt, 2, cutoff)]
+    spelt = {candidate.casefold(): candidate for candidate in known}
+    near = [spelt[key] for key in difflib.get_close_matches(name.casefold(), spelt, 2, cutoff)]
     return f" Did you mean {' or '.join(near)}?" if near else ""
 
 
@@ -125,11 +125,11 @@ def at_least(
 
     Args:
         minimum: The least value allowed.
-        where: Where a recipe has the settings, such as `rollout.`.
+        where: The section of the recipe that has the settings, such as `rollout.`.
         owner: The object with the settings as attributes.
         names: The settings.
-        whole: They must be whole numbers, as the YAML of an `int` must.
-        optional: None passes.
+        whole: True if they must be whole numbers, as an `int` in YAML must.
+        optional: True if None is allowed.
     Raises:
         RecipeError: Naming the setting and its value.
     """
@@ -153,40 +153,40 @@ def within(low: float, high: float, where: str, owner: object, *names: str) -> N
 
 
 def one_of(known: Collection[str], where: str, owner: object, *names: str) -> None:
-    """Refuse settings that are none of the known ones.
+    """Refuse settings whose value is not one of those allowed.
 
     Args:
         known: The values allowed.
-        where: Where a recipe has the settings, such as `model.engine.`.
+        where: The section of the recipe that has the settings, such as `model.engine.`.
         owner: The object with the settings as attributes.
         names: The settings.
     Raises:
-        RecipeError: Naming the setting, its value and the known ones.
+        RecipeError: Naming the setting, its value and the allowed ones.
     """
     for name in names:
         if (value := getattr(owner, name)) not in known:
             raise RecipeError(f"{where}{name} is {value!r}; choose one of {', '.join(known)}")
 
 
-def check_attributes(what: str, component: object, examples: Mapping[str, str]) -> None:
-    """Refuse a component whose class leaves out what its contract only declares.
+def check_attributes(subject: str, component: object, examples: Mapping[str, str]) -> None:
+    """Refuse a component whose class lacks attributes that its contract only declares.
 
     Args:
-        what: The component, as the message begins.
-        component: Its object.
+        subject: The component's description, with which the message begins.
+        component: The component.
         examples: The attributes that it must have, with an example of each.
     Raises:
         RecipeError: Naming the attribute.
     """
     for name, example in examples.items():
         if not hasattr(component, name):
-            raise RecipeError(f"{what} has no {name}. Set it in the class: {name} = {example}")
+            raise RecipeError(f"{subject} has no {name}. Set it in the class: {name} = {example}")
 
 
 def check_numbers(
     where: str, owner: object, *names: str, whole: bool = False, optional: bool = True
 ) -> None:
-    """Refuse settings that are not numbers. True is a number to Python, but not to a recipe. See
+    """Refuse settings that are not numbers. In Python, True is a number; in a recipe it is not. See
     `at_least` for the arguments.
 
     Raises:
@@ -217,7 +217,7 @@ def instance_of(kind: type, name: str, value: object, extends: str = "") -> None
         kind: The class.
         name: The argument, such as `estimator`, or an item of one, `rewards[0]`.
         value: Its value.
-        extends: The classes that the user's own may extend, if not `kind` itself.
+        extends: The classes that a user's class may extend, if not `kind` itself.
     Raises:
         ArgumentTypeError: Naming the argument, its value, and what to write.
     """
@@ -232,27 +232,27 @@ def instance_of(kind: type, name: str, value: object, extends: str = "") -> None
 def instances_of(kind: type, name: str, value: object, extends: str = "") -> None:
     """Refuse an argument from Python that is not a list of instances; see `instance_of`."""
     if not isinstance(value, Sequence) or isinstance(value, str):
-        one = f"{type(value).__name__}(...)" if isinstance(value, kind) else ""
-        example = f"{name}=[{one or _call(kind, value, extends) or '...'}]"
+        instance = f"{type(value).__name__}(...)" if isinstance(value, kind) else ""
+        example = f"{name}=[{instance or _call(kind, value, extends) or '...'}]"
         raise ArgumentTypeError(f"{name} is {kind_of(value)}, not a list. Pass a list: {example}.")
     for number, item in enumerate(value):
         instance_of(kind, f"{name}[{number}]", item, extends)
 
 
-def function_of(what: str, name: str, value: object, example: str) -> None:
+def function_of(arguments: str, name: str, value: object, example: str) -> None:
     """Refuse an argument from Python that cannot be called.
 
     Args:
-        what: The arguments it is called with, such as `the parameters`.
+        arguments: The arguments it is called with, such as `the parameters`.
         name: The argument.
-        value: Its value; None passes.
-        example: What to write.
+        value: Its value; None is allowed.
+        example: The value to write instead.
     Raises:
         ArgumentTypeError: Naming the argument, its value, and what to write.
     """
     if value is not None and not callable(value):
         raise ArgumentTypeError(
-            f"{name} is {kind_of(value)}, not a function of {what}. "
+            f"{name} is {kind_of(value)}, not a function of {arguments}. "
             f"Pass a class or a function: {name}={example}."
         )
 
@@ -270,8 +270,8 @@ def kind_of(value: object) -> str:
 
 
 def _call(kind: type, value: object, extends: str) -> str:
-    """The call that makes the instance that the user probably meant by a class, its name or another
-    value; empty if that is not clear."""
+    """The constructor call that the user probably meant by a class, its name or another value;
+    empty if that is unclear."""
     if not extends and not inspect.isabstract(kind):  # a class that nobody extends
         needed = [p for p in inspect.signature(kind).parameters.values() if p.default is p.empty]
         takes_it = isinstance(value, str) and len(needed) == 1
@@ -288,7 +288,7 @@ def parse_bytes(text: str, setting: str, instead: str = "") -> int:
     Args:
         text: The size.
         setting: The setting that has it, for the message.
-        instead: Another value that the setting takes, such as "'auto', or ".
+        instead: For the message, another value that the setting takes, such as "'auto', or ".
     Raises:
         RecipeError: If it is not a size.
     """
@@ -311,22 +311,22 @@ _CORE = str(Path(__file__).parent)
 
 
 def place_of(error: BaseException) -> str:
-    """` (bad.py:12)`: the innermost line of a package's own code that an error passed through, or
-    else of a library. Empty if it passed through turnrl alone."""
+    """` (bad.py:12)`: the innermost line of a package's own code, or else of a library, that an
+    error passed through. Empty if it only passed through turnrl."""
     frames = traceback.extract_tb(error.__traceback__)
-    others = [one for one in frames if not one.filename.startswith((_CORE + os.sep, "<"))]
-    installed = [one for one in others if {*_INSTALLED} & {*Path(one.filename).parts}]
-    own = [one for one in others if one not in installed and _STDLIB not in one.filename]
-    last = (own or installed)[-1:]
-    return "".join(f" ({Path(one.filename).name}:{one.lineno})" for one in last)
+    outside = [frame for frame in frames if not frame.filename.startswith((_CORE + os.sep, "<"))]
+    installed = [frame for frame in outside if {*_INSTALLED} & {*Path(frame.filename).parts}]
+    own = [f for f in outside if f not in installed and _STDLIB not in f.filename]
+    innermost = (own or installed)[-1:]
+    return "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in innermost)
 
 
 class Ended(RuntimeError):
-    """Holds what a thread raised that cannot be raised out of a future, as a StopIteration, or is
-    to end the run and not the event loop, as a SystemExit.
+    """Holds an exception of a thread that a future cannot raise, such as a StopIteration, or that
+    must end the run and not the event loop, such as a SystemExit.
 
     Args:
-        cause: What it raised.
+        cause: The exception.
     """
 
     def __init__(self, cause: BaseException) -> None:
@@ -336,11 +336,11 @@ class Ended(RuntimeError):
 
 @contextlib.contextmanager
 def blaming(kind: type[TurnRLError], what: str, advice: str) -> Iterator[None]:
-    """Report what a package's code raises as a fault of the package.
+    """A block in which exceptions of a package's code are reported as faults of the package.
 
     Args:
         kind: The error to raise.
-        what: The component, and what it worked on.
+        what: The component and its input, with which the message begins.
         advice: The next step, as a sentence.
     """
     try:

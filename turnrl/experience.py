@@ -1,6 +1,6 @@
 """Experience: the groups that one process collected in an iteration, and the credit given to them.
 
-The algorithm learns from it, and its figures are those of the iteration in `metrics.csv`.
+The algorithm learns from it, and its figures become the iteration's row in `metrics.csv`.
 """
 
 import operator
@@ -18,15 +18,16 @@ from turnrl.types import Group, Reward, Trajectory
 
 
 class Collected(NamedTuple):
-    """Scored groups, and what it took to sample them.
+    """Scored groups, and the cost of sampling them.
 
     Args:
         groups: One for each question.
         seconds: Time that the policy took to act.
-        scoring_seconds: Time that rewards took after that, and what the estimator prepares.
-        sampled: Tokens sampled in that time, including those that are not learned from.
-        probe_tokens: Those of them that are in no member of a group: they gave state values alone.
-        restarted: Attempts that were begun again after the world lost them.
+        scoring_seconds: Time that rewards and the estimator's `prepare` took afterwards.
+        sampled: Tokens sampled, including those that are not learned from.
+        probe_tokens: Those of them that belong to no member of a group: they only gave state
+            values.
+        restarted: Attempts that began again after the world lost them.
     """
 
     groups: tuple[Group, ...]
@@ -42,10 +43,10 @@ class Experience:
     """Groups with their credit, collected by one process in one iteration.
 
     Args:
-        collected: The groups, and what it took to sample them.
+        collected: The groups, and the cost of sampling them.
         credit: Each group's credit.
-        redrawn: Trajectories of redrawn groups.
-        first: The first draw of the same questions, if groups of it were redrawn.
+        redrawn: Number of trajectories of redrawn groups.
+        first: The first draw of the same questions, if some of its groups were redrawn.
     """
 
     collected: Collected
@@ -60,7 +61,7 @@ class Experience:
 
     @property
     def drawn(self) -> tuple[Group, ...]:
-        """The first draw of each question: what the policy did, before groups were redrawn."""
+        """The first draw of each question, before groups were redrawn."""
         return (self.first or self).groups
 
     @property
@@ -74,12 +75,12 @@ class Experience:
         return sum(len(self.groups[i].trunks) for i in self.degenerate)
 
     def with_redrawn(self, places: Sequence[int], anew: "Experience") -> "Experience":
-        """The same experience with other groups in these places."""
+        """The same experience with the newly drawn groups in these places."""
         groups, credit = list(self.groups), list(self.credit)
-        for i, group, one in zip(places, anew.groups, anew.credit, strict=True):
-            groups[i], credit[i] = group, one
-        first, then = self.collected, anew.collected
-        collected = Collected(tuple(groups), *map(operator.add, first[1:], then[1:]))
+        for i, group, its_credit in zip(places, anew.groups, anew.credit, strict=True):
+            groups[i], credit[i] = group, its_credit
+        first, second = self.collected, anew.collected
+        collected = Collected(tuple(groups), *map(operator.add, first[1:], second[1:]))
         redrawn = self.redrawn + sum(len(group.trunks) for group in anew.groups)
         return Experience(collected, tuple(credit), redrawn, self.first or self)
 
@@ -112,13 +113,13 @@ class Experience:
         return Tally(sum(behind), len(behind))
 
     def tallies(self, rewards: Sequence[Reward]) -> dict[str, Tally]:
-        """The figures of the iteration, by the names that they have in `metrics.csv`.
+        """The figures of the iteration, by their names in `metrics.csv`.
 
         They are means over the trajectories, without branches, except for `rollout/tokens_per_s`
         and the two times. A group is degenerate if all its advantages are zero.
 
-        Metrics of behaviour describe the first draw. Redrawing keeps groups whose attempts differ,
-        so they would be biased. What is learned from, and what it cost, counts every draw.
+        Metrics of behaviour describe only the first draw: redrawing keeps groups whose attempts
+        differ, which would bias them. Metrics of learning and of cost count every draw.
         """
         drawn = self.first or self
         tallies = {

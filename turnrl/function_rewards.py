@@ -1,4 +1,4 @@
-"""Functions as rewards: of an attempt, of a turn, or of a batch in TRL's signature."""
+"""Functions as rewards: for an attempt, for a turn, or for a batch in TRL's signature."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from turnrl.errors import PluginError, RecipeError, check_numbers, is_finite, ki
 from turnrl.types import Notes, Question, Reward, SampledPolicy, Trajectory
 
 _OF_TRL = ("trainer_state", "environments")
-"""Parameters that TRL's trainer fills, and nothing here could."""
+"""Parameters that only TRL's trainer can fill."""
 _OWN = ("prompt", "completion", "completion_ids")
-"""Columns that TRL gives no reward function: it gives what it made of them."""
+"""Columns that TRL does not pass to reward functions: it passes its own values of these names."""
 _ANSWER = ("answer", "solution", "ground_truth", "target")
-"""Names under which functions ask for the accepted answer, unless the data have such a column."""
+"""Parameter names that get the accepted answer, unless the data have a column of that name."""
 
 
 @final
 class FunctionReward(Reward):
-    """A function as a reward; `rewards` takes the function itself, too. Metrics name it by the
-    function. Its parameters say what it scores:
+    """A function as a reward; `rewards` also takes the function itself. In metrics it has the
+    function's name. Its parameters decide what it scores:
 
-        def f(trajectory)               how an attempt ended
+        def f(trajectory)               a whole attempt
         def f(trajectory, turn)         turn number `turn`, from 0
         def f(completions, **columns)   a batch of attempts, as TRL calls it: a list of numbers
 
@@ -38,12 +38,12 @@ class FunctionReward(Reward):
     `target`; for a batch, a column of that name comes as it is in the data.
 
     Args:
-        function: The function. One of a batch may be async.
-        weight: Factor of what the function returns.
-        name: Its name in metrics; None for the function's.
-        is_cost: Whether it is a price of acting; see `Reward.is_cost`.
-        right_at: The least that it gives to a right attempt, weight included, if it says what is
-            right; see `Reward.right_at`.
+        function: The function. It may be async if it scores a batch.
+        weight: Factor of the function's result.
+        name: Its name in metrics; None for the function's name.
+        is_cost: True if it is a price of acting; see `Reward.is_cost`.
+        right_at: The least score of a right attempt, weight included, if the function decides
+            which attempts are right; see `Reward.right_at`.
     """
 
     def __init__(
@@ -58,8 +58,8 @@ class FunctionReward(Reward):
         check_numbers("FunctionReward.", self, "weight", optional=False)
         which = name_of(function)
         bound = function.keywords if isinstance(function, partial) else {}
-        taken = [one for one in parameters_of(function) if one.name not in bound]
-        names = [one.name for one in taken]
+        taken = [p for p in parameters_of(function) if p.name not in bound]
+        names = [p.name for p in taken]
         self.of_batch = "completions" in names
         self.by_turn = not self.of_batch and "turn" in names
         if "environments" in names and not self.of_batch:
@@ -83,13 +83,13 @@ class FunctionReward(Reward):
         self.name = name or which.rpartition(".")[2].lower()
         self._which, self._function = which, function
         self._bound = bound
-        self._open = any(one.kind is one.VAR_KEYWORD for one in taken)
-        named = [one for one in taken if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
-        self._needs = {one.name: one.default is one.empty for one in named}
-        if strange := [one for one in _OF_TRL if self.of_batch and self._needs.get(one)]:
+        self._open = any(p.kind is p.VAR_KEYWORD for p in taken)
+        named = [p for p in taken if p.kind not in (p.VAR_KEYWORD, p.VAR_POSITIONAL)]
+        self._needs = {p.name: p.default is p.empty for p in named}
+        if foreign := [name for name in _OF_TRL if self.of_batch and self._needs.get(name)]:
             raise RecipeError(
-                f"the function {which} takes {strange[0]!r}, which only TRL's trainer gives. Write "
-                f"'{strange[0]}=None' if the function can do without it, or take it out."
+                f"the function {which} takes {foreign[0]!r}, which only TRL's trainer gives. Write "
+                f"'{foreign[0]}=None' if the function can do without it, or take it out."
             )
         self._paid: dict[int, tuple[Trajectory, float]] = {}
 
@@ -99,50 +99,51 @@ class FunctionReward(Reward):
     def prepare(
         self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
     ) -> Notes | None:
-        """Have a function of a batch score all of them at once."""
+        """If the function scores batches, have it score all trajectories at once."""
         if not self.of_batch or not trajectories:
             return None
         paid, notes = self._pay(trajectories)
-        self._paid = {id(t): (t, one) for t, one in zip(trajectories, paid, strict=True)}
+        self._paid = {id(t): (t, score) for t, score in zip(trajectories, paid, strict=True)}
         return notes
 
     def _pay(self, trajectories: Sequence[Trajectory]) -> tuple[list[float], Notes]:
-        """What a function of a batch returns, and what it logs."""
+        """The scores that the function returns for a batch, and the notes that it logs."""
         logs = _Logs(str(self), len(trajectories))
-        given = self._function(**self._of_batch(trajectories, logs))
-        if inspect.iscoroutine(given):
-            given = on_loop(given)
-        if isinstance(given, str | Mapping) or not hasattr(given, "__len__"):
+        returned = self._function(**self._of_batch(trajectories, logs))
+        if inspect.iscoroutine(returned):
+            returned = on_loop(returned)
+        if isinstance(returned, str | Mapping) or not hasattr(returned, "__len__"):
             raise PluginError(
-                f"{self} returned {kind_of(given)} for {len(trajectories)} completions. Return a "
-                "list with a number for each of them."
+                f"{self} returned {kind_of(returned)} for {len(trajectories)} completions. Return "
+                "a list with a number for each of them."
             )
-        if len(given) != len(trajectories):
+        if len(returned) != len(trajectories):
             raise PluginError(
-                f"{self} returned {len(given)} numbers for {len(trajectories)} completions. Return "
-                "one for each of them."
+                f"{self} returned {len(returned)} numbers for {len(trajectories)} completions. "
+                "Return one for each of them."
             )
-        # TRL leaves out of its sum what is None: it does not apply to that completion
-        paid = [0.0 if one is None else self._number(one) for one in given]
-        means = {name: fmean(some) for name, some in logs.metrics.items()}
+        # None means that the function does not apply to a completion; TRL leaves it out of its sum
+        paid = [0.0 if score is None else self._number(score) for score in returned]
+        means = {name: fmean(values) for name, values in logs.metrics.items()}
         return paid, Notes(means, logs.columns)
 
     def score(self, trajectory: Trajectory, *turn: int) -> float:
-        """The weight times what the function returns."""
+        """The function's result times the weight."""
         if self.of_batch:
-            known = self._paid.get(id(trajectory))
-            return known[1] if known else self._pay([trajectory])[0][0]
+            prepared = self._paid.get(id(trajectory))
+            return prepared[1] if prepared else self._pay([trajectory])[0][0]
         own = {"trajectory": trajectory, **({"turn": turn[0]} if turn else {})}
         columns = self._columns([trajectory.question], own)
-        return self._number(self._function(**{name: one for name, (one,) in columns.items()} | own))
+        row = {name: value for name, (value,) in columns.items()}
+        return self._number(self._function(**row | own))
 
-    def _number(self, given: Any) -> float:
+    def _number(self, score: Any) -> float:
         value = math.nan
         with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
-            value = math.nan if isinstance(given, str) else float(given)
+            value = math.nan if isinstance(score, str) else float(score)
         if not math.isfinite(value):
             raise PluginError(
-                f"{self} returned {given!r:.80}, which is not a finite number. Return one, such as "
+                f"{self} returned {score!r:.80}, which is not a finite number. Return one, such as "
                 "0.0 where it has nothing to pay for."
             )
         return self.weight * value
@@ -150,22 +151,22 @@ class FunctionReward(Reward):
     def _columns(
         self, questions: Sequence[Question], own: Mapping[str, object]
     ) -> dict[str, list[object]]:
-        """The columns of the data that the function takes, a value per question."""
-        rows = [self._row(one) for one in questions]
-        known = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain(*rows))}
+        """The columns of the data that the function takes, with a value per question."""
+        rows = [self._row(question) for question in questions]
+        columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain(*rows))}
         for name, needed in self._needs.items():
-            if needed and name not in own and name not in known:
+            if needed and name not in own and name not in columns:
                 raise PluginError(
                     f"{self} takes {name!r}, which is not a column of the question "
-                    f"{questions[0].id!r}. It has {', '.join(known)}. Add the column to the data, "
-                    "or give the parameter a default."
+                    f"{questions[0].id!r}. It has {', '.join(columns)}. Add the column to the "
+                    "data, or give the parameter a default."
                 )
-        taken = (name for name in known if name in self._needs or self._open)
-        return {name: known[name] for name in taken if name not in self._bound}
+        taken = (name for name in columns if name in self._needs or self._open)
+        return {name: columns[name] for name in taken if name not in self._bound}
 
     def _row(self, question: Question) -> dict[str, object]:
-        """The columns of one question. TRL gives a batch the data's own `answer`, a number perhaps,
-        and nulls; others rely on the accepted text."""
+        """The columns of one question. As in TRL, a batch gets the data's own `answer`, which may
+        be a number, and nulls; other functions rely on the accepted text."""
         answers = dict.fromkeys(_ANSWER, question.answers[0] if question.answers else None)
         if not self.of_batch:
             return {**question.columns, **answers, **question.metadata}
@@ -173,45 +174,45 @@ class FunctionReward(Reward):
         return {**answers, **row, "answers": [*question.answers], **question.metadata}
 
     def _of_batch(self, trajectories: Sequence[Trajectory], logs: _Logs) -> dict[str, object]:
-        """What TRL gives a reward function."""
+        """The arguments that TRL passes to a reward function."""
         of_trl = {
-            "prompts": [_prompt(one.question) for one in trajectories],
-            "completions": [_completion(one) for one in trajectories],
-            "completion_ids": [_completion_ids(one) for one in trajectories],
+            "prompts": [_prompt(trajectory.question) for trajectory in trajectories],
+            "completions": [_completion(trajectory) for trajectory in trajectories],
+            "completion_ids": [_completion_ids(trajectory) for trajectory in trajectories],
             "log_metric": logs.metric,
             "log_extra": logs.extra,
         }
-        columns = self._columns([one.question for one in trajectories], of_trl)
-        own = {name: one for name, one in of_trl.items() if name in self._needs or self._open}
+        columns = self._columns([trajectory.question for trajectory in trajectories], of_trl)
+        own = {name: v for name, v in of_trl.items() if name in self._needs or self._open}
         return {**columns, **own}
 
 
 class _Logs:
-    """What a function of a batch logs, as TRL has it.
+    """The logs of a function that scores a batch, as in TRL.
 
     Args:
-        who: The function.
-        count: How many completions it was given.
+        function: The function's name, for messages.
+        count: Number of completions that it scores.
     """
 
-    def __init__(self, who: str, count: int) -> None:
-        self._who, self._count = who, count
+    def __init__(self, function: str, count: int) -> None:
+        self._function, self._count = function, count
         self.metrics: dict[str, list[float]] = {}
         self.columns: dict[str, list[object]] = {}
 
     def metric(self, name: str, value: Any) -> None:
-        """Keep a number; several of one name are averaged."""
+        """Keep a number; several numbers of the same name are averaged."""
         with contextlib.suppress(TypeError, ValueError, RuntimeError):  # a tensor of one number too
             value = value if isinstance(value, str) else float(value)
         if not isinstance(name, str) or not name or not is_finite(value):
             raise PluginError(
-                f"{self._who} called log_metric({name!r:.40}, {value!r:.40}). Give a name and a "
-                "finite number."
+                f"{self._function} called log_metric({name!r:.40}, {value!r:.40}). Give a name and "
+                "a finite number."
             )
         self.metrics.setdefault(name, []).append(float(value))
 
     def extra(self, column: str, values: Sequence[object]) -> None:
-        """Keep a value of each completion."""
+        """Keep one value per completion."""
         values = [*values] if isinstance(values, list | tuple) else values
         if (
             not isinstance(column, str)
@@ -219,8 +220,8 @@ class _Logs:
             or len(values) != self._count
         ):
             raise PluginError(
-                f"{self._who} called log_extra({column!r:.40}, {values!r:.40}). Give a name, and a "
-                f"list with a value for each of the {self._count} completions."
+                f"{self._function} called log_extra({column!r:.40}, {values!r:.40}). Give a name, "
+                f"and a list with a value for each of the {self._count} completions."
             )
         self.columns[column] = values
 
@@ -245,14 +246,14 @@ def _completion(trajectory: Trajectory) -> list[dict[str, str]]:
 
 
 def _completion_ids(trajectory: Trajectory) -> list[int]:
-    return [i for one in trajectory.samples for i in one.token_ids[len(one.prompt_ids) :]]
+    return [i for sample in trajectory.samples for i in sample.token_ids[len(sample.prompt_ids) :]]
 
 
 def rewards_of(rewards: Sequence[Reward | Callable[..., object]]) -> list[Reward]:
-    """The rewards of a list in which functions may stand.
+    """The rewards of a list that may contain functions.
 
     Raises:
         ArgumentTypeError: If it is not a list of rewards and functions.
-        RecipeError: If a function takes something else than an attempt.
+        RecipeError: If a function takes something other than an attempt.
     """
     return with_functions(Reward, "rewards", rewards, FunctionReward, "TurnReward or OutcomeReward")

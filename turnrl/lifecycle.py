@@ -1,6 +1,6 @@
-"""The life of a module around a policy: set up, loaded, optimised, kept, let go, as Lightning asks.
+"""The life of a module around a policy: set up, loaded, optimised, saved and closed by Lightning.
 
-What is collected, how it gets credit and how it is learned is the algorithm's: see `module.py`.
+The algorithm, which collects, gives credit and learns, is in `module.py`.
 """
 
 from abc import ABC, abstractmethod
@@ -49,9 +49,9 @@ class PolicyModule(L.LightningModule, ABC):
     Args:
         policy: The policy.
         rollout: How it acts.
-        engine: Samples it.
-        optimizer: Makes the optimiser of what is trained.
-        scheduler: Makes its schedule; None keeps the rate.
+        engine: Samples the policy.
+        optimizer: Makes the optimiser of the trained parameters.
+        scheduler: Makes its learning-rate schedule; None for a constant rate.
         seed: Seed of sampling and of the order of trajectories.
     """
 
@@ -74,23 +74,23 @@ class PolicyModule(L.LightningModule, ABC):
         self.memory = Memory()
         self.metrics = MetricLog(self)
         self.folder: Path | None = None
-        """The run's folder, once it is set up."""
+        """The run's folder, once the module is set up."""
         self._loaded = checkpoints.Position(0, 0)
 
     @property
     @abstractmethod
     def collector(self) -> Collector:
-        """Lets the policy act, and scores what it did."""
+        """Lets the policy act, and scores its attempts."""
 
     @property
     @abstractmethod
     def witness(self) -> Trajectory | None:
-        """Read before each checkpoint: a policy that can no longer act is not kept. None if nothing
-        was sampled yet."""
+        """A trajectory to read before each checkpoint, because a policy that can no longer act is
+        not saved. None if nothing was sampled yet."""
 
     @property
     def surroundings(self) -> Surroundings:
-        """The run's folder, and its processes, which share what its tools can serve."""
+        """The run's folder and processes. The processes share the capacity of its tools."""
         if self._trainer is None:
             return Surroundings(self.folder)
         divided = isinstance(self._trainer.strategy, FSDP2)
@@ -128,15 +128,15 @@ class PolicyModule(L.LightningModule, ABC):
             self.policy.load(self.device if strategy is None else strategy.root_device, mesh)
 
     def on_fit_start(self) -> None:
-        """On a device whose memory has a hard end, compute a full minibatch once, forward and back:
-        a run that lacks memory fails in its first minutes."""
+        """On a device other than a CPU, compute a full minibatch once, forward and back, so that a
+        run that lacks memory fails in its first minutes."""
         if self.device.type != "cpu":
             with self.memory.phase("learning"):
-                longest = self.rollout.max_tokens  # one such trajectory is a minibatch, at least
+                longest = self.rollout.max_tokens  # a minibatch holds at least one such trajectory
                 try_out(self.policy, max(self.policy.budget, longest), longest)
 
     def configure_optimizers(self) -> Any:
-        """The recipe's optimiser on what is trained, and its schedule, per optimiser step."""
+        """The recipe's optimiser of the trained parameters, and its schedule per optimiser step."""
         with blaming(RecipeError, "model.optimizer", "Fix its settings."):
             optimizer = self.optimizer(self.policy.parameter_groups())
         with blaming(RecipeError, "model.scheduler", "Fix its settings."):
@@ -160,7 +160,7 @@ class PolicyModule(L.LightningModule, ABC):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}] if schedule else []
 
     def read(self, rows: Sequence[TokenRow], temperature: float | None = None) -> list[TokenScores]:
-        """The current learner's numbers for sampled tokens; see `Policy.read`."""
+        """The current learner's scores of sampled tokens; see `Policy.read`."""
         with self.memory.phase("learning"):
             return self.policy.read(rows, temperature=temperature or self.rollout.temperature)
 
@@ -170,7 +170,7 @@ class PolicyModule(L.LightningModule, ABC):
             super().optimizer_step(*args, **kwargs)
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Nothing: Lightning calls this after `training_step`, which begins by doing it."""
+        """Nothing: `training_step` already begins with it, and Lightning calls this afterwards."""
 
     def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
         """Stop before a step that would ruin the weights."""
@@ -182,43 +182,45 @@ class PolicyModule(L.LightningModule, ABC):
             raise self._broken(f"the gradient's norm is {float(norm)}")
         self.metrics.log({"train/grad_norm": Tally(float(norm), 1)})
 
-    def _broken(self, what: str) -> TrainingError:
+    def _broken(self, fault: str) -> TrainingError:
         iteration, step = self.position
         return TrainingError(
-            f"{what} at step {step} (iteration {iteration}). Lower the learning rate "
+            f"{fault} at step {step} (iteration {iteration}). Lower the learning rate "
             "(model.optimizer.lr) or trainer.gradient_clip_val, and resume from an earlier "
             "checkpoint."
         )
 
     def on_train_end(self) -> None:
-        """Keep the numbers of these weights for whoever evaluates them next."""
+        """Keep the position of these weights for a later evaluation."""
         self._loaded = self.position
 
     def teardown(self, stage: str) -> None:
-        """Let the engine go."""
+        """Close the engine."""
         self.collector.close()
 
     def on_save_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        """Keep only what is trained, and whose it is. Refuse to keep a policy that can no longer
-        act: a step can ruin weights and leave them finite, and the next forward pass is not."""
+        """Keep only the trained weights and the policy's identity. Refuse to save a policy that can
+        no longer act: a step may leave weights finite but ruined, so that the next forward pass is
+        not finite."""
         if self.witness is not None:
-            (one,) = read_trajectories([self.witness], self.read)
-            named = {"the policy's log-probabilities": one.logprobs, "its values": one.values}
-            for what, numbers in named.items():
+            (scores,) = read_trajectories([self.witness], self.read)
+            named = {"the policy's log-probabilities": scores.logprobs, "its values": scores.values}
+            for name, numbers in named.items():
                 if not numbers.isfinite().all():
-                    raise self._broken(f"{what} are not finite")
+                    raise self._broken(f"{name} are not finite")
         checkpoints.describe(checkpoint, self.policy, self.trainer.optimizers)
 
     def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
-        """Refuse a checkpoint of another policy, and let the recipe's optimiser hold.
+        """Refuse a checkpoint of another policy, and let the recipe's optimiser settings override
+        the saved ones.
 
         Raises:
-            CheckpointError: Naming what differs.
+            CheckpointError: Naming the difference.
         """
         fit = self._trainer is not None and self.trainer.state.fn == "fit"
         checkpoints.check_policy(checkpoint, self.policy, learns=fit)
         self._loaded = checkpoints.position(checkpoint)
-        if fit and "optimizer_states" in checkpoint:  # else Lightning says what it lacks
+        if fit and "optimizer_states" in checkpoint:  # otherwise Lightning reports what it lacks
             (optimizer,), schedules = self.configure_optimizers()
             schedule = schedules[0]["scheduler"] if schedules else None
             checkpoints.settle(checkpoint, optimizer, schedule)
@@ -226,8 +228,8 @@ class PolicyModule(L.LightningModule, ABC):
     def load_state_dict(
         self, state_dict: Mapping[str, object], *args: object, **kwargs: object
     ) -> object:
-        """Load the trained weights, which are all that a checkpoint holds; `on_load_checkpoint` is
-        strict."""
+        """Load the trained weights, the only ones in a checkpoint. Missing weights are accepted
+        here, because `on_load_checkpoint` has checked them."""
         self.collector.forget()
         parameters = dict(self.named_parameters())
         own = {
@@ -265,42 +267,43 @@ class PolicyModule(L.LightningModule, ABC):
         on the Trainer's device.
 
         Args:
-            questions: Texts, or questions with their accepted answers; or one of them.
+            questions: Texts, or questions with their accepted answers; or a single one.
             samples: Trajectories to sample for each question; None for one greedy trajectory, or
                 for one sample if there is a temperature.
             seed: Seed of the samples.
-            temperature: Sampling temperature; that of the rollout if None, and 0 for greedy.
+            temperature: Sampling temperature; None for the rollout's, 0 for greedy.
         Returns:
-            The trajectories, those of one question together; `print` shows the turns of one.
+            The trajectories, grouped by question; `print` shows the turns of one.
         Raises:
-            TurnRLError: As a run would, about the recipe, a tool's world or a question.
+            TurnRLError: As in a run, about the recipe, a tool's world or a question.
         """
         check_sampling(samples, seed, temperature)
         if self._trainer is None:
             self.collector.check()
             self.configure_model()
-            self.collector.forget()  # nobody counts the steps behind the weights
+            self.collector.forget()  # without a Trainer nothing counts the steps of the weights
         self._return()
         key, bar = (ASK, self.seed, seed), self.bar("asking")
         return ask(self.collector, questions, samples, temperature, key, bar)
 
     def scores(self, trajectories: Sequence[Trajectory]) -> list[dict[str, float]]:
-        """The score of each of some trajectories, of one question or of several.
+        """The scores of each trajectory, of one question or of several.
 
         Args:
             trajectories: From `ask`, of questions with accepted answers.
         Returns:
-            The four curves and the rewards, by the names that they have in `metrics.csv`, such as
+            The four curves and the rewards, by their names in `metrics.csv`, such as
             `exact_match`, `reward/turn/tool_executed` and `reward/total`.
         Raises:
-            DataError: If a question has no accepted answer, as one that was asked as a text.
-            PluginError: If a reward raises, or gives something that is not a finite number.
+            DataError: If a question has no accepted answer, for example because it was asked as a
+                text.
+            PluginError: If a reward raises, or returns something that is not a finite number.
         """
         self._return()
         return scores(self.collector, trajectories)
 
     def _return(self) -> None:
-        """Back to the device of the Trainer, which moves weights to the CPU when it ends."""
+        """Move back to the Trainer's device: a Trainer moves weights to the CPU when it ends."""
         if self._trainer is None or self.policy.network is None:
             return
         if self.device != (device := self._trainer.strategy.root_device):

@@ -1,4 +1,4 @@
-"""An iteration as a data loader: Lightning asks it for batches, and gets an iteration's steps."""
+"""An iteration as a data loader: Lightning asks for batches, and gets an iteration's steps."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,7 +12,7 @@ from turnrl.types import Question
 
 
 class IterationData(L.LightningDataModule, ABC):
-    """Data to train on: which questions each iteration asks. Evaluation asks the lists of questions
+    """Data to train on: the questions of each iteration. Evaluation asks the lists of questions
     that `val_dataloader` gives, if there is one.
 
     Attributes:
@@ -23,7 +23,8 @@ class IterationData(L.LightningDataModule, ABC):
 
     @abstractmethod
     def iteration_questions(self, iteration: int, rank: int, world_size: int) -> Sequence[Question]:
-        """Questions that one process asks in one iteration: the same for the same arguments."""
+        """The questions that one process asks in one iteration; always the same for the same
+        arguments."""
 
     def train_dataloader(self) -> "ExperienceLoader":
         """The loader that collects each iteration's experience."""
@@ -47,14 +48,14 @@ class Iterates(ABC):
     """A module that collects experience and learns from it, as `MTGRPO` does.
 
     Attributes:
-        max_staleness: Iterations that are sampled ahead of the one that is learned from.
+        max_staleness: Number of iterations that are sampled ahead of the one being learned from.
     """
 
     max_staleness: int = 0
 
     @abstractmethod
     def steps(self, questions: int) -> int:
-        """Optimiser steps of an iteration in which a process asks so many questions."""
+        """Optimiser steps of an iteration in which a process asks this many questions."""
 
     @abstractmethod
     def iterate(
@@ -63,12 +64,12 @@ class Iterates(ABC):
         iteration: int,
         ahead: Sequence[Sequence[Question]] = (),
     ) -> Iterator[Step]:
-        """One iteration: collect experience, then give the steps to learn it by.
+        """One iteration: collect experience, then yield the steps to learn from it.
 
         Args:
-            questions: What this process asks.
+            questions: The questions of this process.
             iteration: The iteration's number.
-            ahead: What it asks in the next ones, `max_staleness` of them or as many as the run has.
+            ahead: Its questions of the next `max_staleness` iterations, or of as many as are left.
         """
 
 
@@ -76,8 +77,8 @@ class ExperienceLoader:
     """One policy iteration as a data loader: collects when the first step is asked for. One batch
     is one optimiser step.
 
-    It has a fixed length and no state. What an iteration asks and how it samples are functions of
-    (seed, iteration, rank), so a run resumed inside an iteration collects anew under the restored
+    It has a fixed length and no state. An iteration's questions and sampling depend only on
+    (seed, iteration, rank), so a run resumed inside an iteration collects anew with the restored
     weights.
 
     Args:
@@ -85,7 +86,7 @@ class ExperienceLoader:
         trainer: The running trainer, whose module `Iterates`.
     Raises:
         RecipeError: If the module does not collect, or the questions or the trajectories cannot
-            be shared out.
+            be divided evenly.
     """
 
     def __init__(self, data: IterationData, trainer: L.Trainer) -> None:
@@ -114,13 +115,13 @@ class ExperienceLoader:
         if run.max_epochs is not None and run.max_epochs >= 0:
             end = min(end, max(run.max_epochs, iteration + 1))
         questions, *ahead = [
-            self._data.iteration_questions(one, run.global_rank, run.world_size)
-            for one in range(iteration, end)
+            self._data.iteration_questions(number, run.global_rank, run.world_size)
+            for number in range(iteration, end)
         ]
         yield from self._module.iterate(questions, iteration, ahead)  # lazily: Lightning tries iter
 
     def state_dict(self) -> dict[str, int]:
-        """Empty: tells Lightning that a run may be resumed inside an iteration all the same."""
+        """Empty, which lets Lightning resume a run inside an iteration."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -1,5 +1,5 @@
-"""The objective: a clipped surrogate on per-token advantages.
-It knows tokens only, not turns or groups.
+"""The objective: a clipped surrogate on per-token advantages. It sees only tokens, no turns or
+groups.
 
 For a sampled token with log-probability l (now), l_old (before the first update) and advantage A,
 
@@ -7,15 +7,16 @@ For a sampled token with log-probability l (now), l_old (before the first update
     loss  = -w min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) + kl_coef k3(l_ref - l)
     k3(d) = exp(d) - d - 1
 
-Both log-probabilities are the learner's own: what the sampler computed is another thing, and a
-mismatch between the two has no business in the clip. It has one in w, which is 1, or, truncated,
-the ratio of what the learner and the sampler gave the token: w = min(exp(l_old - l_sampler), C).
-A sampler drops nothing, so with a dropout in the learner this l_old is one without it.
+Both log-probabilities are the learner's own. The sampler computes slightly different ones, and this
+mismatch does not belong in the clip. The weight w corrects for it: w is 1, or the truncated ratio
+of the learner's and the sampler's probability of the token, w = min(exp(l_old - l_sampler), C). A
+sampler has no dropout, so if the learner has one, this l_old is computed without it.
 
-The ratio may also be that of a whole turn or trajectory, its tokens' geometric mean (GSPO-token,
-arXiv 2507.18071, eq. 13 and 14): ratio = sg[exp(mean of l - l_old over the segment)] exp(l - sg[l])
-for each token, sg being constant. So what is clipped is the segment, and each token learns by its
-own advantage, which may differ from others of its segment.
+The ratio may also be that of a whole turn or trajectory, the geometric mean over its tokens
+(GSPO-token, arXiv 2507.18071, eq. 13 and 14): for each token,
+ratio = sg[exp(mean of l - l_old over the segment)] exp(l - sg[l]), where sg stops the gradient.
+Whole segments are clipped, but each token learns with its own advantage, which may differ from the
+others in its segment.
 
 PPO (arXiv 1707.06347, eq. 7), with separate bounds as in DAPO (arXiv 2503.14476), and the
 non-negative, unbiased KL estimate of GRPO (arXiv 2402.03300, eq. 4). Each token's loss is
@@ -37,7 +38,8 @@ _CLIPS: dict[RatioLevel, tuple[float, float]] = {
     "turn": (3e-4, 4e-4),
     "trajectory": (3e-4, 4e-4),
 }
-"""Bounds where none are given: PPO's, and GSPO's, whose means lie much nearer to 1."""
+"""Default bounds: PPO's for tokens, and GSPO's for segments, whose mean ratios are much nearer to
+1."""
 
 
 @final
@@ -54,13 +56,13 @@ class ClippedSurrogate:
             LoRA if above 0.
         aggregation: `token` weighs all sampled tokens of an optimiser step equally; `trajectory`
             first takes the mean of each trajectory, as the paper does; `constant` divides each
-            trajectory's sum by `constant_tokens`, so that long and short trajectories have no bias
-            (arXiv 2503.20783).
+            trajectory's sum by `constant_tokens`, so that there is no bias towards long or short
+            trajectories (arXiv 2503.20783).
         constant_tokens: The divisor of `constant`.
-        ratio_level: `token` compares the probabilities of each token; `turn` and `trajectory` take
-            the geometric mean over one.
+        ratio_level: `token` uses the probability ratio of each token; `turn` and `trajectory` use
+            the geometric mean over a turn or a trajectory.
         importance_cap: C of truncated importance sampling, which corrects for a sampler whose
-            probabilities differ from the learner's (2 is usual); null corrects nothing.
+            probabilities differ from the learner's (2 is usual); null for no correction.
         value_coef: Weight of the value loss of an estimator's critic, beside the policy's loss.
     """
 
@@ -89,7 +91,7 @@ class ClippedSurrogate:
 
     @property
     def clips(self) -> tuple[float, float]:
-        """`clip_low` and `clip_high` as they hold."""
+        """`clip_low` and `clip_high`, with defaults filled in."""
         low, high = _CLIPS[self.ratio_level]
         return (
             low if self.clip_low is None else self.clip_low,
@@ -110,7 +112,7 @@ class ClippedSurrogate:
         """The loss of N sampled tokens.
 
         Args:
-            logprobs: (N,), under the policy now; carries the gradient.
+            logprobs: (N,), under the current policy; carries the gradient.
             old_logprobs: (N,), the learner's own before the first update.
             advantages: (N,), in units of normalised reward.
             weights: (N,), from `weights`.
@@ -118,12 +120,12 @@ class ClippedSurrogate:
             sampler_logprobs: (N,), as the sampler computed them; needed for `importance_cap`.
             segments: (N,), the number of each token's turn or trajectory; needed for a
                 `ratio_level` above the token.
-            exact_logprobs: (N,), `old_logprobs` as they are without dropout, which the sampler's
-                are compared with; None if they are the same.
+            exact_logprobs: (N,), `old_logprobs` without dropout, for the comparison with the
+                sampler's; None if they are the same.
         Returns:
-            The loss, a scalar that carries the gradient; and what to watch, detached sums over the
-            N tokens: `ratio`, `clip_fraction` (tokens whose gradient the clipping removes), `kl`
-            if there is a penalty, and `importance`, w, if it is corrected for.
+            The loss, a scalar that carries the gradient; and metrics, as detached sums over the N
+            tokens: `ratio`, `clip_fraction` (tokens whose gradient the clipping removes), `kl` with
+            a penalty, and `importance`, w, with a correction.
         """
         change = logprobs - old_logprobs
         if self.ratio_level != "token":
@@ -151,8 +153,8 @@ class ClippedSurrogate:
         """The weight of each sampled token of each trajectory of one optimiser step.
 
         The step's loss is the plain sum over its minibatches, and Lightning averages over
-        processes. So the weights are shares of the *whole* step: the mean of its minibatches' means
-        would not be the stated one where their lengths differ.
+        processes. So the weights are shares of the *whole* step: a mean of minibatch means would
+        differ from the stated mean if their lengths differ.
 
         Args:
             token_counts: (B,), sampled tokens of each of the step's trajectories in this process.
@@ -170,11 +172,11 @@ class ClippedSurrogate:
 
 
 def segment_mean(values: Tensor, segments: Tensor) -> Tensor:
-    """For each value the mean over its segment.
+    """For each value, the mean over its segment.
 
     Args:
         values: (N,).
-        segments: (N,), whole numbers from 0; equal where values belong together.
+        segments: (N,), whole numbers from 0; values with the same number form a segment.
     """
     sums = values.new_zeros(int(segments.max()) + 1 if len(segments) else 0)
     counts = sums.index_add(0, segments, torch.ones_like(values))

@@ -8,7 +8,7 @@ A plugin is a module with any of the hooks below, named in its distribution's me
 A hook returns functions, or classes that a recipe may then name without their module.
 `TURNRL_LOAD_PLUGINS` lists the entry points to load (comma-separated names; empty for none), for
 example all but a broken plugin. turnrl's own components (`turnrl.builtins`) are a plugin like any
-other, which is always loaded.
+other, except that it is always loaded.
 """
 
 import argparse
@@ -73,10 +73,10 @@ class Plugin:
     """An installed plugin.
 
     Args:
-        name: Entry-point name, which `TURNRL_LOAD_PLUGINS` takes.
+        name: Entry-point name, as in `TURNRL_LOAD_PLUGINS`.
         distribution: Distribution that brings it.
         version: The distribution's version.
-        manager: pluggy's, in which it is registered by its name.
+        manager: The pluggy manager in which it is registered by its name.
     """
 
     name: str
@@ -87,19 +87,19 @@ class Plugin:
     def __str__(self) -> str:
         return f"plugin {self.name!r} of {self.distribution} {self.version}"
 
-    def fault(self, what: str, cause: Exception | None = None) -> PluginError:
-        """The error about a broken plugin, with its cause and how to skip it."""
+    def fault(self, problem: str, cause: Exception | None = None) -> PluginError:
+        """The error about a broken plugin, with its cause and the way to skip it."""
         why = f" ({type(cause).__name__}: {' '.join(str(cause).split())})" if cause else ""
         return PluginError(
-            f"{self} {what}{why}. Fix or uninstall it, or set {LOAD_VARIABLE} to the "
+            f"{self} {problem}{why}. Fix or uninstall it, or set {LOAD_VARIABLE} to the "
             f"comma-separated plugins to load, without {self.name!r}, to skip it."
         )
 
     def brings(self, hook: str) -> tuple[Any, ...]:
-        """Values that it returns from a hook; nothing if it does not implement the hook.
+        """The values that it returns from a hook; empty if it does not implement the hook.
 
         Raises:
-            PluginError: If they are not what the hook asks for.
+            PluginError: If they are of another kind than the hook asks for.
         """
         impls = getattr(self.manager.hook, hook).get_hookimpls()
         function = next((i.function for i in impls if i.plugin_name == self.name), tuple)
@@ -117,13 +117,13 @@ class Plugin:
 
 
 def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
-    """Entry points by name. Two distributions may not claim one name for different modules."""
+    """Entry points by name. Two distributions may not claim a name for different modules."""
     points: dict[str, importlib.metadata.EntryPoint] = {}
     for point in importlib.metadata.entry_points(group=GROUP):
-        known = points.setdefault(point.name, point)
-        if known.value != point.value:
+        first = points.setdefault(point.name, point)
+        if first.value != point.value:
             raise PluginError(
-                f"two plugins are called {point.name!r}: {known.value} and {point.value}. "
+                f"two plugins are called {point.name!r}: {first.value} and {point.value}. "
                 "Uninstall one of them."
             )
     return points
@@ -134,7 +134,7 @@ def _register(plugin: Plugin, module_name: str) -> Plugin:
         module = importlib.import_module(module_name)
     except Exception as error:
         raise plugin.fault("cannot be imported", error) from error
-    # pluggy ignores hooks that are misspelt or unmarked without a word
+    # pluggy silently ignores hooks that are misspelt or unmarked
     named = {n: v for n, v in vars(module).items() if n.startswith("turnrl_") and callable(v)}
     for name, value in named.items():
         if name not in HOOKS:
@@ -155,11 +155,11 @@ def load_plugins(name: str | None = None) -> list[Plugin]:
     """Import every installed plugin once: turnrl's own, then the others in order of their names.
 
     Args:
-        name: Import only this one, if it is installed.
+        name: Import only the plugin with this name, if it is installed.
     Raises:
-        PluginError: If a plugin cannot be imported or misspells a hook, naming its distribution,
-            version, the cause and how to skip it; or if `TURNRL_LOAD_PLUGINS` names one that is not
-            installed.
+        PluginError: If a plugin cannot be imported or misspells a hook; the message names its
+            distribution, its version, the cause and the way to skip it. Also if
+            `TURNRL_LOAD_PLUGINS` names a plugin that is not installed.
     """
     importlib.import_module("turnrl.types")  # each contract makes its hook known
     manager = pluggy.PluginManager(GROUP)
@@ -175,8 +175,8 @@ def load_plugins(name: str | None = None) -> list[Plugin]:
     if name is not None:
         return [_registered(manager, points[name])] if name in wanted else []
     core = Plugin("core", "turnrl", importlib.metadata.version("turnrl"), manager)
-    others = (_registered(manager, points[one]) for one in sorted(wanted))
-    return [_register(core, BUILTINS), *others]
+    further = (_registered(manager, points[entry]) for entry in sorted(wanted))
+    return [_register(core, BUILTINS), *further]
 
 
 def _registered(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint) -> Plugin:
@@ -193,14 +193,15 @@ def installed(hook: str) -> dict[str, type]:
     """Classes that installed plugins return from a hook, by short name.
 
     Raises:
-        PluginError: If a plugin returns something else, or two bring different classes of one name.
+        PluginError: If a plugin returns something else, or two bring different classes with the
+            same name.
     """
     classes: dict[str, type] = {}
     for cls in contributed(hook):
-        known = classes.setdefault(cls.__name__, cls)
-        if known is not cls:
+        first = classes.setdefault(cls.__name__, cls)
+        if first is not cls:
             raise PluginError(
-                f"two installed classes are called {cls.__name__!r}: {known.__module__} and "
+                f"two installed classes are called {cls.__name__!r}: {first.__module__} and "
                 f"{cls.__module__}. Name the one you mean by its full path."
             )
     return classes
@@ -214,8 +215,8 @@ def _other_kind(name: str, kinds: tuple[type, ...]) -> str:
     for hook, kind in KINDS.items():
         for cls in _extending(kind):
             if cls.__name__ == name and not issubclass(cls, kinds):
-                other = next(wanted, kinds[0].__name__)
-                return f"{_a(words[hook])}, not {_a(other)}"
+                noun = next(wanted, kinds[0].__name__)
+                return f"{_a(words[hook])}, not {_a(noun)}"
     return ""
 
 
@@ -224,7 +225,7 @@ def _a(noun: str) -> str:
 
 
 def _extending(kind: type) -> Iterator[type]:
-    """The imported classes that extend one, at any depth."""
+    """The imported classes that extend a class, at any depth."""
     below: list[type] = kind.__subclasses__()
     for cls in below:
         yield cls
@@ -237,11 +238,11 @@ def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
 
     Args:
         setting: The setting, for messages.
-        value: Its path, such as `my_module.Guess`; from Python, the thing itself.
+        value: Its path, such as `my_module.Guess`; from Python, the function or class itself.
     Raises:
-        RecipeError: If there is none.
+        RecipeError: If there is no such function or class.
     """
-    found: object = value
+    target: object = value
     if isinstance(value, str):
         module, _, attribute = value.rpartition(".")
         if not module:
@@ -263,12 +264,12 @@ def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
             raise RecipeError(
                 f"{setting} is {value!r}, and the module {module} has no {attribute!r}.{near}"
             )
-        found = getattr(home, attribute)
-    if not callable(found):
+        target = getattr(home, attribute)
+    if not callable(target):
         raise RecipeError(
             f"{setting} is {value!r:.80}, which cannot be called. Give a class or a function."
         )
-    return cast("Callable[..., _T]", found)
+    return cast("Callable[..., _T]", target)
 
 
 _PAPERS = {
@@ -278,7 +279,7 @@ _PAPERS = {
     "grpomr": "Merged",
     "mtppo": "TurnCritic",
 }
-"""Estimators by the names that papers give them."""
+"""Estimators by their names in papers."""
 
 
 def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
@@ -289,18 +290,18 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
         known: Classes by short name.
         kinds: It must extend one of these, without abstract methods.
     Raises:
-        LookupError: If there is none. The message continues "KEY names NAME, ".
+        LookupError: If there is no such class. The message continues "KEY names NAME, ".
     """
     module, _, attribute = name.rpartition(".")
-    some = f" Installed: {', '.join(known) or 'none'}. Or give a path, such as package.MyClass."
+    advice = f" Installed: {', '.join(known) or 'none'}. Or give a path, such as package.MyClass."
     if not module and name not in known:
         if (chosen := os.environ.get(LOAD_VARIABLE)) is not None:
-            some = f" {LOAD_VARIABLE} is {chosen!r}: add the plugin that brings it."
-        if other := _other_kind(name, kinds):
-            raise LookupError(f"which is {other}.{some}")
+            advice = f" {LOAD_VARIABLE} is {chosen!r}: add the plugin that brings it."
+        if mismatch := _other_kind(name, kinds):
+            raise LookupError(f"which is {mismatch}.{advice}")
         if (called := _PAPERS.get(re.sub(r"\W|_", "", name).lower())) in known:
             raise LookupError(f"which is called {called} here. Write {called}.")
-        raise LookupError(f"which is not installed.{did_you_mean(name, known) or some}")
+        raise LookupError(f"which is not installed.{did_you_mean(name, known) or advice}")
     try:
         cls = getattr(importlib.import_module(module), attribute) if module else known[name]
         if not (isinstance(cls, type) and issubclass(cls, kinds)):
@@ -314,12 +315,12 @@ def find_class(name: str, known: Mapping[str, type], *kinds: type) -> type:
                 f"it lacks {lacks}. Define what is missing, or extend a class that does"
             )
     except Exception as error:  # a module may do anything
-        # the name of a class that is there was not misspelt
-        near = (not isinstance(error, TypeError) and did_you_mean(attribute, known)) or some
+        # if the class exists, its name was not misspelt
+        near = (not isinstance(error, TypeError) and did_you_mean(attribute, known)) or advice
         if not isinstance(error, ImportError | AttributeError | TypeError):
             near = f" Fix the module {module}."
         elif isinstance(error, ModuleNotFoundError) and error.name == module:
-            near = did_you_mean(module, [path.stem for path in Path().glob("*.py")]) or some
+            near = did_you_mean(module, [path.stem for path in Path().glob("*.py")]) or advice
         ours = isinstance(error, ImportError | AttributeError | TypeError) and str(error)
         raise LookupError(f"which cannot be used: {ours or in_short(error)}.{near}") from error
     return cls

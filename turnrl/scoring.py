@@ -30,7 +30,7 @@ from turnrl.types import Group, Notes, Reward, RewardComponent, SampledPolicy, T
 
 @dataclass(frozen=True)
 class Tally:
-    """A mean that is still to be taken: a sum over a number of trajectories, tokens or groups."""
+    """A mean not taken yet: a sum, and the number of trajectories, tokens or groups in it."""
 
     total: float
     count: float
@@ -54,12 +54,12 @@ def score_group(
     Args:
         trajectories: G attempts at one question, at least one.
         rewards: Rewards, or functions; each kind is summed.
-        turns: K, columns of the group's tensors; by default the most turns that one of them took.
-        policy: The policy that acted, for rewards that ask it.
+        turns: K, columns of the group's tensors; by default the most turns that any of them took.
+        policy: The policy that acted, for rewards that use it.
     Raises:
-        ArgumentTypeError: If they are no trajectories.
+        ArgumentTypeError: If an item is not a trajectory.
         DataError: If there is no trajectory, or they are of several questions.
-        PluginError: If a reward raises, or gives something that is not a finite number
+        PluginError: If a reward raises, or returns something that is not a finite number
             within its bounds.
     """
     return score_groups([trajectories], rewards_of(rewards), turns, policy)[0]
@@ -80,7 +80,7 @@ def score_groups(
     for note in notes:
         for name, figure in note.metrics.items():
             metrics.setdefault(name, []).append(figure)
-    logged = {name: fmean(some) for name, some in metrics.items()}
+    logged = {name: fmean(values) for name, values in metrics.items()}
     columns: dict[str, Sequence[object]] = {}
     for reward, note in zip(rewards, notes, strict=True):
         if twice := columns.keys() & note.columns.keys():
@@ -103,27 +103,27 @@ def score_groups(
 def _prepared(
     reward: Reward, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
 ) -> Notes:
-    """What a reward says about trajectories before it scores them.
+    """A reward's notes on trajectories before it scores them.
 
     Raises:
-        PluginError: If it could not score them, or what it says are no notes.
+        PluginError: If it could not score them, or returns something other than notes.
     """
     _check_score(reward)
-    what = f"{reward} on {len(trajectories)} trajectories"
-    with blaming(PluginError, what, "A reward must score any trajectory."):
+    scored = f"{reward} on {len(trajectories)} trajectories"
+    with blaming(PluginError, scored, "A reward must score any trajectory."):
         notes = reward.prepare(trajectories, policy)
     if notes is None:
         return Notes()
     if not _are_notes(notes, len(trajectories)):
         raise PluginError(
-            f"{what} gave {notes!r:.200} from prepare. Return None, or turnrl.Notes with finite "
+            f"{scored} gave {notes!r:.200} from prepare. Return None, or turnrl.Notes with finite "
             "numbers as metrics, and columns with a value of each trajectory."
         )
     return notes
 
 
 def _are_notes(notes: object, count: int) -> bool:
-    if not isinstance(notes, Notes) or not all(isinstance(one, Mapping) for one in notes):
+    if not isinstance(notes, Notes) or not all(isinstance(part, Mapping) for part in notes):
         return False
     columns = all(isinstance(c, list | tuple) and len(c) == count for c in notes.columns.values())
     return columns and all(map(is_finite, notes.metrics.values()))
@@ -131,25 +131,25 @@ def _are_notes(notes: object, count: int) -> bool:
 
 def _check_group(trajectories: Sequence[Trajectory]) -> None:
     alone = isinstance(trajectories, str) or not isinstance(trajectories, Sequence)
-    for one in [trajectories] if alone else trajectories:
-        if alone or not isinstance(one, Trajectory):
+    for item in [trajectories] if alone else trajectories:
+        if alone or not isinstance(item, Trajectory):
             raise ArgumentTypeError(
-                f"a group to score {'is' if alone else 'holds'} {kind_of(one)}. Give a list of the "
-                "attempts at one question, such as module.ask([question], samples=4)."
+                f"a group to score {'is' if alone else 'holds'} {kind_of(item)}. Give a list of "
+                "the attempts at one question, such as module.ask([question], samples=4)."
             )
     if not trajectories:
         raise DataError("a group has no trajectory to score. Give at least one attempt.")
-    first, *others = (trajectory.question for trajectory in trajectories)
-    for other in others:
-        if (other.id, other.text) != (first.id, first.text):
-            what = f"a group has attempts at {first.text!r} and at {other.text!r}"
+    first, *rest = (trajectory.question for trajectory in trajectories)
+    for question in rest:
+        if (question.id, question.text) != (first.id, first.text):
             raise DataError(
-                f"{what}, which are not comparable. Score each question's on their own."
+                f"a group has attempts at {first.text!r} and at {question.text!r}, which are not "
+                "comparable. Score each question's on their own."
             )
 
 
 def _check_score(reward: Any) -> None:
-    """Refuse a `score` that could not be called, or only awaited.
+    """Refuse a `score` that cannot be called, or that has to be awaited.
 
     Raises:
         PluginError: Naming the reward, and what to write.
@@ -160,18 +160,22 @@ def _check_score(reward: Any) -> None:
     wanted = f"def score(self, {', '.join(asked)})"
     score = reward.score
     if inspect.iscoroutinefunction(score):
-        what = f"score of reward {kind} is async, which it must not be"
-        raise PluginError(f"{what}. Write `{wanted}`; send all requests at once in prepare.")
+        raise PluginError(
+            f"score of reward {kind} is async, which it must not be. Write `{wanted}`; send all "
+            "requests at once in prepare."
+        )
     try:
         signature = inspect.signature(score)
-    except (TypeError, ValueError):  # it is not a function, or one in C that does not tell
+    except (TypeError, ValueError):  # not a function, or one in C without a signature
         return
     try:
         signature.bind(*asked)
     except TypeError as error:
         has = ", ".join(["self", *map(str, signature.parameters.values())])
-        what = f"reward {kind} has score({has}), which cannot be called with {' and '.join(asked)}"
-        raise PluginError(f"{what}. Write `{wanted}`.") from error
+        raise PluginError(
+            f"reward {kind} has score({has}), which cannot be called with {' and '.join(asked)}. "
+            f"Write `{wanted}`."
+        ) from error
 
 
 def _scored(
@@ -198,10 +202,9 @@ def _scored(
         if name in components:
             values += components[name].values
         components[name] = RewardComponent(values, limits, reward.is_cost, reward.right_at)
-    some = tuple(trajectories)
     return Group(
-        some[0].question,
-        some,
+        trajectories[0].question,
+        tuple(trajectories),
         turn_rewards,
         outcome,
         reached,
@@ -212,46 +215,46 @@ def _scored(
 def _value(
     reward: Any, limits: tuple[float, float] | None, trajectory: Trajectory, *turn: int
 ) -> float:
-    what = f"{reward} on question {trajectory.question.id!r}"
-    with blaming(PluginError, what, "A reward must score any trajectory."):
-        given = reward.score(trajectory, *turn)
+    scored = f"{reward} on question {trajectory.question.id!r}"
+    with blaming(PluginError, scored, "A reward must score any trajectory."):
+        score = reward.score(trajectory, *turn)
     value = math.nan
-    if not isinstance(given, str):
+    if not isinstance(score, str):
         with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
-            value = float(given)
+            value = float(score)
     if not -1e9 < value < 1e9:
-        gave = f"{what} gave {given!r:.80} from score, which is not a finite number"
+        gave = f"{scored} gave {score!r:.80} from score, which is not a finite number"
         raise PluginError(f"{gave}. Return one, such as 0.0 where it has nothing to pay for.")
     if limits is not None and not limits[0] - 1e-6 <= value <= limits[1] + 1e-6:
-        gave = f"{what} gave {value:g} from score, outside its bounds {limits}"
+        gave = f"{scored} gave {value:g} from score, outside its bounds {limits}"
         raise PluginError(f"{gave}. Correct one of the two: intervals rest on the bounds.")
     return value
 
 
 def bounds_of(reward: Reward) -> tuple[float, float] | None:
-    """The bounds that a reward gives, in order; None if it gives none.
+    """The bounds of a reward, in order; None if it has none.
 
     Raises:
         PluginError: If they are not two finite numbers.
     """
     if reward.bounds is None:
         return None
-    what = f"{type(reward).__name__}.bounds"
-    with blaming(PluginError, what, "Give two numbers, or None."):
+    setting = f"{type(reward).__name__}.bounds"
+    with blaming(PluginError, setting, "Give two numbers, or None."):
         low, high = sorted(map(float, reward.bounds))
     if not -1e9 < low <= high < 1e9:
-        raise PluginError(f"{what} is ({low}, {high}). Give two finite numbers, or None.")
+        raise PluginError(f"{setting} is ({low}, {high}). Give two finite numbers, or None.")
     return low, high
 
 
 def curves(trajectory: Trajectory) -> dict[str, float | None]:
     """The paper's four curves for one trajectory.
 
-    `exact_match`: the answer is an accepted one; None if the question has none. `tool_execution`:
-    share of attempted calls that succeeded, 0 if none was attempted; a call that was never answered
-    did not succeed. `answer_in_results`: an accepted answer stands in what the policy read of the
-    tools' replies; None where that says nothing (see `can_be_found`). `format`: every turn was well
-    formed and the last one answered, or a tool ended the attempt.
+    `exact_match`: the question accepts the answer; None if it has no accepted answer.
+    `tool_execution`: share of attempted calls that succeeded, 0 if none was attempted; a call that
+    was never answered did not succeed. `answer_in_results`: an accepted answer stands in the tool
+    results as the policy read them; None where that says nothing (see `can_be_found`). `format`:
+    every turn was well formed and the last one answered, or a tool ended the attempt.
     """
     question, results = trajectory.question, trajectory.results
     attempted = sum(len(turn.reading.calls) for turn in trajectory.turns)
@@ -266,21 +269,21 @@ def curves(trajectory: Trajectory) -> dict[str, float | None]:
 
 
 def curve_tallies(shown: Sequence[Mapping[str, float | None]]) -> dict[str, Tally]:
-    """The curves of several trajectories, each over those of which it says something.
+    """The curves of several trajectories, each over the trajectories for which it is not None.
 
     Args:
         shown: The `curves` of each trajectory.
     """
-    known = {name: [v for row in shown if (v := row[name]) is not None] for name in CURVES}
-    return {name: Tally(sum(values), len(values)) for name, values in known.items()}
+    columns = {name: [v for row in shown if (v := row[name]) is not None] for name in CURVES}
+    return {name: Tally(sum(values), len(values)) for name, values in columns.items()}
 
 
 def group_tallies(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[str, Tally]:
     """The figures of scored groups over their trajectories, without branches.
 
-    They are the four curves, `findable` (the share of trajectories for which `answer_in_results`
-    says something, which is a mean over those alone), the rewards by component, by kind and in
-    total, and the figures of rewards' notes.
+    They are the four curves, `findable` (the share of trajectories that have an
+    `answer_in_results`, whose mean is over those alone), the rewards by component, by kind and in
+    total, and the figures in rewards' notes.
     """
     shown = [curves(group.trajectories[i]) for group in groups for i in group.trunks]
     size = len(shown)
@@ -291,9 +294,9 @@ def group_tallies(groups: Sequence[Group], rewards: Sequence[Reward]) -> dict[st
         values = (value for parts, trunks in totals for value in parts[name][trunks].tolist())
         tallies[f"reward/{name}"] = Tally(sum(values), size)
     for name in dict.fromkeys(name for group in groups for name in group.logged):
-        those = [(g.logged[name], len(g.trunks)) for g in groups if name in g.logged]
-        counts = sum(count for _, count in those)
-        tallies[f"log/{name}"] = Tally(sum(mean * count for mean, count in those), counts)
+        means = [(g.logged[name], len(g.trunks)) for g in groups if name in g.logged]
+        counts = sum(count for _, count in means)
+        tallies[f"log/{name}"] = Tally(sum(mean * count for mean, count in means), counts)
     turn = sum(float(group.turn_rewards[group.trunks].sum()) for group in groups)
     outcome = sum(float(group.outcome[group.trunks].sum()) for group in groups)
     sums = {"turn": turn, "outcome": outcome, "total": turn + outcome}

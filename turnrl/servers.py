@@ -1,14 +1,14 @@
-"""Waiting for a server that is away, and keeping its answers in a file.
+"""Waiting for a server that is down, and caching its answers in a file.
 
     Patience      decides for all callers of a server when to try again and when to give up
     Request       one caller's request, with its attempts
     Unavailable   raised by an attempt that may succeed later
-    raise_if_away raises it for a status of HTTP that means so
-    short_reason  what a server wrote, or an error, in one line without secrets
+    raise_if_away raises it for the HTTP statuses that mean so
+    short_reason  a server's text, or an error, in one line without secrets
     Cache         a SQLite file that threads and processes share
 
-Libraries that retry (tenacity, stamina, backoff) know one caller. Here all callers share an outage:
-they wait together, one of them tries, and the first answer releases everybody.
+Libraries that retry (tenacity, stamina, backoff) serve one caller. Here all callers share an
+outage: they wait together, one of them tries, and the first answer releases everybody.
 """
 
 from __future__ import annotations
@@ -80,28 +80,28 @@ def _seconds(header: str) -> float:
 
 
 def raise_if_away(status: int, reason: str, headers: Mapping[str, str]) -> None:
-    """Raise `Unavailable` for a status of HTTP that another attempt may not get: the server's own
-    faults, and those that ask to come later.
+    """Raise `Unavailable` for an HTTP status that a later attempt may not get: the server's own
+    faults, and requests to come back later.
 
     Args:
         status: The status of an answer.
-        reason: What is printed, in one line and without secrets.
-        headers: Of the answer; names in any case are found if the mapping finds them.
+        reason: The text to print, in one line and without secrets.
+        headers: The headers of the answer. The mapping decides if the case of a name matters.
     """
     if status in (408, 425, 429) or status >= 500:
         raise Unavailable(reason, headers.get("retry-after"))
 
 
 def strike(text: str, secrets: Iterable[str | None]) -> str:
-    """`text` without secrets; none is one that is not set."""
+    """`text` without the secrets; those that are not set (None or empty) are ignored."""
     for secret in sorted(filter(None, secrets), key=len, reverse=True):
         text = text.replace(secret, "***")
     return text
 
 
 def short_reason(text: object, secrets: Iterable[str | None] = ()) -> str:
-    """What a server wrote, or an error, in one line of 300 characters at most, without secrets; the
-    class of an error without a text."""
+    """A server's text, or an error's, in one line of at most 300 characters, without secrets; for
+    an error without a text, its class."""
     line = " ".join(str(text).split())
     if not line and isinstance(text, BaseException):
         line = type(text).__name__
@@ -123,14 +123,14 @@ class Patience:
     """The state of a server, shared by all its callers, in several threads and event loops.
 
     A request that fails is sent again (see `pause_s`). If it fails more than `retries` times while
-    nobody else gets an answer, the server counts as away for everybody. Then one request is sent
-    at a time, soon every 2 s, until one is answered. After `patience_s` every waiting caller gets
-    the error; callers that come later start afresh.
+    nobody else gets an answer, the server counts as away for everybody. Then one request is sent at
+    a time, at intervals that grow to 2 s, until one is answered. After `patience_s` every waiting
+    caller gets the error; later callers start afresh.
 
     Args:
         name: The server's name in printed lines.
         patience_s: The most seconds that it may be away.
-        error: Makes the error to raise then. Its argument is a text such as `does not answer
+        error: Makes the error to raise after that. Its argument is a text such as `does not answer
             (status 503). turnrl waited 300 s for it.`, which needs a name and a next step.
         retries: Attempts after a first failure, before the server counts as away.
         quiet_s: Shorter outages are not printed.
@@ -175,7 +175,7 @@ class Patience:
         with self._lock:
             now, ready_s = time.monotonic(), request._ready_s
             if self._away_since is not None and now >= self._away_since + self._patience_s:
-                # not `now`: if all waiting callers were cancelled, a much later one must still try
+                # not `now`: if all waiting callers were cancelled, a later one must still try
                 self._given_up_s = self._away_since + self._patience_s
                 self._away_since, self._announced = None, False
             if request._begun_s <= self._given_up_s:
@@ -240,7 +240,7 @@ class Request:
         """Call `attempt` until it stops raising `Unavailable`, blocking in between.
 
         Returns:
-            The value that it returned.
+            The value that `attempt` returned.
         Raises:
             WorldError: The patience's error, if the server has been away for too long.
         """
@@ -270,7 +270,7 @@ class Request:
 
 
 _LOCKED_S = 60.0
-"""How long a process waits for another that writes to a cache."""
+"""The longest time that a process waits for another one that writes to a cache."""
 
 
 @final
@@ -311,7 +311,7 @@ class Cache:
             self.path, timeout=_LOCKED_S, isolation_level=None, check_same_thread=False
         )
         end = time.monotonic() + _LOCKED_S
-        while True:  # SQLite does not wait here for another process that opens the file, too
+        while True:  # SQLite does not wait here for another process that also opens the file
             try:
                 db.execute("PRAGMA journal_mode = WAL")
                 break

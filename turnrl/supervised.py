@@ -18,17 +18,17 @@ from turnrl.types import TokenRow
 
 
 class Supervised(L.LightningModule, ABC):
-    """Teaches a policy rows of tokens, with the mean cross-entropy of those that are marked.
+    """Teaches a policy rows of tokens, with the mean cross-entropy of the marked tokens.
 
     Args:
-        learning_rate: Its peak, reached in 100 steps or 0.3 of all, whichever is less; then it
-            falls to a tenth along a half cosine.
+        learning_rate: The peak of the learning rate, reached after 100 steps or 0.3 of all steps,
+            whichever comes first; then it falls to a tenth along a half cosine.
         policy: The policy, whose weights are loaded by the time the fit begins.
     """
 
     policy: Policy
     budget: int | None = None
-    """The most tokens computed at once, but one row at least; None for the policy's own."""
+    """The most tokens computed at once, but at least one row; None for the policy's own limit."""
 
     def __init__(self, learning_rate: float, policy: Policy | None = None) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Supervised(L.LightningModule, ABC):
 
     @abstractmethod
     def rows(self, batch: Sequence[Any]) -> Sequence[TokenRow]:
-        """The rows of a batch: token ids, and which of them are learned."""
+        """The rows of a batch: token ids, with flags for those that are learned."""
 
     def transfer_batch_to_device(
         self, batch: object, device: torch.device, dataloader_idx: int
@@ -65,7 +65,7 @@ class Supervised(L.LightningModule, ABC):
         return loss
 
     def optimizer_zero_grad(self, epoch: int, batch_idx: int, optimizer: Optimizer) -> None:
-        """Nothing: Lightning calls this after `training_step`, which begins by doing it."""
+        """Nothing: `training_step` already begins with it, and Lightning calls this afterwards."""
 
     def configure_optimizers(self) -> OptimizerLRSchedulerConfig:
         """AdamW with its schedule."""

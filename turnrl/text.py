@@ -2,8 +2,9 @@
 and lines for people to read, which are wrapped and coloured on a terminal.
 
 Phrases are normalised as in SQuAD's evaluation script (Rajpurkar et al. 2016, arXiv 1606.05250):
-lower case, no punctuation, no articles, single spaces. Unlike there, a text that becomes empty
-matches nothing, so neither an empty answer nor a gold answer such as "The" matches by accident.
+lower case, no punctuation, no articles, single spaces. Unlike in that script, a text that becomes
+empty matches nothing, so neither an empty answer nor a gold answer such as "The" matches by
+accident.
 """
 
 import contextlib
@@ -22,7 +23,7 @@ _COMMAND = re.compile(r"'turnrl [^'\n]*'")
 _CODE = re.compile("\x1b\\[[0-9;]*m")
 _NARROWEST, _USUAL = 40, 80
 Style = Literal["alarm", "bad", "good", "call", "dim", "strong"]
-"""What a text is, for `painted`."""
+"""The role of a text, for `painted`."""
 _STYLES: Mapping[Style, str] = {
     "alarm": "1;33",
     "bad": "31",
@@ -31,7 +32,7 @@ _STYLES: Mapping[Style, str] = {
     "dim": "2",
     "strong": "1",
 }
-"""Codes of a terminal, by what a text is."""
+"""Codes of a terminal, by the role of a text."""
 
 
 def normalize_answer(text: str) -> str:
@@ -40,9 +41,8 @@ def normalize_answer(text: str) -> str:
 
 
 def contained_answer(text: str, answers: Iterable[str]) -> str | None:
-    """The longest accepted answer whose words stand in `text`, whole and in order, or None.
-
-    Whole words: "art" does not stand in "Bonaparte".
+    """The longest accepted answer whose words stand in `text`, whole and in order, or None. So
+    "art" does not stand in "Bonaparte".
 
     Returns:
         The answer in its normalised form.
@@ -53,10 +53,10 @@ def contained_answer(text: str, answers: Iterable[str]) -> str | None:
 
 
 def neutralise(text: str, tags: Iterable[str], control_tokens: Sequence[str]) -> str:
-    """Make markup in `text` inert that could act on the conversation, and keep it readable.
+    """Make markup that could act on the conversation inert, and keep it readable.
 
     The angle brackets of a named tag become ‹ and ›, so that a retrieved page can neither close
-    `<result>` nor open `<answer>`; a chat control token loses its outer characters in the same way.
+    `<result>` nor open `<answer>`. The outer characters of a chat control token become ‹ and › too.
 
     Args:
         text: The text of a tool or of data.
@@ -68,16 +68,16 @@ def neutralise(text: str, tags: Iterable[str], control_tokens: Sequence[str]) ->
             text = text.replace(token, f"‹{token[1:-1]}›" if len(token) > 2 else "‹›")
     names = "|".join(re.escape(tag) for tag in tags)
     if names:
-        # each space can match in one way only, or a long run of them takes quadratic time
+        # each space may match in only one way, otherwise a long run of spaces takes quadratic time
         tag = rf"\s*(?:/\s*)?(?:{names})\b"
         text = re.sub(rf"<({tag}[^<>]*)>", r"‹\1›", text, flags=re.IGNORECASE)
-        # the segmenter's text after it could close an open tag
+        # the segmenter's text that follows could close an open tag
         text = re.sub(rf"<(?={tag})", "‹", text, flags=re.IGNORECASE)
     return text
 
 
 def labelled(label: str, text: str) -> str:
-    """A text of one or several lines behind its label, in a column of its own."""
+    """A text of one or more lines after its label, in its own column."""
     return f"{label:11}" + text.replace("\n", "\n" + " " * 11)
 
 
@@ -92,10 +92,10 @@ def visible(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(
-        one
-        if one.isprintable() or one in "\n\t" or unicodedata.category(one) == "Zs"
-        else one.encode("unicode_escape").decode()
-        for one in text
+        character
+        if character.isprintable() or character in "\n\t" or unicodedata.category(character) == "Zs"
+        else character.encode("unicode_escape").decode()
+        for character in text
     )
 
 
@@ -108,9 +108,9 @@ def say(
 
     Args:
         text: The text.
-        file: Where to; None for the standard output.
-        indent: What a line continues with; see `fitted`.
-        style: What the text is; see `painted`.
+        file: Where to print; None for the standard output.
+        indent: Indent of continued lines; see `fitted`.
+        style: The role of the text; see `painted`.
     """
     stream = file or sys.stdout
     shown = fitted(text, terminal_columns(stream), indent)
@@ -119,19 +119,19 @@ def say(
 
 @functools.cache
 def say_once(text: str) -> None:
-    """Print a text on standard error, once in a process: `say`."""
+    """Print a text on standard error with `say`, once per process."""
     say(text, sys.stderr)
 
 
 def painted(text: str, style: Style, file: TextIO | None = None) -> str:
-    """A text in the colour of what it is, if it goes to a terminal that shows colours.
+    """A text in the colour of its role, if it goes to a terminal that shows colours.
 
-    Nothing is coloured where `NO_COLOR` is set, or the terminal is `dumb`.
+    Nothing is coloured if `NO_COLOR` is set, or if the terminal is `dumb`.
 
     Args:
-        text: The text, in which nothing acts on a terminal (`visible`).
+        text: The text, which must not act on a terminal (`visible`).
         style: alarm, bad, good, call, dim or strong.
-        file: Where it goes to; None for the standard output.
+        file: Where it goes; None for the standard output.
     """
     plain = os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb"
     if not text or plain or not (file or sys.stdout).isatty():
@@ -145,7 +145,7 @@ def terminal_columns(stream: TextIO) -> int | None:
         return None
     with contextlib.suppress(ValueError):
         return int(os.environ.get("COLUMNS", ""))
-    with contextlib.suppress(OSError, ValueError):  # a stream of somebody's own has no number
+    with contextlib.suppress(OSError, ValueError):  # a user's own stream may have no number
         return os.get_terminal_size(stream.fileno()).columns
     return _USUAL
 
@@ -159,7 +159,7 @@ def fitted(text: str, columns: int | None, indent: str = "  ") -> str:
     Args:
         text: The text.
         columns: The most characters of a line, at least 40; None wraps nothing.
-        indent: What a line continues with, after the spaces that it begins with.
+        indent: Indent of continued lines, after the spaces that the line begins with.
     """
     if columns is None:
         return text

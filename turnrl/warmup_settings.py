@@ -20,10 +20,10 @@ class WarmUp:
         steps: Optimiser steps.
         batch_size: Demonstrated attempts per step; none is learned twice.
         lr: Peak of the learning rate; null for 5e-4 under LoRA, else 2e-4.
-        by: A function of an attempt and of random numbers that gives the next turn (for the command
-            its dotted path); null for random play.
-        held_out: Questions that the policy is tried on before and after, with one sampled attempt
-            each: of `data.val`, or else of `data.train`. 0 for none.
+        by: A function of an attempt and of random numbers that returns the next turn (for the
+            command, its dotted path); null for random play.
+        held_out: Number of questions that the policy attempts before and after, once each, from
+            `data.val`, or else from `data.train`. 0 for none.
     Raises:
         RecipeError: Naming the setting that is out of range.
     """

@@ -11,13 +11,13 @@ as contrasts. `terms` computes the numbers.
 The terms check the estimator in part:
 
 - `terms` never asks the estimator for an advantage. It computes mean, deviation, baseline, floor
-  and divisor of each set in Python floats, without `standardize`. A contrast also repeats who
-  belongs to a set and the weight of a term. If the estimator is wrong in one of these, the terms
+  and divisor of each set in Python floats, without `standardize`. A contrast also repeats the
+  members of each set and the weight of a term. If the estimator is wrong in any of these, the terms
   add up to a different number.
 - The values come from functions that the estimator uses too (`returns_to_go`,
   `rewards_and_outcome`, the states of `GroupInGroup`), and the settings (`gamma`, `min_std`, ...)
-  are the estimator's. A mistake in these does not show here. The tests of the estimators have a
-  second implementation of each.
+  are the estimator's. A mistake in these does not show here. The estimators' tests have a second
+  implementation of each.
 
 To explain your own estimator, register beside its class what it compares:
 
@@ -50,12 +50,12 @@ class Contrast:
     Args:
         name: The value, in words.
         values: (G, K), one per turn; or (G, 1), one per trajectory.
-        sets: The number of each value's set, in the same shape; -1 for none. None puts all values
-            into one set.
+        sets: The number of each value's set, in the same shape; -1 for no set. None puts all
+            values into one set.
         weight: Factor of the contrast, or (G, K) factors if turns differ.
         plus: Added to the deviation, instead of a floor; None uses the estimator's floor.
-        divisor: Divides the differences in place of their own deviation; None uses that. A value
-            that is alone in its set then has no part.
+        divisor: Divides the differences in place of the set's own deviation; None uses the
+            deviation. With a divisor, a value that is alone in its set contributes nothing.
     """
 
     name: str
@@ -77,7 +77,7 @@ class Term:
         baseline: Subtracted from the value.
         divisor: Divides the difference.
         mean: Mean of the set.
-        std: Its unbiased standard deviation; None for a set of one.
+        std: Unbiased standard deviation of the set; None for a set of one.
         count: Members of the set, including this one.
     """
 
@@ -140,7 +140,7 @@ def terms(estimator: AdvantageEstimator, group: Group) -> list[list[list[Term]]]
     contrasts = compares(estimator, group)
     if contrasts is None:
         return None
-    tables = [_table(estimator, one, group) for one in contrasts]
+    tables = [_table(estimator, contrast, group) for contrast in contrasts]
     return [
         [
             [table[i][k] for table in tables if table[i][k].weight]
@@ -152,20 +152,19 @@ def terms(estimator: AdvantageEstimator, group: Group) -> list[list[list[Term]]]
     ]
 
 
-def _table(estimator: AdvantageEstimator, one: Contrast, group: Group) -> list[list[Term]]:
+def _table(estimator: AdvantageEstimator, contrast: Contrast, group: Group) -> list[list[Term]]:
     """(G, K), the term of each turn."""
-    sets = torch.zeros_like(one.values, dtype=torch.long) if one.sets is None else one.sets
+    values, sets = contrast.values, contrast.sets
+    sets = torch.zeros_like(values, dtype=torch.long) if sets is None else sets
     members: dict[int, list[float]] = {}
-    for number, value in zip(sets.flatten().tolist(), one.values.flatten().tolist(), strict=True):
+    for number, value in zip(sets.flatten().tolist(), values.flatten().tolist(), strict=True):
         members.setdefault(number, []).append(value)
     shape = group.turn_rewards.shape
-    weights = torch.as_tensor(one.weight).expand(shape).tolist()
-    places = zip(
-        one.values.expand(shape).tolist(), sets.expand(shape).tolist(), weights, strict=True
-    )
+    weights = torch.as_tensor(contrast.weight).expand(shape).tolist()
+    places = zip(values.expand(shape).tolist(), sets.expand(shape).tolist(), weights, strict=True)
     return [
         [
-            _term(estimator, one, weight, value, members[number])
+            _term(estimator, contrast, weight, value, members[number])
             for value, number, weight in zip(*row, strict=True)
         ]
         for row in places
@@ -173,22 +172,26 @@ def _table(estimator: AdvantageEstimator, one: Contrast, group: Group) -> list[l
 
 
 def _term(
-    estimator: AdvantageEstimator, one: Contrast, weight: float, value: float, of: list[float]
+    estimator: AdvantageEstimator,
+    contrast: Contrast,
+    weight: float,
+    value: float,
+    members: list[float],
 ) -> Term:
-    count = len(of)
-    mean = sum(of) / count
+    count = len(members)
+    mean = sum(members) / count
     std = None
     if count > 1:
-        std = math.sqrt(sum((other - mean) ** 2 for other in of) / (count - 1))
+        std = math.sqrt(sum((member - mean) ** 2 for member in members) / (count - 1))
     baseline, divisor = mean, 1.0
     if isinstance(estimator, GroupRelative):
         if estimator.baseline == "leave_one_out":
             baseline = (mean * count - value) / (count - 1) if count > 1 else 0.0
-        if one.divisor is not None:
-            divisor, baseline = one.divisor, value if std is None else baseline
+        if contrast.divisor is not None:
+            divisor, baseline = contrast.divisor, value if std is None else baseline
         elif estimator.scale == "std":
             divisor = max(std or 0.0, estimator.min_std)
             baseline = value if std is None else baseline  # alone: there is no scale
-    elif one.plus is not None:
-        divisor = (std or 0.0) + one.plus
-    return Term(one.name, weight, value, baseline, divisor, mean, std, count)
+    elif contrast.plus is not None:
+        divisor = (std or 0.0) + contrast.plus
+    return Term(contrast.name, weight, value, baseline, divisor, mean, std, count)

@@ -4,7 +4,7 @@ eval/       a recipe, a run or a server scored on questions; and the export to i
 recipes     the recipes that come with turnrl, listed and copied
 play        a trained agent in a terminal
 report/     an HTML page about runs
-compare     runs on the same questions
+compare     runs compared on the same questions
 sweep/      a recipe trained with several seeds and settings
 scaffold/   the beginning of a plugin, and the list of the installed ones
 warmup      a policy that learns the form of its turns before `fit`
@@ -36,8 +36,8 @@ COMMANDS: Mapping[str, str] = {
     "sweep": "turnrl.commands.sweep.command:add_sweep_command",
     "warmup": "turnrl.commands.warmup:add_warmup_command",
 }
-"""The module of each command, which is imported only for it, and the function that adds it to
-argparse's sub-parsers."""
+"""For each command, its module, which only it imports, and the function that adds it to argparse's
+sub-parsers."""
 
 
 def adder(name: str) -> Callable[[Commands], None]:

@@ -5,7 +5,7 @@
     turnrl compare a0 a1 a2 b0 b1 b2             two recipes with three seeds each
 
 The first run is the baseline. Every figure is paired by question, and its difference has a 95 %
-interval. Runs that differ in their seeds alone are compared together, with intervals over seeds.
+interval. Runs that differ only in their seeds are compared together, with intervals over seeds.
 """
 
 from __future__ import annotations
@@ -65,9 +65,8 @@ def _run(args: argparse.Namespace) -> None:
             text = "\n".join(as_text(comparison, args.split, args.all, letter))
             say("\n" * (number > 0) + text)
     if not args.json:
-        every = [one for side in sides for one in side.evaluations]
         # in the order of the command line, by which a report numbers its runs
-        folders = {one.number: str(one.run.folder) for one in every}
+        folders = {e.number: str(e.run.folder) for side in sides for e in side.evaluations}
         print(f"\nSee them: turnrl report {' '.join(folders[n] for n in sorted(folders))}")
         print("Then open report.html with the end of a line above appended to its address.")
 
@@ -75,15 +74,15 @@ def _run(args: argparse.Namespace) -> None:
 def as_json(comparison: Comparison) -> dict[str, object]:
     """A comparison as plain values, for JSON."""
 
-    def side(one: Side) -> list[dict[str, object]]:
+    def plain(side: Side) -> list[dict[str, object]]:
         return [
             {"run": e.run.name, "folder": str(e.run.folder), "iteration": e.iteration}
-            for e in one.evaluations
+            for e in side.evaluations
         ]
 
     return {
-        "first": side(comparison.first),
-        "second": side(comparison.second),
+        "first": plain(comparison.first),
+        "second": plain(comparison.second),
         "questions": len(comparison.questions),
         "figures": {name: asdict(figure) for name, figure in comparison.figures.items()},
         "asked": comparison.asked,
@@ -96,20 +95,20 @@ def as_json(comparison: Comparison) -> dict[str, object]:
 def as_text(
     comparison: Comparison, split: str, every: bool = False, letter: str = "B"
 ) -> Iterator[str]:
-    """The lines of a comparison, of at most 80 columns but for names.
+    """The lines of a comparison, of at most 80 columns except for names.
 
     Args:
         comparison: The comparison.
         split: The split that was evaluated.
-        every: Show every question that was won or lost, not the first few.
-        letter: What the side that is not the baseline is called.
+        every: Show every question that was won or lost, not only the first few.
+        letter: The letter of the side that is not the baseline.
     """
     first, second = comparison.first, comparison.second
     seeds, common = len(first.evaluations), len(comparison.questions)
     shares = " and ".join(f"{common / asked:.0%} of {asked}" for asked in comparison.asked)
     yield f"{split}: {common} questions in common, {shares}"
     for name, side, role in (("A", first, ", the baseline"), (letter, second, "")):
-        after = ", ".join(map(str, dict.fromkeys(one.iteration for one in side.evaluations)))
+        after = ", ".join(map(str, dict.fromkeys(e.iteration for e in side.evaluations)))
         yield f"{name}  {side.name}, iteration {after}{role}"
     yield _result(comparison, letter)
     yield from _differences(comparison)
@@ -134,7 +133,7 @@ def _line(name: str, figure: Difference) -> str:
 
     p = "" if figure.p is None else "<.0001" if figure.p < 1e-4 else f"{figure.p:.4f}"
     large = max(map(abs, (figure.first, figure.second, figure.low, figure.high)))
-    digits = 4 if large < 100 else 1 if large < 10_000 else 0  # so that columns stay columns
+    digits = 4 if large < 100 else 1 if large < 10_000 else 0  # so that the columns stay aligned
     values = f"{figure.first:8.{digits}f}{figure.second:8.{digits}f}"
     change = f"{figure.change:+9.{digits}f}"
     ends = f"[{figure.low:+.{digits}f}, {figure.high:+.{digits}f}]"
@@ -143,8 +142,8 @@ def _line(name: str, figure: Difference) -> str:
 
 
 def _differences(comparison: Comparison) -> Iterator[str]:
-    """The settings in which the two sides differ, but for the seeds within a side; then those of
-    their evaluations, without the questions, which are the same."""
+    """The settings in which the two sides differ, except for the seeds within a side; then those of
+    their evaluations, except for the questions, which are the same."""
     from turnrl.run.runs import SEEDS, differences, distinct_ends, is_of_command
 
     runs = [side.one.run for side in (comparison.first, comparison.second)]
@@ -153,10 +152,10 @@ def _differences(comparison: Comparison) -> Iterator[str]:
         of_evaluation = evaluated and is_of_command(name)
         if not of_evaluation and (len(comparison.first.evaluations) == 1 or name not in SEEDS):
             yield _cut(f"   {name}: {' -> '.join(value or '(none)' for value in values)}")
-    # the checkpoint of a run of `fit` is one that it resumed from
+    # the checkpoint of a `fit` run is the one that it resumed from
     settings = [run.settings if run.was_evaluated else {} for run in runs]
     for name in dict.fromkeys(filter(is_of_command, (*settings[0], *settings[1]))):
-        values = [one.get(name, "null") for one in settings]
+        values = [of_run.get(name, "null") for of_run in settings]
         values = ["(none)" if value == "null" else value for value in values]
         if name.partition(".")[0] not in ("split", "questions") and len({*values}) > 1:
             shown = distinct_ends([*map(Path, values)]) if name == "ckpt_path" else values
@@ -164,7 +163,7 @@ def _differences(comparison: Comparison) -> Iterator[str]:
 
 
 def _notes(comparison: Comparison, seeds: int, letter: str) -> Iterator[str]:
-    """Sentences about the columns: what they rest on, and what was left out."""
+    """Sentences about the columns: their basis, and the parts that were left out."""
     unit = "seeds" if seeds > 1 else "questions"
     yield (
         f"won, lost: {unit} with more and with less in {letter}. p: how likely a difference as "
@@ -194,7 +193,7 @@ def _notes(comparison: Comparison, seeds: int, letter: str) -> Iterator[str]:
 
 
 def _result(comparison: Comparison, letter: str) -> str:
-    """Which side is better in the figure that decides, if that is known."""
+    """A sentence that names the better side in the main figure, if that is known."""
     name, verdict = comparison.main, comparison.verdict
     if verdict == "undecided":
         return f"{name}: undecided. All seeds differ by the same: add more seeds."
@@ -212,24 +211,25 @@ def _question(comparison: Comparison, question: str, letter: str) -> Iterator[st
     row = pair[0].questions[question][0]
     yield _cut(f"  {row['question']}")
     yield _cut(f"    accepted  {' | '.join(row['answers'] or ())}")
-    for name, one in zip(("A", letter), pair, strict=True):
-        rows, place = one.questions[question], address(one, question)
+    for name, evaluation in zip(("A", letter), pair, strict=True):
+        rows, place = evaluation.questions[question], address(evaluation, question)
         answer = rows[0]["answer"] or "(no answer)"
         if main != "exact_match":
-            answer = f"{main} {one.value(question, main):.3f}"
+            answer = f"{main} {evaluation.value(question, main):.3f}"
         elif len(rows) > 1:
             answer = f"right in {sum(row[main] for row in rows):g} of {len(rows)} attempts"
         width = _WIDTH - len(place) - 2
         yield f"{_cut(f'    {name}  {answer}', width):{width}}  {place}"
 
 
-def address(one: Evaluation, question: str) -> str:
-    """Where a report of the same runs shows the attempt at a question, or all attempts."""
-    rows = one.questions[question]
-    return link(one.number, rows[0], attempt=len(rows) == 1)
+def address(evaluation: Evaluation, question: str) -> str:
+    """The address of the attempt at a question, or of all attempts, in a report of the same
+    runs."""
+    rows = evaluation.questions[question]
+    return link(evaluation.number, rows[0], attempt=len(rows) == 1)
 
 
 def _cut(text: str, width: int = _WIDTH) -> str:
-    """One line of a foreign text, with control characters made visible."""
+    """A foreign text as one line, with control characters made visible."""
     line = visible(text).replace("\n", " ").replace("\t", " ")
     return line if len(line) <= width else line[: width - 3] + "..."

@@ -21,8 +21,8 @@ def add_completion_command(commands: Commands) -> None:
 
 
 def _recipe() -> dict[str, object]:
-    """Completion of a recipe: files, and in shells that can mix the two, the names of those that
-    come with turnrl."""
+    """Completion of a recipe: files and, in shells that can mix the two, the names of the recipes
+    that come with turnrl."""
     names, function = " ".join(bundled_recipes()), "_turnrl_recipe_file"
     bash = f"{function}() {{ compgen -W '{names}' -- $1; compgen -f -- $1; }}"
     zsh = f"{function}() {{ compadd -- {names}; _files; }}"
@@ -39,8 +39,8 @@ def _script(shell: str) -> str:
             action.complete = _recipe()
             if action.nargs == argparse.REMAINDER:  # a recipe's settings follow
                 action.nargs, parser.prefix_chars = "*", "-"
-                known = {option for one in parser._actions for option in one.option_strings}
-                for option in sorted({f"--{key}" for key in _settings()} - known):
+                present = {option for a in parser._actions for option in a.option_strings}
+                for option in sorted({f"--{key}" for key in _settings()} - present):
                     parser.add_argument(option)
     return str(shtab.complete(every, shell))
 
@@ -55,6 +55,6 @@ def _settings() -> set[str]:
     parser = LightningArgumentParser()
     for section, cls in CLASSES.items():
         parser.add_lightning_class_args(cls, section)
-    known = {action.dest for action in parser._actions if ".help" not in action.dest}
+    keys = {action.dest for action in parser._actions if ".help" not in action.dest}
     top = {"seed_everything", "ckpt_path", "split"}
-    return (known | top) - {"help", "config", "print_config", *CLASSES}
+    return (keys | top) - {"help", "config", "print_config", *CLASSES}

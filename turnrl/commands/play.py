@@ -43,8 +43,8 @@ def add_play_command(commands: Commands) -> None:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    what = "a run or a checkpoint; or a recipe, for its policy before training"
-    parser.add_argument("agent", metavar="RUN_OR_RECIPE", help=what)
+    text = "a run or a checkpoint; or a recipe, for its policy before training"
+    parser.add_argument("agent", metavar="RUN_OR_RECIPE", help=text)
     parser.add_argument("question", nargs="?", metavar="QUESTION", help="(default: from the input)")
     parser.add_argument(
         "--answer", action="append", default=[], help="an answer that counts as right; repeatable"
@@ -138,8 +138,8 @@ def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
 
 
 def _show(module: MTGRPO, trajectory: Trajectory) -> None:
-    """Print what tool sessions added to the question, the turns, and what a player sent before
-    each."""
+    """Print the opening of tool sessions, the turns, and the messages that a player sent before
+    each turn."""
     if trajectory.opening:
         say(visible(labelled("opening", trajectory.opening)), indent="")
     sent = module.rollout.driver.sent(trajectory, module.chat)
@@ -159,8 +159,8 @@ _STYLES: Mapping[str, Style] = {
 
 
 def in_colours(text: str) -> str:
-    """The text of a turn, with thoughts, the answer and calls in colours of their own."""
-    return _ELEMENT.sub(lambda one: painted(one[0], _STYLES.get(one[1], "call")), text)
+    """The text of a turn, with thoughts, the answer and calls in different colours."""
+    return _ELEMENT.sub(lambda match: painted(match[0], _STYLES.get(match[1], "call")), text)
 
 
 def _end(trajectory: Trajectory) -> str:
@@ -182,7 +182,7 @@ class Printing(Segmenter):
 
     Args:
         inside: The turn scheme that does the work.
-        asked: The question, as the policy reads it, without what tool sessions add to it.
+        asked: The question, as the policy reads it, without the opening of tool sessions.
     """
 
     def __init__(self, inside: Segmenter, asked: str = "") -> None:
@@ -222,28 +222,28 @@ class Printing(Segmenter):
 
 
 def _credit(module: MTGRPO, attempts: Sequence[Trajectory]) -> Iterator[str]:
-    """A table of attempts by turns: what each earned, and the credit that each estimator gives."""
+    """A table of attempts by turns: the reward of each turn, and the credit by each estimator."""
     from turnrl.applied import applied
     from turnrl.scoring import score_group
 
     group = score_group(attempts, module.rewards, None, module.policy)
     own = module.estimator
     every = applied(group, own, repr(own) if is_dataclass(own) else type(own).__name__)
-    columns = [one for one in every if not one.reason]
+    columns = [result for result in every if not result.reason]
     yield ""
     letters = [*ascii_uppercase, *map(str, range(len(columns)))][: len(columns)]
-    for letter, one in zip(letters, columns, strict=True):
-        yield visible(f"{letter}  {one.name}{', this run' if one.own else ''}")
-    yield from (visible(f"-  {one.name}: {one.reason}") for one in every if one.reason)
+    for letter, result in zip(letters, columns, strict=True):
+        yield visible(f"{letter}  {result.name}{', this run' if result.own else ''}")
+    yield from (visible(f"-  {result.name}: {result.reason}") for result in every if result.reason)
     yield "\nThe advantages of each turn by these estimators:"
     heads = "".join(f"{letter:>6}" for letter in letters)
     yield f"try  outcome  turn  reward{heads}"
-    credit = [one.advantages for one in columns]
+    credit = [result.advantages for result in columns]
     for i, attempt in enumerate(attempts):
         begin = f"{i + 1:3}  {float(group.outcome[i]):7.2f}"
         for k in range(len(attempt.turns)):
-            given = "".join(
+            cells = "".join(
                 f"{round(of[i][k], 2) + 0.0:+6.2f}" if i in of else f"{'-':>6}" for of in credit
             )
-            yield f"{begin:12}  {k + 1:4}  {float(group.turn_rewards[i, k]):6.2f}{given}"
+            yield f"{begin:12}  {k + 1:4}  {float(group.turn_rewards[i, k]):6.2f}{cells}"
             begin = ""

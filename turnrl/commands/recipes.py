@@ -1,6 +1,6 @@
 """`turnrl recipes`: lists the recipes that come with turnrl, and copies one for you to change.
 
-The tables of `recipes/README.md` are the one place that has what a recipe reproduces and needs.
+Only the tables of `recipes/README.md` say what each recipe reproduces and needs.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ def add_recipes_command(commands: Commands) -> None:
 
 def tables() -> Iterator[tuple[str, dict[str, str]]]:
     """The rows of the tables of `recipes/README.md`: a recipe's name, then its cells by column."""
-    known = bundled_recipes()
+    recipes = bundled_recipes()
     columns: list[str] = []
-    for line in known["quickstart"].with_name("README.md").read_text("utf-8").splitlines():
+    for line in recipes["quickstart"].with_name("README.md").read_text("utf-8").splitlines():
         first, *cells = line.strip("| ").split(" | ")
         link = re.fullmatch(r"\[.*\]\((.+)\.yaml\)", first)
         if first in ("recipe", "variant"):
             columns = cells
-        elif link and link[1] in known and len(cells) == len(columns):
+        elif link and link[1] in recipes and len(cells) == len(columns):
             yield link[1], dict(zip(columns, cells, strict=True))
 
 
@@ -63,22 +63,22 @@ def _list(_: argparse.Namespace) -> None:
 
 
 def _copy(parsed: argparse.Namespace) -> None:
-    """Write a recipe into a file of the user's own.
+    """Write a recipe into the user's own file.
 
     Raises:
         RecipeError: If there is no such recipe, or the file cannot be written.
     """
-    known = bundled_recipes()
+    recipes = bundled_recipes()
     name: str = parsed.name.removeprefix("recipes/").removesuffix(".yaml")
-    if name not in known:
+    if name not in recipes:
         raise RecipeError(
             f"no recipe {parsed.name!r} comes with turnrl.{recipe_like(name)} "
             "'turnrl recipes' lists those that do."
         )
-    file = Path(parsed.file or known[name].name)
+    file = Path(parsed.file or recipes[name].name)
     try:
         with file.open("x", encoding="utf-8") as new:
-            new.write(known[name].read_text("utf-8"))
+            new.write(recipes[name].read_text("utf-8"))
     except FileExistsError as error:
         raise RecipeError(
             f"{str(file)!r} is there already. Name another: turnrl recipes copy {name} FILE."

@@ -26,15 +26,15 @@ if TYPE_CHECKING:
     from turnrl.recipe.build import Built
 
 _KINDS = {"lr": float | None, "by": str | None}
-_TOLD = {
-    one.arg_name: " ".join((one.description or "").split())
-    for one in docstring_parser.parse(WarmUp.__doc__ or "").params
+_HELP = {
+    parameter.arg_name: " ".join((parameter.description or "").split())
+    for parameter in docstring_parser.parse(WarmUp.__doc__ or "").params
 }
 _SETTINGS = {
     "to": (str | None, None, "Folder that the policy is written to, for model.policy.model"),
     **{
-        one.name: (_KINDS.get(one.name, int), one.default, _TOLD[one.name])
-        for one in fields(WarmUp)
+        field.name: (_KINDS.get(field.name, int), field.default, _HELP[field.name])
+        for field in fields(WarmUp)
     },
 }
 
@@ -46,7 +46,7 @@ def add_warmup_command(commands: Commands) -> None:
 
 
 def _prepare(invocation: Invocation) -> Invocation:
-    """Refuse a missing folder before torch is loaded. The run keeps no folder of its own."""
+    """Refuse a missing folder before torch is loaded. The run has no folder of its own."""
     if invocation.help_options:
         return invocation
     if not invocation.contents.get("to"):
@@ -69,16 +69,16 @@ def _prepare(invocation: Invocation) -> Invocation:
 
 
 def _chosen(contents: Mapping[str, Any]) -> WarmUp:
-    """The settings of the warm-up among those of the command.
+    """The warm-up's settings, from those of the command.
 
     Raises:
         RecipeError: If one is out of range, or `by` names nothing that can be called.
     """
-    chosen = {one.name: contents[one.name] for one in fields(WarmUp) if one.name in contents}
+    chosen = {f.name: contents[f.name] for f in fields(WarmUp) if f.name in contents}
     for name, value in chosen.items():
         if name == "by":
             chosen[name] = named("--by", value) if value else None
-        elif isinstance(value, str):  # as the words of a command line are
+        elif isinstance(value, str):  # as words of a command line are
             with contextlib.suppress(ValueError):
                 chosen[name] = float(value) if name == "lr" else int(value)
     return WarmUp(**chosen)
@@ -101,7 +101,7 @@ def _warm_up(built: Built) -> None:
         }
         print("before  after")
         for text, name in rows.items():
-            before, after = (one._asdict()[name] for one in (done.before, done.after))
+            before, after = (shares._asdict()[name] for shares in (done.before, done.after))
             print(f"{before:6.2f} {after:6.2f}  {text}")
     print(f"{done.losses[0]:6.3f} {done.losses[1]:6.3f}  loss of the first and the last batch")
     say(f"written to {place}; some of what it was taught is in {place / TRANSCRIPT}")

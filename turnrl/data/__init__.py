@@ -1,10 +1,10 @@
 """Question sets: files, folders and objects of `datasets`, known data sets, the Hugging Face hub.
 
-questions       `QuestionData`: which question is asked when
+questions       `QuestionData`: the questions of each iteration and of the validation
 sources         the questions of a data set, from any source
 known           files, the known data sets by short name, and the hub
 rows            rows of files and of the hub, and the questions made of them
-functions       questions that a function of the user's gives
+functions       questions from a user's function
 paragraphs      `HotpotParagraphs`, `SquadParagraphs`: questions with paragraphs that answer them
 also            `AlsoScore`: a callback that scores other questions at each validation
 """

@@ -1,4 +1,4 @@
-"""Curves of other questions than the validation's."""
+"""Curves of questions other than the validation's."""
 
 from __future__ import annotations
 
@@ -26,11 +26,12 @@ class AlsoScore(L.Callback):
     `famous/answer_in_results` and `famous/format` beside those of `val`.
 
     Args:
-        name: The name of their curves.
+        name: The name of the curves.
         source: Source of the questions, as `data.val` takes it, but without `data.fields` and
             `data.config`. Their answers compare by `data.answers`. Null for the source of
-            `data.val` itself: if it has no such split, the run says so and continues without it.
-        split: Split of the source; its own for validation by default.
+            `data.val` itself: if it has no such split, the run prints that and continues without
+            it.
+        split: Split of the source; by default its own validation split.
         limit: Score a fixed choice of at most this many questions; null for all, but never more
             than `data.val_limit` from the source of `data.val`.
         batch_size: Questions that are scored together.
@@ -80,10 +81,10 @@ class AlsoScore(L.Callback):
             answers=data.rule if isinstance(data, QuestionData) else None,
         )
         self._data.setup("validate")
-        self._data.trainer = trainer  # only now, or it would announce again that it reads
+        self._data.trainer = trainer  # only now, or it would announce the reading again
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Score the questions, each process its share, by greedy trajectories."""
+        """Score the questions with greedy trajectories. Each process scores its share."""
         if self._data is None or trainer.sanity_checking or trainer.state.fn != "fit":
             return
         scored: list[Mapping[str, float | None]] = []
@@ -91,6 +92,6 @@ class AlsoScore(L.Callback):
             key = (ALSO, pl_module.seed, number, trainer.global_rank)
             if batch:  # processes have equally many batches, some of them empty
                 attempts = pl_module.collector.explore(batch, None, key)
-                scored += [curves(one) for group in attempts.trajectories for one in group]
+                scored += [curves(t) for group in attempts.trajectories for t in group]
         tallies = curve_tallies(scored)
-        pl_module.metrics.log({f"{self.name}/{name}": one for name, one in tallies.items()})
+        pl_module.metrics.log({f"{self.name}/{name}": tally for name, tally in tallies.items()})

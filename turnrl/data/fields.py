@@ -1,4 +1,4 @@
-"""Questions made of rows: where a row keeps its question and answers, and how these are written."""
+"""Questions made of rows: the fields that hold a question and its answers, and their formats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from turnrl.types.questions import Question
 
 @dataclass(frozen=True)
 class Fields:
-    """Where the rows of a file or hub data set keep what turnrl needs.
+    """The fields that turnrl needs in the rows of a file or hub data set.
 
     A dotted path such as `answer.aliases` reaches into nested fields.
 
@@ -66,23 +66,23 @@ def _at(row: object, path: str) -> object:
 
 
 _WORDS = (str, int, float, Decimal, date, time)
-"""Types with one way to write a value as a text."""
+"""Types whose values have a single text form."""
 
 
 def _missing(value: object) -> bool:
-    """True if a row has nothing there; pandas has NaN in an empty cell."""
+    """True if a row has no value there. In pandas, an empty cell is NaN."""
     return value is _ABSENT or value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def _native(value: object) -> object:
-    """An array, a number of a library's, or a tuple as a list or a number of Python's."""
+    """The value as a Python list or number, if it is an array, a library's number, or a tuple."""
     if hasattr(value, "tolist"):  # of numpy, torch, pandas
         value = value.tolist()
     return list(value) if isinstance(value, tuple) else value
 
 
 def _written(value: object, path: str, place: str, setting: str) -> str:
-    """The text of a field; empty if nothing is there.
+    """The text of a field; empty if the field has no value.
 
     Args:
         value: The value of the field.
@@ -90,7 +90,7 @@ def _written(value: object, path: str, place: str, setting: str) -> str:
         place: The source and the row, for messages.
         setting: The setting that names the field, for messages; empty for none.
     Raises:
-        DataError: If it is neither a text nor a number nor a date.
+        DataError: If the value is neither a text nor a number nor a date.
     """
     if _missing(value := _native(value)):
         return ""
@@ -115,17 +115,17 @@ def _is_chat(value: object) -> TypeGuard[list[Row]]:
 
 
 def _asked(value: object, path: str, place: str, setting: str) -> tuple[str, str]:
-    """The system message of a row, empty if it has none, and the user's question: from a text, or
+    """The system message of a row, empty if there is none, and the user's question, from a text or
     from chat messages.
 
     Raises:
-        DataError: If it is neither, or the messages are not a user's alone, after a system message
-            perhaps.
+        DataError: If the value is neither, or if the messages are not a single user message,
+            optionally after a system message.
     """
     value = spelt_list(value) if isinstance(value, str) and '"role"' in value else _native(value)
     if not _is_chat(value):
         return "", _written(value, path, place, setting)
-    messages = [(str(one["role"]), _spoken(one.get("content"))) for one in value]
+    messages = [(str(message["role"]), _spoken(message.get("content"))) for message in value]
     roles = [role for role, _ in messages]
     if roles not in (["user"], ["system", "user"], ["developer", "user"]):
         raise DataError(
@@ -142,10 +142,10 @@ def _asked(value: object, path: str, place: str, setting: str) -> tuple[str, str
 
 
 def _spoken(content: object) -> str | None:
-    """The text of a message's content, which may come in parts; None if it is none."""
+    """The text of a message's content, which may come in parts; None if it is not text."""
     parts: list[object] = content if isinstance(content, list) else [{"text": content}]
-    texts = [one.get("text") if isinstance(one, Mapping) else None for one in parts]
-    return "".join(map(str, texts)) if all(isinstance(one, str) for one in texts) else None
+    texts = [part.get("text") if isinstance(part, Mapping) else None for part in parts]
+    return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
 
 
 def _answers(value: object, path: str, place: str, setting: str) -> Iterator[str]:
@@ -159,7 +159,7 @@ def _answers(value: object, path: str, place: str, setting: str) -> Iterator[str
 
 
 def _answer_in(text: str, pattern: str) -> str | None:
-    """The answer in a text of a field of answers; None if the pattern is not there."""
+    """The answer in a text of an answers field; None if the pattern does not match."""
     if not pattern:
         return text
     match = re.search(pattern, text)
@@ -175,17 +175,17 @@ def questions_of(
     needs_id: bool = False,
     without: Sequence[str] = (),
 ) -> Iterator[Question]:
-    """Make questions of rows. Every other column becomes metadata as it is: a text, a number, a
+    """Make questions from rows. Every other column becomes metadata unchanged: a text, a number, a
     list, a mapping. Nulls are left out, because Arrow has null where a row lacks the column.
 
     Args:
         rows: Rows in their order, read once.
-        fields: Where they keep the question, its id and its answers.
+        fields: The fields of the question, its id and its answers.
         where: The source, for messages.
-        names: What the caller calls the settings, for messages.
-        needs_id: Refuse rows without any `id`, by which the source knows its questions. Otherwise
-            they are numbered.
-        without: Columns that become no metadata, because they are large.
+        names: The caller's names of the settings, for messages.
+        needs_id: Refuse rows if none has an `id`, because the source identifies its questions by
+            it. Otherwise such rows are numbered.
+        without: Columns to leave out of the metadata, because they are large.
     Raises:
         DataError: If no row has a needed field (at the end, when all rows have been read); or
             naming the row whose question or answer is not text.
@@ -232,8 +232,8 @@ def _refuse_missing(
     missing: Sequence[tuple[str, str]], columns: set[str], where: str, names: Names, needs_id: bool
 ) -> None:
     """Refuse rows that lack needed fields; see `questions_of`."""
-    if not needs_id:  # rows are numbered, unless the user named a field of ids
-        missing = [one for one in missing if one != ("id", Fields.id)]
+    if not needs_id:  # rows are numbered, unless the user named an id field
+        missing = [field for field in missing if field != ("id", Fields.id)]
     for name, path in missing:
         numbered = ", or to null to number the rows" if name == "id" and not needs_id else ""
         step = f"Rename the one that holds it to {path!r}."
@@ -246,7 +246,7 @@ def _refuse_missing(
 
 
 def _columns(row: Row) -> Iterator[str]:
-    """A row's field names, nested ones dotted."""
+    """A row's field names; those of nested fields are dotted."""
     for name, value in row.items():
         if isinstance(value, Mapping):
             yield from (f"{name}.{inner}" for inner in _columns(value))

@@ -1,4 +1,4 @@
-"""Questions that a function gives."""
+"""Questions from a function."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from turnrl.types.questions import Question
 
 @final
 class FunctionQuestions(NamesSettings, QuestionSource):
-    """The questions of a function that returns or yields rows, as mappings, or questions. One with
-    a parameter `split`, or one that it needs, has the splits `train` and `val`.
+    """The questions of a function that returns or yields rows, as mappings, or questions. If it has
+    a parameter `split`, or a parameter without a default, it has the splits `train` and `val`.
 
     Args:
         function: The function.
-        fields: Where its rows keep id, question and answers.
+        fields: The fields of id, question and answers in its rows.
     """
 
     uses: tuple[str, ...] = ("fields",)
@@ -32,8 +32,8 @@ class FunctionQuestions(NamesSettings, QuestionSource):
         self._function, self._fields = function, fields or Fields()
         self._which = f"the function {name_of(function)}"
         named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-        taken = [one for one in parameters_of(function) if one.kind in named]
-        names = [one.name for one in taken if one.default is one.empty or one.name == "split"]
+        taken = [p for p in parameters_of(function) if p.kind in named]
+        names = [p.name for p in taken if p.default is p.empty or p.name == "split"]
         if len(names) > 1 or inspect.iscoroutinefunction(function):
             raise DataError(
                 f"{self._which} cannot be called for questions: it takes {', '.join(names)}. Write "
@@ -50,9 +50,9 @@ class FunctionQuestions(NamesSettings, QuestionSource):
                 "parameter 'split'."
             )
         with blaming(DataError, self._which, "Fix the function."):
-            given = self._function(**({} if self._split is None else {self._split: split}))
-            rows = given if isinstance(given, str | Mapping) else list(given or ())
-        kinds = {kind: sum(isinstance(one, kind) for one in rows) for kind in (Question, Mapping)}
+            returned = self._function(**({} if self._split is None else {self._split: split}))
+            rows = returned if isinstance(returned, str | Mapping) else list(returned or ())
+        kinds = {kind: sum(isinstance(row, kind) for row in rows) for kind in (Question, Mapping)}
         if isinstance(rows, str | Mapping) or len(rows) not in kinds.values():
             odd = rows if isinstance(rows, str | Mapping) else _odd(rows)
             raise DataError(
@@ -60,32 +60,32 @@ class FunctionQuestions(NamesSettings, QuestionSource):
                 "or yield rows as mappings, or turnrl.Question objects, and only one kind of them."
             )
         if kinds[Question]:
-            self.uses = ()  # they are made already
+            self.uses = ()  # the questions are already made
             return rows
         return questions_of(rows, self._fields, self._which, self.names)
 
 
 def _odd(rows: list[object]) -> object:
-    """The first row that is neither a question nor a mapping, or else of another kind than the
-    first."""
-    others = (one for one in rows if not isinstance(one, Question | Mapping))
+    """The first row that is neither a question nor a mapping, or else the first of a second
+    kind."""
+    foreign = (row for row in rows if not isinstance(row, Question | Mapping))
     mixed = (b for a, b in itertools.pairwise(rows) if type(a) is not type(b))
-    return next(others, next(mixed, rows))
+    return next(foreign, next(mixed, rows))
 
 
 def function_at(path: str) -> Callable[..., object] | None:
-    """The function of a dotted path; None if there is none of that name, or it is not a function.
+    """The function at a dotted path; None if nothing has that name, or if it is not a function.
 
     Raises:
         DataError: If its module cannot be imported.
     """
     module = path.rpartition(".")[0]
     try:
-        found: Callable[..., object] = named("the source of the questions", path)
+        function: Callable[..., object] = named("the source of the questions", path)
     except RecipeError as error:
         cause = error.__cause__
         missing = cause.name if isinstance(cause, ModuleNotFoundError) else None
         if cause is None or f"{module}.".startswith(f"{missing}."):
             return None
         raise DataError(str(error)) from cause
-    return found if inspect.isroutine(found) else None
+    return function if inspect.isroutine(function) else None

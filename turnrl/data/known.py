@@ -36,13 +36,13 @@ class Preset:
 
     Args:
         path: Its name on the hub.
-        fields: Where its rows keep id, question and answers.
-        config: Its configuration there, if it has several.
+        fields: The fields of id, question and answers in its rows.
+        config: Its configuration on the hub, if it has several.
         train: Split to train on, or None.
         val: Split with public answers to evaluate on.
         rule: The name of the rule that compares its answers.
-        without: Columns that become no metadata of its questions: the accepted answers, and the
-            pages and paragraphs, which are most of a row.
+        without: Columns that are left out of its questions' metadata: the accepted answers, and
+            the pages and paragraphs, which are most of a row.
     """
 
     path: str
@@ -95,8 +95,8 @@ class QuestionFile(NamesSettings, QuestionSource):
     """The questions of a file, which is one split without a name.
 
     Args:
-        path: The file: one JSON object a line, a JSON list, Parquet or CSV.
-        fields: Where its rows keep id, question and answers.
+        path: The file: one JSON object per line, a JSON list, Parquet or CSV.
+        fields: The fields of id, question and answers in its rows.
     """
 
     default_splits = {"train": "", "val": ""}
@@ -121,8 +121,8 @@ class GivenRows(NamesSettings, QuestionSource):
     or a list of mappings.
 
     Args:
-        rows: The rows of each split; the only split may be called "".
-        fields: Where they keep id, question and answers.
+        rows: The rows of each split; a single split may be called "".
+        fields: The fields of id, question and answers in the rows.
         where: A name for the rows, for messages.
     """
 
@@ -149,16 +149,16 @@ class GivenRows(NamesSettings, QuestionSource):
         return questions_of(of_list, self._fields, where, self.names)
 
 
-def _in_memory(given: object, fields: Fields | None, where: str | None = None) -> GivenRows | None:
-    """The questions of a data set in memory; None if the object is none."""
-    hub = sys.modules.get("datasets")  # imported by whoever has an object of it
-    where = where or f"the {type(given).__name__}"
-    if hub is not None and isinstance(given, hub.DatasetDict | hub.IterableDatasetDict):
-        return GivenRows(given, fields, where)
-    if hub is not None and isinstance(given, hub.Dataset | hub.IterableDataset):
-        return GivenRows({"": given}, fields, where)
-    if isinstance(given, list) and all(isinstance(row, Mapping) for row in given):
-        return GivenRows({"": given}, fields, "the list of rows")
+def _in_memory(data: object, fields: Fields | None, where: str | None = None) -> GivenRows | None:
+    """The questions of a data set in memory; None if the object is not one."""
+    hub = sys.modules.get("datasets")  # imported, if an object of its classes exists
+    where = where or f"the {type(data).__name__}"
+    if hub is not None and isinstance(data, hub.DatasetDict | hub.IterableDatasetDict):
+        return GivenRows(data, fields, where)
+    if hub is not None and isinstance(data, hub.Dataset | hub.IterableDataset):
+        return GivenRows({"": data}, fields, where)
+    if isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
+        return GivenRows({"": data}, fields, "the list of rows")
     return None
 
 
@@ -214,13 +214,13 @@ class ByName:
                 f"{name!r} is a folder. Name a file in it ({', '.join(files) or 'it has none'}), "
                 "or a folder of save_to_disk."
             )
-        known = PRESETS.get(name)
-        if known is None and re.fullmatch(r"\w+(\.\w+)+", name):
+        preset = PRESETS.get(name)
+        if preset is None and re.fullmatch(r"\w+(\.\w+)+", name):
             function = function_at(name)
             return None if function is None else FunctionQuestions(function, fields)
-        if known is None and name.count("/") != 1:
+        if preset is None and name.count("/") != 1:
             return None
-        known = known or Preset(name, Fields())
+        preset = preset or Preset(name, Fields())
         return HubDataset(
-            replace(known, config=config or known.config, fields=fields or known.fields)
+            replace(preset, config=config or preset.config, fields=fields or preset.fields)
         )

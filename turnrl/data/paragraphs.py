@@ -1,18 +1,18 @@
-"""Questions with the paragraphs that answer them, in the layouts of HotpotQA's data and of SQuAD's.
+"""Questions with the paragraphs that answer them, in the layouts of HotpotQA and SQuAD.
 
 HotpotQA:
 
     context           {"title": [t, ...], "sentences": [[s, ...], ...]}, or [[t, [s, ...]], ...]
     supporting_facts  {"title": [t, ...], "sent_id": [n, ...]}, or [[t, n], ...]; may be missing
 
-The hub has the first form, HotpotQA's own files have the second. 2WikiMultihopQA has the same
+The first form is the hub's, the second that of HotpotQA's own files. 2WikiMultihopQA has the same
 fields. SQuAD:
 
     title, context    the title of an article, and one of its paragraphs
     answers           {"text": [a, ...]}
 
-The paragraphs of all questions together are a corpus: a search index can be built from it without a
-dump of Wikipedia and without a server.
+The paragraphs of all questions together form a corpus, from which a search index can be built
+without a dump of Wikipedia and without a server.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SQUAD_LAYOUT = "title and context, two texts"
 
 class _Paragraphs(QuestionSource, ABC):
     """Questions that come with paragraphs, and the distinct paragraphs as a corpus. The classes
-    below say how a row is laid out."""
+    below define the layout of a row."""
 
     hub: ClassVar[str]
     hub_config: ClassVar[str | None] = None
@@ -98,11 +98,11 @@ class _Paragraphs(QuestionSource, ABC):
     def passages(self) -> Iterator[Passage]:
         """The distinct paragraphs, in the order in which they first appear.
 
-        Rows are read one at a time, and memory holds one number for each paragraph. The iterator
-        estimates how many are left (`operator.length_hint`) if rows can be counted.
+        Rows are read one at a time, and memory holds one number per paragraph. If rows can be
+        counted, the iterator estimates how many are left (`operator.length_hint`).
 
         Raises:
-            DataError: If a row has no paragraphs, or in another layout.
+            DataError: If a row has no paragraphs, or has another layout.
         """
         splits = [(self._where(split), *self._open(split)) for split in self._of_corpus]
         return _Passages(splits, self._paragraphs)
@@ -125,7 +125,7 @@ class _Paragraphs(QuestionSource, ABC):
         """A row with `supporting_ids` in place of its paragraphs."""
 
     def _open(self, split: str) -> tuple[Iterator[tuple[int, Row]], int | None]:
-        """The numbered rows of a split, from 1, and how many there are if that is known."""
+        """The rows of a split, numbered from 1, and their number if it is known."""
         if self._is_file:
             refuse_split(self.path, split)
             read = read_file(self.path, self._names)
@@ -143,11 +143,11 @@ class _Paragraphs(QuestionSource, ABC):
 class HotpotParagraphs(_Paragraphs):
     """HotpotQA's questions, and the paragraphs they come with as the corpus to search.
 
-    Each question has ten paragraphs of Wikipedia, of which two support the answer and eight were
-    chosen to distract. The corpus is every distinct paragraph of every question, so a question is
-    searched for among all of them. A question names the passages that support it in
-    `supporting_ids`, which `SupportSeen` rewards. A passage's id is a digest of its title and text,
-    the same wherever it stands.
+    Each question has ten Wikipedia paragraphs: two support the answer, and eight were chosen to
+    distract. The corpus contains every distinct paragraph of every question, so each search covers
+    all of them. A question's `supporting_ids` name the passages that support it, which
+    `SupportSeen` rewards. A passage's id is a digest of its title and text, so it is the same
+    everywhere.
 
     Args:
         path: A data set on the hub, a folder with the files of one, or a file (.jsonl, .json,
@@ -156,7 +156,7 @@ class HotpotParagraphs(_Paragraphs):
         splits: Splits whose paragraphs make the corpus; by default those to train on and to
             evaluate with. A file is one split without a name.
         limit: Take the first `limit` questions of each split, and only their paragraphs.
-        fields: Where rows keep id, question and answers; by default as in HotpotQA.
+        fields: The fields of id, question and answers in the rows; by default as in HotpotQA.
     """
 
     hub, hub_config, answers = HOTPOTQA, "distractor", "answer"
@@ -188,11 +188,11 @@ class HotpotParagraphs(_Paragraphs):
 class SquadParagraphs(_Paragraphs):
     """SQuAD's questions, and their paragraphs as the corpus to search.
 
-    Each question was written about a paragraph of Wikipedia, about 110 words long, and five or so
-    were written about each. The corpus is every distinct paragraph, under the title of its article,
-    with spaces for the underscores that SQuAD has there. A question names its paragraph in
-    `supporting_ids`, which `SupportSeen` rewards. The questions were written by people who saw the
-    paragraph, so some say too little to be found without it.
+    Each question was written about one Wikipedia paragraph of about 110 words, and each paragraph
+    has about five questions. The corpus contains every distinct paragraph, under the title of its
+    article, with spaces in place of SQuAD's underscores. A question's `supporting_ids` name its
+    paragraph, which `SupportSeen` rewards. The authors of the questions saw the paragraph, so some
+    questions say too little to be found without it.
 
     Args:
         path: A data set on the hub, a folder with the files of one, or a file (.jsonl, .json,
@@ -201,7 +201,7 @@ class SquadParagraphs(_Paragraphs):
         splits: Splits whose paragraphs make the corpus; by default those to train on and to
             evaluate with. A file is one split without a name.
         limit: Take the first `limit` questions of each split, and only their paragraphs.
-        fields: Where rows keep id, question and answers; by default as in SQuAD.
+        fields: The fields of id, question and answers in the rows; by default as in SQuAD.
     """
 
     hub, answers = SQUAD, "answers.text"
@@ -236,7 +236,7 @@ class SquadParagraphs(_Paragraphs):
 
 
 _Split: TypeAlias = tuple[str, Iterable[tuple[int, Row]], int | None]
-"""A split's name for messages, its numbered rows, and how many these are if that is known."""
+"""A split's name for messages, its numbered rows, and their number if it is known."""
 
 
 class _Passages(Iterator[Passage]):
@@ -274,7 +274,7 @@ class _Passages(Iterator[Passage]):
 
 
 def paragraphs_of(row: Row, where: str, titles: Container[str] | None = None) -> Iterator[Passage]:
-    """The paragraphs of a row that have a text, each with an id made of its title and text.
+    """The paragraphs of a row that have text, each with an id made from its title and text.
 
     Args:
         row: A row in HotpotQA's layout.
@@ -324,7 +324,7 @@ def _supporting_titles(facts: Any, where: str) -> Iterator[str]:
 
 
 def _one_line(text: str | Sequence[str]) -> str:
-    """A text, or texts one after the other, with single spaces."""
+    """A text, or several texts joined, with single spaces."""
     return " ".join((text if isinstance(text, str) else " ".join(text)).split())
 
 

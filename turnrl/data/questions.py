@@ -1,5 +1,5 @@
-"""Which question is asked when. An iteration's questions are a pure function of (seed, iteration);
-an evaluation asks the same questions for every seed.
+"""The questions of each iteration and evaluation. An iteration's questions are a pure function of
+(seed, iteration); an evaluation asks the same questions for every seed.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def _shuffled(size: int, seed: int | str) -> tuple[int, ...]:
 
 
 def _limited(questions: list[Question], limit: int | None) -> list[Question]:
-    """A fixed choice of `limit` questions, in order. A greater limit adds questions to it."""
+    """A fixed choice of `limit` questions, in order. A greater limit only adds questions."""
     if limit is None or limit >= len(questions):
         return questions
     return [questions[i] for i in sorted(_shuffled(len(questions), _SELECTION_SEED)[:limit])]
@@ -66,17 +66,17 @@ class QuestionData(IterationData):
         val: Source of the questions to evaluate with; none by default.
         train_split: Split of `train`; the source's own by default.
         val_split: Split of `val`; the source's own by default.
-        fields: Where the rows of files and hub data sets keep id, question and answers.
+        fields: The fields of id, question and answers in the rows of files and hub data sets.
         config: Configuration of hub data sets.
         answers: How answers compare, everywhere: `phrase`, SQuAD's rule; `number`; `choice`, the
             letter of an option; `math`, expressions; or the path of a function of the given and an
             accepted answer. With settings: `{class_path: Number, init_args: {tolerance: 0.01}}`.
-            Null leaves it to the question set, which is `phrase` unless it says otherwise.
+            Null leaves it to the question set, whose default is `phrase`.
         questions_per_iteration: Questions that one policy iteration asks, over all processes.
         train_limit: Train on a fixed choice of at most this many questions.
         val_limit: Evaluate with a fixed choice of at most this many questions, for every seed.
-        val_batch_size: Questions that are evaluated together.
-        seed: Decides the order of the training questions.
+        val_batch_size: Number of questions that are evaluated together.
+        seed: Seed of the order of the training questions.
     """
 
     def __init__(
@@ -116,13 +116,13 @@ class QuestionData(IterationData):
         self.split = "val"
         """Split that `val_dataloader` evaluates: `val`, `train`, or another of the `val` source."""
         self.names: Names = RECIPE
-        """What the caller calls the settings, for messages."""
+        """The caller's names of the settings, for messages."""
         self._opened = functools.cache(self._open)
         self._questions = functools.cache(self._load)
         self._advised = False
 
     def setup(self, stage: str | None = None) -> None:
-        """Load what a stage needs, so that a mistake in a source shows at once."""
+        """Load the questions that a stage needs, so that a mistake in a source shows at once."""
         announce(self.trainer, "reading the questions")
         opened = [self._opened(role) for role, name in self.sources.items() if name is not None]
         self._refuse_unused(opened)
@@ -131,11 +131,11 @@ class QuestionData(IterationData):
         if stage != "fit" or self.sources["val"] is not None:
             self.eval_questions()
         if self.sources["train"] is not None:  # only then are `fields` about these sources alone
-            self._refuse_unused(opened)  # again: a function is known by what it has given
+            self._refuse_unused(opened)  # again: only now is it known what a function returns
 
     def _warn_of_few(self, count: int) -> None:
-        """Warn if an iteration asks far more questions than there are: a mistyped number shows in
-        nothing but the time that it takes."""
+        """Warn if an iteration asks far more questions than there are. Otherwise a mistyped number
+        would only show in the time that the iteration takes."""
         times = self.questions_per_iteration // count
         if times > 1:
             _logger.warning(
@@ -150,10 +150,10 @@ class QuestionData(IterationData):
                 raise RecipeError(f"data.{option} is set, but no source uses it. Leave it out.")
 
     def iteration_questions(self, iteration: int, rank: int, world_size: int) -> list[Question]:
-        """Questions that one process asks in one iteration.
+        """The questions that one process asks in one iteration.
 
-        One seeded permutation of the training questions follows the other, so each question is
-        asked once before any is asked again. Processes share an iteration's questions.
+        The training questions are asked in one seeded permutation after another, so each question
+        is asked once before any is asked again. The processes divide an iteration's questions.
 
         Raises:
             RecipeError: If `questions_per_iteration` cannot be divided among the processes.
@@ -174,7 +174,7 @@ class QuestionData(IterationData):
         """The training questions without end, one seeded permutation after another.
 
         Args:
-            first: Number of the first permutation. A run's first is 0.
+            first: Number of the first permutation. A run begins with 0.
         """
         questions = self._questions("train")
         for number in itertools.count(first):
@@ -197,9 +197,9 @@ class QuestionData(IterationData):
     def val_dataloader(self) -> Iterable[list[Question]]:
         """Batches of the questions to evaluate with; none without a source.
 
-        Each process gets every `ranks`-th question. None is repeated, as a padded sampler would do.
-        All processes get equally many batches, because they score each batch together; some may be
-        empty.
+        Each process gets every `ranks`-th question. No question is repeated, unlike with a padded
+        sampler. All processes get equally many batches, because they score each batch together;
+        some batches may be empty.
         """
         if self.sources["val"] is None and self.split == "val":
             # Lightning warns, in case this is a mistake
@@ -208,9 +208,9 @@ class QuestionData(IterationData):
         run = self.trainer
         rank, ranks = (run.global_rank, run.world_size) if run is not None else (0, 1)
         questions, size = self.eval_questions(), self.val_batch_size
-        mine, most = questions[rank::ranks], len(questions[::ranks])
-        # Lightning takes a plain list for several loaders, and warns of a torch loader's workers
-        return UserList(mine[i : i + size] for i in range(0, most, size))
+        own, longest = questions[rank::ranks], len(questions[::ranks])
+        # Lightning takes a plain list for several loaders, and warns about a torch loader's workers
+        return UserList(own[i : i + size] for i in range(0, longest, size))
 
     def _open(self, role: Role) -> QuestionSource:
         name = self.sources[role]

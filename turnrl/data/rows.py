@@ -31,14 +31,14 @@ _AT_ONCE = 1000
 
 @dataclass(frozen=True)
 class Names:
-    """What the caller calls the settings of a data set, for messages; by default as in a recipe.
+    """The caller's names of a data set's settings, for messages; by default those of a recipe.
 
     Args:
         sources: The settings or options that name a data set.
-        splits: Those that name its split; none if the split cannot be chosen.
-        config: The one with its configuration on the hub; empty for none.
-        fields: The one that holds `Fields`; empty if the fields of the rows cannot be named.
-        answers: The one with the rule of the answers; empty for none.
+        splits: The settings that name its split; none if the split cannot be chosen.
+        config: The setting of its configuration on the hub; empty for none.
+        fields: The setting that holds `Fields`; empty if the fields of the rows cannot be named.
+        answers: The setting of the answer rule; empty for none.
     """
 
     sources: tuple[str, ...] = ("data.train", "data.val")
@@ -56,8 +56,8 @@ RECIPE = Names()
 """The settings of a recipe."""
 
 
-# JSON and CSV are read here, not by `datasets`: its readers guess types, so that the answer
-# "1999-05-04" comes back as a timestamp, the id "007" as 7 and Namibia's code "NA" as nothing.
+# JSON and CSV are read here and not by `datasets`, whose readers guess types: the answer
+# "1999-05-04" would become a timestamp, the id "007" 7, and Namibia's code "NA" nothing.
 def read_file(source: str, names: Names = RECIPE) -> Iterator[Row]:
     """The rows of a file.
 
@@ -118,7 +118,7 @@ def _parquet(path: Path) -> Iterator[object]:
 
 
 def _arrow(path: Path) -> Iterator[object]:
-    """Rows of a file in either of Arrow's formats; `datasets` writes the streaming one."""
+    """The rows of a file in either of Arrow's formats; `datasets` writes the streaming format."""
     import pyarrow
 
     with pyarrow.memory_map(str(path)) as file:
@@ -150,8 +150,8 @@ _QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
 
 
 def spelt_list(text: object) -> object:
-    """The list that a text spells: in JSON; as Python prints a list; or as numpy prints an array,
-    without commas, as pandas writes it into CSV files. Any other value stays as it is."""
+    """The list that a text spells out: in JSON, as Python prints a list, or as numpy prints an
+    array (without commas, as pandas writes it into CSV files). Any other value stays as it is."""
     if not isinstance(text, str) or not re.match(r"\s*\[.*\]\s*$", text, re.DOTALL):
         return text
     try:
@@ -174,7 +174,7 @@ def json_rows(lines: Iterable[str], where: str, skip: int = 0) -> Iterator[dict[
     Args:
         lines: The lines.
         where: Their file, for messages.
-        skip: How many rows to skip, unread.
+        skip: Number of rows to skip unread.
     Raises:
         DataError: Naming the line that is not a JSON object.
     """
@@ -195,10 +195,10 @@ def json_rows(lines: Iterable[str], where: str, skip: int = 0) -> Iterator[dict[
 def open_hub(path: str, config: str | None, split: str, names: Names = RECIPE) -> datasets.Dataset:
     """Open a split of a data set on the hub, or of a folder with the files of one.
 
-    `datasets` downloads it once into its cache, from which rows are read as they are needed.
+    `datasets` downloads it once into its cache, from which rows are read as needed.
 
     Raises:
-        DataError: If there is none.
+        DataError: If there is no such data set.
     """
     import datasets
 
@@ -208,10 +208,10 @@ def open_hub(path: str, config: str | None, split: str, names: Names = RECIPE) -
 
 
 def cached_hub(path: str, config: str | None, split: str, names: Names = RECIPE) -> bool:
-    """True if `open_hub` would find a data set in the cache. Asks the hub for its name only.
+    """True if `open_hub` would find a data set in the cache. Asks the hub only for its name.
 
     Raises:
-        DataError: If it is not on the hub either.
+        DataError: If the data set is not on the hub either.
     """
     import datasets
 
@@ -241,9 +241,9 @@ def hub_errors(path: str, config: str | None, split: str, advice: str) -> Iterat
 
     try:
         yield
-    except Exception as error:  # the hub's client raises what its transport raises
+    except Exception as error:  # the hub's client lets through whatever its transport raises
         cause = str(error).strip().split("\n")[0]
-        if cause.startswith("Split name should match"):  # it does not name the splits
+        if cause.startswith("Split name should match"):  # the message does not name the splits
             cause = f"Should be one of {datasets.get_dataset_split_names(path, config)}."
         raise DataError(
             f"cannot load {path!r} (configuration {config}, split {split!r}) from the hub: "
@@ -275,6 +275,6 @@ def open_saved(folder: str) -> datasets.Dataset | datasets.DatasetDict:
 
 
 def read_hub(rows: datasets.Dataset) -> Iterator[Row]:
-    """The rows of an opened data set, twice as fast as by iterating over it."""
+    """The rows of an opened data set, twice as fast as iterating over it."""
     for batch in rows.with_format("arrow").iter(_AT_ONCE):
         yield from batch.to_pylist()

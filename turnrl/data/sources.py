@@ -26,11 +26,11 @@ questions."""
 
 
 class SourceOpener(Protocol):
-    """Opens data sets that are not named by a class: files, for example, or objects in memory.
+    """Opens data sets that are not named by a class, such as files or objects in memory.
 
     Attributes:
-        names: Names that it knows, suggested for similar ones.
-        takes: Phrase for messages about its names: `a file (.jsonl, ...)`.
+        names: Known names, suggested for similar ones.
+        takes: A phrase for messages about its names: `a file (.jsonl, ...)`.
     """
 
     names: Sequence[str]
@@ -47,15 +47,15 @@ class SourceOpener(Protocol):
             fields: `data.fields` of the recipe, if set.
             config: `data.config` of the recipe, if set.
         Raises:
-            DataError: If the name is of its kind and there is no such data set.
+            DataError: If the name is of its kind, but there is no such data set.
         """
 
 
-class NamesSettings(ABC):  # noqa: B024 - it has an attribute alone
+class NamesSettings(ABC):  # noqa: B024 - it has only an attribute
     """A source whose messages name settings.
 
     Attributes:
-        names: What whoever opened the source calls them; `open_source` sets it.
+        names: The names of the settings for whoever opened the source; `open_source` sets it.
     """
 
     names: Names = RECIPE
@@ -67,12 +67,12 @@ class GivenQuestions(QuestionSource):
     default_splits = {"train": "", "val": ""}
 
     def __init__(self, questions: Sequence[Question]) -> None:
-        self._given = questions
+        self._questions = questions
 
     def questions(self, split: str) -> Iterable[Question]:
         if split:
             raise DataError(f"a list of questions has no splits; leave out the split {split!r}")
-        return self._given
+        return self._questions
 
 
 def load_questions(
@@ -87,19 +87,19 @@ def load_questions(
 ) -> list[Question]:
     """Load all usable questions of a source, in its own order.
 
-    Answers that the rule cannot read are dropped, and so are questions without any answer left, and
-    repeated ones; a warning counts them by reason. Questions that share an id get suffixes, `7` and
-    `7#2`, and a warning counts them.
+    Answers that the rule cannot read are dropped. So are questions without any answer left, and
+    repeated questions; a warning counts them by reason. Questions that share an id get suffixes,
+    `7` and `7#2`, and a warning counts them.
 
     Args:
         source: As `open_source` takes it.
         split: The split to load; by default the source's own for `role`. A file is one split.
-        fields: Where rows of files and the hub keep id, question and answers.
+        fields: The fields of id, question and answers in the rows of files and the hub.
         config: The configuration on the hub.
         role: Chooses the split, if `split` is None.
         rule: How answers compare; None leaves it to the questions themselves.
         name: The source's name in messages.
-        names: What the caller calls the settings, for messages.
+        names: The caller's names of the settings, for messages.
     Raises:
         DataError: If the source or split does not exist, lacks a field, or has no usable question.
     """
@@ -129,11 +129,11 @@ def open_source(
             a name. A name is tried in this order: the class of an installed package; a file, a
             known name such as `triviaqa`, a data set on the hub, `owner/name`, or whatever else an
             installed package opens; the dotted path of any `QuestionSource`.
-        fields: Where rows keep id, question and answers.
+        fields: The fields of id, question and answers in the rows.
         config: A configuration of the data set.
-        names: What the caller calls the settings, for messages.
+        names: The caller's names of the settings, for messages.
     Raises:
-        DataError: If there is none of that name.
+        DataError: If there is no such data set.
     """
     if isinstance(name, QuestionSource):
         return name
@@ -144,7 +144,7 @@ def open_source(
             f"the class {name.__name__} is not a data set. Pass an instance: {name.__name__}(...)."
         )
     several: Any = name if isinstance(name, Sequence) and not isinstance(name, str) else [name]
-    if all(isinstance(one, Question) for one in several):
+    if all(isinstance(item, Question) for item in several):
         return GivenQuestions(several)
     classes = installed("turnrl_datasets")
     ours = isinstance(name, str) and name in classes
@@ -160,9 +160,9 @@ def open_source(
             "rows as mappings, a datasets.Dataset, or a name."
         )
     if name not in classes and ("." not in name or "/" in name):
-        known = [*classes, *(n for opener in openers for n in opener.names)]
+        listed = [*classes, *(n for opener in openers for n in opener.names)]
         raise DataError(
-            f"no data set {name!r}.{did_you_mean(name, known)} Known names: {', '.join(known)}. "
+            f"no data set {name!r}.{did_you_mean(name, listed)} Known names: {', '.join(listed)}. "
             f"Or name {' or '.join(opener.takes for opener in openers)}."
         )
     try:
@@ -179,8 +179,8 @@ def _usable(
     needs_answers: bool,
     names: Names,
 ) -> list[Question]:
-    """Questions with a text and, unless they need none, an answer that can be compared, without
-    repeated ones, each with an id of its own."""
+    """The questions that have a text and, if needed, an answer that can be compared. Repeated ones
+    are left out, and each gets a unique id."""
     kept: list[Question] = []
     seen: dict[str, list[str]] = {}
     taken: set[str] = set()

@@ -20,7 +20,7 @@ _OTHER_KINDS = (
     *("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "lora_bias", "modules_to_save"),
     *("layer_replication", "trainable_token_indices", "target_parameters"),
 )
-"""Settings of peft that compute something else."""
+"""Settings of peft under which an adapter computes something other than `Lora`."""
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,9 @@ class Lora:
         alpha: The update is scaled by alpha / r.
         dropout: Dropout of the adapter's input. Above 0 the learner differs from the sampler, so
             the noise shows in `train/logprob_gap`, and ratios carry it into the clip. The
-            correction of `importance_cap` stays free of it, at the cost of one more pass over the
-            trajectories.
-        target_modules: Names of the linear layers to adapt; `all-linear` takes every one but the
-            head.
+            correction of `importance_cap` stays free of the noise, at the cost of one more pass
+            over the trajectories.
+        target_modules: Names of the linear layers to adapt; `all-linear` takes all but the head.
     """
 
     r: int = 16
@@ -50,13 +49,14 @@ class Lora:
 
     @property
     def shape(self) -> dict[str, int]:
-        """What its weights on disk must agree on."""
+        """The settings that its weights on disk must share."""
         return {"r": self.r, "alpha": self.alpha}
 
 
 def import_bitsandbytes() -> None:
-    """Import bitsandbytes without its remark that a CPU lacks a kernel of the package `kernels`: no
-    policy uses it, see `with_adapter`. If the import fails, that of transformers says why."""
+    """Import bitsandbytes without its remark that a CPU lacks a kernel of the package `kernels`. No
+    policy uses that kernel; see `with_adapter`. If the import fails, transformers' import of it
+    will explain why."""
     remarks = logging.getLogger("bitsandbytes.backends.cpu.ops")
     remarks.addFilter(_is_no_remark)
     try:
@@ -72,7 +72,7 @@ def _is_no_remark(record: logging.LogRecord) -> bool:
 
 
 def with_adapter(network: Any, lora: Lora, quantized: bool) -> object:
-    """The network with a low-rank adapter, which alone is trained.
+    """The network with a low-rank adapter, and only the adapter trained.
 
     Args:
         network: The base.
@@ -93,13 +93,13 @@ def with_adapter(network: Any, lora: Lora, quantized: bool) -> object:
         task_type="CAUSAL_LM",
     )
     try:
-        # peft asks transformers 5.23 by a name that it will drop in 6
+        # peft uses a name of transformers 5.23 that transformers 6 will drop
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
             if quantized:
                 from bitsandbytes.nn.modules import Linear4bit
 
-                # not peft's preparation: it would put norms and head, and so all
-                # activations, in float32
+                # not with peft's own preparation, which would put norms and head, and so
+                # all activations, in float32
                 network.requires_grad_(False)
                 for layer in network.modules():
                     if isinstance(layer, Linear4bit):
@@ -117,7 +117,7 @@ class Exported(NamedTuple):
     """An adapter that lies in a folder.
 
     Args:
-        base: The model that it is added to: a hub name, `package://...`, or a path, which may be
+        base: The model that it belongs to: a hub name, `package://...`, or a path, which may be
             relative to the folder.
         revision: The base's revision on the hub.
         shape: See `Lora.shape`.
@@ -132,7 +132,7 @@ def read_adapter(folder: Path) -> Exported | None:
     """The adapter that was exported into a folder; None if it holds none.
 
     Raises:
-        RecipeError: If it is another kind of adapter than `Lora`.
+        RecipeError: If it is a kind of adapter other than `Lora`.
     """
     file = folder / "adapter_config.json"
     if not file.is_file():
@@ -161,10 +161,10 @@ def digest_of(folder: Path | None) -> str | None:
 
 
 def take_adapter(network: object, folder: Path) -> None:
-    """Load the weights of an exported adapter into the one that a network has.
+    """Load the weights of an exported adapter into a network's adapter.
 
     Raises:
-        RuntimeError: If they do not fit it.
+        RuntimeError: If they do not fit.
     """
     from peft import load_peft_weights, set_peft_model_state_dict
 
@@ -176,12 +176,12 @@ def take_adapter(network: object, folder: Path) -> None:
 
 
 def start_adapter(network: Any, folder: Path) -> dict[nn.Parameter, Tensor]:
-    """Begin with the weights of an exported adapter.
+    """Start training from the weights of an exported adapter.
 
     Returns:
-        The trained parameters, and copies of the weights that they begin with.
+        The trained parameters, each with a copy of its initial weights.
     Raises:
-        RecipeError: If they do not fit the adapter that the network has.
+        RecipeError: If the weights do not fit the network's adapter.
     """
     try:
         take_adapter(network, folder)
@@ -196,11 +196,11 @@ def start_adapter(network: Any, folder: Path) -> dict[nn.Parameter, Tensor]:
 
 @contextlib.contextmanager
 def exchanged(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """Parameters with other weights, within it. No gradient may be computed meanwhile."""
+    """A block in which parameters have other weights. No gradient may be computed in it."""
     own = {parameter: parameter.data for parameter in weights}
     try:
-        for parameter, other in weights.items():
-            parameter.data = other.to(parameter.device)
+        for parameter, weight in weights.items():
+            parameter.data = weight.to(parameter.device)
         yield
     finally:
         for parameter, data in own.items():
@@ -209,12 +209,12 @@ def exchanged(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def written_over(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """The same of parameters whose numbers are read from where they lie, as the parts of a divided
-    policy are."""
+    """Like `exchanged`, but written in place, for parameters whose storage is read directly, such
+    as the parts of a divided policy."""
     own = {parameter: parameter.detach().clone() for parameter in weights}
     try:
-        for parameter, other in weights.items():
-            parameter.data.copy_(other)
+        for parameter, weight in weights.items():
+            parameter.data.copy_(weight)
         yield
     finally:
         for parameter, before in own.items():
@@ -222,8 +222,8 @@ def written_over(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
 
 
 def _not_products(network: nn.Module) -> list[str]:
-    """Linear layers of a model's own kind, whose output is more than a product: routers, say. No
-    adapter can be added to it."""
+    """Names of linear layers of the model's own classes, such as routers, whose output is more than
+    a product, so that no adapter can be added to it."""
     return [
         name
         for name, part in network.named_modules()

@@ -1,9 +1,9 @@
 """Attention computed by the caller that lays out the tokens, in place of a model's own.
 
-A model that asks transformers for its attention function is given this one, which is transformers'
-own `sdpa` unless the caller of the forward pass sends an `Attend` along. So tokens may be laid out
-in any way, packed or paged, and no line of a model is repeated. What is sent travels as a keyword
-through the layers, so that a layer that activation checkpointing recomputes is given the same.
+A model that asks transformers for its attention function gets this one. It is transformers' own
+`sdpa` unless the caller of the forward pass passes an `Attend`. So tokens may be laid out in any
+way, packed or paged, without copying any of a model's code. The `Attend` travels through the layers
+as a keyword, so a layer that activation checkpointing recomputes gets the same one.
 """
 
 from typing import Any, cast
@@ -18,7 +18,7 @@ from turnrl.types import Attend
 
 _NAME = "turnrl"
 _FOREIGN = ("softcap", "s_aux", "position_bias")
-"""Additions of some models to attention, of which an `Attend` knows nothing."""
+"""Additions of some models to attention that an `Attend` does not support."""
 
 
 def _attention(
@@ -50,12 +50,13 @@ AttentionMaskInterface.register(_NAME, sdpa_mask)
 
 
 def take_over(network: PreTrainedModel) -> bool:
-    """Let the caller of a model's forward pass compute its attention. False if its code cannot."""
+    """Let the caller of a model's forward pass compute its attention. False if its code cannot do
+    so."""
     network.set_attn_implementation(_NAME)
     return bool(network.config._attn_implementation == _NAME)
 
 
 def no_mask(like: Tensor) -> Tensor:
-    """Mask to give beside an `Attend`: transformers takes any mask of four dimensions as it is, and
-    would make one itself if there were none."""
+    """A mask to pass along with an `Attend`: transformers takes any mask of four dimensions as it
+    is, and would make one itself without it."""
     return like.new_ones(1, 1, 1, 1, dtype=torch.bool)

@@ -24,19 +24,19 @@ from turnrl.errors import RecipeError, in_short
 from turnrl.policy.sizes import copies_factors, padded_columns
 
 
-def wide_mm(one: Tensor, other: Tensor) -> Tensor:
+def wide_mm(left: Tensor, right: Tensor) -> Tensor:
     """The product of two matrices, (M, K) x (K, N), added up and returned in float32.
 
-    Products of bfloat16 numbers are exact in float32, so nothing is lost beside a product of
+    Products of bfloat16 numbers are exact in float32, so nothing is lost compared with a product of
     float32 copies, which a GPU would compute some ten times slower.
     """
-    if one.is_cuda and one.dtype == other.dtype != torch.float32:
-        return torch.mm(one, other, out_dtype=torch.float32)
-    return one.float() @ other.float()
+    if left.is_cuda and left.dtype == right.dtype != torch.float32:
+        return torch.mm(left, right, out_dtype=torch.float32)
+    return left.float() @ right.float()
 
 
 class _Context(Protocol):
-    """The context of an operation with its own gradient, and what operations here keep on it."""
+    """The context of an operation with its own gradient, with what operations here store on it."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
@@ -74,8 +74,8 @@ def head_logits(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 class InOnePass(torch.autograd.Function):
-    """Values of rows, a chunk at a time, with each one's gradient to its own row taken at once, so
-    that nothing of a chunk is kept or computed again.
+    """Values of rows, computed a chunk at a time. Each value's gradient with respect to its row is
+    taken at once, so that nothing of a chunk is kept or recomputed.
 
     `of_chunk` maps (M, H) and (M,) targets to (M,) values and (M,) figures without a gradient.
     """
@@ -89,9 +89,9 @@ class InOnePass(torch.autograd.Function):
         size: int,
     ) -> tuple[Tensor, Tensor]:
         values, watched, slopes = [], [], []
-        for some, wanted in zip(rows.split(size), targets.split(size), strict=True):
+        for chunk, wanted in zip(rows.split(size), targets.split(size), strict=True):
             with torch.enable_grad():
-                leaf = some.detach().requires_grad_()
+                leaf = chunk.detach().requires_grad_()
                 value, beside = of_chunk(leaf, wanted)
                 slopes += torch.autograd.grad(value.sum(), leaf)
             values.append(value.detach())
@@ -123,9 +123,9 @@ def joint_product(
 ) -> Tensor:
     """x W^T + n B^T + b in x's half precision, added up in float32 and rounded once.
 
-    If x W^T were rounded first, it would lie on the grid of half-precision numbers. What an adapter
-    adds would then vanish wherever it is less than half a unit, which is nearly everywhere in its
-    first tens of optimiser steps.
+    If x W^T were rounded first, it would lie on the grid of half-precision numbers. An adapter's
+    contribution would then vanish wherever it is less than half a unit, which is nearly everywhere
+    in the first tens of optimiser steps.
 
     Args:
         x: (M, K).
@@ -147,8 +147,8 @@ class _Adapted(torch.autograd.Function):
     """y = base(x) + s (d A^T) B^T for rows x, (M, K), with A and B in float32 and all products in
     x's precision; d is x, or x after dropout.
 
-    peft computes the same from float32 copies of the activations; here they are read and written
-    once, and in half precision base and adapter are one sum (`joint_product`).
+    peft computes the same from float32 copies of the activations. Here the activations are read and
+    written once, and in half precision base and adapter are one sum (`joint_product`).
     """
 
     @staticmethod
@@ -186,7 +186,7 @@ class _Adapted(torch.autograd.Function):
 
 
 def dense_weight(layer: nn.Module) -> Tensor:
-    """(out, in), the weight of a linear layer; one in 4 bits is dequantised."""
+    """(out, in), the weight of a linear layer, dequantised if it is in 4 bits."""
     weight = cast(Tensor, layer.weight)
     if (state := _quantized(layer)) is None:
         return weight.detach()
@@ -196,15 +196,15 @@ def dense_weight(layer: nn.Module) -> Tensor:
 
 
 def _quantized(layer: nn.Module) -> Any:
-    """bitsandbytes' state of a layer in 4 bits, else None. By name, because importing bitsandbytes
-    takes seconds, which a policy that is not quantised need not wait for."""
+    """bitsandbytes' state of a layer in 4 bits, else None. Looked up by name, because importing
+    bitsandbytes takes seconds, and a policy that is not quantised need not wait for it."""
     return getattr(layer.weight, "quant_state", None)
 
 
 def adapt_in_place(network: nn.Module) -> None:
-    """Have a network's adapted linear layers (peft's LoRA) computed by `AdaptedLayer`.
+    """Have `AdaptedLayer` compute a network's adapted linear layers (peft's LoRA).
 
-    Left to peft are layers with several adapters, or with a variant such as DoRA.
+    Layers with several adapters, or with a variant such as DoRA, are left to peft.
     """
     from peft.tuners.lora import LoraLayer
 
@@ -212,10 +212,10 @@ def adapt_in_place(network: nn.Module) -> None:
         if not isinstance(layer, LoraLayer) or len(layer.lora_A) != 1:
             continue
         (name,) = layer.lora_A
-        one: Any = layer
-        variant = one.lora_variant or one.lora_bias[name]
-        if isinstance(one.get_base_layer(), nn.Linear) and not variant:
-            one.forward = AdaptedLayer(one, name)
+        adapted: Any = layer
+        variant = adapted.lora_variant or adapted.lora_bias[name]
+        if isinstance(adapted.get_base_layer(), nn.Linear) and not variant:
+            adapted.forward = AdaptedLayer(adapted, name)
 
 
 def adapted_layers(network: nn.Module) -> "list[AdaptedLayer]":
@@ -225,12 +225,12 @@ def adapted_layers(network: nn.Module) -> "list[AdaptedLayer]":
 
 
 class AdaptedLayer:
-    """The forward pass of one linear layer with an adapter, in place of peft's: an object's
+    """The forward pass of one linear layer with an adapter. It replaces peft's, because an object's
     `forward` shadows its class's.
 
     Args:
         layer: peft's layer.
-        name: Of its adapter.
+        name: Name of its adapter.
     """
 
     def __init__(self, layer: Any, name: str) -> None:
@@ -243,7 +243,7 @@ class AdaptedLayer:
             return layer.base_layer(x)  # type: ignore[no-any-return]
         dropout, rows = layer.lora_dropout[name], x.flatten(0, -2)
         dropped = dropout(rows) if isinstance(dropout, nn.Dropout) and dropout.training else None
-        # reshaped here, where autograd sees it: a model may add to what it is given in place
+        # reshaped here, where autograd sees it, because a model may add to the output in place
         out: Tensor = _Adapted.apply(rows, dropped, *self.factors, self.base, layer.scaling[name])  # type: ignore[no-untyped-call]
         return out.view(*x.shape[:-1], -1)
 
@@ -280,8 +280,8 @@ class DenseLayer:
     """An adapted layer to sample with: [W, s B] as one dense weight, (N, K + r), in the precision
     of the base's products. It takes one product, and one rounding, as in learning.
 
-    Adding s B A to W instead, as merging does, would round the sum to W's precision: of an adapter
-    of five optimiser steps at 1e-5 a merged bfloat16 weight holds 3 %.
+    Adding s B A to W instead, as merging does, would round the sum to W's precision: after five
+    optimiser steps at 1e-5, a merged bfloat16 weight holds 3 % of the adapter.
     """
 
     def __init__(self, layer: AdaptedLayer) -> None:
@@ -312,17 +312,18 @@ def fuse(
     device: torch.device,
     compute: Callable[[Tensor], tuple[Tensor, Tensor]] | None = None,
 ) -> str:
-    """Swap in Liger's kernels for norms, rotations and activations, where they can be had. The
+    """Swap in Liger's kernels for norms, rotations and activations, where they are available. The
     rotation is swapped for all networks of this architecture that run on a GPU in the process.
 
     Args:
-        network: The network, without an adapter if it can be.
+        network: The network, without an adapter if possible.
         device: Where it computes.
-        compute: Gives its logits first, for the ids of a text; by default it is called itself.
+        compute: A function from the ids of a text to a pair whose first item is the network's
+            logits; by default the network is called directly.
     Returns:
-        The state of affairs, for people.
+        The kernels in use, for people to read.
     Raises:
-        RecipeError: If the network computes something else with them.
+        RecipeError: If the kernels fail, or change the network's logits.
     """
     if device.type != "cuda":
         return "none on this device"
@@ -342,7 +343,7 @@ def fuse(
 
         if network.config.model_type not in MODEL_TYPE_TO_APPLY_LIGER_FN:
             return f"none (Liger has none for {network.config.model_type})"
-        # it warns of each maker of chips whose kernels are not installed
+        # it warns about each chip vendor whose kernels are not installed
         logging.getLogger("liger_kernel.backends.registry").setLevel(logging.ERROR)
         with torch.no_grad(), swapped_on_gpus(sys.modules[type(network).__module__]):
             before = logits()
@@ -364,27 +365,28 @@ def fuse(
 
 
 MOST_CHANGE = 0.15
-"""More than rounding does (0.05 in bfloat16), and less than a wrong rotation (0.35)."""
+"""The most that kernels may change logits: rounding changes them less (0.05 in bfloat16), and a
+wrong rotation more (0.35)."""
 
 
 def change_of(before: Tensor, after: Tensor) -> float:
-    """The mean change of some logits, as a share of their standard deviation."""
+    """The mean absolute change of logits, as a fraction of their standard deviation."""
     return float((after - before).abs().mean() / before.std())
 
 
 def ordinary_ids(network: PreTrainedModel) -> Tensor:
     """Token ids to try a network with, (1, 32).
 
-    They leave out the first sixteenth of the vocabulary. Control tokens often stand there, at
-    which a trained network's activations can be so large that rounding alone changes its logits:
-    those of SmolLM2-135M in bfloat16 by 0.4 of their spread.
+    They leave out the first sixteenth of the vocabulary. Control tokens are often there, and at
+    those a trained network's activations can be so large that rounding alone changes its logits:
+    the logits of SmolLM2-135M in bfloat16 by 0.4 of their spread.
     """
-    most = cast(Tensor, network.get_input_embeddings().weight).shape[0]
-    return torch.linspace(most // 16, most - 1, 32).long()[None]
+    vocabulary = cast(Tensor, network.get_input_embeddings().weight).shape[0]
+    return torch.linspace(vocabulary // 16, vocabulary - 1, 32).long()[None]
 
 
 class _ByDevice:
-    """A function of tensors: one on a GPU, another elsewhere."""
+    """Calls one function for tensors on a GPU, and another for tensors elsewhere."""
 
     def __init__(self, on_gpu: Callable[..., Any], elsewhere: Callable[..., Any]) -> None:
         self.on_gpu, self.elsewhere = on_gpu, elsewhere
@@ -396,13 +398,13 @@ class _ByDevice:
 
 @contextlib.contextmanager
 def swapped_on_gpus(architecture: ModuleType) -> Iterator[None]:
-    """Keep what is swapped within it from networks that are not on a GPU.
+    """Keep swaps made in this block away from networks that are not on a GPU.
 
-    Liger swaps names in an architecture's module as well as parts of one network, so that the next
-    network on a CPU would be built of kernels that only a GPU runs. Afterwards the module has its
-    own classes again; a function, which the network looks up whenever it runs, goes by the device
-    of its first tensor. Within the block, the module has its own functions until they are swapped;
-    an exception leaves it as it was before.
+    Liger swaps names in an architecture's module as well as parts of one network, so the next
+    network on a CPU would be built from kernels that only a GPU runs. After the block the module
+    has its own classes again. Swapped functions, which the network looks up whenever it runs, are
+    then chosen by the device of their first tensor. Inside the block the module has its own
+    functions until they are swapped. An exception leaves it as it was before.
     """
     before = dict(vars(architecture))
     own = {n: x.elsewhere if isinstance(x, _ByDevice) else x for n, x in before.items()}
@@ -423,11 +425,10 @@ def blocks_of(network: nn.Module) -> list[Any]:
 
 
 def recompute(network: nn.Module, layers: bool | int) -> None:
-    """Recompute activations of the first so many decoder layers in the backward pass; True for
-    all of them, False for none.
+    """Recompute the activations of the first `layers` decoder layers in the backward pass; True for
+    all layers, False for none.
 
-    The layers are set here, because the method of transformers that does so has another name in
-    later versions than in 5.17.
+    This sets the layers itself, because the transformers method for it changed its name after 5.17.
 
     Raises:
         RecipeError: If none of the network's layers can be recomputed.

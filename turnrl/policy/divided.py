@@ -1,10 +1,11 @@
 """A policy that several processes share: each keeps a part of every weight (FSDP2).
 
-A layer's weights are gathered before it computes, and dropped afterwards, in both directions. That
-takes all processes, so all of them make equally many passes, whatever each has to read; see
-`InStep`. What leaves a process (checkpoints, exports, weights for servers) is whole.
+A layer's weights are gathered before it computes, and dropped afterwards, both forward and
+backward. Every process takes part in that, so all of them make equally many passes, however much
+each has to read; see `InStep`. Weights that leave a process (checkpoints, exports, weights for
+servers) are whole.
 
-Source: Zhao et al., arXiv 2304.11277, as torch's `fully_shard` does it.
+Source: Zhao et al., arXiv 2304.11277, as implemented by torch's `fully_shard`.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ def divide(policy: nn.Module, layers: Sequence[nn.Module], mesh: DeviceMesh, *me
     moves to the device whole, and only this process's part of it stays there.
 
     Args:
-        policy: The policy, on any device, whose call gathers what is in no layer.
-        layers: Its network's layers, each of which gathers its own.
+        policy: The policy, on any device. Calling it gathers the weights that are in no layer.
+        layers: Its network's layers, each of which gathers its own weights.
         mesh: The processes.
-        methods: Names of the policy's methods that compute without its call, and do the same.
+        methods: Names of further methods of the policy that compute, and so gather too.
     """
     for layer in layers:
         fully_shard(layer, mesh=mesh)
-    # By default what is in no layer stays gathered until a backward pass, so that after a pass
-    # without one the parameters would be others than the optimiser's.
+    # By default, weights in no layer stay gathered until a backward pass. After a pass without one,
+    # the parameters would then differ from the optimiser's.
     fully_shard(policy, mesh=mesh, reshard_after_forward=True)
     for method in methods:
         register_fsdp_forward_method(policy, method)
 
 
 def whole(value: _T) -> _T:
-    """A value with each divided tensor in it whole and on the CPU, in the first of the processes
+    """The value, with each divided tensor in it whole and on the CPU in the first of the processes
     that share it. All of them have to call this; the others keep their parts."""
     return cast(_T, tree_map(_gathered, value))
 
@@ -58,19 +59,19 @@ def whole_state(network: nn.Module, trained_alone: bool) -> dict[str, Tensor]:
 
     Args:
         network: The network.
-        trained_alone: Leave out what is not trained.
+        trained_alone: Leave out weights that are not trained.
     """
     named = dict(network.named_parameters(remove_duplicate=False))
-    known: dict[int, Tensor] = {}  # weights that two layers share stay one
+    gathered: dict[int, Tensor] = {}  # weights that two layers share are gathered once
     state: dict[str, Tensor] = {}
     for name, value in network.state_dict().items():
         parameter = named.get(name)
         if trained_alone and (parameter is None or not parameter.requires_grad):
             continue
         key = id(value if parameter is None else parameter)
-        if key not in known:
-            known[key] = whole(value)
-        state[name] = known[key]
+        if key not in gathered:
+            gathered[key] = whole(value)
+        state[name] = gathered[key]
     return state
 
 
@@ -82,7 +83,8 @@ def _gathered(value: object) -> object:
 
 
 def part_of(value: Tensor, like: Tensor) -> Tensor:
-    """This process's part of a tensor that all of them have whole, divided as another one is."""
+    """This process's part of a tensor that every process has whole, divided in the way of
+    `like`."""
     if not isinstance(like, DTensor):
         return value
     there = value.to(like.device)
@@ -90,25 +92,25 @@ def part_of(value: Tensor, like: Tensor) -> Tensor:
 
 
 class InStep:
-    """Has processes that share a policy make equally many passes.
+    """Makes processes that share a policy perform equally many passes.
 
-    Before each pass a process says that it makes one. A process with nothing to read makes idle
-    passes until the last one is done.
+    A process announces each of its passes. A process with nothing left to read makes idle passes
+    until the last process is done.
 
     Args:
         mesh: The processes.
-        idle: Makes a pass whose result nobody needs.
+        idle: Makes a pass whose result is not needed.
     """
 
     def __init__(self, mesh: DeviceMesh, idle: Callable[[], object]) -> None:
         self._mesh, self._idle = mesh, idle
         self.within = False
-        """Whether this process may be making passes that the others do not know of."""
+        """True if this process may be making passes that the others do not know of."""
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """Within it this process may make any number of passes, each after `announce`. All enter it
-        equally often; an inner one is a part of the outer one."""
+        """A block in which this process may make any number of passes, each after `announce`. All
+        processes enter it equally often. A nested block is part of the outer one."""
         if self.within:
             yield
             return
@@ -122,25 +124,25 @@ class InStep:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the first of them."""
+        """True if this process is the first of them."""
         return self._mesh.get_local_rank() == 0
 
     def announce(self) -> None:
-        """Say that a pass comes."""
+        """Announce a pass."""
         self._any(passes=True)
 
     def _any(self, passes: bool) -> bool:
-        one = torch.tensor([float(passes)], device=self._mesh.device_type)
-        torch.distributed.all_reduce(one, torch.distributed.ReduceOp.MAX, self._mesh.get_group())
-        return bool(one)
+        flag = torch.tensor([float(passes)], device=self._mesh.device_type)
+        torch.distributed.all_reduce(flag, torch.distributed.ReduceOp.MAX, self._mesh.get_group())
+        return bool(flag)
 
 
 class FSDP2(ModelParallelStrategy):
     """Lightning's `ModelParallelStrategy` for `MTGRPO`: the policy is divided over all processes,
-    layer by layer, and by nothing else. In a recipe it is `trainer.strategy: fsdp2`.
+    layer by layer and in no other way. In a recipe it is `trainer.strategy: fsdp2`.
 
-    Checkpoints are those of one process: whole, and with the trained weights alone. So a run can
-    resume with another number of processes, or with another strategy.
+    Checkpoints look like those of a single process: whole, with only the trained weights. So a run
+    can resume with another number of processes, or with another strategy.
     """
 
     def setup_environment(self) -> None:
@@ -157,16 +159,16 @@ class FSDP2(ModelParallelStrategy):
 
     @property
     def lightning_restore_optimizer(self) -> bool:
-        """True: Lightning gives `load_optimizer_state_dict` the checkpoint after the module has
-        seen it."""
+        """True: Lightning then passes the checkpoint to `load_optimizer_state_dict`, after the
+        module has seen it."""
         return True
 
     def lightning_module_state_dict(self) -> dict[str, object]:
-        """Nothing: the module puts what is trained into its checkpoints."""
+        """Nothing: the module puts the trained weights into its checkpoints."""
         return {}
 
     def load_model_state_dict(self, checkpoint: Mapping[str, object], strict: bool = True) -> None:
-        """Give the module whole weights, of which it takes its parts."""
+        """Give the module whole weights, from which it takes its parts."""
         assert self.lightning_module is not None
         weights = cast(Mapping[str, object], checkpoint["state_dict"])
         self.lightning_module.load_state_dict(weights, strict=strict)
@@ -196,10 +198,11 @@ class FSDP2(ModelParallelStrategy):
 
 
 def _part_of_moment(value: object, parameter: Tensor) -> object:
-    """A part of a moment, which has a number for each weight, and not of a count of steps.
+    """This process's part of a moment, which has a number per weight. A count of steps stays whole.
 
     Raises:
-        CheckpointError: If it has other numbers: sums over rows, say, which do not come apart.
+        CheckpointError: If the value has another shape, such as sums over rows, which cannot be
+            divided.
     """
     if not isinstance(value, Tensor):
         return value

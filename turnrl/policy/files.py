@@ -57,7 +57,7 @@ class Origin(NamedTuple):
     Args:
         model: The base, as a recipe would name it.
         revision: Its revision on the hub.
-        adapter: The folder of an adapter on it that training goes on with; None for a fresh one.
+        adapter: The folder of an adapter to continue training; None for a fresh one.
     """
 
     model: str
@@ -66,14 +66,14 @@ class Origin(NamedTuple):
 
 
 def refuse_other_kind(folder: Path, adapter: bool) -> None:
-    """Refuse to write a policy into a folder that holds one of the other kind: nobody could tell
-    which of the two is meant.
+    """Refuse to write a policy into a folder that holds one of the other kind: afterwards nobody
+    could tell which of the two is meant.
 
     Args:
         folder: Where an adapter or a whole model will be written.
-        adapter: Which of them.
+        adapter: True for an adapter, False for a whole model.
     Raises:
-        RecipeError: If it does.
+        RecipeError: If the folder holds the other kind.
     """
     if (folder / ("config.json" if adapter else "adapter_config.json")).is_file():
         held = "a whole model, and what is trained is an adapter"
@@ -125,7 +125,7 @@ def _yaml(shape: dict[str, int] | None) -> str:
 
 
 def load_part(kind: str, model: str, revision: str | None, **options: object) -> Any:
-    """Load a part of a model by one of transformers' `Auto` classes.
+    """Load a part of a model with one of transformers' `Auto` classes.
 
     Args:
         kind: The class, such as `AutoConfig`.
@@ -160,11 +160,11 @@ def load_network(
     """Load a base's weights.
 
     Args:
-        origin: Where it lies.
+        origin: Where the base lies.
         config: Its configuration.
-        dtype: Of its weights, or of what is computed with them if they are in 4 bits.
+        dtype: Type of the weights; if they are in 4 bits, of the computations with them.
         four_bit: Keep linear layers in NF4.
-        device: Where to. A GPU gets them without a copy on the host.
+        device: Where to load them. A GPU gets them without a copy on the host.
     Raises:
         RecipeError: If they cannot be loaded.
     """
@@ -185,8 +185,8 @@ def load_network(
 def load_tokenizer(
     model: str, origin: Origin, chat_template: str | None
 ) -> transformers.PreTrainedTokenizerBase:
-    """Load a model's tokenizer, with a recipe's chat template if it gives one. An adapter's folder
-    may have its own; otherwise it is the base's.
+    """Load a model's tokenizer, with a recipe's chat template if it gives one. If an adapter's
+    folder has no tokenizer, the base's is used.
 
     Raises:
         RecipeError: If it cannot be loaded.
@@ -209,7 +209,7 @@ def load_tokenizer(
 def load_config(model: str, revision: str | None) -> transformers.PretrainedConfig:
     """Load a model's configuration, with every dropout at 0.
 
-    A dropout that is on would make ratios and KL noise. (LoRA has a dropout of its own.)
+    An active dropout would turn ratios and the KL into noise. (LoRA has its own dropout.)
 
     Raises:
         RecipeError: If it cannot be loaded.
@@ -223,9 +223,9 @@ def load_config(model: str, revision: str | None) -> transformers.PretrainedConf
 
 
 def fingerprint(folder: str, revision: str | None) -> str:
-    """A digest of a little of every weight as it lies on disk, rounded to bfloat16.
+    """A digest of a small part of every weight on disk, rounded to bfloat16.
 
-    Two models with the same one are taken for the same base, wherever they lie, and in whatever
+    Two models with the same digest count as the same base, wherever they lie and in whatever
     precision they are loaded.
     """
     from huggingface_hub import snapshot_download
@@ -239,9 +239,9 @@ def fingerprint(folder: str, revision: str | None) -> str:
             for name in sorted(tensors.keys()):
                 view = tensors.get_slice(name)
                 rows = {0: None, 1: 4096}.get(len(view.get_shape()), 2)
-                some = tensors.get_tensor(name) if rows is None else view[:rows]
-                bits = some.flatten()[:4096].to(torch.bfloat16).view(torch.int16)
+                part = tensors.get_tensor(name) if rows is None else view[:rows]
+                bits = part.flatten()[:4096].to(torch.bfloat16).view(torch.int16)
                 digest.update(name.encode() + bits.numpy().tobytes())
-    for file in sorted(Path(here).glob("pytorch_model*.bin")):  # archives, with sums of their parts
+    for file in sorted(Path(here).glob("pytorch_model*.bin")):  # archives, with checksums
         digest.update(repr(sorted(p.CRC for p in zipfile.ZipFile(file).infolist())).encode())
     return digest.hexdigest()[:16]

@@ -11,9 +11,8 @@ _logger = logging.getLogger(__name__)
 def reach_hub() -> None:
     """Check once, before anything is requested from the Hugging Face hub, that it answers in 5 s.
 
-    If not, `transformers` and `datasets` use what is cached: on their own they would try again and
-    again, for half a minute, for every file. `HF_HUB_OFFLINE` has the
-    same effect, and then nothing is tried.
+    If not, `transformers` and `datasets` use only cached files. Otherwise they would retry every
+    file for half a minute. `HF_HUB_OFFLINE` has the same effect, without this check.
     """
     from huggingface_hub import constants, get_session
 

@@ -1,21 +1,21 @@
-"""Layout: token sequences as one forward pass, which reads what several of them begin with once.
+"""Layout: token sequences as one forward pass, which reads their shared prefixes once.
 
-Sequences are laid out one after the other in lexicographic order, each without what it shares with
-the one before it:
+Sequences are laid out one after the other in lexicographic order, each without the prefix that it
+shares with the one before it:
 
     sequences    S S p q a b        laid out   S S p q a b | c d e | r a | ...
                  S S p q c d e
                  S S p r a
     the third one sees                         x x x                 x x     (and learns p -> r)
 
-So the prompt of a group is read once, and so are the system's words that all prompts begin with,
-the turns that the branches of a tree share, and all histories of one trajectory. Nothing is padded.
-A token's position is its place in its own sequence, and it attends to those before it there:
-`Layout.attend` computes that, in a few batches of segments of like size, or, on a GPU that has the
-kernel, as sequences of any length.
+So the prompt of a group is read once, and so are the system message that all prompts begin with,
+the turns that the branches of a tree share, and the common part of a trajectory's histories.
+Nothing is padded. A token's position is its place in its own sequence, and it attends to the tokens
+before it there. `Layout.attend` computes this attention in a few batches of segments of similar
+size, or, on a GPU that has the kernel, as sequences of any length.
 
-The plain way, rows padded on the right and a mask, is the reference, and what models are given
-whose code takes no attention but its own.
+The plain way, rows padded on the right and a mask, is the reference. It also serves models whose
+code takes no attention but its own.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ from turnrl.policy.varlen import varlen_attn
 from turnrl.types import TokenRow
 
 _WASTE, _CALL = 1.03, 2**14
-"""Scores that a batch of segments may have for each that is needed, and what a batch more costs."""
+"""Limits of padding: scores that a batch of segments may compute for each one needed, and the cost
+of another batch, in scores."""
 
 
 @dataclass
 class Segments:
-    """S segments of a layout whose attention is computed at once, of at most Q tokens of their own,
-    which see at most K.
+    """S segments of a layout whose attention is computed at once. Each has at most Q tokens of its
+    own, which see at most K.
 
     Args:
-        queries: (S, Q), places of their own tokens; 0 where there is none.
-        keys: (S, K), places of the tokens of their sequences up to their end; 0 where none is.
-        seen: (S,), how many of these come before each segment's own; None if 0 for all.
+        queries: (S, Q), places of the segments' own tokens; 0 for padding.
+        keys: (S, K), places of the tokens of their sequences up to their end; 0 for padding.
+        seen: (S,), number of keys before each segment's own tokens; None if 0 for all.
     """
 
     queries: Tensor
@@ -55,8 +56,8 @@ class Segments:
     _masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     def mask(self, window: int | None, like: Tensor) -> Tensor | None:
-        """(S, 1, Q, K), what is added to the scores: minus infinity where a query does not see a
-        key. None for all keys up to its own. Made once, because each layer keeps it for its
+        """(S, 1, Q, K), added to the scores: minus infinity where a query does not see a key. None
+        if each query sees all keys up to its own. Made once, because each layer keeps it for its
         gradient."""
         if self.seen is None and window is None:
             return None
@@ -65,7 +66,7 @@ class Segments:
                 torch.arange(n.shape[1], device=n.device) for n in (self.keys, self.queries)
             )
             before = torch.zeros_like(self.keys[:, 0]) if self.seen is None else self.seen
-            # padding sees what the last does: something, whatever the window
+            # padding sees what the last query sees, so that it sees something with any window
             at = (before[:, None] + own).clamp(max=len(key) - 1)[:, None, :, None]
             unseen = key > at if window is None else (key > at) | (key <= at - window)
             empty = torch.zeros(unseen.shape, dtype=like.dtype, device=like.device)
@@ -75,13 +76,13 @@ class Segments:
 
 @dataclass
 class Ragged:
-    """The same for all segments as they lie, for a kernel that takes any length.
+    """All segments of a layout one after the other, for a kernel that takes any length.
 
     Args:
         keys: What each segment sees, one after the other, as places.
         own: (S + 1,), where each segment's own tokens begin, and the end.
         reach: (S + 1,), where its keys begin in `keys`, and the end.
-        longest: The most tokens of one segment's own, and the most that one sees.
+        longest: The most tokens that one segment has of its own, and the most that one sees.
     """
 
     keys: Tensor
@@ -100,10 +101,10 @@ class Layout:
         position_ids: (B, T).
         attention_mask: (B, T), bool, False for padding; None where sequences share beginnings.
         before: (M,), places, in the flattened rows, of the tokens whose hidden states predict.
-        targets: (M,), what each of them is to predict; no pair is there twice.
-        wanted: (N,), the pair of each token that is asked for.
-        segments: Those that sequences with shared beginnings are laid out in.
-        order: (T,), where each place comes among the segments' queries.
+        targets: (M,), the token that each of them predicts; every pair occurs once.
+        wanted: (N,), for each token asked for, the number of its pair.
+        segments: The segments, if sequences share beginnings.
+        order: (T,), position of each place among the segments' queries.
         ragged: The segments as `Ragged`, if a kernel takes them.
     """
 
@@ -128,25 +129,25 @@ class Layout:
     ) -> Tensor:
         """See `Attend`."""
         query, key, value = (part[0].transpose(0, 1) for part in (query, key, value))
-        if (it := self.ragged) is not None:
+        if (ragged := self.ragged) is not None:
             return varlen_attn(
                 query,
-                key[it.keys],
-                value[it.keys],
-                it.own,
-                it.reach,
-                *it.longest,
+                key[ragged.keys],
+                value[ragged.keys],
+                ragged.own,
+                ragged.reach,
+                *ragged.longest,
                 scale=scale,
                 window_size=(-1 if window is None else window - 1, 0),
             )[None]
         reads = []
-        for some in self.segments:
-            parts = (query[some.queries], key[some.keys], value[some.keys])
+        for batch in self.segments:
+            parts = (query[batch.queries], key[batch.keys], value[batch.keys])
             own, keys, values = (part.transpose(1, 2) for part in parts)
             if (shared := own.shape[1] // keys.shape[1]) > 1 and own.device.type != "cpu":
                 # in float32 no fused kernel of a GPU takes heads that share keys
                 keys, values = (part.repeat_interleave(shared, 1) for part in (keys, values))
-            mask = some.mask(window, query)
+            mask = batch.mask(window, query)
             read = scaled_dot_product_attention(
                 own, keys, values, mask, is_causal=mask is None, scale=scale, enable_gqa=True
             )
@@ -155,7 +156,7 @@ class Layout:
 
 
 Pass = tuple[list[int], Layout]
-"""Numbers of the sequences that are read at once, and their layout."""
+"""Numbers of the sequences that are read in one pass, and their layout."""
 
 
 def passes(
@@ -167,14 +168,14 @@ def passes(
 ) -> Iterator[Pass]:
     """Divide sequences among forward passes of at most `budget` tokens as they are laid out.
 
-    Sequences that begin alike come together; where they are padded, those of like length. One that
-    is longer than the budget has a pass of its own.
+    Sequences that begin alike come together, or, if rows are padded, sequences of similar length. A
+    sequence that is longer than the budget has its own pass.
 
     Args:
         rows: The sequences, and which of their tokens are asked for.
         budget: The most tokens of a pass, padding included. Sequences that share much are
             gathered in full by attention, so together they have at most four times as many.
-        share: Read what sequences begin with in common once; see `lay_out`.
+        share: Read shared prefixes once; see `lay_out`.
         kernel: Lay them out for a kernel that takes any length; see `takes_ragged`.
         owners: A number for each sequence; those with the same number come in the same pass, side
             by side. None if each stands alone.
@@ -187,31 +188,31 @@ def passes(
     firsts = [ids[own[0]] for own in together]
     order = _alike(firsts) if share else sorted(range(len(firsts)), key=lambda n: len(firsts[n]))
 
-    def laid_by(some: Sequence[int]) -> int:
+    def tokens_of(numbers: Sequence[int]) -> int:
         """Tokens of a pass over these sequences, in this order."""
         if not share:
-            return len(some) * max(len(ids[i]) for i in some)
-        shared = (_common(ids[a], ids[b]) for a, b in itertools.pairwise(some))
-        return sum(len(ids[i]) for i in some) - sum(shared)
+            return len(numbers) * max(len(ids[i]) for i in numbers)
+        shared = (_common(ids[a], ids[b]) for a, b in itertools.pairwise(numbers))
+        return sum(len(ids[i]) for i in numbers) - sum(shared)
 
-    some: list[int] = []
+    batch: list[int] = []
     laid = seen = 0
     for own in (together[n] for n in order):
         size = sum(len(ids[i]) for i in own)
-        if share and some:  # only what comes is counted, as a pass may have thousands of sequences
-            more = laid + laid_by([some[-1], *own]) - len(ids[some[-1]])
+        if share and batch:  # counts only what is new: a pass may have thousands of sequences
+            more = laid + tokens_of([batch[-1], *own]) - len(ids[batch[-1]])
         else:
-            more = laid_by([*some, *own])
-        if some and (more > budget or seen + size > GATHERED * budget):
-            yield some, lay_out([rows[j] for j in some], share, kernel)
-            some, more, seen = [], laid_by(own), 0
-        some, laid, seen = [*some, *own], more, seen + size
-    if some:
-        yield some, lay_out([rows[j] for j in some], share, kernel)
+            more = tokens_of([*batch, *own])
+        if batch and (more > budget or seen + size > GATHERED * budget):
+            yield batch, lay_out([rows[j] for j in batch], share, kernel)
+            batch, more, seen = [], tokens_of(own), 0
+        batch, laid, seen = [*batch, *own], more, seen + size
+    if batch:
+        yield batch, lay_out([rows[j] for j in batch], share, kernel)
 
 
 def takes_ragged(device: torch.device, dtype: torch.dtype) -> bool:
-    """True if the kernel for sequences of any length is made for this device and type."""
+    """True if the kernel for sequences of any length supports this device and type."""
     return device.type == "cuda" and dtype in (torch.bfloat16, torch.float16)
 
 
@@ -220,7 +221,7 @@ def lay_out(rows: Sequence[TokenRow], share: bool = True, kernel: bool = False) 
 
     Args:
         rows: The sequences, and which of their tokens are asked for.
-        share: Read what sequences begin with in common once; otherwise rows are padded.
+        share: Read shared prefixes once; otherwise rows are padded.
         kernel: Lay them out for the kernel too.
     Raises:
         ValueError: If a sequence's first token is asked for.
@@ -231,23 +232,23 @@ def lay_out(rows: Sequence[TokenRow], share: bool = True, kernel: bool = False) 
     if share:
         places, segments = _shared(ids)
         laid = torch.zeros(2, 1, sum(len(path) - seen for seen, path in segments)).long()
-        for some, at in zip(ids, places, strict=True):
-            laid[:, 0, at] = torch.from_numpy(np.stack([some, np.arange(len(some))]))
+        for sequence, at in zip(ids, places, strict=True):
+            laid[:, 0, at] = torch.from_numpy(np.stack([sequence, np.arange(len(sequence))]))
     else:
-        padded = pad_sequence([torch.from_numpy(some) for some in ids], True)
-        places = [padded.shape[1] * n + np.arange(len(some)) for n, some in enumerate(ids)]
+        padded = pad_sequence([torch.from_numpy(sequence) for sequence in ids], True)
+        places = [padded.shape[1] * n + np.arange(len(sequence)) for n, sequence in enumerate(ids)]
         column = torch.arange(padded.shape[1])
         laid = torch.stack([padded, column.expand_as(padded)])
-        mask = column < torch.tensor([[len(some)] for some in ids])
+        mask = column < torch.tensor([[len(sequence)] for sequence in ids])
     pairs = []
-    for some, at, (_, asked) in zip(ids, places, rows, strict=True):
+    for sequence, at, (_, asked) in zip(ids, places, rows, strict=True):
         wanted = np.flatnonzero(asked)
-        if len(asked) != len(some) or 0 in wanted:
+        if len(asked) != len(sequence) or 0 in wanted:
             raise ValueError(
-                f"a row of {len(some)} tokens has {len(asked)} flags that ask for them. Give one "
-                "for each token, and False for the first, which nothing predicts."
+                f"a row of {len(sequence)} tokens has {len(asked)} flags that ask for them. Give "
+                "one for each token, and False for the first, which nothing predicts."
             )
-        pairs.append(at[wanted - 1] << 32 | some[wanted])  # token ids are less than 2**32
+        pairs.append(at[wanted - 1] << 32 | sequence[wanted])  # token ids are less than 2**32
     pair, number = np.unique(np.concatenate(pairs), return_inverse=True)
     before, targets = torch.from_numpy(pair >> 32), torch.from_numpy(pair & (2**32 - 1))
     batches, order = _batched(segments)
@@ -265,11 +266,11 @@ def lay_out(rows: Sequence[TokenRow], share: bool = True, kernel: bool = False) 
 
 
 _Segment = tuple[int, np.ndarray]
-"""Number of tokens that a segment sees before its own, and the places of these and its own."""
+"""Number of tokens that a segment sees before its own, and the places of all tokens it sees."""
 
 
 def _shared(sequences: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[_Segment]]:
-    """Where each sequence's tokens are laid, and the segments that lay them."""
+    """The places of each sequence's tokens, and the segments that hold them."""
     last = path = np.empty(0, np.int64)
     places, segments, laid = [path] * len(sequences), [], 0
     for i in _alike(sequences):
@@ -283,38 +284,39 @@ def _shared(sequences: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[_Se
 
 
 def _alike(sequences: Sequence[np.ndarray]) -> list[int]:
-    """Numbers of the sequences, those with much in common one after the other."""
+    """Numbers of the sequences, sorted so that sequences with long shared prefixes are
+    neighbours."""
     return sorted(range(len(sequences)), key=lambda i: tuple(sequences[i]))
 
 
-def _common(one: np.ndarray, other: np.ndarray) -> int:
-    """Number of tokens that two sequences begin with in common."""
-    size = min(len(one), len(other))
-    differ = np.flatnonzero(one[:size] != other[:size])
+def _common(first: np.ndarray, second: np.ndarray) -> int:
+    """Length of the prefix that two sequences share."""
+    size = min(len(first), len(second))
+    differ = np.flatnonzero(first[:size] != second[:size])
     return int(differ[0]) if len(differ) else size
 
 
 def _batched(segments: Sequence[_Segment]) -> tuple[list[Segments], Tensor]:
-    """The segments in batches of like size, and where each place comes among their queries."""
+    """The segments in batches of similar size, and each place's position among their queries."""
     sizes = [(len(path) - seen, len(path)) for seen, path in segments]
     batches: list[list[int]] = []
     needed = 0
     for i in sorted(range(len(segments)), key=sizes.__getitem__, reverse=True):
-        some = [*batches[-1], i] if batches else [i]
-        own, reach = (max(sizes[j][side] for j in some) for side in (0, 1))
+        batch = [*batches[-1], i] if batches else [i]
+        own, reach = (max(sizes[j][side] for j in batch) for side in (0, 1))
         needed += sizes[i][0] * sizes[i][1]
-        if batches and len(some) * own * reach <= _WASTE * needed + _CALL:
-            batches[-1] = some
+        if batches and len(batch) * own * reach <= _WASTE * needed + _CALL:
+            batches[-1] = batch
         else:
             batches.append([i])
             needed = sizes[i][0] * sizes[i][1]
     padded = []
     order, before = torch.zeros(sum(own for own, _ in sizes)).long(), 0
-    for some in batches:
-        paths = [torch.from_numpy(segments[i][1]) for i in some]
-        seen = [segments[i][0] for i in some]
+    for batch in batches:
+        paths = [torch.from_numpy(segments[i][1]) for i in batch]
+        seen = [segments[i][0] for i in batch]
         queries = pad_sequence([path[n:] for path, n in zip(paths, seen, strict=True)], True)
-        real = torch.arange(queries.shape[1]) < torch.tensor([[sizes[i][0]] for i in some])
+        real = torch.arange(queries.shape[1]) < torch.tensor([[sizes[i][0]] for i in batch])
         order[queries[real]] = before + real.flatten().nonzero()[:, 0]
         before += real.numel()
         ahead = torch.tensor(seen) if any(seen) else None
@@ -325,7 +327,7 @@ def _batched(segments: Sequence[_Segment]) -> tuple[list[Segments], Tensor]:
 def _ragged(segments: Sequence[_Segment]) -> Ragged:
     own = [len(path) - seen for seen, path in segments]
     reach = [len(path) for _, path in segments]
-    begins = [np.concatenate([[0], np.cumsum(some)]).astype(np.int32) for some in (own, reach)]
+    begins = [np.concatenate([[0], np.cumsum(size)]).astype(np.int32) for size in (own, reach)]
     keys = np.concatenate([np.empty(0, np.int64), *(path for _, path in segments)])
     return Ragged(
         keys=torch.from_numpy(keys),

@@ -1,4 +1,4 @@
-"""The boundary to a device's memory: the most that was held, and the phase in which it ran out."""
+"""The boundary to a device's memory: its peak use, and the phase in which it ran out."""
 
 import contextlib
 import os
@@ -17,15 +17,15 @@ _LOWERS = {
     "sampling": "the engine's memory",
     "learning": "model.policy.minibatch_tokens",
 }
-"""Settings that lower the memory of a phase, the first to change first."""
+"""The setting that lowers the memory of a phase."""
 
 
 def peak_bytes(device: torch.device) -> int:
-    """The most bytes that this process has held so far: on its GPU, or in all on a CPU."""
+    """Peak bytes of this process so far: on its GPU, or all of its memory on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     if (status := Path("/proc/self/status")).is_file():
-        # Linux's `ru_maxrss` begins with what the process that started this one held
+        # Linux's `ru_maxrss` starts from the memory of the process that started this one
         (held,) = re.findall(r"^VmHWM:\s+(\d+) kB$", status.read_text(), re.MULTILINE)
         return int(held) * 1024
     import resource  # not on Windows
@@ -37,9 +37,8 @@ class Memory:
     """The phases of a run that fill a device's memory: `loading`, `sampling` and `learning`.
 
     Attributes:
-        planned: For each phase that a plan was made for, its bytes and the setting that lowers
-            them.
-        plan: The plan itself, as the check that made it keeps it; None without one.
+        planned: For each phase in the plan, its bytes and the setting that lowers them.
+        plan: The plan itself, as the check that made it keeps it; None without a plan.
         plan_shown: True once a run has printed it.
     """
 
@@ -50,11 +49,12 @@ class Memory:
 
     @contextlib.contextmanager
     def phase(self, name: str, setting: str | None = None) -> Iterator[None]:
-        """Within it, name the phase and the next step if the device's memory runs out.
+        """A block in which running out of memory names the phase and the next step.
 
         Args:
             name: The phase.
-            setting: Lowers its memory, if nothing was planned; None for the usual one.
+            setting: The setting that lowers its memory, if there is no plan; None for the usual
+                one.
         Raises:
             DeviceMemoryError: In place of the device's own error.
         """
@@ -66,7 +66,7 @@ class Memory:
             planned, setting = self.planned.get(name, (None, setting or _LOWERS[name]))
             plan = "" if planned is None else f", planned with {planned / 1e9:.1f} GB"
             first = str(error).strip().partition(". GPU")[0].partition("\n")[0]
-            grows = any("expandable_segments" in os.environ.get(one, "") for one in ALLOCATOR)
+            grows = any("expandable_segments" in os.environ.get(name, "") for name in ALLOCATOR)
             more = (
                 "" if grows else " Start Python with PYTORCH_ALLOC_CONF=expandable_segments:True."
             )

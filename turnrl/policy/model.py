@@ -1,7 +1,7 @@
 """The policy: a causal language model, whole or with LoRA on a 4-bit base, and its tokenizer.
 
 A recipe describes a `Policy`, which costs nothing to make. The tokenizer loads first, so that a
-mistake in the recipe shows within a second, and the weights when Lightning asks for them.
+mistake in the recipe shows within a second. The weights load when Lightning asks for them.
 """
 
 import contextlib
@@ -67,8 +67,9 @@ class Policy(nn.Module):
 
     Args:
         model: A local folder, a hub name such as `Qwen/Qwen2.5-7B`, or `package://NAME/FOLDER` for
-            a folder inside an installed package. The folder of an adapter means its base with this
-            adapter, which is trained further and is the reference; it needs a `lora` of its rank.
+            a folder inside an installed package. The folder of an adapter stands for its base with
+            this adapter. The adapter is trained further, and its initial weights are the reference;
+            it needs a `lora` of its rank.
         quantization: `nf4` keeps the base's linear layers in 4-bit NormalFloat with double
             quantisation (QLoRA, arXiv 2305.14314); needs `lora`.
         lora: Train a low-rank adapter. Without it every weight is trained, which suits tiny models.
@@ -83,8 +84,8 @@ class Policy(nn.Module):
         revision: Branch, tag or commit of a hub model.
         share_prefixes: While learning, read a prefix that trajectories share, for example a group's
             prompt, once for all that are computed together. This changes only time and memory
-            (except that `Lora.dropout` then drops the same part of the prefix for all of them). A
-            model whose code does not allow it reads each trajectory from its first token.
+            (except that `Lora.dropout` then drops the same part of the prefix for all of them). If
+            the model's code does not allow it, each trajectory is read from its first token.
         fused_kernels: On a GPU, use the fused norms, rotations and activations of Liger, if
             `liger-kernel` is installed (`pip install 'turnrl[gpu]'`) and knows the architecture.
         minibatch_tokens: The most tokens computed at once while learning, but at least one
@@ -132,11 +133,11 @@ class Policy(nn.Module):
         self.minibatch_tokens = minibatch_tokens
         at_least(1, "model.policy.", self, "minibatch_tokens", whole=True)
         self.way = Way(share_prefixes, False, "not tried out before it is loaded")
-        """How it reads token sequences, which loading chooses."""
+        """The way it reads token sequences, chosen when it is loaded."""
         self.in_force: dict[str, str] = {}
-        """The choices that loading made, for people to read."""
+        """The choices made when it was loaded, for people to read."""
         self.critic: Critic | None = None
-        """Adds a value head, which begins at zero, when the policy is loaded next."""
+        """If set, the next loading adds a value head, which begins at zero."""
         self.value_head: nn.Linear | None = None
         self.network: transformers.PreTrainedModel | None = None
         self._fingerprint = ""
@@ -188,21 +189,21 @@ class Policy(nn.Module):
         Raises:
             RecipeError: Naming both numbers.
         """
-        most = sizes_of(self.config).positions
-        if most is not None and tokens > most:
+        limit = sizes_of(self.config).positions
+        if limit is not None and tokens > limit:
             raise RecipeError(
                 f"model.rollout.max_tokens is {tokens}, and {self.model!r} has positions for "
-                f"{most} tokens (max_position_embeddings). Set it to {most} or less."
+                f"{limit} tokens (max_position_embeddings). Set it to {limit} or less."
             )
 
     def _divide(self, mesh: DeviceMesh) -> None:
-        """Keep a part of each weight in each process of a mesh. From then on all of them make
+        """Keep a part of each weight in each process of a mesh. From then on all processes make
         equally many passes: see `in_step`.
 
         Args:
             mesh: The processes.
         Raises:
-            RecipeError: If the network has no layers that come apart.
+            RecipeError: If the network has no layers to divide.
         """
         if not (layers := blocks_of(self.base)):
             raise RecipeError(
@@ -225,7 +226,7 @@ class Policy(nn.Module):
         return self._step is not None
 
     def in_step(self) -> AbstractContextManager[None]:
-        """Inside this block, processes that share a divided policy may make different numbers of
+        """A block in which processes that share a divided policy may make different numbers of
         passes. All of them must enter it, and no other collective call may run in it."""
         return contextlib.nullcontext() if self._step is None else self._step()
 
@@ -267,7 +268,7 @@ class Policy(nn.Module):
                 with torch.device("cpu"):
                     self._settle(device)
         except BaseException:
-            self.network = self._step = None  # what was refused is refused the next time too
+            self.network = self._step = None  # so that the next call refuses it too
             raise
         return cast(transformers.PreTrainedModel, self.network)
 
@@ -284,7 +285,7 @@ class Policy(nn.Module):
             self.config,
             torch.float32 if self._mixed else dtype,
             self.quantization == "nf4",
-            torch.device("cpu") if divided else device,  # it comes apart on the host
+            torch.device("cpu") if divided else device,  # it is divided on the host
         )
         self._attends = take_over(network)
         self.in_force = {"attention while learning": "", "fused kernels": "none"}
@@ -302,10 +303,10 @@ class Policy(nn.Module):
 
     def _settle(self, device: torch.device) -> None:
         """Try the network out where it is, and choose how to compute."""
-        # the dropout of an adapter that has learned would be taken for more
+        # with dropout, the output of a trained adapter would look wrong
         with self.evaluating():
             for layer in blocks_of(self.base) if self.divided else ():
-                layer.training = True  # or layers would not be recomputed, and keep what they cast
+                layer.training = True  # or layers are not recomputed, and keep what they cast
             if self.fused_kernels and self.divided:
                 self.in_force["fused kernels"] = fuse(self.base, device, self.both_logits)
             check_head(self)
@@ -331,11 +332,12 @@ class Policy(nn.Module):
         return cast(torch.device, self.base.get_input_embeddings().weight.device)
 
     def precision(self) -> AbstractContextManager[object]:
-        """Within it the network computes in `compute_dtype`, whatever its weights are kept in."""
+        """A context in which the network computes in `compute_dtype`, whatever type its weights
+        have."""
         if not self._mixed:
             return contextlib.nullcontext()
-        # the cache would keep what a pass casts of all layers, and a divided policy has no room for
-        # it; each weight is used once in a pass anyway
+        # the cache would keep the cast weights of all layers during a pass, for which a divided
+        # policy has no room; a pass uses each weight once anyway
         return torch.autocast(self.device.type, self.compute_dtype, cache_enabled=not self.divided)
 
     @property
@@ -355,13 +357,13 @@ class Policy(nn.Module):
 
         Args:
             input_ids: (B, T).
-            attention_mask: (B, T); (B, 1, T, S) of bool; or None for the model's own, where no row
-                is padded.
+            attention_mask: (B, T); (B, 1, T, S) of bool; or None for the model's own mask, if no
+                row is padded.
             position_ids: (B, T).
             attend: Computes the attention, in place of a mask.
             kwargs: Further arguments of transformers' forward pass.
         Raises:
-            NotImplementedError: If the model's code takes no attention but its own.
+            NotImplementedError: If the model's code cannot take `attend`.
         """
         if attend is not None:
             if not self._attends:
@@ -388,8 +390,8 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def both_logits(self, input_ids: Tensor) -> tuple[Tensor, Tensor]:
-        """Logits of texts, (B, T) -> (B, T, V): as the model's own code computes them, and as
-        `logits` does."""
+        """Logits of texts, (B, T) -> (B, T, V), computed twice: by the model's own code, and by
+        `logits`."""
         with self.precision():
             own = self.base(input_ids=input_ids, use_cache=False).logits
         positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
@@ -407,7 +409,7 @@ class Policy(nn.Module):
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
-        """Eval mode within; afterwards each part is in the mode that it was in."""
+        """A block in eval mode; afterwards each part is back in the mode that it had."""
         modes = [(part, part.training) for part in self.modules()]
         self.eval()
         try:
@@ -433,13 +435,13 @@ class Policy(nn.Module):
         device = self.device
         scores: dict[int, TokenScores] = {}
         with self.in_step(), self.evaluating():
-            for some, layout in self.passes(rows, budget):
+            for numbers, layout in self.passes(rows, budget):
                 if self._step is not None:
                     self._step.announce()
                 asked = self(move_data_to_device(layout, device), temperature)
-                counts = [sum(rows[i][1]) for i in some]
+                counts = [sum(rows[i][1]) for i in numbers]
                 parts = zip(*(part.cpu().split(counts) for part in asked), strict=True)
-                scores |= zip(some, itertools.starmap(TokenScores, parts), strict=True)
+                scores |= zip(numbers, itertools.starmap(TokenScores, parts), strict=True)
         return [scores[i] for i in range(len(rows))]
 
     @torch.no_grad()
@@ -455,14 +457,14 @@ class Policy(nn.Module):
     def forward(self, layout: Layout, temperature: float = 1.0) -> TokenScores:
         """Scores of the tokens that a layout marks. All learning goes through here.
 
-        Logits exist for those tokens only, a chunk at a time. If the head is frozen, their gradient
-        is computed with them; otherwise they are recomputed for it.
+        Logits exist only for those tokens, a chunk at a time. If the head is frozen, their gradient
+        is computed along with them; otherwise they are recomputed in the backward pass.
 
         Args:
             layout: Token sequences, on the policy's device.
             temperature: As in sampling, so that these are the sampler's own probabilities.
         Returns:
-            Of N tokens.
+            The scores of the N tokens asked for.
         """
         mask = None if layout.attention_mask is None else layout.attention_mask.long()
         attend = layout.attend if mask is None else None
@@ -494,8 +496,8 @@ class Policy(nn.Module):
         return TokenScores(*(part[layout.wanted] for part in (chosen, entropy, values)))
 
     def reference(self) -> AbstractContextManager[None]:
-        """Within it the policy is its own reference: the adapter is off, or has the weights that
-        training began with. No gradient may be computed meanwhile."""
+        """A context in which the policy is its own reference: the adapter is off, or has the
+        weights that training began with. No gradient may be computed in it."""
         assert self.lora is not None, "only a policy with an adapter has a reference"
         if self._start and self._step is not None and self._step.within:
             raise RecipeError(
@@ -509,18 +511,18 @@ class Policy(nn.Module):
 
     @contextlib.contextmanager
     def _as_it_began(self) -> Iterator[None]:
-        """The adapter as training began with it, without its dropout."""
+        """A block in which the adapter is as training began with it, without its dropout."""
         with self.evaluating(), (written_over if self.divided else exchanged)(self._start):
             yield
 
     def refer_to_now(self) -> None:
-        """Let the adapter as it is now be the reference, from here on."""
+        """Make the adapter as it is now the reference from here on."""
         if self.lora is not None:
             self._start = {p: p.detach().clone() for p in self.trainable_parameters().values()}
 
     def trainable_state(self) -> dict[str, Tensor]:
-        """The trained weights by name: what a checkpoint holds. They are whole in the first of the
-        processes that share a divided policy; all of them have to call this."""
+        """The trained weights by name, for a checkpoint. If processes share a divided policy, all
+        of them have to call this, and the weights are whole in the first one."""
         return whole({name: p.detach() for name, p in self.trainable_parameters().items()})
 
     def parameter_groups(self) -> list[Any]:
@@ -538,7 +540,7 @@ class Policy(nn.Module):
 
     @property
     def identity(self) -> dict[str, object]:
-        """Facts on which a checkpoint must agree to fit this policy, wherever its model lies."""
+        """Facts that a checkpoint must share to fit this policy, wherever its model lies."""
         shape = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
         return {
             **{name: getattr(self.base.config, name) for name in shape},
@@ -550,21 +552,21 @@ class Policy(nn.Module):
     def export(self, folder: str | Path) -> Path:
         """Write what was trained, for use without turnrl, with the tokenizer beside it.
 
-        Under LoRA the adapter, which `peft.PeftModel.from_pretrained` loads; otherwise the whole
-        model, which `AutoModelForCausalLM.from_pretrained` loads. Of processes that share a divided
-        policy all call this, and the first one writes.
+        Under LoRA this writes the adapter, for `peft.PeftModel.from_pretrained`; otherwise the
+        whole model, for `AutoModelForCausalLM.from_pretrained`. If processes share a divided
+        policy, all of them call this, and the first one writes.
 
         Args:
-            folder: Where to.
+            folder: Where to write.
         Returns:
             The folder.
         Raises:
-            RecipeError: If it holds the model that the policy was trained from.
+            RecipeError: If the folder holds the model that the policy was trained from.
         """
         assert self.network is not None, "Policy.load() comes first"
         folder = Path(folder)
-        begins = [Path(one).resolve() for one in (self.folder, self.origin.adapter) if one]
-        if folder.resolve() in begins:
+        sources = (self.folder, self.origin.adapter)
+        if folder.resolve() in [Path(source).resolve() for source in sources if source]:
             raise RecipeError(
                 f"{str(folder)!r} holds the model that training starts from. Give another folder."
             )
@@ -577,12 +579,12 @@ class Policy(nn.Module):
         return folder
 
     def network_state(self) -> dict[str, Tensor]:
-        """The network's weights by name, or those of its adapter. They are whole in the first of
-        the processes that share a divided policy; all of them have to call this."""
+        """The network's weights by name, or its adapter's. If processes share a divided policy, all
+        of them have to call this, and the weights are whole in the first one."""
         assert self.network is not None, "Policy.load() comes first"
         return whole_state(self.network, trained_alone=self.lora is not None)
 
     @property
     def writes(self) -> bool:
-        """False in a process for which another one writes their divided policy."""
+        """False if another process writes the divided policy that this one shares."""
         return self._step is None or self._step.is_first

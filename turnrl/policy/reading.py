@@ -17,10 +17,10 @@ def read_trajectories(
         trajectories: The trajectories.
         read: Reads token sequences, such as `Policy.read`. All are read in one call.
     Returns:
-        For each trajectory the numbers of its N_i tokens, in the order of
+        For each trajectory, the scores of its N_i tokens, in the order of
         `Trajectory.sampled_turns`.
     """
-    import torch  # rewards import this, and few commands need torch
+    import torch  # rewards import this module, and few commands need torch
 
     scores = iter(read([row for trajectory in trajectories for row in trajectory.token_rows]))
     read_rows = ([*islice(scores, len(trajectory.token_rows))] for trajectory in trajectories)

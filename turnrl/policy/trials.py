@@ -1,4 +1,4 @@
-"""Trials of a loaded policy: its head, the fastest attention that is right here, its memory."""
+"""Trials of a loaded policy: its head, the fastest attention that is correct here, its memory."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +48,7 @@ class Way(NamedTuple):
     Args:
         share: True if shared beginnings are read once.
         kernel: True if a GPU's kernel for ragged batches computes the attention.
-        text: The way in words.
+        text: A description of the way.
     """
 
     share: bool
@@ -57,8 +57,8 @@ class Way(NamedTuple):
 
 
 def check_head(policy: Tried) -> None:
-    """Some architectures scale or cap logits after the head; taking them by hand would be
-    silently wrong."""
+    """Refuse an architecture that scales or caps logits after its head: computed from the head
+    alone, they would be silently wrong."""
     expected, logits = policy.both_logits(torch.tensor([[0, 1]], device=policy.device))
     if not torch.allclose(expected, logits, rtol=2e-2, atol=2e-2):
         raise RecipeError(
@@ -68,8 +68,8 @@ def check_head(policy: Tried) -> None:
 
 
 def choose_way(policy: Tried) -> Way:
-    """Find the fastest way to read sequences that works here, and say which it is: beginnings
-    shared, by the kernel of a GPU or in batches; or padded rows."""
+    """Find the fastest way to read sequences that works here: shared prefixes, by a GPU's kernel or
+    in padded batches; or padded rows."""
     if not policy.share_prefixes:
         return Way(False, False, "padded rows, each sequence from its first token")
     why: str | None = None
@@ -92,12 +92,13 @@ def choose_way(policy: Tried) -> Way:
 
 
 def check_sharing(policy: Tried, kernel: bool) -> str | None:
-    """Read two texts with one beginning in both ways, and back; why they cannot share it, if
-    so. Errors of memory and of devices are raised: they say nothing about the model."""
+    """Read two texts with a common beginning both shared and padded, forward and back. Return the
+    reason if sharing does not work, else None. Errors of memory and of devices are raised, because
+    they say nothing about the model."""
     sizes = sizes_of(policy.config)
     kinds = set(sizes.kinds or ())
-    if other := kinds - {"full_attention", "sliding_attention"}:
-        return f"it has layers of {min(other)}"
+    if unsupported := kinds - {"full_attention", "sliding_attention"}:
+        return f"it has layers of {min(unsupported)}"
     if sizes.tuned:
         return "its attention depends on a token's place in the row"
     rows = [([1, 2, 3, 4, *rest], [False] * 5 + [True] * 3) for rest in ([5, 6, 7, 8], [9] * 4)]
@@ -118,7 +119,7 @@ def check_sharing(policy: Tried, kernel: bool) -> str | None:
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         if of_the_device(error):
             raise
-        if policy.divided:  # what it gathered in mid-pass would stay so, and not be trained
+        if policy.divided:  # weights gathered when the pass failed would stay so, and untrained
             raise RecipeError(
                 f"{type(policy.base).__name__} cannot read shared beginnings once "
                 f"({in_short(error)}). Set model.policy.share_prefixes to false."
@@ -129,14 +130,14 @@ def check_sharing(policy: Tried, kernel: bool) -> str | None:
     if not norm.isfinite():
         return "its gradient is not finite"
     gap = float((shared.detach() - padded).abs().mean())
-    # rounding alone makes 1e-5 in float32, and some hundredths in bfloat16
+    # rounding alone gives 1e-5 in float32, and a few hundredths in bfloat16
     limit = 1e-3 if policy.compute_dtype == torch.float32 else 0.25
     return None if gap < limit else f"log-probabilities were {gap:.2g} nats apart"
 
 
 def _norm_of_gradient(policy: Tried, value: Tensor) -> Tensor:
-    """The norm of a value's gradient, which is dropped. It is the same in all processes that share
-    the policy."""
+    """The norm of a value's gradient, which is then dropped. It is the same in all processes that
+    share the policy."""
     try:
         value.backward()
         gradients = [p.grad for p in policy.parameters() if p.grad is not None]
@@ -154,7 +155,7 @@ def try_out(policy: Tried, tokens: int, longest: int) -> None:
         tokens: Tokens of all sequences together.
         longest: The most tokens of one sequence.
     """
-    draw = torch.Generator().manual_seed(0)  # of its own: a run's numbers do not depend on it
+    draw = torch.Generator().manual_seed(0)  # its own, so that a run's random numbers stay the same
     vocabulary = policy.config.get_text_config().vocab_size
     rows: list[TokenRow] = []
     for begin in range(0, tokens, longest):

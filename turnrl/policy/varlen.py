@@ -2,10 +2,9 @@
 
 torch 2.11 has the same kernel and fewer arguments to it:
 
-enable_gqa    It takes query heads that share keys anyway.
-seqused_k     What a sequence does not use of its keys becomes a sequence of its own here, one
-              without queries.
-block_table   It reads no pages in place.
+enable_gqa    It always takes query heads that share keys.
+seqused_k     Here the unused keys of a sequence become a sequence of their own, without queries.
+block_table   It cannot read pages in place.
 """
 
 import functools
@@ -32,26 +31,26 @@ def varlen_attn(
     seqused_k: Tensor | None = None,
     block_table: Tensor | None = None,
 ) -> Tensor:
-    """Attention of S sequences, the last query of each on a level with its last key.
+    """Attention of S sequences. The last query of each is aligned with its last key.
 
     Args:
         query: (N, heads, D), one sequence after the other.
         key: (M, key-value heads, D), one sequence after the other; (pages, page, key-value heads,
             D) with a `block_table`.
         value: The same.
-        cu_seq_q: (S + 1,), int32, where each one's queries begin, and the end.
-        cu_seq_k: The same for its keys; None with a `block_table`.
-        max_q: The most queries of a sequence, at least.
-        max_k: The most keys of a sequence, at least.
-        scale: Factor of the scores; None for the square root of 1 / D.
+        cu_seq_q: (S + 1,), int32, where each sequence's queries begin, and the end.
+        cu_seq_k: The same for the keys; None with a `block_table`.
+        max_q: The most queries of any sequence, or an upper bound.
+        max_k: The most keys of any sequence, or an upper bound.
+        scale: Factor of the scores; None for 1 / sqrt(D).
         window_size: How many keys before its own each query sees, and how many after; -1 for all.
-        seqused_k: (S,), int32, how many of its keys each sequence uses; None for all. There is no
-            gradient with it.
+        seqused_k: (S,), int32, how many of its keys each sequence uses; None for all. It allows no
+            gradient.
         block_table: (S, W), int32, the pages of each sequence in order.
     Returns:
         (N, heads, D).
     Raises:
-        RuntimeError: If this torch reads no pages in place, and there is a `block_table`.
+        RuntimeError: If there is a `block_table`, and this torch cannot read pages in place.
     """
     takes = _arguments(torch_varlen_attn)
     options: dict[str, object] = {"enable_gqa": True} if "enable_gqa" in takes else {}
@@ -80,8 +79,8 @@ def varlen_attn(
 
 
 def _with_unused(cu_seq_q: Tensor, cu_seq_k: Tensor, used: Tensor) -> tuple[Tensor, Tensor]:
-    """Where queries and keys begin if the unused keys of each sequence are one of its own, without
-    queries."""
+    """Where queries and keys begin if the unused keys of each sequence are a sequence of their own,
+    without queries."""
     begins, end = cu_seq_k[:-1], cu_seq_k[-1:]
     keys = torch.cat([torch.stack([begins, begins + used], 1).flatten(), end])
     return torch.stack([cu_seq_q, cu_seq_q], 1).flatten()[1:], keys

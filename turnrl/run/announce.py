@@ -1,13 +1,13 @@
-"""Announcements: the progress bar of a run prints them."""
+"""Announcements, which the progress bar of a run prints."""
 
 import lightning as L
 
 
 def announce(trainer: L.Trainer | None, text: str) -> None:
-    """Print the progress of a run, once, whatever the number of processes.
+    """Print a line about a run's progress, once, whatever the number of processes.
 
     Args:
-        trainer: The run's. Without one, or without a bar, nothing is printed.
+        trainer: The run's trainer. Without one, or without a bar, nothing is printed.
         text: The line.
     """
     bar = None if trainer is None else trainer.progress_bar_callback

@@ -1,4 +1,4 @@
-"""Folders of runs: where a run leaves its files.
+"""Folders of runs, with the files that each run leaves.
 
     runs/NAME/version_N/    metrics.csv, config.yaml, record/, transcripts/, checkpoints/, model/
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from lightning.pytorch.loggers import Logger
 
 TRANSCRIPT = "demonstrations.txt"
-"""File beside a policy that was warmed up, with some of what it was taught."""
+"""File beside a warmed-up policy, with some of the demonstrations that it learned from."""
 
 
 def is_trial(trainer: L.Trainer) -> bool:
@@ -28,15 +28,15 @@ def is_trial(trainer: L.Trainer) -> bool:
 
 def folder_of_logger(logger: Logger) -> Path | None:
     """The folder that a logger makes for one run; None if it makes none."""
-    # it is not in Lightning's contract: CSVLogger and TensorBoardLogger have it, others do not
+    # not in Lightning's contract: CSVLogger and TensorBoardLogger have it, other loggers do not
     own = getattr(logger, "log_dir", None)
     return Path(own) if own else None
 
 
 def run_folder(trainer: L.Trainer) -> Path | None:
-    """Where a run leaves its files, for itself alone; None if it has no logger, or is a trial.
+    """The run's own folder for its files; None if it has no logger, or is a trial.
 
-    A collective call: every process has to make it, at the same moment.
+    This is a collective call: all processes have to make it at the same time.
     """
     logger = trainer.logger
     if logger is None or is_trial(trainer):
@@ -53,9 +53,9 @@ def whole_file(file: Path) -> Iterator[Path]:
     process is killed: `with whole_file(path) as new: new.write_text(text)`.
 
     Args:
-        file: Its path. Folders above it are made.
+        file: The file's path. Its parent folders are made.
     Yields:
-        Where to write: beside it, named `FILE.new`. It takes the file's place in one move when the
+        The path to write to, `FILE.new` beside the file. It replaces the file in one move when the
         block ends. After an error it is removed, and the file is as it was.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -69,8 +69,8 @@ def whole_file(file: Path) -> Iterator[Path]:
 
 
 def read_table(file: Path) -> list[dict[str, str]]:
-    """The whole rows of a CSV file without empty cells; no row if the file is not there. The last
-    row is torn while the file is being written."""
+    """The complete rows of a CSV file, without empty cells; no rows if there is no such file. While
+    the file is being written, its last row may be torn."""
     if not file.is_file():
         return []
     with file.open(newline="", encoding="utf-8") as read:
@@ -79,7 +79,7 @@ def read_table(file: Path) -> list[dict[str, str]]:
 
 
 def write_table(file: Path, rows: Sequence[Mapping[str, object]]) -> None:
-    """Write rows as a CSV file, which is there whole or not at all."""
+    """Write rows as a CSV file that is there whole or not at all."""
     with whole_file(file) as new, new.open("w", newline="", encoding="utf-8") as written:
         table = csv.DictWriter(written, sorted({name for row in rows for name in row}))
         table.writeheader()

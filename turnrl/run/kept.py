@@ -1,7 +1,7 @@
 """Checkpoints that a run keeps: the last, and the one whose validation was best.
 
-Both lie at an iteration's boundary and are there whole or not at all, so a run can resume from
-them.
+Both are saved at the end of an iteration and are there whole or not at all, so a run can resume
+from them.
 """
 
 import sys
@@ -34,17 +34,17 @@ class WholeFiles(TorchCheckpointIO):
 
 
 def _write_whole_files(trainer: L.Trainer) -> None:
-    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not one of a user's own
+    if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not a user's own
         trainer.strategy.checkpoint_io = WholeFiles()
 
 
 class LastCheckpoint(Checkpoint):
     """Keep `checkpoints/last.ckpt`, written before the first iteration and after each one.
 
-    It always lies at an iteration's boundary, so a resumed run continues exactly as if it had not
+    It is always saved between iterations, so a resumed run continues exactly as if it had not
     stopped, unless it samples ahead (`max_staleness`). A run that ends inside an iteration
-    (`max_steps`, `max_time`) keeps the one from before it. A new file replaces the old one when it
-    is complete, so there is always a good one.
+    (`max_steps`, `max_time`) keeps the checkpoint from before that iteration. A new file replaces
+    the old one when it is complete, so there is always a good one.
     """
 
     def __init__(self) -> None:
@@ -87,13 +87,13 @@ class LastCheckpoint(Checkpoint):
 
 
 class BestCheckpoint(ModelCheckpoint):
-    """Keep `checkpoints/best.ckpt`, of the iteration after which a figure of the validation was
-    best. It lies at the iteration's boundary like `last.ckpt`, and a run can resume from it.
+    """Keep `checkpoints/best.ckpt`, from after the iteration with the best value of a validation
+    figure. Like `last.ckpt`, it is saved between iterations, and a run can resume from it.
 
     Args:
         monitor: The figure; None takes `val/exact_match`, or `val/reward/total` if the questions
             have no accepted answers.
-        mode: `max` if the greatest value is best, `min` if the least is.
+        mode: `max` if the greatest value is best, `min` if the least is best.
     """
 
     def __init__(self, monitor: str | None = None, mode: Literal["max", "min"] = "max") -> None:
@@ -108,14 +108,14 @@ class BestCheckpoint(ModelCheckpoint):
         _write_whole_files(trainer)
 
     def state_dict(self) -> dict[str, object]:
-        """Nothing: a resumed run has a folder, and so a best checkpoint, of its own."""
+        """Nothing: a resumed run has its own folder, and so its own best checkpoint."""
         return {}
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._validated = trainer.global_step
 
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        # the figure is of these very weights, at an iteration's end
+        # only if the figure belongs to these weights, at the end of an iteration
         if trainer.is_last_batch and self._validated == trainer.global_step:
             if self._chooses and self.monitor not in trainer.callback_metrics:
                 self.monitor = "val/reward/total"

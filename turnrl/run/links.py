@@ -1,4 +1,4 @@
-"""Addresses in a report: appended to the name of the page, they open it at one place."""
+"""Addresses in a report. Appended to the name of the page, they open it at one place."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def link(run: int, row: record.Row, attempt: bool = True) -> str:
     Args:
         run: Number of the run among those of the report, from 0.
         row: The trajectory, with `split`, `policy_version`, `group` and `member`.
-        attempt: Lead to the trajectory; False for all attempts at its question.
+        attempt: True for the trajectory; False for all attempts at its question.
     """
     place = ("split", "policy_version", "group", *(("member",) if attempt else ()))
     parts = [run, *(row[name] for name in place)]

@@ -1,7 +1,7 @@
-"""Loggers that can show more than numbers get, at the step of an iteration's row of metrics,
+"""Loggers that can show more than numbers also get, at the step of an iteration's row of metrics,
 
     advantages/turn_1, advantages/turn_2, ...   a histogram of the advantages of that turn
-    transcripts     the trajectories that lie in `transcripts/`, as text
+    transcripts     the trajectories in `transcripts/`, as text
 
 TensorBoard and Weights & Biases show both, MLflow only the text, as files. Register a function for
 a logger of your own:
@@ -38,8 +38,8 @@ class Shown:
 
     Args:
         iteration: Its number, from 1.
-        advantages: By number of the turn, from 1, (N,): the advantages of the N turns with that
-            number that the first process learned from.
+        advantages: By number of the turn, from 1, (N,): the advantages of the N turns with this
+            number from which the first process learned.
         transcripts: Trajectories as text. Policies and tools wrote it, so escape it.
     """
 
@@ -49,8 +49,8 @@ class Shown:
 
 
 class ToLoggers(L.Callback):
-    """Show each iteration to the loggers of a run, after its row of metrics. Only the first process
-    does, and shows only its own samples."""
+    """Show each iteration in the loggers of a run, after its row of metrics. Only the first process
+    does this, and it shows only its own samples."""
 
     def __init__(self) -> None:
         self._seen: object = None
@@ -62,9 +62,9 @@ class ToLoggers(L.Callback):
             return  # a resumed run first ends the iteration that was complete
         self._seen = experience
         iteration, step = pl_module.position
-        kept = next((one for one in trainer.callbacks if isinstance(one, Recorder)), None)
+        recorder = next((c for c in trainer.callbacks if isinstance(c, Recorder)), None)
         advantages = by_turn(experience.groups, experience.credit)
-        self._due = Shown(iteration, advantages, kept.texts if kept else ()), step
+        self._due = Shown(iteration, advantages, recorder.texts if recorder else ()), step
 
     def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._show(trainer)  # the first moment after the row of metrics
@@ -83,10 +83,10 @@ def by_turn(groups: Sequence[Group], credit: Sequence[Credit]) -> dict[int, Tens
 
     Args:
         groups: Scored groups.
-        credit: The credit of each.
+        credit: The credit of each group.
     Returns:
-        By number of the turn, from 1, (N,). A turn that a branch shares with the trajectory it
-        forked from counts once.
+        By number of the turn, from 1, (N,). A turn that a branch shares with the trajectory that
+        it forked from counts once.
     """
     parts: dict[int, list[Tensor]] = {}
     for group, own in zip(groups, credit, strict=True):
@@ -98,7 +98,7 @@ def by_turn(groups: Sequence[Group], credit: Sequence[Credit]) -> dict[int, Tens
 
 @singledispatch
 def show(logger: object, shown: Shown, step: int) -> None:
-    """Show an iteration in a logger. A logger that nobody registered shows nothing.
+    """Show an iteration in a logger. A logger whose class is not registered shows nothing.
 
     Args:
         logger: The logger. Register its class to take part.
@@ -125,7 +125,7 @@ def _(logger: WandbLogger, shown: Shown, step: int) -> None:
         for turn, values in shown.advantages.items()
     }
     if shown.transcripts:
-        text = "".join(f"<pre>{html.escape(one)}</pre><hr>" for one in shown.transcripts)
+        text = "".join(f"<pre>{html.escape(t)}</pre><hr>" for t in shown.transcripts)
         # without wandb's own styles, so that the file opens without a network
         media["transcripts"] = wandb.Html(text, inject=False)
     logger.log_metrics(media, step)
@@ -140,7 +140,7 @@ def _(logger: MLFlowLogger, shown: Shown, step: int) -> None:
 
 
 def fenced(text: str) -> str:
-    """A text as a code block in Markdown, whose fence is longer than any in the text."""
+    """A text as a Markdown code block whose fence is longer than any in the text."""
     longest = max(map(len, re.findall("`+", text)), default=0)
     fence = "`" * max(3, longest + 1)
     return f"{fence}\n{text}\n{fence}"

@@ -1,13 +1,13 @@
 """Metrics of a run: one row per policy, to every logger and to `metrics.csv`.
 
     iteration   iterations behind the policy: 0 untrained, k after `iteration k` of the console
-    epoch       the same as Lightning counts: 0 untrained, k - 1 after iteration k
+    epoch       Lightning's count of the same: 0 untrained, k - 1 after iteration k
     step        optimiser steps behind the policy
-    train/... rollout/... reward/...    collecting and learning in iteration k, whose trajectories
-                                        the policy of the row above sampled
+    train/... rollout/... reward/...    collecting and learning in iteration k; the policy of the
+                                        row above sampled its trajectories
     val/...     the policy after iteration k, greedy; empty where it was not validated
 
-A validation inside an iteration has a row of its own, with the number of that iteration.
+A validation inside an iteration has its own row, with the number of that iteration.
 """
 
 from collections.abc import Mapping
@@ -27,14 +27,14 @@ SHOWN = {
 }
 """The metrics of each split that the console and a progress bar show, in their order."""
 _ROW = "metrics_row"
-"""Key, in a checkpoint, of the row of metrics that is written after it."""
+"""Key in a checkpoint of the row of metrics that is written after the checkpoint."""
 _ON_BAR = {name for names in SHOWN.values() for name in names}
 
 
 class MetricLog:
-    """The log of a module, reduced over processes first, so that it is the same in each.
+    """The log of a module, already reduced over processes, so that it is the same in each.
 
-    A progress bar reads metrics in one process alone, which must not wait for the others. So
+    A progress bar reads metrics in only one process, which must not wait for the others. So
     Lightning reduces nothing here (`sync_dist` with `rank_zero_only`), and loggers get their rows
     from `PolicyRows`.
 
@@ -44,20 +44,23 @@ class MetricLog:
 
     def __init__(self, module: L.LightningModule) -> None:
         self._module = module
-        self._names: dict[bool, set[str]] = {False: set(), True: set()}  # by whether it validated
+        self._names: dict[bool, set[str]] = {
+            False: set(),
+            True: set(),
+        }  # False: training, True: validation
 
     def log(self, figures: Mapping[str, Tally], weigh: bool = False) -> None:
-        """Log the means of a batch over all processes, which may have figures of different names.
-        Each process has to call it.
+        """Log the means of a batch over all processes, whose figures may have different names.
+        Every process has to call this.
 
         Args:
-            figures: This process's figures, by name. A figure without any count is not logged.
+            figures: This process's figures, by name. Figures with a count of 0 are not logged.
             weigh: Weigh the batches of an epoch by their counts, for the mean of the epoch.
         """
         if (size := self._module.trainer.world_size) > 1:
             every: list[list[str]] = [[]] * size
             torch.distributed.all_gather_object(every, [*figures])
-            names = sorted({name for some in every for name in some})
+            names = sorted({name for process_names in every for name in process_names})
             figures = {name: figures.get(name, Tally(0, 0)) for name in names}
         for name, figure in self._over_processes(figures).items():
             if figure.count:
@@ -70,12 +73,12 @@ class MetricLog:
         self._log(name, total, reduce_fx="sum")
 
     def _over_processes(self, figures: Mapping[str, Tally]) -> dict[str, Tally]:
-        # float32 also for the integer sums of a process without trajectories
+        # float32, even for the integer sums of a process without trajectories
         module = self._module
         pairs = [(figure.total, figure.count) for figure in figures.values()]
-        mine = torch.tensor(pairs, dtype=torch.float32, device=module.device)
-        every = module.trainer.strategy.reduce(mine, reduce_op="sum").tolist()
-        return {name: Tally(*pair) for name, pair in zip(figures, every, strict=True)}
+        local = torch.tensor(pairs, dtype=torch.float32, device=module.device)
+        totals = module.trainer.strategy.reduce(local, reduce_op="sum").tolist()
+        return {name: Tally(*pair) for name, pair in zip(figures, totals, strict=True)}
 
     def _log(self, name: str, value: float, batch_size: int = 1, reduce_fx: str = "mean") -> None:
         module = self._module
@@ -96,12 +99,12 @@ class MetricLog:
 
     def new(self, validating: bool) -> dict[str, float]:
         """The figures of a validation, or of training, that were logged since `take`. Lightning's
-        `callback_metrics` has also those of earlier ones."""
+        `callback_metrics` also has older ones."""
         logged, names = self._module.trainer.callback_metrics, self._names[validating]
         return {name: float(logged[name]) for name in sorted(names) if name in logged}
 
     def take(self, validating: bool) -> dict[str, float]:
-        """The same, which are then no longer new."""
+        """The figures of `new`, which then no longer count as new."""
         taken = self.new(validating)
         self._names[validating].clear()
         return taken
@@ -110,8 +113,8 @@ class MetricLog:
 class PolicyRows(L.Callback):
     """Write a row of metrics for each policy, once its iteration is kept.
 
-    Lightning logs training and validation one after the other, so a row of CSVLogger has one of
-    them. `MTGRPO` therefore logs for callbacks alone, and this callback collects its figures.
+    Lightning logs training and validation one after the other, so a row of CSVLogger has only one
+    of them. `MTGRPO` therefore logs only for callbacks, and this callback collects its figures.
     """
 
     def __init__(self) -> None:
@@ -137,7 +140,7 @@ class PolicyRows(L.Callback):
         self._write(trainer)  # the first moment after the checkpoint
 
     def on_train_batch_start(self, trainer: L.Trainer, *args: object, **kwargs: object) -> None:
-        self._write(trainer)  # of a validation inside an iteration
+        self._write(trainer)  # the row of a validation inside an iteration
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._write(trainer)
@@ -150,15 +153,15 @@ class PolicyRows(L.Callback):
     def on_load_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Give the run of the checkpoint its last row if it was killed before it wrote that."""
+        """Write the last row of the checkpoint's run, if it was killed before it could do so."""
         row = checkpoint.get(_ROW)
         if not row or not trainer.is_global_zero or trainer.state.fn != "fit":
             return
         file = Path(str(trainer.ckpt_path)).absolute().parent.parent / "metrics.csv"
-        there = read_table(file)
-        # another run's table, beside which the checkpoint was copied, goes on
-        if there and all(float(one.get("step") or 0) < row["step"] for one in there):
-            write_table(file, [*there, row])
+        rows = read_table(file)
+        # if the checkpoint was copied beside another run's table, that table has later rows
+        if rows and all(float(old.get("step") or 0) < row["step"] for old in rows):
+            write_table(file, [*rows, row])
 
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
         figures = pl_module.metrics.take(trainer.validating)
@@ -168,7 +171,7 @@ class PolicyRows(L.Callback):
             self._row |= place | figures
 
     def _write(self, trainer: L.Trainer) -> None:
-        """Write the row that is finished, if there is one."""
+        """Write the finished row, if there is one."""
         row, self._row = self._row, {}
         if not row or not trainer.is_global_zero:
             return

@@ -29,10 +29,11 @@ _COLUMNS = (
 _MATCH = "exact_match"
 _TOTAL = "reward/total"
 SIZES = ("turns", "calls", "sampled_tokens")
-"""Figures of which neither more nor less is better."""
+"""Figures for which neither more nor less is better."""
 _FIGURES = (*record.CURVES, "f1", _TOTAL, *SIZES)
 _NOT_EVERYWHERE = ("f1", "sampled_tokens")
-"""Figures that a run may lack: its answers are no words, or its server counts no tokens."""
+"""Figures that a run may lack, because its answers are not words, or its server counts no
+tokens."""
 _STEP = "Evaluate both on the same data: 'turnrl eval RECIPE --ckpt_path RUN'."
 
 
@@ -43,7 +44,7 @@ class Evaluation:
     Args:
         run: The run.
         number: Number of the run in a report of the same runs.
-        iteration: Iterations behind the policy.
+        iteration: Number of iterations behind the policy.
         questions: The rows of each question, by its id.
     """
 
@@ -54,8 +55,8 @@ class Evaluation:
 
     def value(self, question: str, name: str) -> float | None:
         """A figure of one question, averaged over its attempts; None if no attempt has it."""
-        known = [value for one in self._scores[question] if (value := one[name]) is not None]
-        return fmean(known) if known else None
+        values = [value for row in self._scores[question] if (value := row[name]) is not None]
+        return fmean(values) if values else None
 
     @cached_property
     def _scores(self) -> Mapping[str, Sequence[Mapping[str, float | None]]]:
@@ -64,7 +65,7 @@ class Evaluation:
 
 @dataclass(frozen=True)
 class Side:
-    """Evaluations that are compared together: of one run, or of runs that differ in their seeds.
+    """Evaluations that are compared as one: of a single run, or of runs that differ in their seeds.
 
     Args:
         name: The name of the run, or the names of the runs.
@@ -76,7 +77,7 @@ class Side:
 
     @property
     def one(self) -> Evaluation:
-        """Its first evaluation."""
+        """The first evaluation."""
         return self.evaluations[0]
 
 
@@ -88,13 +89,13 @@ class Comparison:
         first: The baseline, with the evaluations that were paired.
         second: The other side, with the same number of evaluations in the same order.
         questions: The ids of the questions in common.
-        asked: Questions that the first run of each side answered, in common or not.
-        figures: By the names of `turnrl.record.scores`.
+        asked: Number of questions that the first run of each side answered, in common or not.
+        figures: The differences, by the names of `turnrl.record.scores`.
         main: The figure that decides: `exact_match`, or `reward/total` if no question has an
             accepted answer.
-        won: Questions with more of it on the second side, in the order of the first.
-        lost: Questions with less of it.
-        notes: Sentences about what cannot be read or was left out, and why.
+        won: Questions with more of the main figure on the second side, in the order of the first.
+        lost: Questions with less of it on the second side.
+        notes: Sentences about things that cannot be read or were left out, and why.
     """
 
     first: Side
@@ -109,8 +110,8 @@ class Comparison:
 
     @property
     def verdict(self) -> Literal["better", "worse", "level", "undecided"]:
-        """What the second side is, by the figure that decides. Undecided if all of several seeds
-        differ by the same, which does not show how seeds vary."""
+        """The verdict on the second side, by the main figure. Undecided if all of several seeds
+        differ by the same amount, which does not show how seeds vary."""
         figure = self.figures[self.main]
         if figure.over == "questions" and len(self.first.evaluations) > 1:
             return "undecided"
@@ -120,8 +121,8 @@ class Comparison:
 def open_sides(
     places: Sequence[str], split: str = "val", iteration: int | None = None
 ) -> list[Side]:
-    """The evaluations at some places, by side. Runs that differ in their seeds alone are one side,
-    unless there would be no other.
+    """The evaluations at the given places, by side. Runs that differ only in their seeds form one
+    side, unless there would be no other side.
 
     Args:
         places: Runs, as `turnrl.find_run` takes them. `quickstart@10` is the policy after
@@ -134,7 +135,7 @@ def open_sides(
     """
     placed = [_placed(place, iteration) for place in places]
     folders = [find_run(place, "figures") for place, _ in placed]
-    homes = {folder.resolve(): folder for folder in reversed(folders)}  # as it was first named
+    homes = {folder.resolve(): folder for folder in reversed(folders)}  # as first named
     order = [*dict.fromkeys(folder.resolve() for folder in folders)]
     runs = open_runs([homes[home] for home in order])
     evaluations = []
@@ -146,10 +147,10 @@ def open_sides(
 
 
 def sides_of(runs: Sequence[Run], split: str = "val") -> list[Side]:
-    """The last evaluations of some runs, by side, as `open_sides` has them.
+    """The last evaluations of runs, by side, as in `open_sides`.
 
     Args:
-        runs: Two or more.
+        runs: Two or more runs.
         split: The split that was evaluated.
     Raises:
         DataError: If a run has no such evaluation.
@@ -164,26 +165,27 @@ def _sides(
     """
     Args:
         runs: The runs.
-        evaluations: Of these runs.
-        wanted: The iteration that was asked for, of each.
+        evaluations: Evaluations of these runs.
+        wanted: For each evaluation, the iteration that was asked for.
     """
-    alike = {number: n for n, some in enumerate(experiments(runs)) for number in some}
+    alike = {number: n for n, numbers in enumerate(experiments(runs)) for number in numbers}
     sides: dict[object, list[Evaluation]] = {}
-    for one, iteration in zip(evaluations, wanted, strict=True):
-        sides.setdefault((alike[one.number], iteration), []).append(one)
-    parts = [*sides.values()] if len(sides) > 1 else [[one] for one in evaluations]
+    for evaluation, iteration in zip(evaluations, wanted, strict=True):
+        sides.setdefault((alike[evaluation.number], iteration), []).append(evaluation)
+    parts = [*sides.values()] if len(sides) > 1 else [[evaluation] for evaluation in evaluations]
     return [_side(part, len(runs) < len(evaluations)) for part in parts]
 
 
 def _placed(place: str, iteration: int | None) -> tuple[str, int | None]:
-    """The run of `run@10`, and its iteration. A run may have such a name itself."""
+    """The run and the iteration of a place such as `run@10`, which may also be the name of a
+    run."""
     run, at, number = place.rpartition("@")
     named = bool(at) and number.isdigit() and run_at(place) is None
     return (run, int(number)) if named else (place, iteration)
 
 
 def _refuse_twice(places: Sequence[str], evaluations: Sequence[Evaluation], split: str) -> None:
-    """Refuse a single evaluation, or one that two places mean."""
+    """Refuse a single evaluation, or an evaluation that two places mean."""
     if len(evaluations) < 2:
         run = _placed(places[0], None)[0] if places else "RUN"
         raise DataError(
@@ -191,26 +193,26 @@ def _refuse_twice(places: Sequence[str], evaluations: Sequence[Evaluation], spli
             f"compare {run}@0 {run}'."
         )
     first: dict[tuple[int, int], str] = {}
-    for place, one in zip(places, evaluations, strict=True):
-        key = (one.number, one.iteration)
+    for place, evaluation in zip(places, evaluations, strict=True):
+        key = (evaluation.number, evaluation.iteration)
         if key not in first:
             first[key] = place
             continue
         run, _ = _placed(place, None)
-        others = sorted(_iterations(one.run, split) - {one.iteration})
+        further = sorted(_iterations(evaluation.run, split) - {evaluation.iteration})
         raise DataError(
             f"an evaluation is named twice: {first[key]!r} and {place!r} both mean "
-            f"{one.run.name} after iteration {one.iteration}. "
+            f"{evaluation.run.name} after iteration {evaluation.iteration}. "
             + (
-                f"Give another of that run: {', '.join(f'{run}@{n}' for n in others)}."
-                if others
+                f"Give another of that run: {', '.join(f'{run}@{n}' for n in further)}."
+                if further
                 else f"It is the only one of {split!r} there. Train on, or give another run."
             )
         )
 
 
 def _iterations(run: Run, split: str) -> set[int]:
-    """The iterations after which a run was evaluated, as far as its files can be read."""
+    """The iterations after which a run was evaluated, in those of its files that can be read."""
     iterations: set[int] = set()
     for file in record.files(run.folder, split):
         with contextlib.suppress(DataError):
@@ -225,25 +227,25 @@ def _side(evaluations: Sequence[Evaluation], several: bool) -> Side:
         several: True if a run has several evaluations here, so that names need the iteration.
     """
     by_seed: dict[object, Evaluation] = {}
-    for one in evaluations:
-        if (other := by_seed.setdefault(one.run.seed, one)) is not one:
+    for evaluation in evaluations:
+        if (first := by_seed.setdefault(evaluation.run.seed, evaluation)) is not evaluation:
             raise DataError(
-                f"{other.run.name} and {one.run.name} have the same settings and seeds. Leave one "
-                "out, or compare them alone."
+                f"{first.run.name} and {evaluation.run.name} have the same settings and seeds. "
+                "Leave one out, or compare them alone."
             )
-    names = (one.run.name + f"@{one.iteration}" * several for one in evaluations)
+    names = (e.run.name + f"@{e.iteration}" * several for e in evaluations)
     return Side(", ".join(names), evaluations)
 
 
 def id_of(row: record.Row) -> str:
-    """What tells a question from others: its id, or its text if it has none."""
+    """The key of a question: its id, or its text if it has no id."""
     return str(row["question_id"] or row["question"])
 
 
 def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evaluation:
-    """The last evaluation, or the last one after an iteration, which may have several
-    (`trainer.val_check_interval`). A file that cannot be read becomes one of the run's problems,
-    and the evaluation before it counts."""
+    """The last evaluation of a run, or the last one after the wanted iteration, which may have
+    several (`trainer.val_check_interval`). A file that cannot be read is noted in the run's
+    problems, and the evaluation before it is used."""
     rows: list[record.Row] = []
     seen: dict[int, None] = {}
     for file in reversed(record.files(run.folder, split)):  # the newest policy first
@@ -281,9 +283,9 @@ def compare(sides: Sequence[Side]) -> list[Comparison]:
     """Compare every side with the first.
 
     Args:
-        sides: Two or more.
+        sides: Two or more sides.
     Raises:
-        DataError: If two sides were not asked the same, or no seed pairs them.
+        DataError: If two sides were not asked the same questions, or have no seed in common.
     """
     return [_compared(sides[0], side) for side in sides[1:]]
 
@@ -292,24 +294,24 @@ def _compared(first: Side, second: Side) -> Comparison:
     notes: list[str] = []
     first, second = _by_seed(first, second, notes)
     every = (*first.evaluations, *second.evaluations)
-    notes += (f"{one.run.name}: {problem}" for one in every for problem in one.run.problems)
-    questions = [q for q in first.one.questions if all(q in one.questions for one in every)]
+    notes += (f"{e.run.name}: {problem}" for e in every for problem in e.run.problems)
+    questions = [q for q in first.one.questions if all(q in e.questions for e in every)]
     _same_questions(first, second, questions)
     asked = (len(first.one.questions), len(second.one.questions))
-    after = [one.iteration for one in every]
-    if len({*after}) > 1 and len({one.number for one in every}) > 1:
-        # an evaluation by `turnrl eval` has one iteration
-        evaluated = any(one.run.was_evaluated for one in every)
+    after = [evaluation.iteration for evaluation in every]
+    if len({*after}) > 1 and len({evaluation.number for evaluation in every}) > 1:
+        # an evaluation by `turnrl eval` has only one iteration
+        evaluated = any(evaluation.run.was_evaluated for evaluation in every)
         step = "" if evaluated else " To compare at one iteration, add --iteration N."
         notes.append(f"the iterations differ ({', '.join(map(str, after))}).{step}")
-    rows = (row for one in every for question in questions for row in one.questions[question])
+    rows = (row for e in every for question in questions for row in e.questions[question])
     possible = {name: ends for name, ends in record.bounds(rows).items() if name not in SIZES}
     figures = {}
     for name in _FIGURES:
         if name == _TOTAL and (why := _other_rewards(first.one, second.one)):
             notes.append(f"{name} is left out: {why}")
-        elif found := _figure(first, second, questions, name, possible.get(name)):
-            figures[name] = found
+        elif figure := _figure(first, second, questions, name, possible.get(name)):
+            figures[name] = figure
         elif name not in _NOT_EVERYWHERE:
             notes.append(f"{name} is left out: no question in common has it.")
     main = next((name for name in (_MATCH, _TOTAL) if name in figures), None)
@@ -318,52 +320,53 @@ def _compared(first: Side, second: Side) -> Comparison:
             f"{first.name} and {second.name} cannot be compared: their questions have no accepted "
             "answers, and their rewards differ. Name runs with the same rewards."
         )
-    match = {q: [_mean(side, q, main) for side in (first, second)] for q in questions}
-    won = [q for q, (a, b) in match.items() if b > a]
-    lost = [q for q, (a, b) in match.items() if b < a]
+    means = {q: [_mean(side, q, main) for side in (first, second)] for q in questions}
+    won = [q for q, (a, b) in means.items() if b > a]
+    lost = [q for q, (a, b) in means.items() if b < a]
     return Comparison(first, second, questions, asked, figures, main, won, lost, notes)
 
 
 def _by_seed(first: Side, second: Side, notes: list[str]) -> tuple[Side, Side]:
-    """The sides with the seeds that both have, in the same order."""
+    """The sides, reduced to the seeds that both have, in the same order."""
     if len(first.evaluations) == len(second.evaluations) == 1:
         return first, second
-    theirs = {one.run.seed: one for one in second.evaluations}
-    pairs = [(one, theirs[one.run.seed]) for one in first.evaluations if one.run.seed in theirs]
+    by_seed = {evaluation.run.seed: evaluation for evaluation in second.evaluations}
+    pairs = [(e, by_seed[e.run.seed]) for e in first.evaluations if e.run.seed in by_seed]
     if not pairs:
         raise DataError(
             f"{first.name} and {second.name} have no seed in common, and one has several. Name "
             "runs of the same seeds, or one run of each recipe."
         )
-    kept = [one.run.name for pair in pairs for one in pair]
-    for one in (*first.evaluations, *second.evaluations):
-        if one.run.name not in kept:
-            notes.append(f"{one.run.name} is left out: the other side has no run of its seed.")
-    mine, other = zip(*pairs, strict=True)
-    return Side(first.name, mine), Side(second.name, other)
+    kept = [evaluation.run.name for pair in pairs for evaluation in pair]
+    for evaluation in (*first.evaluations, *second.evaluations):
+        name = evaluation.run.name
+        if name not in kept:
+            notes.append(f"{name} is left out: the other side has no run of its seed.")
+    of_first, of_second = zip(*pairs, strict=True)
+    return Side(first.name, of_first), Side(second.name, of_second)
 
 
 def _same_questions(first: Side, second: Side, questions: Sequence[str]) -> None:
     """Refuse sides that were not asked the same questions."""
-    one = first.one
+    base = first.one
     for other in (*first.evaluations[1:], *second.evaluations):
-        names = f"{one.run.name} and {other.run.name}"
-        rules = [_rule(evaluation.run) for evaluation in (one, other)]
+        names = f"{base.run.name} and {other.run.name}"
+        rules = [_rule(evaluation.run) for evaluation in (base, other)]
         if None not in rules and rules[0] != rules[1]:
             both = " and ".join(json.dumps(rule) for rule in rules)
             raise DataError(f"{names} compare answers by two rules: {both}. {_STEP}")
-        shared = [q for q in one.questions if q in other.questions]
+        shared = [q for q in base.questions if q in other.questions]
         if not shared:
-            counts = f"{len(one.questions)} and {len(other.questions)}"
+            counts = f"{len(base.questions)} and {len(other.questions)}"
             raise DataError(f"{names} have no question in common ({counts}). {_STEP}")
         for column in ("question", "answers"):
-            pairs = {q: [side.questions[q][0][column] for side in (one, other)] for q in shared}
+            pairs = {q: [side.questions[q][0][column] for side in (base, other)] for q in shared}
             differ = [(q, *pair) for q, pair in pairs.items() if pair[0] != pair[1]]
             if differ:
-                q, mine, theirs = differ[0]
+                q, in_base, in_other = differ[0]
                 raise DataError(
                     f"{names} differ in the {column} of {len(differ)} of {len(shared)} questions: "
-                    f"{q} has {mine!r} and {theirs!r}. {_STEP}"
+                    f"{q} has {in_base!r} and {in_other!r}. {_STEP}"
                 )
     if not questions:
         raise DataError(
@@ -372,7 +375,7 @@ def _same_questions(first: Side, second: Side, questions: Sequence[str]) -> None
 
 
 def _rule(run: Run) -> dict[str, object] | None:
-    """The settings of `data.answers`; None if nothing is known of the run's settings."""
+    """The settings of `data.answers`; None if the run's settings are unknown."""
     if not run.settings:
         return None
     return {name: v for name, v in run.settings.items() if name.startswith("data.answers")}
@@ -380,20 +383,20 @@ def _rule(run: Run) -> dict[str, object] | None:
 
 def _other_rewards(first: Evaluation, second: Evaluation) -> str:
     """Why the totals of two runs cannot be compared; empty if they can."""
-    weights = [one.run.settings.get("model.rewards") for one in (first, second)]
+    weights = [evaluation.run.settings.get("model.rewards") for evaluation in (first, second)]
     names = [
-        {part["name"] for rows in one.questions.values() for part in rows[0]["rewards"]}
-        for one in (first, second)
+        {part["name"] for rows in evaluation.questions.values() for part in rows[0]["rewards"]}
+        for evaluation in (first, second)
     ]
-    if alone := sorted(names[0] ^ names[1]):
-        return f"only one of the runs has {', '.join(alone)}."
+    if unshared := sorted(names[0] ^ names[1]):
+        return f"only one of the runs has {', '.join(unshared)}."
     differ = None not in weights and weights[0] != weights[1]
     return "model.rewards differ in their settings." if differ else ""
 
 
 def _mean(side: Side, question: str, name: str) -> float:
     """The mean over seeds of a figure that is never missing."""
-    return fmean(one.value(question, name) or 0.0 for one in side.evaluations)
+    return fmean(evaluation.value(question, name) or 0.0 for evaluation in side.evaluations)
 
 
 def _figure(
@@ -405,16 +408,16 @@ def _figure(
 ) -> Difference | None:
     """A figure of both sides, over the questions for which every run has it."""
     every = (*first.evaluations, *second.evaluations)
-    rows = ([one.value(question, name) for one in every] for question in questions)
-    known = [[value for value in row if value is not None] for row in rows if None not in row]
-    if not known:
+    rows = ([evaluation.value(question, name) for evaluation in every] for question in questions)
+    full = [[value for value in row if value is not None] for row in rows if None not in row]
+    if not full:
         return None
     seeds = len(first.evaluations)
     if seeds > 1:
-        means = [fmean(column) for column in zip(*known, strict=True)]
+        means = [fmean(column) for column in zip(*full, strict=True)]
         over = over_seeds(means[:seeds], means[seeds:])
         if over.low < over.high:
             return over
-    # all seeds differ by the same, which does not show how seeds vary: over questions, then
-    sides = [fmean(row[:seeds]) for row in known], [fmean(row[seeds:]) for row in known]
+    # if all seeds differ by the same amount, they do not show how seeds vary: compare by question
+    sides = [fmean(row[:seeds]) for row in full], [fmean(row[seeds:]) for row in full]
     return difference(*sides, possible=possible)

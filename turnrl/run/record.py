@@ -1,4 +1,4 @@
-"""The record: what a run did, as rows to read. One row per trajectory, in Parquet.
+"""The record of a run: one row per trajectory, in Parquet.
 
     from turnrl.run import record
 
@@ -7,10 +7,10 @@
         print(name, figure.mean, figure.low, figure.high)
     print(record.transcript(rows[0]))
 
-What the columns mean is in `turnrl/run/columns.py`.
+`turnrl/run/columns.py` explains the columns.
 
 Files are named SPLIT-POLICY_VERSION-PROCESS, and each is there whole or not at all, so you can read
-the record of a run that is still training. Everything that reads Parquet reads them too, such as
+the record of a run that is still training. Any Parquet reader can read them, such as
 `datasets.load_dataset("parquet", data_files="runs/NAME/version_0/record/*.parquet")`.
 """
 
@@ -40,11 +40,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Row = dict[str, Any]
-"""One trajectory, by the names of the columns."""
+"""One trajectory, by column name."""
 Columns = Mapping[str, Any]
-"""A row, or a part of one, that is only read."""
+"""A read-only row, or a part of one."""
 
-_Some = TypeVar("_Some", bound=Columns)
+_AnyRow = TypeVar("_AnyRow", bound=Columns)
 
 _SHARE = (0.0, 1.0)
 """The range of a share."""
@@ -57,8 +57,9 @@ class FileName:
     """The name of a file of a record, SPLIT-POLICY_VERSION-PROCESS.
 
     Args:
-        split: Which questions, such as `val`. It may have hyphens.
-        policy_version: Optimiser steps behind the weights that learn from it, or are evaluated.
+        split: Name of the questions, such as `val`. It may have hyphens.
+        policy_version: Optimiser steps behind the weights that learn from its rows, or that are
+            evaluated.
         process: Number of the process that collected its rows.
     """
 
@@ -68,7 +69,7 @@ class FileName:
 
     @classmethod
     def of(cls, file: Path) -> Self:
-        """The parts of a file's name. A file of another name is all split, of no version."""
+        """The parts of a file's name. Any other name counts as a split without a version."""
         split, *numbers = file.stem.rsplit("-", 2)
         if len(numbers) == 2 and all(number.isdigit() for number in numbers):
             return cls(split, *map(int, numbers))
@@ -86,7 +87,7 @@ def files(run: str | Path, split: str | None = None) -> list[Path]:
             that ends in `.parquet`.
         split: Take only files of this split, such as `val`; None for all.
     Raises:
-        DataError: If there is no run or no record of it, or it has nothing of the split.
+        DataError: If there is no run, it has no record, or its record has no such split.
     """
     path = Path(run)
     if path.suffix == ".parquet" and path.is_file():
@@ -95,8 +96,8 @@ def files(run: str | Path, split: str | None = None) -> list[Path]:
     kept = bare or sorted((find_run(path) / "record").glob("*.parquet"))
     splits = [FileName.of(file).split for file in kept]
     if split is not None and split not in splits:
-        known = ", ".join(sorted(set(splits)))
-        raise DataError(f"the record of {str(run)!r} has no split {split!r}. Take {known}.")
+        names = ", ".join(sorted(set(splits)))
+        raise DataError(f"the record of {str(run)!r} has no split {split!r}. Take {names}.")
     return [file for file, own in zip(kept, splits, strict=True) if split in (None, own)]
 
 
@@ -110,8 +111,8 @@ def table(
         columns: Names of columns; None for all.
         split: See `files`.
     Raises:
-        DataError: As `files` does; or if there is no such column, or a file is torn, not a record,
-            or of a newer version than this turnrl reads.
+        DataError: As in `files`. Also if there is no such column, or if a file is torn, is not a
+            record, or has a newer version than this turnrl reads.
     """
     for name in columns or ():
         if name not in COLUMNS:
@@ -144,34 +145,36 @@ def _opened(file: Path, columns: Sequence[str] | None) -> pa.Table:
 def read(
     run: str | Path, columns: Sequence[str] | None = None, split: str | None = None
 ) -> list[Row]:
-    """The rows of a record, in order of its files' names. All of them are in memory: of a long run
-    take `table` with a few columns, or one of `files` after the other.
+    """The rows of a record, in order of its files' names. All of them are in memory: for a long
+    run, use `table` with a few columns, or read one of `files` at a time.
 
     Args:
         run: See `files`.
         columns: Names of columns; None for all.
         split: See `files`.
     Raises:
-        DataError: As `table` does.
+        DataError: As in `table`.
     """
     rows: list[Row] = table(run, columns, split).to_pylist()
     return rows
 
 
-def groups(rows: Iterable[_Some]) -> list[list[_Some]]:
-    """The rows by what they were compared in: those of one question of one collection, in order."""
-    found: dict[tuple[object, ...], list[_Some]] = {}
+def groups(rows: Iterable[_AnyRow]) -> list[list[_AnyRow]]:
+    """The rows by group: those of one question in one collection, in order."""
+    by_group: dict[tuple[object, ...], list[_AnyRow]] = {}
     for row in rows:
-        found.setdefault((row["split"], row["policy_version"], row["group"]), []).append(row)
-    # without the column they keep the order in which they were recorded
-    return [sorted(members, key=lambda row: row.get("member") or 0) for members in found.values()]
+        by_group.setdefault((row["split"], row["policy_version"], row["group"]), []).append(row)
+    # without the column `member`, rows stay in the order in which they were recorded
+    return [
+        sorted(members, key=lambda row: row.get("member") or 0) for members in by_group.values()
+    ]
 
 
 def group(rows: Sequence[Row]) -> Group:
-    """The scored group that some rows are the record of, to give it credit again.
+    """The scored group that rows record, for giving it credit again.
 
-    Its token ids are zeros, as many as were sampled. What estimators ask for beside rewards (state
-    values, a critic's values) is not in the record.
+    Its token ids are zeros, as many as were sampled. The record lacks the other inputs of
+    estimators (state values, a critic's values).
 
     Args:
         rows: All members of one group, in order; see `groups`.
@@ -189,7 +192,7 @@ def group(rows: Sequence[Row]) -> Group:
     outcome = torch.tensor([row["outcome"] for row in rows])
     parents = [row["parent"] for row in rows]
     branched = any(parent is not None for parent in parents)
-    given = tuple(i if parent is None else parent for i, parent in enumerate(parents))
+    trunks = tuple(i if parent is None else parent for i, parent in enumerate(parents))
     return Group(
         trajectories[0].question,
         trajectories,
@@ -197,7 +200,7 @@ def group(rows: Sequence[Row]) -> Group:
         outcome,
         reached,
         _components(rows, turns),
-        parents=given if branched else (),
+        parents=trunks if branched else (),
     )
 
 
@@ -219,7 +222,7 @@ def _components(rows: Sequence[Row], turns: int) -> dict[str, RewardComponent]:
 
 
 def _values(rows: Sequence[Row], turns: int) -> "dict[str, Tensor]":
-    """What each reward gave, by its name."""
+    """The values of each reward, by its name."""
     import torch
 
     parts: dict[str, Tensor] = {}
@@ -236,7 +239,7 @@ def _values(rows: Sequence[Row], turns: int) -> "dict[str, Tensor]":
 
 
 def _trajectory(row: Row) -> Trajectory:
-    # Unknown answers are as good as any: nothing is scored again
+    # if the answers are unknown, any will do, because nothing is scored again
     question = Question(row["question_id"], row["question"], tuple(row["answers"] or ("",)))
     turns = tuple(map(_turn, row["turns"]))
     sample = Sample().read((0,) * (row["prompt_tokens"] or 0))
@@ -253,15 +256,16 @@ def _trajectory(row: Row) -> Trajectory:
 
 
 def call(part: Columns) -> ToolCall:
-    """The call that a part of a row's `calls` is the record of. If somebody else wrote it with
-    arguments that are no JSON object, it is a call that could not be read, as its `error` says."""
+    """The call that an item of a row's `calls` records. If its arguments are not a JSON object
+    (another program may have written the record), it becomes an unreadable call, with an
+    `error`."""
     arguments = json_object(part["arguments"])
     unread = None if arguments is not None else f"no JSON object: {part['arguments']!r:.200}"
     return ToolCall(part["name"], arguments or {}, part["error"] or unread, part["mended"])
 
 
 def json_object(text: str | None) -> dict[str, Any] | None:
-    """The JSON object that a column holds; None if it holds none."""
+    """The JSON object in a column; None if the text is not a JSON object."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):
@@ -271,7 +275,7 @@ def json_object(text: str | None) -> dict[str, Any] | None:
 
 def _result(part: Columns) -> ToolResult:
     metadata = json_object(part["metadata"]) or {}
-    # turnrl 0.11 wrote "unread"
+    # turnrl 0.11 wrote the key "unread"
     unread = metadata.pop(UNREAD, None if part["content"] else metadata.pop("unread", None))
     return ToolResult(part["content"], part["ok"], metadata, unread=unread)
 
@@ -291,10 +295,10 @@ class Figure:
     """A mean over questions with its 95 % interval.
 
     Args:
-        mean: The mean; None over no question.
-        low: Where the interval begins; see `interval`.
-        high: Where it ends.
-        questions: How many questions it is a mean over.
+        mean: The mean; None if there are no questions.
+        low: Lower end of the interval; see `interval`.
+        high: Upper end of the interval.
+        questions: Number of questions in the mean.
     """
 
     mean: float | None
@@ -304,9 +308,9 @@ class Figure:
 
 
 def scores(row: Columns) -> dict[str, float | None]:
-    """The figures of one trajectory: the four curves, `f1`, each reward and their total, by the
-    names that they have in `metrics.csv`, and its `turns`, `calls` and `sampled_tokens`. None where
-    a figure would say nothing."""
+    """The figures of one trajectory: the four curves, `f1`, each reward and their total, by their
+    names in `metrics.csv`, and its `turns`, `calls` and `sampled_tokens`. None where a figure would
+    say nothing."""
     rewards = {f"reward/{part['name']}": part["value"] for part in row["rewards"]}
     turns, sampled = row["turns"], row["prompt_tokens"] is not None
     size = {
@@ -319,11 +323,11 @@ def scores(row: Columns) -> dict[str, float | None]:
 
 
 def figures(rows: Iterable[Row]) -> dict[str, Figure]:
-    """The figures of some trajectories, by the names of `scores`.
+    """The figures of trajectories, by the names of `scores`.
 
     Trajectories of one group are averaged first, because they share their question: the interval is
-    over questions. Branches do not count, as in `metrics.csv`. An interval lies within what its
-    figure can be; for numbers of turns and calls, one less and one more than was seen.
+    over questions. Branches do not count, as in `metrics.csv`. An interval stays within the
+    `bounds` of its figure.
     """
     trunks = [row for row in rows if row.get("parent") is None and not row.get("begins")]
     scored = [[scores(row) for row in members] for members in groups(trunks)]
@@ -338,20 +342,21 @@ def figures(rows: Iterable[Row]) -> dict[str, Figure]:
 
 
 def bounds(rows: Iterable[Row]) -> dict[str, tuple[float, float]]:
-    """The least and the most that figures can be, by the names of `scores`, as far as the rows tell
-    it: shares, the rewards that declare it, and their total if all do. For numbers of turns and
-    calls, it is one less and one more than was seen; there is always one turn."""
-    some = list(rows)
+    """The least and the most that figures can be, by the names of `scores`, as far as the rows show
+    them: for shares, for rewards with declared bounds, and for the total if all rewards have them.
+    For numbers of turns and calls, one less and one more than was seen; there is always one
+    turn."""
+    listed = list(rows)
     ends = dict.fromkeys((*CURVES, "f1"), _SHARE)
-    for row in some:
+    for row in listed:
         for part in row.get("reward_bounds") or ():
             ends[f"reward/{part['name']}"] = (float(part["low"]), float(part["high"]))
-    rewards = {f"reward/{part['name']}" for row in some for part in row["rewards"]}
+    rewards = {f"reward/{part['name']}" for row in listed for part in row["rewards"]}
     if rewards <= {*ends}:
         low, high = zip((0.0, 0.0), *(ends[name] for name in rewards), strict=True)
         ends["reward/total"] = (sum(low), sum(high))
-    for name, least in (("turns", 1.0), ("calls", 0.0)) if some else ():
-        counts = [scores(row)[name] or 0.0 for row in some]
+    for name, least in (("turns", 1.0), ("calls", 0.0)) if listed else ():
+        counts = [scores(row)[name] or 0.0 for row in listed]
         ends[name] = (max(min(counts) - 1, least), max(counts) + 1)
     return ends
 
@@ -359,45 +364,45 @@ def bounds(rows: Iterable[Row]) -> dict[str, tuple[float, float]]:
 def passes(rows: Iterable[Row]) -> dict[str, Figure]:
     """Exact match of several attempts at each question, as rates over questions.
 
-    With c of a question's n attempts right, `mean@n` is c / n, and `pass@k` the chance that one of
-    k is right, 1 - C(n - c, k) / C(n, k), which is unbiased (Chen et al. 2021, arXiv 2107.03374,
-    equation 1). k is 2, 4, 8, ... and n.
+    If c of a question's n attempts are right, `mean@n` is c / n, and `pass@k` is the chance that at
+    least one of k is right, 1 - C(n - c, k) / C(n, k), which is unbiased (Chen et al. 2021, arXiv
+    2107.03374, equation 1). k is 2, 4, 8, ... and n.
 
     Args:
-        rows: Trajectories of groups of one size.
+        rows: Trajectories of groups of the same size.
     """
     right = [[row["exact_match"] for row in members] for members in groups(rows)]
     n = min(map(len, right), default=0)
     ks = [2**i for i in range(1, n.bit_length()) if 2**i < n] + [n] * bool(n)
-    found = {f"mean@{n}": _figure([_mean(one) for one in right], _SHARE)} if n else {}
+    rates = {f"mean@{n}": _figure([_mean(matches) for matches in right], _SHARE)} if n else {}
     for k in ks:
-        missed = [math.comb(n - round(sum(one)), k) / math.comb(n, k) for one in right]
-        found[f"pass@{k}"] = _figure([1.0 - share for share in missed], _SHARE)
-    return found
+        missed = [math.comb(n - round(sum(matches)), k) / math.comb(n, k) for matches in right]
+        rates[f"pass@{k}"] = _figure([1.0 - share for share in missed], _SHARE)
+    return rates
 
 
 def _mean(values: Iterable[float | None]) -> float | None:
-    some = [value for value in values if value is not None]
-    return sum(some) / len(some) if some else None
+    present = [value for value in values if value is not None]
+    return sum(present) / len(present) if present else None
 
 
 def _figure(values: Sequence[float | None], possible: tuple[float, float] | None) -> Figure:
-    some = [value for value in values if value is not None]
-    low, high = interval(some, possible) if some else (None, None)
-    return Figure(_mean(some), low, high, len(some))
+    present = [value for value in values if value is not None]
+    low, high = interval(present, possible) if present else (None, None)
+    return Figure(_mean(present), low, high, len(present))
 
 
 # --------------------------------------------------------------------- as text
 
 
 def transcript(row: Columns, sent: Sequence[str] = ()) -> str:
-    """One trajectory as text to read: the question, what tool sessions added to it, each turn with
-    its rewards and its advantage, and the rewards of the whole. See `turnrl.visible` for characters
-    that nobody would see.
+    """One trajectory as text to read: the question with the opening of tool sessions, each turn
+    with its rewards and its advantage, and the rewards of the whole. Invisible characters are shown
+    as in `turnrl.visible`.
 
     Args:
         row: A row of the record.
-        sent: What the policy read before each turn, which the record does not have.
+        sent: The text that the policy read before each turn, which is not in the record.
     """
     lines = [
         f"question   {row['question']}",

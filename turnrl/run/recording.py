@@ -1,7 +1,7 @@
-"""Recording: from scored groups to rows of the record, and into files of a run's folder, by a
-callback.
+"""Recording: a callback turns scored groups into rows of the record, and writes them into files of
+a run's folder.
 
-`turnrl.record` says what the columns mean, and reads them.
+`turnrl.run.columns` explains the columns, and `turnrl.record` reads them.
 """
 
 import dataclasses
@@ -37,20 +37,20 @@ from turnrl.types.trajectory import ToolCall, ToolResult, Trajectory
 Learner = Callable[[Sequence[turnrl.TokenRow]], Sequence[TokenScores]]
 """The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
 Texts = Callable[[Sequence[int]], Sequence[str]]
-"""What each token of a history adds to the text; see `ChatFormat.token_texts`."""
+"""The text that each token of a history adds; see `ChatFormat.token_texts`."""
 
 
 class Recorder(L.Callback):
-    """Keep the record of a run of `MTGRPO`: of each iteration before it is learned from, and of
+    """Keep the record of a run of `MTGRPO`: each iteration before the policy learns from it, and
     each evaluation at its end. Without a folder nothing is written.
 
     Args:
-        per_iteration: How many trajectories of each iteration to keep in the run's record; null
+        per_iteration: Number of trajectories of each iteration to keep in the run's record; null
             keeps all. Groups stay whole, so at least one group is kept. An evaluation keeps all of
             its trajectories.
         tokens: Also record token ids, log-probabilities and entropies. This takes one pass of the
             learner over the kept trajectories.
-        transcripts: How many of these to write out as text.
+        transcripts: Number of kept trajectories to write out as text.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Recorder(L.Callback):
         self.evaluated: list[Row] = []
         """The rows of the last evaluation in this process, with or without a folder."""
         self.texts: list[str] = []
-        """The trajectories of the last iteration that were written out as text."""
+        """The texts of the last iteration's trajectories that were written out."""
         self._kept: object = None
 
     def on_train_batch_start(
@@ -76,7 +76,7 @@ class Recorder(L.Callback):
         self._kept, self.texts = experience, []
         place = (trainer.global_rank, trainer.world_size)
         count = kept(experience.groups, self.per_iteration, *place)
-        some = rows(
+        recorded = rows(
             experience.groups[:count],
             experience.credit[:count],
             "train",
@@ -87,13 +87,13 @@ class Recorder(L.Callback):
             pl_module.read if self.tokens else None,
             pl_module.chat.token_texts,
         )
-        self._write(list(some), experience.groups, trainer, pl_module)
+        self._write(list(recorded), experience.groups, trainer, pl_module)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         groups, (iteration, version) = pl_module.evaluated, pl_module.position
         greedy = pl_module.samples is None
         learner = partial(pl_module.read, temperature=1.0) if greedy else pl_module.read
-        some = rows(
+        recorded = rows(
             groups,
             [None] * len(groups),
             pl_module.split,
@@ -104,24 +104,24 @@ class Recorder(L.Callback):
             learner=learner if self.tokens else None,
             texts=pl_module.chat.token_texts,
         )
-        self.evaluated = list(some)
+        self.evaluated = list(recorded)
         self._write(self.evaluated, groups, trainer, pl_module)
 
     def _write(
-        self, some: Sequence[Row], groups: Sequence[Group], trainer: L.Trainer, module: Any
+        self, recorded: Sequence[Row], groups: Sequence[Group], trainer: L.Trainer, module: Any
     ) -> None:
-        """Write the rows of one collection in this process into a run's folder, and of those that
-        were sampled some as text to read."""
-        if not some or (folder := module.folder) is None:
+        """Write the rows of one collection in this process into a run's folder, and some of the
+        sampled ones as text to read."""
+        if not recorded or (folder := module.folder) is None:
             return
-        first, rank = some[0], trainer.global_rank
+        first, rank = recorded[0], trainer.global_rank
         name = FileName(first["split"], first["policy_version"], rank)
-        write(some, folder / "record" / str(name))
+        write(recorded, folder / "record" / str(name))
         if first["split"] == "train" and rank == 0 and self.transcripts:
             file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
             file.parent.mkdir(parents=True, exist_ok=True)
             self.texts = []
-            for row in _extremes(some, self.transcripts):
+            for row in _extremes(recorded, self.transcripts):
                 group = groups[row["group"] // trainer.world_size]
                 trajectory = group.trajectories[row["member"]]
                 sent = module.rollout.driver.sent(trajectory, module.chat)
@@ -134,11 +134,11 @@ def kept(groups: Sequence[Group], most: int | None, rank: int = 0, ranks: int = 
     """Number of groups that one process records, from its first on.
 
     Groups stay whole. Over all processes these are the first groups that together have at most
-    `most` trajectories, but one group at least. A process does not know the sizes of the others'
-    groups, and takes them to be as large as its own on average.
+    `most` trajectories, but at least one group. A process does not know the sizes of the other
+    processes' groups, and assumes that on average they are as large as its own.
 
     Args:
-        groups: Those of this process, in the order of their numbers rank, rank + ranks, ...
+        groups: The groups of this process, in the order of their numbers rank, rank + ranks, ...
         most: Trajectories to keep over all processes; None keeps all, and 0 none.
     """
     if most is None:
@@ -168,15 +168,15 @@ def rows(
 
     Args:
         groups: The groups.
-        credit: Each group's credit, or None where nothing is learned.
-        split: What the questions are from.
-        iteration: See `turnrl.record`.
-        policy_version: See `turnrl.record`.
+        credit: Each group's credit, or None if nothing is learned.
+        split: The split that the questions are from.
+        iteration: See `turnrl.run.columns`.
+        policy_version: See `turnrl.run.columns`.
         first: Number of the first group.
-        step: From one group's number to the next: processes number theirs in turn.
-        estimator: The rule that gave the credit; None where nothing is learned.
-        learner: Read once for all groups; None to record no tokens.
-        texts: Of the tokens that are recorded; None to record them without.
+        step: Step from one group's number to the next, because processes number theirs in turn.
+        estimator: The estimator that gave the credit; None if nothing is learned.
+        learner: Called once for all groups; None to record no tokens.
+        texts: Gives the texts of the recorded tokens; None to record tokens without texts.
     """
     every = [trajectory for group in groups for trajectory in group.trajectories]
     rule = None if estimator is None else _settings(estimator)
@@ -185,7 +185,7 @@ def rows(
         scores = read_trajectories(every, learner)
         tokens = map(partial(_tokens, texts=texts), every, scores)
     scored = zip(groups, credit, strict=True)
-    for number, (group, given) in zip(itertools.count(first, step), scored):
+    for number, (group, group_credit) in zip(itertools.count(first, step), scored):
         for i in range(len(group.trajectories)):
             yield {
                 "iteration": iteration,
@@ -193,7 +193,7 @@ def rows(
                 "split": split,
                 "group": number,
                 "estimator": rule,
-                **_attempt(group, given, i),
+                **_attempt(group, group_credit, i),
                 **next(tokens),
             }
 
@@ -279,7 +279,7 @@ def _result(result: ToolResult) -> Row:
 
 
 def _tokens(trajectory: Trajectory, learner: TokenScores, texts: Texts | None) -> Row:
-    """The columns `TOKENS`, given the learner's numbers of the N sampled tokens."""
+    """The columns `TOKENS`, from the learner's scores of the N sampled tokens."""
     logprobs, entropies = iter(learner.logprobs.tolist()), iter(learner.entropy.tolist())
     *numbered, text = TOKENS
     columns: list[list[float | None]] = [[] for _ in numbered]
@@ -297,12 +297,12 @@ def _tokens(trajectory: Trajectory, learner: TokenScores, texts: Texts | None) -
                 column.append(value)
     pieces = None
     if texts is not None:
-        pieces = [_text(one) for sample in trajectory.samples for one in texts(sample.token_ids)]
+        pieces = [_text(t) for sample in trajectory.samples for t in texts(sample.token_ids)]
     return {**dict(zip(numbered, columns, strict=True)), text: pieces}
 
 
 def _settings(estimator: AdvantageEstimator) -> str:
-    """JSON of an estimator's name, of the path of its class, and of the arguments that it keeps in
+    """JSON of an estimator's name, the path of its class, and the arguments that it keeps in
     attributes."""
     kind = type(estimator)
     names = (name for name in inspect.signature(kind).parameters if hasattr(estimator, name))
@@ -312,10 +312,10 @@ def _settings(estimator: AdvantageEstimator) -> str:
 
 
 def _json(value: object) -> str:
-    """JSON of anything, in which a short text stands for a value that JSON has no word for."""
+    """JSON of anything, in which a short text stands for a value that JSON cannot express."""
     try:
         return json.dumps(_plain(value))
-    except Exception as error:  # a package's object may raise anything when it is looked at
+    except Exception as error:  # a package's object may raise anything on access
         return json.dumps(f"{type(value).__name__}, which raised {type(error).__name__}")
 
 
@@ -333,21 +333,21 @@ def _plain(value: object) -> object:
 
 
 def _text(text: str | None) -> str | None:
-    """Half a surrogate pair, which JSON lets anyone write, is not text, and Parquet refuses it."""
+    """The text without halves of surrogate pairs, which JSON allows and Parquet refuses."""
     return None if text is None else text.encode("utf-8", "replace").decode()
 
 
-def write(some: Sequence[Row], file: Path) -> None:
+def write(rows: Sequence[Row], file: Path) -> None:
     """Write rows as one Parquet file, replacing it in one move when it is complete."""
     with whole_file(file) as written:
-        pq.write_table(pa.Table.from_pylist(list(some), SCHEMA), written, compression="zstd")
+        pq.write_table(pa.Table.from_pylist(list(rows), SCHEMA), written, compression="zstd")
 
 
-def _extremes(some: Iterable[Row], count: int) -> list[Row]:
-    """The best and the worst trajectory of the first groups, in turns."""
+def _extremes(rows: Iterable[Row], count: int) -> list[Row]:
+    """From each of the first groups one trajectory, alternately the best and the worst."""
 
     def total(row: Row) -> float:
         return float(row["outcome"] + sum(turn["reward"] for turn in row["turns"]))
 
-    groups = [list(members) for _, members in itertools.groupby(some, lambda row: row["group"])]
+    groups = [list(members) for _, members in itertools.groupby(rows, lambda row: row["group"])]
     return [(min if n % 2 else max)(g, key=total) for n, g in enumerate(groups[:count])]

@@ -1,5 +1,5 @@
-"""The folders of runs as reports and comparisons read them: what is there, and a sentence for each
-part that is missing."""
+"""The folders of runs as reports and comparisons read them, with a sentence for each missing
+part."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ class Run:
 
     Args:
         folder: Its folder.
-        name: Short name, unlike those of the other runs.
-        settings: What `config.yaml` sets, by dotted keys; empty without that file.
+        name: Short name, different from those of the other runs.
+        settings: The settings in `config.yaml`, by dotted keys; empty without that file.
         metrics: The rows of `metrics.csv`, without empty cells.
         files: The files of its record.
-        problems: What is missing or broken, one line each.
+        problems: Missing or broken parts, one line each.
     """
 
     folder: Path
@@ -64,19 +64,20 @@ class Run:
 
     @property
     def was_evaluated(self) -> bool:
-        """True if it is of `turnrl eval`. Old runs did not note their command, but those of `eval`
+        """True if `turnrl eval` made it. Old runs did not note their command, but those of `eval`
         have a split to score, and those of `fit` have none."""
         command = self.settings.get(COMMAND)
         return "split" in self.settings if command is None else command == "eval"
 
     def groups(self, most: int | None = None) -> Iterator[list[record.Row]]:
         """The groups of its record, one file in memory at a time. A file that cannot be read is
-        skipped and becomes one of the problems.
+        skipped and added to the problems.
 
         Args:
-            most: About how many trajectories to give, a group of each file at least; None for all.
+            most: Approximate number of trajectories to yield, but at least one group per file; None
+                for all.
         """
-        # on a terminal, and where it takes long
+        # shown only on a terminal, if this takes long
         for file in tqdm(self.files, self.name, delay=1, leave=False, disable=None, unit="files"):
             try:
                 rows = record.read(file)
@@ -92,22 +93,22 @@ class Run:
 
 
 def open_runs(paths: Sequence[str | Path]) -> list[Run]:
-    """The runs at some places, in order.
+    """The runs at the given places, in order.
 
     Args:
         paths: Runs, as `turnrl.find_run` takes them.
     Raises:
-        DataError: If there is no run at one of them, or one is named twice.
+        DataError: If there is no run at one of them, or if a run is named twice.
     """
     folders = [find_run(path, "figures") for path in paths]
     for number, folder in enumerate(folders):
-        if folder.resolve() in {other.resolve() for other in folders[:number]}:
+        if folder.resolve() in {earlier.resolve() for earlier in folders[:number]}:
             raise DataError(f"the run {str(folder)!r} is named twice. Name each once.")
     return [_opened(folder, name) for folder, name in zip(folders, _names(folders), strict=True)]
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Short names of runs. `version_0` alone names nothing."""
+    """Short names of runs. `version_0` alone would not identify a run."""
     whole = [folder.resolve() for folder in folders]
     versions = [path.name.startswith("version_") for path in whole]
     homes = zip(whole, versions, strict=True)
@@ -116,7 +117,7 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def distinct_ends(paths: Sequence[Path], least: int = 1) -> list[str]:
-    """The shortest ends of some paths that differ, of at least so many parts."""
+    """The shortest distinct ends of paths, each of at least `least` parts."""
     for depth in range(least, max(len(path.parts) for path in paths)):
         names = ["/".join(path.parts[-depth:]) for path in paths]
         if len({*names}) == len({*paths}):
@@ -169,45 +170,45 @@ def _flat(settings: Mapping[str, object], before: str = "") -> Iterator[tuple[st
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:
     """The settings in which runs differ, with the value of each run, which is empty for a run
-    without the setting. What a run writes, and where, is no difference."""
-    known = [run.settings for run in runs if run.settings]
-    names: Iterable[str] = dict.fromkeys(name for settings in known for name in settings)
+    without the setting. Settings of a run's output do not count."""
+    every = [run.settings for run in runs if run.settings]
+    names: Iterable[str] = dict.fromkeys(name for settings in every for name in settings)
     return {
         name: [str(run.settings.get(name, "")) for run in runs]
         for name in names
-        if not _is_output(name) and len({settings.get(name) for settings in known}) > 1
+        if not _is_output(name) and len({settings.get(name) for settings in every}) > 1
     }
 
 
 def _is_output(name: str) -> bool:
-    """True for a setting of where or what a run writes, which changes no figure."""
+    """True for a setting that decides where or what a run writes, and changes no figure."""
     return name.startswith(_PLACES) or name in (*_WRITTEN, COMMAND)
 
 
 def is_of_command(name: str) -> bool:
-    """True for a setting outside the recipe's sections, such as `ckpt_path` or `samples`. Those of
-    an evaluation describe the evaluation, not the training."""
+    """True for a setting outside the recipe's sections, such as `ckpt_path` or `samples`. In an
+    evaluation, these describe the evaluation and not the training."""
     of_recipe = name != _CHECKPOINT and name.partition(".")[0] in SECTIONS
     return not of_recipe and not _is_output(name)
 
 
 def experiments(runs: Sequence[Run]) -> list[list[int]]:
-    """The numbers of the runs by experiment: those of one experiment differ in their seeds alone.
+    """The numbers of the runs by experiment: runs of one experiment differ only in their seeds.
 
-    A run that resumed from a checkpoint of its own recipe belongs to the same experiment, and one
+    A run that resumed from a checkpoint of its own recipe belongs to the same experiment; a run
     that began with a checkpoint of another recipe does not. For a checkpoint that was evaluated,
     only the name of its file counts: `best.ckpt` of seeds 0 and 1 are one experiment, `last.ckpt`
     is another. Runs with the same seeds are separated by their checkpoints. So two checkpoints of
-    one run are never two seeds, nor is one checkpoint that was evaluated with two seeds.
+    one run never count as two seeds, nor does one checkpoint that was evaluated with two seeds.
     """
     alike: dict[object, list[int]] = {}
     for number, run in enumerate(runs):
         alike.setdefault(_identity(run) or number, []).append(number)
-    return sorted(part for some in alike.values() for part in _apart(runs, some))
+    return sorted(part for numbers in alike.values() for part in _apart(runs, numbers))
 
 
 def _identity(run: Run) -> str:
-    """The settings of a run without seeds, output and checkpoint; empty if none are known."""
+    """The settings of a run without seeds, output and checkpoint; empty if they are unknown."""
     place = Path(run.checkpoint).absolute()  # runs/NAME/version_0/checkpoints/last.ckpt
     home = place.parents[2].name if len(place.parents) > 2 else ""
     own = not run.checkpoint or home == run.folder.resolve().parent.name
@@ -218,15 +219,15 @@ def _identity(run: Run) -> str:
 
 
 def _apart(runs: Sequence[Run], alike: Sequence[int]) -> Iterable[list[int]]:
-    """Split runs that are alike but for seeds and checkpoints, unless there is one checkpoint for
-    each seed."""
-    known = {number: (runs[number].seed, runs[number].checkpoint) for number in alike}
-    pairs, evaluated = {*known.values()}, runs[alike[0]].was_evaluated
+    """Split runs that differ only in seeds and checkpoints, unless there is one checkpoint for each
+    seed."""
+    keys = {number: (runs[number].seed, runs[number].checkpoint) for number in alike}
+    pairs, evaluated = {*keys.values()}, runs[alike[0]].was_evaluated
     checkpoints = [checkpoint for _, checkpoint in pairs if evaluated and checkpoint]
     seeds = {seed for seed, _ in pairs}
     if len(seeds) == len(pairs) and len({*checkpoints}) == len(checkpoints):
         return [list(alike)]
     parts: dict[object, list[int]] = {}
-    for number, (seed, checkpoint) in known.items():
+    for number, (seed, checkpoint) in keys.items():
         parts.setdefault((checkpoint, seed if evaluated else ()), []).append(number)
     return parts.values()

@@ -3,18 +3,18 @@
     def test_my_tool_keeps_to_the_contract():
         check_tool(MyTool(), good_calls=[{"query": "Utrecht"}], bad_calls=[{"query": ""}])
 
-Each raises an `AssertionError` that says what is broken and with what input. They need no test
-framework, and but for `check_engine`, which samples a policy, no model; but for that and
-`check_estimator`, whose matter is tensors, no torch either.
+Each raises an `AssertionError` that names the broken rule and the input. They need no test
+framework. Only `check_engine`, which samples a policy, needs a model, and only it and
+`check_estimator`, which works on tensors, need torch.
 
-`ScriptedEngine` plays given texts, to try a segmenter, a tool or a reward in a whole rollout.
+`ScriptedEngine` plays scripted texts, to try a segmenter, a tool or a reward in a whole rollout.
 
     tool, segmenter, player,     a check each
     reward, estimator, source,
     engine
     scripted                     ScriptedEngine
     examples                     attempts at one question, to try a reward or an estimator on
-    contract                     promises, and the error that says which is broken
+    contract                     promises, and the error about a broken one
 """
 
 from turnrl.testing.engine import check_engine

@@ -1,4 +1,4 @@
-"""Promises of a contract, and the error that says which is broken."""
+"""Promises of a contract, and the error about a broken one."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,30 +15,30 @@ class Breach(AssertionError):
 
 def require(condition: object, message: str) -> None:
     """Raise a `Breach` unless the condition holds."""
-    __tracebackhide__ = True  # to pytest: the message says it all
-    # not `assert`, which `python -O` leaves out and pytest rewrites in test modules only
+    __tracebackhide__ = True  # for pytest: the message is enough
+    # not `assert`, which `python -O` removes and pytest rewrites only in test modules
     if not condition:
         raise Breach(message)
 
 
 @contextlib.contextmanager
-def on(what: str) -> Iterator[None]:
-    """Tell any failure inside, of the plugin's own code or of a promise, as a sentence.
+def on(subject: str) -> Iterator[None]:
+    """A block whose failures, in the plugin's own code or of a promise, are raised as a sentence.
 
     Args:
-        what: The beginning of the sentence: whose method, with which example.
+        subject: The beginning of the sentence: the method and the example.
     """
     __tracebackhide__ = True
     try:
         yield
     except (Exception, SystemExit) as error:
         raised = "" if isinstance(error, Breach) else f"raised {type(error).__name__}: "
-        raise Breach(f"{what} {raised}{error}") from origin(error)
+        raise Breach(f"{subject} {raised}{error}") from origin(error)
 
 
 def origin(error: BaseException) -> BaseException | None:
     """The error that the plugin's own code raised, with only the frames of that code; None if it
-    raised nothing, or an error of turnrl's, whose message says all."""
+    raised nothing, or one of turnrl's errors, whose message is enough."""
     while error.__cause__ is not None:
         error = error.__cause__
     frames = error.__traceback__

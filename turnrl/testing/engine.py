@@ -12,20 +12,20 @@ from turnrl.types.engine import Completion, Engine, SampledPolicy, Sampling, Ses
 _GREEDY = Sampling(6, 0.0)
 
 _LONGER = re.compile(r"([!-~])(?:(?!\1)[!-~])+")
-"""A token with a character that stands nowhere behind its beginning."""
+"""A token whose first character does not occur in the rest of it."""
 
 _BYTE = re.compile("<0x(?:2[1-9A-F]|[3-6][0-9A-F]|7[0-9A-E])>")
-"""A token of a byte that is a printable character, in vocabularies of SentencePiece."""
+"""A byte token of a printable character, in SentencePiece vocabularies."""
 
 
 def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0) -> None:
-    """Check an engine on a policy: exact appending, forks, endings, tokens that are forced,
-    distributions that are cut, more sessions at once than it says that it holds, seeds, closing,
-    cancelling, versions, and that old sessions end at a sync.
+    """Check an engine on a policy: exact appending, forks, endings, forced tokens, cut
+    distributions, more sessions at once than its capacity, seeds, closing, cancelling, versions,
+    and that old sessions end at a sync.
 
     Args:
         engine: The engine, not started yet. It is closed at the end.
-        policy: A small one; `Policy.load` was called.
+        policy: A small policy, loaded with `Policy.load`.
         temperature: Sampling temperature.
     Raises:
         AssertionError: If a rule is broken, with the rule and the input.
@@ -45,7 +45,7 @@ def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0
 
 
 class _Trial:
-    """A started engine, and the promises that it is to keep, each a method."""
+    """A started engine, with a method for each promise that it has to keep."""
 
     def __init__(self, engine: Engine, policy: SampledPolicy, heat: float) -> None:
         self.engine, self.policy, self.heat = engine, policy, heat
@@ -96,10 +96,10 @@ class _Trial:
             later = session.generate(new, _GREEDY), branch.generate([99], _GREEDY)
             for completion, appended in zip(await asyncio.gather(*later), (new, [99]), strict=True):
                 wanted = await self.engine.open([*history, *appended]).generate([], _GREEDY)
-                what = f"continues {history} and {appended} with {completion!r}, but"
                 require(
                     _like(completion, wanted),
-                    f"{what} the same history in a new session with {wanted!r}",
+                    f"continues {history} and {appended} with {completion!r}, but the same history "
+                    f"in a new session with {wanted!r}",
                 )
         return first.token_ids
 
@@ -133,15 +133,15 @@ class _Trial:
             require(right, f"{self.name} does not stop at {stop!r}: {stopped!r}")
 
     async def takes_forced_tokens(self, likely: tuple[int, ...]) -> None:
-        """Check that a turn begins with the tokens that are forced, unless the engine cannot."""
-        given = (likely[0], *likely[:2])
-        forced = await self.if_able(Sampling(6, 0.0, forced_ids=given))
-        right = forced is None or forced.token_ids[:3] == given
-        require(right, f"{self.name} was to take {given}, and gave {forced!r}")
+        """Check that a turn begins with the forced tokens, unless the engine cannot force them."""
+        ids = (likely[0], *likely[:2])
+        forced = await self.if_able(Sampling(6, 0.0, forced_ids=ids))
+        right = forced is None or forced.token_ids[:3] == ids
+        require(right, f"{self.name} was to take {ids}, and gave {forced!r}")
 
     async def stops_within_tokens(self) -> None:
-        """Check that a stop string ends a turn where a longer token holds it, and where it is the
-        token of a byte, unless the engine takes no forced tokens."""
+        """Check that a stop string ends a turn if a longer token contains it, and if it is a byte
+        token, unless the engine takes no forced tokens."""
         tokenizer, special = self.policy.tokenizer, {*self.policy.tokenizer.all_special_ids}
         pieces = enumerate(tokenizer.convert_ids_to_tokens(list(range(len(tokenizer)))))
         plain = [(n, piece) for n, piece in pieces if piece and n not in special]
@@ -149,14 +149,14 @@ class _Trial:
         of_bytes = ((n, chr(int(p[3:5], 16))) for n, p in plain if _BYTE.fullmatch(p))
         for kind in (longer, of_bytes):
             token, text = next(
-                (one for one in kind if tokenizer.decode([one[0]]) == one[1]), (0, "")
+                ((n, piece) for n, piece in kind if tokenizer.decode([n]) == piece), (0, "")
             )
             if text:
                 sampling = Sampling(3, 0.0, stop=(text[0],), forced_ids=(token,))
-                found = await self.if_able(sampling)
-                right = found is None or (found.token_ids, found.reason) == ((token,), "stop")
-                what = f"{self.name} does not stop at {text[0]!r} in the token {token} ({text!r})"
-                require(right, f"{what}: {found!r}")
+                turn = await self.if_able(sampling)
+                right = turn is None or (turn.token_ids, turn.reason) == ((token,), "stop")
+                rule = f"{self.name} does not stop at {text[0]!r} in the token {token} ({text!r})"
+                require(right, f"{rule}: {turn!r}")
 
     async def cuts_distributions(self, likely: tuple[int, ...]) -> None:
         """Check that a distribution can be cut to its likeliest token, unless the engine cannot."""
@@ -173,7 +173,7 @@ class _Trial:
             require(certain, f"{rule} {sampling}: {alone!r}")
 
     def gives_log_probabilities(self, sample: Completion) -> None:
-        """Check a sample's log-probabilities beside those of one plain pass of the policy."""
+        """Check a sample's log-probabilities against those of one plain pass of the policy."""
         import torch
 
         gave, ids, policy = sample.logprobs, sample.token_ids, self.policy
@@ -187,13 +187,15 @@ class _Trial:
         require(gap < 0.1, f"{self.name} gives log-probabilities {gave}; the policy's are {own}")
 
     def heeds_seeds(self, drawn: list[tuple[int, ...]]) -> None:
-        """Check that equal seeds give equal samples, and others different ones, if declared so."""
+        """If the engine is seeded, check that equal seeds give equal samples, and others different
+        ones."""
         kept = drawn[0] == drawn[1] and len(set(drawn)) > 1
         rule = f"{self.name} is seeded, but seeds 1, 1, 2, ... give {drawn}"
         require(kept or not self.engine.seeded, rule)
 
     async def refuses_after_the_end(self) -> None:
-        """Check that a session samples no more once it is closed, or a turn of it is cancelled."""
+        """Check that a session samples no more after it was closed, or after a turn was
+        cancelled."""
         with on(f"a session of {self.name}, closed or cancelled,"):
             closed, session = self.engine.open(self.prompt), self.engine.open(self.prompt)
             closed.close()
@@ -208,8 +210,8 @@ class _Trial:
                 await _refuses(session, "after a turn that was cancelled, of which it knows a part")
 
     async def forgets_at_a_sync(self) -> None:
-        """Check that no session outlives a sync if only the newest weights are kept, and that equal
-        weights sample as before."""
+        """Check that no session outlives a sync if only the newest weights are kept, and that the
+        same weights sample as before."""
         with on(f"{self.name}, after a second sync,"):
             session = self.engine.open(self.prompt)
             before = await session.generate([], _GREEDY)
@@ -227,10 +229,10 @@ class _Trial:
             await self.engine.drain()
 
 
-def _like(one: Completion, other: Completion) -> bool:
-    """True if two differ by rounding alone: what is sampled in company is rounded otherwise."""
-    gaps = (abs(a - b) for a, b in zip(one.logprobs, other.logprobs, strict=True))
-    return one.token_ids == other.token_ids and max(gaps) < 0.05
+def _like(first: Completion, second: Completion) -> bool:
+    """True if two completions differ only by rounding, which depends on the batch."""
+    gaps = (abs(a - b) for a, b in zip(first.logprobs, second.logprobs, strict=True))
+    return first.token_ids == second.token_ids and max(gaps) < 0.05
 
 
 async def _refuses(session: Session, why: str) -> None:

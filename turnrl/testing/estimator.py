@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 def check_estimator(estimator: AdvantageEstimator) -> None:
-    """Check an estimator on drawn groups of `min_group_size` trajectories and more: finite
-    advantages of the right shape, zero for a turn that was not taken, each with its trajectory
-    whatever the order of the group; and that it is a pure function.
+    """Check an estimator on drawn groups of `min_group_size` trajectories and more: that it is a
+    pure function, and that its advantages are finite, have the right shape, are zero for turns that
+    were not taken, and follow their trajectories if the group is reordered.
 
-    That it should heed any reward, or not heed a constant, is not asked.
+    It does not check that the estimator uses any reward, or that it ignores a constant.
 
     Args:
         estimator: The estimator.
@@ -65,7 +65,7 @@ def check_estimator(estimator: AdvantageEstimator) -> None:
 
 
 def _table(credit: Tensor | tuple[Tensor, ...]) -> Tensor:
-    """A row of numbers for each trajectory, with zeros where others have more."""
+    """A row of numbers for each trajectory, padded with zeros."""
     from torch.nn.utils.rnn import pad_sequence
 
     return pad_sequence([row.clone() for row in credit], batch_first=True)
@@ -75,10 +75,12 @@ _Drawn = tuple[list[int], list[list[float]]]
 
 
 def _drawn(draw: random.Random, size: int, turns: int) -> Iterator[_Drawn]:
-    """Groups of every kind: the turns that each takes, its outcome and its turn rewards."""
-    some = [draw.randint(1, turns) for _ in range(size)]
-    lengths = ([turns] * size, some, [turns, *[1] * (size - 1)], [1] * size)
-    # powers of two, of which sums are exact, so that what is equal stays equal
+    """Groups of every kind: for each member the turns that it takes, its outcome and its turn
+    rewards.
+    """
+    random_lengths = [draw.randint(1, turns) for _ in range(size)]
+    lengths = ([turns] * size, random_lengths, [turns, *[1] * (size - 1)], [1] * size)
+    # powers of two, whose sums are exact, so that equal values stay equal
     for unit, taken in itertools.product((2.0**-3, 2.0**17, 2.0**-23), lengths):
         yield taken, [[draw.randint(-8, 16) * unit for _ in range(turns + 1)] for _ in taken]
     for apart, taken in itertools.product((0.5, 1.5), lengths):
@@ -86,20 +88,21 @@ def _drawn(draw: random.Random, size: int, turns: int) -> Iterator[_Drawn]:
 
 
 def _members(drawn: _Drawn, order: Sequence[int], tree: bool) -> list[tuple[int, int, int]]:
-    """The members of a group: which trajectory each is, which one it branched off, at which turn.
+    """The members of a group: for each its trajectory, the trunk that it branched off, and the
+    turn.
 
     In a tree, the next trajectory that takes a turn branches off at the beginning of that turn.
     """
     taken, size = drawn[0], len(order)
     members = [(m, m, -1) for m in order]
     for trunk, k in [(m, k) for m in order for k in range(taken[m] * tree)]:
-        others = (m % size for m in range(trunk + 1, trunk + 1 + size))
-        members.append((next(m for m in others if taken[m] > k), trunk, k))
+        following = (m % size for m in range(trunk + 1, trunk + 1 + size))
+        members.append((next(m for m in following if taken[m] > k), trunk, k))
     return members
 
 
 def _group(drawn: _Drawn, order: Sequence[int], tree: bool) -> Group:
-    """The group that was drawn, its members in an order."""
+    """The drawn group, with its members in the given order."""
     import torch
 
     members = _members(drawn, order, tree)

@@ -9,7 +9,7 @@ QUESTION = Question("q", "What is the time zone of Utrecht?", ("Europe/Amsterdam
 
 
 def _searched(*results: ToolResult) -> Step:
-    """A turn of searches that have these results."""
+    """A turn of searches with these results."""
     call = ToolCall("search", {"query": "Utrecht"})
     return Reading((call,) * len(results)), results
 
@@ -20,7 +20,7 @@ RIGHT: Step = (Reading(answer="Europe/Amsterdam"), ())
 
 
 def attempt(*steps: Step, text: str = "text", of: Question = QUESTION) -> Trajectory:
-    """A trajectory of steps, all of one text."""
+    """A trajectory of steps that all have the same text."""
     sample = Sample().read((1, 2, 3))
     for k, (_, results) in enumerate(steps):
         sample = sample.wrote(k, (7, 8, 9), (-0.1,) * 3)

@@ -27,7 +27,7 @@ from turnrl.types.trajectory import Message
 
 _BEAT_S = 0.01
 _BLOCKS_S = 0.1
-"""The longest that a player may keep the event loop of all attempts to itself, in seconds."""
+"""The longest time in seconds for which a player may block the event loop of all attempts."""
 
 
 def check_player(
@@ -37,15 +37,15 @@ def check_player(
     question: Question = QUESTION,
 ) -> None:
     """Check a player: that it ends an attempt whatever the model writes, that attempts side by side
-    do not mix, that none holds up the others, and that it stops when an attempt is over. Warn of
-    failed calls, and of a history that probably should have gone on.
+    do not mix or block each other, and that it stops when an attempt is over. Warn about failed
+    calls, and about a history that probably should have continued.
 
     Args:
         player: The player.
         replies: Texts of the model, in order, with which an attempt at the question ends by itself:
             with an answer, or by a tool.
-        tools: The tools that it calls, with whatever they need at hand.
-        question: What is asked.
+        tools: The tools that it calls. Everything they need must be at hand.
+        question: The question.
     Raises:
         AssertionError: If a rule is broken, with the rule and the input.
     """
@@ -57,8 +57,8 @@ def check_player(
         raise Breach(str(error)) from None
     fits = isinstance(player.tags, tuple) and all(isinstance(tag, str) for tag in player.tags)
     require(fits, f"{name}.tags must be a tuple of texts, not {player.tags!r}")
-    most = player.max_turns
-    require(len(replies) <= most, f"{name}.max_turns is {most}, and there are more replies")
+    limit = player.max_turns
+    require(len(replies) <= limit, f"{name}.max_turns is {limit}, and there are more replies")
 
     (alone,), seconds = _play(player, [replies], tools, question)
     held = [seconds]
@@ -78,14 +78,14 @@ def check_player(
         if hints := _hints(alone, tools):
             warnings.warn(f"{name}.play with the replies {[*replies]!r}: {hints}", stacklevel=2)
     draw = random.Random(0)
-    noise = ["".join(map(chr, draw.choices(range(32, 0x3000), k=20))) for _ in range(most + 1)]
-    for texts in ([""] * (most + 1), noise, [*replies[:-1], *noise]):
+    noise = ["".join(map(chr, draw.choices(range(32, 0x3000), k=20))) for _ in range(limit + 1)]
+    for texts in ([""] * (limit + 1), noise, [*replies[:-1], *noise]):
         (_, other), seconds = _play(player, [texts, replies], tools, question)
         held.append(seconds)
         with on(f"{name}.play beside an attempt with the replies {texts!r}"):
             same = (other.turns, other.ended_by) == (alone.turns, alone.ended_by)
             require(same, "played differently: what belongs to one attempt must live in play")
-    # a pause of the machine, or a first import, is there once
+    # a pause of the machine, or a first import, happens only once
     blocked = f"{name}.play kept the event loop for {min(held):.2f} s, while all attempts wait"
     instead = "Await asyncio.sleep for time.sleep, and asyncio.to_thread(...) for what blocks"
     require(min(held) < _BLOCKS_S, f"{blocked}. {instead}")
@@ -99,13 +99,13 @@ def _failed(attempt: Attempt) -> str:
 
 
 def _seen(attempt: Attempt) -> str:
-    """Sentences about what happened."""
+    """Sentences about the attempt's turns and calls."""
     calls = sum(len(turn.results) for turn in attempt.turns)
     return f"Turns: {len(attempt.turns)}, calls: {calls}.{_failed(attempt)}"
 
 
 def _hints(attempt: Attempt, tools: Sequence[Toolset]) -> str:
-    """What probably is a mistake in an attempt that ended well."""
+    """Hints at probable mistakes in an attempt that ended well."""
     hints = _failed(attempt)
     if hints and not tools:
         hints += " Pass check_player the tools that it calls: tools=[...]."
@@ -125,8 +125,8 @@ def _hints(attempt: Attempt, tools: Sequence[Toolset]) -> str:
 def _play(
     player: Player, scripts: Sequence[Sequence[str]], tools: Sequence[Toolset], question: Question
 ) -> tuple[list[Attempt], float]:
-    """Attempts side by side, each with a script of its own, and the longest time in seconds for
-    which the event loop stood still."""
+    """Attempts side by side, each with its own script, and the longest time in seconds for which
+    the event loop was blocked."""
 
     async def play(script: Sequence[str], box: Toolbox) -> Attempt:
         def converse(messages: Sequence[Message], specs: Sequence[ToolSpec]) -> Conversation:
@@ -158,7 +158,7 @@ def _play(
                 if isinstance(end, BaseException):
                     raise end
             attempts = [end for end in ends if isinstance(end, Attempt)]
-            return attempts, max(later - one for one, later in pairwise(beats))
+            return attempts, max(later - earlier for earlier, later in pairwise(beats))
         finally:
             beating.cancel()
             for toolset in tools:
@@ -175,7 +175,7 @@ async def _beat(beats: list[float]) -> None:
 
 
 class _Scripted(Conversation):
-    """A conversation whose model writes given texts; it has room for as many as there are."""
+    """A conversation whose model writes scripted texts, with room for exactly these."""
 
     def __init__(self, messages: Sequence[Message], script: Sequence[str], used: int) -> None:
         self._script, self.messages, self.tokens = script, (), used

@@ -19,14 +19,14 @@ def check_reward(
     trajectories: Mapping[str, Trajectory] | None = None,
     policy: SampledPolicy | None = None,
 ) -> None:
-    """Check a reward: finite numbers within its bounds, the same each time, and nothing to gain by
-    garbage.
+    """Check a reward: that its scores are finite, within its bounds and the same each time, and
+    that garbage earns nothing.
 
     Args:
         reward: A turn reward, an outcome reward, or a function.
-        trajectories: What to score, by name; `example_trajectories` by default. Those whose name
-            begins with `garbage` may earn nothing, unless every other one earns as much.
-        policy: For a reward that asks one in `prepare`.
+        trajectories: Trajectories to score, by name; `example_trajectories` by default. Those whose
+            name begins with `garbage` may earn nothing, unless all others earn at least as much.
+        policy: The policy, for a reward that uses one in `prepare`.
     Raises:
         AssertionError: If a rule is broken, with the rule and the input.
     """

@@ -13,14 +13,15 @@ if TYPE_CHECKING:
 
 
 Says = Callable[[int, int], str | Awaitable[str]]
-"""Gives the text of a turn, by the number of its session (in the order of forking) and its own."""
+"""Gives the text of a turn, from the number of its session (in the order of forking) and of the
+turn."""
 
 
 class ScriptedEngine(Engine):
-    """An engine whose sessions say given texts. Each token has a log-probability of -0.5.
+    """An engine whose sessions write scripted texts. Each token has a log-probability of -0.5.
 
     Args:
-        tokenizer: Makes tokens of the texts.
+        tokenizer: Turns the texts into tokens.
         says: Gives the texts, for example `lambda session, turn: "Paris"`; may be a coroutine.
 
     Attributes:
@@ -41,11 +42,11 @@ class ScriptedEngine(Engine):
         """Nothing to do."""
 
     def sync(self, version: int) -> None:
-        """Note the version; texts are given."""
+        """Note the version; the texts do not depend on it."""
         self.version = version
 
     def open(self, prompt_ids: Sequence[int]) -> Session:
-        """A session that has no number: its forks have."""
+        """A session without a number; only its forks have numbers."""
         return _Scripted(self, list(prompt_ids), -1, 0)
 
     async def drain(self) -> None:
@@ -53,7 +54,7 @@ class ScriptedEngine(Engine):
         self.drained = True
 
     def close(self) -> None:
-        """Nothing to give back."""
+        """Nothing to release."""
 
 
 class _Scripted(Session):

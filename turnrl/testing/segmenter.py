@@ -16,12 +16,12 @@ from turnrl.types.trajectory import Reading, ToolCall, ToolResult
 
 
 def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
-    """Check a segmenter: its prompt, that it reads any text, that it shows results as they are, and
-    that it reads what it writes, if it writes turns.
+    """Check a segmenter: its prompt, that it reads any text, that it shows results unchanged, and,
+    if it writes turns, that it reads them correctly.
 
     Args:
         segmenter: The segmenter.
-        texts: How many random texts to read.
+        texts: Number of random texts to read.
     Raises:
         AssertionError: If a rule is broken, with the rule and the input.
     """
@@ -74,8 +74,8 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
 
 
 def _check_writing(segmenter: Segmenter) -> None:
-    """Check that a segmenter reads the turns that it writes as what they are to say. One that takes
-    no such calls, or no answers, has no form for them."""
+    """Check that a segmenter correctly reads the turns that it writes. A segmenter that takes no
+    such calls, or no answers, has no form for them."""
     name = type(segmenter).__name__
     needs = {**_ECHO.parameters, "required": ["text"]}
     segmenter.prompt(QUESTION, [ToolSpec(_ECHO.name, _ECHO.description, needs)])
@@ -96,7 +96,7 @@ def _check_writing(segmenter: Segmenter) -> None:
 
 
 def _shown(messages: Sequence[Mapping[str, str]], *roles: str) -> str:
-    """The contents of chat messages, which have these roles."""
+    """The contents of chat messages, which must have these roles."""
     rule = f"must give messages of role {' or '.join(roles)} with a text, not {messages!r}"
     require(isinstance(messages, list) and messages, rule)
     for message in messages:
@@ -106,7 +106,7 @@ def _shown(messages: Sequence[Mapping[str, str]], *roles: str) -> str:
 
 
 def _soups(segmenter: Segmenter, count: int) -> Iterator[str]:
-    """Texts that a policy might write: nothing, tag soups, broken JSON, any unicode, very long."""
+    """Texts that a policy might write: empty, tag soup, broken JSON, any unicode, very long."""
     tags = [f"<{slash}{tag}>" for tag in segmenter.tags for slash in ("", "/")]
     call = '{"name": "echo", "args": {"text": "x"}}'
     pieces = [*tags, *segmenter.stop, call, call[:-1], *'{["\n a', "null", "\\ud800"]

@@ -14,11 +14,11 @@ from turnrl.types.trajectory import Passage
 
 
 def check_source(source: QuestionSource) -> None:
-    """Check a source: that it has the questions that it says it has, the same ones each time, knows
-    which splits it has, and has a corpus or says that it has none.
+    """Check a source: that its default splits have questions, the same ones each time, that it
+    refuses other splits and lists its own, and that it either has a corpus or raises a DataError.
 
-    The questions of its default splits are all read, twice; of the corpus, which may be larger than
-    memory, the first 3,000 passages. Whether splits share questions is the source's business.
+    All questions of its default splits are read twice. Of the corpus, which may be larger than
+    memory, the first 3,000 passages are read. Splits may share questions.
 
     Args:
         source: The source.
@@ -28,11 +28,11 @@ def check_source(source: QuestionSource) -> None:
     name, splits, uses = type(source).__name__, source.default_splits, source.uses
     fits = isinstance(uses, tuple) and {*uses} <= {"fields", "config"}
     require(fits, f"{name}.uses is {uses!r}: give a tuple that may hold 'fields' and 'config'")
-    known = [*dict.fromkeys(split for split in splits.values() if split is not None)]
-    fits = {*splits} == {"train", "val"} and all(isinstance(split, str) for split in known)
+    named = [*dict.fromkeys(split for split in splits.values() if split is not None)]
+    fits = {*splits} == {"train", "val"} and all(isinstance(split, str) for split in named)
     rule = f"{name}.default_splits is {splits!r}: name one for 'train' and for 'val', or None"
-    require(fits and known, rule)
-    for split in known:
+    require(fits and named, rule)
+    for split in named:
         with on(f"{name}.questions({split!r})"):
             questions = list(source.questions(split))
             _check_texts(questions, Question)
@@ -45,20 +45,20 @@ def check_source(source: QuestionSource) -> None:
         try:
             require(False, f"gives {len([*source.questions('no-such-split')])}, and no DataError")
         except DataError as error:
-            listed = all(split in str(error) for split in known)
-            require(listed, f"raises {error!r}, which does not list the splits there are: {known}")
+            listed = all(split in str(error) for split in named)
+            require(listed, f"raises {error!r}, which does not list the splits there are: {named}")
     with on(f"{name}.passages()"), contextlib.suppress(DataError):
         _check_texts(list(itertools.islice(source.passages(), 3000)), Passage)
 
 
-def _check_texts(given: Sequence[Any], kind: type) -> None:
-    """Check that there are questions or passages, each with a text and an id of its own."""
-    require(given, "gives nothing")
+def _check_texts(items: Sequence[Any], kind: type) -> None:
+    """Check that there are questions or passages, each with a text and a unique id."""
+    require(items, "gives nothing")
     seen: dict[str, object] = {}
-    for one in given:
-        rule = f"gives {one!r}: a {kind.__name__} has an id and a text"
-        require(isinstance(one, kind), rule)
-        texts = (one.id, one.text)
+    for item in items:
+        rule = f"gives {item!r}: a {kind.__name__} has an id and a text"
+        require(isinstance(item, kind), rule)
+        texts = (item.id, item.text)
         require(all(isinstance(text, str) and text.strip() for text in texts), rule)
-        require(one.id not in seen, f"gives one id to {seen.get(one.id)!r} and to {one!r}")
-        seen[one.id] = one
+        require(item.id not in seen, f"gives one id to {seen.get(item.id)!r} and to {item!r}")
+        seen[item.id] = item

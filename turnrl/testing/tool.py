@@ -15,7 +15,7 @@ from turnrl.types.acting import Toolset
 from turnrl.types.questions import Question
 from turnrl.types.trajectory import ToolCall, ToolResult
 
-_Calls = Sequence[Mapping[str, object] | ToolCall]  # the arguments of each, or the call
+_Calls = Sequence[Mapping[str, object] | ToolCall]  # the arguments of a call, or the call itself
 
 
 def check_tool(
@@ -27,20 +27,20 @@ def check_tool(
     """Check a tool or a toolset: its description, its preflight check, its sessions, its replies,
     and that `open`, `run` and `close` take no longer than `timeout_s`.
 
-    Each call has a session of its own, if the tool opens them; each is closed, whatever happens.
-    As in a rollout, plain methods run in threads, and coroutines on one event loop.
+    If the tool opens sessions, each call has its own, which is closed whatever happens. As in a
+    rollout, plain methods run in threads, and coroutines on one event loop.
 
     Args:
-        tool: The tool, toolset or function, with whatever it needs at hand.
-        good_calls: Arguments of calls that must succeed; for a set of several tools, a `ToolCall`
-            each.
-        bad_calls: Those that are the policy's mistake: the schema rejects them, or the result is
-            not `ok` and says why.
-        question: What sessions are opened for; give one of your data if `open` reads its metadata.
+        tool: The tool, toolset or function. Everything it needs must be at hand.
+        good_calls: Arguments of calls that must succeed; for a set of several tools, `ToolCall`s.
+        bad_calls: Calls that are the policy's mistake: the schema rejects them, or the result is
+            not `ok` and gives the reason.
+        question: The question that sessions are opened for; give one of your data if `open` reads
+            its metadata.
     Raises:
         AssertionError: If a rule is broken, with the rule and the input.
     """
-    __tracebackhide__ = True  # to pytest: the message says it all
+    __tracebackhide__ = True  # for pytest: the message is enough
     (tool,) = toolsets_of([tool])
     name, limit = type(tool).__name__, tool.timeout_s
     require(good_calls, f"give check_tool a good call of {name}")
@@ -61,21 +61,21 @@ def check_tool(
     for arguments in good_calls:
         alone += _replies(tool, [arguments], question)
     together = _replies(tool, good_calls, question)
-    for arguments, one, same in zip(good_calls, alone, together, strict=True):
-        gave = f"{name}.run on the good call {arguments!r} gives {one!r}"
-        require(one.ok and one.content, f"{gave}, which is not a success with a text")
-        ordered = one.content == same.content
-        require(ordered, f"{gave}, and in a batch {same!r}: keep the order of the calls")
+    for arguments, result, batched in zip(good_calls, alone, together, strict=True):
+        gave = f"{name}.run on the good call {arguments!r} gives {result!r}"
+        require(result.ok and result.content, f"{gave}, which is not a success with a text")
+        ordered = result.content == batched.content
+        require(ordered, f"{gave}, and in a batch {batched!r}: keep the order of the calls")
     for arguments in bad_calls:
-        (one,) = _replies(tool, [arguments], question)
-        gave = f"{name}.run on the bad call {arguments!r} gives {one!r}"
-        require(not one.ok and one.content, f"{gave}, which is not a failure with a reason")
+        (result,) = _replies(tool, [arguments], question)
+        gave = f"{name}.run on the bad call {arguments!r} gives {result!r}"
+        require(not result.ok and result.content, f"{gave}, which is not a failure with a reason")
 
 
-def _replies(tool: Toolset, some: _Calls, question: Question) -> list[ToolResult]:
-    """Replies to calls batched in one rollout, each of a trajectory of its own."""
+def _replies(tool: Toolset, asked: _Calls, question: Question) -> list[ToolResult]:
+    """Replies to calls that are batched in one rollout, each call from its own trajectory."""
     __tracebackhide__ = True
-    # what hangs cannot be ended, only left: so the event loop runs in a daemon thread
+    # a hanging call cannot be ended, only abandoned, so the event loop runs in a daemon thread
     runner = asyncio.Runner(loop_factory=asyncio.new_event_loop)
     loop, end = runner.get_loop(), asyncio.Event()
 
@@ -84,23 +84,23 @@ def _replies(tool: Toolset, some: _Calls, question: Question) -> list[ToolResult
             runner.run(end.wait())
 
     threading.Thread(target=serve, daemon=True).start()
-    calls = [[_call(tool, one)] for one in some]
+    calls = [[_call(tool, arguments)] for arguments in asked]
     replies = asyncio.run_coroutine_threadsafe(call_tools([tool], question, calls), loop)
     try:
         while not wait([replies], tool.timeout_s).done:
             alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
-            held = f"stands still on {[*some]!r}: a coroutine of the tool's blocks the event loop"
+            held = f"stands still on {[*asked]!r}: a coroutine of the tool's blocks the event loop"
             require(wait([alive], 1).done, f"{tool} {held}")
         return [reply for (reply,) in replies.result()]
-    except TurnRLError as error:  # which names the tool, the call and what was raised
+    except TurnRLError as error:  # it names the tool, the call and the exception
         raise Breach(f"{error}") from origin(error)
     finally:
         loop.call_soon_threadsafe(end.set)
 
 
-def _call(tool: Toolset, given: Mapping[str, object] | ToolCall) -> ToolCall:
-    if isinstance(given, ToolCall):
-        return given
+def _call(tool: Toolset, call: Mapping[str, object] | ToolCall) -> ToolCall:
+    if isinstance(call, ToolCall):
+        return call
     name = type(tool).__name__
-    require(len(tool.specs) == 1, f"{name} has several tools: give a ToolCall, not {given!r}")
-    return ToolCall(tool.specs[0].name, given)
+    require(len(tool.specs) == 1, f"{name} has several tools: give a ToolCall, not {call!r}")
+    return ToolCall(tool.specs[0].name, call)

@@ -4,17 +4,16 @@
     Turn          one stretch of sampled text, what was read in it, and what the tools replied
     Sample        a history of tokens, as the policy read and wrote them
     Trajectory    the turns of one attempt, and its samples
-    Group         the trajectories of one question with their rewards, compared with each other
+    Group         the trajectories of one question and their rewards, compared with each other
     Probe         another continuation of a trajectory, from the start of one of its turns
     Critic        a value head that predicts each token's return
     Completion    the tokens that an engine sampled in one turn
 
-A segmenter (`Segmenter`) says what a turn is, a `Player` drives attempts of any other shape, a
-`Tool` acts, `TurnReward` and `OutcomeReward`
-score, an `AdvantageEstimator` turns a group into credit, a `QuestionSource` supplies questions, an
-`Engine` turns token ids into more token ids, an `AnswerRule` says which answers are the same, a
-`Check` examines a run before it begins. Those are what a plugin extends. Everything here needs the
-standard library and pluggy alone, so `import turnrl` stays cheap.
+A plugin extends these contracts: a `Segmenter` defines the turns, a `Player` drives attempts of any
+other shape, a `Tool` acts, `TurnReward` and `OutcomeReward` score, an `AdvantageEstimator` turns a
+group into credit, a `QuestionSource` supplies questions, an `Engine` turns token ids into more
+token ids, an `AnswerRule` decides which answers are the same, a `Check` examines a run before it
+begins. Everything here needs only the standard library and pluggy, so `import turnrl` stays cheap.
 
 Axes, wherever tensors appear: B batch, G group, K turn, T token.
 """

@@ -18,20 +18,20 @@ from turnrl.types.trajectory import Message, Reading, ToolCall, ToolResult, Turn
 
 @contract("turnrl_tools")
 class Toolset(ABC):
-    """Tools that come together: they share a connection, or a session. A `Tool` is a set of one.
+    """A set of tools that share a connection or a session. A `Tool` is a set of one.
 
-    A set is shared by all trajectories. One that keeps something for each of them extends
-    `Stateful` besides.
+    All trajectories share the set. If it keeps something for each of them, it also extends
+    `Stateful`.
 
     Attributes:
-        timeout_s: A batch, or the opening or closing of a session, that takes longer than this many
-            seconds stops the run.
-        acts: Whether a call changes the world, as a step of an environment does. Such a call is run
-            in the last turn too, where nobody reads the reply: its reward counts all the same.
-        capacity: How many trajectories it can serve at once, probes included, over all processes of
-            the run; None for any number. No more sessions are ever open.
-        figure_names: Names of the figures that its sessions may hand over. Two sets with the same
-            name are refused before anything runs.
+        timeout_s: Seconds that a batch, or opening or closing a session, may take. The run stops if
+            it takes longer.
+        acts: True if a call changes the world, as a step of an environment does. Such a call is run
+            even in the last turn, where nobody reads the reply: its reward still counts.
+        capacity: Trajectories that it can serve at once, probes included, over all processes of the
+            run; None for any number. No more sessions than that are ever open.
+        figure_names: Names of the figures that its sessions may hand over. If two sets share a
+            name, they are refused before anything runs.
     """
 
     timeout_s: float = 60.0
@@ -54,21 +54,22 @@ class Toolset(ABC):
         """Answer a batch of valid calls, in order.
 
         A plain method runs in a worker thread, several at once; an `async def` runs on the event
-        loop. Calls that arrive within a few milliseconds of each other come as one batch, to
-        whichever tool of the set. Calls of one session come in order, and never in two batches at
-        once.
+        loop. Calls that arrive within a few milliseconds of each other come as one batch,
+        whichever tools of the set they call. Calls of one session come in order, and never in two
+        batches at once.
 
         Args:
             calls: Calls whose name and arguments have been checked.
         Returns:
-            One result per call. A mistake of the policy is a result with `ok=False`. A
-            `TrajectoryLost` in the place of a result has that attempt alone begin again.
+            One result per call. A mistake of the policy is a result with `ok=False`. If a
+            `TrajectoryLost` stands in place of a result, only that attempt begins again.
         Raises:
             ToolError: If the world is broken. The run stops; the policy never sees it.
         """
 
     def check(self) -> None:  # noqa: B027 - optional: most tools need no check
-        """Verify that the tools can work (server up, index there). Runs before any model is loaded.
+        """Verify that the tools can work (server up, index present). Runs before any model is
+        loaded.
 
         Raises:
             ToolError: Naming what is missing, and the next step.
@@ -83,16 +84,16 @@ class Toolset(ABC):
         """
 
     async def stop(self) -> None:  # noqa: B027 - optional: most tools hold nothing
-        """Give back what `start` opened. Called once, at the end of the run, however it ends;
-        `start` may follow."""
+        """Close what `start` opened. Called once, at the end of the run, however it ends; `start`
+        may follow."""
 
     def rehearsal(self) -> AbstractContextManager[Toolset]:
-        """What `turnrl doctor` checks and calls in place of this set: by default the set itself.
+        """The set that `turnrl doctor` checks and calls in place of this one: by default this one.
         Override it if a call changes the world, or if a run has to build something large first.
 
         Returns:
-            A context that gives a set with the same `specs`, and takes back at its end whatever it
-            made.
+            A context that gives a set with the same `specs`, and removes whatever it made at its
+            end.
         """
         return contextlib.nullcontext(self)
 
@@ -126,9 +127,9 @@ class Stateful(ABC):
     `class Shop(Stateful, Toolset)`. Their `run` finds the session in `call.session`.
 
     Attributes:
-        interruptible: Whether `open`, a coroutine function, may be cancelled. It then gives back by
-            itself what it began. Otherwise it runs to its end, and its session is closed; set it if
-            that may take long, as waiting for a server does.
+        interruptible: True if `open`, a coroutine function, may be cancelled. It must then undo
+            what it began. Otherwise it runs to its end, and its session is closed. Set it if `open`
+            may take long, for example because it waits for a server.
     """
 
     interruptible: bool = False
@@ -141,15 +142,15 @@ class Stateful(ABC):
 
 @contract("turnrl_segmenters")
 class Segmenter(ABC):
-    """Says what a turn is: how the task is put, where a turn stops, what it means,
-    how results are shown.
+    """Defines the turns: how the task is put, where a turn stops, what it means, and how results
+    are shown.
 
     Attributes:
         max_turns: K, the most turns a trajectory may take; at least 1.
         stop: Strings that end a turn as soon as the sampled text contains one.
         tags: Tag names with a meaning in this scheme; they are neutralised in questions and tool
             results.
-        tools_in_template: Whether the model's own chat template describes the tools (`tools=`);
+        tools_in_template: True if the model's own chat template describes the tools (`tools=`);
             otherwise `prompt` does.
     """
 
@@ -181,18 +182,19 @@ class Segmenter(ABC):
         Args:
             text: The turn's sampled text.
             turn: Its number, from 0; the last is `max_turns - 1`.
-            cut: Whether the turn ran out of tokens. What a cut turn began and did not end is not
-                there: half an answer is none. Its calls are never run.
+            cut: True if the turn ran out of tokens. Leave out anything that such a turn began and
+                did not end: half an answer is no answer. Its calls are never run.
         """
 
     def write(self, reading: Reading, thought: str = "") -> str:
-        """The text of a turn that `read` reads so, for demonstrations (`turnrl warmup`). Optional.
+        """The text of a turn from which `read` gets this reading, for demonstrations
+        (`turnrl warmup`). Optional.
 
         Args:
             reading: The calls of the turn, or its answer.
-            thought: What the turn says before it acts, if the scheme has a place for that.
+            thought: Text that the turn opens with before it acts, if the scheme has a place for it.
         Raises:
-            RecipeError: If the scheme has no form for it. The default has none for anything.
+            RecipeError: If the scheme has no form for the reading. The default has no form for any.
         """
         raise RecipeError(
             f"the turn scheme {type(self).__name__} does not say how a turn is written. Define "
@@ -201,7 +203,7 @@ class Segmenter(ABC):
 
     @abstractmethod
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        """Messages that the policy reads after a turn: of role `user` or `tool`, at least one.
+        """The messages that the policy reads after a turn: at least one, of role `user` or `tool`.
 
         Args:
             reading: What was read in the turn; `format_error` is worth repeating to the policy.
@@ -210,7 +212,7 @@ class Segmenter(ABC):
 
 
 class AttemptOver(BaseException):
-    """Ends a player's `play` when its attempt is over. Not an `Exception`, so that a player which
+    """Ends a player's `play` when its attempt is over. It is no `Exception`, so a player that
     guards its own code with `except Exception` does not catch it."""
 
 
@@ -224,11 +226,11 @@ class Attempt(Protocol):
 
     @property
     def question(self) -> Question:
-        """What is asked; control tokens and the player's tags in its text are neutralised."""
+        """The question; control tokens and the player's tags in its text are neutralised."""
 
     @property
     def opening(self) -> str:
-        """What the tools show before the first turn, such as the first observation of an
+        """Text that the tools show before the first turn, such as the first observation of an
         environment; usually empty."""
 
     @property
@@ -247,9 +249,9 @@ class Attempt(Protocol):
     ) -> Reply:
         """Sample the next turn.
 
-        If the messages go on from an earlier call (all of its messages, the reply word for word,
-        then messages of role `user` or `tool`), the tokens of that history are extended. Otherwise
-        a new history begins, as after a context was summarised.
+        If the messages continue an earlier call (all of its messages, the reply word for word, then
+        messages of role `user` or `tool`), the tokens of that history are extended. Otherwise a new
+        history begins, for example after the context was summarised.
 
         It waits for calls that are under way, so that each belongs to the turn that made it. If
         you cancel it, the history cannot be extended any more: the next reply begins a new one.
@@ -265,12 +267,12 @@ class Attempt(Protocol):
         """
 
     def read(self, reading: Reading) -> None:
-        """Say what the last turn meant: its calls, its answer, what is wrong with its form. `call`
-        notes calls by itself, and the value that `play` returns notes the answer."""
+        """Note what the last turn meant: its calls, its answer, what is wrong with its form. `call`
+        already notes calls, and the value that `play` returns is noted as the answer."""
 
     async def call(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
-        """Run calls of the last turn, each checked, batched with other trajectories' and timed.
-        They run to their end even if you cancel this.
+        """Run calls of the last turn. Each is checked, timed, and batched with the calls of other
+        trajectories. They run to their end even if you cancel this.
 
         Returns:
             One result per call, its text cut and neutralised. A mistake of the policy (no such
@@ -283,11 +285,11 @@ class Attempt(Protocol):
 
 @contract("turnrl_players")
 class Player(ABC):
-    """Drives an attempt: asks the model, calls tools, decides when to stop. For agents that are
-    not a fixed loop of turns; a `Segmenter` is simpler where one will do.
+    """Drives an attempt: asks the model, calls tools, decides when to stop. Use it for agents that
+    are not a fixed loop of turns; where a `Segmenter` will do, it is simpler.
 
-    An instance plays many attempts side by side, so whatever belongs to one attempt lives in
-    `play`.
+    One instance plays many attempts side by side, so keep whatever belongs to one attempt in local
+    variables of `play`.
 
     Attributes:
         max_turns: K, the most replies that an attempt may ask for; at least 1.

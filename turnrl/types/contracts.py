@@ -22,13 +22,13 @@ if TYPE_CHECKING:
 
 
 class Notes(NamedTuple):
-    """What a reward says about the trajectories that it saw, beside what it pays for them.
+    """A reward's remarks on the trajectories that it saw, beside the scores that it gives them.
 
     Args:
-        metrics: Figures of all of them, which become `train/log/NAME` and `val/log/NAME`; those of
-            one name from several rewards are averaged.
-        columns: By name a value of each trajectory, in their order, for the column `extra` of the
-            record.
+        metrics: Figures over all of the trajectories, logged as `train/log/NAME` and
+            `val/log/NAME`. If several rewards use one name, their figures are averaged.
+        columns: For each name, one value per trajectory, in their order, for the column `extra` of
+            the record.
     """
 
     metrics: Mapping[str, float] = MappingProxyType({})
@@ -43,19 +43,19 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
     """Name in metrics; the class name in snake_case if empty."""
 
     by_turn: bool = False
-    """Whether it scores turns, or else whole trajectories; set by its kind."""
+    """True if it scores turns, False if it scores whole trajectories; set by its kind."""
 
     bounds: tuple[float, float] | None = None
-    """The two values that one `score` lies between, in either order; None if that is not known. The
-    intervals of `turnrl eval` end there, unless several turns together earned more."""
+    """The two values that one `score` lies between, in either order; None if they are not known.
+    The intervals of `turnrl eval` end there, unless several turns together earned more."""
 
     is_cost: bool = False
-    """Whether it is a price of acting, such as a price of each call. Estimators that treat costs
-    apart, such as `CostsAmongRight`, go by this and never by a sign."""
+    """True if it is a price of acting, such as a price per call. Estimators that treat costs
+    separately, such as `CostsAmongRight`, go by this and never by a sign."""
 
     right_at: float | None = None
-    """Of an outcome reward that says which attempts are right: the least that it gives to a right
-    one. None if it does not say."""
+    """The least score of a right attempt, if this is an outcome reward that says which attempts are
+    right. None if it does not say."""
 
     def __str__(self) -> str:
         return f"reward {type(self).__name__}"
@@ -63,22 +63,22 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
     def prepare(
         self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
     ) -> Notes | None:
-        """See all trajectories before any of them is scored: to ask a judge about all at once, or
-        the policy for log-probabilities.
+        """See all trajectories before any of them is scored, for example to ask a judge about all
+        at once, or the policy for log-probabilities.
 
         Args:
-            trajectories: Those that are scored next, of several questions.
+            trajectories: The trajectories that are scored next, of several questions.
             policy: The policy that acted; None where there is none at hand.
         Returns:
-            What it says about them beside their scores, if anything.
+            Remarks on the trajectories beside their scores, if any.
         Raises:
-            RewardError: If the world that it needs is broken, such as a judge. The run stops.
+            RewardError: If something that it needs is broken, such as a judge. The run stops.
         """
         return None
 
     def rehearsal(self) -> AbstractContextManager[Reward]:
-        """What `turnrl doctor` scores with in place of this reward: by default the reward itself.
-        Override it if scoring leaves something behind, or waits long for a server that is away.
+        """The reward that `turnrl doctor` scores with in place of this one: by default this one.
+        Override it if scoring leaves something behind, or waits long for a server that is down.
 
         Returns:
             A context that gives a reward of the same kind.
@@ -101,18 +101,20 @@ class OutcomeReward(Reward):
 
     @abstractmethod
     def score(self, trajectory: Trajectory) -> float:
-        """The reward of how the trajectory ended."""
+        """The reward of the whole trajectory."""
 
 
 @dataclass(frozen=True)
 class Critic:
-    """A value head, trained beside the policy: linear in the policy's last hidden states, which are
-    divided by their root mean square and their number, so that one rate does for any model.
+    """A value head, trained beside the policy. It is linear in the policy's last hidden states,
+    which are divided by their root mean square and their number, so that one learning rate suits
+    any model.
 
     Args:
-        lr: Learning rate of the head, which is a group of its own in the optimiser. An optimiser of
-            Adam's kind moves a value by about as much a step, in units of reward.
-        trains_policy: Whether the value loss trains the policy's own weights too, or only the head.
+        lr: Learning rate of the head, which has its own parameter group in the optimiser. With an
+            optimiser like Adam, one step moves a value by about this much, in units of reward.
+        trains_policy: True if the value loss also trains the policy's own weights, False if it
+            trains only the head.
     """
 
     lr: float = 0.1
@@ -126,9 +128,9 @@ class Attempts(NamedTuple):
     """Trajectories of a policy on several questions, with their probes.
 
     Args:
-        trajectories: Those of each question, G at each.
-        probes: Those of each question; none where no estimator asked for them.
-        restarted: How many attempts were begun again after the world lost them.
+        trajectories: For each question, its G trajectories.
+        probes: For each question, its probes; none if no estimator asked for them.
+        restarted: Number of attempts that began again after the world lost them.
     """
 
     trajectories: list[list[Trajectory]]
@@ -140,10 +142,10 @@ class Scorer(Protocol):
     """Scores attempts for an estimator that prepares its groups."""
 
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
-        """The trajectories of each question with their rewards."""
+        """The scored group of each question's trajectories."""
 
     def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
-        """The groups with the critic's value of each sampled token, `token_values`."""
+        """The groups, with the critic's value of each sampled token as `token_values`."""
 
 
 @contract("turnrl_estimators")
@@ -152,14 +154,14 @@ class AdvantageEstimator(ABC):
 
     Attributes:
         min_group_size: The smallest G for which the estimator gives any signal.
-        probes: Continuations to be sampled at the beginning of each turn, for `prepare`.
-        trains_probes: Whether `prepare` makes them members of the group, from the turn on at which
-            they branched off: a tree, whose shared turns are learned from once.
-        critic: The value head to be trained, for `token_values`; None for none.
-        charges_costs: Whether a turn reward that is a cost (`Reward.is_cost`) lowers the credit of
+        probes: Number of continuations to sample from the beginning of each turn, for `prepare`.
+        trains_probes: True if `prepare` makes the probes members of the group, from the turn at
+            which they branched off: a tree, whose shared turns are learned from once.
+        critic: The value head to train, for `token_values`; None for no value head.
+        charges_costs: True if a turn reward that is a cost (`Reward.is_cost`) lowers the credit of
             any attempt that calls, right or wrong. Such an estimator can teach a weak policy to
-            stop calling, which an alarm says. False if it ignores turn rewards, or treats costs
-            apart.
+            stop calling, and an alarm warns of it. False if it ignores turn rewards, or treats
+            costs separately.
     """
 
     min_group_size: int = 1
@@ -169,8 +171,7 @@ class AdvantageEstimator(ABC):
     charges_costs: bool = True
 
     def check(self, rewards: Sequence[Reward]) -> None:  # noqa: B027 - most take any rewards
-        """Refuse rewards that the estimator cannot credit. It is asked before any weights are
-        loaded.
+        """Refuse rewards that the estimator cannot credit. Called before any weights are loaded.
 
         Args:
             rewards: The run's rewards.
@@ -179,16 +180,16 @@ class AdvantageEstimator(ABC):
         """
 
     def prepare(self, attempts: Attempts, scorer: Scorer) -> Sequence[Group]:
-        """The scored group of each question, with all that the estimator asks of it.
+        """The scored group of each question, with everything that the estimator needs in it.
 
         By default the trajectories are scored, and a critic gives their tokens values. An estimator
-        with probes says here what becomes of them.
+        with probes decides here what to do with them.
 
         Args:
             attempts: The trajectories of each question, and their probes.
             scorer: Scores trajectories.
         Raises:
-            PluginError: If an estimator with probes does not say what becomes of them.
+            PluginError: If an estimator with probes does not override this.
         """
         if self.probes:
             raise PluginError(f"{type(self).__name__} has probes. Define prepare, which gets them.")
@@ -213,14 +214,14 @@ class AdvantageEstimator(ABC):
 class QuestionSource(ABC):
     """A data set that a package brings along, used by its class name: `train: Atlas`.
 
-    A source that also knows the corpus its questions are about lets `turnrl index build --source`
-    build the search index.
+    If a source also knows the corpus that its questions are about, `turnrl index build --source`
+    can build the search index from it.
 
     Attributes:
-        default_splits: The split for each use, `train` and `val`; None if it has none for it.
-        uses: Which of the recipe's `data.fields` and `data.config` it heeds.
-        needs_answers: Whether a question without an accepted answer is left out. An environment
-            has none to give: its rewards say what is right.
+        default_splits: The split for each use, `train` and `val`; None if there is none for it.
+        uses: Which of the recipe's `data.fields` and `data.config` it uses.
+        needs_answers: True if questions without an accepted answer are left out. Set it to False
+            for an environment, which has no answers: its rewards decide what is right.
     """
 
     uses: tuple[str, ...] = ()
@@ -231,17 +232,17 @@ class QuestionSource(ABC):
     def questions(self, split: str) -> Iterable[Question]:
         """All questions of a split, always in the same order.
 
-        Splits are free to name; a recipe that names none asks for `default_splits`.
+        You may name splits as you like; a recipe that names none gets `default_splits`.
 
         Raises:
-            DataError: If there is no such split; the message lists those there are.
+            DataError: If there is no such split; the message lists the splits there are.
         """
 
     def at_hand(self, split: str) -> bool:
         """True if a split can be read without downloading it. `turnrl doctor` asks.
 
         Raises:
-            DataError: If it is neither here nor where it would be downloaded from.
+            DataError: If the split is neither here nor where it would be downloaded from.
         """
         return True
 

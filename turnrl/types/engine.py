@@ -1,4 +1,4 @@
-"""The contract between the rollouts and whatever samples tokens, and between both and the model."""
+"""The contracts between the rollouts, whatever samples their tokens, and the model."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ class Surroundings:
     """Where an engine works.
 
     Args:
-        folder: The folder of the run, in which an engine may keep a log. None where there is no
-            run, or one that writes no files.
-        processes: Processes that learn together, each with an engine. All of them call
+        folder: The run's folder, where an engine may keep a log. None if there is no run, or if the
+            run writes no files.
+        processes: Number of processes that learn together, each with an engine. All of them call
             `Engine.check` at the same time.
-        divided: Whether these processes share one policy. Then all of them call `Engine.sync` at
-            the same time, and it may make calls that take all of them.
+        divided: True if these processes share one policy. Then all of them call `Engine.sync` at
+            the same time, and it may make collective calls.
     """
 
     folder: Path | None = None
@@ -61,14 +61,14 @@ class Sampling:
         stop: Strings that end the turn when the sampled text contains one.
         end_ids: Token ids that end the turn.
         forced_ids: Tokens to take in place of the first draws, for a replay or a measurement; their
-            log-probabilities are the model's all the same. An engine that cannot take them raises
+            log-probabilities are still the model's. An engine that cannot take them raises
             NotImplementedError.
-        top_k: Draw from that many of the likeliest tokens; 0 from all.
-        min_p: Draw from tokens whose probability is at least this share of the likeliest's.
-        top_p: Draw from the fewest likeliest tokens that `top_k` and `min_p` leave whose
-            probabilities, of those left, add up to this. All three are judged at the temperature;
-            log-probabilities are of what was drawn from; a greedy turn heeds none of them. An
-            engine that cannot cut distributions raises NotImplementedError.
+        top_k: Draw from this many of the likeliest tokens; 0 for all.
+        min_p: Draw from tokens whose probability is at least this fraction of the likeliest one's.
+        top_p: Of the tokens that `top_k` and `min_p` leave, draw from the fewest likeliest whose
+            renormalised probabilities add up to this. All three apply to probabilities at the
+            temperature, and log-probabilities are those of the cut distribution. Greedy turns
+            ignore all three. An engine that cannot cut distributions raises NotImplementedError.
     """
 
     max_tokens: int
@@ -83,7 +83,7 @@ class Sampling:
 
     @property
     def cuts_distribution(self) -> bool:
-        """True if it draws from a part of the distribution."""
+        """True if tokens are drawn from a part of the distribution."""
         return self.temperature > 0 and (self.top_k > 0 or self.min_p > 0 or self.top_p < 1)
 
 
@@ -94,9 +94,10 @@ class Completion:
     Args:
         token_ids: Sampled ids, an end-of-turn token included.
         logprobs: Log-probability of each under the distribution it was drawn from.
-        reason: An end token (`end`), a stop string (`stop`), or `max_tokens` (`length`).
-        version: Number of the weights that sampled them, as `Engine.sync` gave it; or one for each
-            token, if the weights changed while they were sampled.
+        reason: Why it ended: an end token (`end`), a stop string (`stop`), or `max_tokens`
+            (`length`).
+        version: Number of the weights that sampled the tokens, as `Engine.sync` gave it; or one
+            number per token, if the weights changed while they were sampled.
     """
 
     token_ids: tuple[int, ...]
@@ -113,14 +114,14 @@ class Session(ABC):
         """Append `new_ids` after everything so far, then sample.
 
         Raises:
-            RuntimeError: If the session is closed, generates already, was cancelled while it
+            RuntimeError: If the session is closed, is already generating, was cancelled while it
                 generated, or is older than the engine's last `sync`.
         """
 
     @abstractmethod
     def fork(self) -> Session:
-        """A new session that shares everything so far: a group at its prompt,
-        a branch at a turn."""
+        """A new session that shares the history so far: the prompt of a group, or the turns before
+        a branch."""
 
     @abstractmethod
     def close(self) -> None:
@@ -128,15 +129,15 @@ class Session(ABC):
 
 
 Attend = Callable[[int, "Tensor", "Tensor", "Tensor", float | None, int | None], "Tensor"]
-"""Computes the attention of a forward pass over tokens that are laid out in a way of its own. Sent
-along with `SampledPolicy.hidden(..., attend=...)`, in place of a mask.
+"""Computes the attention of a forward pass whose tokens the caller has laid out in its own way.
+Passed to `SampledPolicy.hidden(..., attend=...)`, in place of a mask.
 
     layer     its number, from 0
-    query     (B, heads, T, D), with their positions rotated in
+    query     (B, heads, T, D), after the rotary position embedding
     key       (B, key-value heads, T, D), of the same tokens
-    value     the same
-    scale     of the scores; None for one over the root of D
-    window    the furthest that a token of this layer sees, itself included; None for all
+    value     as key
+    scale     factor of the scores; None for 1 / sqrt(D)
+    window    number of tokens that a token of this layer sees, itself included; None for all
 
 Returns (B, T, heads, D), the attention output of the pass's tokens in one layer.
 """
@@ -157,7 +158,7 @@ class TokenScores(NamedTuple):
 
 
 class SampledPolicy(Protocol):
-    """Acting policy, as far as an engine or a reward may use it; `turnrl.Policy` is one."""
+    """The part of the acting policy that engines and rewards may use. `turnrl.Policy` is one."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -168,13 +169,13 @@ class SampledPolicy(Protocol):
         """The model's configuration, which needs no weights."""
 
     def load(self, device: torch.device | str = "cpu") -> PreTrainedModel:
-        """The network, loaded if it was not."""
+        """The network, loaded if it has not been yet."""
 
     def hidden(
         self, input_ids: Tensor, attention_mask: Tensor | None, position_ids: Tensor, **kwargs: Any
     ) -> Tensor:
-        """Last hidden states, (B, T) -> (B, T, H). `attend`, an `Attend`, computes the attention
-        where it is given; NotImplementedError if the model's code cannot take one."""
+        """Last hidden states, (B, T) -> (B, T, H). If you pass `attend`, an `Attend`, it computes
+        the attention; NotImplementedError if the model's code cannot take one."""
 
     def logits(self, hidden: Tensor) -> Tensor:
         """(..., H) -> (..., V), in float32."""
@@ -185,32 +186,32 @@ class SampledPolicy(Protocol):
     def read(
         self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
     ) -> Sequence[TokenScores]:
-        """For each sequence the numbers of its N_i tokens that are asked for. In eval mode, without
-        a gradient, on the CPU; at most so many tokens are computed at once (None: the recipe's
-        `policy.minibatch_tokens`), but one sequence at least, and what sequences begin with in
-        common is read once."""
+        """For each sequence, the scores of the N_i tokens asked for, in eval mode, without a
+        gradient, on the CPU. At most `budget` tokens are computed at once (None: the recipe's
+        `policy.minibatch_tokens`), but at least one sequence. Shared prefixes are read once."""
 
     def reference(self) -> AbstractContextManager[None]:
-        """Within it the policy is the one that training began from; it has to have an adapter."""
+        """A context in which the policy is the one that training began from. It needs an
+        adapter."""
 
     def export(self, folder: str | Path) -> Path:
-        """Write the adapter, or the whole model if there is none."""
+        """Write the adapter, or the whole model if there is no adapter."""
 
 
 class Sampler(ABC):
     """Generates the turns of trajectories. Extend `Engine` or `MessageSampler`, not this.
 
     Attributes:
-        capacity: How many trajectories it can serve at once; None for any number. A caller that can
-            wait begins no more than these.
+        capacity: Trajectories that it can serve at once; None for any number. A caller that can
+            wait begins no more than that.
     """
 
     capacity: int | None = None
 
     @abstractmethod
     async def drain(self) -> None:
-        """Wait until nothing is being sampled (turns that were cancelled may still be under way),
-        and give back what only sampling needs: memory, connections."""
+        """Wait until nothing is being sampled (cancelled turns may still be under way), and release
+        what only sampling needs: memory, connections."""
 
 
 @dataclass(frozen=True)
@@ -218,8 +219,8 @@ class Reply:
     """Text of one turn from a sampler of messages.
 
     Args:
-        text: The text. It ends with the stop string, if one ended it.
-        cut: Whether `max_tokens` ended it.
+        text: The text. If a stop string ended it, the text ends with that string.
+        cut: True if `max_tokens` ended it.
     """
 
     text: str
@@ -227,9 +228,9 @@ class Reply:
 
 
 class MessageSampler(Sampler):
-    """Turns chat messages into the text of the next turn: the door for somebody else's model behind
-    an endpoint. Its trajectories have no tokens (no `samples`), so they can be scored and
-    never trained on. `Rollout.play` takes one in the place of an engine."""
+    """Turns chat messages into the text of the next turn: the way to use somebody else's model
+    behind an endpoint. Its trajectories have no tokens (no `samples`), so they can be scored but
+    never trained on. `Rollout.play` takes one in place of an engine."""
 
     @abstractmethod
     async def reply(self, messages: Sequence[Message], sampling: Sampling) -> Reply:
@@ -238,7 +239,7 @@ class MessageSampler(Sampler):
         Args:
             messages: The conversation so far, of roles `system`, `user` and `assistant`; the last
                 one is the user's.
-            sampling: How to sample; there are no `end_ids`, and the seed need not be heeded.
+            sampling: How to sample. There are no `end_ids`, and the seed may be ignored.
         Raises:
             TurnRLError: If the model cannot be reached, or refuses.
         """
@@ -246,30 +247,31 @@ class MessageSampler(Sampler):
 
 @contract("turnrl_engines")
 class Engine(Sampler):
-    """Turns token ids into more token ids. Its options are its own; its life is
+    """Turns token ids into more token ids. Each engine has its own options. Its methods are called
+    in this order:
 
         start -> (sync -> (open, generate ... -> drain) for every collection -> rest) ... -> close
 
     Attributes:
-        seeded: Whether the same seed and history give the same tokens. An engine that cannot
-            promise it says so.
-        cuts_distributions: Whether it can draw from a part of the distribution, as `top_k`, `min_p`
-            and `top_p` ask. If not, a recipe that sets one of them is refused.
-        keeps: Of how many versions of the weights it can sample at a time. One that keeps several
-            has copies of its own: it samples while the policy learns, and a session goes on with
-            the weights that it began with, or newer ones, as long as they are among the newest
-            `keeps`.
-        capacity: How many sessions it can hold at once, known once it has started. It may grow
-            while a collection shows how much of `max_tokens` they need. The engine serves more, but
-            has to read their histories again.
-        copies_weights: Whether it samples with a copy that `sync` makes, and never with the
+        seeded: True if the same seed and history always give the same tokens. Set it to False if
+            your engine cannot promise that.
+        cuts_distributions: True if it can draw from a part of the distribution, as `top_k`, `min_p`
+            and `top_p` ask. If it cannot, a recipe that sets one of them is refused.
+        keeps: Number of versions of the weights that it can sample with at a time. An engine that
+            keeps several has its own copies: it samples while the policy learns, and a session
+            continues with the weights that it began with, or newer ones, as long as they are among
+            the newest `keeps`.
+        capacity: Sessions that it can hold at once, known once it has started. It may grow while a
+            collection shows how much of `max_tokens` they need. The engine serves more sessions
+            than that, but has to read their histories again.
+        copies_weights: True if it samples with a copy that `sync` makes, and never with the
             policy's own network. Only then may a policy be divided over processes (FSDP2).
-        importance_cap: `objective.importance_cap` where a recipe gives none. An engine sets it if
-            its log-probabilities are not quite the learner's, because it computes them with other
-            programs. A recipe that wants no correction gives a large number.
-        memory_setting: The recipe's setting of the memory that it samples with, such as
-            `model.engine.kv_memory`. Messages tell you to raise it for more sessions, and to lower
-            it if a GPU's memory runs out. None names no setting.
+        importance_cap: `objective.importance_cap` if a recipe gives none. An engine sets it if its
+            log-probabilities differ slightly from the learner's, because it computes them with
+            other programs. A recipe that wants no correction gives a large number.
+        memory_setting: The recipe's setting for the memory that it samples with, such as
+            `model.engine.kv_memory`. Messages advise raising it for more sessions, and lowering it
+            if a GPU's memory runs out. None if there is no such setting.
     """
 
     seeded: bool = True
@@ -282,7 +284,7 @@ class Engine(Sampler):
     def check(
         self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
     ) -> None:
-        """Verify that the engine can work, as far as that shows before any weights are loaded.
+        """Verify that the engine can work, as far as possible before any weights are loaded.
 
         Args:
             policy: Its tokenizer and configuration are there, its weights are not.
@@ -294,23 +296,25 @@ class Engine(Sampler):
 
     @property
     def in_force(self) -> Mapping[str, str]:
-        """The choices that the engine made when it started, for people to read: which attention,
-        with CUDA graphs or without. Empty before it starts."""
+        """The choices that the engine made when it started, for people to read: the kind of
+        attention, with or without CUDA graphs. Empty before it starts."""
         return {}
 
     def beside(self, total: int) -> Beside | None:
-        """What processes of its own will take of the learner's GPU, for the memory plan.
+        """Memory of the learner's GPU that the engine's own processes will take, for the memory
+        plan.
 
         Args:
             total: Bytes of that GPU.
         Returns:
-            The bytes; None if that is not known.
+            The bytes; None if they are not known.
         """
         return None
 
     def rehearsal(self) -> AbstractContextManager[Engine]:
-        """What `turnrl doctor` samples a small model with in place of this engine: by default the
-        engine itself, which is closed afterwards. Override it if it would take a run's memory.
+        """The engine that `turnrl doctor` samples a small model with in place of this one: by
+        default this one, which is closed afterwards. Override it if this one would take a run's
+        memory.
 
         Returns:
             A context that gives an engine which samples in the same way.
@@ -322,7 +326,7 @@ class Engine(Sampler):
         """Get ready to sample a policy whose weights are loaded.
 
         Args:
-            policy: Whose weights act.
+            policy: The policy whose weights act.
             max_tokens: The longest history, prompt included, that a session will have.
         Raises:
             RecipeError: If the engine cannot sample this policy faithfully.
@@ -330,11 +334,11 @@ class Engine(Sampler):
 
     @abstractmethod
     def sync(self, version: int) -> None:
-        """Act with the policy's weights as they are now. It is called before the first session, and
-        again when the weights have changed. Sessions opened before must not go on, unless the
-        engine `keeps` the weights that they began with: what they remember was computed with those.
-        If it keeps several, this may be called while older sessions generate on the event loop's
-        thread, and `drain` is not called, because another collection may be under way.
+        """Act with the policy's weights as they are now. Called before the first session, and again
+        when the weights have changed. Older sessions must not continue, unless the engine `keeps`
+        the weights that they began with, because those weights computed their caches. If it keeps
+        several, this may be called while older sessions generate on the event loop's thread, and
+        `drain` is not called, because another collection may be under way.
 
         Args:
             version: Number of optimiser steps behind the weights.
@@ -342,13 +346,13 @@ class Engine(Sampler):
 
     @abstractmethod
     def open(self, prompt_ids: Sequence[int]) -> Session:
-        """A session whose history is the prompt, at least one token; forks share the work of
-        reading it. Sessions may generate concurrently, from one event loop."""
+        """A session whose history is the prompt, at least one token. Its forks share the work of
+        reading the prompt. Sessions may generate concurrently, from one event loop."""
 
     def rest(self) -> None:
-        """Nothing is sampled until the next `sync`, because the policy learns: give back memory
-        that it may need. A run that samples ahead (`model.max_staleness`) never calls this."""
+        """Release memory that the learner may need: nothing is sampled until the next `sync`. A run
+        that samples ahead (`model.max_staleness`) never calls this."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give back everything. Closing twice is harmless; `start` may follow."""
+        """Release everything. Closing twice is harmless; `start` may follow."""

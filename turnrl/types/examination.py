@@ -1,4 +1,4 @@
-"""The contract of what examines a run before it begins."""
+"""The contract of the checks that examine a run before it begins."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class Finding:
     Args:
         status: `fail` if a run would stop, `warn` if it would be slower or worse than it could be.
         name: The thing that was examined: `GPU`, `index`.
-        text: What was seen, in one line.
+        text: What the check saw, in one line.
         step: The next step for the user; empty for `pass`.
-        about: `machine` if it is about what this machine has or reaches, such as a disk or a
-            server, and may differ on another; `recipe` for the rest.
+        about: `machine` if it is about something that this machine has or reaches, such as a disk
+            or a server, and so may differ on another; `recipe` for the rest.
     """
 
     status: Status
@@ -41,7 +41,7 @@ class Finding:
 
 @runtime_checkable
 class AsksQuestions(Protocol):
-    """Data whose iterations have a known size. A run takes every data module, and only some do."""
+    """Data whose iterations have a known size. Not every data module that a run takes has one."""
 
     questions_per_iteration: int
 
@@ -52,16 +52,16 @@ class Start:
 
     Args:
         device: Where the weights will go.
-        module: The recipe's module; None if the machine alone is examined.
+        module: The recipe's module; None if only the machine is examined.
         data: The recipe's data; None if there is none at hand.
-        folder: Where the run will write; None if it will not.
-        processes: How many learn together.
-        iterations: The most that it takes; None, or -1, if it has no such limit.
+        folder: Where the run will write; None if it will write nothing.
+        processes: Number of processes that learn together.
+        iterations: The most iterations that the run takes; None, or -1, for no limit.
         learns: False if the policy only acts, as in an evaluation.
-        questions: Questions of an iteration, over all processes; by default those of `data`, or 16.
+        questions: Questions per iteration, over all processes; by default those of `data`, or 16.
         profile: The memory to plan for, a size or `auto`; None for no plan. See `turnrl.Plan`.
-        recorded: Trajectories of an iteration that are recorded; None for all of them.
-        divided: Whether the processes share one policy.
+        recorded: Trajectories recorded per iteration; None for all of them.
+        divided: True if the processes share one policy.
     """
 
     device: torch.device
@@ -83,16 +83,16 @@ class Start:
 
     @property
     def surroundings(self) -> Surroundings:
-        """Where the run's engine works."""
+        """The place where the run's engine works."""
         return Surroundings(self.folder, self.processes, self.divided)
 
     def settle(self) -> list[Check]:
-        """Let all installed checks settle what a recipe leaves open.
+        """Let all installed checks fill in the settings that a recipe leaves open.
 
         Returns:
             The checks.
         Raises:
-            RecipeError: From a check that can settle nothing that would do.
+            RecipeError: From a check that can find no value that would work.
         """
         checks: list[Check] = [check() for check in installed("turnrl_checks").values()]
         for check in checks:
@@ -100,11 +100,11 @@ class Start:
         return checks
 
     def examine(self) -> Iterator[Finding]:
-        """Settle what a recipe leaves open, then give what the quick ones of all installed checks
-        find.
+        """Settle what a recipe leaves open, then yield the findings of all quick checks that are
+        installed.
 
         Raises:
-            RecipeError: From a check that can settle nothing that would do.
+            RecipeError: From a check that can find no value that would work.
         """
         for check in self.settle():
             if check.quick:
@@ -116,17 +116,17 @@ class Check(ABC):
     """Something that `turnrl doctor` examines. `turnrl fit` runs the quick ones before it starts.
 
     Attributes:
-        quick: Whether it takes well under a second, so that every start can afford it.
+        quick: True if it takes well under a second, so that every start can afford it.
     """
 
     quick: bool = True
 
     def settle(self, start: Start) -> None:  # noqa: B027 - optional: most checks only look
-        """Fill in settings that the recipe leaves open (null). Called before any check is run, and
-        alone before a policy acts without learning.
+        """Fill in settings that the recipe leaves open (null). Called before any check is run; if a
+        policy acts without learning, only this is called.
 
         Raises:
-            RecipeError: If no value would do.
+            RecipeError: If no value would work.
         """
 
     @abstractmethod

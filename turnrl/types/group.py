@@ -1,4 +1,4 @@
-"""Trajectories that are compared with each other, and what rewards gave them."""
+"""Trajectories that are compared with each other, and their rewards."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class RewardComponent:
-    """What one reward gave each attempt of a group, and what it says of itself.
+    """The values that one reward gave each attempt of a group, and the properties it declares.
 
     Args:
-        values: (G, K) of a turn reward, zero after an attempt's last turn, and (G,) of an outcome
-            reward; in float64.
-        bounds: The least and the most that one score can be (`Reward.bounds`); None if it does not
-            say.
-        is_cost: Whether it is a cost (`Reward.is_cost`); None if nobody knows, as in the record of
-            an older turnrl.
-        right_at: The least that a right attempt gets of it (`Reward.right_at`); None if it does not
-            say what is right.
+        values: For a turn reward (G, K), zero after an attempt's last turn; for an outcome reward
+            (G,). In float64.
+        bounds: The least and the most that one score can be (`Reward.bounds`); None if the reward
+            does not say.
+        is_cost: True if it is a cost (`Reward.is_cost`); None if that is unknown, as in the record
+            of an older turnrl.
+        right_at: The least score of a right attempt (`Reward.right_at`); None if the reward does
+            not say which attempts are right.
     """
 
     values: Tensor
@@ -37,12 +37,12 @@ class RewardComponent:
 
     @property
     def by_turn(self) -> bool:
-        """Whether it is a turn reward's."""
+        """True if the values are those of a turn reward."""
         return self.values.ndim == 2
 
     @property
     def totals(self) -> Tensor:
-        """(G,), what it gave each attempt in all."""
+        """(G,), the total of each attempt."""
         return self.values.sum(1) if self.by_turn else self.values
 
 
@@ -55,17 +55,17 @@ class Group:
         trajectories: G attempts at it, trajectory i with K_i turns.
         turn_rewards: (G, K), reward of each turn, summed over components; zero after the last.
         outcome: (G,), outcome reward of each trajectory, summed over components.
-        reached: (G, K), bool: whether the trajectory took that turn, as one of its own.
-        components: What each reward gave, by its name: `turn/...` or `outcome/...`.
-        state_values: (G, K), what the policy earns on average from the beginning of each turn on,
-            turn rewards and outcome; zero where not reached. Given to an estimator with `probes`.
-        token_values: For each trajectory (N_i,), what a critic expects of each of its N_i sampled
-            tokens before it is sampled. Given to an estimator with a `critic`.
-        parents: For each trajectory the member that it branched off, at the beginning of the turn
-            `begins`; its own number if it did not. Given to an estimator that `trains_probes`.
+        reached: (G, K), bool: True where the trajectory took that turn as one of its own.
+        components: The values of each reward by its name: `turn/...` or `outcome/...`.
+        state_values: (G, K), the average return of the policy from the beginning of each turn on,
+            turn rewards and outcome; zero where not reached. For an estimator with `probes`.
+        token_values: For each trajectory (N_i,), the return that a critic expects before each of
+            its N_i sampled tokens. For an estimator with a `critic`.
+        parents: For each trajectory, the member that it branched off, at the beginning of the turn
+            `begins`; its own number if it did not. For an estimator that `trains_probes`.
         logged: Figures of the whole batch from the notes of rewards (`Notes.metrics`).
-        extra: For each trajectory what the notes say of it, by column (`Notes.columns`); empty
-            without any.
+        extra: For each trajectory, its values in the notes, by column (`Notes.columns`); empty
+            without notes.
     """
 
     question: Question
@@ -82,21 +82,21 @@ class Group:
 
     @property
     def trunks(self) -> list[int]:
-        """The members that branched off no other: what the policy does when it is asked."""
+        """The members that branched off no other: plain attempts of the policy at the question."""
         members = range(len(self.trajectories))
         return [i for i in members if not self.parents or self.parents[i] == i]
 
     @property
     def right(self) -> Tensor | None:
-        """(G,), bool: whether each attempt is right, which is what every component with a
-        `right_at` says; None without any."""
+        """(G,), bool: True where every component with a `right_at` finds the attempt right; None
+        if no component has one."""
         parts = self.components.values()
         verdicts = [p.values >= p.right_at - 1e-6 for p in parts if p.right_at is not None]
         return reduce(operator.and_, verdicts) if verdicts else None
 
     @property
     def cost_names(self) -> tuple[str, ...] | None:
-        """Names of the components that are costs; None if nobody knows."""
+        """Names of the components that are costs; None if that is unknown."""
         parts = self.components.items()
         if any(part.is_cost is None for _, part in parts):
             return None
@@ -104,12 +104,12 @@ class Group:
 
     @property
     def turn_costs(self) -> Tensor:
-        """(G, K), the part of `turn_rewards` that is costs, and so hardly ever above 0."""
+        """(G, K), the sum of the costs in `turn_rewards`, which is hardly ever above 0."""
         return self._costs_in(self.turn_rewards)
 
     @property
     def outcome_costs(self) -> Tensor:
-        """(G,), the part of `outcome` that is costs."""
+        """(G,), the sum of the costs in `outcome`."""
         return self._costs_in(self.outcome)
 
     def _costs_in(self, total: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Descriptions of tools, and what a stateful tool keeps for one trajectory."""
+"""Descriptions of tools, and the state that a stateful tool keeps for one trajectory."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 ToolFigures = Mapping[str, float | Sequence[float]]
-"""Numbers by name; or for a name a number per turn."""
+"""By name a number, or a sequence with a number per turn."""
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class ToolSpec:
         description: One sentence that the prompt shows to the policy.
         parameters: JSON Schema of the arguments object; calls are validated before they are run.
         examples: Arguments of calls that work, for `turnrl doctor` to try. The policy never sees
-            them. Without any the doctor makes some from the schema.
+            them. Without examples, the doctor makes some from the schema.
     """
 
     name: str
@@ -44,12 +44,12 @@ class ToolSession(ABC):  # noqa: B024 - all of it is optional
     specs: Sequence[ToolSpec] = ()
 
     def close(self) -> ToolFigures | Awaitable[ToolFigures | None] | None:  # noqa: B027
-        """Give back what the session holds. Called once, however the trajectory ends; where a run
-        is being stopped, perhaps while `run` still works on it in its thread. May be a coroutine.
+        """Release what the session holds. Called once, however the trajectory ends. While a run is
+        being stopped, `run` may still be working on the session in its thread. May be a coroutine.
 
         Returns:
             Figures that the trajectory keeps in `Trajectory.figures`, for rewards and the record:
-            finite numbers, or a sequence with a number per turn. None for none.
+            finite numbers, or sequences with a number per turn. None for no figures.
         """
 
 

@@ -18,7 +18,7 @@ Message = dict[str, str]
 
 
 TokenRow = tuple[Sequence[int], Sequence[bool]]
-"""Token ids of a sequence, and which of them are asked for; never the first."""
+"""Token ids of a sequence, and flags for the tokens that are asked for; never the first."""
 
 
 Ending = Literal["answer", "tool", "player", "turns", "length"]
@@ -83,15 +83,14 @@ class ToolResult:
         ok: False if the call failed through the policy's own mistake, which it then reads in
             `content`, or was read only by mending it.
         metadata: Anything a reward or a report may want (scores, say). The policy never sees it.
-            `passage_ids` names what stands in `content`, in order, and `passage_starts` the
-            character at which the text of each begins: of a result that is cut, those ids stay
-            whose text the policy saw, or the first if the tool gives no starts.
-        reward: What the world pays for this step, as an environment does. The turn's `reward` adds
-            it up, and `StepReward` pays it.
+            `passage_ids` names the passages in `content`, in order, and `passage_starts` gives the
+            character at which the text of each begins. If a result is cut, it keeps the ids whose
+            text the policy saw, or only the first if the tool gives no starts.
+        reward: What the world pays for this step, as an environment does. The turn's `reward` is
+            the sum over the calls that were run, and `StepReward` pays it.
         done: True if the attempt is over: an environment reached its end.
-        unread: The text of a result of which the policy read nothing, because it came in the last
-            turn; its `content` is empty. None for any other result. turnrl sets it, a tool does
-            not.
+        unread: The text of a result that the policy never read, because it came in the last turn;
+            its `content` is empty. None for any other result. turnrl sets it, not the tool.
     """
 
     content: str
@@ -103,8 +102,8 @@ class ToolResult:
 
     @property
     def informs(self) -> bool:
-        """True if the policy read it and the call succeeded. It read nothing of the results of a
-        last turn that acted on the world."""
+        """True if the policy read it and the call succeeded. The policy never reads the results of
+        a last turn that acted on the world."""
         return self.ok and self.unread is None
 
     @property
@@ -114,9 +113,9 @@ class ToolResult:
         return tuple(ids) if isinstance(ids, list | tuple) else None
 
     def shown_as(self, content: str) -> ToolResult:
-        """What the policy reads of it, if that is `content`, cut and made safe: without the
-        passages whose text begins behind the cut. Only the first counts if the tool does not give
-        where they begin."""
+        """The result as the policy reads it, with `content` cut and made safe, and without the
+        passages whose text begins after the cut. If the tool does not give where passages begin,
+        only the first is kept."""
         ids = self.passage_ids
         if ids is None or len(content) >= len(self.content):
             return replace(self, content=content)
@@ -125,7 +124,7 @@ class ToolResult:
         return replace(self, content=content, metadata={**self.metadata, "passage_ids": shown})
 
     def as_unread(self) -> ToolResult:
-        """It, if the policy read nothing of it; the text is kept for people."""
+        """The result as one that the policy never reads; its text is kept for people."""
         of_passages = ("passage_ids", "passage_starts")
         kept = {key: value for key, value in self.metadata.items() if key not in of_passages}
         return replace(self, content="", metadata=kept, unread=self.content)
@@ -148,7 +147,7 @@ class Reading:
 
 @dataclass(frozen=True)
 class Turn:
-    """One turn: a stretch of sampled text, what was read in it, what came back. Its tokens are in
+    """One turn: a stretch of sampled text, what was read in it, and the results. Its tokens are in
     the trajectory's `samples`.
 
     Args:
@@ -157,10 +156,10 @@ class Turn:
         results: One result per call of `reading`, as the policy read them (cut and neutralised).
             Empty if the calls were never run, or if no room was left to read the results. Results
             of a last turn that acted on the world (`Toolset.acts`) are kept with their texts
-            emptied, because the policy never read them (`ToolResult.informs` is False). A call
-            there that would not act is not run, and so its result is not `ok`.
+            emptied, because the policy never read them (`ToolResult.informs` is False). A call in
+            that turn that does not act is not run, so its result is not `ok`.
         reward: What the world paid for the turn: the sum over all calls that were run.
-        cut: Whether the turn ran out of tokens.
+        cut: True if the turn ran out of tokens.
     """
 
     text: str
@@ -233,7 +232,7 @@ class Sample:
 
     @property
     def sampled(self) -> bool:
-        """True if the policy sampled some of it."""
+        """True if the policy sampled any of it."""
         return any(turn >= 0 for turn in self.turn_index)
 
     @property
@@ -249,22 +248,22 @@ class Trajectory:
     """All turns of one attempt at a question, and the tokens exactly as the policy read and
     produced them. `print` shows the turns.
 
-    A `MessageSampler` writes texts and no tokens. You can score and record such a trajectory, and
-    nothing can be learned from it: asking for its tokens raises a RecipeError.
+    A `MessageSampler` writes texts and no tokens. You can score and record such a trajectory, but
+    not learn from it: asking for its tokens raises a RecipeError.
 
     Args:
         question: The question attempted.
         turns: The turns in order; at least one.
         ended_by: Why it ended.
-        samples: Its token histories: one, or more where the history was rewritten on the way, as by
-            an agent that summarises its context. Each turn was sampled in one of them. Empty if a
-            `MessageSampler` wrote the turns.
-        begins: Its first turn of its own, if it branched off another trajectory: turns before that
-            are the other's to learn from, and context here.
-        figures: Numbers that its tool sessions handed over when they closed; a tuple has one per
-            turn.
-        opening: What its tool sessions added to the question, as the policy read it: the first
-            observation of an environment. Empty if they added nothing.
+        samples: Its token histories: one, or more if the history was rewritten on the way, for
+            example by an agent that summarises its context. Each turn was sampled in one of them.
+            Empty if a `MessageSampler` wrote the turns.
+        begins: The first turn of its own, if it branched off another trajectory. Earlier turns are
+            only context here; the policy learns from them in the other trajectory.
+        figures: Numbers that its tool sessions handed over when they closed; a tuple has one number
+            per turn.
+        opening: Text that its tool sessions added to the question, as the policy read it, such as
+            the first observation of an environment. Empty if they added nothing.
     """
 
     question: Question
@@ -314,14 +313,14 @@ class Trajectory:
 
     @cached_property
     def token_rows(self) -> tuple[TokenRow, ...]:
-        """Each sample as the policy reads it; tokens sampled in turns of the trajectory's own are
-        asked for. Samples without any are left out."""
+        """Each sample as the policy reads it; tokens sampled in the trajectory's own turns are
+        asked for. Samples without such tokens are left out."""
         rows = ((s.token_ids, [k >= self.begins for k in s.turn_index]) for s in self._histories)
         return tuple(row for row in rows if any(row[1]))
 
     @cached_property
     def sampled_turns(self) -> tuple[int, ...]:
-        """(N,), the turn of each token sampled in a turn of its own, in the order of
+        """(N,), the turn of each token sampled in the trajectory's own turns, in the order of
         `token_rows`."""
         return tuple(k for s in self._histories for k in s.turn_index if k >= self.begins)
 
@@ -344,16 +343,16 @@ class Trajectory:
         )
 
     def history(self, turn: int) -> tuple[int, ...]:
-        """Token ids that the policy had read when a turn began; of the turn after the last, all
-        of the sample that the last turn was sampled in."""
+        """Token ids that the policy had read when a turn began. For the number after the last turn,
+        all ids of the sample in which the last turn was sampled."""
         for sample in self._histories:
             if turn in sample.turn_index:
                 return sample.token_ids[: sample.turn_index.index(turn)]
         return max(self._histories, key=lambda sample: max(sample.turn_index, default=-1)).token_ids
 
     def read_before(self, turn: int) -> tuple[int, ...]:
-        """Token ids that the policy read right before a turn: what was sent since the last reply of
-        the same history, or a whole prompt."""
+        """Token ids that the policy read right before a turn: everything since the previous reply
+        in the same history, or a whole prompt."""
         before = self.history(turn)
         (sample,) = [s for s in self._histories if turn in s.turn_index][:1] or [Sample()]
         sampled = [n for n, k in enumerate(sample.turn_index[: len(before)]) if k >= 0]
@@ -376,7 +375,7 @@ class Probe:
 
     Args:
         member: Number of the trajectory in its group.
-        trajectory: The whole of it; its own turns begin where it branched off.
+        trajectory: The whole continuation; its own turns begin where it branched off.
     """
 
     member: int

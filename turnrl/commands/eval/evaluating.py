@@ -28,11 +28,11 @@ from turnrl.types.questions import Question
 from turnrl_openai import Endpoint, EndpointServer
 
 _NAMES = Names(sources=("--questions",), splits=("--split",))
-"""What the settings of the questions are called that are no recipe's."""
+"""The names of the settings of questions that are not the recipe's."""
 
 
 class _Named(IterationData):
-    """A data set under a name of its own, which is its split in the record and in metrics."""
+    """A data set under its own name, which is its split in the record and in metrics."""
 
     def __init__(self, data: QuestionData, name: str) -> None:
         super().__init__()
@@ -54,11 +54,11 @@ def evaluate(built: Built, out: TextIO) -> None:
     """Score the questions of one data set or of several, and print figures.
 
     Args:
-        built: What the recipe makes. Without a checkpoint, the policy is scored as the recipe names
-            it.
-        out: Where JSON goes, if it is asked for.
+        built: The objects of the recipe. Without a checkpoint, the policy is scored as the recipe
+            names it.
+        out: The stream for JSON, if it is asked for.
     Raises:
-        RecipeError: If it is no `MTGRPO` on `QuestionData`, or there is nothing to score.
+        RecipeError: If it is not an `MTGRPO` on `QuestionData`, or there is nothing to score.
         PluginError: If the plugin that keeps the record is not loaded.
     """
     (module, sets), trainer = _parts(built), built.trainer
@@ -125,8 +125,8 @@ def _parts(built: Built) -> tuple[MTGRPO, dict[str, QuestionData]]:
 
 
 def _data_sets(data: QuestionData, settings: Mapping[str, Any]) -> dict[str, QuestionData]:
-    """The data sets to score, by the names that the record has for them: those that the user named,
-    or the recipe's own."""
+    """The data sets to score, by their names in the record: those that the user named, or the
+    recipe's own."""
     split, sources = settings["split"], settings["questions"]
     if sources is None:
         if split == "val" and data.sources["val"] is None:
@@ -139,7 +139,7 @@ def _data_sets(data: QuestionData, settings: Mapping[str, Any]) -> dict[str, Que
     sets: dict[str, QuestionData] = {}
     for source in sources if isinstance(sources, list) else [sources]:
         opened = open_source(source, data.fields, data.config, _NAMES)
-        one = QuestionData(
+        questions = QuestionData(
             val=source,
             val_split=None if split == "val" else split,
             fields=data.fields if "fields" in opened.uses else None,
@@ -149,17 +149,17 @@ def _data_sets(data: QuestionData, settings: Mapping[str, Any]) -> dict[str, Que
             val_limit=data.val_limit,
             val_batch_size=data.val_batch_size,
         )
-        one.names = _NAMES
+        questions.names = _NAMES
         name = _name(source, type(opened).__name__)
-        sets[f"{name}-{len(sets) + 1}" if name in sets else name] = one
+        sets[f"{name}-{len(sets) + 1}" if name in sets else name] = questions
     return sets
 
 
 def _name(source: object, kind: str) -> str:
-    """A short name of a data set, for columns and files: `dev` of `data/dev.jsonl`.
+    """A short name of a data set, for columns and files: `dev` for `data/dev.jsonl`.
 
     Args:
-        source: As the user named it.
+        source: The source, as the user named it.
         kind: The name of its class.
     """
     if not isinstance(source, str) or source.rpartition(".")[2] == kind:
@@ -177,7 +177,7 @@ def _by_policy(
     rows: dict[str, list[record.Row]] = {}
     for name, data in sets.items():
         named = data if data.split == name else _Named(data, name)
-        # a checkpoint is data from somewhere: no code in it is run
+        # a checkpoint may come from anywhere, so no code in it is run
         options = {"ckpt_path": checkpoint, "verbose": False, "weights_only": True}
         trainer.validate(module, datamodule=named, **options)
         checkpoint = None  # its weights are loaded
@@ -199,7 +199,7 @@ def _by_server(
     """The rows of each data set, by a model behind a server. No weights are loaded."""
     sampler = Endpoint(server)
     size, greedy = module.samples or 1, module.samples is None
-    # replies of a server cannot be repeated, so no trajectory waits for another's turn
+    # a server's replies cannot be reproduced, so no trajectory waits for another's turn
     rollout = replace(module.rollout, lockstep=False)
     rollout.check(module.chat)
     say(f"asking {server.model!r} at {server.base_url}")
@@ -221,16 +221,16 @@ def _by_server(
 
 
 def _keep(trainer: L.Trainer, module: MTGRPO, figures: Figures) -> None:
-    """Leave the recipe and the metrics of an evaluation that no trainer ran."""
+    """Write the recipe and the metrics of an evaluation that no trainer ran."""
     row = {"iteration": 0, "epoch": 0} | {
         f"{name}/{key}": figure.mean
         for name, of_set in figures.items()
         for key, figure in of_set.items()
         if figure.mean is not None
     }
-    for logger in trainer.loggers:  # first: one warns of a folder that is there already
+    for logger in trainer.loggers:  # first, because a logger warns if its folder exists already
         logger.log_metrics(row, 0)
         logger.save()
-    for one in trainer.callbacks:  # type: ignore[attr-defined]
-        if isinstance(one, SaveConfigCallback):
-            one.setup(trainer, module, "validate")
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
+        if isinstance(callback, SaveConfigCallback):
+            callback.setup(trainer, module, "validate")

@@ -9,17 +9,17 @@ from dataclasses import asdict
 from turnrl.run import record
 
 Figures = dict[str, dict[str, record.Figure]]
-"""By data set, then by name. The last of several is `overall`."""
+"""By data set, then by name. If there are several data sets, the last one is `overall`."""
 
 
 _MEANINGS = {
     "exact_match": "the answer is an accepted one",
     "tool_execution": "share of an attempt's calls that succeeded; 0 without a call",
     "answer_in_results": "a result has an accepted answer",
-    "format": "every turn is of the asked form, and the last one answers",
+    "format": "every turn is well formed, and the last one answers",
     "f1": "words that the answer shares with an accepted one",
 }
-"""What a figure of an attempt is, for those that have no reward's name."""
+"""Descriptions of the figures of an attempt that are not named after a reward."""
 
 
 def report_of(rows: Mapping[str, Sequence[record.Row]], sampled: bool) -> Figures:
@@ -30,12 +30,12 @@ def report_of(rows: Mapping[str, Sequence[record.Row]], sampled: bool) -> Figure
         rows: Rows of the record, by data set.
         sampled: Add `mean@n` and `pass@k` of exact match; see `turnrl.record.passes`.
     """
-    sets = {name: list(some) for name, some in rows.items()}
+    sets = {name: list(of_set) for name, of_set in rows.items()}
     if len(sets) > 1:
-        sets["overall"] = [row for some in rows.values() for row in some]
+        sets["overall"] = [row for of_set in rows.values() for row in of_set]
     return {
-        name: record.figures(some) | (record.passes(some) if sampled else {})
-        for name, some in sets.items()
+        name: record.figures(of_set) | (record.passes(of_set) if sampled else {})
+        for name, of_set in sets.items()
     }
 
 
@@ -44,28 +44,28 @@ def lines(figures: Figures, how: str) -> Iterator[str]:
 
     Args:
         figures: See `report_of`.
-        how: How the trajectories were sampled: `greedy`, for example.
+        how: How the trajectories were sampled, such as `greedy`.
     """
-    for name, some in figures.items():
-        questions = max(figure.questions for figure in some.values())
+    for name, of_set in figures.items():
+        questions = max(figure.questions for figure in of_set.values())
         yield f"\n{questions} questions, {how}; mean and 95 % interval"
-        for key, figure in some.items():
+        for key, figure in of_set.items():
             value, few = "-", ""
             if figure.mean is not None:
                 value = f"{figure.mean:.4f}  [{figure.low:.4f}, {figure.high:.4f}]"
-            elif key != "answer_in_results" or some["exact_match"].mean is None:
+            elif key != "answer_in_results" or of_set["exact_match"].mean is None:
                 continue
             if figure.questions < questions:
                 why = ", whose answer can be found" if key == "answer_in_results" else ""
                 few = f"  of {figure.questions} questions{why}"
             yield f"    {f'{name}/{key}':36} {value}{few}"
-    known = {key for some in figures.values() for key, one in some.items() if one.mean is not None}
+    shown = {key for of_set in figures.values() for key, f in of_set.items() if f.mean is not None}
     yield ""
-    yield from (f"{name:18} {text}" for name, text in _MEANINGS.items() if name in known)
+    yield from (f"{name:18} {text}" for name, text in _MEANINGS.items() if name in shown)
 
 
 def as_json(asked: Mapping[str, object], figures: Figures) -> str:
     """The evaluated questions, and every figure with `mean`, `low`, `high` and its number of
     `questions`; null without any question."""
-    plain = {name: {key: asdict(one) for key, one in of.items()} for name, of in figures.items()}
+    plain = {name: {key: asdict(f) for key, f in of.items()} for name, of in figures.items()}
     return json.dumps({**asked, "figures": plain}, indent=2)

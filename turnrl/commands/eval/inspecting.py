@@ -27,11 +27,11 @@ def export(run: str, file: str, split: str | None = None) -> None:
     Args:
         run: See `turnrl.record.files`.
         file: The log to write, .eval or .json.
-        split: Take the newest trajectories of this split; None for that of an evaluation.
+        split: Take the newest trajectories of this split; None for the split of an evaluation.
     Raises:
         PluginError: If inspect_ai is not installed.
-        DataError: If there is no record, several evaluations to choose from, or the file has
-            another ending or cannot be written.
+        DataError: If there is no record or a choice of evaluations, or if the file has another
+            ending or cannot be written.
     """
     if importlib.util.find_spec("inspect_ai") is None:
         raise PluginError(
@@ -43,7 +43,7 @@ def export(run: str, file: str, split: str | None = None) -> None:
     from inspect_ai.log import write_eval_log
 
     files = _newest(run, split)
-    rows = [row for one in files for row in record.read(one)]
+    rows = [row for part in files for row in record.read(part)]
     try:
         write_eval_log(_log(rows, files[0]), file)
     except OSError as error:
@@ -56,14 +56,14 @@ def _newest(run: str, split: str | None) -> list[Path]:
     """The files of the newest collection of a split."""
     files = record.files(run, split)
     names = {file: record.FileName.of(file) for file in files}
-    known = list(dict.fromkeys(name.split for name in names.values()))
-    if split is None and len(known) > 1:
-        known = [own for own in known if own != "train"]
-        if len(known) > 1:
+    splits = list(dict.fromkeys(name.split for name in names.values()))
+    if split is None and len(splits) > 1:
+        splits = [name for name in splits if name != "train"]
+        if len(splits) > 1:
             raise DataError(
-                f"the record of {run!r} has {', '.join(known)}. Choose one with --split."
+                f"the record of {run!r} has {', '.join(splits)}. Choose one with --split."
             )
-    of_split = [file for file in files if names[file].split == known[0]]
+    of_split = [file for file in files if names[file].split == splits[0]]
     last = max(names[file].policy_version for file in of_split)
     return [file for file in of_split if names[file].policy_version == last]
 
@@ -115,7 +115,7 @@ def _sample(row: record.Row, model: str) -> EvalSample:
     from inspect_ai.model import ModelOutput
     from inspect_ai.scorer import Score
 
-    known = {name: value for name, value in record.scores(row).items() if value is not None}
+    values = {name: value for name, value in record.scores(row).items() if value is not None}
     return EvalSample(
         id=row["question_id"],
         epoch=row["member"] + 1,
@@ -123,7 +123,7 @@ def _sample(row: record.Row, model: str) -> EvalSample:
         target=row["answers"],
         messages=[*_messages(row)],
         output=ModelOutput.from_content(model, row["answer"] or ""),
-        scores={name: Score(value=value, answer=row["answer"]) for name, value in known.items()},
+        scores={name: Score(value=value, answer=row["answer"]) for name, value in values.items()},
         metadata={"ended_by": row["ended_by"]},
     )
 
@@ -140,7 +140,9 @@ def _messages(row: record.Row) -> Iterator[ChatMessage]:
             for i, call in enumerate(made)
         ]
         yield ChatMessageAssistant(content=turn["text"], tool_calls=calls or None)
-        for call, result in zip(calls, turn["results"], strict=False):  # or none was answered
+        for call, result in zip(
+            calls, turn["results"], strict=False
+        ):  # perhaps no call was answered
             failed = None if result["ok"] else ToolCallError("unknown", result["content"])
             yield ChatMessageTool(
                 content=result["content"],

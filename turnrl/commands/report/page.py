@@ -1,7 +1,7 @@
 """The page: summaries that it reads at once, details that it unpacks on demand.
 
-The data lie in the page as gzip in base64, which no HTML parser takes for markup, and the page's
-policy lets no script run but its own. The contents of a trajectory become text in the page.
+The data are in the page as gzip in base64, which no HTML parser takes for markup, and the page's
+policy allows only its own script. The contents of a trajectory become text in the page.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from turnrl.types.group import Group
 from turnrl.why import Term
 
 _CHUNK = 48
-"""Trajectories that are unpacked together, a group at least."""
+"""Number of trajectories that are unpacked together, but at least one group."""
 
 _SCRIPTS = ("building", "records", "charts", "overview", "list", "attempts", "moving")
 """The page's own scripts, which share one scope."""
@@ -51,7 +51,8 @@ def page(
     Args:
         runs: The runs, in the order of their lines.
         title: Title of the page.
-        most: About how many trajectories of each run, whole groups from all parts; None for all.
+        most: Approximate number of trajectories of each run, in whole groups from all of its parts;
+            None for all.
         reload_s: Seconds after which an open page loads itself again; 0 for never.
     """
     assets = files("turnrl.commands.report") / "assets"
@@ -106,7 +107,7 @@ class _Listed:
         self.chunks = 0
         self.questions: dict[tuple[str, str, str], int] = {}
         self.numbers: dict[str, int] = {}
-        """Of the validation questions, by what tells them apart."""
+        """Numbers of the validation questions, by their key (`id_of`)."""
         self.columns: dict[str, list[object]] = {}
 
     def add(self, run: int, chunk: Sequence[Sequence[record.Row]]) -> None:
@@ -137,13 +138,13 @@ class _Listed:
 
 
 class _Earned:
-    """What turn rewards paid in the first and in the last recorded iteration of a run."""
+    """The pay of turn rewards in the first and in the last recorded iteration of a run."""
 
     def __init__(self) -> None:
         self._groups: dict[int, list[Group]] = {}
 
     def add(self, chunk: Sequence[Sequence[record.Row]]) -> None:
-        """Add the groups of a chunk that were sampled to learn from."""
+        """Add the groups of a chunk that were sampled for learning."""
         for members in chunk:
             if members[0]["split"] == "train":
                 of_iteration = self._groups.setdefault(members[0]["iteration"], [])
@@ -152,24 +153,24 @@ class _Earned:
                     del self._groups[between]
 
     def shown(self) -> list[Shown]:
-        """Each of the two iterations."""
-        found = [(number, earnings(self._groups[number])) for number in sorted(self._groups)]
+        """Both iterations, for the page."""
+        paid = [(number, earnings(self._groups[number])) for number in sorted(self._groups)]
         return [
             {
                 "iteration": number,
-                "attempts": one.attempts,
-                "acted": one.acted,
-                "parts": [asdict(part) for part in one.parts],
-                "verdict": one.verdict if one.cost > 0 else "",
+                "attempts": earned.attempts,
+                "acted": earned.acted,
+                "parts": [asdict(part) for part in earned.parts],
+                "verdict": earned.verdict if earned.cost > 0 else "",
             }
-            for number, one in found
+            for number, earned in paid
         ]
 
 
 def _summary(
     runs: Sequence[Run], listed: _Listed, paid: Sequence[_Earned], title: str, reload_s: float
 ) -> Shown:
-    compared = _compared(runs, listed)  # which may find more problems
+    compared = _compared(runs, listed)  # it may add to the problems of runs
     return {
         "title": title,
         "reload_s": reload_s,
@@ -181,9 +182,9 @@ def _summary(
                 "problems": [*dict.fromkeys(run.problems)],
                 "metrics": run.metrics,
                 "alarms": [asdict(alarm) for alarm in alarms(run.metrics)],
-                "earned": one.shown(),
+                "earned": earned.shown(),
             }
-            for run, one in zip(runs, paid, strict=True)
+            for run, earned in zip(runs, paid, strict=True)
         ],
         "experiments": experiments(runs),
         "differences": differences(runs),
@@ -194,41 +195,42 @@ def _summary(
 
 
 def _compared(runs: Sequence[Run], listed: _Listed) -> Shown:
-    """Every run, or every experiment, against the first: on the validation questions of both."""
+    """Every run, or every experiment, compared with the first on the validation questions of
+    both."""
     if len(runs) < 2:
         return {"comparisons": [], "not_compared": ""}
     try:
-        found = compare(sides_of(runs))
+        comparisons = compare(sides_of(runs))
     except DataError as error:
         return {"comparisons": [], "not_compared": str(error)}
-    return {"comparisons": [_comparison(one, listed) for one in found], "not_compared": ""}
+    return {"comparisons": [_comparison(c, listed) for c in comparisons], "not_compared": ""}
 
 
-def _comparison(one: Comparison, listed: _Listed) -> Shown:
-    """A comparison by the figure that decides. Questions are numbers in the list of all."""
-    figure = one.figures[one.main]
+def _comparison(comparison: Comparison, listed: _Listed) -> Shown:
+    """A comparison by its main figure. Questions are numbers in the list of all questions."""
+    figure, numbers = comparison.figures[comparison.main], listed.numbers
 
     def of(side: Side) -> list[tuple[int, int]]:
         return [(evaluation.number, evaluation.iteration) for evaluation in side.evaluations]
 
     return {
-        "first": of(one.first),
-        "second": of(one.second),
-        "questions": len(one.questions),
-        "main": one.main,
-        "verdict": one.verdict,
+        "first": of(comparison.first),
+        "second": of(comparison.second),
+        "questions": len(comparison.questions),
+        "main": comparison.main,
+        "verdict": comparison.verdict,
         "values": (figure.first, figure.second),
         "interval": (figure.low, figure.high),
-        "counts": {"won": len(one.won), "lost": len(one.lost)},
-        # of those that the page has
-        "won": [listed.numbers[question] for question in one.won if question in listed.numbers],
-        "lost": [listed.numbers[question] for question in one.lost if question in listed.numbers],
-        "notes": one.notes,
+        "counts": {"won": len(comparison.won), "lost": len(comparison.lost)},
+        # only the questions that the page has
+        "won": [numbers[question] for question in comparison.won if question in numbers],
+        "lost": [numbers[question] for question in comparison.lost if question in numbers],
+        "notes": comparison.notes,
     }
 
 
 def _short(value: float | None) -> float | None:
-    """Nine digits: more than float32 has."""
+    """The value with nine digits, more than float32 has."""
     return None if value is None else float(f"{value:.9g}")
 
 
@@ -236,7 +238,7 @@ def _short(value: float | None) -> float | None:
 
 
 def _detail(members: Sequence[record.Row]) -> Shown:
-    """A group: its trajectories in full, and how each turn got its advantage."""
+    """A group: its trajectories in full, and the derivation of each turn's advantage."""
     first = members[0]
     return {
         "mean": first["group_mean"],
@@ -258,17 +260,16 @@ def _row(row: record.Row) -> Shown:
 
 
 def _why(members: Sequence[record.Row]) -> list[Shown]:
-    """The credit of this group by the run's estimator, then by every other one."""
+    """The credit of this group by the run's estimator, then by every other estimator."""
     if any(turn["advantage"] is None for row in members for turn in row["turns"][row["begins"] :]):
         return []  # greedy: nothing was compared
     name, rule = _recorded(members[0]["estimator"])
-    own, *others = applied(record.group(members), rule, name)
-    return [_of_this_run(own, members), *(_credit(one, len(members)) for one in others)]
+    own, *rest = applied(record.group(members), rule, name)
+    return [_of_this_run(own, members), *(_credit(result, len(members)) for result in rest)]
 
 
 def _recorded(estimator: str | None) -> tuple[str, Made]:
-    """The name of the run's estimator, and the estimator built again, or the error that stands in
-    its place."""
+    """The name of the run's estimator, and the estimator built again, or else the error."""
     if estimator is None:
         return "the estimator", LookupError("the record does not name it")
     noted = record.json_object(estimator)
@@ -282,22 +283,21 @@ def _recorded(estimator: str | None) -> tuple[str, Made]:
 
 
 def _class_of(noted: Mapping[str, Any]) -> type | None:
-    """The class of a recorded estimator; None if it is not here.
+    """The class of a recorded estimator; None if it is not installed here.
 
-    Anybody may have written the record, so it can make nothing imported but modules of installed
-    packages.
+    Anybody may have written the record, so only modules of installed packages are imported for it.
     """
-    known = installed("turnrl_estimators")
+    classes = installed("turnrl_estimators")
     path = noted.get("class", "")
     module = path.rpartition(".")[0]
     if module in sys.modules or (
         module.partition(".")[0] in _packages() and "__main__" not in module
     ):
         try:
-            return find_class(path, known, AdvantageEstimator)
+            return find_class(path, classes, AdvantageEstimator)
         except LookupError:
             pass
-    return known.get(noted["name"])
+    return classes.get(noted["name"])
 
 
 @cache
@@ -306,7 +306,7 @@ def _packages() -> Mapping[str, Sequence[str]]:
 
 
 def _of_this_run(own: Applied, members: Sequence[record.Row]) -> Shown:
-    """The recorded credit, and the numbers behind it if the estimator gives them again."""
+    """The recorded credit, and the numbers behind it if the estimator reproduces it."""
     noted: Advantages = [[turn["advantage"] for turn in row["turns"]] for row in members]
     shown = _credit(own, len(members)) | {
         "missing": "",
@@ -319,12 +319,12 @@ def _of_this_run(own: Applied, members: Sequence[record.Row]) -> Shown:
 
 
 def _differs(recorded: Advantages, again: Advantages) -> str:
-    """A phrase about the first advantage that is not the same in float32; empty if there is
-    none."""
+    """A phrase about the first advantage that differs by more than float32 rounding; empty if none
+    does."""
     pairs = [
         (was, now)
-        for row, other in zip(recorded, again, strict=True)
-        for was, now in zip(row, other, strict=True)
+        for old_row, new_row in zip(recorded, again, strict=True)
+        for was, now in zip(old_row, new_row, strict=True)
         if was is not None and now is not None
     ]
     allowed = 1e-6 + 1e-5 * max((abs(was) for was, _ in pairs), default=0.0)
@@ -334,20 +334,20 @@ def _differs(recorded: Advantages, again: Advantages) -> str:
     return ""
 
 
-def _credit(one: Applied, size: int) -> Shown:
-    """The part of the page about an estimator; None for a trajectory without credit."""
-    shown: Shown = {"name": one.name, "own": one.own, "missing": one.reason}
-    if one.credit is not None:
-        rows = {i: [_short(value) for value in row] for i, row in one.advantages.items()}
-        terms = {i: [_terms(turn) for turn in row] for i, row in (one.terms or {}).items()}
+def _credit(result: Applied, size: int) -> Shown:
+    """The part of the page about an estimator; a trajectory without credit has None."""
+    shown: Shown = {"name": result.name, "own": result.own, "missing": result.reason}
+    if result.credit is not None:
+        rows = {i: [_short(value) for value in row] for i, row in result.advantages.items()}
+        terms = {i: [_terms(turn) for turn in row] for i, row in (result.terms or {}).items()}
         shown |= {
             "advantages": [rows.get(i) for i in range(size)],
-            "terms": None if one.terms is None else [terms.get(i) for i in range(size)],
-            "unexplained": one.unexplained,
+            "terms": None if result.terms is None else [terms.get(i) for i in range(size)],
+            "unexplained": result.unexplained,
         }
     return shown
 
 
 def _terms(turn: Sequence[Term]) -> list[Shown]:
-    plain = (asdict(term) for term in turn)
-    return [{k: _short(v) if isinstance(v, float) else v for k, v in one.items()} for one in plain]
+    rows = (asdict(term) for term in turn)
+    return [{k: _short(v) if isinstance(v, float) else v for k, v in row.items()} for row in rows]

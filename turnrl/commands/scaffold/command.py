@@ -1,7 +1,7 @@
 """`turnrl plugin new NAME [--with KIND ...] [--folder DIR]`: the beginning of a plugin.
 
 It writes a copy of `templates/turnrl-example`, a real package with a component of every kind, under
-the name NAME and with the chosen kinds alone.
+the name NAME and with only the chosen kinds.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ COMPONENTS: Mapping[str, tuple[str, str]] = {
     "engine": ("ExampleEngine", "Slots"),
 }
 """The template's class of each kind, and its stand-in in the recipe if the kind is left out. A
-player stands where a segmenter else would, so it needs none."""
+player takes the place of a segmenter, so it needs no stand-in."""
 
 _SCHEME = re.compile(r" +segmenter:\n(?: {6}.*\n)+")
 _PLAYER = re.compile(r"( +)# in place of the segmenter: (.*\n)")
 
 _SHARED = {"facts.py": {"tool", "source"}, "countries.csv": {"tool", "source"}}
-"""Files that several kinds need."""
+"""Files that several kinds share."""
 
 
 def add_plugin_command(commands: Commands) -> None:
@@ -102,16 +102,16 @@ def _programs() -> str:
     return shlex.quote(f"{folder.relative_to(here) if folder.is_relative_to(here) else folder}/")
 
 
-def plugin_name(given: str) -> str:
+def plugin_name(word: str) -> str:
     """The name of a new plugin: `weather`, also for `turnrl-weather`.
 
     Raises:
         RecipeError: If a package cannot have that name, or an installed plugin has it.
     """
-    name = given.replace("_", "-").removeprefix("turnrl-")
+    name = word.replace("_", "-").removeprefix("turnrl-")
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         raise RecipeError(
-            f"{given!r} cannot be the name of a plugin. Take lower-case letters, digits and single "
+            f"{word!r} cannot be the name of a plugin. Take lower-case letters, digits and single "
             "dashes, a letter first, such as 'weather'."
         )
     brought = {point.name: point.dist for point in importlib.metadata.entry_points(group="turnrl")}
@@ -128,7 +128,7 @@ def package(name: str, kinds: Iterable[str]) -> dict[Path, str]:
     """The files of a new plugin, by their paths within it.
 
     Args:
-        name: As `plugin_name` gives it.
+        name: The name, as `plugin_name` returns it.
         kinds: Keys of `COMPONENTS`.
     """
     left_out = {kind: COMPONENTS[kind] for kind in COMPONENTS if kind not in set(kinds)}
@@ -157,10 +157,10 @@ def package(name: str, kinds: Iterable[str]) -> dict[Path, str]:
 
 
 def without(source: str, classes: Iterable[str]) -> str:
-    """Remove classes from a module: from its lists, or else with the functions that mention them,
-    and the imports that are then unused.
+    """Remove classes from a module: from its lists, or else together with the functions that
+    mention them, and the imports that are then unused.
 
-    The module has to be laid out as the template's are: imports of one line, and two empty lines
+    The module must be laid out like those of the template: one-line imports, and two empty lines
     between functions.
     """
     for cls in classes:

@@ -2,9 +2,9 @@
 
     NAME/version_0/    the run: metrics.csv, config.yaml, record/, checkpoints/, ...
     NAME/version_1/    an attempt that resumes it, while it runs
-    NAME/log.txt       what all attempts printed
+    NAME/log.txt       the output of all attempts
 
-`turnrl fit` writes every attempt into a folder of its own. Here they become one run.
+`turnrl fit` writes every attempt into its own folder. Here the attempts are joined into one run.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _BEST = Path("checkpoints", "best.ckpt")
 
 
 def settle(folder: Path) -> Path:
-    """Join the attempts at a run into the first of them. If this is stopped, it can be repeated.
+    """Join the attempts at a run into the first of them. If it is interrupted, it can be repeated.
 
     Args:
         folder: The folder of the run's attempts.
     Returns:
-        The folder of the run, which is not there if nothing was begun.
+        The folder of the run, which does not exist if no attempt was begun.
     """
     run = folder / "version_0"
     attempts = [path for path in folder.glob("version_*") if path.name[8:].isdigit()]
@@ -40,8 +40,8 @@ def settle(folder: Path) -> Path:
 
 
 def _join(run: Path, attempt: Path) -> None:
-    """Move an attempt over what was there before. Its rows of metrics replace those of the same
-    steps, and its best checkpoint a worse one."""
+    """Move an attempt's files over the run's. Its rows of metrics replace those from its first step
+    on, and its best checkpoint replaces a worse one."""
     older_is_best = _older_is_best(run, attempt)
     for file in sorted(attempt.rglob("*")):
         place = file.relative_to(attempt)
@@ -68,14 +68,14 @@ def _number(text: str) -> int:
 
 
 def _older_is_best(run: Path, attempt: Path) -> bool:
-    """True if the best checkpoint of a run is better than the one of the attempt that resumed it,
-    by the settings of the run's own `BestCheckpoint`; else by turnrl's."""
+    """True if the best checkpoint of a run is at least as good as that of the attempt that resumed
+    it, by the settings of the run's own `BestCheckpoint`, or else by turnrl's defaults."""
     name, sign = MAIN[0], 1
     try:
         config = yaml.safe_load((attempt / "config.yaml").read_text("utf-8"))
-        for one in listed(config["trainer"]["callbacks"]):
-            if str(one["class_path"]).endswith("BestCheckpoint"):
-                settings: Mapping[str, str] = one.get("init_args") or {}
+        for callback in listed(config["trainer"]["callbacks"]):
+            if str(callback["class_path"]).endswith("BestCheckpoint"):
+                settings: Mapping[str, str] = callback.get("init_args") or {}
                 name = settings.get("monitor") or name
                 sign = -1 if settings.get("mode") == "min" else 1
     except (OSError, yaml.YAMLError, KeyError, TypeError):  # no recipe, or no callback in it
@@ -83,7 +83,7 @@ def _older_is_best(run: Path, attempt: Path) -> bool:
     if not any(name in row for row in _rows(attempt)) and name == MAIN[0]:
         name = MAIN[1]  # as `BestCheckpoint` does
     older, newer = (
-        [sign * float(row[name]) for row in _rows(one) if name in row] for one in (run, attempt)
+        [sign * float(row[name]) for row in _rows(part) if name in row] for part in (run, attempt)
     )
     return bool(older and newer and (run / _BEST).is_file()) and max(older) >= max(newer)
 
@@ -92,11 +92,11 @@ def checkpoint(run: Path) -> tuple[Path, int] | None:
     """The checkpoint that a run can be resumed from.
 
     Args:
-        run: The folder of a run that is settled.
+        run: The folder of a settled run.
     Returns:
-        Its last checkpoint, and the number of iterations behind it; None if there is none, or if
-        a row of metrics is missing because the run was killed between writing the two. Then the run
-        begins anew.
+        Its last checkpoint, and the number of iterations behind it. None if there is no checkpoint,
+        or if a row of metrics is missing because the run was killed between writing the two; then
+        the run begins anew.
     """
     import torch
 

@@ -28,7 +28,7 @@ from turnrl.recipe.reading import SECTIONS
 
 _SEEDS_LIMIT = 10_000
 _PLACES = ("trainer.logger", "trainer.default_root_dir")
-"""Settings that say where a run writes, which the sweep decides."""
+"""Settings of the place where a run writes, which the sweep decides."""
 _NAME_LENGTH = 60
 
 T = TypeVar("T")
@@ -41,10 +41,10 @@ class Cell:
     Args:
         settings: The values of `--set`, by key.
         seed: The seed of everything.
-        digest: Of the recipe with the settings, without its seed and its place. Runs with the same
-            one differ in their seeds alone.
+        digest: Digest of the recipe with the settings, without its seed and its place. Runs with
+            the same digest differ only in their seeds.
         arguments: The recipes and options of `turnrl fit`.
-        loggers: The loggers of the recipe but for the one that keeps the folder of a run.
+        loggers: The loggers of the recipe, except for the one that keeps the folder of a run.
         devices: Its `trainer.devices`.
     """
 
@@ -57,7 +57,7 @@ class Cell:
 
     @property
     def key(self) -> tuple[str, int]:
-        """Its digest and its seed, by which a line of results names it."""
+        """Its digest and its seed, which identify it in a line of results."""
         return self.digest, self.seed
 
     @property
@@ -72,19 +72,19 @@ class Cell:
         return ", ".join([*parts, f"seed {self.seed}"])
 
     def words(self, folder: Path) -> list[str]:
-        """The words after `turnrl fit` for a run in a folder of the sweep's.
+        """The words after `turnrl fit` for a run in the sweep's folder.
 
         Args:
             folder: The sweep's folder. The run is in `NAME/version_0` there.
         """
         place = {"save_dir": str(folder), "name": self.name}
-        others = [dict(one) for one in self.loggers]
-        for one in others:  # they keep their files beside those of the run
-            if "save_dir" in one.get("init_args", {}):
-                one["init_args"] = {**one["init_args"], "save_dir": str(folder / self.name)}
-        loggers = [{"class_path": "CSVLogger", "init_args": place}, *others]
-        logger = f"--trainer.logger={json.dumps(loggers if others else loggers[0])}"
-        return [*self.arguments, f"--seed_everything={self.seed}", logger]
+        further = [dict(logger) for logger in self.loggers]
+        for logger in further:  # they keep their files beside those of the run
+            if "save_dir" in logger.get("init_args", {}):
+                logger["init_args"] = {**logger["init_args"], "save_dir": str(folder / self.name)}
+        loggers = [{"class_path": "CSVLogger", "init_args": place}, *further]
+        option = f"--trainer.logger={json.dumps(loggers if further else loggers[0])}"
+        return [*self.arguments, f"--seed_everything={self.seed}", option]
 
 
 def title(settings: Mapping[str, str]) -> str:
@@ -104,8 +104,8 @@ def read_cells(
     Returns:
         The recipes and options without any of the settings, and the runs.
     Raises:
-        RecipeError: If a recipe cannot be read, or the seeds and settings make no sweep. Values
-            are only read here; see `check`.
+        RecipeError: If a recipe cannot be read, or if the seeds or settings make no sweep. Values
+            are only read here, and checked in `check`.
     """
     invocation = read_invocation("sweep", words)
     if invocation.help_options:
@@ -119,7 +119,7 @@ def read_cells(
     if twice := _twice([key for key, _ in keys]):
         raise RecipeError(f"--set {twice[0]} is given twice. Give all of its values in one.")
     cells = []
-    known: dict[str, Mapping[str, str]] = {}
+    by_digest: dict[str, Mapping[str, str]] = {}
     for values in itertools.product(*(values for _, values in keys)):
         settings = {key: value for (key, _), value in zip(keys, values, strict=True)}
         words = [*invocation.arguments, *(f"--{key}={value}" for key, value in settings.items())]
@@ -127,24 +127,24 @@ def read_cells(
         read.check()
         _refuse(read.contents)
         digest = _digest(read.contents)
-        if (other := known.setdefault(digest, settings)) is not settings:
+        if (first := by_digest.setdefault(digest, settings)) is not settings:
             raise RecipeError(
-                f"{title(other)} and {title(settings)} are the same recipe. Leave one out."
+                f"{title(first)} and {title(settings)} are the same recipe. Leave one out."
             )
         trainer = read.contents["trainer"]
-        # the loggers but for the one that keeps the folder of a run
-        others = (
-            one
-            for one in listed(trainer["logger"])
-            if isinstance(one, dict) and one.get("init_args") != read.place.logger
+        # the loggers, except for the one that keeps the folder of a run
+        loggers = (
+            logger
+            for logger in listed(trainer["logger"])
+            if isinstance(logger, dict) and logger.get("init_args") != read.place.logger
         )
-        more = tuple(read.arguments), tuple(others), trainer.get("devices")
+        more = tuple(read.arguments), tuple(loggers), trainer.get("devices")
         cells += [Cell(settings, seed, digest, *more) for seed in numbers]
     return invocation, sorted(cells, key=lambda cell: numbers.index(cell.seed))
 
 
 def _twice(names: Sequence[T]) -> list[T]:
-    """The names that come again after their first place."""
+    """The names that occur again after their first place."""
     return [name for number, name in enumerate(names) if name in names[:number]]
 
 
@@ -152,7 +152,7 @@ def read_seeds(text: str) -> list[int]:
     """The seeds that a text names: `0..4`, `0,2,5`, or both, `0..4,7`.
 
     Raises:
-        RecipeError: If it names none, one twice, or something that is no seed.
+        RecipeError: If it names no seed, a seed twice, or something that is not a seed.
     """
     seeds: list[int] = []
     for part in text.split(","):
@@ -177,10 +177,10 @@ def read_seeds(text: str) -> list[int]:
 
 
 def read_set(text: str) -> tuple[str, list[str]]:
-    """The key and the values of one `--set`. Commas inside brackets separate no values.
+    """The key and the values of one `--set`. Commas inside brackets do not separate values.
 
     Raises:
-        RecipeError: If it has no key or value, one value twice, or a key that a sweep decides.
+        RecipeError: If it has no key or no value, a value twice, or a key that the sweep decides.
     """
     key, _, rest = text.partition("=")
     values = [value.strip() for value in _split(rest)]
@@ -239,7 +239,7 @@ def _digest(contents: Mapping[str, Any]) -> str:
 
 
 def _plain(value: object) -> object:
-    """A value in one spelling: 2e-4 and 0.0002 are the same, and so are a class and its name."""
+    """A value in a uniform spelling, so that 2e-4 equals 0.0002, and a class equals its name."""
     if isinstance(value, Mapping):
         if "class_path" in value and not any(v for k, v in value.items() if k != "class_path"):
             return value["class_path"]
@@ -253,10 +253,10 @@ def _plain(value: object) -> object:
 
 
 def check(cells: Iterable[Cell], folder: Path) -> str:
-    """Build every recipe of some runs, as `turnrl fit` does before it begins, and run none.
+    """Build the recipes of runs, as `turnrl fit` does before it begins, without running them.
 
     Args:
-        cells: At least one run. Those that differ in their seeds alone are built once.
+        cells: At least one run. Runs that differ only in their seeds are built once.
         folder: The sweep's folder.
     Returns:
         The kind of device on which the last of them runs: `cpu`, `cuda` or another.
@@ -266,7 +266,7 @@ def check(cells: Iterable[Cell], folder: Path) -> str:
     from turnrl.recipe.build import build
 
     kind, level = "", logging.root.manager.disable
-    logging.disable(logging.WARNING)  # Lightning names the seed of each
+    logging.disable(logging.WARNING)  # Lightning prints the seed of each
     try:
         with warnings.catch_warnings(action="ignore"):
             for cell in {cell.digest: cell for cell in cells}.values():
@@ -283,13 +283,13 @@ def refuse_options(words: Sequence[str], own: Iterable[str]) -> None:
         words: Recipes and options.
         own: The options of the sweep, `--seeds` and so on.
     Raises:
-        RecipeError: If there is one.
+        RecipeError: If there is such an option.
     """
-    known = [f"--{name}" for name in (*SECTIONS, "config")]
+    sections = [f"--{name}" for name in (*SECTIONS, "config")]
     for word in words:
         option = word.partition("=")[0].removesuffix("+")
-        if option.startswith("--") and "." not in option and option not in known:
-            near = did_you_mean(option, [*own, *known])
+        if option.startswith("--") and "." not in option and option not in sections:
+            near = did_you_mean(option, [*own, *sections])
             raise RecipeError(
                 f"unknown option {option}.{near} 'turnrl sweep --help' lists the sweep's own, "
                 "'turnrl fit --help' all settings."

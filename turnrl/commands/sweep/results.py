@@ -1,7 +1,7 @@
 """A line of figures for each run of a sweep that finished: `results.jsonl` in its folder.
 
-A run with a line is done, whether its folder is there or not. So lines can be committed, and copied
-from another machine. A line names its recipe by digest, not by name.
+A run with a line is done, even if its folder is not there. So lines can be committed, and copied
+from another machine. A line identifies its recipe by digest, not by name.
 """
 
 from __future__ import annotations
@@ -17,28 +17,30 @@ from turnrl.run.folders import whole_file
 
 FILE = "results.jsonl"
 MAIN = ("val/exact_match", "val/reward/total")
-"""The figures that a run is judged by: the first of them that it has, as in `BestCheckpoint`."""
+"""The figures by which a run is judged. The first one that it has counts, as in
+`BestCheckpoint`."""
 _DIGITS = 9  # more than float32 has
 
 
 @dataclass(frozen=True)
 class Result:
-    """The figures of a run that finished.
+    """The figures of a finished run.
 
     Args:
-        digest: Of its recipe; see `Cell`.
+        digest: Digest of its recipe; see `Cell`.
         seed: Its seed.
         settings: Its values of `--set`, by key.
         recipe: Name of the recipe.
-        turnrl: The version that trained it.
-        threads: Threads that it had, which decide its last digits on a CPU.
-        ended: When it ended, in ISO 8601.
-        curves: A value for each validation. `iteration` and `step` are behind the policy then.
-            `sampled_tokens` and `seconds` are totals of all iterations until then; the tokens are
-            of one process, and both are None from a row on that lacks its share. The others are
-            figures of `metrics.csv`: all of the validation, such as `val/exact_match`, and the
-            curves of the iteration before it (`train/exact_match`, `rollout/turns`) and of
-            questions that were scored beside it (`famous/exact_match`). None where there was none.
+        turnrl: The version of turnrl that trained it.
+        threads: Number of its threads, which decides its last digits on a CPU.
+        ended: The time when it ended, in ISO 8601.
+        curves: By name, a value for each validation. `iteration` and `step` count the iterations
+            and steps behind the policy at that time. `sampled_tokens` and `seconds` are totals of
+            all iterations until then; the tokens are those of one process, and from a row on that
+            lacks its share, both are None. The other curves are figures of `metrics.csv`: all of
+            the validation, such as `val/exact_match`, those of the iteration before it
+            (`train/exact_match`, `rollout/turns`), and those of questions that were scored beside
+            it (`famous/exact_match`). None if there was no figure.
     """
 
     digest: str
@@ -51,7 +53,7 @@ class Result:
     curves: Mapping[str, Sequence[float | None]]
 
     def points(self, name: str, by: str = "sampled_tokens") -> list[tuple[float, float]]:
-        """A figure by the tokens that were sampled until then, or by another curve."""
+        """A figure over the tokens sampled until then, or over another curve."""
         places, values = self.curves[by], self.curves.get(name, ())
         pairs = zip(places, values, strict=bool(values))
         return [(x, y) for x, y in pairs if x is not None and y is not None]
@@ -65,21 +67,22 @@ def read(file: Path) -> tuple[Results, list[str]]:
     """The finished runs in a file, and a sentence for each broken line.
 
     Args:
-        file: The file, or the folder of a sweep. It may not be there yet.
+        file: The file, or the folder of a sweep. It may not exist yet.
     """
     results: Results = {}
     problems = []
     file = file / FILE if file.is_dir() else file
     for number, line in enumerate(_lines(file), 1):
-        if one := _result(line):
-            results.setdefault((one.digest, one.seed), one)
+        if result := _result(line):
+            results.setdefault((result.digest, result.seed), result)
         else:
             problems.append(f"ignored line {number} of {file}, which is torn or broken.")
     return results, problems
 
 
 def append(file: Path, result: Result) -> None:
-    """Add a line for a run, which is there whole or not at all. It replaces a torn last line."""
+    """Add a line for a run. The line is there whole or not at all, and replaces a torn last
+    line."""
     lines = _lines(file)
     if lines and not _text(file).endswith("\n") and _result(lines[-1]) is None:
         lines.pop()
@@ -92,19 +95,19 @@ def curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | Non
     """The curves of a run.
 
     Args:
-        metrics: The rows of its `metrics.csv`, as `turnrl.run.runs.Run` has them.
+        metrics: The rows of its `metrics.csv`, as in `turnrl.run.runs.Run`.
     Returns:
-        Nothing if no row is of a validation.
+        The curves; empty if no row is of a validation.
     """
     validated = []
-    tokens, seconds = 0.0, 0.0  # not a number from where a row lacks its share
+    tokens, seconds = 0.0, 0.0  # NaN from the first row on that lacks its share
     for row in metrics:
         if any(name.startswith(("rollout/", "train/")) for name in row):  # an iteration's
             sampled_s = row.get("rollout/seconds", math.nan)
             sampled = row.get("rollout/tokens_per_s", math.nan) * sampled_s
             tokens += float(f"{sampled:.0f}")  # a count, read from a rate
-            others = ("rollout/scoring_seconds", "train/seconds")
-            seconds += sampled_s + sum(row.get(name, math.nan) for name in others)
+            further = ("rollout/scoring_seconds", "train/seconds")
+            seconds += sampled_s + sum(row.get(name, math.nan) for name in further)
         if any(name.startswith("val/") for name in row):
             validated.append({**row, "sampled_tokens": tokens, "seconds": round(seconds, 1)})
     names = sorted({name for row in validated for name in row if _is_kept(name)})

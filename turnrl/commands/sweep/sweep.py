@@ -2,8 +2,8 @@
 
     FOLDER/results.jsonl      a line for each finished run
     FOLDER/RUN/version_0/     a run, and beside it its log.txt
-    FOLDER/table.txt          what is printed at the end
-    FOLDER/report.html        the runs that are there, as a page
+    FOLDER/table.txt          the table printed at the end
+    FOLDER/report.html        a page about the runs whose folders are there
 
 The folder has a lock while a sweep is at work.
 """
@@ -31,19 +31,19 @@ if TYPE_CHECKING:
     from turnrl.commands.sweep.table import Table
 
 _IN_REPORT = 5_000
-"""Trajectories of all runs in the report, more or less, so that it opens at once."""
+"""Approximate number of trajectories of all runs in the report, so that it opens at once."""
 _TAIL = 8
 """Lines shown from the log of a failed run."""
 
 
 class Sweep:
-    """A sweep in its folder. It reads and prints which runs are done.
+    """A sweep in its folder. It reads which runs are done, and prints their number.
 
     Args:
         folder: Its folder.
         cells: Its runs.
         recipe: Name of the recipe.
-        lines: The file with a line for each finished run. It may not be there yet.
+        lines: The file with a line for each finished run. It may not exist yet.
     """
 
     def __init__(self, folder: Path, cells: Sequence[Cell], recipe: str, lines: Path) -> None:
@@ -64,12 +64,12 @@ class Sweep:
         return [cell for cell in self._cells if cell.key not in self._results]
 
     def prepare(self, jobs: int | None, devices: str | None) -> Workers:
-        """Build every recipe that is to run, so that a mistake shows before anything begins; and
+        """Build every recipe that will run, so that a mistake shows before anything begins, and
         divide up the machine.
 
         Args:
-            jobs: Runs at a time; None for as many as the machine has GPUs or cores.
-            devices: GPUs of which each run gets one, `0,1`; None for all.
+            jobs: Number of runs at a time; None for as many as the machine has GPUs or cores.
+            devices: The GPUs, such as `0,1`, of which each run gets one; None for all.
         Raises:
             RecipeError: If there is a mistake.
         """
@@ -80,7 +80,7 @@ class Sweep:
         subject = f"{recipes} settings" if recipes > 1 else "the recipe"
         say(f"checking {subject}; this loads torch and Lightning")
         kind = check(cells, self._folder)
-        several = next((one.devices for one in self._cells if one.devices not in ONE), None)
+        several = next((cell.devices for cell in self._cells if cell.devices not in ONE), None)
         where = workers(jobs, devices, kind, several)
         gpus = [name for name in dict.fromkeys(where.devices) if name is not None]
         device = {"cpu": "the CPU", "cuda": "all GPUs"}.get(kind, kind)
@@ -100,8 +100,8 @@ class Sweep:
     # --------------------------------------------------------------------------------- at work
 
     def train(self, where: Workers) -> None:
-        """Train what is not done, several runs at a time. One that fails is shown, and the others
-        continue.
+        """Train the runs that are not done, several at a time. If one fails, its log is shown, and
+        the others continue.
 
         Args:
             where: The machine, as `prepare` divided it.

@@ -1,7 +1,8 @@
-"""The figures of a sweep: those of each setting over its seeds, and what it gains over the first.
+"""The figures of a sweep: those of each setting over its seeds, and its gains over the first
+setting.
 
-The area is the average of exact match, or of the reward where no question has an accepted answer,
-over the sampled tokens, from the first to a number that every run reached: it is high if a policy
+The area is the average of exact match (or of the reward, if no question has an accepted answer)
+over the sampled tokens, from the first to a number that every run reached. It is high if a policy
 does well early.
 """
 
@@ -23,13 +24,13 @@ from turnrl.text import visible
 
 _WIDTH = 80
 _NAME = 18
-"""Columns for the name of a figure; a longer one has a line of its own."""
+"""Columns for the name of a figure; a longer name has its own line."""
 _FIRST = ("area", *record.CURVES)
 """Figures at the top of the table. Shares among them end at 0 and 1, like `f1`."""
 _SAME = 1e-9
 _LEFT_OUT = ("val/findable", "val/questions")
 _PLACES = ("train", "iteration", "step", "sampled_tokens", "seconds")
-"""Curves that are no figures of a validation."""
+"""Curves that are not figures of a validation."""
 
 
 @dataclass(frozen=True)
@@ -37,10 +38,10 @@ class OverSeeds:
     """A figure of one setting.
 
     Args:
-        values: By seed.
+        values: The values, by seed.
         ends: The interval over seeds, by Student's t, within 0 and 1 for shares; None for one seed.
-        less: What it gains over the first setting, paired by seed; None for the first one, and
-            with fewer than two seeds in common.
+        less: The gain over the first setting, paired by seed; None for the first setting, and with
+            fewer than two seeds in common.
     """
 
     values: Mapping[int, float]
@@ -73,8 +74,8 @@ class Table:
     """All settings that have a finished run, in order.
 
     Args:
-        rows: The settings. The others are compared with the first.
-        main: What the area is of.
+        rows: The settings. The first one is the baseline of the others.
+        main: The figure whose area is shown.
         tokens: The area is over this many sampled tokens.
         missing: Runs that did not finish.
     """
@@ -92,18 +93,18 @@ class Table:
                 "seeds": [*row.seeds],
                 "figures": {
                     name: {
-                        "mean": one.mean,
-                        "low": one.ends and one.ends[0],
-                        "high": one.ends and one.ends[1],
-                        "values": one.values,
-                        "difference": one.less and asdict(one.less),
+                        "mean": figure.mean,
+                        "low": figure.ends and figure.ends[0],
+                        "high": figure.ends and figure.ends[1],
+                        "values": figure.values,
+                        "difference": figure.less and asdict(figure.less),
                     }
-                    for name, one in row.figures.items()
+                    for name, figure in row.figures.items()
                 },
             }
             for row in self.rows
         ]
-        missing = [{"settings": dict(one.settings), "seed": one.seed} for one in self.missing]
+        missing = [{"settings": dict(cell.settings), "seed": cell.seed} for cell in self.missing]
         about = {"area_of": self.main, "area_tokens": self.tokens}
         return {"settings": settings, **about, "missing": missing}
 
@@ -123,25 +124,25 @@ class Table:
             if not shown:
                 yield name
             for letter, row in rows.items():
-                if one := row.figures.get(name):
-                    yield _line(shown if letter == "A" else "", letter, one)
+                if figure := row.figures.get(name):
+                    yield _line(shown if letter == "A" else "", letter, figure)
         yield ""
         for sentence in _notes(self, rows):
             yield from _wrapped(sentence)
 
 
 def tabulate(cells: Sequence[Cell], results: Results) -> Table:
-    """The table of some runs.
+    """The table of runs.
 
     Args:
         cells: The runs.
-        results: Those that finished; others than of these runs are ignored.
+        results: The results of finished runs; those of other runs are ignored.
     """
     of_digest: dict[str, dict[int, Result]] = {}
     settings: dict[str, Mapping[str, str]] = {}
     for cell in cells:
-        if one := results.get(cell.key):
-            of_digest.setdefault(cell.digest, {})[cell.seed] = one
+        if result := results.get(cell.key):
+            of_digest.setdefault(cell.digest, {})[cell.seed] = result
             settings.setdefault(cell.digest, cell.settings)
     runs_of_all = [run for runs in of_digest.values() for run in runs.values()]
     main = next((name for name in MAIN if any(run.points(name) for run in runs_of_all)), MAIN[0])
@@ -160,7 +161,7 @@ def tabulate(cells: Sequence[Cell], results: Results) -> Table:
 
 
 def _figures(result: Result, main: str, tokens: float) -> dict[str, float]:
-    """The figures of one run. Where no answer says what is right, the outcome does."""
+    """The figures of one run. If no question has an accepted answer, the outcome is among them."""
     figures = {}
     rewards = ["val/reward/total", *["val/reward/outcome"][: main != MAIN[0]]]
     if tokens and (points := result.points(main)):
@@ -174,8 +175,8 @@ def _figures(result: Result, main: str, tokens: float) -> dict[str, float]:
 
 
 def area(points: Sequence[tuple[float, float]], end: float) -> float:
-    """The area under a curve from its first point to an end, as an average: by the trapezoid rule,
-    over the width.
+    """The area under a curve from its first point to an end, by the trapezoid rule, divided by the
+    width.
 
     Args:
         points: x and y, in the order of x.
@@ -202,11 +203,11 @@ def _order(name: str) -> tuple[int, str]:
 # ------------------------------------------------------------------------------------------- shown
 
 
-def _line(name: str, letter: str, one: OverSeeds) -> str:
+def _line(name: str, letter: str, figure: OverSeeds) -> str:
     gain, ends = "", ""
-    if one.less is not None:
-        gain, ends = f"{one.less.change:+9.4f}", _ends((one.less.low, one.less.high), "+")
-    left = f"{name:{_NAME}}{letter:3}{one.mean:8.4f}  {_ends(one.ends):18}"
+    if (less := figure.less) is not None:
+        gain, ends = f"{less.change:+9.4f}", _ends((less.low, less.high), "+")
+    left = f"{name:{_NAME}}{letter:3}{figure.mean:8.4f}  {_ends(figure.ends):18}"
     return f"{left}{gain:9}  {ends}".rstrip()
 
 
@@ -218,7 +219,7 @@ def _ends(ends: tuple[float, float] | None, sign: str = "") -> str:
 
 
 def _notes(table: Table, rows: Mapping[str, Setting]) -> Iterator[str]:
-    """Sentences about what each figure is, and what it rests on."""
+    """Sentences that explain each figure and its basis."""
     if table.tokens:
         yield (
             f"area is the average of {table.main.removeprefix('val/')} over the first "
@@ -233,10 +234,10 @@ def _notes(table: Table, rows: Mapping[str, Setting]) -> Iterator[str]:
     else:
         yield "One seed shows nothing about others: for intervals, give more with --seeds."
     for letter, row in rows.items():
-        for name, one in row.figures.items():
-            if len(one.values) < len(row.seeds):
-                yield f"{name} of {letter} is over {len(one.values)} of its seeds."
-        pairs = max((one.less.pairs for one in row.figures.values() if one.less), default=0)
+        for name, figure in row.figures.items():
+            if len(figure.values) < len(row.seeds):
+                yield f"{name} of {letter} is over {len(figure.values)} of its seeds."
+        pairs = max((f.less.pairs for f in row.figures.values() if f.less), default=0)
         if 0 < pairs < max(len(row.seeds), len(table.rows[0].seeds)):
             yield f"{letter} shares {pairs} seeds with A: its differences are over these."
     if len(table.missing) == 1:

@@ -1,7 +1,7 @@
-"""Runs that learn nothing and look healthy: the warning, with the first thing to change.
+"""A warning about runs that look healthy but learn nothing, with the first thing to change.
 
-A group teaches nothing if all its advantages are zero, and then every figure of the iteration is
-finite, the loss is 0 and nothing fails.
+A group teaches nothing if all its advantages are zero. If all groups are like this, every figure of
+the iteration is finite, the loss is 0, and nothing fails.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ def idle(
     trajectories: Iterable[Trajectory] = (),
 ) -> str:
     """The warning about an iteration that taught nothing or in which no trajectory answered, with
-    the likely cause and the first thing to change; empty for any other.
+    the likely cause and the first thing to change; empty for any other iteration.
 
     Args:
-        iteration: Its number.
+        iteration: The iteration's number.
         figures: The iteration's figures, as in `metrics.csv`.
-        rollout: How the agent acted.
-        trajectories: What it did, as far as it is at hand.
+        rollout: The rollout with which the agent acted.
+        trajectories: The iteration's trajectories, as far as they are at hand.
     """
     alike = figures.get("train/degenerate_groups", 0.0) > _ALL
     silent = bool(rollout.specs) and figures.get("train/tool_execution", 1.0) < 1e-6
@@ -52,7 +52,7 @@ def idle(
             f"The attempts hardly differ (entropy {figures['train/entropy']:.4f} nats a token): "
             f"raise model.rollout.temperature (it is {rollout.temperature:g})."
         )
-    elif figures["train/format"] < 1e-6 and not any(one.acts for one in rollout.toolsets):
+    elif figures["train/format"] < 1e-6 and not any(tool.acts for tool in rollout.toolsets):
         driver = rollout.driver
         advice = (
             "No trajectory was well formed: read transcripts/ in the run's folder, then make the "

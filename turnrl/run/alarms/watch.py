@@ -21,29 +21,29 @@ from turnrl.text import painted
 _logger = logging.getLogger(__name__)
 
 _IN_A_ROW = 3
-"""Iterations in a row that teach nothing before a run that has learned before is warned of."""
+"""Iterations in a row that have to teach nothing before the warning, in a run that has learned."""
 
 
 class Alarms(L.Callback):
-    """Print each alarm of a run once, in a line of its own, and count them in `train/alarms`. Say
-    after the first iteration whether calls pay off, if a turn reward is a cost. Warn once if
-    iterations teach nothing, or if no trajectory answers: the first iteration, or several
-    in a row later.
+    """Print each alarm of a run once, on its own line, and count alarms in `train/alarms`. If a
+    turn reward is a cost, print after the first iteration whether calls pay off. Warn once if
+    iterations teach nothing or no trajectory answers: after the first iteration, or later after
+    several in a row.
 
     Args:
-        stop: Stop the run at the first alarm: with an error, once its iteration is kept.
+        stop: Stop the run at the first alarm, with an error, once its iteration is kept.
     """
 
     def __init__(self, stop: bool = False) -> None:
         self.stop = stop
         self.rows: list[dict[str, float]] = []
-        """The figures that the rules read, of each iteration so far, including those of the run
+        """The figures that the rules read, for each iteration so far, including those of the run
         that this one resumes."""
         self._due: list[Alarm] = []
         self._earned: list[str] = []
         self._idle = 0
         self._warned = False
-        # it counts before a row of metrics is taken, and prints after the line of an iteration
+        # counts before the row of metrics is taken; `self` prints after the iteration's line
         self._counts = LambdaCallback(on_train_epoch_end=self._look)
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
@@ -51,8 +51,8 @@ class Alarms(L.Callback):
             self.rows, self._due, self._earned = [], [], []
             self._idle, self._warned = 0, False
             callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-            others = [one for one in callbacks if one not in (self, self._counts)]
-            trainer.callbacks = [self._counts, *others, self]  # type: ignore[attr-defined]
+            between = [c for c in callbacks if c not in (self, self._counts)]
+            trainer.callbacks = [self._counts, *between, self]  # type: ignore[attr-defined]
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, object]
@@ -67,7 +67,7 @@ class Alarms(L.Callback):
 
     def _look(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Take the figures of the iteration that has ended, and log the number of alarms so far.
-        Every process has to call it."""
+        Every process has to call this."""
         iteration = pl_module.position.iteration
         figures = pl_module.metrics.new(validating=False)
         taken = {name: figures[name] for name in FIGURES if name in figures}
@@ -76,9 +76,9 @@ class Alarms(L.Callback):
         self.rows.append({"iteration": float(iteration), **taken})
         raised = alarms(self.rows)
         # earlier ones were printed, here or by the run that this one resumes
-        self._due = [one for one in raised if one.noticed == iteration]
+        self._due = [alarm for alarm in raised if alarm.noticed == iteration]
         pl_module.metrics.log({"train/alarms": Tally(len(raised), 1)})
-        experience = pl_module.experience  # of this process; none in a run that resumes
+        experience = pl_module.experience  # of this process; None in a run that resumes
         if experience is not None and iteration == 1:
             self._earned = earnings(experience.drawn).lines
             if self._earned and not pl_module.estimator.charges_costs:
@@ -111,8 +111,8 @@ class Alarms(L.Callback):
             announce(trainer, line)
             if silent:
                 rank_zero_info(line)
-        for one in due:
-            announce(trainer, painted(f"alarm: {one.text}", "alarm"))
+        for alarm in due:
+            announce(trainer, painted(f"alarm: {alarm.text}", "alarm"))
             if silent:
-                _logger.warning(f"alarm: {one.text}")
+                _logger.warning(f"alarm: {alarm.text}")
         return due

@@ -34,7 +34,7 @@ def export(policy: Policy, folder: str | Path, facts: Mapping[str, str] | None =
 
     Args:
         policy: The policy, whose weights are loaded.
-        folder: Where to.
+        folder: Where to write.
         facts: Rows for the card's table, by name.
     Returns:
         The folder.
@@ -49,15 +49,15 @@ def export(policy: Policy, folder: str | Path, facts: Mapping[str, str] | None =
 
 
 def base_name(model: str, loaded_from: str, folder: Path) -> str:
-    """The name that an export gives the model that it was trained from.
+    """The name under which an export refers to the model that it was trained from.
 
     Args:
         model: Its name in the recipe.
-        loaded_from: The folder or the hub name that this means.
+        loaded_from: The folder or the hub name that this stands for.
         folder: Folder of the export.
     Returns:
-        A hub name, or `package://...`, as it is; a path relative to the export, if the two share a
-        parent folder; else the absolute path.
+        A hub name, or `package://...`, unchanged; a path relative to the export, if the two share a
+        parent folder; otherwise the absolute path.
     """
     if not Path(loaded_from).is_dir() or "://" in model:
         return model

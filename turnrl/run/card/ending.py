@@ -22,12 +22,12 @@ class ExportsPolicy(L.Callback):
 
 
 def facts_of(run: Path, iterations: int, steps: int) -> dict[str, str]:
-    """Rows of a run's card, by name: how long it trained, and the digest of its recipe.
+    """Rows of a run's card, by name: the length of its training, and the digest of its recipe.
 
     Args:
-        run: Its folder.
-        iterations: Iterations that are done.
-        steps: Optimiser steps that are done.
+        run: The run's folder.
+        iterations: Number of finished iterations.
+        steps: Number of finished optimiser steps.
     """
     recipe = run / "config.yaml"
     origin = "none: made from Python"

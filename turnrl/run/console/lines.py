@@ -1,4 +1,4 @@
-"""Lines on the console: the progress of a run, a row of figures per iteration, and how it ended.
+"""Lines on the console: the progress of a run, a row of figures per iteration, and its end.
 
                           time    left  split  reward exact_match tool_execution
     before training      00:03          val     0.400       0.000          0.000
@@ -47,33 +47,33 @@ class _Row(NamedTuple):
 
 
 def iteration_lines(trainer: Any) -> L.Callback | None:
-    """Give a run lines in place of what Lightning shows by default: a bar, and a summary whose
-    count of FLOPs is 0.
+    """Give a run lines in place of Lightning's defaults: a bar, and a summary whose count of FLOPs
+    is 0.
 
     A bar that the user asked for stays, and so do a deeper summary and
     `enable_progress_bar=False`. A recipe shows what the user asked for. Without one, any class but
     Lightning's default counts as asked for.
 
     Returns:
-        The lines. None if the run shows something else.
+        The lines; None if the run shows something else.
     """
     bar, rich = trainer.progress_bar_callback, importlib.util.find_spec("rich") is not None
     unasked = [
-        one
-        for one in trainer.callbacks
-        if type(one) is (RichProgressBar if rich else TQDMProgressBar)
-        or (type(one) in (ModelSummary, RichModelSummary) and one._max_depth == 1)
+        callback
+        for callback in trainer.callbacks
+        if type(callback) is (RichProgressBar if rich else TQDMProgressBar)
+        or (type(callback) in (ModelSummary, RichModelSummary) and callback._max_depth == 1)
     ]
     if (note := _note(trainer)) is not None:
         unasked = [note.default_bar]
-    trainer.callbacks = [one for one in trainer.callbacks if one not in unasked]
+    trainer.callbacks = [callback for callback in trainer.callbacks if callback not in unasked]
     lines = bar is not None and (bar in unasked or isinstance(bar, IterationLines))
     return IterationLines() if lines else None
 
 
 def _note(trainer: Any) -> ByRecipe | None:
     """The note of a run that was built from a recipe."""
-    return next((one for one in trainer.callbacks if isinstance(one, ByRecipe)), None)
+    return next((c for c in trainer.callbacks if isinstance(c, ByRecipe)), None)
 
 
 def _is_no_end(record: logging.LogRecord) -> bool:
@@ -92,8 +92,8 @@ def duration(seconds: float) -> str:
 
 
 class IterationLines(ProgressBar):
-    """A row of figures per iteration and per validation, within 80 columns; and on a terminal, if
-    learning from an iteration takes more than a few seconds, a bar of its steps."""
+    """Prints a row of figures per iteration and per validation, within 80 columns. On a terminal it
+    also shows a bar of steps, if learning from an iteration takes more than a few seconds."""
 
     is_enabled = True
 
@@ -110,7 +110,8 @@ class IterationLines(ProgressBar):
         self._learned = self._trains = False
 
     def disable(self) -> None:
-        """Nothing: Lightning calls this on every process but the first, which alone prints."""
+        """Nothing: Lightning calls this in every process but the first, and only the first
+        prints."""
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         _lightning.removeFilter(_is_no_end)
@@ -119,7 +120,7 @@ class IterationLines(ProgressBar):
     def print(self, *args: object, **kwargs: object) -> None:
         """Print at once, also into a pipe; on a terminal, wrapped at words."""
         columns = terminal_columns(sys.stdout)
-        super().print(*(fitted(str(one), columns) for one in args), flush=True, **kwargs)
+        super().print(*(fitted(str(part), columns) for part in args), flush=True, **kwargs)
 
     def _print_line(self, text: str) -> None:
         if self.trainer.is_global_zero:
@@ -130,8 +131,8 @@ class IterationLines(ProgressBar):
         self._done, self._validated, self._pending = 0, False, []
         self._learned, self._trains = False, True
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
-        kept = (one for one in callbacks if isinstance(one, FirstFigures))
-        self._figures = next(kept, self._figures)
+        keepers = (c for c in callbacks if isinstance(c, FirstFigures))
+        self._figures = next(keepers, self._figures)
         _lightning.addFilter(_is_no_end)
         self._folder = run_folder(trainer)  # a collective call
         trial, note = is_trial(trainer), _note(trainer)
@@ -170,7 +171,7 @@ class IterationLines(ProgressBar):
 
     def _close(self) -> None:
         """Close the bar of steps. tqdm would show the next bar below an open one, and leave the
-        cursor at the end of the line when that one closes."""
+        cursor at the end of the line when the next one closes."""
         if self._steps is not None:
             self._steps.close()
             self._steps = None
@@ -213,7 +214,8 @@ class IterationLines(ProgressBar):
         self._print()  # the first moment after the checkpoint; the row is in metrics.csv as well
 
     def on_fit_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Print why it ended, what training changed, where the policy is, and how to see it act."""
+        """Print why the run ended, what training changed, where the policy is, and how to see it
+        act."""
         if not self._trains and _note(trainer) is not None:
             return  # nothing was left to train, and `FirstFigures` prints that
         if self._validated:
@@ -232,7 +234,7 @@ class IterationLines(ProgressBar):
             if self._folder and (path := folder / kind).is_dir():
                 self._print_line(f"the trained {kind} is in {path}")
         loads = self._folder and (folder / "config.yaml").is_file()
-        # in a world a question is not a task
+        # in a world that tools act on, a question of your own is not a task
         if not any(tool.acts for tool in pl_module.rollout.toolsets):
             last = (folder / "checkpoints" / "last.ckpt").is_file()
             agent = f'turnrl.load("{self._folder}")' if loads and last else "module"
@@ -241,7 +243,7 @@ class IterationLines(ProgressBar):
             self._print_line(f"see what it does: turnrl report {self._folder}")
 
     def _compare(self, trainer: L.Trainer) -> None:
-        """Print the figures of the run's first row beside the last ones of the same split."""
+        """Print the figures of the run's first row beside the last figures of the same split."""
         first, every = self._figures.figures, self._figures.shown
         place = int(first.get("iteration", 0))
         for names in SHOWN.values():
@@ -254,7 +256,7 @@ class IterationLines(ProgressBar):
                     self._print_line(f"{name:22}  {first[name]:15.3f}  {values[-1]:7.3f}{bars}")
 
     def _add(self, trainer: L.Trainer, row: _Row) -> None:
-        """Keep a row until it may be printed, with its figures as they are now."""
+        """Keep a row, with its figures as they are now, until it may be printed."""
         logged = trainer.callback_metrics
         figures = {name: float(logged[name]) for name in SHOWN[row.split] if name in logged}
         for name, value in figures.items():
@@ -282,7 +284,7 @@ class IterationLines(ProgressBar):
         self._pending.clear()
 
     def _left(self, trainer: L.Trainer) -> float | None:
-        """Seconds that the remaining iterations take at the pace so far."""
+        """Seconds that the remaining iterations will take at the pace so far."""
         to_come = [
             total - done
             for total, done in (
@@ -298,18 +300,18 @@ class IterationLines(ProgressBar):
 
 
 def spark(values: Sequence[float], longest: int = 24) -> str:
-    """Draw values as a line of bars, from 0 to 1 or as far as they reach: of many values, evenly
-    spaced ones. Those that are not finite become spaces."""
+    """Draw values as a line of bars, on a scale from 0 to 1 or as far as they reach. If there are
+    too many values, draw evenly spaced ones. Values that are not finite become spaces."""
     if len(values) > longest:
         values = [values[i * (len(values) - 1) // (longest - 1)] for i in range(longest)]
-    known = [value for value in values if math.isfinite(value)]
-    low, high = min([0.0, *known]), max([1.0, *known])
+    finite = [value for value in values if math.isfinite(value)]
+    low, high = min([0.0, *finite]), max([1.0, *finite])
     steps = [(value - low) / (high - low) * (len(_BARS) - 1) for value in values]
     return "".join(_BARS[round(step)] if math.isfinite(step) else " " for step in steps)
 
 
 def _bars_are_shown() -> bool:
-    """Whether the console can write bars: a code page of Windows may have none."""
+    """True if the console can write bars. A code page of Windows may lack them."""
     try:
         spark([0.0, 1.0]).encode(sys.stdout.encoding or "utf-8")
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Resumed runs: their first figures, and settings that have changed since."""
+"""Resumed runs: their first figures, and settings that changed when they were resumed."""
 
 import json
 import sys
@@ -17,21 +17,22 @@ _SCORING = (
     *("data.val", "data.answers", "data.fields", "data.config"),
     *("model.rewards", "model.rollout"),
 )
-"""Beginnings of the keys that decide how the validation is scored."""
+"""Prefixes of the keys that decide how the validation is scored."""
 _ABSENT = object()
 _LONGEST, _AROUND = 60, 20
-"""Characters of a value that are shown, and how many of these come before its first difference."""
+"""Characters of a value to show, and the number of these before its first difference."""
 
 
 class FirstFigures(L.Callback):
-    """Keep the first figures of a run and those that it has shown, in its checkpoints too; and
-    print the settings of a resumed run that differ from its checkpoint's."""
+    """Keep the first figures of a run and those that it has shown, also in its checkpoints. Print
+    the settings of a resumed run that differ from its checkpoint's."""
 
     def __init__(self) -> None:
         self.figures: dict[str, float] = {}
-        """By name; `iteration` counts the iterations behind the policy. Empty at first."""
+        """The first figures, by name; `iteration` counts the iterations behind the policy. Empty at
+        first."""
         self.shown: dict[str, list[float]] = {}
-        """By name, one value for each row on the console."""
+        """The figures shown: by name, one value for each row on the console."""
         self._finished = ""
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -50,7 +51,7 @@ class FirstFigures(L.Callback):
             }
 
     def teardown(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        """Print last that there was nothing to do, below Lightning's own lines."""
+        """Print at the very end, below Lightning's own lines, that there was nothing to do."""
         if self._finished and trainer.is_global_zero:
             say(self._finished, sys.stderr)
         self._finished = ""
@@ -64,13 +65,13 @@ class FirstFigures(L.Callback):
     def on_load_checkpoint(
         self, trainer: Any, pl_module: L.LightningModule, checkpoint: Mapping[str, Any]
     ) -> None:
-        """Compare the recipe in the checkpoint with this run's, if it has one; and note if the
-        checkpoint is of a finished run."""
+        """Compare the recipe in the checkpoint, if there is one, with this run's. Note if the
+        checkpoint belongs to a finished run."""
         if trainer.state.fn != "fit":
             return
         self.figures = checkpoint.get("first_figures", {})
         self.shown = checkpoint.get("shown_figures", {})
-        recipes = (one for one in trainer.callbacks if isinstance(one, SaveConfigCallback))
+        recipes = (c for c in trainer.callbacks if isinstance(c, SaveConfigCallback))
         own = next(recipes, None)
         steps = checkpoint["global_step"]
         iterations = checkpoint["epoch"] + 1 if steps else 0
@@ -78,12 +79,12 @@ class FirstFigures(L.Callback):
             ("max_epochs", "iterations", iterations, trainer.max_epochs or -1),
             ("max_steps", "steps", steps, trainer.max_steps),
         )
-        for name, unit, done, most in limits:
-            if done >= most > 0:
+        for name, unit, done, limit in limits:
+            if done >= limit > 0:
                 step = f"repeat the command with --trainer.{name} N" if own else f"set {name}=N"
                 self._finished = (
-                    f"turnrl: this run is finished: {done} {unit} are done, and {name} is {most}.\n"
-                    f"To train on, {step}, N above {done}."
+                    f"turnrl: this run is finished: {done} {unit} are done, and {name} is "
+                    f"{limit}.\nTo train on, {step}, N above {done}."
                 )
                 return
         if own is not None and "recipe" in checkpoint:
@@ -106,8 +107,8 @@ class FirstFigures(L.Callback):
 
 
 def _changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """The smallest parts of two recipes that differ: key, old value and new value, as JSON. Lists
-    that differ in length are shown by the names of their components."""
+    """The smallest differing parts of two recipes: key, old value and new value, as JSON. Lists of
+    different lengths are shown by the names of their components."""
     if old == new:
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
@@ -119,21 +120,21 @@ def _changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str
             yield from _changes(*pair, f"{key}[{number}]")
     elif (had := _components(old)) and (has := _components(new)):
         yield key, ", ".join(had), ", ".join(has)
-        for number, (name, one) in enumerate(has.items()):
+        for number, (name, component) in enumerate(has.items()):
             if name in had:
-                yield from _changes(had[name], one, f"{key}[{number}]")
+                yield from _changes(had[name], component, f"{key}[{number}]")
     else:
-        before, after = ("not set" if one is _ABSENT else json.dumps(one) for one in (old, new))
+        before, after = ("not set" if v is _ABSENT else json.dumps(v) for v in (old, new))
         yield key, before, after
 
 
 def _components(value: object) -> dict[str, object]:
     """The components of a list by their classes' names; empty for any other value, and for a list
     with a class twice."""
-    some = value if isinstance(value, list) else []
-    named = [one for one in some if isinstance(one, Mapping) and "class_path" in one]
-    known: dict[str, object] = {str(one["class_path"]).rpartition(".")[2]: one for one in named}
-    return known if len(known) == len(some) else {}
+    items = value if isinstance(value, list) else []
+    components = [item for item in items if isinstance(item, Mapping) and "class_path" in item]
+    by_name: dict[str, object] = {str(c["class_path"]).rpartition(".")[2]: c for c in components}
+    return by_name if len(by_name) == len(items) else {}
 
 
 def _line(key: str, old: str, new: str) -> str:

@@ -1,4 +1,4 @@
-"""Warnings of a run: lines that Python's logging prints, wrapped on a terminal as all lines are."""
+"""Warnings of a run: lines that Python's logging prints, wrapped on a terminal like all lines."""
 
 import logging
 import sys
@@ -14,9 +14,9 @@ class Fitted(logging.Formatter):
 
 
 def fit_warnings() -> None:
-    """Have what turnrl and Lightning log keep to the terminal. For a command, not for a library: a
-    program that imports turnrl formats its own logs."""
+    """Wrap the log lines of turnrl and Lightning to the terminal. For commands, not for the
+    library: a program that imports turnrl formats its own logs."""
     lightning = (logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric"))
-    for handler in (logging.lastResort, *(one for log in lightning for one in log.handlers)):
+    for handler in (logging.lastResort, *(h for log in lightning for h in log.handlers)):
         if handler is not None and handler.formatter is None:
             handler.setFormatter(Fitted())
