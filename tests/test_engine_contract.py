@@ -56,8 +56,9 @@ class Around(Session):
 class Wrapped(Engine):
     """`Slots` behind a session of one's own."""
 
-    def __init__(self, session=Around, seeded=True):
-        self.slots, self.session, self.seeded = Slots(), session, seeded
+    def __init__(self, session=Around, seeded=True, cuts_distributions=True):
+        self.slots, self.session = Slots(), session
+        self.seeded, self.cuts_distributions = seeded, cuts_distributions
 
     def start(self, policy, max_tokens):
         self.tokenizer = policy.tokenizer
@@ -223,7 +224,7 @@ def test_the_engine_keeps_to_the_contract_where_a_vocabulary_falls_back_to_bytes
 def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(tiny_policy):
     check_engine(Wrapped(), tiny_policy)
     check_engine(Wrapped(IgnoresTheSeed, seeded=False), tiny_policy)
-    check_engine(Wrapped(CannotCut), tiny_policy)
+    check_engine(Wrapped(CannotCut, cuts_distributions=False), tiny_policy)
 
 
 @pytest.mark.parametrize(
@@ -242,6 +243,14 @@ def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(
         ),
         (Wrapped(IgnoresEnds), r"does not end at the token \d+"),
         (Wrapped(IgnoresForced), r"was to take \(\d+, \d+, \d+\), and gave"),
+        (
+            Wrapped(CannotCut),
+            r"Wrapped\.cuts_distributions is True, but it cannot draw with .*top_k=1",
+        ),
+        (
+            Wrapped(cuts_distributions=False),
+            r"Wrapped\.cuts_distributions is False, but it can draw with .*top_k=1",
+        ),
         (Wrapped(IgnoresCuts), r"is to draw the likeliest tokens alone.*top_k=1"),
         (HoldsTwo(), r"asked to continue 4 sessions at once, gives .* alone"),
         (Wrapped(DropsTheLastToken), "asked for 6 tokens, and gave"),

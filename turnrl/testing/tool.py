@@ -32,7 +32,8 @@ def check_tool(
 
     Args:
         tool: The tool, toolset or function. Everything it needs must be at hand.
-        good_calls: Arguments of calls that must succeed; for a set of several tools, `ToolCall`s.
+        good_calls: Arguments of calls that must succeed; for a set of several tools, a `ToolCall`
+            each.
         bad_calls: Calls that are the policy's mistake: the schema rejects them, or the result is
             not `ok` and gives the reason.
         question: The question that sessions are opened for; give one of your data if `open` reads
