@@ -198,37 +198,27 @@ def read_invocation(
         named = find_agent(words[0])
         if not named.is_recipe:
             agent, words[0] = named, _recipe_of(named, command)
-    contents: Editable = {key: {} for key in MAPPINGS}
-    kept, files, help_options = list[str](), list[str](), list[str]()
-    settled: Editable = {}
-    recipe: Editable = {}  # without the options
-    lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
     is_first = not any(word.startswith(SETTLED) for word in words)  # of the run's processes
+    merge = _Merge(command, flags, agent is not None, is_first)
+    help_options, settled = list[str](), {}
+    lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
     for option, value in read_options(command, words, lists):
         if option in ASKS or option.endswith(".help"):
             help_options.append(f"{option}={value}" if value else option)
         elif option == SETTLED:
             settled = json.loads(value)
         elif option == "--config":
-            file = RecipeFile.of(value)
-            is_runs_own = agent is not None and not files
-            new = _recipe(file, command, flags, is_runs_own, contents, is_first)
-            contents.update(merged(contents, new))
-            recipe = dict(contents)
-            files.append(file.path or "stdin")
-            kept.append(f"{option}={file.path or file.text}")
+            merge.add_recipe(RecipeFile.of(value))
         else:
-            new = up_to_date(_nested(option, value), contents, is_first)
-            contents.update(merged(contents, new))
-            kept.append(f"{option}={value}")
-    if not files and not help_options:
+            merge.add_option(option, value)
+    if not merge.files and not help_options:
         raise _no_recipe(command, takes_run)
     invocation = Invocation(
         command=command,
         settings=settings,
-        contents=contents if settled else _with_paths(_noting_dropped(recipe, contents)),
-        arguments=kept,
-        files=files,
+        contents=merge.contents if settled else merge.checked(),
+        arguments=merge.arguments,
+        files=merge.files,
         help_options=help_options,
         flags=flags,
         raised_flags=raised_flags,
@@ -239,12 +229,47 @@ def read_invocation(
     return _settled(prepare(invocation) if prepare else invocation)
 
 
-def _noting_dropped(recipe: Contents, contents: Editable) -> Editable:
-    """Print the settings of the recipes that the options drop, and return the contents."""
-    if not {*recipe} >= SAVED:  # a run's own recipe has every setting, even the unset ones
-        for line in dropped(recipe, contents):
-            say_once(f"turnrl: {line}")
-    return contents
+class _Merge:
+    """Merges recipes and options in their order.
+
+    Args:
+        command: The command that reads them.
+        flags: Its options without a value.
+        of_run: True if the first recipe is a run's own.
+        prints: Print a line for each key of an earlier version.
+    Attributes:
+        contents: The recipes and options, merged.
+        arguments: The words for the other processes of a run.
+        files: The recipes.
+    """
+
+    def __init__(self, command: str, flags: Flags, of_run: bool, prints: bool) -> None:
+        self._command, self._flags, self._of_run, self._prints = command, flags, of_run, prints
+        self.contents: Editable = {key: {} for key in MAPPINGS}
+        self.arguments: list[str] = []
+        self.files: list[str] = []
+        self._recipe: Editable = {}  # without the options
+
+    def add_recipe(self, file: RecipeFile) -> None:
+        of_run = self._of_run and not self.files
+        new = _recipe(file, self._command, self._flags, of_run, self.contents, self._prints)
+        self.contents.update(merged(self.contents, new))
+        self._recipe = dict(self.contents)
+        self.files.append(file.path or "stdin")
+        self.arguments.append(f"--config={file.path or file.text}")
+
+    def add_option(self, option: str, value: str) -> None:
+        new = up_to_date(_nested(option, value), self.contents, self._prints)
+        self.contents.update(merged(self.contents, new))
+        self.arguments.append(f"{option}={value}")
+
+    def checked(self) -> Editable:
+        """The contents with their paths filled in. Prints the settings of the recipes that the
+        options drop."""
+        if not {*self._recipe} >= SAVED:  # a run's own has every setting, even the unset ones
+            for line in dropped(self._recipe, self.contents):
+                say_once(f"turnrl: {line}")
+        return _with_paths(self.contents)
 
 
 def _no_recipe(command: str, takes_run: bool) -> RecipeError:

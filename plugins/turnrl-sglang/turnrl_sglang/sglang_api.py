@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from turnrl import Completion, EngineError, Sampling
 from turnrl.servers import Unavailable
-from turnrl_vllm import SHORT_S, Fields, Refused, Served, Server, ServerAPI
+from turnrl_vllm import SHORT_S, Answer, Fields, Refused, Served, Server, ServerAPI
 
 _RELOAD_S = 600.0
 """Time limit of reloading all weights, in seconds."""
@@ -66,7 +66,7 @@ class SGLangAPI(ServerAPI):
             parameters |= {"stop_token_ids": list(sampling.end_ids), "ignore_eos": False}
         return {"input_ids": list(ids), "return_logprob": True, "sampling_params": parameters}
 
-    def completion(self, answer: Any, sampling: Sampling, version: int) -> Completion:
+    def completion(self, answer: Answer, sampling: Sampling, version: int) -> Completion:
         """See `ServerAPI.completion`."""
         tokens, logprobs, why = _sampled(answer)
         kind, matched = why.get("type"), why.get("matched")
@@ -86,7 +86,7 @@ class SGLangAPI(ServerAPI):
         parameters = _plain(1, temperature)
         return {"input_ids": list(prompts), "return_logprob": True, "sampling_params": parameters}
 
-    def next_tokens(self, answer: Any) -> list[tuple[int, float]]:
+    def next_tokens(self, answer: Answer) -> list[tuple[int, float]]:
         """See `ServerAPI.next_tokens`."""
         sampled = [_sampled(one)[:2] for one in answer]
         return [(tokens[0], logprobs[0]) for tokens, logprobs in sampled]
@@ -161,7 +161,7 @@ def _plain(max_tokens: int, temperature: float) -> Fields:
     }
 
 
-def _sampled(answer: Any) -> tuple[tuple[int, ...], tuple[float, ...], dict[str, object]]:
+def _sampled(answer: Answer) -> tuple[tuple[int, ...], tuple[float, ...], dict[str, object]]:
     """The tokens of an answer, their log-probabilities, and why it ended.
 
     Raises:

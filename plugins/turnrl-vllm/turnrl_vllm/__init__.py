@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from turnrl import Engine, hookimpl
 
 if TYPE_CHECKING:
+    from turnrl_vllm.api import Answer as Answer
     from turnrl_vllm.api import Fields as Fields
     from turnrl_vllm.api import Served as Served
     from turnrl_vllm.api import ServerAPI as ServerAPI
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 _PLACES = {
     "VLLM": "engine",
     "ServerEngine": "served",
+    "Answer": "api",
     "Fields": "api",
     "Served": "api",
     "ServerAPI": "api",

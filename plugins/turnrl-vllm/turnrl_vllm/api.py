@@ -13,6 +13,8 @@ from turnrl_vllm.server import Refused, Server
 
 Fields = dict[str, object]
 """Fields of a request's JSON."""
+Answer = Any
+"""A server's answer, parsed from JSON."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +85,7 @@ class ServerAPI(ABC):
         """
 
     @abstractmethod
-    def completion(self, answer: Any, sampling: Sampling, version: int) -> Completion:
+    def completion(self, answer: Answer, sampling: Sampling, version: int) -> Completion:
         """The turn in an answer to `turn`.
 
         Args:
@@ -100,7 +102,7 @@ class ServerAPI(ABC):
         """A request for one token after each of several histories."""
 
     @abstractmethod
-    def next_tokens(self, answer: Any) -> list[tuple[int, float]]:
+    def next_tokens(self, answer: Answer) -> list[tuple[int, float]]:
         """The token and its log-probability after each history, in an answer to `next_token`.
 
         Raises:

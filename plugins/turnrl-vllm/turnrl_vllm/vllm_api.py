@@ -6,11 +6,11 @@ import contextlib
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, final
+from typing import Literal, final
 
 from turnrl import Completion, EngineError, Sampling
 from turnrl.servers import Unavailable
-from turnrl_vllm.api import Fields, Served, ServerAPI
+from turnrl_vllm.api import Answer, Fields, Served, ServerAPI
 from turnrl_vllm.server import SHORT_S, Refused, Server
 
 _RELOAD_S = 600.0
@@ -64,7 +64,7 @@ class VLLMAPI(ServerAPI):
         # the model's own end tokens end a turn only if they are among these
         return body | {"stop_token_ids": list(sampling.end_ids), "ignore_eos": True}
 
-    def completion(self, answer: Any, sampling: Sampling, version: int) -> Completion:
+    def completion(self, answer: Answer, sampling: Sampling, version: int) -> Completion:
         """See `ServerAPI.completion`."""
         why: object = "length"
         with contextlib.suppress(LookupError, TypeError):  # `_sampled` names the fault
@@ -85,7 +85,7 @@ class VLLMAPI(ServerAPI):
         """See `ServerAPI.next_token`."""
         return _plain(prompts, 1, temperature) | {"ignore_eos": True}
 
-    def next_tokens(self, answer: Any) -> list[tuple[int, float]]:
+    def next_tokens(self, answer: Answer) -> list[tuple[int, float]]:
         """See `ServerAPI.next_tokens`."""
         tokens = []
         for choice in sorted(answer["choices"], key=lambda choice: int(choice["index"])):
@@ -165,7 +165,7 @@ def _plain(prompt: Sequence[object], max_tokens: int, temperature: float) -> Fie
     }
 
 
-def _sampled(answer: Any) -> tuple[tuple[int, ...], tuple[float, ...]]:
+def _sampled(answer: Answer) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """The tokens of an answer and their log-probabilities.
 
     Raises:

@@ -86,12 +86,8 @@ def drive(
     """
     until = time.monotonic() + 60 * minutes
     scale = 60 * minutes / sum(part.most_s for part in parts)
-    environment = {
-        **os.environ,
-        "TOKENIZERS_PARALLELISM": "false",
-        "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": str(threads),
-    }
+    offline = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, **offline, "OMP_NUM_THREADS": str(threads)}
     for part in parts:
         left = until - time.monotonic()
         least = min(part.least_s, 1.0) if tiny else part.least_s
