@@ -27,7 +27,7 @@ from turnrl import (
     Trajectory,
     Turn,
 )
-from turnrl.learning import OldLogprobs, TokenColumns, Updates
+from turnrl.learning import FirstStep, OldLogprobs, TokenColumns, Updates
 from turnrl.policy.layout import lay_out, passes
 from turnrl_slots import Slots
 
@@ -128,22 +128,19 @@ def within(budget, share):
     return lambda rows, owners: passes(rows, budget, share, owners=owners)
 
 
-FACTS = "dropout", "caps_importance", "sampler_differs"
-"""What decides which log-probabilities are read ahead."""
-
-
 def plan(trajectories, given, logprobs_now=None, **options):
     """The plan of an iteration of padded minibatches, with any log-probabilities."""
     read = logprobs_now or (lambda some: [torch.zeros(len(t.sampled_turns)) for t in some])
     columns = TokenColumns(trajectories, given)
-    about = {name: options.pop(name) for name in FACTS if name in options}
+    facts = {n: options.pop(n) for n in ("dropout", "caps_importance") if n in options}
+    differs = options.pop("sampler_differs", False)
     settings = {
         "objective": ClippedSurrogate(),
         "updates": 1,
         "steps_per_update": 1,
         "passes": within(10_000, share=False),
     } | options
-    old = OldLogprobs(columns, read, updates=settings["updates"], **about)
+    old = OldLogprobs(columns, read, FirstStep(settings["updates"], **facts), differs)
     return Updates(columns, old, **settings)
 
 
@@ -241,6 +238,7 @@ def test_what_is_read_ahead_follows_from_updates_dropout_and_the_cap(
     steps = iteration.steps(torch.Generator().manual_seed(3), lambda total: total)
     (batch,) = next(steps)
     assert sorted(asked) == list(range(read_ahead))
+    assert FirstStep(updates, **facts).leaves_some(1) == (read_ahead > 0)
     found = {"has them": batch.old_logprobs is not None, "keeps them": batch.keep is not None}
     assert [name for name, is_so in found.items() if is_so] == [first_step] * (
         first_step != "nothing"

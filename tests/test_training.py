@@ -716,8 +716,8 @@ def test_two_updates_learn_the_same_whether_old_log_probabilities_are_computed_a
 class ReadAhead(OldLogprobs):
     """Reads ahead what the first step would give, as with dropout."""
 
-    def __init__(self, *given, dropout, **facts):
-        super().__init__(*given, dropout=True, **facts)
+    def __init__(self, tokens, read, first_step, **options):
+        super().__init__(tokens, read, replace(first_step, dropout=True), **options)
 
 
 def counted(compute, counts, rows):

@@ -148,14 +148,10 @@ def _prompt(trajectory: Trajectory) -> tuple[int, ...]:
     return next((sample for sample in samples if sample.sampled), samples[0]).prompt_ids
 
 
-class OldLogprobs:
-    """The learner's log-probabilities of sampled tokens before the first update.
-
-    A separate pass reads them for a few trajectories first. If the sampler computed the same
-    numbers there (in process, in float32), its numbers are used for all others too, and the pass
-    over those is saved.
-
-    The old log-probabilities in a step's ratios:
+@dataclass(frozen=True)
+class FirstStep:
+    """What the first step of an iteration does for the old log-probabilities, which the ratios of
+    all steps are taken to:
 
         first step, no dropout      the step's own, so the ratio is 1 by definition; nothing is read
         first step, with dropout    the step's own too; but `importance_cap` compares the sampler
@@ -164,11 +160,41 @@ class OldLogprobs:
         later steps, with dropout   read ahead without dropout: a pass with dropout is too noisy
 
     Args:
-        columns: The trajectories.
-        read: Computes the learner's log-probabilities of trajectories, with its present weights.
         updates: Number of passes over all trajectories.
         dropout: True if the passes of a step have dropout.
         caps_importance: True if the objective compares the sampler with the learner.
+    """
+
+    updates: int
+    dropout: bool = False
+    caps_importance: bool = False
+
+    @property
+    def gives_them(self) -> bool:
+        """True if later steps use those that it computes."""
+        return self.updates > 1 and not self.dropout
+
+    @property
+    def needs_them(self) -> bool:
+        """True if it needs those that it does not compute."""
+        return self.dropout and self.caps_importance
+
+    def leaves_some(self, steps_per_update: int) -> bool:
+        """True if some have to be read ahead, unless the sampler computed the same numbers."""
+        return steps_per_update > 1 or (self.dropout and (self.updates > 1 or self.needs_them))
+
+
+class OldLogprobs:
+    """The learner's log-probabilities of sampled tokens before the first update.
+
+    A separate pass reads them for a few trajectories first. If the sampler computed the same
+    numbers there (in process, in float32), its numbers are used for all others too, and the pass
+    over those is saved.
+
+    Args:
+        columns: The trajectories.
+        read: Computes the learner's log-probabilities of trajectories, with its present weights.
+        first_step: What the first step computes and needs.
         sampler_differs: True if the sampler draws from another distribution than the learner's:
             from a part of it, or with older weights. Then a few trajectories prove nothing about
             the others.
@@ -180,16 +206,12 @@ class OldLogprobs:
         self,
         columns: TokenColumns,
         read: Callable[[Sequence[Trajectory]], Column],
-        updates: int,
-        dropout: bool = False,
-        caps_importance: bool = False,
+        first_step: FirstStep,
         sampler_differs: bool = False,
         in_step: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._columns, self._read, self._in_step = columns, read, in_step
-        self._first_step_gives_them = updates > 1 and not dropout
-        self._first_step_needs_them = dropout and caps_importance
-        self._reads_all = sampler_differs
+        self._first_step, self._reads_all = first_step, sampler_differs
         self._logprobs: dict[int, Tensor] = {}  # by the trajectory's number
 
     def look_ahead(self, steps: Sequence[Tensor]) -> None:
@@ -198,8 +220,8 @@ class OldLogprobs:
         Args:
             steps: The numbers of each step's trajectories.
         """
-        from_first_step = set(steps[0].tolist()) if self._first_step_gives_them else set()
-        needing = steps if self._first_step_needs_them else steps[1:]
+        from_first_step = set(steps[0].tolist()) if self._first_step.gives_them else set()
+        needing = steps if self._first_step.needs_them else steps[1:]
         needed = sorted({i for step in needing for i in step.tolist()} - from_first_step)
         compared = _spread(needed, _SAMPLE)
         rest = sorted({*needed} - {*compared})
@@ -220,10 +242,10 @@ class OldLogprobs:
     def join(self, minibatch: Minibatch, numbers: Sequence[int]) -> Minibatch:
         """Complete a minibatch of the trajectories of these numbers: add the old log-probabilities
         that it needs, or a `keep` for those that it computes."""
-        if not minibatch.first or self._first_step_needs_them:
+        if not minibatch.first or self._first_step.needs_them:
             old_logprobs = torch.cat([self._logprobs[i] for i in numbers])
             return replace(minibatch, old_logprobs=old_logprobs)
-        if self._first_step_gives_them:
+        if self._first_step.gives_them:
             return replace(minibatch, keep=partial(self._keep, numbers))
         return minibatch
 

@@ -47,7 +47,7 @@ from turnrl.earnings import earning_tallies
 from turnrl.errors import RecipeError
 from turnrl.experience import Experience
 from turnrl.function_rewards import rewards_of
-from turnrl.learning import Minibatch, OldLogprobs, Step, TokenColumns, Updates
+from turnrl.learning import FirstStep, Minibatch, OldLogprobs, Step, TokenColumns, Updates
 from turnrl.lifecycle import PolicyModule
 from turnrl.loader import Iterates, IterationData, data_of
 from turnrl.objective import ClippedSurrogate
@@ -225,16 +225,20 @@ class MTGRPO(PolicyModule, Iterates):
 
     def _old_logprobs(self, tokens: TokenColumns) -> OldLogprobs:
         """The learner's log-probabilities from before the first update, computed when needed."""
-        lora, sampling = self.policy.lora, self.rollout.sampling
         return OldLogprobs(
             tokens,
             lambda chosen: [scores.logprobs for scores in read_trajectories(chosen, self.read)],
-            updates=self.updates_per_iteration,
-            dropout=lora is not None and lora.dropout > 0,
-            caps_importance=self.objective.importance_cap is not None,
-            sampler_differs=sampling.cuts_distribution or self.max_staleness > 0,
+            self.first_step,
+            sampler_differs=self.rollout.sampling.cuts_distribution or self.max_staleness > 0,
             in_step=self.policy.in_step,
         )
+
+    @property
+    def first_step(self) -> FirstStep:
+        """What the first step of an iteration does for the ratios of all steps."""
+        lora, cap = self.policy.lora, self.objective.importance_cap
+        dropout = lora is not None and lora.dropout > 0
+        return FirstStep(self.updates_per_iteration, dropout, cap is not None)
 
     def _mean_over_processes(self, value: Tensor) -> Tensor:
         """The mean of a tensor over processes; without a Trainer there is only one process."""

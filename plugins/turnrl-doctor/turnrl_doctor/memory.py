@@ -71,7 +71,7 @@ def work_of(start: Start) -> Work:
         turns=turns,
         result_tokens=min(rollout.max_result_tokens, rollout.max_tokens),
         updates=module.updates_per_iteration,
-        old=module.steps_per_update > 1,  # else the first update's forward pass computes them
+        old=module.first_step.leaves_some(module.steps_per_update),
         cut=rollout.sampling.cuts_distribution,
         moments=_moments(module),
         processes=start.processes,

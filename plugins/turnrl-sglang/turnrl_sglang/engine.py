@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 from typing import final
 
-from turnrl import RecipeError, SampledPolicy
+from turnrl import RecipeError
 from turnrl_sglang.sglang_api import SGLangAPI
-from turnrl_vllm import Server, ServerEngine
+from turnrl_vllm import ServerEngine
 
 
 @final
@@ -48,6 +47,3 @@ class SGLang(ServerEngine):
                 "SGLang has no url. Start a server, and give its address: http://localhost:30000"
             )
         super().__post_init__()
-
-    def _start_one(self, policy: SampledPolicy, max_tokens: int, home: Path) -> Server:
-        raise AssertionError("a server is always given")

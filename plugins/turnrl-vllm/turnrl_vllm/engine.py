@@ -131,10 +131,11 @@ class VLLM(ServerEngine):
         check_python(self.python)
         return contextlib.nullcontext(replace(self))
 
-    def _start_one(self, policy: SampledPolicy, max_tokens: int, home: Path) -> Server:
-        """Start vLLM with the base, and wait until it answers."""
+    def _begin(self, policy: SampledPolicy, max_tokens: int, home: Path) -> list[Server]:
+        """With `python`, start vLLM with the base, and wait until it answers."""
+        if self.python is None:
+            return super()._begin(policy, max_tokens, home)
         assert isinstance(policy, Policy), "checked"
-        assert self.python is not None, "checked"
         model = policy.folder
         if not has_adapter(policy):
             model = str(home / "base")  # in the form in which later versions are written
@@ -161,7 +162,7 @@ class VLLM(ServerEngine):
         )
         server = Server(started.url, started.key, self.timeout_s, self.api.name)
         started.wait(server.is_up, self.start_timeout_s)
-        return server
+        return [server]
 
     def _patience(self) -> tuple[float, Callable[[], None] | None]:
         if self.started is None:
@@ -173,7 +174,7 @@ class VLLM(ServerEngine):
         """See `Engine.rest`. A server that the run has started falls asleep."""
         if self._sleeps and self.started is not None and self.pool is not None:
             self.started.note(asleep=True)
-            on_loop(self.pool.sleep())
+            on_loop(self.pool.sleep(self.api.sleep))
             self._in_force["memory between collections"] = "given back"
 
     async def _wake(self, pool: Pool) -> None:
@@ -181,7 +182,7 @@ class VLLM(ServerEngine):
             if self.started is not None:
                 self.started.note(asleep=False)
             give_back_cache()
-            await pool.wake()
+            await pool.wake(self.api.wake)
 
     def _end_own(self) -> None:
         started, self.started = self.started, None

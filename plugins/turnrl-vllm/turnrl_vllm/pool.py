@@ -143,10 +143,12 @@ class Pool:
         for server in self.servers:
             await server.close()
 
-    async def sleep(self) -> None:
+    async def sleep(self, send: Callable[[Server], Awaitable[object]]) -> None:
         """Put the servers to sleep, so that they free the GPU's memory. No request may be under
         way.
 
+        Args:
+            send: Asks a server to sleep.
         Raises:
             EngineError: If one refuses.
         """
@@ -158,7 +160,7 @@ class Pool:
                 server.forget()
                 try:
                     with contextlib.suppress(Unavailable):  # one that died holds no memory
-                        await server.ask_async("/sleep?level=1", {})
+                        await send(server)
                 except Refused as error:
                     raise EngineError(
                         f"{server.name} does not give its memory back ({error}). Set "
@@ -166,17 +168,19 @@ class Pool:
                     ) from error
                 await server.close()
 
-    async def wake(self) -> None:
+    async def wake(self, send: Callable[[Server], Awaitable[object]]) -> None:
         """Wake the servers if they sleep; several turns may call this at once. Each server is
         compared with the learner before it samples.
 
+        Args:
+            send: Asks a server to wake.
         Raises:
             EngineError: If one cannot, or none could be reached.
         """
         async with self._waking:
             for server in self.servers if self.asleep else ():
                 try:
-                    await self.ask_one(server, lambda awake: awake.ask_async("/wake_up", {}))
+                    await self.ask_one(server, send)
                 except Refused as error:
                     raise EngineError(
                         f"{server.name} does not get its memory back ({error}). Lower "

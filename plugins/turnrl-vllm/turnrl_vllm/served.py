@@ -11,8 +11,8 @@ import atexit
 import os
 import re
 import shutil
+import sys
 import tempfile
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -32,6 +32,7 @@ from turnrl import (
     at_least,
     installed,
     on_loop,
+    say,
 )
 from turnrl.servers import Unavailable
 from turnrl_vllm.api import ServerAPI
@@ -223,7 +224,7 @@ class ServerEngine(Engine):
         return home
 
     def _start(self, policy: SampledPolicy, max_tokens: int, home: Path, follows: bool) -> None:
-        servers = self._servers() or [self._start_one(policy, max_tokens, home)]
+        servers = self._begin(policy, max_tokens, home)
         self.pool = Pool(servers, *self._patience())
         versions = [self._examined(server, policy, max_tokens) for server in servers]
         adapter = has_adapter(policy)
@@ -238,20 +239,23 @@ class ServerEngine(Engine):
             follows=follows,
         )
         self.held.clear()
+        sampler = self._sampler(versions)
+        if self._urls and not follows:
+            say(f"turnrl: sampling with {sampler}: {', '.join(self._urls)}", sys.stderr)
         self._in_force = {
-            "sampler": self._sampler(versions),
+            "sampler": sampler,
             "weights while sampling": "base and adapter" if adapter else "the whole model",
         }
 
-    @abstractmethod
-    def _start_one(self, policy: SampledPolicy, max_tokens: int, home: Path) -> Server:
-        """Start a server, because none is given.
+    def _begin(self, policy: SampledPolicy, max_tokens: int, home: Path) -> list[Server]:
+        """The servers that sample: those that are given, unless a subclass starts one.
 
         Args:
             policy: The policy.
             max_tokens: The most tokens of a session.
             home: The folder for weights.
         """
+        return self._servers()
 
     def _patience(self) -> tuple[float, Callable[[], None] | None]:
         """Seconds to wait for servers, and what raises if they will never answer."""

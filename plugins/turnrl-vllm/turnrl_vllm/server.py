@@ -217,9 +217,9 @@ class Server:
             try:
                 return response.json() if response.content else None
             except ValueError:
-                if "/load_lora" in str(response.url) or "/unload_lora" in str(response.url):
-                    return response.text  # a sentence
-                raise Refused(status, "an answer that is no JSON") from None
+                if response.text.lstrip().startswith("<"):  # a page: another kind of server
+                    raise Refused(status, "an answer that is no JSON") from None
+                return response.text  # a sentence: what was asked is done
         problem = self._clean(_complaint(response))
         if not _OF_THE_REQUEST.search(problem):
             raise_if_away(status, f"status {status}: {problem}", response.headers)

@@ -123,6 +123,19 @@ class VLLMAPI(ServerAPI):
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         await server.ask_async("/collective_rpc", body, _RELOAD_S)
 
+    async def sleep(self, server: Server) -> None:
+        """Have a server free its GPU memory, and keep the base in host memory.
+
+        Raises:
+            Unavailable: If it does not answer.
+            Refused: If it refuses.
+        """
+        await server.ask_async("/sleep?level=1", {})
+
+    async def wake(self, server: Server) -> None:
+        """Have a server take memory again; it raises what `sleep` does."""
+        await server.ask_async("/wake_up", {})
+
     def next_step(self, error: Refused, folder: Path) -> str:
         """See `ServerAPI.next_step`."""
         if "rank" in error.problem.lower():
