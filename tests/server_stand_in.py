@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import threading
+import time
 from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -180,6 +181,7 @@ class SGLangModel(Model):
         return {"success": True}
 
     def reload(self, folder: str) -> dict:
+        time.sleep(self.options.reload_s)
         super().reload(folder)
         return {"success": True, "message": "Succeeded to update model weights."}
 
@@ -213,7 +215,11 @@ class SGLangModel(Model):
             "version": "0.0.0",
             "enable_lora": self.options.adapters,
             "max_lora_rank": self.options.max_lora_rank,
+            "max_req_input_len": self.options.max_model_len - 6,
         }
+        if self.options.reload_s:  # SGLang answers no health check meanwhile
+            self.lock.acquire()
+            self.lock.release()
         return {
             "/health": None,
             "/server_info": settings,
@@ -285,6 +291,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--wakeless", action="store_true")
     parser.add_argument("--forgetful", action="store_true")
     parser.add_argument("--sglang", action="store_true")
+    parser.add_argument("--reload-s", type=float, default=0.0)
     options, _ = parser.parse_known_args(arguments)
     torch.set_num_threads(1)
     Handler.model = (SGLangModel if options.sglang else Model)(options)

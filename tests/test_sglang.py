@@ -17,6 +17,7 @@ from test_vllm import PROMPT, STARTER, Stand, adapted, change, free_port, own, t
 from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_loop, record
 from turnrl.cli import main
 from turnrl.testing import check_engine
+from turnrl_servers import pool
 from turnrl_sglang import SGLang
 from turnrl_vllm import VLLM
 
@@ -78,6 +79,20 @@ def test_a_server_that_was_restarted_gets_its_adapter_again(stand, tiny_model):
     engine.close()
 
 
+def test_a_server_that_reloads_its_weights_is_not_given_up(stand, tiny_model, monkeypatch):
+    monkeypatch.setattr(pool, "_CHECK_EVERY_S", 0.1)
+    monkeypatch.setattr(pool, "_HEALTH_TIMEOUT_S", 0.2)
+    policy = Policy(str(tiny_model))
+    policy.load()
+    server = stand("--reload-s", "1.5")
+    engine = SGLang(url=server.url)
+    engine.start(policy, 64)
+    engine.sync(0)
+    engine.sync(1)
+    assert len(engine.pool.servers[0].ask("GET", "/loads")) == 2
+    engine.close()
+
+
 def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model, monkeypatch):
     policy = adapted(tiny_model)
     engine = SGLang(url=stand().url)
@@ -108,9 +123,9 @@ def test_an_end_token_of_the_models_own_ends_a_turn():
     sampling = Sampling(6, 1.0, end_ids=(3,))
     done = api.completion({"output_ids": [7, 2], "meta_info": meta}, sampling, 4)
     assert (done.token_ids, done.reason, done.version) == ((7, 2), "end", 4)
-    assert api.turn([5], sampling)["sampling_params"]["ignore_eos"] is False
+    assert api.turn_request([5], sampling)["sampling_params"]["ignore_eos"] is False
     # without end tokens nothing but the limit ends it
-    assert api.turn([5], Sampling(6, 1.0))["sampling_params"]["ignore_eos"] is True
+    assert api.turn_request([5], Sampling(6, 1.0))["sampling_params"]["ignore_eos"] is True
 
 
 def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_model, nursery):
@@ -119,7 +134,7 @@ def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_m
     assert f"SGLang at {away} does not answer" in told(SGLang(url=away), policy)
     short = stand("--max-model-len", "48", "--no-adapters")
     message = told(SGLang(url=short.url), policy)
-    assert "has a window of 48 tokens. Start it with --context-length 64" in message
+    assert "has a window of 42 tokens. Start it with --context-length 70" in message
     message = told(SGLang(url=short.url), policy, 40)
     assert "cannot take an adapter of rank 32 (status 400: LoRA is not enabled)" in message
     assert message.endswith("--enable-lora, --max-lora-rank and --lora-target-modules.")
@@ -134,7 +149,7 @@ def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_m
     finally:
         vllm.kill()
     assert policy.network is None
-    with pytest.raises(RecipeError, match="SGLang has no url"):
+    with pytest.raises(RecipeError, match=r"engine\.url is missing: SGLang samples with servers"):
         SGLang()
 
 

@@ -47,10 +47,10 @@ from turnrl import (
 from turnrl.cli import main
 from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
-from turnrl_vllm import pool as pool_of_servers
+from turnrl_servers import pool as pool_of_servers
+from turnrl_servers.server import Server
+from turnrl_servers.together import Together
 from turnrl_vllm.engine import VLLM
-from turnrl_vllm.server import Server
-from turnrl_vllm.together import Together
 
 REAL = os.environ.get("TURNRL_TEST_VLLM_PYTHON")
 
@@ -478,8 +478,8 @@ def test_sessions_of_a_server_that_dies_go_on_at_another(stand, tiny_model, capf
 
 
 def test_a_server_that_hangs_is_left(stand, tiny_model, monkeypatch):
-    monkeypatch.setattr(pool_of_servers, "_LOOK_EVERY_S", 0.3)
-    monkeypatch.setattr(pool_of_servers, "_WELL_WITHIN_S", 0.5)
+    monkeypatch.setattr(pool_of_servers, "_CHECK_EVERY_S", 0.3)
+    monkeypatch.setattr(pool_of_servers, "_HEALTH_TIMEOUT_S", 0.5)
     policy, servers = adapted(tiny_model), [stand(), stand()]
     engine = VLLM(url=[one.url for one in servers], patience_s=20)
     engine.start(policy, 64)
@@ -970,7 +970,7 @@ def test_a_run_that_fails_leaves_no_weights_and_no_adapters(stand, recipe, monke
     built.trainer.callbacks.append(Fails())
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         built.trainer.fit(built.module, datamodule=built.data)
-    assert not list(Path("tmp").glob("turnrl-vllm-*"))
+    assert not list(Path("tmp").glob("turnrl-weights-*"))
     models = httpx2.get(f"{server.url}/v1/models").json()["data"]
     assert [one["id"] for one in models] == ["base"]
 
@@ -1013,7 +1013,7 @@ def test_processes_that_learn_together_share_the_versions_of_the_first(
     for one in two:
         names = Server(one.url, "", 5, "vLLM").ask("GET", "/loads")
         assert [name.split("-")[4:] for name in names] == [["0", "0"], ["2", "0"], ["4", "0"]]
-    assert not [file for file in Path("runs").rglob("*") if file.name.startswith("turnrl-vllm-")]
+    assert not [file for file in Path("runs").rglob("*") if file.name.startswith("turnrl-weights-")]
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])

@@ -125,14 +125,24 @@ class Collector:
                 f"{rollout.driver.name} cannot be branched. Take an estimator without probes, such "
                 "as TurnLevel."
             )
-        engine = self.setup.engine
+        rollout.places.of_tools(estimator.probes, *self._shares)
+        self.check_engine(self.setup.surroundings)
+
+    def check_engine(self, where: Surroundings) -> None:
+        """Find what the engine cannot do, before any weights are loaded.
+
+        Args:
+            where: Where it will work.
+        Raises:
+            RecipeError: Naming the setting, and the next step.
+        """
+        engine, rollout = self.setup.engine, self.setup.rollout
         if rollout.sampling.cuts_distribution and not engine.cuts_distributions:
             raise RecipeError(
                 f"{type(engine).__name__} cannot draw from a part of the distribution. Leave out "
                 "model.rollout.top_k, min_p and top_p, or take another engine, such as Slots."
             )
-        rollout.places.of_tools(estimator.probes, *self._shares)
-        engine.check(self.setup.policy, rollout.max_tokens, self.setup.surroundings)
+        engine.check(self.setup.policy, rollout.max_tokens, where)
 
     def attempt(
         self, questions: Sequence[Question], key: tuple[int, ...], bar: str | None

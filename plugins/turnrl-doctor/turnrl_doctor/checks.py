@@ -300,7 +300,7 @@ class Sampler(Check):
         if (module := recipe_of(start)) is None:
             return
         engine = module.engine
-        engine.check(module.policy, module.rollout.max_tokens, start.surroundings)
+        module.collector.check_engine(start.surroundings)
         servers = engine.in_force.get("sampler", "")
         text = f"{type(engine).__name__} can sample this model"
         yield Finding("pass", "sampler", f"{text} ({servers})" if servers else text)

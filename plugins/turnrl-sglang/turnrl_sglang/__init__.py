@@ -1,6 +1,6 @@
 """`SGLang`: the engine that samples with SGLang servers.
 
-engine      SGLang; what it shares with other servers is `turnrl_vllm.ServerEngine`
+engine      SGLang; what it shares with other engines behind servers is `turnrl_servers`
 sglang_api  the API of SGLang's server
 """
 

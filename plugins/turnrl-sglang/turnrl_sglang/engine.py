@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import final
 
 from turnrl import RecipeError
+from turnrl_servers import ServerEngine
 from turnrl_sglang.sglang_api import SGLangAPI
-from turnrl_vllm import ServerEngine
 
 
 @final
@@ -44,6 +44,7 @@ class SGLang(ServerEngine):
     def __post_init__(self) -> None:
         if not self.url:
             raise RecipeError(
-                "SGLang has no url. Start a server, and give its address: http://localhost:30000"
+                "model.engine.url is missing: SGLang samples with servers that run already. Start "
+                "one, and set url to its address, such as http://localhost:30000."
             )
         super().__post_init__()

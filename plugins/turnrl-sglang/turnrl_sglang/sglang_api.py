@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, final
+from typing import final
 
-from turnrl import Completion, EngineError, Sampling
+from turnrl import Sampling
 from turnrl.servers import Unavailable
-from turnrl_vllm import SHORT_S, Answer, Fields, Refused, Served, Server, ServerAPI
-
-_RELOAD_S = 600.0
-"""Time limit of reloading all weights, in seconds."""
-_NO_FOLDER = re.compile("repo id|no such file|not a valid|does not appear", re.IGNORECASE)
-"""Errors of a server that does not see a folder: it takes the path for a name on the hub."""
+from turnrl_servers import (
+    RELOAD_S,
+    SHORT_S,
+    Answer,
+    Fields,
+    Refused,
+    Sampled,
+    Served,
+    Server,
+    ServerAPI,
+)
 
 
 @final
@@ -22,17 +26,28 @@ class SGLangAPI(ServerAPI):
     """SGLang's own API, `/generate`, and its endpoints for adapters and weights."""
 
     name = "SGLang"
-    sampling = "/generate"
+    tried = "0.5.23"
+    turn_path = "/generate"
     length_option = "--context-length"
+    spare_tokens = 6
     logprobs_hint = "Start it without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment."
+    rank_hint = (
+        "Start it with a larger --max-lora-rank and with all --lora-target-modules, or lower "
+        "model.policy.lora.r."
+    )
+    weights_hint = "Start it with --enable-lora, --max-lora-rank and --lora-target-modules."
 
     def describe(self, server: Server) -> Served:
         """See `ServerAPI.describe`. The base is named by its path, which changes with its weights,
         so it is called `base` here."""
-        version = str(server.ask("GET", "/server_info")["version"])
+        settings = server.ask("GET", "/server_info")
         models = server.ask("GET", "/v1/models")["data"]
-        (window,) = (model["max_model_len"] for model in models if not model.get("parent"))
-        return Served(version, {"base": window})
+        windows = [model["max_model_len"] for model in models if not model.get("parent")]
+        if len(windows) != 1:
+            raise LookupError(f"it serves {len(windows)} models")
+        # it needs some tokens of its window itself, and its cache may be smaller than that
+        window = min(windows[0], int(settings["max_req_input_len"]))
+        return Served(str(settings["version"]), {"base": window})
 
     def tokenize(self, server: Server, text: str) -> list[int]:
         """See `ServerAPI.tokenize`."""
@@ -51,12 +66,12 @@ class SGLangAPI(ServerAPI):
         try:
             server.ask("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": folder})
         except Refused as error:
-            return error if _NO_FOLDER.search(error.problem) else None
+            return error if self.sees_no_folder(error) else None
         return None
 
-    def turn(self, ids: Sequence[int], sampling: Sampling) -> Fields:
-        """See `ServerAPI.turn`. SGLang gives log-probabilities of the whole distribution, whatever
-        part of it tokens are drawn from."""
+    def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
+        """See `ServerAPI.turn_request`. SGLang gives log-probabilities of the whole distribution,
+        whatever part of it tokens are drawn from."""
         if sampling.cuts_distribution:
             raise NotImplementedError("SGLang cannot draw from a part of the distribution")
         parameters = _plain(sampling.max_tokens, sampling.temperature)
@@ -66,30 +81,14 @@ class SGLangAPI(ServerAPI):
             parameters |= {"stop_token_ids": list(sampling.end_ids), "ignore_eos": False}
         return {"input_ids": list(ids), "return_logprob": True, "sampling_params": parameters}
 
-    def completion(self, answer: Answer, sampling: Sampling, version: int) -> Completion:
-        """See `ServerAPI.completion`."""
-        tokens, logprobs, why = _sampled(answer)
-        kind, matched = why.get("type"), why.get("matched")
-        if kind not in ("stop", "length"):
-            raise Unavailable(f"it ended a turn with finish_reason {kind!r}")
-        reason: Literal["end", "stop", "length"] = "length"
-        if tokens[-1] in sampling.end_ids or isinstance(matched, int):
-            reason = "end"
-        elif kind == "stop":
-            reason = "stop"
-        elif len(tokens) < sampling.max_tokens:
-            raise Unavailable(f"it returned only {len(tokens)} of {sampling.max_tokens} tokens")
-        return Completion(tokens, logprobs, reason, version)
-
-    def next_token(self, prompts: Sequence[list[int]], temperature: float) -> Fields:
-        """See `ServerAPI.next_token`."""
+    def trial_request(self, prompts: Sequence[list[int]], temperature: float) -> Fields:
+        """See `ServerAPI.trial_request`."""
         parameters = _plain(1, temperature)
         return {"input_ids": list(prompts), "return_logprob": True, "sampling_params": parameters}
 
-    def next_tokens(self, answer: Answer) -> list[tuple[int, float]]:
-        """See `ServerAPI.next_tokens`."""
-        sampled = [_sampled(one)[:2] for one in answer]
-        return [(tokens[0], logprobs[0]) for tokens, logprobs in sampled]
+    def sampled(self, answer: Answer) -> list[Sampled]:
+        """See `ServerAPI.sampled`."""
+        return [_sampled(turn) for turn in (answer if isinstance(answer, list) else [answer])]
 
     def with_adapter(self, name: str) -> Fields:
         """See `ServerAPI.with_adapter`."""
@@ -118,26 +117,11 @@ class SGLangAPI(ServerAPI):
         return "never been loaded" in error.problem or "implicitly load" in error.problem
 
     async def reload(self, server: Server, folder: Path) -> None:
-        """See `ServerAPI.reload`. SGLang empties its prefix cache too."""
-        body = {"model_path": str(folder), "weight_version": folder.name}
-        await server.ask_async("/update_weights_from_disk", body, _RELOAD_S)
-
-    def next_step(self, error: Refused, folder: Path) -> str:
-        """See `ServerAPI.next_step`."""
-        problem = error.problem.lower()
-        if "not enabled" in problem or error.status in (404, 405):
-            return "Start it with --enable-lora, --max-lora-rank and --lora-target-modules."
-        if "rank" in problem:
-            return (
-                "Start it with a larger --max-lora-rank and with all --lora-target-modules, or "
-                "lower model.policy.lora.r."
-            )
-        if _NO_FOLDER.search(problem):
-            return (
-                f"It does not see the folder {str(folder)!r}. Set model.engine.folder to one that "
-                "both see and may read."
-            )
-        return "Look into its log."
+        """See `ServerAPI.reload`. SGLang empties its prefix cache too, for which no request may be
+        under way: it aborts those that this process has given up."""
+        body: Fields = {"model_path": str(folder), "weight_version": folder.name}
+        body["abort_all_requests"] = True
+        await server.ask_async("/update_weights_from_disk", body, RELOAD_S)
 
 
 def _plain(max_tokens: int, temperature: float) -> Fields:
@@ -161,24 +145,15 @@ def _plain(max_tokens: int, temperature: float) -> Fields:
     }
 
 
-def _sampled(answer: Answer) -> tuple[tuple[int, ...], tuple[float, ...], dict[str, object]]:
-    """The tokens of an answer, their log-probabilities, and why it ended.
+def _sampled(answer: Answer) -> Sampled:
+    """What was sampled after one history.
 
     Raises:
         Unavailable: If the server aborted it before its first token.
-        EngineError: If it has none of them.
     """
-    try:
-        ids, meta = answer["output_ids"], answer["meta_info"]
-        why = dict(meta["finish_reason"])
-        if why["type"] == "abort":
-            raise Unavailable("it ended a turn with finish_reason 'abort'")
-        logprobs = [logprob for logprob, *_ in meta["output_token_logprobs"]]
-        if ids and len(ids) == len(logprobs):
-            return tuple(ids), tuple(logprobs), why
-    except (LookupError, TypeError, ValueError):
-        pass
-    raise EngineError(
-        "SGLang answered without token ids and their log-probabilities. It may be too old: turnrl "
-        "was tried with 0.5.23."
-    )
+    meta = answer["meta_info"]
+    why, matched = str(meta["finish_reason"]["type"]), meta["finish_reason"].get("matched")
+    if why == "abort":
+        raise Unavailable("it ended a turn with finish_reason 'abort'")
+    logprobs = tuple(logprob for logprob, *_ in meta["output_token_logprobs"])
+    return Sampled(tuple(answer["output_ids"]), logprobs, why, isinstance(matched, int))

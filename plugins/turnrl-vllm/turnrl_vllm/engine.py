@@ -11,12 +11,9 @@ from pathlib import Path
 from typing import final
 
 from turnrl import Beside, Engine, Policy, RecipeError, SampledPolicy, at_least, on_loop
-from turnrl_vllm.pool import Pool
-from turnrl_vllm.served import ServerEngine
-from turnrl_vllm.server import Server
+from turnrl_servers import Pool, Server, ServerEngine, has_adapter, write
 from turnrl_vllm.started import ASLEEP, Started, check_python, give_back_cache, gpu_share
 from turnrl_vllm.vllm_api import VLLMAPI
-from turnrl_vllm.weights import has_adapter, write
 
 
 @final

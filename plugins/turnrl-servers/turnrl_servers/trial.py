@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from turnrl import EngineError, Policy, RecipeError, SampledPolicy
-from turnrl_vllm.api import Fields, ServerAPI
-from turnrl_vllm.server import Refused, Server
+from turnrl_servers.api import Fields, ServerAPI
+from turnrl_servers.server import Refused, Server
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -72,7 +72,7 @@ def examine(
     if window is not None and window < max_tokens:
         raise RecipeError(
             f"model.rollout.max_tokens is {max_tokens}, and {server.name} has a window of {window} "
-            f"tokens. Start it with {api.length_option} {max_tokens}, or lower "
+            f"tokens. Start it with {api.length_option} {max_tokens + api.spare_tokens}, or lower "
             "model.rollout.max_tokens."
         )
     _same_tokenizer(server, api, policy)
@@ -132,7 +132,7 @@ class Reference:
 
     def request(self, api: ServerAPI) -> Fields:
         """A request for one token after each prefix."""
-        return api.next_token(self.prompts, _TEMPERATURE)
+        return api.trial_request(self.prompts, _TEMPERATURE)
 
     def gap(self, tokens: Sequence[tuple[int, float]], temperature: float = _TEMPERATURE) -> float:
         """Mean absolute difference of log-probabilities, in nats.
@@ -170,7 +170,7 @@ def prove(
     Raises:
         EngineError: If it is larger, with the likeliest cause.
     """
-    tokens = api.next_tokens(answer)
+    tokens = api.trial_tokens(answer)
     gap = reference.gap(tokens)
     if gap <= max_gap:
         return gap

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import final
 
 from turnrl import RecipeError, SampledPolicy, Surroundings
-from turnrl_vllm.weights import has_adapter
+from turnrl_servers.weights import has_adapter
 
 _VISIBLE_S = 30.0
 """Seconds until a file server shows a new folder to all machines."""
@@ -74,7 +74,7 @@ class Together:
 
         self.follows = processes.get_rank() > 0
         """True if another process publishes the weights."""
-        self._home = parent.absolute() / f"turnrl-vllm-{secrets.token_hex(4)}"
+        self._home = parent.absolute() / f"turnrl-weights-{secrets.token_hex(4)}"
         self._starts = 0
         problem = "" if self.follows else self._make()
         shared = [str(self._home), problem]

@@ -10,14 +10,14 @@ from typing import TypeVar, final
 
 from turnrl import EngineError, WorldError, say, visible
 from turnrl.servers import Patience, Unavailable
-from turnrl_vllm.server import Refused, Server
+from turnrl_servers.server import Refused, Server
 
 T = TypeVar("T")
 
-_LOOK_EVERY_S = 3.0
+_CHECK_EVERY_S = 3.0
 """How often servers with requests under way are asked whether they are well."""
-_WELL_WITHIN_S = 5.0
-_CHANCES = 2
+_HEALTH_TIMEOUT_S = 5.0
+_MAX_FAILED_CHECKS = 2
 """Failed health checks in a row after which a server's requests are given up."""
 
 
@@ -62,13 +62,13 @@ class Pool:
         """Requests under way."""
         return sum(server.load for server in self.servers)
 
-    def choose(self, held: Callable[[Server], int]) -> Server:
+    def choose(self, sessions: Callable[[Server], int]) -> Server:
         """The server for a new session: the one with the fewest sessions.
 
         Args:
-            held: Counts the sessions of a server.
+            sessions: Counts the sessions of a server.
         """
-        return min([s for s in self.servers if not s.rests] or self.servers, key=held)
+        return min([s for s in self.servers if not s.rests] or self.servers, key=sessions)
 
     async def ask_all(self, send: Callable[[Server], Awaitable[object]]) -> None:
         """Send something to all servers that can be reached, at the same time. If none can be, wait
@@ -93,7 +93,7 @@ class Pool:
 
         await self._patience.ask_async(attempt)
 
-    async def ask_one(
+    async def ask_any(
         self, first: Server, send: Callable[[Server], Awaitable[T]]
     ) -> tuple[T, Server]:
         """Send something to a server, or to another one if it cannot be reached.
@@ -127,7 +127,7 @@ class Pool:
         """
         try:
             # a server that hangs accepts requests, whose time limit is far longer
-            if server.was_lost and not await server.is_well(_WELL_WITHIN_S):
+            if server.was_lost and not await server.is_well(_HEALTH_TIMEOUT_S):
                 raise Unavailable("its health check failed")
             answer = await send(server)
         except Unavailable as fault:
@@ -180,7 +180,7 @@ class Pool:
         async with self._waking:
             for server in self.servers if self.asleep else ():
                 try:
-                    await self.ask_one(server, send)
+                    await self.ask_any(server, send)
                 except Refused as error:
                     raise EngineError(
                         f"{server.name} does not get its memory back ({error}). Lower "
@@ -191,7 +191,7 @@ class Pool:
 
     def _watch_servers(self) -> None:
         if self._watch is None or self._watch.done():
-            self._watch = asyncio.ensure_future(self._look())
+            self._watch = asyncio.ensure_future(self._check_health())
 
     async def _stop_watching(self) -> None:
         """End the health checks before connections are closed."""
@@ -200,19 +200,20 @@ class Pool:
             watch.cancel()
             await asyncio.wait([watch])
 
-    async def _look(self) -> None:
+    async def _check_health(self) -> None:
         """While requests are under way, give up those of servers that fail their health checks: a
         process that hangs keeps its connections open."""
         failed = dict.fromkeys(self.servers, 0)
-        await asyncio.sleep(_LOOK_EVERY_S)
+        await asyncio.sleep(_CHECK_EVERY_S)
         while self.load:  # the next request begins to look again
             for server in self.servers:
-                well = not server.load or await server.is_well(_WELL_WITHIN_S)
+                is_idle = not server.load or server.is_reloading
+                well = is_idle or await server.is_well(_HEALTH_TIMEOUT_S)
                 failed[server] = 0 if well else failed[server] + 1
-                if failed[server] >= _CHANCES:
+                if failed[server] >= _MAX_FAILED_CHECKS:
                     server.give_up_calls()
                     failed[server] = 0
-            await asyncio.sleep(_LOOK_EVERY_S)
+            await asyncio.sleep(_CHECK_EVERY_S)
 
     def _lost(self, server: Server, fault: Unavailable) -> Unavailable:
         if not server.was_lost and len(self.servers) > 1:

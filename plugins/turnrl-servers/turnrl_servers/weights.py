@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, TypeGuard, final
 
 from turnrl import EngineError, Policy, SampledPolicy, on_loop
 from turnrl.servers import Unavailable
-from turnrl_vllm.api import ServerAPI
-from turnrl_vllm.pool import Pool
-from turnrl_vllm.server import Refused, Server
-from turnrl_vllm.trial import Reference, prove, reference
+from turnrl_servers.api import ServerAPI
+from turnrl_servers.pool import Pool
+from turnrl_servers.server import Refused, Server
+from turnrl_servers.trial import Reference, prove, reference
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -85,14 +85,14 @@ class Weights(ABC):
         self._max_logprob_gap, self._follows = max_logprob_gap, follows
         self._times: Counter[int] = Counter()
         self._lock = threading.Condition()
-        self._every: list[Published] = []
+        self._versions: list[Published] = []
         """All versions that the servers may still have, the newest last."""
 
     @property
     def newest(self) -> Published:
         """The weights that new sessions sample with."""
         with self._lock:
-            return self._every[-1]
+            return self._versions[-1]
 
     def publish(self, version: int) -> None:
         """Let the servers sample with the present weights, and prove that they do.
@@ -119,7 +119,7 @@ class Weights(ABC):
                 shutil.rmtree(old.folder, ignore_errors=True)
 
     @contextlib.contextmanager
-    def turn(self, began: Published) -> Iterator[None]:
+    def pinned(self, began: Published) -> Iterator[None]:
         """Inside this block the weights are not dropped.
 
         Raises:
@@ -141,7 +141,7 @@ class Weights(ABC):
             RuntimeError: If they are no longer kept.
         """
         with self._lock:
-            if began not in self._every[-self.keeps :]:
+            if began not in self._versions[-self.keeps :]:
                 raise RuntimeError("a session ends when its weights are gone: open a new one")
 
     def _changed(self) -> AbstractContextManager[None]:
@@ -152,12 +152,12 @@ class Weights(ABC):
         """Give the weights to the servers, before any turn is sampled with them."""
 
         async def give(server: Server) -> None:
-            async with server.held():
+            async with server.reserved():
                 await self._load(server, new, first=True)
 
         on_loop(self.pool.ask_all(give))
         with self._lock:
-            self._every.append(new)
+            self._versions.append(new)
 
     @abstractmethod
     async def _load(self, server: Server, published: Published, first: bool = False) -> None:
@@ -194,7 +194,7 @@ class Weights(ABC):
     def close(self) -> None:
         """Remove the files, and have the servers drop the weights."""
         with self._lock:
-            every, self._every = self._every, []
+            every, self._versions = self._versions, []
         if not self._follows:
             for old in every:
                 self._forget(old)
@@ -203,8 +203,8 @@ class Weights(ABC):
     def _dropped(self) -> list[Published]:
         """Remove and return the versions beyond `keeps` that no turn uses any more."""
         with self._lock:
-            old = [version for version in self._every[: -self.keeps] if not version.turns]
-            self._every = [version for version in self._every if version not in old]
+            old = [version for version in self._versions[: -self.keeps] if not version.turns]
+            self._versions = [version for version in self._versions if version not in old]
         return old
 
     @contextlib.contextmanager
@@ -228,7 +228,7 @@ class Weights(ABC):
         """
         body = published.reference.request(self.api) | selecting
         # it may wait behind turns, so it has the time limit of a turn
-        answer = await server.ask_async(self.api.sampling, body)
+        answer = await server.ask_async(self.api.turn_path, body)
         self.gap = prove(server, self.api, published.reference, answer, self._max_logprob_gap)
 
 
@@ -248,22 +248,22 @@ class Adapters(Weights):
         self, server: Server, began: Published, body: dict[str, object]
     ) -> tuple[object, int]:
         body = body | self.api.with_adapter(began.name)
-        async with server.held():
+        async with server.reserved():
             if began.name not in server.has:
                 await self._load(server, began)
             has = server.has
         try:
-            return await server.ask_async(self.api.sampling, body), began.version
+            return await server.ask_async(self.api.turn_path, body), began.version
         except Refused as error:
             if not self.api.lacks_adapter(error):
                 raise
         # it was restarted since, and has lost its adapters
-        async with server.held():
+        async with server.reserved():
             if server.has is has:  # no other turn has noticed before
                 server.has = set()
             if began.name not in server.has:
                 await self._load(server, began)
-        return await server.ask_async(self.api.sampling, body), began.version
+        return await server.ask_async(self.api.turn_path, body), began.version
 
     def _forget(self, old: Published) -> None:
         for server in self.pool.servers:
@@ -289,8 +289,12 @@ class WholeModel(Weights):
     async def _load(self, server: Server, published: Published, first: bool = False) -> None:
         server.salt = None
         if not (first and self._follows):  # the first process has had the server reload them
-            with self._refusals(server):
-                await self.api.reload(server, published.folder)
+            server.is_reloading = True
+            try:
+                with self._refusals(server):
+                    await self.api.reload(server, published.folder)
+            finally:
+                server.is_reloading = False
         salt = secrets.token_hex(8)
         await self._prove(server, published, self.api.with_base(server.base, salt))
         server.salt = salt
@@ -302,12 +306,12 @@ class WholeModel(Weights):
             await asyncio.sleep(0.01)
         try:
             newest = self.newest
-            async with server.held():
+            async with server.reserved():
                 if server.salt is None:
                     # it may have been restarted, with the weights that training began from
                     await self._load(server, newest)
                 salted = body | self.api.with_base(server.base, server.salt)
-            return await server.ask_async(self.api.sampling, salted), newest.version
+            return await server.ask_async(self.api.turn_path, salted), newest.version
         finally:
             self._leave()
 

@@ -35,12 +35,12 @@ from turnrl import (
     say,
 )
 from turnrl.servers import Unavailable
-from turnrl_vllm.api import ServerAPI
-from turnrl_vllm.pool import Pool
-from turnrl_vllm.server import Refused, Server
-from turnrl_vllm.together import Together, check_together, is_together
-from turnrl_vllm.trial import examine
-from turnrl_vllm.weights import Adapters, Published, Weights, WholeModel, has_adapter
+from turnrl_servers.api import ServerAPI
+from turnrl_servers.pool import Pool
+from turnrl_servers.server import Refused, Server
+from turnrl_servers.together import Together, check_together, is_together
+from turnrl_servers.trial import examine
+from turnrl_servers.weights import Adapters, Published, Weights, WholeModel, has_adapter
 
 
 class _Session(Session):
@@ -51,7 +51,7 @@ class _Session(Session):
     ) -> None:
         self._engine, self._ids, self._began, self._server = engine, ids, began, server
         self._busy = self._closed = False
-        engine.held[server] += 1
+        engine.sessions[server] += 1
 
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
         self._check()
@@ -61,8 +61,8 @@ class _Session(Session):
             done, server = await self._engine.sample(self._server, self._began, ids, sampling)
             self._ids = (*ids, *done.token_ids)
             if server is not self._server:
-                self._engine.held.subtract([self._server])
-                self._engine.held[server] += 1
+                self._engine.sessions.subtract([self._server])
+                self._engine.sessions[server] += 1
                 self._server = server
             return done
         except BaseException:
@@ -78,7 +78,7 @@ class _Session(Session):
     def close(self) -> None:
         if not self._closed:
             self._closed = True
-            self._engine.held.subtract([self._server])
+            self._engine.sessions.subtract([self._server])
 
     def _check(self) -> None:
         if self._closed or self._busy:
@@ -145,7 +145,7 @@ class ServerEngine(Engine):
         self.pool: Pool | None = None
         self.weights: Weights | None = None
         self._where = Surroundings()
-        self.held: Counter[Server] = Counter()
+        self.sessions: Counter[Server] = Counter()
         self._in_force: dict[str, str] = {}
         self._together: Together | None = None
 
@@ -217,7 +217,7 @@ class ServerEngine(Engine):
             raise
 
     def _own_folder(self) -> Path:
-        home = Path(tempfile.mkdtemp(prefix="turnrl-vllm-", dir=self._home()))
+        home = Path(tempfile.mkdtemp(prefix="turnrl-weights-", dir=self._home()))
         atexit.register(shutil.rmtree, home, ignore_errors=True)  # whatever ends the program
         if self.folder is not None:
             home.chmod(0o755)  # servers of other users read it
@@ -238,7 +238,7 @@ class ServerEngine(Engine):
             max_logprob_gap=self.max_logprob_gap,
             follows=follows,
         )
-        self.held.clear()
+        self.sessions.clear()
         sampler = self._sampler(versions)
         if self._urls and not follows:
             say(f"turnrl: sampling with {sampler}: {', '.join(self._urls)}", sys.stderr)
@@ -274,7 +274,7 @@ class ServerEngine(Engine):
         if not prompt_ids:
             raise ValueError("a prompt has at least one token")
         weights, pool = self.running
-        server = pool.choose(lambda server: self.held[server])
+        server = pool.choose(lambda server: self.sessions[server])
         return _Session(self, tuple(prompt_ids), weights.newest, server)
 
     async def drain(self) -> None:
@@ -289,7 +289,7 @@ class ServerEngine(Engine):
         """See `Engine.close`. It removes the weights that it wrote, here and at the servers."""
         pool, weights = self.pool, self.weights
         self.pool = self.weights = None
-        self.held.clear()
+        self.sessions.clear()
         try:
             if pool is not None:
                 for server in pool.servers:
@@ -325,17 +325,17 @@ class ServerEngine(Engine):
             )
         if sampling.forced_ids:
             raise NotImplementedError(f"{type(self).__name__} takes no forced tokens")
-        body = self.api.turn(ids, sampling)
+        body = self.api.turn_request(ids, sampling)
 
         async def ask(server: Server) -> Completion:
-            weights, pool = self.running  # or it was closed since
+            weights, pool = self.running  # the engine may have been closed while this turn waited
             await self._wake(pool)
             answer, version = await weights.sample(server, began, body)
             return self.api.completion(answer, sampling, version)
 
         try:
-            with weights.turn(began):
-                return await pool.ask_one(first, ask)
+            with weights.pinned(began):
+                return await pool.ask_any(first, ask)
         except Refused as error:
             raise EngineError(
                 f"{self.api.name} refused a turn of {len(ids)} tokens and {sampling.max_tokens} "

@@ -55,6 +55,8 @@ class Server:
         self.salt: str | None = None
         """Cache salt for the newest weights, if all weights are trained; None until the server is
         known to have them."""
+        self.is_reloading = False
+        """True while it loads all weights, when some servers answer no health check."""
         self.was_lost = False
         self._mending, self._losses = asyncio.Lock(), 0
         self._key, self._timeout_s = key, timeout_s
@@ -92,7 +94,7 @@ class Server:
         self.forget()
 
     @contextlib.asynccontextmanager
-    async def held(self) -> AsyncIterator[None]:
+    async def reserved(self) -> AsyncIterator[None]:
         """Inside this block nobody else gives it weights.
 
         Raises:

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
-from turnrl import Completion, Sampling
-from turnrl_vllm.server import Refused, Server
+from turnrl import Completion, EngineError, Sampling
+from turnrl.servers import Unavailable
+from turnrl_servers.server import Refused, Server
 
 Fields = dict[str, object]
 """Fields of a request's JSON."""
 Answer = Any
 """A server's answer, parsed from JSON."""
+RELOAD_S = 600.0
+"""Time limit of reloading all weights, in seconds."""
+_NO_FOLDER = re.compile("no adapter found|repo id|no such file", re.IGNORECASE)
 
 
 @dataclass(frozen=True)
@@ -30,20 +35,44 @@ class Served:
     windows: dict[str, int | None]
 
 
+class Sampled(NamedTuple):
+    """Tokens that a server sampled.
+
+    Args:
+        tokens: The tokens' ids.
+        logprobs: Their log-probabilities.
+        why: `stop`, `length`, or the server's word for another end.
+        at_end_token: True if an end token of the model's own ended them.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    why: str
+    at_end_token: bool = False
+
+
 class ServerAPI(ABC):
     """The HTTP API of one kind of server.
 
     Attributes:
         name: The server's software, for messages.
-        sampling: Path of a request for a turn.
+        tried: Its versions that turnrl was tried with.
+        turn_path: Path of a request for a turn.
         length_option: The option that sets its context length.
+        spare_tokens: Tokens of its context that it cannot give to a session.
         logprobs_hint: How to start it so that its log-probabilities heed the temperature.
+        rank_hint: What to do if an adapter's rank is too large for it.
+        weights_hint: How to start it so that it takes weights while it runs.
     """
 
     name: str
-    sampling: str
+    tried: str
+    turn_path: str
     length_option: str
+    spare_tokens = 0
     logprobs_hint: str
+    rank_hint: str
+    weights_hint: str
 
     # ------------------------------------------------------------- before weights load
 
@@ -77,16 +106,15 @@ class ServerAPI(ABC):
     # ----------------------------------------------------------------------- turns
 
     @abstractmethod
-    def turn(self, ids: Sequence[int], sampling: Sampling) -> Fields:
+    def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
         """A request for a turn after a history, without its weights.
 
         Raises:
             NotImplementedError: If the server cannot sample in this way.
         """
 
-    @abstractmethod
     def completion(self, answer: Answer, sampling: Sampling, version: int) -> Completion:
-        """The turn in an answer to `turn`.
+        """The turn in an answer to `turn_request`.
 
         Args:
             answer: The answer.
@@ -96,17 +124,51 @@ class ServerAPI(ABC):
             Unavailable: If the server aborted it.
             EngineError: If the answer has no tokens and log-probabilities.
         """
+        (turn,) = self._sampled(answer)
+        if turn.why not in ("stop", "length"):
+            raise Unavailable(f"it ended a turn with finish_reason {turn.why!r}")
+        reason: Literal["end", "stop", "length"] = "length"
+        if turn.at_end_token or turn.tokens[-1] in sampling.end_ids:
+            reason = "end"
+        elif turn.why == "stop":
+            reason = "stop"
+        elif len(turn.tokens) < sampling.max_tokens:
+            short = f"{len(turn.tokens)} of {sampling.max_tokens} tokens"
+            raise Unavailable(f"it returned only {short}")
+        return Completion(turn.tokens, turn.logprobs, reason, version)
 
     @abstractmethod
-    def next_token(self, prompts: Sequence[list[int]], temperature: float) -> Fields:
+    def trial_request(self, prompts: Sequence[list[int]], temperature: float) -> Fields:
         """A request for one token after each of several histories."""
 
-    @abstractmethod
-    def next_tokens(self, answer: Answer) -> list[tuple[int, float]]:
-        """The token and its log-probability after each history, in an answer to `next_token`.
+    def trial_tokens(self, answer: Answer) -> list[tuple[int, float]]:
+        """The token and its log-probability after each history, in an answer to `trial_request`.
 
         Raises:
-            EngineError: If the answer has none.
+            Unavailable: If the server aborted it.
+            EngineError: If the answer has no tokens and log-probabilities.
+        """
+        return [(turn.tokens[0], turn.logprobs[0]) for turn in self._sampled(answer)]
+
+    def _sampled(self, answer: Answer) -> Sequence[Sampled]:
+        try:
+            sampled = self.sampled(answer)
+            if all(turn.tokens and len(turn.tokens) == len(turn.logprobs) for turn in sampled):
+                return sampled
+        except (LookupError, TypeError, ValueError):
+            pass
+        raise EngineError(
+            f"{self.name} answered without token ids and their log-probabilities. It may be too "
+            f"old: turnrl was tried with {self.tried}."
+        )
+
+    @abstractmethod
+    def sampled(self, answer: Answer) -> Sequence[Sampled]:
+        """What was sampled after each history of a request.
+
+        Raises:
+            Unavailable: If the server aborted it before its first token.
+            LookupError, TypeError, ValueError: If the answer is of another form.
         """
 
     # --------------------------------------------------------------------- weights
@@ -155,6 +217,19 @@ class ServerAPI(ABC):
             Refused: If it refuses.
         """
 
-    @abstractmethod
     def next_step(self, error: Refused, folder: Path) -> str:
         """What the user can do about a server that does not take weights from a folder."""
+        if "rank" in error.problem.lower():
+            return self.rank_hint
+        if self.sees_no_folder(error):
+            return (
+                f"It does not see the folder {str(folder)!r}. Set model.engine.folder to one that "
+                "both see and may read."
+            )
+        if error.status in (404, 405) or "not enabled" in error.problem:
+            return self.weights_hint
+        return "Look into its log."
+
+    def sees_no_folder(self, error: Refused) -> bool:
+        """True if a server does not see a folder: it takes the path for a name on the hub."""
+        return bool(_NO_FOLDER.search(error.problem))
