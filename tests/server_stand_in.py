@@ -70,7 +70,7 @@ class Model:
             raise Refusal(500, "Call to collective_rpc method failed: Repo id must be in the form")
         self.loads.append(file.parent.name)
         weights = load_file(file)
-        self.base.load_state_dict(weights)
+        self.base.load_state_dict(weights, strict=False)  # a tied head has no tensor of its own
 
     def sleep(self) -> None:
         if os.environ.get("VLLM_SERVER_DEV_MODE") != "1":
@@ -180,9 +180,12 @@ class SGLangModel(Model):
             raise Refusal(400, f"LoRA with name {name} does not exist.")
         return {"success": True}
 
-    def reload(self, folder: str) -> dict:
+    weight_version = "default"
+
+    def update(self, body: dict) -> dict:
         time.sleep(self.options.reload_s)
-        super().reload(folder)
+        self.reload(body["model_path"])
+        self.weight_version = body["weight_version"]
         return {"success": True, "message": "Succeeded to update model weights."}
 
     @torch.inference_mode()
@@ -216,6 +219,8 @@ class SGLangModel(Model):
             "enable_lora": self.options.adapters,
             "max_lora_rank": self.options.max_lora_rank,
             "max_req_input_len": self.options.max_model_len - 6,
+            "model_path": self.options.model,
+            "weight_version": "default",
         }
         if self.options.reload_s:  # SGLang answers no health check meanwhile
             self.lock.acquire()
@@ -223,6 +228,7 @@ class SGLangModel(Model):
         return {
             "/health": None,
             "/server_info": settings,
+            "/model_info": {"weight_version": self.weight_version},
             "/v1/models": {"data": [window, *adapters]},
             "/loads": self.loads,
         }
@@ -233,7 +239,7 @@ class SGLangModel(Model):
             "/tokenize": lambda: {"tokens": self._tokens(body)},
             "/load_lora_adapter": lambda: self.load(body["lora_name"], body["lora_path"]),
             "/unload_lora_adapter": lambda: self.unload(body["lora_name"]),
-            "/update_weights_from_disk": lambda: self.reload(body["model_path"]),
+            "/update_weights_from_disk": lambda: self.update(body),
         }
 
 

@@ -489,9 +489,10 @@ def test_the_commands_of_every_day_are_listed_first_with_a_short_line_each(capsy
     assert all(len(one.help) <= 56 and ":" not in one.help for one in commands)
 
 
-def test_the_first_process_of_several_prints_why_all_failed(monkeypatch, capsys):
+@pytest.mark.parametrize("variable", ["LOCAL_RANK", "RANK", "NODE_RANK", "SLURM_PROCID"])
+def test_the_first_process_of_several_prints_why_all_failed(monkeypatch, capsys, variable):
     """It ends the others, which print their own fault only if it has none."""
-    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv(variable, "1")
     timer = threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGTERM))
     timer.start()
     assert main(["fit", "missing.yaml"]) == 0

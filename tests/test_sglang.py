@@ -93,6 +93,23 @@ def test_a_server_that_reloads_its_weights_is_not_given_up(stand, tiny_model, mo
     engine.close()
 
 
+def test_a_server_has_its_own_weights_again_when_a_run_has_ended(stand, tiny_model):
+    policy, adapter = Policy(str(tiny_model)), adapted(tiny_model)
+    change(policy)
+    server = stand()
+    engine = SGLang(url=server.url)
+    engine.start(policy, 64)
+    engine.sync(0)
+    assert "has weights that another run gave it" in told(SGLang(url=server.url), adapter)
+    engine.close()
+    other = SGLang(url=server.url)
+    other.check(adapter, 64)
+    other.start(adapter, 64)
+    other.sync(0)
+    assert other.weights.gap < 1e-4
+    other.close()
+
+
 def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model, monkeypatch):
     policy = adapted(tiny_model)
     engine = SGLang(url=stand().url)
@@ -181,7 +198,7 @@ def recipe(tiny_model, tmp_path, monkeypatch):
 
 
 def test_a_run_trains_with_it_and_its_record_has_every_version(stand, recipe):
-    written = recipe(url=[stand("--max-model-len", "2048").url for _ in range(2)])
+    written = recipe(url=[stand("--max-model-len", "2054").url for _ in range(2)])
     built = build([written])
     built.trainer.fit(built.module, datamodule=built.data)
     trained = [row for row in record.read("runs/recipe/version_0") if row["split"] == "train"]

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 from turnrl.commands import COMMANDS, adder
 from turnrl.errors import PluginError, RecipeError, TurnRLError, WorldError, did_you_mean
 from turnrl.plugins import LOAD_VARIABLE, Commands, Plugin, load_plugins
-from turnrl.signals import stopping
+from turnrl.signals import is_first_process, stopping
 from turnrl.text import say, visible
 
 _DEBUG = "TURNRL_DEBUG"
@@ -49,17 +49,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _is_ended_by_the_first() -> bool:
     """True if this is not the first process of a run, and the first one has failed too and ends
     this one soon. The first one's message is then enough."""
-    if _is_first():
+    if is_first_process():
         return False
     try:
         time.sleep(_FIRST_S)
     except KeyboardInterrupt:
         return True
     return False
-
-
-def _is_first() -> bool:
-    return os.environ.get("LOCAL_RANK", "0") == "0"
 
 
 def _report(error: BaseException) -> int:
@@ -80,13 +76,14 @@ def _report(error: BaseException) -> int:
 
 def _stopped(number: int) -> int:
     # another process returns 0: at any other code Lightning would kill the first process
-    if _is_first():
+    if is_first_process():
         by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         print(f"\nturnrl: stopped by {by}", file=sys.stderr)
     # Python counts an interrupt that passed through an `exec` as unhandled, and would end with it
     # whatever this returns; another `exec` clears that mark
     exec("")
-    return 128 + number if _is_first() else 0
+    # Lightning kills the first process for the code of one that it started
+    return 128 + number if os.environ.get("LOCAL_RANK", "0") == "0" else 0
 
 
 def _dispatch(arguments: list[str]) -> int:

@@ -1,6 +1,7 @@
 """Ctrl-C and SIGTERM: both stop a program in the same way."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import sys
@@ -8,6 +9,14 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from types import FrameType
+
+_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
+"""Variables that are 0 or unset in the first process of a run, however the others are started."""
+
+
+def is_first_process() -> bool:
+    """True in the first process of a run, whether Lightning, torchrun or SLURM started it."""
+    return all(os.environ.get(name, "0") == "0" for name in _RANKS)
 
 
 def end_all(processes: Iterable[subprocess.Popen[bytes]], patience_s: float) -> None:

@@ -23,13 +23,11 @@ from turnrl.plugins import Commands
 from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.folders import claimed, writable_part
 from turnrl.recipe.invocation import SETTLED, Flags, Invocation, Settings, read_invocation
+from turnrl.signals import is_first_process
 from turnrl.text import say
 
 if TYPE_CHECKING:
     from turnrl.recipe.build import Built
-
-_RANKS = ("RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "SLURM_PROCID")
-"""Variables that are 0 or unset in the first process of a run, however the others are started."""
 
 
 def add_fit_command(commands: Commands) -> None:
@@ -127,7 +125,7 @@ def _run(invocation: Invocation, act: Callable[[Built], None]) -> int:
     invocation = invocation.with_checkpoint()  # before anything is announced
     if invocation.place.folder is not None:
         writable_part(invocation.place.folder)  # fails here, before a logger tries to write
-    is_first = all(os.environ.get(name, "0") == "0" for name in _RANKS)
+    is_first = is_first_process()
     home = invocation.place.home
     with contextlib.ExitStack() as ending:
         if is_first and invocation.place.is_numbered and home is not None:

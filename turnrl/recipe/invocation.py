@@ -37,6 +37,7 @@ from turnrl.recipe.reading import (
     value_of,
 )
 from turnrl.recipe.unfit import refuse_unfit
+from turnrl.signals import is_first_process
 from turnrl.text import say_once
 
 Settings = Mapping[str, tuple[Any, ...]]
@@ -198,8 +199,7 @@ def read_invocation(
         named = find_agent(words[0])
         if not named.is_recipe:
             agent, words[0] = named, _recipe_of(named, command)
-    is_first = not any(word.startswith(SETTLED) for word in words)  # of the run's processes
-    merge = _Merge(command, flags, agent is not None, is_first)
+    merge = _Merge(command, flags, agent is not None, prints=is_first_process())
     help_options, settled = list[str](), {}
     lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
     for option, value in read_options(command, words, lists):

@@ -29,10 +29,12 @@ class Served:
     Args:
         version: The version of its software.
         windows: For each base by name, its context length in tokens; None if the server gives none.
+        given: The name of weights that it was given in place of its own; empty if none are known.
     """
 
     version: str
     windows: dict[str, int | None]
+    given: str = ""
 
 
 class Sampled(NamedTuple):
@@ -125,8 +127,6 @@ class ServerAPI(ABC):
             EngineError: If the answer has no tokens and log-probabilities.
         """
         (turn,) = self._sampled(answer)
-        if turn.why not in ("stop", "length"):
-            raise Unavailable(f"it ended a turn with finish_reason {turn.why!r}")
         reason: Literal["end", "stop", "length"] = "length"
         if turn.at_end_token or turn.tokens[-1] in sampling.end_ids:
             reason = "end"
@@ -153,10 +153,13 @@ class ServerAPI(ABC):
     def _sampled(self, answer: Answer) -> Sequence[Sampled]:
         try:
             sampled = self.sampled(answer)
-            if all(turn.tokens and len(turn.tokens) == len(turn.logprobs) for turn in sampled):
-                return sampled
         except (LookupError, TypeError, ValueError):
-            pass
+            sampled = []
+        for turn in sampled:
+            if turn.why not in ("stop", "length"):
+                raise Unavailable(f"it ended a turn with finish_reason {turn.why!r}")
+        if sampled and all(t.tokens and len(t.tokens) == len(t.logprobs) for t in sampled):
+            return sampled
         raise EngineError(
             f"{self.name} answered without token ids and their log-probabilities. It may be too "
             f"old: turnrl was tried with {self.tried}."
@@ -167,7 +170,6 @@ class ServerAPI(ABC):
         """What was sampled after each history of a request.
 
         Raises:
-            Unavailable: If the server aborted it before its first token.
             LookupError, TypeError, ValueError: If the answer is of another form.
         """
 
@@ -211,6 +213,14 @@ class ServerAPI(ABC):
     @abstractmethod
     async def reload(self, server: Server, folder: Path) -> None:
         """Have a server load all weights from a folder in place of its own.
+
+        Raises:
+            Unavailable: If it does not answer.
+            Refused: If it refuses.
+        """
+
+    def restore(self, server: Server) -> None:  # noqa: B027 - a server may have no way back
+        """Have a server load the weights that it was started with. Blocks.
 
         Raises:
             Unavailable: If it does not answer.

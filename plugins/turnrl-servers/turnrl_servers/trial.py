@@ -59,6 +59,11 @@ def examine(
             f"the server at {server} is no {api.name}: it does not answer as one does ({error}). "
             "Correct model.engine.url, which has no /v1 at its end."
         ) from error
+    if served.given:
+        raise RecipeError(
+            f"{server.name} has weights that another run gave it ({served.given}). Wait until that "
+            "run has ended, or start the server again."
+        )
     bases = ", ".join(served.windows)
     if base is not None and base not in served.windows:
         raise RecipeError(f"model.engine.base is {base!r}, and {server.name} serves {bases}.")

@@ -315,6 +315,14 @@ class WholeModel(Weights):
         finally:
             self._leave()
 
+    def close(self) -> None:
+        """See `Weights.close`. The servers get back the weights that they were started with."""
+        is_first = not self._follows and bool(self._versions)
+        super().close()
+        for server in self.pool.servers if is_first else ():
+            with contextlib.suppress(Unavailable, Refused):
+                self.api.restore(server)
+
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:
         """Inside this block no turn is being sampled, in any process."""

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import final
 
 from turnrl import Sampling
-from turnrl.servers import Unavailable
 from turnrl_servers import (
     RELOAD_S,
     SHORT_S,
@@ -47,7 +46,9 @@ class SGLangAPI(ServerAPI):
             raise LookupError(f"it serves {len(windows)} models")
         # it needs some tokens of its window itself, and its cache may be smaller than that
         window = min(windows[0], int(settings["max_req_input_len"]))
-        return Served(str(settings["version"]), {"base": window})
+        now, at_start = server.ask("GET", "/model_info"), settings
+        given = now["weight_version"] if now["weight_version"] != at_start["weight_version"] else ""
+        return Served(str(settings["version"]), {"base": window}, given)
 
     def tokenize(self, server: Server, text: str) -> list[int]:
         """See `ServerAPI.tokenize`."""
@@ -123,6 +124,13 @@ class SGLangAPI(ServerAPI):
         body["abort_all_requests"] = True
         await server.ask_async("/update_weights_from_disk", body, RELOAD_S)
 
+    def restore(self, server: Server) -> None:
+        """See `ServerAPI.restore`."""
+        settings = server.ask("GET", "/server_info")
+        body = {"model_path": settings["model_path"], "weight_version": settings["weight_version"]}
+        body["abort_all_requests"] = True
+        server.ask("POST", "/update_weights_from_disk", body, within_s=RELOAD_S)
+
 
 def _plain(max_tokens: int, temperature: float) -> Fields:
     """Sampling parameters with every option that a model's folder could set otherwise.
@@ -146,14 +154,10 @@ def _plain(max_tokens: int, temperature: float) -> Fields:
 
 
 def _sampled(answer: Answer) -> Sampled:
-    """What was sampled after one history.
-
-    Raises:
-        Unavailable: If the server aborted it before its first token.
-    """
+    """What was sampled after one history."""
     meta = answer["meta_info"]
-    why, matched = str(meta["finish_reason"]["type"]), meta["finish_reason"].get("matched")
-    if why == "abort":
-        raise Unavailable("it ended a turn with finish_reason 'abort'")
-    logprobs = tuple(logprob for logprob, *_ in meta["output_token_logprobs"])
-    return Sampled(tuple(answer["output_ids"]), logprobs, why, isinstance(matched, int))
+    reason = meta["finish_reason"]
+    # a request that was aborted before its first token has none
+    logprobs = tuple(logprob for logprob, *_ in meta.get("output_token_logprobs", ()))
+    ended_by_token = isinstance(reason.get("matched"), int)
+    return Sampled(tuple(answer["output_ids"]), logprobs, str(reason["type"]), ended_by_token)
