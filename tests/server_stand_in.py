@@ -208,6 +208,7 @@ class SGLangModel(Model):
                 why["matched"] = ids[-1] if ids[-1] in ends else "a stop string"
             triples = [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)]
             meta = {"finish_reason": why, "output_token_logprobs": triples}
+            meta["weight_version"] = self.weight_version
             answers.append({"output_ids": ids, "meta_info": meta})
         return answers if several else answers[0]
 

@@ -7,8 +7,10 @@ The slow tests need a server that serves the Atlas starter, with adapters of ran
 from __future__ import annotations
 
 import json
+import math
 import os
 
+import httpx2
 import pytest
 import yaml
 
@@ -16,6 +18,7 @@ from commands import RECIPE
 from test_vllm import PROMPT, STARTER, Stand, adapted, change, free_port, own, told, turn
 from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_loop, record
 from turnrl.cli import main
+from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
 from turnrl_servers import pool
 from turnrl_sglang import SGLang
@@ -52,7 +55,8 @@ def test_the_engine_keeps_its_contract(stand, tiny_model, whole):
 def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
     policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
     policy.load()
-    engine = SGLang(url=stand().url)
+    server = stand()
+    engine = SGLang(url=server.url)
     engine.start(policy, 64)
     for version in range(3):
         engine.sync(version)
@@ -60,7 +64,10 @@ def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
         assert done.version == version
         assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
         change(policy)
+    models = engine.pool.servers[0].ask("GET", "/v1/models")["data"]
+    assert len(models) == (1 if whole else 3)  # two versions are kept
     engine.close()
+    assert len(httpx2.get(f"{server.url}/v1/models").json()["data"]) == 1
 
 
 def test_a_server_that_was_restarted_gets_its_adapter_again(stand, tiny_model):
@@ -73,6 +80,24 @@ def test_a_server_that_was_restarted_gets_its_adapter_again(stand, tiny_model):
     begun = on_loop(turn(session))
     server.kill()
     server.start()
+    done = on_loop(turn(session, [7]))
+    history = [*PROMPT, *begun.token_ids, 7]
+    assert done.logprobs == pytest.approx(own(policy, history, done.token_ids), abs=1e-4)
+    engine.close()
+
+
+def test_a_restarted_server_gets_all_weights_again_before_a_turn_counts(stand, tiny_model):
+    policy = Policy(str(tiny_model))
+    policy.load()
+    change(policy)
+    server = stand()
+    engine = SGLang(url=server.url, patience_s=60)
+    engine.start(policy, 64)
+    engine.sync(0)
+    session = engine.open(PROMPT)
+    begun = on_loop(turn(session))
+    server.kill()
+    server.start()  # with the weights that training began from, before anybody asks again
     done = on_loop(turn(session, [7]))
     history = [*PROMPT, *begun.token_ids, 7]
     assert done.logprobs == pytest.approx(own(policy, history, done.token_ids), abs=1e-4)
@@ -141,6 +166,12 @@ def test_an_end_token_of_the_models_own_ends_a_turn():
     done = api.completion({"output_ids": [7, 2], "meta_info": meta}, sampling, 4)
     assert (done.token_ids, done.reason, done.version) == ((7, 2), "end", 4)
     assert api.turn_request([5], sampling)["sampling_params"]["ignore_eos"] is False
+    short = meta | {"finish_reason": {"type": "length", "length": 2}}
+    with pytest.raises(Unavailable, match="returned only 2 of 6 tokens"):
+        api.completion({"output_ids": [7, 8], "meta_info": short}, sampling, 4)
+    broken = meta | {"output_token_logprobs": [[-0.5, 7, None], [math.nan, 2, None]]}
+    with pytest.raises(EngineError, match="log-probability that is not finite"):
+        api.completion({"output_ids": [7, 2], "meta_info": broken}, sampling, 4)
     # without end tokens nothing but the limit ends it
     assert api.turn_request([5], Sampling(6, 1.0))["sampling_params"]["ignore_eos"] is True
 
@@ -168,6 +199,26 @@ def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_m
     assert policy.network is None
     with pytest.raises(RecipeError, match=r"engine\.url is missing: SGLang samples with servers"):
         SGLang()
+
+
+def test_a_request_leaves_nothing_to_the_defaults_of_a_models_folder():
+    body = SGLang.api.turn_request([5, 9], Sampling(6, 0.7, 2**31 + 3, stop=("</a>",)))
+    assert body["input_ids"] == [5, 9]
+    assert body["sampling_params"] == {
+        "max_new_tokens": 6,
+        "temperature": 0.7,
+        "top_k": -1,
+        "top_p": 1.0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "ignore_eos": True,
+        "skip_special_tokens": False,
+        "stop": ["</a>"],
+        "no_stop_trim": True,
+        "sampling_seed": 3,
+    }
 
 
 def test_another_base_is_refused(stand, tiny_model):

@@ -720,6 +720,14 @@ class ReadAhead(OldLogprobs):
         super().__init__(tokens, read, replace(first_step, dropout=True), **options)
 
 
+def test_a_sampler_of_older_weights_stands_for_no_learner(tiny_model, monkeypatch):
+    asked = []
+    monkeypatch.setattr(turnrl.module, "OldLogprobs", lambda *_, **facts: asked.append(facts))
+    for options in ({}, {"rollout": {"top_k": 5}}, {"max_staleness": 1}):
+        module(tiny_model, **options)._old_logprobs([])
+    assert [facts["sampler_differs"] for facts in asked] == [False, True, True]
+
+
 def counted(compute, counts, rows):
     counts.append(len(rows))
     return compute(rows)

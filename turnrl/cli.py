@@ -75,14 +75,13 @@ def _report(error: BaseException) -> int:
 
 
 def _stopped(number: int) -> int:
-    # another process returns 0: at any other code Lightning would kill the first process
     if is_first_process():
         by = "Ctrl-C" if number == signal.SIGINT else signal.Signals(number).name
         print(f"\nturnrl: stopped by {by}", file=sys.stderr)
     # Python counts an interrupt that passed through an `exec` as unhandled, and would end with it
     # whatever this returns; another `exec` clears that mark
     exec("")
-    # Lightning kills the first process for the code of one that it started
+    # at any other code than 0 of a process that it started, Lightning kills the first one
     return 128 + number if os.environ.get("LOCAL_RANK", "0") == "0" else 0
 
 

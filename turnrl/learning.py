@@ -34,9 +34,10 @@ class Minibatch:
         advantages: (N,), the advantage of each token.
         weights: (N,), each token's share of the step's loss.
         sampler_logprobs: (N,), the sampler's log-probability of each token.
-        first: True if there was no update yet, so that the ratio is 1 by definition.
-        old_logprobs: (N,), the learner's log-probabilities before the first update, without
-            dropout; None in a first step whose own pass computes the same.
+        old_logprobs: (N,), the learner's log-probabilities before the first step, which the ratio
+            is taken to; None in the first step, where it is 1 by definition.
+        exact_logprobs: (N,), those without dropout, for the first step; None if its own pass
+            computes the same, or nothing needs them.
         returns: (N,), the critic's target for each token; None without a critic.
         keep: Takes the log-probabilities (N,) that this step computes, for later steps; None if no
             later step needs them.
@@ -48,8 +49,8 @@ class Minibatch:
     advantages: Tensor
     weights: Tensor
     sampler_logprobs: Tensor
-    first: bool = False
     old_logprobs: Tensor | None = None
+    exact_logprobs: Tensor | None = None
     returns: Tensor | None = None
     keep: Callable[[Tensor], None] | None = None
 
@@ -114,7 +115,6 @@ class TokenColumns:
         numbers: Tensor,
         layout: Layout,
         weights: Tensor,
-        first: bool,
     ) -> Minibatch:
         """The columns of the trajectories that one layout has, in its order.
 
@@ -122,7 +122,6 @@ class TokenColumns:
             numbers: (M,), the trajectories' numbers.
             layout: The layout of their rows.
             weights: (M,), the share of the loss of each token of a trajectory.
-            first: True if there was no update yet.
         """
         counts = self.counts[numbers]
         rows = numbers.tolist()
@@ -137,7 +136,6 @@ class TokenColumns:
             advantages=joined(self.advantages),
             weights=weights.repeat_interleave(counts),
             sampler_logprobs=joined(self.sampler_logprobs),
-            first=first,
             returns=None if self.returns is None else joined(self.returns),
         )
 
@@ -185,7 +183,7 @@ class FirstStep:
 
 
 class OldLogprobs:
-    """The learner's log-probabilities of sampled tokens before the first update.
+    """The learner's log-probabilities of sampled tokens before the first step.
 
     A separate pass reads them for a few trajectories first. If the sampler computed the same
     numbers there (in process, in float32), its numbers are used for all others too, and the pass
@@ -239,15 +237,25 @@ class OldLogprobs:
         logprobs = self._read([self._columns.trajectories[i] for i in numbers])
         self._logprobs |= zip(numbers, logprobs, strict=True)
 
-    def join(self, minibatch: Minibatch, numbers: Sequence[int]) -> Minibatch:
-        """Complete a minibatch of the trajectories of these numbers: add the old log-probabilities
-        that it needs, or a `keep` for those that it computes."""
-        if not minibatch.first or self._first_step.needs_them:
-            old_logprobs = torch.cat([self._logprobs[i] for i in numbers])
-            return replace(minibatch, old_logprobs=old_logprobs)
+    def join(self, minibatch: Minibatch, numbers: Sequence[int], first: bool) -> Minibatch:
+        """Complete a minibatch of the first step or a later one: add the log-probabilities that it
+        needs, or a `keep` for those that it computes.
+
+        Args:
+            minibatch: The minibatch.
+            numbers: The numbers of its trajectories.
+            first: True in the first step.
+        """
+        if not first:
+            return replace(minibatch, old_logprobs=self._of(numbers))
+        if self._first_step.needs_them:
+            return replace(minibatch, exact_logprobs=self._of(numbers))
         if self._first_step.gives_them:
             return replace(minibatch, keep=partial(self._keep, numbers))
         return minibatch
+
+    def _of(self, numbers: Sequence[int]) -> Tensor:
+        return torch.cat([self._logprobs[i] for i in numbers])
 
     def _keep(self, numbers: Sequence[int], logprobs: Tensor) -> None:
         counts = self._columns.counts[list(numbers)].tolist()
@@ -267,7 +275,7 @@ class Updates:
 
     Args:
         columns: The trajectories and their advantages.
-        old: Their log-probabilities from before the first update; read before the first step.
+        old: Reads and keeps the log-probabilities that ratios are taken to.
         objective: Weighs tokens.
         updates: Number of passes over all trajectories.
         steps_per_update: Number of steps in one pass over the trajectories.
@@ -312,8 +320,7 @@ class Updates:
             owners = [place for place, _ in owned_rows]
             for numbers, layout in self._passes([row for _, row in owned_rows], owners):
                 places = [*dict.fromkeys(owners[n] for n in numbers)]
-                batch = columns.minibatch(
-                    chosen[places], layout, weights[places], first=number == 0
-                )
-                step.append(self._old.join(batch, chosen[places].tolist()))
+                minibatch = columns.minibatch(chosen[places], layout, weights[places])
+                members = chosen[places].tolist()
+                step.append(self._old.join(minibatch, members, first=number == 0))
             yield step

@@ -224,7 +224,7 @@ class MTGRPO(PolicyModule, Iterates):
         )
 
     def _old_logprobs(self, tokens: TokenColumns) -> OldLogprobs:
-        """The learner's log-probabilities from before the first update, computed when needed."""
+        """The learner's log-probabilities from before the first step, computed when needed."""
         return OldLogprobs(
             tokens,
             lambda chosen: [scores.logprobs for scores in read_trajectories(chosen, self.read)],
@@ -327,8 +327,9 @@ class MTGRPO(PolicyModule, Iterates):
         token's share of the whole step's loss. It adds sums over the tokens to `watched`.
         """
         logprobs, entropy, values = self.policy(batch.layout, self.rollout.temperature)
-        # before the first update the ratio is 1, not 1 + rounding
-        old = logprobs.detach() if batch.first else cast(Tensor, batch.old_logprobs)
+        # in the first step the ratio is 1, not 1 + rounding
+        is_first = batch.old_logprobs is None
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         reference = None
         if self.objective.kl_coef > 0:
             with self.policy.reference(), torch.no_grad():
@@ -341,7 +342,7 @@ class MTGRPO(PolicyModule, Iterates):
             ref_logprobs=reference,
             sampler_logprobs=batch.sampler_logprobs,
             segments=batch.segments(self.objective.ratio_level),
-            exact_logprobs=batch.old_logprobs,
+            exact_logprobs=batch.exact_logprobs,
         )
         if batch.returns is not None and self.policy.critic is not None:
             value_losses = (batch.returns - values).square() / 2
@@ -350,7 +351,7 @@ class MTGRPO(PolicyModule, Iterates):
         if not loss.isfinite():
             raise self._broken(f"the loss is {float(loss.detach())}")
         sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
-        if batch.first:
+        if is_first:
             sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs).abs().sum()
         if batch.keep is not None:
             batch.keep(logprobs)

@@ -1,7 +1,7 @@
 """The objective: a clipped surrogate on per-token advantages. It sees only tokens, no turns or
 groups.
 
-For a sampled token with log-probability l (now), l_old (before the first update) and advantage A,
+For a sampled token with log-probability l (now), l_old (before the first step) and advantage A,
 
     ratio = exp(l - l_old)
     loss  = -w min(ratio A, clip(ratio, 1 - clip_low, 1 + clip_high) A) + kl_coef k3(l_ref - l)
@@ -113,7 +113,7 @@ class ClippedSurrogate:
 
         Args:
             logprobs: (N,), under the current policy; carries the gradient.
-            old_logprobs: (N,), the learner's own before the first update.
+            old_logprobs: (N,), the learner's own before the first step.
             advantages: (N,), in units of normalised reward.
             weights: (N,), from `weights`.
             ref_logprobs: (N,), under the reference policy; needed if `kl_coef` is above 0.

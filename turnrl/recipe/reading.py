@@ -1,11 +1,13 @@
 """Recipes and options as text: YAML files, and the words of a command line."""
 
+import io
 import json
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TextIO
 
 import yaml
 
@@ -76,8 +78,8 @@ class RecipeFile:
             RecipeError: If there is no such file, or it is not a YAML mapping.
         """
         try:
-            text = self.text if self.path is None else Path(self.path).read_text("utf-8")
-            contents = yaml.load(text, _Loader)
+            with self._opened() as file:  # whose name YAML's errors have
+                contents = yaml.load(file, _Loader)
             if not isinstance(contents, dict):
                 holds = "it is empty" if contents is None else f"it holds {contents!r:.40}"
                 raise yaml.YAMLError(holds)
@@ -93,6 +95,11 @@ class RecipeFile:
                 f"recipe {str(self)!r} is not a YAML mapping: {' '.join(str(error).split())}. "
                 f"Fix it; its keys are {', '.join(SECTIONS)}."
             ) from error
+
+    def _opened(self) -> TextIO:
+        return (
+            io.StringIO(self.text) if self.path is None else Path(self.path).open(encoding="utf-8")
+        )
 
     def _missing(self, error: OSError) -> RecipeError:
         name = str(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -42,7 +43,7 @@ class Sampled(NamedTuple):
 
     Args:
         tokens: The tokens' ids.
-        logprobs: Their log-probabilities.
+        logprobs: Their log-probabilities; NaN where the server gave none.
         why: `stop`, `length`, or the server's word for another end.
         at_end_token: True if an end token of the model's own ended them.
     """
@@ -158,6 +159,11 @@ class ServerAPI(ABC):
         for turn in sampled:
             if turn.why not in ("stop", "length"):
                 raise Unavailable(f"it ended a turn with finish_reason {turn.why!r}")
+        if not all(math.isfinite(logprob) for turn in sampled for logprob in turn.logprobs):
+            raise EngineError(
+                f"{self.name} gave a log-probability that is not finite. Its weights or its "
+                "kernels are broken: look into its log."
+            )
         if sampled and all(t.tokens and len(t.tokens) == len(t.logprobs) for t in sampled):
             return sampled
         raise EngineError(
@@ -218,6 +224,11 @@ class ServerAPI(ABC):
             Unavailable: If it does not answer.
             Refused: If it refuses.
         """
+
+    def weights_of(self, answer: Answer) -> str | None:
+        """The name of the folder whose weights sampled an answer, if the whole model was reloaded;
+        None if the server does not name it."""
+        return None
 
     def restore(self, server: Server) -> None:  # noqa: B027 - a server may have no way back
         """Have a server load the weights that it was started with. Blocks.

@@ -311,7 +311,11 @@ class WholeModel(Weights):
                     # it may have been restarted, with the weights that training began from
                     await self._load(server, newest)
                 salted = body | self.api.with_base(server.base, server.salt)
-            return await server.ask_async(self.api.turn_path, salted), newest.version
+            answer = await server.ask_async(self.api.turn_path, salted)
+            if self.api.weights_of(answer) not in (None, newest.name):
+                server.forget()
+                raise Unavailable("it has lost its weights, and gets them again")
+            return answer, newest.version
         finally:
             self._leave()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import final
@@ -59,7 +60,7 @@ class SGLangAPI(ServerAPI):
         """See `ServerAPI.offer_adapter`. SGLang checks neither whether it takes adapters nor their
         rank before it has found weights, so the launch settings are compared."""
         settings = server.ask("GET", "/server_info")
-        if not settings["enable_lora"]:
+        if not settings.get("enable_lora"):
             return Refused(400, "LoRA is not enabled")
         allowed = settings.get("max_lora_rank")
         if allowed is not None and allowed < rank:
@@ -67,7 +68,7 @@ class SGLangAPI(ServerAPI):
         try:
             server.ask("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": folder})
         except Refused as error:
-            return error if self.sees_no_folder(error) else None
+            return None if "find any model weights" in error.problem else error
         return None
 
     def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
@@ -76,6 +77,8 @@ class SGLangAPI(ServerAPI):
         if sampling.cuts_distribution:
             raise NotImplementedError("SGLang cannot draw from a part of the distribution")
         parameters = _plain(sampling.max_tokens, sampling.temperature)
+        # a server that samples deterministically would give all attempts the same seed
+        parameters["sampling_seed"] = sampling.seed % 2**31
         if sampling.stop:
             parameters |= {"stop": list(sampling.stop), "no_stop_trim": True}
         if sampling.end_ids:  # the model's own end tokens then end a turn as well
@@ -124,6 +127,10 @@ class SGLangAPI(ServerAPI):
         body["abort_all_requests"] = True
         await server.ask_async("/update_weights_from_disk", body, RELOAD_S)
 
+    def weights_of(self, answer: Answer) -> str | None:
+        """See `ServerAPI.weights_of`."""
+        return str(answer["meta_info"].get("weight_version"))
+
     def restore(self, server: Server) -> None:
         """See `ServerAPI.restore`."""
         settings = server.ask("GET", "/server_info")
@@ -158,6 +165,7 @@ def _sampled(answer: Answer) -> Sampled:
     meta = answer["meta_info"]
     reason = meta["finish_reason"]
     # a request that was aborted before its first token has none
-    logprobs = tuple(logprob for logprob, *_ in meta.get("output_token_logprobs", ()))
+    pairs = meta.get("output_token_logprobs", ())
+    logprobs = tuple(math.nan if logprob is None else logprob for logprob, *_ in pairs)
     ended_by_token = isinstance(reason.get("matched"), int)
     return Sampled(tuple(answer["output_ids"]), logprobs, str(reason["type"]), ended_by_token)

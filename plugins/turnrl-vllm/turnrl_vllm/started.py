@@ -112,7 +112,8 @@ class Started:
         folder: Path,
         sleeps: bool,
     ) -> None:
-        self.log, self._keeps_log, self._answered = log, keeps_log, False
+        self.log, self._keeps_log = log, keeps_log
+        self._answered = self._has_failed = False
         self._begins = log.stat().st_size if log.exists() else 0  # an earlier server may have one
         self.key = secrets.token_hex(16)
         port = _free_port()
@@ -155,8 +156,7 @@ class Started:
             time.sleep(_LOOK_EVERY_S)
         say(f"turnrl: vLLM answers, {time.monotonic() - began:.0f} s after its start", sys.stderr)
         self._answered = True
-        if not self._keeps_log:
-            atexit.register(self.log.unlink, missing_ok=True)
+        atexit.register(self._drop_log)
         self.note(asleep=False)
 
     def note(self, asleep: bool) -> None:
@@ -179,6 +179,7 @@ class Started:
             raise self._over(how)
 
     def _over(self, how: str) -> EngineError:
+        self._has_failed = True
         end = _tail(self.log, self._begins)
         return EngineError(f"vLLM {how}. The end of its log, {str(self.log)!r}:\n{end}")
 
@@ -189,7 +190,11 @@ class Started:
         if self._keeper.stdin is not None:
             self._keeper.stdin.close()
         self._keeper.wait()
-        if self._answered and not self._keeps_log:
+        self._drop_log()
+
+    def _drop_log(self) -> None:
+        """Remove the log, unless it is kept or an error has named it."""
+        if self._answered and not self._keeps_log and not self._has_failed:
             self.log.unlink(missing_ok=True)
 
 
