@@ -952,7 +952,9 @@ def test_a_run_that_sampled_ahead_is_evaluated_without_its_server(stand, recipe)
     built.trainer.fit(built.module, datamodule=built.data)
     server.kill()
     gone = build(words)
-    with pytest.raises(RecipeError, match=r"evaluate a run without it, add --model\.engine Slots"):
+    with pytest.raises(
+        RecipeError, match=r"score a run without it: turnrl eval RUN --model\.engine Slots"
+    ):
         gone.trainer.validate(gone.module, datamodule=gone.data, verbose=False)
     other = build([*words, "--model.engine=Slots"])
     assert other.trainer.validate(other.module, datamodule=other.data, verbose=False)

@@ -195,7 +195,7 @@ class ServerEngine(Engine):
         except Unavailable as fault:
             raise RecipeError(
                 f"{server.name} does not answer ({fault}). Start it, or correct "
-                "model.engine.url. To evaluate a run without it, add --model.engine Slots."
+                "model.engine.url. To score a run without it: turnrl eval RUN --model.engine Slots."
             ) from fault
 
     def rehearsal(self) -> AbstractContextManager[Engine]:
