@@ -197,6 +197,10 @@ def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_m
     finally:
         vllm.kill()
     assert policy.network is None
+    locked = stand("--api-key", "a-secret")
+    message = told(SGLang(url=locked.url), policy)
+    assert "wants a key (status 401: Unauthorized)" in message
+    assert message.endswith("Put its key into the environment variable SGLANG_API_KEY.")
     with pytest.raises(RecipeError, match=r"engine\.url is missing: SGLang samples with servers"):
         SGLang()
 

@@ -191,7 +191,15 @@ class ServerEngine(Engine):
 
     def _examined(self, server: Server, policy: SampledPolicy, max_tokens: int) -> str:
         try:
-            return examine(server, self.api, policy, max_tokens, self._base, self._parent())
+            return examine(
+                server,
+                self.api,
+                policy,
+                max_tokens,
+                self._base,
+                self._parent(),
+                self.api_key_env,
+            )
         except Unavailable as fault:
             raise RecipeError(
                 f"{server.name} does not answer ({fault}). Start it, or correct "

@@ -69,6 +69,11 @@ class Server:
         return self.url
 
     @property
+    def has_key(self) -> bool:
+        """True if a key is sent with every request."""
+        return bool(self._key)
+
+    @property
     def name(self) -> str:
         """The server, for messages."""
         return f"{self.kind} at {self.url}"

@@ -31,6 +31,7 @@ def examine(
     max_tokens: int,
     base: str | None,
     home: Path | None = None,
+    variable: str | None = None,
 ) -> str:
     """Check that a server can sample a policy, as far as possible without the policy's weights.
 
@@ -41,6 +42,7 @@ def examine(
         max_tokens: The most tokens of a session.
         base: The name under which it serves the base; None if it serves one model.
         home: The folder that it has to read weights from; None for temporary files.
+        variable: The environment variable with its key; None if none is given.
     Returns:
         The version of its software.
     Raises:
@@ -51,9 +53,11 @@ def examine(
         served = api.describe(server)
     except (Refused, LookupError, TypeError) as error:
         if isinstance(error, Refused) and error.status in (401, 403):
+            refusal = "refuses the key" if server.has_key else "wants a key"
+            where = variable or "one, and set model.engine.api_key_env to its name"
             raise RecipeError(
-                f"{server.name} refuses the key ({error}). Put its key into the environment "
-                "variable that model.engine.api_key_env names."
+                f"{server.name} {refusal} ({error}). Put its key into the environment variable "
+                f"{where}."
             ) from error
         raise RecipeError(
             f"the server at {server} is no {api.name}: it does not answer as one does ({error}). "
