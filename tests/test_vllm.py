@@ -1193,6 +1193,10 @@ def test_the_end_of_a_log_has_nothing_of_an_earlier_server(
     with pytest.raises(EngineError, match="an argument that there is not") as told:
         engine.start(policy, 64)
     assert "CUDA" not in str(told.value)
+    assert "--gpu-memory" not in str(told.value)
+    file.write_text("raise SystemExit('ValueError: Free memory on device is less than desired')\n")
+    with pytest.raises(EngineError, match=r"starting\. Lower --gpu-memory-utilization in model\."):
+        engine.start(policy, 64)
 
 
 def test_the_doctor_tells_what_processes_cannot_share(recipe, interpreter, capsys):

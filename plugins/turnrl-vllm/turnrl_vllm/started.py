@@ -181,7 +181,10 @@ class Started:
     def _over(self, how: str) -> EngineError:
         self._has_failed = True
         end = _tail(self.log, self._begins)
-        return EngineError(f"vLLM {how}. The end of its log, {str(self.log)!r}:\n{end}")
+        advice = ""
+        if re.search("out of memory|gpu.memory.utilization|free memory", end, re.IGNORECASE):
+            advice = " Lower --gpu-memory-utilization in model.engine.arguments."
+        return EngineError(f"vLLM {how}.{advice} The end of its log, {str(self.log)!r}:\n{end}")
 
     def close(self) -> None:
         """End it."""
