@@ -637,6 +637,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "docs/howto/vllm.md": {
         "install vllm": NotRun("vLLM has an environment of its own"),
+        "--model.engine.help VLLM": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "arguments: [--gpu-memory-utilization": Fits(),
         "doctor recipe.yaml servers.yaml": Elsewhere(
             "test_vllm.test_a_server_that_cannot_serve_is_told_before_weights_load"

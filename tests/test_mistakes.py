@@ -328,7 +328,7 @@ LATE = [
     ("an estimator's typo", {"model.estimator": component("OutcomOnly")}, "model.estimator",
      "'OutcomOnly'", "Did you mean OutcomeOnly"),
     ("an engine's typo", {"model.engine": "Slot"}, "model.engine", "'Slot'", "Did you mean Slots"),
-    ("an engine of no package", {"model.engine": "sglang"}, "model.engine", "'sglang'",
+    ("an engine of no package", {"model.engine": "tensorrt"}, "model.engine", "'tensorrt'",
      "Installed: "),
     ("an engine's case", {"model.engine": "vllm"}, "model.engine", "'vllm'", "Did you mean VLLM"),
     ("an optimiser's case", {"model.optimizer": "adamw"}, "model.optimizer", "'adamw'",

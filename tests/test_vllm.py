@@ -1018,7 +1018,8 @@ def test_processes_that_learn_together_share_the_versions_of_the_first(
     assert not [file for file in Path("runs").rglob("*") if file.name.startswith("turnrl-weights-")]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_processes_that_learn_together_sample_ahead(stand, recipe, nursery, strategy):
     two = [stand("--max-model-len", "2048", "--max-loras", "4") for _ in range(2)]
     recipe(url=[one.url for one in two], keeps=2)
@@ -1035,7 +1036,7 @@ def test_processes_that_learn_together_sample_ahead(stand, recipe, nursery, stra
     assert behind == {0, 2}  # an iteration has two steps
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_if_the_first_process_fails_the_others_end(stand, recipe, tmp_path, nursery, strategy):
     # the first one finds it, while the others wait for the versions that it gives to the servers
     recipe(url=stand("--max-model-len", "2048").url, max_logprob_gap=0)

@@ -688,14 +688,16 @@ def test_steps_on_the_lake_pay_the_difference_of_a_potential(chat):
             near |= {p + size for p in places if p + size < size**2}
             near |= {p - size for p in places if p >= size}
             places |= {p for p in near if lake.places[p // size][p % size] != "H"}
-        assert moves == lake.whole
+        assert moves == lake.way_from_start
         assert 6 <= moves <= 8
         earned = 0.0
         for _ in range(60):
             result = lake.step(draw.choice(["left", "down", "right", "up"]))
             earned += result.reward
             if lake.at in lake.ways:
-                assert math.isclose(earned, 1 - lake.ways[lake.at] / lake.whole, abs_tol=1e-9)
+                assert math.isclose(
+                    earned, 1 - lake.ways[lake.at] / lake.way_from_start, abs_tol=1e-9
+                )
             else:
                 assert result.reward <= 1e-9
                 assert earned <= 1e-9

@@ -13,12 +13,12 @@ import re
 import shutil
 import sys
 import tempfile
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 from turnrl import (
     Completion,
@@ -108,7 +108,6 @@ class ServerEngine(Engine):
             learner's in a trial, in nats. Each server is compared with each version before it
             samples turns with it.
     Attributes:
-        api: The API of this kind of server.
         pool: The servers; None before `start` and after `close`.
         weights: The versions that they have; None before `start` and after `close`.
     Raises:
@@ -118,8 +117,6 @@ class ServerEngine(Engine):
     seeded = False
     copies_weights = True
     importance_cap = 2.0
-    api: ClassVar[ServerAPI]
-
     url: str | list[str] | None = None
     api_key_env: str | None = None
     folder: str | None = None
@@ -148,6 +145,11 @@ class ServerEngine(Engine):
         self.sessions: Counter[Server] = Counter()
         self._in_force: dict[str, str] = {}
         self._together: Together | None = None
+
+    @property
+    @abstractmethod
+    def api(self) -> ServerAPI:
+        """The API of this kind of server. A subclass sets it."""
 
     @property
     def _urls(self) -> list[str]:
