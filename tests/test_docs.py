@@ -671,7 +671,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "docs/howto/sglang.md": {
         "--model.engine.help SGLang": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
-        "import turnrl; print(turnrl.Policy(": Runs(("starter",)),
+        "import turnrl; print(turnrl.Policy(": Runs(("starter",), slow=True),
         "sglang.launch_server": NotRun("SGLang has an environment of its own"),
         "url: [": Fits(),
         "doctor recipe.yaml servers.yaml": Elsewhere(

@@ -136,7 +136,8 @@ async def turn(session, new=(), sampling: Sampling = TURN):
 # ------------------------------------------------------------------------ the contract
 
 
-@pytest.mark.parametrize("whole", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow  # the one of SGLang is not
+@pytest.mark.parametrize("whole", [False, True])
 def test_the_engine_keeps_its_contract(stand, tiny_model, whole):
     policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
     policy.load()
