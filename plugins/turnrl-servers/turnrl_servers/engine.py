@@ -117,6 +117,7 @@ class ServerEngine(Engine):
     seeded = False
     copies_weights = True
     importance_cap = 2.0
+
     url: str | list[str] | None = None
     api_key_env: str | None = None
     folder: str | None = None
