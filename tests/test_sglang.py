@@ -70,24 +70,9 @@ def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
     assert len(httpx2.get(f"{server.url}/v1/models").json()["data"]) == 1
 
 
-def test_a_server_that_was_restarted_gets_its_adapter_again(stand, tiny_model):
-    policy = adapted(tiny_model)
-    server = stand()
-    engine = SGLang(url=server.url, patience_s=60)
-    engine.start(policy, 64)
-    engine.sync(0)
-    session = engine.open(PROMPT)
-    begun = on_loop(turn(session))
-    server.kill()
-    server.start()
-    done = on_loop(turn(session, [7]))
-    history = [*PROMPT, *begun.token_ids, 7]
-    assert done.logprobs == pytest.approx(own(policy, history, done.token_ids), abs=1e-4)
-    engine.close()
-
-
-def test_a_restarted_server_gets_all_weights_again_before_a_turn_counts(stand, tiny_model):
-    policy = Policy(str(tiny_model))
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_restarted_server_gets_its_weights_again_before_a_turn_counts(stand, tiny_model, whole):
+    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
     policy.load()
     change(policy)
     server = stand()
@@ -102,6 +87,24 @@ def test_a_restarted_server_gets_all_weights_again_before_a_turn_counts(stand, t
     history = [*PROMPT, *begun.token_ids, 7]
     assert done.logprobs == pytest.approx(own(policy, history, done.token_ids), abs=1e-4)
     engine.close()
+
+
+def test_two_runs_share_a_server_if_each_trains_an_adapter(stand, tiny_model):
+    server = stand()
+    policies = [adapted(tiny_model) for _ in range(2)]
+    engines = [SGLang(url=server.url) for _ in policies]
+    for engine, policy in zip(engines, policies, strict=True):
+        engine.check(policy, 64)
+        engine.start(policy, 64)
+    for version in range(2):
+        for engine, policy in zip(engines, policies, strict=True):
+            change(policy)
+            engine.sync(version)
+        for engine, policy in zip(engines, policies, strict=True):
+            done = on_loop(turn(engine.open(PROMPT)))
+            assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
+    for engine in engines:
+        engine.close()
 
 
 def test_a_server_that_reloads_its_weights_is_not_given_up(stand, tiny_model, monkeypatch):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from turnrl import EngineError, Policy, RecipeError, SampledPolicy
-from turnrl_servers.api import Fields, ServerAPI
+from turnrl_servers.api import Fields, Served, ServerAPI
 from turnrl_servers.server import Refused, Server
 
 if TYPE_CHECKING:
@@ -49,20 +49,7 @@ def examine(
         RecipeError: Naming what differs, and the next step.
         Unavailable: If it does not answer.
     """
-    try:
-        served = api.describe(server)
-    except (Refused, LookupError, TypeError) as error:
-        if isinstance(error, Refused) and error.status in (401, 403):
-            refusal = "refuses the key" if server.has_key else "wants a key"
-            where = variable or "one, and set model.engine.api_key_env to its name"
-            raise RecipeError(
-                f"{server.name} {refusal} ({error}). Put its key into the environment variable "
-                f"{where}."
-            ) from error
-        raise RecipeError(
-            f"the server at {server} is no {api.name}: it does not answer as one does ({error}). "
-            "Correct model.engine.url, which has no /v1 at its end."
-        ) from error
+    served = _description(server, api, variable)
     if served.given:
         raise RecipeError(
             f"{server.name} has weights that another run gave it ({served.given}). Wait until that "
@@ -88,6 +75,23 @@ def examine(
     if isinstance(policy, Policy) and policy.lora is not None:
         _takes_adapters(server, api, policy.lora.r, home)
     return served.version
+
+
+def _description(server: Server, api: ServerAPI, variable: str | None) -> Served:
+    try:
+        return api.describe(server)
+    except (Refused, LookupError, TypeError) as error:
+        if isinstance(error, Refused) and error.status in (401, 403):
+            refusal = "refuses the key" if server.has_key else "wants a key"
+            where = variable or "one, and set model.engine.api_key_env to its name"
+            raise RecipeError(
+                f"{server.name} {refusal} ({error}). Put its key into the environment variable "
+                f"{where}."
+            ) from error
+        raise RecipeError(
+            f"the server at {server} is no {api.name}: it does not answer as one does ({error}). "
+            "Correct model.engine.url, which has no /v1 at its end."
+        ) from error
 
 
 def _same_tokenizer(server: Server, api: ServerAPI, policy: SampledPolicy) -> None:

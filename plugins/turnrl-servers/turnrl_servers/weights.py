@@ -324,8 +324,9 @@ class WholeModel(Weights):
         is_first = not self._follows and bool(self._versions)
         super().close()
         for server in self.pool.servers if is_first else ():
-            with contextlib.suppress(Unavailable, Refused):
-                self.api.restore(server)
+            if not server.was_lost:  # the end of a run does not wait for one that hangs
+                with contextlib.suppress(Unavailable, Refused):
+                    self.api.restore(server)
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:
