@@ -328,7 +328,6 @@ class MTGRPO(PolicyModule, Iterates):
         """
         logprobs, entropy, values = self.policy(batch.layout, self.rollout.temperature)
         # in the first step the ratio is 1, not 1 + rounding
-        is_first = batch.old_logprobs is None
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         reference = None
         if self.objective.kl_coef > 0:
@@ -351,7 +350,7 @@ class MTGRPO(PolicyModule, Iterates):
         if not loss.isfinite():
             raise self._broken(f"the loss is {float(loss.detach())}")
         sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
-        if is_first:
+        if batch.old_logprobs is None:
             sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs).abs().sum()
         if batch.keep is not None:
             batch.keep(logprobs)
