@@ -22,6 +22,7 @@ from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
 from turnrl_servers import pool
 from turnrl_sglang import SGLang
+from turnrl_sglang.server import SGLangServer
 from turnrl_vllm import VLLM
 
 REAL = os.environ.get("TURNRL_TEST_SGLANG_URL")
@@ -64,7 +65,7 @@ def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
         assert done.version == version
         assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
         change(policy)
-    models = engine.pool.servers[0].ask("GET", "/v1/models")["data"]
+    models = engine.pool.servers[0].connection.ask("GET", "/v1/models")["data"]
     assert len(models) == (1 if whole else 3)  # two versions are kept
     engine.close()
     assert len(httpx2.get(f"{server.url}/v1/models").json()["data"]) == 1
@@ -117,7 +118,7 @@ def test_a_server_that_reloads_its_weights_is_not_given_up(stand, tiny_model, mo
     engine.start(policy, 64)
     engine.sync(0)
     engine.sync(1)
-    assert len(engine.pool.servers[0].ask("GET", "/loads")) == 2
+    assert len(engine.pool.servers[0].connection.ask("GET", "/loads")) == 2
     engine.close()
 
 
@@ -144,7 +145,7 @@ def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model,
     engine.start(policy, 64)
     engine.sync(0)
     asked, server = [], engine.pool.servers[0]
-    send = server.ask_async
+    send = server.connection.ask_async
 
     async def aborts(path, body, within_s=None):
         answer = await send(path, body, within_s)
@@ -153,30 +154,30 @@ def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model,
             answer["meta_info"]["finish_reason"] = {"type": "abort", "message": "Aborted"}
         return answer
 
-    monkeypatch.setattr(server, "ask_async", aborts)
+    monkeypatch.setattr(server.connection, "ask_async", aborts)
     assert len(on_loop(turn(engine.open(PROMPT))).token_ids) == 6
     assert asked.count("/generate") == 3  # the server is compared again in between
     engine.close()
 
 
 def test_an_end_token_of_the_models_own_ends_a_turn():
-    api = SGLang.api
+    server = SGLangServer("http://localhost:30000", "", 5)
     meta = {
         "finish_reason": {"type": "stop", "matched": 2},
         "output_token_logprobs": [[-0.5, 7, None], [-0.25, 2, None]],
     }
     sampling = Sampling(6, 1.0, end_ids=(3,))
-    done = api.completion({"output_ids": [7, 2], "meta_info": meta}, sampling, 4)
+    done = server.completion({"output_ids": [7, 2], "meta_info": meta}, sampling, 4)
     assert (done.token_ids, done.reason, done.version) == ((7, 2), "end", 4)
-    assert api.turn_request([5], sampling)["sampling_params"]["ignore_eos"] is False
+    assert server.turn_request([5], sampling)["sampling_params"]["ignore_eos"] is False
     short = meta | {"finish_reason": {"type": "length", "length": 2}}
     with pytest.raises(Unavailable, match="returned only 2 of 6 tokens"):
-        api.completion({"output_ids": [7, 8], "meta_info": short}, sampling, 4)
+        server.completion({"output_ids": [7, 8], "meta_info": short}, sampling, 4)
     broken = meta | {"output_token_logprobs": [[-0.5, 7, None], [math.nan, 2, None]]}
     with pytest.raises(EngineError, match="log-probability that is not finite"):
-        api.completion({"output_ids": [7, 2], "meta_info": broken}, sampling, 4)
+        server.completion({"output_ids": [7, 2], "meta_info": broken}, sampling, 4)
     # without end tokens nothing but the limit ends it
-    assert api.turn_request([5], Sampling(6, 1.0))["sampling_params"]["ignore_eos"] is True
+    assert server.turn_request([5], Sampling(6, 1.0))["sampling_params"]["ignore_eos"] is True
 
 
 def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_model, nursery):
@@ -209,7 +210,8 @@ def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_m
 
 
 def test_a_request_leaves_nothing_to_the_defaults_of_a_models_folder():
-    body = SGLang.api.turn_request([5, 9], Sampling(6, 0.7, 2**31 + 3, stop=("</a>",)))
+    server = SGLangServer("http://localhost:30000", "", 5)
+    body = server.turn_request([5, 9], Sampling(6, 0.7, 2**31 + 3, stop=("</a>",)))
     assert body["input_ids"] == [5, 9]
     assert body["sampling_params"] == {
         "max_new_tokens": 6,

@@ -48,8 +48,8 @@ from turnrl.cli import main
 from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
 from turnrl_servers import pool as pool_of_servers
-from turnrl_servers.server import Server
-from turnrl_servers.together import Together
+from turnrl_servers.connection import Connection
+from turnrl_servers.folders import Together
 from turnrl_vllm.engine import VLLM
 
 REAL = os.environ.get("TURNRL_TEST_VLLM_PYTHON")
@@ -212,7 +212,7 @@ def test_a_server_that_took_weights_and_was_late_to_say_so_is_asked_again(
     engine = VLLM(url=stand().url)
     engine.start(policy, 64)
     server, late = engine.pool.servers[0], []
-    send = server.ask_async
+    send = server.connection.ask_async
 
     async def asks(path, body, within_s=None):
         answer = await send(path, body, within_s)
@@ -221,7 +221,7 @@ def test_a_server_that_took_weights_and_was_late_to_say_so_is_asked_again(
             raise Unavailable("timed out")
         return answer
 
-    monkeypatch.setattr(server, "ask_async", asks)
+    monkeypatch.setattr(server.connection, "ask_async", asks)
     engine.sync(0)
     assert late
     done = on_loop(turn(engine.open(PROMPT)))
@@ -235,7 +235,7 @@ def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model,
     engine.start(policy, 64)
     engine.sync(0)
     asked, server = [], engine.pool.servers[0]
-    send = server.ask_async
+    send = server.connection.ask_async
 
     async def aborts(path, body, within_s=None):
         answer = await send(path, body, within_s)
@@ -244,7 +244,7 @@ def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model,
             answer["choices"][0] |= {"finish_reason": "abort", "token_ids": [1, 2]}
         return answer
 
-    monkeypatch.setattr(server, "ask_async", aborts)
+    monkeypatch.setattr(server.connection, "ask_async", aborts)
     done = on_loop(turn(engine.open(PROMPT)))
     assert len(done.token_ids) == 6
     assert asked.count("/v1/completions") == 3  # the server is compared again in between
@@ -492,7 +492,7 @@ def test_a_server_that_hangs_is_left(stand, tiny_model, monkeypatch):
 
     check_crowd(policy, crowd(engine, disturb), 0)
 
-    asked, ask, is_well = [], Server.ask_async, Server.is_well
+    asked, ask, is_well = [], Connection.ask_async, Connection.is_well
 
     async def asks(self, path, *more):
         asked.append((self.url, path))
@@ -502,8 +502,8 @@ def test_a_server_that_hangs_is_left(stand, tiny_model, monkeypatch):
         asked.append((self.url, "/health"))
         return await is_well(self, within_s)
 
-    monkeypatch.setattr(Server, "ask_async", asks)
-    monkeypatch.setattr(Server, "is_well", asks_whether_well)
+    monkeypatch.setattr(Connection, "ask_async", asks)
+    monkeypatch.setattr(Connection, "is_well", asks_whether_well)
     change(policy)
     engine.sync(1)  # and does not wait until the other one has not taken an adapter
     assert {path for url, path in asked if url == servers[1].url} == {"/health"}
@@ -522,7 +522,7 @@ def test_turns_do_not_wait_in_turn_for_a_server_that_was_lost(stand, tiny_model,
     engine.start(policy, 64)
     engine.sync(0)
     (server,) = engine.pool.servers
-    asked, send, is_well = [], server.ask_async, server.is_well
+    asked, send, is_well = [], server.connection.ask_async, server.connection.is_well
 
     async def asks(path, body, within_s=None):
         asked.append(path)
@@ -535,8 +535,8 @@ def test_turns_do_not_wait_in_turn_for_a_server_that_was_lost(stand, tiny_model,
         asked.append("/health")
         return await is_well(within_s)
 
-    monkeypatch.setattr(server, "ask_async", asks)
-    monkeypatch.setattr(server, "is_well", asks_whether_well)
+    monkeypatch.setattr(server.connection, "ask_async", asks)
+    monkeypatch.setattr(server.connection, "is_well", asks_whether_well)
     server.forget()
     sessions = [engine.open(PROMPT) for _ in range(5)]
     done = on_loop(asyncio_gather([turn(session) for session in sessions]))
@@ -562,11 +562,11 @@ def test_sessions_are_spread_over_servers_and_stay(stand, tiny_model):
     engine.start(policy, 64)
     engine.sync(0)
     sessions = [engine.open([*PROMPT, n]) for n in range(6)]
-    first = [session._server.url for session in sessions]
+    first = [str(session._server) for session in sessions]
     assert sorted(first) == sorted([one.url for one in servers] * 3)
     on_loop(asyncio_gather([turn(session) for session in sessions]))
-    assert [session._server.url for session in sessions] == first
-    assert [s.fork()._server.url for s in sessions] == first
+    assert [str(session._server) for session in sessions] == first
+    assert [str(s.fork()._server) for s in sessions] == first
     engine.close()
 
 
@@ -625,7 +625,7 @@ def test_a_run_starts_its_server_which_is_started_again_and_ends_with_it(
     engine.check(policy, 64)
     engine.start(policy, 64)
     engine.sync(0)
-    url = engine.started.url
+    url = engine.supply.started.url
 
     def disturb():
         time.sleep(0.2)
@@ -652,7 +652,7 @@ def test_a_run_that_is_killed_leaves_no_server(interpreter, tiny_model, tmp_path
         "policy.load()\n"
         "engine = VLLM(python=sys.argv[2], folder=sys.argv[3])\n"
         "engine.start(policy, 64)\n"
-        "print(engine.started.url.rpartition(':')[2], flush=True)\n"
+        "print(engine.supply.started.url.rpartition(':')[2], flush=True)\n"
         "time.sleep(600)\n"
     )
     run = subprocess.Popen(
@@ -701,8 +701,8 @@ def recipe(tiny_model, tmp_path, monkeypatch):
 
 def told_by(engine: VLLM, name: str):
     """What the server of an engine answers."""
-    headers = {"Authorization": f"Bearer {engine.started.key}"}
-    return httpx2.get(f"{engine.started.url}/{name}", headers=headers).json()
+    headers = {"Authorization": f"Bearer {engine.supply.started.key}"}
+    return httpx2.get(f"{engine.supply.started.url}/{name}", headers=headers).json()
 
 
 def asleep(engine: VLLM) -> bool:
@@ -726,7 +726,7 @@ def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
             assert not asleep(engine)
             engine.rest()
             assert asleep(engine)
-            assert not server._clients
+            assert not server.connection._clients
         change(policy)
     assert engine.in_force["memory between collections"] == "given back"
 
@@ -778,7 +778,7 @@ def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_pa
         with monkeypatch.context() as there:
             there.setattr(Policy, "device", property(lambda _, kind=kind: torch.device(kind)))
             engine.start(policy, 64)
-        assert ("--enable-sleep-mode" in engine.started._keeper.args) == wanted
+        assert ("--enable-sleep-mode" in engine.supply.started._keeper.args) == wanted
         engine.sync(0)
         engine.rest()
         assert asleep(engine) == wanted
@@ -807,7 +807,7 @@ def sleeper(interpreter, tmp_path):
 def test_a_server_that_is_gone_when_it_is_to_sleep_is_no_fault(sleeper, tiny_model):
     policy = adapted(tiny_model)
     engine = sleeper(policy, patience_s=60)
-    listening(engine.started.url).kill()
+    listening(engine.supply.started.url).kill()
     engine.rest()
     done = on_loop(turn(engine.open(PROMPT)))
     assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
@@ -837,10 +837,10 @@ def test_a_server_that_dies_in_its_sleep_is_started_again(sleeper, tiny_model):
     policy = adapted(tiny_model)
     engine = sleeper(policy, patience_s=60)
     engine.rest()
-    listening(engine.started.url).kill()
+    listening(engine.supply.started.url).kill()
     time.sleep(1)
     with pytest.raises(StopIteration):  # it would take the memory that the learner has now
-        listening(engine.started.url)
+        listening(engine.supply.started.url)
     check_crowd(policy, crowd(engine, lambda: None), 0)
     engine.close()
 
@@ -916,7 +916,7 @@ def test_a_server_that_is_not_started_again_stops_the_run_at_once(
     engine.sync(0)
     file = tmp_path / "packages" / "vllm" / "entrypoints" / "cli" / "main.py"
     file.write_text("raise SystemExit('the GPU is gone')\n")
-    server = listening(engine.started.url)
+    server = listening(engine.supply.started.url)
 
     async def sampled():
         server.kill()
@@ -1014,7 +1014,7 @@ def test_processes_that_learn_together_share_the_versions_of_the_first(
         inner = name.replace(".weight", ".default.weight")
         assert torch.equal(value, saved["state_dict"][f"policy.network.{inner}"])
     for one in two:
-        names = Server(one.url, "", 5, "vLLM").ask("GET", "/loads")
+        names = Connection(one.url, "", 5).ask("GET", "/loads")
         assert [name.split("-")[4:] for name in names] == [["0", "0"], ["2", "0"], ["4", "0"]]
     assert not [file for file in Path("runs").rglob("*") if file.name.startswith("turnrl-weights-")]
 
@@ -1080,7 +1080,7 @@ def test_processes_meet_in_a_folder_of_this_run_and_this_start_alone(tmp_path):
     processes.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
         one, other = Together(tmp_path / "run"), Together(tmp_path / "run")
-        folders = [one.folder(), one.folder(), other.folder()]
+        folders = [one.make(), one.make(), other.make()]
         assert len({folder.name for folder in folders}) == 3  # adapters have their names
         for folder in folders:
             folder.rmdir()
@@ -1152,7 +1152,7 @@ def test_a_forked_child_of_a_killed_run_keeps_no_server(interpreter, tiny_model,
         "engine = VLLM(python=sys.argv[2])\n"
         "engine.start(policy, 64)\n"
         "if child := os.fork():\n"
-        "    print(engine.started.url, child, flush=True)\n"
+        "    print(engine.supply.started.url, child, flush=True)\n"
         "time.sleep(60)\n"
     )
     run = subprocess.Popen(
@@ -1320,7 +1320,7 @@ class TestReal:
         engine = served(policy, tmp_path)
         engine.start(policy, 256)
         engine.sync(0)
-        started, name = engine.started, engine.weights.newest.name
+        started, name = engine.supply.started, engine.weights.newest.name
         draw = random.Random(0)
         prompts = [[draw.randrange(10, 300) for _ in range(195)] for _ in range(128)]
         sampling = Sampling(60)

@@ -1,12 +1,13 @@
 """What engines that sample with servers have in common. `VLLM` and `SGLang` are made of it.
 
-engine    ServerEngine, the engine of any kind of server, and its sessions
-api       ServerAPI, how servers of one kind are asked
-pool      several servers as one: assigns sessions, and moves them when a server is lost
-server    sends requests to one server, and reads its answers
-weights   publishes versions of the weights to the servers
-trial     refuses servers with another base or log-probabilities that differ
-together  the folder of several processes that learn with the same servers
+engine      ServerEngine, the engine of any kind of server, and its sessions
+supply      where its servers come from
+server      Server, one server as a run knows it, and how servers of its kind are asked
+connection  sends requests to one server, and reads its answers
+pool        several servers as one: assigns sessions, and moves them when a server is lost
+weights     publishes versions of the weights to the servers
+trial       refuses servers with another base or log-probabilities that differ
+folders     the folder for weights, of one process or of several that learn together
 """
 
 from __future__ import annotations
@@ -15,32 +16,32 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from turnrl_servers.api import RELOAD_S as RELOAD_S
-    from turnrl_servers.api import Answer as Answer
-    from turnrl_servers.api import Fields as Fields
-    from turnrl_servers.api import Sampled as Sampled
-    from turnrl_servers.api import Served as Served
-    from turnrl_servers.api import ServerAPI as ServerAPI
+    from turnrl_servers.connection import SHORT_S as SHORT_S
+    from turnrl_servers.connection import Refused as Refused
     from turnrl_servers.engine import ServerEngine as ServerEngine
     from turnrl_servers.pool import Pool as Pool
-    from turnrl_servers.server import SHORT_S as SHORT_S
-    from turnrl_servers.server import Refused as Refused
+    from turnrl_servers.server import RELOAD_S as RELOAD_S
+    from turnrl_servers.server import Answer as Answer
+    from turnrl_servers.server import Fields as Fields
+    from turnrl_servers.server import Sampled as Sampled
+    from turnrl_servers.server import Served as Served
     from turnrl_servers.server import Server as Server
+    from turnrl_servers.supply import Supply as Supply
     from turnrl_servers.weights import has_adapter as has_adapter
     from turnrl_servers.weights import write as write
 
 _FILES = {
-    "RELOAD_S": "api",
-    "Answer": "api",
-    "Fields": "api",
-    "Sampled": "api",
-    "Served": "api",
-    "ServerAPI": "api",
+    "SHORT_S": "connection",
+    "Refused": "connection",
     "ServerEngine": "engine",
     "Pool": "pool",
-    "SHORT_S": "server",
-    "Refused": "server",
+    "RELOAD_S": "server",
+    "Answer": "server",
+    "Fields": "server",
+    "Sampled": "server",
+    "Served": "server",
     "Server": "server",
+    "Supply": "supply",
     "has_adapter": "weights",
     "write": "weights",
 }

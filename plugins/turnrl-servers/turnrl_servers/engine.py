@@ -7,20 +7,18 @@ loses nothing but speed.
 
 from __future__ import annotations
 
-import atexit
-import os
 import re
 import shutil
 import sys
-import tempfile
 from abc import abstractmethod
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from turnrl import (
+    Beside,
     Completion,
     Engine,
     EngineError,
@@ -35,10 +33,19 @@ from turnrl import (
     say,
 )
 from turnrl.servers import Unavailable
-from turnrl_servers.api import ServerAPI
+from turnrl_servers.connection import Refused
+from turnrl_servers.folders import (
+    Alone,
+    Together,
+    WeightsFolder,
+    check_together,
+    chosen,
+    is_together,
+    parent_of_weights,
+)
 from turnrl_servers.pool import Pool
-from turnrl_servers.server import Refused, Server
-from turnrl_servers.together import Together, check_together, is_together
+from turnrl_servers.server import Server
+from turnrl_servers.supply import Given, Supply
 from turnrl_servers.trial import examine
 from turnrl_servers.weights import Adapters, Published, Weights, WholeModel, has_adapter
 
@@ -91,7 +98,7 @@ class _Session(Session):
 
 @dataclass(eq=False, repr=False)
 class ServerEngine(Engine):
-    """Samples with servers that are given. Subclasses name their kind, and may start one.
+    """Samples with servers. A subclass names their kind, and may set another `supply`.
 
     Args:
         url: Address of a server, such as http://localhost:8000, or several addresses. They must
@@ -108,6 +115,7 @@ class ServerEngine(Engine):
             learner's in a trial, in nats. Each server is compared with each version before it
             samples turns with it.
     Attributes:
+        supply: Where the servers come from: they run already, at `url`.
         pool: The servers; None before `start` and after `close`.
         weights: The versions that they have; None before `start` and after `close`.
     Raises:
@@ -145,12 +153,15 @@ class ServerEngine(Engine):
         self._where = Surroundings()
         self.sessions: Counter[Server] = Counter()
         self._in_force: dict[str, str] = {}
-        self._together: Together | None = None
+        self._folder: WeightsFolder = Alone(self.folder)
+        self.supply: Supply = Given(
+            self.kind, self._urls, self.api_key_env, self.timeout_s, self.patience_s
+        )
 
     @property
     @abstractmethod
-    def api(self) -> ServerAPI:
-        """The API of this kind of server. A subclass sets it."""
+    def kind(self) -> type[Server]:
+        """The kind of server. A subclass sets it."""
 
     @property
     def _urls(self) -> list[str]:
@@ -169,45 +180,30 @@ class ServerEngine(Engine):
         share."""
         self._where = where
         if where.processes > 1:
-            check_together(policy, where, self._starts_one, self.folder)
-        self._check_own(policy)
-        servers = self._servers()
+            check_together(policy, where, self.supply.starts, self.folder)
+        servers = self.supply.check(policy)
         if servers:
             versions = [self._examined(server, policy, max_tokens) for server in servers]
             self._in_force = {"sampler": self._sampler(versions)}
-        self._together = None
         if where.processes > 1 and is_together():
-            self._together = Together(self._home() or where.folder or Path())
-
-    @property
-    def _base(self) -> str | None:
-        """The name under which the servers serve the base; None if they serve one model."""
-        return None
-
-    @property
-    def _starts_one(self) -> bool:
-        """True if the run starts a server."""
-        return False
-
-    def _check_own(self, policy: SampledPolicy) -> None:
-        """Check what is needed to start a server."""
+            self._folder = Together(chosen(self.folder) or where.folder or Path())
+        else:
+            self._folder = Alone(self.folder)
 
     def _examined(self, server: Server, policy: SampledPolicy, max_tokens: int) -> str:
+        """Examine a server. Returns the version of its software."""
+        home = parent_of_weights(self.folder, self._where)
         try:
-            return examine(
-                server,
-                self.api,
-                policy,
-                max_tokens,
-                self._base,
-                self._parent(),
-                self.api_key_env,
-            )
+            return examine(server, policy, max_tokens, self.supply.base, home, self.api_key_env)
         except Unavailable as fault:
             raise RecipeError(
                 f"{server.name} does not answer ({fault}). Start it, or correct "
                 "model.engine.url. To score a run without it: turnrl eval RUN --model.engine Slots."
             ) from fault
+
+    def beside(self, total: int) -> Beside | None:
+        """See `Engine.beside`."""
+        return self.supply.beside(total)
 
     def rehearsal(self) -> AbstractContextManager[Engine]:
         """See `Engine.rehearsal`. Given servers have the run's base, so the default engine samples
@@ -217,66 +213,43 @@ class ServerEngine(Engine):
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`."""
-        home = self._own_folder() if self._together is None else self._together.folder()
-        follows = self._together is not None and self._together.follows
+        home = self._folder.make()
         try:
-            self._start(policy, max_tokens, home, follows)
+            self._start(policy, max_tokens, home)
         except BaseException:
             self.close()
-            if not follows:
+            if not self._folder.follows:
                 shutil.rmtree(home, ignore_errors=True)
             raise
 
-    def _own_folder(self) -> Path:
-        home = Path(tempfile.mkdtemp(prefix="turnrl-weights-", dir=self._home()))
-        atexit.register(shutil.rmtree, home, ignore_errors=True)  # whatever ends the program
-        if self.folder is not None:
-            home.chmod(0o755)  # servers of other users read it
-        return home
-
-    def _start(self, policy: SampledPolicy, max_tokens: int, home: Path, follows: bool) -> None:
-        servers = self._begin(policy, max_tokens, home)
-        self.pool = Pool(servers, *self._patience())
+    def _start(self, policy: SampledPolicy, max_tokens: int, home: Path) -> None:
+        servers = self.supply.begin(policy, max_tokens, home, self._where.folder)
+        self.pool = Pool(servers, self.supply.patience_s, self.supply.check_alive)
         versions = [self._examined(server, policy, max_tokens) for server in servers]
         adapter = has_adapter(policy)
         kind = Adapters if adapter else WholeModel
         self.weights = kind(
             policy,
             self.pool,
-            self.api,
             folder=home,
             keeps=self.keeps,
             max_logprob_gap=self.max_logprob_gap,
-            follows=follows,
+            follows=self._folder.follows,
         )
         self.sessions.clear()
         sampler = self._sampler(versions)
-        if self._urls and not follows:
+        if self._urls and not self._folder.follows:
             say(f"turnrl: sampling with {sampler}: {', '.join(self._urls)}", sys.stderr)
         self._in_force = {
             "sampler": sampler,
             "weights while sampling": "base and adapter" if adapter else "the whole model",
         }
 
-    def _begin(self, policy: SampledPolicy, max_tokens: int, home: Path) -> list[Server]:
-        """The servers that sample: those that are given, unless a subclass starts one.
-
-        Args:
-            policy: The policy.
-            max_tokens: The most tokens of a session.
-            home: The folder for weights.
-        """
-        return self._servers()
-
-    def _patience(self) -> tuple[float, Callable[[], None] | None]:
-        """Seconds to wait for servers, and what raises if they will never answer."""
-        return self.patience_s, None
-
     def sync(self, version: int) -> None:
         """See `Engine.sync`. The adapter, or else the whole model, is written to a folder, and the
         servers read it."""
         weights, pool = self.running
-        on_loop(self._wake(pool))
+        on_loop(self.supply.wake(pool))
         weights.publish(version)
         self._in_force["log-probabilities"] = f"{weights.gap:.1e} from the learner's on average"
 
@@ -293,8 +266,10 @@ class ServerEngine(Engine):
         if self.pool is not None:
             await self.pool.drain()
 
-    async def _wake(self, pool: Pool) -> None:
-        """Wake servers that sleep, before they sample."""
+    def rest(self) -> None:
+        """See `Engine.rest`. A server that the run has started may fall asleep."""
+        if self.pool is not None and self.supply.rest(self.pool):
+            self._in_force["memory between collections"] = "given back"
 
     def close(self) -> None:
         """See `Engine.close`. It removes the weights that it wrote, here and at the servers."""
@@ -304,17 +279,13 @@ class ServerEngine(Engine):
         try:
             if pool is not None:
                 for server in pool.servers:
-                    server.give_up_calls()
+                    server.connection.give_up_calls()
                 on_loop(pool.drain())
         finally:
-            self._end_own()
+            self.supply.end()
             if weights is not None:
                 weights.close()
-            if self._together is not None and not self._together.follows:
-                self._together.leave()
-
-    def _end_own(self) -> None:
-        """End the server that the run has started."""
+            self._folder.leave()
 
     async def sample(
         self, first: Server, began: Published, ids: tuple[int, ...], sampling: Sampling
@@ -336,46 +307,23 @@ class ServerEngine(Engine):
             )
         if sampling.forced_ids:
             raise NotImplementedError(f"{type(self).__name__} takes no forced tokens")
-        body = self.api.turn_request(ids, sampling)
+        request = first.turn_request(ids, sampling)
 
         async def ask(server: Server) -> Completion:
             weights, pool = self.running  # the engine may have been closed while this turn waited
-            await self._wake(pool)
-            answer, version = await weights.sample(server, began, body)
-            return self.api.completion(answer, sampling, version)
+            await self.supply.wake(pool)
+            answer, version = await weights.sample(server, began, request)
+            return server.completion(answer, sampling, version)
 
         try:
             with weights.pinned(began):
                 return await pool.ask_any(first, ask)
         except Refused as error:
             raise EngineError(
-                f"{self.api.name} refused a turn of {len(ids)} tokens and {sampling.max_tokens} "
+                f"{first.software} refused a turn of {len(ids)} tokens and {sampling.max_tokens} "
                 f"more ({error}). If it is too long, start it with a larger "
-                f"{self.api.length_option}."
+                f"{first.length_option}."
             ) from error
-
-    def _home(self) -> Path | None:
-        if self.folder is None:
-            return None
-        home = Path(self.folder).expanduser().absolute()
-        try:
-            home.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise RecipeError(
-                f"model.engine.folder is {self.folder!r}, which cannot be made ({error})"
-            ) from error
-        return home
-
-    def _parent(self) -> Path | None:
-        """The folder in which the folder for weights will be made; None for temporary files."""
-        if self.folder is not None or self._where.processes == 1 or self._where.folder is None:
-            return self._home()
-        folder = self._where.folder.absolute()
-        return next(parent for parent in (folder, *folder.parents) if parent.is_dir())
-
-    def _servers(self) -> list[Server]:
-        key = os.environ.get(self.api_key_env or "", "").strip()
-        return [Server(url, key, self.timeout_s, self.api.name) for url in self._urls]
 
     @property
     def running(self) -> tuple[Weights, Pool]:
@@ -391,4 +339,4 @@ class ServerEngine(Engine):
     def _sampler(self, versions: Sequence[str]) -> str:
         """The servers' versions and their number, for `in_force`."""
         servers = "1 server" if len(versions) == 1 else f"{len(versions)} servers"
-        return f"{self.api.name} {', '.join(sorted(set(versions)))}, {servers}"
+        return f"{self.kind.software} {', '.join(sorted(set(versions)))}, {servers}"

@@ -10,7 +10,8 @@ from typing import TypeVar, final
 
 from turnrl import EngineError, WorldError, say, visible
 from turnrl.servers import Patience, Unavailable
-from turnrl_servers.server import Refused, Server
+from turnrl_servers.connection import Refused
+from turnrl_servers.server import Server
 
 T = TypeVar("T")
 
@@ -52,15 +53,15 @@ class Pool:
     @property
     def name(self) -> str:
         """The servers, for messages."""
-        kind = self.servers[0].kind
+        software = self.servers[0].software
         several = len(self.servers) > 1
         addresses = ", ".join(map(str, self.servers))
-        return f"the {kind} servers at {addresses}" if several else f"{kind} at {addresses}"
+        return f"the {software} servers at {addresses}" if several else f"{software} at {addresses}"
 
     @property
     def load(self) -> int:
         """Requests under way."""
-        return sum(server.load for server in self.servers)
+        return sum(server.connection.load for server in self.servers)
 
     def choose(self, sessions: Callable[[Server], int]) -> Server:
         """The server for a new session: the one with the fewest sessions.
@@ -106,7 +107,9 @@ class Pool:
 
         async def attempt() -> tuple[T, Server]:
             self._watch_servers()
-            others = sorted((s for s in self.servers if s is not first), key=lambda s: s.load)
+            others = sorted(
+                (s for s in self.servers if s is not first), key=lambda s: s.connection.load
+            )
             every = [first, *others]
             faults = list[Unavailable]()
             for server in [s for s in every if not s.rests] or every:
@@ -127,7 +130,7 @@ class Pool:
         """
         try:
             # a server that hangs accepts requests, whose time limit is far longer
-            if server.was_lost and not await server.is_well(_HEALTH_TIMEOUT_S):
+            if server.was_lost and not await server.connection.is_well(_HEALTH_TIMEOUT_S):
                 raise Unavailable("its health check failed")
             answer = await send(server)
         except Unavailable as fault:
@@ -141,14 +144,12 @@ class Pool:
             await asyncio.sleep(0.02)
         await self._stop_watching()
         for server in self.servers:
-            await server.close()
+            await server.connection.close()
 
-    async def sleep(self, send: Callable[[Server], Awaitable[object]]) -> None:
+    async def sleep(self) -> None:
         """Put the servers to sleep, so that they free the GPU's memory. No request may be under
         way.
 
-        Args:
-            send: Asks a server to sleep.
         Raises:
             EngineError: If one refuses.
         """
@@ -160,27 +161,25 @@ class Pool:
                 server.forget()
                 try:
                     with contextlib.suppress(Unavailable):  # one that died holds no memory
-                        await send(server)
+                        await server.sleep()
                 except Refused as error:
                     raise EngineError(
                         f"{server.name} does not give its memory back ({error}). Set "
                         "model.engine.sleeps to false, and leave it a part of the GPU's memory."
                     ) from error
-                await server.close()
+                await server.connection.close()
 
-    async def wake(self, send: Callable[[Server], Awaitable[object]]) -> None:
+    async def wake(self) -> None:
         """Wake the servers if they sleep; several turns may call this at once. Each server is
         compared with the learner before it samples.
 
-        Args:
-            send: Asks a server to wake.
         Raises:
             EngineError: If one cannot, or none could be reached.
         """
         async with self._waking:
             for server in self.servers if self.asleep else ():
                 try:
-                    await self.ask_any(server, send)
+                    await self.ask_any(server, lambda server: server.wake())
                 except Refused as error:
                     raise EngineError(
                         f"{server.name} does not get its memory back ({error}). Lower "
@@ -207,11 +206,11 @@ class Pool:
         await asyncio.sleep(_CHECK_EVERY_S)
         while self.load:  # the next request begins to look again
             for server in self.servers:
-                is_idle = not server.load or server.is_reloading
-                well = is_idle or await server.is_well(_HEALTH_TIMEOUT_S)
+                is_idle = not server.connection.load or server.is_reloading
+                well = is_idle or await server.connection.is_well(_HEALTH_TIMEOUT_S)
                 failed[server] = 0 if well else failed[server] + 1
                 if failed[server] >= _MAX_FAILED_CHECKS:
-                    server.give_up_calls()
+                    server.connection.give_up_calls()
                     failed[server] = 0
             await asyncio.sleep(_CHECK_EVERY_S)
 

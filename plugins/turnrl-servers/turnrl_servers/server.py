@@ -1,53 +1,95 @@
-"""Sends requests to one server, and reads its answers."""
+"""`Server`: one server as a run knows it, and how servers of its kind are asked."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import re
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
-from typing import Any, final
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
-import httpx2
+from turnrl import Completion, EngineError, Sampling
+from turnrl.servers import Unavailable
+from turnrl_servers.connection import Connection, Refused
 
-from turnrl.servers import Unavailable, raise_if_away, short_reason
-
-_HEALTH = "/health"
-SHORT_S = 60.0
-"""Time limit of a request that samples nothing, in seconds."""
+Fields = dict[str, object]
+"""Fields of a request's JSON."""
+Answer = Any
+"""A server's answer, parsed from JSON."""
+RELOAD_S = 600.0
+"""Time limit of reloading all weights, in seconds."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 15.0
 """Seconds for which a lost server is left alone: after its first failure, and at most."""
-_OF_THE_REQUEST = re.compile(r"Call to (add_lora|collective_rpc|sleep|wake_up) method failed")
-"""Errors with status 500 that concern one request, from a server that is otherwise well."""
+_NO_FOLDER = re.compile("no adapter found|repo id|no such file", re.IGNORECASE)
 
 
-class Refused(Exception):
-    """The server answered that it will not do what was asked.
+@dataclass(frozen=True)
+class Served:
+    """What a server serves.
 
     Args:
-        status: The HTTP status.
-        problem: The message in its answer, in one line and without the key.
+        version: The version of its software.
+        windows: For each base by name, its context length in tokens; None if the server gives none.
+        given: The name of weights that it was given in place of its own; empty if none are known.
     """
 
-    def __init__(self, status: int, problem: str) -> None:
-        super().__init__(f"status {status}: {problem}")
-        self.status, self.problem = status, problem
+    version: str
+    windows: dict[str, int | None]
+    given: str = ""
 
 
-@final
-class Server:
-    """One server. Its asynchronous requests belong to the event loop that is running.
+class Sampled(NamedTuple):
+    """Tokens that a server sampled.
+
+    Args:
+        tokens: The tokens' ids.
+        logprobs: Their log-probabilities; NaN where the server gave none.
+        why: `stop`, `length`, or the server's word for another end.
+        at_end_token: True if an end token of the model's own ended them.
+    """
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    why: str
+    at_end_token: bool = False
+
+
+class Server(ABC):
+    """One server. A class for each kind of server has the requests of its HTTP API.
 
     Args:
         url: Its address, without `/v1`.
         key: Sent with every request, and struck out of every message; empty for none.
         timeout_s: Seconds that one turn may take.
-        kind: Its software, for messages.
+    Attributes:
+        software: Its name, for messages.
+        tried: Its versions that turnrl was tried with.
+        turn_path: Path of a request for a turn.
+        length_option: The option that sets its context length.
+        spare_tokens: Tokens of its context that it cannot give to a session.
+        logprobs_hint: How to start it so that its log-probabilities heed the temperature.
+        rank_hint: What to do if an adapter's rank is too large for it.
+        weights_hint: How to start it so that it takes weights while it runs.
+        refusals: See `Connection`.
     """
 
-    def __init__(self, url: str, key: str, timeout_s: float, kind: str) -> None:
-        self.url, self.kind = url.rstrip("/"), kind
+    software: str
+    tried: str
+    turn_path: str
+    length_option: str
+    spare_tokens = 0
+    logprobs_hint: str
+    rank_hint: str
+    weights_hint: str
+    refusals: re.Pattern[str] | None = None
+
+    def __init__(self, url: str, key: str, timeout_s: float) -> None:
+        self.connection = Connection(url, key, timeout_s, self.refusals)
         self.base = ""
         """The name under which it serves the base."""
         self.has: set[str] = set()
@@ -59,29 +101,15 @@ class Server:
         """True while it loads all weights, when some servers answer no health check."""
         self.was_lost = False
         self._mending, self._losses = asyncio.Lock(), 0
-        self._key, self._timeout_s = key, timeout_s
-        self._headers = {"Authorization": f"Bearer {key}"} if key else {}
-        self._calls: set[asyncio.Future[httpx2.Response]] = set()
-        self._clients: dict[asyncio.AbstractEventLoop, httpx2.AsyncClient] = {}
         self._failures, self._rests_until = 0, 0.0
 
     def __str__(self) -> str:
-        return self.url
-
-    @property
-    def has_key(self) -> bool:
-        """True if a key is sent with every request."""
-        return bool(self._key)
+        return self.connection.url
 
     @property
     def name(self) -> str:
         """The server, for messages."""
-        return f"{self.kind} at {self.url}"
-
-    @property
-    def load(self) -> int:
-        """Requests under way."""
-        return len(self._calls)
+        return f"{self.software} at {self}"
 
     @property
     def rests(self) -> bool:
@@ -122,127 +150,202 @@ class Server:
         before, self.was_lost, self._failures = self.was_lost, False, 0
         return before
 
-    def ask(
-        self, method: str, path: str, body: Mapping[str, object] | None = None, within_s: float = 0
-    ) -> Any:
-        """Send a request, and block until the answer.
+    # ------------------------------------------------------------- before weights load
 
-        Returns:
-            The parsed JSON; None if the answer is empty.
+    @abstractmethod
+    def describe(self) -> Served:
+        """Ask it for its version and its bases.
+
         Raises:
-            Unavailable: If there is no answer, or a later attempt may succeed.
-            Refused: If the server refuses.
+            Refused, LookupError, TypeError: If it is no server of this kind.
+            Unavailable: If it does not answer.
         """
-        timeout = within_s or SHORT_S
-        with httpx2.Client(headers=self._headers, timeout=timeout, trust_env=False) as client:
-            with self._connection_faults():
-                response = client.request(method, self.url + path, json=body)
-            return self._read(response)
 
-    async def ask_async(
-        self, path: str, body: Mapping[str, object], within_s: float | None = None
-    ) -> object:
-        """Like `ask` with POST, without blocking. The time limit is a turn's unless `within_s` is
-        given."""
-        client = self._connected()
-        call = asyncio.ensure_future(client.post(self.url + path, json=body))
-        self._calls.add(call)
+    @abstractmethod
+    def tokenize(self, text: str) -> list[int]:
+        """The tokens that it reads in a text, without special tokens at its ends.
+
+        Raises:
+            Refused, LookupError, TypeError: If it does not tokenize.
+            Unavailable: If it does not answer.
+        """
+
+    @abstractmethod
+    def offer_adapter(self, name: str, folder: str, rank: int) -> Refused | None:
+        """Offer it an adapter without weights. Returns its refusal if it could not take one with
+        weights either.
+
+        Raises:
+            Unavailable: If it does not answer.
+        """
+
+    # ----------------------------------------------------------------------- turns
+
+    @abstractmethod
+    def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
+        """A request for a turn after a history, without its weights.
+
+        Raises:
+            NotImplementedError: If it cannot sample in this way.
+        """
+
+    async def answer(self, request: Fields) -> Answer:
+        """The answer to a `turn_request` or a `trial_request`, within the time of a turn.
+
+        Raises:
+            Unavailable: If it does not answer.
+            Refused: If it refuses.
+        """
+        return await self.connection.ask_async(self.turn_path, request)
+
+    def completion(self, answer: Answer, sampling: Sampling, version: int) -> Completion:
+        """The turn in an answer to `turn_request`.
+
+        Args:
+            answer: The answer.
+            sampling: As in the request.
+            version: The version of the weights that sampled it.
+        Raises:
+            Unavailable: If it aborted the turn.
+            EngineError: If the answer has no tokens and log-probabilities.
+        """
+        (turn,) = self._sampled(answer)
+        reason: Literal["end", "stop", "length"] = "length"
+        if turn.at_end_token or turn.tokens[-1] in sampling.end_ids:
+            reason = "end"
+        elif turn.why == "stop":
+            reason = "stop"
+        elif len(turn.tokens) < sampling.max_tokens:
+            short = f"{len(turn.tokens)} of {sampling.max_tokens} tokens"
+            raise Unavailable(f"it returned only {short}")
+        return Completion(turn.tokens, turn.logprobs, reason, version)
+
+    @abstractmethod
+    def trial_request(self, prompts: Sequence[list[int]], temperature: float) -> Fields:
+        """A request for one token after each of several histories."""
+
+    def trial_tokens(self, answer: Answer) -> list[tuple[int, float]]:
+        """The token and its log-probability after each history, in an answer to `trial_request`.
+
+        Raises:
+            Unavailable: If it aborted the request.
+            EngineError: If the answer has no tokens and log-probabilities.
+        """
+        return [(turn.tokens[0], turn.logprobs[0]) for turn in self._sampled(answer)]
+
+    def _sampled(self, answer: Answer) -> Sequence[Sampled]:
         try:
-            with self._connection_faults():
-                async with asyncio.timeout(self._timeout_s if within_s is None else within_s):
-                    response = await call
-        except TimeoutError:
-            limit = f"timeout_s = {self._timeout_s:g}" if within_s is None else f"{within_s:g} s"
-            raise Unavailable(f"no answer within {limit}") from None
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            raise Unavailable("its health check failed") from None
-        finally:
-            self._calls.discard(call)
-            call.cancel()
-        return self._read(response)
-
-    def is_up(self) -> bool:
-        """True if it answers now. Blocks; not for the event loop's thread."""
-        try:
-            self.ask("GET", _HEALTH, within_s=5)
-        except (Unavailable, Refused):
-            return False
-        return True
-
-    async def is_well(self, within_s: float) -> bool:
-        """True if its health check succeeds."""
-        with contextlib.suppress(httpx2.RequestError):
-            client = self._connected()
-            return (await client.get(self.url + _HEALTH, timeout=within_s)).is_success
-        return False
-
-    def give_up_calls(self) -> None:
-        """End the requests under way, as if the server had broken them off."""
-        for call in [*self._calls]:
-            call.cancel()
-
-    async def close(self) -> None:
-        """Close the connections of the running event loop; the next request opens new ones."""
-        client = self._clients.pop(asyncio.get_running_loop(), None)
-        if client is not None:
-            await client.aclose()
-
-    def _connected(self) -> httpx2.AsyncClient:
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            self._clients = {
-                other: client for other, client in self._clients.items() if not other.is_closed()
-            }
-            # vLLM closes connections that were idle for 5 s, and a request would notice too late
-            limits = httpx2.Limits(keepalive_expiry=2.0)
-            # turns have a time limit of their own
-            self._clients[loop] = httpx2.AsyncClient(
-                headers=self._headers, limits=limits, timeout=None, trust_env=False
+            sampled = self.sampled(answer)
+        except (LookupError, TypeError, ValueError):
+            sampled = []
+        for turn in sampled:
+            if turn.why not in ("stop", "length"):
+                raise Unavailable(f"it ended a turn with finish_reason {turn.why!r}")
+        if not all(math.isfinite(logprob) for turn in sampled for logprob in turn.logprobs):
+            raise EngineError(
+                f"{self.name} gave a log-probability that is not finite. Its weights or its "
+                "kernels are broken: look into its log."
             )
-        return self._clients[loop]
+        if sampled and all(t.tokens and len(t.tokens) == len(t.logprobs) for t in sampled):
+            return sampled
+        raise EngineError(
+            f"{self.name} answered without token ids and their log-probabilities. It may be too "
+            f"old: turnrl was tried with {self.tried}."
+        )
 
-    @contextlib.contextmanager
-    def _connection_faults(self) -> Iterator[None]:
-        """Raise `Unavailable` for errors of the connection."""
-        try:
-            yield
-        except httpx2.RequestError as error:
-            raise Unavailable(self._clean(error)) from None
-
-    def _read(self, response: httpx2.Response) -> object:
-        """Parse a response.
+    @abstractmethod
+    def sampled(self, answer: Answer) -> Sequence[Sampled]:
+        """What was sampled after each history of a request.
 
         Raises:
-            Unavailable: If a later attempt may succeed.
-            Refused: If the server refuses.
+            LookupError, TypeError, ValueError: If the answer is of another form.
         """
-        status = response.status_code
-        if response.is_success:
-            try:
-                return response.json() if response.content else None
-            except ValueError:
-                if response.text.lstrip().startswith("<"):  # a page: another kind of server
-                    raise Refused(status, "an answer that is no JSON") from None
-                return response.text  # a sentence: what was asked is done
-        problem = self._clean(_complaint(response))
-        if not _OF_THE_REQUEST.search(problem):
-            raise_if_away(status, f"status {status}: {problem}", response.headers)
-        raise Refused(status, problem)
 
-    def _clean(self, text: object) -> str:
-        """A text in one short line, without the key."""
-        return short_reason(text, (self._key,))
+    # --------------------------------------------------------------------- weights
 
+    @abstractmethod
+    def with_adapter(self, name: str) -> Fields:
+        """Fields of a request that is sampled with an adapter."""
 
-def _complaint(response: httpx2.Response) -> object:
-    """The clearest message in an error response."""
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, StopIteration):
-        answer = response.json()
-        names = ("error", "detail", "error_message", "message")
-        error = next(answer[name] for name in names if answer.get(name))
-        return error["message"] if isinstance(error, Mapping) else error
-    is_page = response.text.lstrip().startswith("<")  # of another kind of server
-    return response.reason_phrase if is_page else response.text
+    @abstractmethod
+    def with_base(self, salt: str | None) -> Fields:
+        """Fields of a request that is sampled with the base.
+
+        Args:
+            salt: Keeps this request's cached prefixes apart from those with other salts.
+        """
+
+    @abstractmethod
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """Have it load an adapter; one that it has already is no error.
+
+        Raises:
+            Unavailable: If it does not answer.
+            Refused: If it refuses.
+        """
+
+    @abstractmethod
+    def drop_adapter(self, name: str) -> None:
+        """Have it drop an adapter. Blocks.
+
+        Raises:
+            Unavailable: If it does not answer.
+            Refused: If it refuses.
+        """
+
+    @abstractmethod
+    def lacks_adapter(self, error: Refused) -> bool:
+        """True if it refused a turn because it does not have the adapter."""
+
+    @abstractmethod
+    async def reload(self, folder: Path) -> None:
+        """Have it load all weights from a folder in place of its own.
+
+        Raises:
+            Unavailable: If it does not answer.
+            Refused: If it refuses.
+        """
+
+    def weights_of(self, answer: Answer) -> str | None:
+        """The name of the folder whose weights sampled an answer, if the whole model was reloaded;
+        None if it does not name it."""
+        return None
+
+    def restore(self) -> None:  # noqa: B027 - a server may have no way back
+        """Have it load the weights that it was started with. Blocks.
+
+        Raises:
+            Unavailable: If it does not answer.
+            Refused: If it refuses.
+        """
+
+    async def sleep(self) -> None:
+        """Have it free its GPU's memory, and keep the base in the machine's memory. Only servers
+        that a run starts sleep.
+
+        Raises:
+            Unavailable: If it does not answer.
+            Refused: If it refuses.
+        """
+        raise NotImplementedError(f"{self.software} does not sleep")
+
+    async def wake(self) -> None:
+        """Have it take its memory again; it raises what `sleep` does."""
+        raise NotImplementedError(f"{self.software} does not sleep")
+
+    def next_step(self, error: Refused, folder: Path) -> str:
+        """What the user can do if it does not take weights from a folder."""
+        if "rank" in error.problem.lower():
+            return self.rank_hint
+        if self.sees_no_folder(error):
+            return (
+                f"It does not see the folder {str(folder)!r}. Set model.engine.folder to one that "
+                "both see and may read."
+            )
+        if error.status in (404, 405) or "not enabled" in error.problem:
+            return self.weights_hint
+        return "Look into its log."
+
+    def sees_no_folder(self, error: Refused) -> bool:
+        """True if it does not see a folder: it takes the path for a name on the hub."""
+        return bool(_NO_FOLDER.search(error.problem))

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, final
 
 from turnrl import EngineError, Policy, RecipeError, SampledPolicy
-from turnrl_servers.api import Fields, Served, ServerAPI
-from turnrl_servers.server import Refused, Server
+from turnrl_servers.connection import Refused
+from turnrl_servers.server import Fields, Served, Server
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,7 +26,6 @@ _TEMPERATURE = 0.6
 
 def examine(
     server: Server,
-    api: ServerAPI,
     policy: SampledPolicy,
     max_tokens: int,
     base: str | None,
@@ -37,7 +36,6 @@ def examine(
 
     Args:
         server: The server. Its `base` is set.
-        api: How it is asked.
         policy: The policy, of which the tokenizer and the configuration are loaded.
         max_tokens: The most tokens of a session.
         base: The name under which it serves the base; None if it serves one model.
@@ -49,7 +47,7 @@ def examine(
         RecipeError: Naming what differs, and the next step.
         Unavailable: If it does not answer.
     """
-    served = _description(server, api, variable)
+    served = _description(server, variable)
     if served.given:
         raise RecipeError(
             f"{server.name} has weights that another run gave it ({served.given}). Wait until that "
@@ -68,36 +66,36 @@ def examine(
     if window is not None and window < max_tokens:
         raise RecipeError(
             f"model.rollout.max_tokens is {max_tokens}, and {server.name} has a window of {window} "
-            f"tokens. Start it with {api.length_option} {max_tokens + api.spare_tokens}, or lower "
-            "model.rollout.max_tokens."
+            f"tokens. Start it with {server.length_option} {max_tokens + server.spare_tokens}, or "
+            "lower model.rollout.max_tokens."
         )
-    _same_tokenizer(server, api, policy)
+    _same_tokenizer(server, policy)
     if isinstance(policy, Policy) and policy.lora is not None:
-        _takes_adapters(server, api, policy.lora.r, home)
+        _takes_adapters(server, policy.lora.r, home)
     return served.version
 
 
-def _description(server: Server, api: ServerAPI, variable: str | None) -> Served:
+def _description(server: Server, variable: str | None) -> Served:
     try:
-        return api.describe(server)
+        return server.describe()
     except (Refused, LookupError, TypeError) as error:
         if isinstance(error, Refused) and error.status in (401, 403):
-            refusal = "refuses the key" if server.has_key else "wants a key"
+            refusal = "refuses the key" if server.connection.has_key else "wants a key"
             where = variable or "one, and set model.engine.api_key_env to its name"
             raise RecipeError(
                 f"{server.name} {refusal} ({error}). Put its key into the environment variable "
                 f"{where}."
             ) from error
         raise RecipeError(
-            f"the server at {server} is no {api.name}: it does not answer as one does ({error}). "
-            "Correct model.engine.url, which has no /v1 at its end."
+            f"the server at {server} is no {server.software}: it does not answer as one does "
+            f"({error}). Correct model.engine.url, which has no /v1 at its end."
         ) from error
 
 
-def _same_tokenizer(server: Server, api: ServerAPI, policy: SampledPolicy) -> None:
+def _same_tokenizer(server: Server, policy: SampledPolicy) -> None:
     own = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
     try:
-        theirs = api.tokenize(server, _TEXT)
+        theirs = server.tokenize(_TEXT)
     except (Refused, LookupError, TypeError):
         return  # a router may not forward this; the log-probabilities show it later
     if theirs != own:
@@ -108,7 +106,7 @@ def _same_tokenizer(server: Server, api: ServerAPI, policy: SampledPolicy) -> No
         )
 
 
-def _takes_adapters(server: Server, api: ServerAPI, rank: int, home: Path | None) -> None:
+def _takes_adapters(server: Server, rank: int, home: Path | None) -> None:
     """Offer it an adapter without weights."""
     with tempfile.TemporaryDirectory(prefix="turnrl-weights-", dir=home) as folder:
         if home is not None:
@@ -120,11 +118,11 @@ def _takes_adapters(server: Server, api: ServerAPI, rank: int, home: Path | None
             "target_modules": ["q_proj"],
         }
         Path(folder, "adapter_config.json").write_text(json.dumps(settings))
-        error = api.offer_adapter(server, _TRIAL, folder, rank)
+        error = server.offer_adapter(_TRIAL, folder, rank)
     if error is not None:
         raise RecipeError(
             f"{server.name} cannot take an adapter of rank {rank} ({error}). "
-            f"{api.next_step(error, home or Path(folder).parent)}"
+            f"{server.next_step(error, home or Path(folder).parent)}"
         ) from error
 
 
@@ -143,9 +141,9 @@ class Reference:
         self.prompts, self.quantized = prompts, quantized
         self._logits = logits
 
-    def request(self, api: ServerAPI) -> Fields:
-        """A request for one token after each prefix."""
-        return api.trial_request(self.prompts, _TEMPERATURE)
+    def request(self, server: Server) -> Fields:
+        """A request to a server for one token after each prefix."""
+        return server.trial_request(self.prompts, _TEMPERATURE)
 
     def gap(self, tokens: Sequence[tuple[int, float]], temperature: float = _TEMPERATURE) -> float:
         """Mean absolute difference of log-probabilities, in nats.
@@ -167,14 +165,11 @@ def reference(policy: SampledPolicy) -> Reference:
     return Reference(prompts, policy.next_logits(ids), quantized)
 
 
-def prove(
-    server: Server, api: ServerAPI, reference: Reference, answer: object, max_gap: float
-) -> float:
+def prove(server: Server, reference: Reference, answer: object, max_gap: float) -> float:
     """Compare a server's log-probabilities with the learner's.
 
     Args:
         server: The server.
-        api: How it is asked.
         reference: The learner's logits.
         answer: The server's answer to `reference.request(...)`.
         max_gap: The largest mean difference, in nats.
@@ -183,7 +178,7 @@ def prove(
     Raises:
         EngineError: If it is larger, with the likeliest cause.
     """
-    tokens = api.trial_tokens(answer)
+    tokens = server.trial_tokens(answer)
     gap = reference.gap(tokens)
     if gap <= max_gap:
         return gap
@@ -201,7 +196,7 @@ def prove(
     if reference.gap(tokens, 1.0) < gap / 4:
         cause = (
             "Its log-probabilities are computed before the temperature is applied. "
-            f"{api.logprobs_hint}"
+            f"{server.logprobs_hint}"
         )
     raise EngineError(
         f"{server.name} gives tokens log-probabilities that differ from the learner's by "

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, TypeGuard, final
 
 from turnrl import EngineError, Policy, SampledPolicy, on_loop
 from turnrl.servers import Unavailable
-from turnrl_servers.api import ServerAPI
+from turnrl_servers.connection import Refused
 from turnrl_servers.pool import Pool
-from turnrl_servers.server import Refused, Server
+from turnrl_servers.server import Server
 from turnrl_servers.trial import Reference, prove, reference
 
 if TYPE_CHECKING:
@@ -60,7 +60,6 @@ class Weights(ABC):
     Args:
         policy: The policy whose weights sample.
         pool: The servers.
-        api: How they are asked.
         folder: A folder that this process writes and the servers read.
         keeps: The number of versions that are kept.
         max_logprob_gap: See `prove`.
@@ -72,13 +71,12 @@ class Weights(ABC):
         self,
         policy: SampledPolicy,
         pool: Pool,
-        api: ServerAPI,
         folder: Path,
         keeps: int,
         max_logprob_gap: float,
         follows: bool = False,
     ) -> None:
-        self.policy, self.pool, self.api = policy, pool, api
+        self.policy, self.pool = policy, pool
         self.folder, self.keeps = folder, keeps
         self.gap = 0.0
         """Mean difference of log-probabilities in the last trial, in nats."""
@@ -213,7 +211,7 @@ class Weights(ABC):
         try:
             yield
         except Refused as error:
-            step = self.api.next_step(error, self.folder)
+            step = server.next_step(error, self.folder)
             raise EngineError(f"{server.name} does not take weights ({error}). {step}") from error
 
     async def _prove(
@@ -226,10 +224,10 @@ class Weights(ABC):
             published: The weights that it should have.
             selecting: The fields of a request that select them.
         """
-        body = published.reference.request(self.api) | selecting
+        body = published.reference.request(server) | selecting
         # it may wait behind turns, so it has the time limit of a turn
-        answer = await server.ask_async(self.api.turn_path, body)
-        self.gap = prove(server, self.api, published.reference, answer, self._max_logprob_gap)
+        answer = await server.answer(body)
+        self.gap = prove(server, published.reference, answer, self._max_logprob_gap)
 
 
 @final
@@ -240,22 +238,22 @@ class Adapters(Weights):
     async def _load(self, server: Server, published: Published, first: bool = False) -> None:
         # the server may have it from the first process, or may have been restarted
         with self._refusals(server):
-            await self.api.load_adapter(server, published.name, published.folder)
-        await self._prove(server, published, self.api.with_adapter(published.name))
+            await server.load_adapter(published.name, published.folder)
+        await self._prove(server, published, server.with_adapter(published.name))
         server.has.add(published.name)
 
     async def sample(
         self, server: Server, began: Published, body: dict[str, object]
     ) -> tuple[object, int]:
-        body = body | self.api.with_adapter(began.name)
+        body = body | server.with_adapter(began.name)
         async with server.reserved():
             if began.name not in server.has:
                 await self._load(server, began)
             has = server.has
         try:
-            return await server.ask_async(self.api.turn_path, body), began.version
+            return await server.answer(body), began.version
         except Refused as error:
-            if not self.api.lacks_adapter(error):
+            if not server.lacks_adapter(error):
                 raise
         # it was restarted since, and has lost its adapters
         async with server.reserved():
@@ -263,14 +261,14 @@ class Adapters(Weights):
                 server.has = set()
             if began.name not in server.has:
                 await self._load(server, began)
-        return await server.ask_async(self.api.turn_path, body), began.version
+        return await server.answer(body), began.version
 
     def _forget(self, old: Published) -> None:
         for server in self.pool.servers:
             server.has.discard(old.name)
             if not server.was_lost:  # one that only hung may have it, though it is not in `has`
                 with contextlib.suppress(Unavailable, Refused):
-                    self.api.drop_adapter(server, old.name)
+                    server.drop_adapter(old.name)
 
 
 @final
@@ -292,11 +290,11 @@ class WholeModel(Weights):
             server.is_reloading = True
             try:
                 with self._refusals(server):
-                    await self.api.reload(server, published.folder)
+                    await server.reload(published.folder)
             finally:
                 server.is_reloading = False
         salt = secrets.token_hex(8)
-        await self._prove(server, published, self.api.with_base(server.base, salt))
+        await self._prove(server, published, server.with_base(salt))
         server.salt = salt
 
     async def sample(
@@ -310,9 +308,9 @@ class WholeModel(Weights):
                 if server.salt is None:
                     # it may have been restarted, with the weights that training began from
                     await self._load(server, newest)
-                salted = body | self.api.with_base(server.base, server.salt)
-            answer = await server.ask_async(self.api.turn_path, salted)
-            if self.api.weights_of(answer) not in (None, newest.name):
+                salted = body | server.with_base(server.salt)
+            answer = await server.answer(salted)
+            if server.weights_of(answer) not in (None, newest.name):
                 server.forget()
                 raise Unavailable("it has lost its weights, and gets them again")
             return answer, newest.version
@@ -326,7 +324,7 @@ class WholeModel(Weights):
         for server in self.pool.servers if is_first else ():
             if not server.was_lost:  # the end of a run does not wait for one that hangs
                 with contextlib.suppress(Unavailable, Refused):
-                    self.api.restore(server)
+                    server.restore()
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:

@@ -1,7 +1,7 @@
 """`SGLang`: the engine that samples with SGLang servers.
 
-engine      SGLang; what it shares with other engines behind servers is `turnrl_servers`
-sglang_api  the API of SGLang's server
+engine  SGLang; what it shares with other engines behind servers is `turnrl_servers`
+server  how SGLang's server is asked
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from typing import final
 
 from turnrl import RecipeError
 from turnrl_servers import ServerEngine
-from turnrl_sglang.sglang_api import SGLangAPI
+from turnrl_sglang.server import SGLangServer
 
 
 @final
@@ -37,7 +37,7 @@ class SGLang(ServerEngine):
     """
 
     cuts_distributions = False
-    api = SGLangAPI()
+    kind = SGLangServer
 
     api_key_env: str | None = "SGLANG_API_KEY"
 

@@ -1,9 +1,10 @@
 """`VLLM`: the engine that samples with vLLM, in a process and an environment of its own.
 
-engine    VLLM; what it shares with other engines behind servers is `turnrl_servers`
-vllm_api  the API of vLLM's server
-started   a server that the run starts itself
-keeper    the process that keeps it, and ends it with the run
+engine   VLLM; what it shares with other engines behind servers is `turnrl_servers`
+server   how vLLM's server is asked
+own      a server that the run starts, lets sleep and ends
+started  its process
+keeper   the process that keeps it, and ends it with the run
 """
 
 from __future__ import annotations

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import final
 
-from turnrl import Beside, Engine, Policy, RecipeError, SampledPolicy, at_least, on_loop
-from turnrl_servers import Pool, Server, ServerEngine, has_adapter, write
-from turnrl_vllm.started import ASLEEP, Started, check_python, give_back_cache, gpu_share
-from turnrl_vllm.vllm_api import VLLMAPI
+from turnrl import Engine, RecipeError, at_least
+from turnrl_servers import ServerEngine
+from turnrl_vllm.own import OwnServer
+from turnrl_vllm.server import VLLMServer
+from turnrl_vllm.started import check_python
 
 
 @final
@@ -48,14 +47,12 @@ class VLLM(ServerEngine):
         max_logprob_gap: Largest mean difference between the servers' log-probabilities and the
             learner's in a trial, in nats. Each server is compared with each version before it
             samples turns with it.
-    Attributes:
-        started: The server that the run has started, if it has.
     Raises:
         RecipeError: If neither or both of `url` and `python` are given, or an option makes no
             sense.
     """
 
-    api = VLLMAPI()
+    kind = VLLMServer
 
     python: str | None = None
     arguments: list[str] = field(default_factory=list)
@@ -94,31 +91,18 @@ class VLLM(ServerEngine):
                 "ones in model.engine.url. Leave it out."
             )
         at_least(0, "model.engine.", self, "start_timeout_s", optional=False)
-        self.started: Started | None = None
-        self._sleeps = False
-
-    @property
-    def _base(self) -> str | None:
-        return self.base
-
-    @property
-    def _starts_one(self) -> bool:
-        return self.python is not None
-
-    def _check_own(self, policy: SampledPolicy) -> None:
-        if self.python is not None:
-            check_python(self.python)
-            if not isinstance(policy, Policy):
-                raise RecipeError("VLLM with python serves a turnrl.Policy. Give url in its place.")
-
-    def beside(self, total: int) -> Beside | None:
-        """See `Engine.beside`. A server that the run starts takes the share that `arguments`
-        set."""
-        share = gpu_share(self.arguments)
-        if self.python is None or share is None:
-            return None
-        awake = int(share * total)
-        return Beside(awake, awake if self.sleeps is False else min(awake, ASLEEP))
+        if self.python is None:
+            self.supply.base = self.base
+        else:
+            self.supply = OwnServer(
+                self.python,
+                self.arguments,
+                adapters=self.keeps + 1,
+                timeout_s=self.timeout_s,
+                patience_s=self.patience_s,
+                start_timeout_s=self.start_timeout_s,
+                sleeps=self.sleeps,
+            )
 
     def rehearsal(self) -> AbstractContextManager[Engine]:
         """See `Engine.rehearsal`. With `python`, a server is started with the rehearsal's small
@@ -127,61 +111,3 @@ class VLLM(ServerEngine):
             return super().rehearsal()
         check_python(self.python)
         return contextlib.nullcontext(replace(self))
-
-    def _begin(self, policy: SampledPolicy, max_tokens: int, home: Path) -> list[Server]:
-        """With `python`, start vLLM with the base, and wait until it answers."""
-        if self.python is None:
-            return super()._begin(policy, max_tokens, home)
-        assert isinstance(policy, Policy), "checked"
-        model = policy.folder
-        if not has_adapter(policy):
-            model = str(home / "base")  # in the form in which later versions are written
-            write(policy, home / "base")
-        policy.tokenizer.save_pretrained(home / "tokenizer")
-        log = home.with_name(f"{home.name}.log")
-        if self._where.folder is not None:
-            self._where.folder.mkdir(parents=True, exist_ok=True)
-            log = self._where.folder / "vllm.log"
-        arguments = ["--tokenizer", str(home / "tokenizer"), *self.arguments]
-        self._sleeps = policy.device.type == "cuda" if self.sleeps is None else self.sleeps
-        give_back_cache()
-        self.started = started = Started(
-            self.python,
-            policy,
-            model=model,
-            max_tokens=max_tokens,
-            adapters=self.keeps + 1,
-            arguments=arguments,
-            log=log,
-            keeps_log=self._where.folder is not None,
-            folder=home,
-            sleeps=self._sleeps,
-        )
-        server = Server(started.url, started.key, self.timeout_s, self.api.name)
-        started.wait(server.is_up, self.start_timeout_s)
-        return [server]
-
-    def _patience(self) -> tuple[float, Callable[[], None] | None]:
-        if self.started is None:
-            return self.patience_s, None
-        # a server that the run restarts takes as long as it took to start
-        return self.patience_s + self.start_timeout_s, self.started.check
-
-    def rest(self) -> None:
-        """See `Engine.rest`. A server that the run has started falls asleep."""
-        if self._sleeps and self.started is not None and self.pool is not None:
-            self.started.note(asleep=True)
-            on_loop(self.pool.sleep(self.api.sleep))
-            self._in_force["memory between collections"] = "given back"
-
-    async def _wake(self, pool: Pool) -> None:
-        if pool.asleep:
-            if self.started is not None:
-                self.started.note(asleep=False)
-            give_back_cache()
-            await pool.wake(self.api.wake)
-
-    def _end_own(self) -> None:
-        started, self.started = self.started, None
-        if started is not None:
-            started.close()

@@ -1,4 +1,4 @@
-"""A server that the run starts itself."""
+"""`Started`: the process of a server that the run starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`SGLangAPI`: the API of SGLang's server."""
+"""`SGLangServer`: how SGLang's server is asked."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from turnrl_servers import (
     Sampled,
     Served,
     Server,
-    ServerAPI,
 )
 
 
 @final
-class SGLangAPI(ServerAPI):
-    """SGLang's own API, `/generate`, and its endpoints for adapters and weights."""
+class SGLangServer(Server):
+    """An SGLang server, asked through its own API, `/generate`, and its endpoints for adapters and
+    weights."""
 
-    name = "SGLang"
+    software = "SGLang"
     tried = "0.5.23"
     turn_path = "/generate"
     length_option = "--context-length"
@@ -37,42 +37,44 @@ class SGLangAPI(ServerAPI):
     )
     weights_hint = "Start it with --enable-lora, --max-lora-rank and --lora-target-modules."
 
-    def describe(self, server: Server) -> Served:
-        """See `ServerAPI.describe`. The base is named by its path, which changes with its weights,
+    def describe(self) -> Served:
+        """See `Server.describe`. The base is named by its path, which changes with its weights,
         so it is called `base` here."""
-        settings = server.ask("GET", "/server_info")
-        models = server.ask("GET", "/v1/models")["data"]
+        settings = self.connection.ask("GET", "/server_info")
+        models = self.connection.ask("GET", "/v1/models")["data"]
         windows = [model["max_model_len"] for model in models if not model.get("parent")]
         if len(windows) != 1:
             raise LookupError(f"it serves {len(windows)} models")
         # it needs some tokens of its window itself, and its cache may be smaller than that
         window = min(windows[0], int(settings["max_req_input_len"]))
-        now, at_start = server.ask("GET", "/model_info"), settings
+        now, at_start = self.connection.ask("GET", "/model_info"), settings
         given = now["weight_version"] if now["weight_version"] != at_start["weight_version"] else ""
         return Served(str(settings["version"]), {"base": window}, given)
 
-    def tokenize(self, server: Server, text: str) -> list[int]:
-        """See `ServerAPI.tokenize`."""
+    def tokenize(self, text: str) -> list[int]:
+        """See `Server.tokenize`."""
         body = {"prompt": text, "add_special_tokens": False}
-        return list(server.ask("POST", "/tokenize", body)["tokens"])
+        return list(self.connection.ask("POST", "/tokenize", body)["tokens"])
 
-    def offer_adapter(self, server: Server, name: str, folder: str, rank: int) -> Refused | None:
-        """See `ServerAPI.offer_adapter`. SGLang checks neither whether it takes adapters nor their
+    def offer_adapter(self, name: str, folder: str, rank: int) -> Refused | None:
+        """See `Server.offer_adapter`. SGLang checks neither whether it takes adapters nor their
         rank before it has found weights, so the launch settings are compared."""
-        settings = server.ask("GET", "/server_info")
+        settings = self.connection.ask("GET", "/server_info")
         if not settings.get("enable_lora"):
             return Refused(400, "LoRA is not enabled")
         allowed = settings.get("max_lora_rank")
         if allowed is not None and allowed < rank:
             return Refused(400, f"LoRA rank {rank} is greater than --max-lora-rank {allowed}")
         try:
-            server.ask("POST", "/load_lora_adapter", {"lora_name": name, "lora_path": folder})
+            self.connection.ask(
+                "POST", "/load_lora_adapter", {"lora_name": name, "lora_path": folder}
+            )
         except Refused as error:
             return None if "find any model weights" in error.problem else error
         return None
 
     def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
-        """See `ServerAPI.turn_request`. SGLang gives log-probabilities of the whole distribution,
+        """See `Server.turn_request`. SGLang gives log-probabilities of the whole distribution,
         whatever part of it tokens are drawn from."""
         if sampling.cuts_distribution:
             raise NotImplementedError("SGLang cannot draw from a part of the distribution")
@@ -86,57 +88,57 @@ class SGLangAPI(ServerAPI):
         return {"input_ids": list(ids), "return_logprob": True, "sampling_params": parameters}
 
     def trial_request(self, prompts: Sequence[list[int]], temperature: float) -> Fields:
-        """See `ServerAPI.trial_request`."""
+        """See `Server.trial_request`."""
         parameters = _plain(1, temperature)
         return {"input_ids": list(prompts), "return_logprob": True, "sampling_params": parameters}
 
     def sampled(self, answer: Answer) -> list[Sampled]:
-        """See `ServerAPI.sampled`."""
+        """See `Server.sampled`."""
         return [_sampled(turn) for turn in (answer if isinstance(answer, list) else [answer])]
 
     def with_adapter(self, name: str) -> Fields:
-        """See `ServerAPI.with_adapter`."""
+        """See `Server.with_adapter`."""
         return {"lora_path": name}
 
-    def with_base(self, base: str, salt: str | None) -> Fields:
-        """See `ServerAPI.with_base`."""
+    def with_base(self, salt: str | None) -> Fields:
+        """See `Server.with_base`."""
         return {"cache_salt": salt}
 
-    async def load_adapter(self, server: Server, name: str, folder: Path) -> None:
-        """See `ServerAPI.load_adapter`."""
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """See `Server.load_adapter`."""
         body = {"lora_name": name, "lora_path": str(folder)}
         try:
-            await server.ask_async("/load_lora_adapter", body, SHORT_S)
+            await self.connection.ask_async("/load_lora_adapter", body, SHORT_S)
         except Refused as error:
             if "already loaded" not in error.problem:
                 raise
 
-    def drop_adapter(self, server: Server, name: str) -> None:
-        """See `ServerAPI.drop_adapter`. Turns that SGLang still samples with the adapter end
+    def drop_adapter(self, name: str) -> None:
+        """See `Server.drop_adapter`. Turns that SGLang still samples with the adapter end
         first."""
-        server.ask("POST", "/unload_lora_adapter", {"lora_name": name}, within_s=5)
+        self.connection.ask("POST", "/unload_lora_adapter", {"lora_name": name}, within_s=5)
 
     def lacks_adapter(self, error: Refused) -> bool:
-        """See `ServerAPI.lacks_adapter`."""
+        """See `Server.lacks_adapter`."""
         return "never been loaded" in error.problem or "implicitly load" in error.problem
 
-    async def reload(self, server: Server, folder: Path) -> None:
-        """See `ServerAPI.reload`. SGLang empties its prefix cache too, for which no request may be
+    async def reload(self, folder: Path) -> None:
+        """See `Server.reload`. SGLang empties its prefix cache too, for which no request may be
         under way: it aborts those that this process has given up."""
         body: Fields = {"model_path": str(folder), "weight_version": folder.name}
         body["abort_all_requests"] = True
-        await server.ask_async("/update_weights_from_disk", body, RELOAD_S)
+        await self.connection.ask_async("/update_weights_from_disk", body, RELOAD_S)
 
     def weights_of(self, answer: Answer) -> str | None:
-        """See `ServerAPI.weights_of`."""
+        """See `Server.weights_of`."""
         return str(answer["meta_info"].get("weight_version"))
 
-    def restore(self, server: Server) -> None:
-        """See `ServerAPI.restore`."""
-        settings = server.ask("GET", "/server_info")
+    def restore(self) -> None:
+        """See `Server.restore`."""
+        settings = self.connection.ask("GET", "/server_info")
         body = {"model_path": settings["model_path"], "weight_version": settings["weight_version"]}
         body["abort_all_requests"] = True
-        server.ask("POST", "/update_weights_from_disk", body, within_s=RELOAD_S)
+        self.connection.ask("POST", "/update_weights_from_disk", body, within_s=RELOAD_S)
 
 
 def _plain(max_tokens: int, temperature: float) -> Fields:

@@ -1,4 +1,4 @@
-"""`VLLMAPI`: the API of vLLM's server."""
+"""`VLLMServer`: how vLLM's server is asked."""
 
 from __future__ import annotations
 
@@ -17,15 +17,14 @@ from turnrl_servers import (
     Sampled,
     Served,
     Server,
-    ServerAPI,
 )
 
 
 @final
-class VLLMAPI(ServerAPI):
-    """The API of vLLM's server, whose requests are those of OpenAI's completions."""
+class VLLMServer(Server):
+    """A vLLM server, whose requests are those of OpenAI's completions."""
 
-    name = "vLLM"
+    software = "vLLM"
     tried = "0.26 and 0.32"
     turn_path = "/v1/completions"
     length_option = "--max-model-len"
@@ -36,25 +35,26 @@ class VLLMAPI(ServerAPI):
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True; or, to train all weights, with "
         "VLLM_SERVER_DEV_MODE=1."
     )
+    refusals = re.compile(r"Call to (add_lora|collective_rpc|sleep|wake_up) method failed")
 
-    def describe(self, server: Server) -> Served:
-        """See `ServerAPI.describe`."""
-        version = str(server.ask("GET", "/version")["version"])
-        models = server.ask("GET", "/v1/models")["data"]
+    def describe(self) -> Served:
+        """See `Server.describe`."""
+        version = str(self.connection.ask("GET", "/version")["version"])
+        models = self.connection.ask("GET", "/v1/models")["data"]
         bases = [model for model in models if not model.get("parent")]
         return Served(version, {model["id"]: model.get("max_model_len") for model in bases})
 
-    def tokenize(self, server: Server, text: str) -> list[int]:
-        """See `ServerAPI.tokenize`."""
-        body = {"model": server.base, "prompt": text, "add_special_tokens": False}
-        return list(server.ask("POST", "/tokenize", body)["tokens"])
+    def tokenize(self, text: str) -> list[int]:
+        """See `Server.tokenize`."""
+        body = {"model": self.base, "prompt": text, "add_special_tokens": False}
+        return list(self.connection.ask("POST", "/tokenize", body)["tokens"])
 
-    def offer_adapter(self, server: Server, name: str, folder: str, rank: int) -> Refused | None:
-        """See `ServerAPI.offer_adapter`. vLLM first looks for the folder, then checks the rank, and
+    def offer_adapter(self, name: str, folder: str, rank: int) -> Refused | None:
+        """See `Server.offer_adapter`. vLLM first looks for the folder, then checks the rank, and
         only then looks for the weights."""
         try:
             body = {"lora_name": name, "lora_path": folder}
-            server.ask("POST", "/v1/load_lora_adapter", body)
+            self.connection.ask("POST", "/v1/load_lora_adapter", body)
         except Refused as error:
             problem = error.problem
             if re.search("lora.rank", problem.lower()) or self.sees_no_folder(error):
@@ -64,7 +64,7 @@ class VLLMAPI(ServerAPI):
         return None
 
     def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
-        """See `ServerAPI.turn_request`."""
+        """See `Server.turn_request`."""
         body = _plain(ids, sampling.max_tokens, sampling.temperature)
         if sampling.cuts_distribution:
             body |= {"top_k": sampling.top_k, "min_p": sampling.min_p, "top_p": sampling.top_p}
@@ -74,11 +74,11 @@ class VLLMAPI(ServerAPI):
         return body | {"stop_token_ids": list(sampling.end_ids), "ignore_eos": True}
 
     def trial_request(self, prompts: Sequence[list[int]], temperature: float) -> Fields:
-        """See `ServerAPI.trial_request`."""
+        """See `Server.trial_request`."""
         return _plain(prompts, 1, temperature) | {"ignore_eos": True}
 
     def sampled(self, answer: Answer) -> list[Sampled]:
-        """See `ServerAPI.sampled`."""
+        """See `Server.sampled`."""
         choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
         return [
             Sampled(
@@ -90,47 +90,42 @@ class VLLMAPI(ServerAPI):
         ]
 
     def with_adapter(self, name: str) -> Fields:
-        """See `ServerAPI.with_adapter`."""
+        """See `Server.with_adapter`."""
         return {"model": name}
 
-    def with_base(self, base: str, salt: str | None) -> Fields:
-        """See `ServerAPI.with_base`."""
-        return {"model": base, "cache_salt": salt}
+    def with_base(self, salt: str | None) -> Fields:
+        """See `Server.with_base`."""
+        return {"model": self.base, "cache_salt": salt}
 
-    async def load_adapter(self, server: Server, name: str, folder: Path) -> None:
-        """See `ServerAPI.load_adapter`."""
+    async def load_adapter(self, name: str, folder: Path) -> None:
+        """See `Server.load_adapter`."""
         body = {"lora_name": name, "lora_path": str(folder)}
         try:
-            await server.ask_async("/v1/load_lora_adapter", body, SHORT_S)
+            await self.connection.ask_async("/v1/load_lora_adapter", body, SHORT_S)
         except Refused as error:
             if "already been loaded" not in error.problem:
                 raise
 
-    def drop_adapter(self, server: Server, name: str) -> None:
-        """See `ServerAPI.drop_adapter`."""
-        server.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}, within_s=5)
+    def drop_adapter(self, name: str) -> None:
+        """See `Server.drop_adapter`."""
+        self.connection.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}, within_s=5)
 
     def lacks_adapter(self, error: Refused) -> bool:
-        """See `ServerAPI.lacks_adapter`."""
+        """See `Server.lacks_adapter`."""
         return error.status == 404
 
-    async def reload(self, server: Server, folder: Path) -> None:
-        """See `ServerAPI.reload`."""
+    async def reload(self, folder: Path) -> None:
+        """See `Server.reload`."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await server.ask_async("/collective_rpc", body, RELOAD_S)
+        await self.connection.ask_async("/collective_rpc", body, RELOAD_S)
 
-    async def sleep(self, server: Server) -> None:
-        """Have a server free its GPU memory, and keep the base in host memory.
+    async def sleep(self) -> None:
+        """See `Server.sleep`."""
+        await self.connection.ask_async("/sleep?level=1", {})
 
-        Raises:
-            Unavailable: If it does not answer.
-            Refused: If it refuses.
-        """
-        await server.ask_async("/sleep?level=1", {})
-
-    async def wake(self, server: Server) -> None:
-        """Have a server take memory again; it raises what `sleep` does."""
-        await server.ask_async("/wake_up", {})
+    async def wake(self) -> None:
+        """See `Server.wake`."""
+        await self.connection.ask_async("/wake_up", {})
 
 
 def _plain(prompt: Sequence[object], max_tokens: int, temperature: float) -> Fields:

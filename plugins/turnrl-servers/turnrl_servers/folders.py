@@ -1,4 +1,4 @@
-"""The folder through which processes that learn together share weights for the same servers."""
+"""The folder that the weights for the servers are written to, of one process or of several."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import atexit
 import contextlib
 import secrets
 import shutil
+import tempfile
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import final
 
@@ -56,9 +58,73 @@ def check_together(
         )
 
 
+def chosen(folder: str | None) -> Path | None:
+    """The folder that a recipe gives for weights, made if it is not there; None if it gives none.
+
+    Raises:
+        RecipeError: If it cannot be made.
+    """
+    if folder is None:
+        return None
+    path = Path(folder).expanduser().absolute()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RecipeError(
+            f"model.engine.folder is {folder!r}, which cannot be made ({error})"
+        ) from error
+    return path
+
+
+def parent_of_weights(folder: str | None, where: Surroundings) -> Path | None:
+    """The folder in which the folder for weights will be made, or a folder above it that is there
+    already; None for temporary files."""
+    if folder is not None or where.processes == 1 or where.folder is None:
+        return chosen(folder)
+    path = where.folder.absolute()
+    return next(parent for parent in (path, *path.parents) if parent.is_dir())
+
+
+class WeightsFolder(ABC):
+    """A folder for this run alone.
+
+    Attributes:
+        follows: True if another process publishes the weights.
+    """
+
+    follows = False
+
+    @abstractmethod
+    def make(self) -> Path:
+        """The folder for the next start of the engine."""
+
+    def leave(self) -> None:  # noqa: B027 - only a shared one has more than the starts' folders
+        """Remove what the folders of all starts were in."""
+
+
 @final
-class Together:
-    """A folder for this run alone, which the first process makes and the others find.
+class Alone(WeightsFolder):
+    """A folder of one process.
+
+    Args:
+        folder: The folder that the recipe gives; None for temporary files.
+    """
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = folder
+
+    def make(self) -> Path:
+        """See `WeightsFolder.make`."""
+        home = Path(tempfile.mkdtemp(prefix="turnrl-weights-", dir=chosen(self._folder)))
+        atexit.register(shutil.rmtree, home, ignore_errors=True)  # whatever ends the program
+        if self._folder is not None:
+            home.chmod(0o755)  # servers of other users read it
+        return home
+
+
+@final
+class Together(WeightsFolder):
+    """A folder that the first of several processes makes and the others find.
 
     All processes construct this at the same time. Later calls must not wait for other processes: a
     process without a question to validate publishes no version.
@@ -73,7 +139,6 @@ class Together:
         import torch.distributed as processes
 
         self.follows = processes.get_rank() > 0
-        """True if another process publishes the weights."""
         self._home = parent.absolute() / f"turnrl-weights-{secrets.token_hex(4)}"
         self._starts = 0
         problem = "" if self.follows else self._make()
@@ -91,8 +156,8 @@ class Together:
                 )
             time.sleep(0.1)
 
-    def folder(self) -> Path:
-        """The folder for the next start of the engine, the same in all processes."""
+    def make(self) -> Path:
+        """See `WeightsFolder.make`. All processes get the same."""
         self._starts += 1
         home = self._home / f"{self._home.name}-{self._starts}"
         if not self.follows:
@@ -100,7 +165,9 @@ class Together:
         return home
 
     def leave(self) -> None:
-        """Remove the folder, if the folders of all starts are gone."""
+        """See `WeightsFolder.leave`. It stays while the folder of a start is there."""
+        if self.follows:
+            return
         with contextlib.suppress(OSError):
             self._home.rmdir()
 

@@ -1,0 +1,103 @@
+"""`Supply`: where an engine's servers come from."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import final
+
+from turnrl import Beside, SampledPolicy
+from turnrl_servers.pool import Pool
+from turnrl_servers.server import Server
+
+
+class Supply(ABC):
+    """The servers of an engine, which run already or are started for it.
+
+    Attributes:
+        starts: True if the run starts a server.
+        base: The name under which the servers serve the base; None if they serve one model.
+        patience_s: Seconds without any answer after which the run stops.
+    """
+
+    starts = False
+    base: str | None = None
+    patience_s: float
+
+    def check(self, policy: SampledPolicy) -> list[Server]:
+        """The servers that run before the policy's weights load.
+
+        Raises:
+            RecipeError: If a server cannot be started.
+        """
+        return []
+
+    def beside(self, total: int) -> Beside | None:
+        """Memory of the learner's GPU that servers of the run take; see `Engine.beside`."""
+        return None
+
+    @abstractmethod
+    def begin(
+        self, policy: SampledPolicy, max_tokens: int, home: Path, run: Path | None
+    ) -> list[Server]:
+        """The servers that sample.
+
+        Args:
+            policy: The policy, whose weights are loaded.
+            max_tokens: The most tokens of a session.
+            home: The folder for weights.
+            run: The run's folder, if it has one.
+        Raises:
+            EngineError: If a server does not start.
+        """
+
+    def check_alive(self) -> None:  # noqa: B027 - servers that are given may always come back
+        """Called when no server answers.
+
+        Raises:
+            EngineError: If none ever will.
+        """
+
+    def rest(self, pool: Pool) -> bool:
+        """Let the servers free memory until `wake`. Returns True if they do."""
+        return False
+
+    async def wake(self, pool: Pool) -> None:  # noqa: B027 - most servers are always awake
+        """Let the servers sample again. Called before each turn."""
+
+    def end(self) -> None:  # noqa: B027 - servers that are given stay
+        """End the servers that the run has started."""
+
+
+@final
+@dataclass
+class Given(Supply):
+    """Servers that run already.
+
+    Args:
+        kind: Their kind.
+        urls: Their addresses.
+        api_key_env: The environment variable with their key, if they have one.
+        timeout_s: Seconds that one turn may take.
+        patience_s: See `Supply`.
+    """
+
+    kind: type[Server]
+    urls: Sequence[str]
+    api_key_env: str | None
+    timeout_s: float
+    patience_s: float
+
+    def check(self, policy: SampledPolicy) -> list[Server]:
+        """See `Supply.check`."""
+        key = os.environ.get(self.api_key_env or "", "").strip()
+        return [self.kind(url, key, self.timeout_s) for url in self.urls]
+
+    def begin(
+        self, policy: SampledPolicy, max_tokens: int, home: Path, run: Path | None
+    ) -> list[Server]:
+        """See `Supply.begin`."""
+        return self.check(policy)

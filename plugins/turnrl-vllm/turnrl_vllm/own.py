@@ -1,0 +1,123 @@
+"""`OwnServer`: a vLLM server that the run starts, lets sleep and ends."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import final
+
+from turnrl import Beside, Policy, RecipeError, SampledPolicy, on_loop
+from turnrl_servers import Pool, Server, Supply, has_adapter, write
+from turnrl_vllm.server import VLLMServer
+from turnrl_vllm.started import ASLEEP, Started, check_python, give_back_cache, gpu_share
+
+
+@final
+class OwnServer(Supply):
+    """A server that the run starts on this machine, starts again if it dies, and ends.
+
+    Args:
+        python: Interpreter of an environment with vLLM.
+        arguments: More arguments of `vllm serve`.
+        adapters: The number of adapters that it serves at a time.
+        timeout_s: Seconds that one turn may take.
+        patience_s: Seconds without any answer after which the run stops, beside those that the
+            server may take to start again.
+        start_timeout_s: Seconds that it may take to start.
+        sleeps: Whether it gives back its GPU's memory while the policy learns; None: if the policy
+            is on a GPU.
+    """
+
+    starts = True
+
+    def __init__(
+        self,
+        python: str,
+        arguments: Sequence[str],
+        *,
+        adapters: int,
+        timeout_s: float,
+        patience_s: float,
+        start_timeout_s: float,
+        sleeps: bool | None,
+    ) -> None:
+        self.python, self.arguments, self.adapters = python, arguments, adapters
+        self.timeout_s, self.start_timeout_s = timeout_s, start_timeout_s
+        self.patience_s = patience_s + start_timeout_s
+        self.sleeps = sleeps
+        self.started: Started | None = None
+        """Its process, while it runs."""
+        self._may_sleep = False
+
+    def check(self, policy: SampledPolicy) -> list[Server]:
+        """See `Supply.check`. There is none yet."""
+        check_python(self.python)
+        if not isinstance(policy, Policy):
+            raise RecipeError("VLLM with python serves a turnrl.Policy. Give url in its place.")
+        return []
+
+    def beside(self, total: int) -> Beside | None:
+        """See `Supply.beside`. The server takes the share that its arguments set."""
+        share = gpu_share(self.arguments)
+        if share is None:
+            return None
+        awake = int(share * total)
+        return Beside(awake, awake if self.sleeps is False else min(awake, ASLEEP))
+
+    def begin(
+        self, policy: SampledPolicy, max_tokens: int, home: Path, run: Path | None
+    ) -> list[Server]:
+        """See `Supply.begin`. Starts vLLM with the base, and waits until it answers."""
+        assert isinstance(policy, Policy), "checked"
+        model = policy.folder
+        if not has_adapter(policy):
+            model = str(home / "base")  # in the form in which later versions are written
+            write(policy, home / "base")
+        policy.tokenizer.save_pretrained(home / "tokenizer")
+        log = home.with_name(f"{home.name}.log")
+        if run is not None:
+            run.mkdir(parents=True, exist_ok=True)
+            log = run / "vllm.log"
+        self._may_sleep = policy.device.type == "cuda" if self.sleeps is None else self.sleeps
+        give_back_cache()
+        self.started = started = Started(
+            self.python,
+            policy,
+            model=model,
+            max_tokens=max_tokens,
+            adapters=self.adapters,
+            arguments=["--tokenizer", str(home / "tokenizer"), *self.arguments],
+            log=log,
+            keeps_log=run is not None,
+            folder=home,
+            sleeps=self._may_sleep,
+        )
+        server = VLLMServer(started.url, started.key, self.timeout_s)
+        started.wait(server.connection.is_up, self.start_timeout_s)
+        return [server]
+
+    def check_alive(self) -> None:
+        """See `Supply.check_alive`."""
+        if self.started is not None:
+            self.started.check()
+
+    def rest(self, pool: Pool) -> bool:
+        """See `Supply.rest`. The server falls asleep."""
+        if self.started is None or not self._may_sleep:
+            return False
+        self.started.note(asleep=True)
+        on_loop(pool.sleep())
+        return True
+
+    async def wake(self, pool: Pool) -> None:
+        """See `Supply.wake`."""
+        if pool.asleep and self.started is not None:
+            self.started.note(asleep=False)
+            give_back_cache()
+            await pool.wake()
+
+    def end(self) -> None:
+        """See `Supply.end`."""
+        started, self.started = self.started, None
+        if started is not None:
+            started.close()
