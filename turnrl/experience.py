@@ -74,10 +74,10 @@ class Experience:
         """Number of trajectories, without branches, in the groups that teach nothing."""
         return sum(len(self.groups[i].trunks) for i in self.degenerate)
 
-    def with_redrawn(self, places: Sequence[int], anew: "Experience") -> "Experience":
-        """The same experience with the newly drawn groups in these places."""
+    def with_redrawn(self, numbers: Sequence[int], anew: "Experience") -> "Experience":
+        """The same experience with newly drawn groups in place of those with these numbers."""
         groups, credit = list(self.groups), list(self.credit)
-        for i, group, its_credit in zip(places, anew.groups, anew.credit, strict=True):
+        for i, group, its_credit in zip(numbers, anew.groups, anew.credit, strict=True):
             groups[i], credit[i] = group, its_credit
         first, second = self.collected, anew.collected
         collected = Collected(tuple(groups), *map(operator.add, first[1:], second[1:]))

@@ -171,12 +171,12 @@ class MTGRPO(PolicyModule, Iterates):
             self.collector.begin(asked, self._key(number), bar)
         experience = self._sample(questions, key)
         for redraw in range(1, self.redraws + 1):
-            if not (places := experience.degenerate):
+            if not (degenerate := experience.degenerate):
                 break
-            redrawn = self._sample([questions[i] for i in places], (*key, redraw))
-            experience = experience.with_redrawn(places, redrawn)
+            redrawn = self._sample([questions[i] for i in degenerate], (*key, redraw))
+            experience = experience.with_redrawn(degenerate, redrawn)
             left = len(experience.degenerate)
-            rank_zero_info(f"redrew {len(places)} groups; {left} of them still teach nothing")
+            rank_zero_info(f"redrew {len(degenerate)} groups; {left} of them still teach nothing")
         return experience
 
     def _key(self, iteration: int) -> tuple[int, ...]:

@@ -161,13 +161,13 @@ def _table(estimator: AdvantageEstimator, contrast: Contrast, group: Group) -> l
         members.setdefault(number, []).append(value)
     shape = group.turn_rewards.shape
     weights = torch.as_tensor(contrast.weight).expand(shape).tolist()
-    places = zip(values.expand(shape).tolist(), sets.expand(shape).tolist(), weights, strict=True)
+    rows = zip(values.expand(shape).tolist(), sets.expand(shape).tolist(), weights, strict=True)
     return [
         [
             _term(estimator, contrast, weight, value, members[number])
             for value, number, weight in zip(*row, strict=True)
         ]
-        for row in places
+        for row in rows
     ]
 
 

@@ -29,10 +29,10 @@ class Batcher:
             self._batch = asyncio.create_task(self._run(self._calls))
             self.batches.add(self._batch)
             self._batch.add_done_callback(self._done)
-        batch, place = self._batch, len(self._calls)
+        batch, index = self._batch, len(self._calls)
         self._calls.append(call)
         await asyncio.wait([batch])  # cancelling one caller does not cancel the others' batch
-        result = batch.result()[place]
+        result = batch.result()[index]
         if isinstance(result, TrajectoryLost):
             raise result
         return result

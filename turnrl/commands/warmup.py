@@ -54,18 +54,18 @@ def _prepare(invocation: Invocation) -> Invocation:
             "turnrl warmup writes a policy, and --to does not say where. Give a folder that "
             "'turnrl fit' then begins with: --to warm."
         )
-    place = Path(invocation.contents["to"])
-    held = sorted(file.name for file in place.iterdir()) if place.is_dir() else []
-    if place.is_file() or (held and TRANSCRIPT not in held):
+    folder = Path(invocation.contents["to"])
+    held = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
+    if folder.is_file() or (held and TRANSCRIPT not in held):
         is_what = f"holds {held[0]}" if held else "is a file"
         raise RecipeError(
-            f"--to is {str(place)!r}, which {is_what}. Give a new folder, or one that a warm-up "
+            f"--to is {str(folder)!r}, which {is_what}. Give a new folder, or one that a warm-up "
             "wrote, which is replaced."
         )
     _chosen(invocation.contents)
     trainer = {**invocation.contents["trainer"], "logger": False}
     contents = {**invocation.contents, "trainer": trainer}
-    return replace(invocation, contents=contents, destination=str(place))
+    return replace(invocation, contents=contents, destination=str(folder))
 
 
 def _chosen(contents: Mapping[str, Any]) -> WarmUp:
@@ -91,8 +91,8 @@ def _warm_up(built: Built) -> None:
     kept = ("accelerator", "devices", "precision", "gradient_clip_val")
     trainer = built.invocation.contents["trainer"]
     chosen = {name: trainer[name] for name in kept if trainer.get(name) is not None}
-    place = Path(built.settings["to"])
-    done = warm_up(module, data, place, settings, chosen)
+    folder = Path(built.settings["to"])
+    done = warm_up(module, data, folder, settings, chosen)
     if done.before is not None and done.after is not None:
         rows = {
             "turns with a call that worked or an answer in the right form": "in_form",
@@ -104,7 +104,7 @@ def _warm_up(built: Built) -> None:
             before, after = (shares._asdict()[name] for shares in (done.before, done.after))
             print(f"{before:6.2f} {after:6.2f}  {text}")
     print(f"{done.losses[0]:6.3f} {done.losses[1]:6.3f}  loss of the first and the last batch")
-    say(f"written to {place}; some of what it was taught is in {place / TRANSCRIPT}")
+    say(f"written to {folder}; some of what it was taught is in {folder / TRANSCRIPT}")
     if done.after is not None and module.rollout.specs and not done.after.calls:
         say(
             "no call worked after the warm-up: take more --steps (it took "
@@ -112,4 +112,4 @@ def _warm_up(built: Built) -> None:
         )
         return
     same = built.invocation.words(without=(*_SETTINGS, "model.policy.model"))
-    print(f"begin with it: turnrl fit {same} --model.policy.model {place}")
+    print(f"begin with it: turnrl fit {same} --model.policy.model {folder}")

@@ -439,6 +439,6 @@ def recompute(network: nn.Module, layers: bool | int) -> None:
             "model.policy.gradient_checkpointing is on, and this model has no layers that "
             "transformers can recompute. Set it to false."
         )
-    for place, block in enumerate(blocks):
+    for number, block in enumerate(blocks):
         block._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
-        block.gradient_checkpointing = layers is True or place < layers
+        block.gradient_checkpointing = layers is True or number < layers

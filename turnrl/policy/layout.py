@@ -12,7 +12,8 @@ So the prompt of a group is read once, and so are the system message that all pr
 the turns that the branches of a tree share, and the common part of a trajectory's histories.
 Nothing is padded. A token's position is its place in its own sequence, and it attends to the tokens
 before it there. `Layout.attend` computes this attention in a few batches of segments of similar
-size, or, on a GPU that has the kernel, as sequences of any length.
+size, or, on a GPU that has the kernel, as sequences of any length. A flat index counts the tokens
+of all rows, one row after another.
 
 The plain way, rows padded on the right and a mask, is the reference. It also serves models whose
 code takes no attention but its own.
@@ -45,8 +46,8 @@ class Segments:
     own, which see at most K.
 
     Args:
-        queries: (S, Q), places of the segments' own tokens; 0 for padding.
-        keys: (S, K), places of the tokens of their sequences up to their end; 0 for padding.
+        queries: (S, Q), flat indices of the segments' own tokens; 0 for padding.
+        keys: (S, K), flat indices of the tokens of their sequences up to their end; 0 for padding.
         seen: (S,), number of keys before each segment's own tokens; None if 0 for all.
     """
 
@@ -79,7 +80,7 @@ class Ragged:
     """All segments of a layout one after the other, for a kernel that takes any length.
 
     Args:
-        keys: What each segment sees, one after the other, as places.
+        keys: What each segment sees, one after the other, as flat indices.
         own: (S + 1,), where each segment's own tokens begin, and the end.
         reach: (S + 1,), where its keys begin in `keys`, and the end.
         longest: The most tokens that one segment has of its own, and the most that one sees.
@@ -100,11 +101,11 @@ class Layout:
         input_ids: (B, T).
         position_ids: (B, T).
         attention_mask: (B, T), bool, False for padding; None where sequences share beginnings.
-        before: (M,), places, in the flattened rows, of the tokens whose hidden states predict.
+        before: (M,), flat indices of the tokens whose hidden states predict.
         targets: (M,), the token that each of them predicts; every pair occurs once.
         wanted: (N,), for each token asked for, the number of its pair.
         segments: The segments, if sequences share beginnings.
-        order: (T,), position of each place among the segments' queries.
+        order: (T,), position of each flat index among the segments' queries.
         ragged: The segments as `Ragged`, if a kernel takes them.
     """
 
@@ -230,18 +231,18 @@ def lay_out(rows: Sequence[TokenRow], share: bool = True, kernel: bool = False) 
     segments: list[_Segment] = []
     mask: Tensor | None = None
     if share:
-        places, segments = _shared(ids)
+        indices, segments = _shared(ids)
         laid = torch.zeros(2, 1, sum(len(path) - seen for seen, path in segments)).long()
-        for sequence, at in zip(ids, places, strict=True):
+        for sequence, at in zip(ids, indices, strict=True):
             laid[:, 0, at] = torch.from_numpy(np.stack([sequence, np.arange(len(sequence))]))
     else:
         padded = pad_sequence([torch.from_numpy(sequence) for sequence in ids], True)
-        places = [padded.shape[1] * n + np.arange(len(sequence)) for n, sequence in enumerate(ids)]
+        indices = [padded.shape[1] * n + np.arange(len(sequence)) for n, sequence in enumerate(ids)]
         column = torch.arange(padded.shape[1])
         laid = torch.stack([padded, column.expand_as(padded)])
         mask = column < torch.tensor([[len(sequence)] for sequence in ids])
     pairs = []
-    for sequence, at, (_, asked) in zip(ids, places, rows, strict=True):
+    for sequence, at, (_, asked) in zip(ids, indices, rows, strict=True):
         wanted = np.flatnonzero(asked)
         if len(asked) != len(sequence) or 0 in wanted:
             raise ValueError(
@@ -266,21 +267,21 @@ def lay_out(rows: Sequence[TokenRow], share: bool = True, kernel: bool = False) 
 
 
 _Segment = tuple[int, np.ndarray]
-"""Number of tokens that a segment sees before its own, and the places of all tokens it sees."""
+"""Number of tokens that a segment sees before its own, and the flat indices of all that it sees."""
 
 
 def _shared(sequences: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[_Segment]]:
-    """The places of each sequence's tokens, and the segments that hold them."""
+    """The flat indices of each sequence's tokens, and the segments that hold them."""
     last = path = np.empty(0, np.int64)
-    places, segments, laid = [path] * len(sequences), [], 0
+    indices, segments, laid = [path] * len(sequences), [], 0
     for i in _alike(sequences):
         seen, last = _common(last, sequences[i]), sequences[i]
         own = np.arange(laid, laid + len(last) - seen)
-        places[i] = path = np.concatenate([path[:seen], own])
+        indices[i] = path = np.concatenate([path[:seen], own])
         laid += len(own)
         if len(own):
             segments.append((seen, path))
-    return places, segments
+    return indices, segments
 
 
 def _alike(sequences: Sequence[np.ndarray]) -> list[int]:
@@ -297,7 +298,7 @@ def _common(first: np.ndarray, second: np.ndarray) -> int:
 
 
 def _batched(segments: Sequence[_Segment]) -> tuple[list[Segments], Tensor]:
-    """The segments in batches of similar size, and each place's position among their queries."""
+    """The segments in batches of similar size, and the `order` of a `Layout`."""
     sizes = [(len(path) - seen, len(path)) for seen, path in segments]
     batches: list[list[int]] = []
     needed = 0

@@ -165,20 +165,20 @@ def find_agent(word: str | Path, name: str | None = None) -> NamedAgent:
 
 
 def _agent_at(word: str) -> NamedAgent:
-    place = Path(word)
+    path = Path(word)
     if word.endswith(_YAML) or word in bundled_recipes():
         return NamedAgent(word, "recipe", Path(find_recipe(word)))
-    run = run_in(place) if place.is_file() else run_at(word)
-    if place.is_file() and _is_checkpoint(place):
-        return NamedAgent(word, "checkpoint", run / "config.yaml" if run else place, run, place)
+    run = run_in(path) if path.is_file() else run_at(word)
+    if path.is_file() and _is_checkpoint(path):
+        return NamedAgent(word, "checkpoint", run / "config.yaml" if run else path, run, path)
     if run is not None:
-        return NamedAgent(word, "run", run / "config.yaml", run, _kept(place, run))
-    if place.is_dir():
-        if (kept := kept_in(place, ("last",))) is not None:
+        return NamedAgent(word, "run", run / "config.yaml", run, _kept(path, run))
+    if path.is_dir():
+        if (kept := kept_in(path, ("last",))) is not None:
             return NamedAgent(word, "checkpoint", kept, None, kept)
-        raise CheckpointError(_no_run(place))
-    if place.exists():
-        return NamedAgent(word, "recipe", place)
+        raise CheckpointError(_no_run(path))
+    if path.exists():
+        return NamedAgent(word, "recipe", path)
     raise CheckpointError(
         f"no run, no recipe and no checkpoint at {word!r}.{run_like(word, bundled_recipes())} "
         "Give the folder of a run, the name of its runs, or a recipe."
@@ -189,9 +189,9 @@ def _is_checkpoint(file: Path) -> bool:
     return file.suffix == ".ckpt" or zipfile.is_zipfile(file)
 
 
-def _kept(place: Path, run: Path) -> Path | None:
+def _kept(path: Path, run: Path) -> Path | None:
     """The weights that a word for a run means; None if the run has none. See `find_agent`."""
-    folder = place.parent if place.is_file() else place
+    folder = path.parent if path.is_file() else path
     if folder.name in EXPORTED and folder.parent == run:
         return named_in(run, ("last",)) or exported_in(folder) or kept_in(run)
     return kept_in(run) or exported_in(run)

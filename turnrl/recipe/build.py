@@ -228,8 +228,8 @@ class _CLI(LightningCLI):
 
         def numbered(cls: type[Any], *args: Any, **settings: Any) -> Any:
             # the number is not saved with the recipe, because somebody may run that again
-            place = Path(settings.get("save_dir") or "", settings.get("name") or "")
-            if settings.get("version", 0) is None and place == invocation.place.home:
+            home = Path(settings.get("save_dir") or "", settings.get("name") or "")
+            if settings.get("version", 0) is None and home == invocation.place.home:
                 settings["version"] = invocation.number
             return cls(*args, **settings)
 

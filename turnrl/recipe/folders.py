@@ -91,7 +91,7 @@ def is_beginning(word: str | Path) -> bool:
     run = run_at(word)
     if run is not None:
         return not any(any(run.glob(pattern)) for pattern in _NEEDS["figures"][2])
-    homes = [place for place in (Path(word), RUNS / word) if place.is_dir()]
+    homes = [path for path in (Path(word), RUNS / word) if path.is_dir()]
     return any(all(path.is_dir() for path in home.rglob("*")) for home in homes)
 
 
@@ -104,12 +104,12 @@ def run_at(word: str | Path) -> Path | None:
     return run_in(Path(word)) or by_name
 
 
-def run_in(place: Path) -> Path | None:
+def run_in(path: Path) -> Path | None:
     """The run that contains a path, or else the newest run inside it; None if there is neither."""
-    inside = place.parent if place.is_file() else place
+    inside = path.parent if path.is_file() else path
     if inside.name in _PARTS and _is_run(inside.parent):
         return inside.parent
-    return inside if _is_run(inside) else next(iter(runs_in(place)), None)
+    return inside if _is_run(inside) else next(iter(runs_in(path)), None)
 
 
 def _is_run(folder: Path) -> bool:
@@ -146,13 +146,13 @@ def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
         others: More names that the user may have meant.
     """
     names = sorted(path.name for path in RUNS.glob("*") if path.is_dir())
-    places = (Path(word), RUNS / word)
-    siblings = (path for path in places[0].parent.glob("*") if path != places[0])
+    paths = (Path(word), RUNS / word)
+    siblings = (path for path in paths[0].parent.glob("*") if path != paths[0])
     beside = [str(path) for path in siblings if path.is_dir()]
-    inside = [str(path) for place in places for path in sorted(place.glob("*")) if runs_in(path)]
+    inside = [str(path) for home in paths for path in sorted(home.glob("*")) if runs_in(path)]
     if inside:
         return f" It has folders of runs: {', '.join(inside)}."
-    if here := next((place for place in places if place.is_dir()), None):
+    if here := next((path for path in paths if path.is_dir()), None):
         return f" The folder {str(here)!r} holds no run."
     near = did_you_mean(str(word), [*names, *beside, *others])
     return near or (f" There are {', '.join(names)}." if names else "")
@@ -262,9 +262,9 @@ def kept_in(folder: Path, names: Iterable[str] = LATEST) -> Path | None:
 def exported_in(folder: Path) -> Path | None:
     """The first of a folder, its `model` and its `adapter` that holds an exported policy; None if
     none does."""
-    for place in (folder, *(folder / name for name in EXPORTED)):
-        if any((place / name).is_file() for name in ("config.json", "adapter_config.json")):
-            return place
+    for path in (folder, *(folder / name for name in EXPORTED)):
+        if any((path / name).is_file() for name in ("config.json", "adapter_config.json")):
+            return path
     return None
 
 

@@ -48,13 +48,13 @@ class Source:
     """Source code of the classes that recipes name.
 
     Args:
-        places: Folders with modules that are not installed.
+        folders: Folders with modules that are not installed.
     Attributes:
-        places: The same folders.
+        folders: The same folders.
     """
 
-    def __init__(self, places: Sequence[str]) -> None:
-        self.places = places
+    def __init__(self, folders: Sequence[str]) -> None:
+        self.folders = folders
         self._statements = functools.cache(self._read)
 
     def extends(self, owner: Class, contracts: Sequence[Class]) -> bool | None:
@@ -171,7 +171,7 @@ class Source:
     def spec(self, top: str) -> ModuleSpec | None:
         """The spec of a top-level module or package; None if there is none."""
         try:
-            return importlib.util.find_spec(top) or PathFinder.find_spec(top, [*self.places])
+            return importlib.util.find_spec(top) or PathFinder.find_spec(top, [*self.folders])
         except (ValueError, ImportError):
             return None
 

@@ -181,7 +181,9 @@ class _Checked:
             return
         if (file := self.source.file(module)) is None:
             if self.source.spec(module.partition(".")[0]) is None:
-                files = (file for place in self.source.places for file in Path(place).glob("*.py"))
+                files = (
+                    file for folder in self.source.folders for file in Path(folder).glob("*.py")
+                )
                 near = did_you_mean(module, [file.stem for file in files])
                 if doubtful and not near:
                     return
