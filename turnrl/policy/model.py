@@ -8,7 +8,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, cast, final
 
@@ -17,7 +17,6 @@ import transformers
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.utils.checkpoint import checkpoint
 
 from turnrl.errors import (
     ArgumentTypeError,
@@ -37,7 +36,7 @@ from turnrl.policy.adapter import (
     written_over,
 )
 from turnrl.policy.attention import no_mask, take_over
-from turnrl.policy.compute import InOnePass, blocks_of, fuse, head_logits, recompute
+from turnrl.policy.compute import blocks_of, fuse, head_logits, recompute
 from turnrl.policy.divided import (
     InStep,
     divide,
@@ -56,7 +55,8 @@ from turnrl.policy.files import (
     refuse_other_kind,
 )
 from turnrl.policy.layout import Layout, Pass, passes
-from turnrl.policy.sizes import LOGITS, MINIBATCH_TOKENS, sizes_of
+from turnrl.policy.scores import ValueHead, chosen_logprobs
+from turnrl.policy.sizes import MINIBATCH_TOKENS, sizes_of
 from turnrl.policy.trials import Way, check_head, choose_way
 from turnrl.types import Attend, Critic, TokenRow, TokenScores
 
@@ -138,7 +138,7 @@ class Policy(nn.Module):
         """The choices made when it was loaded, for people to read."""
         self.critic: Critic | None = None
         """If set, the next loading adds a value head, which begins at zero."""
-        self.value_head: nn.Linear | None = None
+        self.value_head: ValueHead | None = None
         self.network: transformers.PreTrainedModel | None = None
         self._fingerprint = ""
         self._start: dict[nn.Parameter, Tensor] = {}
@@ -258,9 +258,7 @@ class Policy(nn.Module):
             self.value_head = None
         elif self.value_head is None:
             width = self.config.get_text_config().hidden_size
-            self.value_head = nn.Linear(width, 1, device=self.device)
-            nn.init.zeros_(self.value_head.weight)
-            nn.init.zeros_(self.value_head.bias)
+            self.value_head = ValueHead(width, self.device)
         try:
             if mesh is not None and self._step is None:
                 self._divide(mesh)
@@ -455,10 +453,8 @@ class Policy(nn.Module):
             return self.logits(hidden)[0].float().cpu()
 
     def forward(self, layout: Layout, temperature: float = 1.0) -> TokenScores:
-        """Scores of the tokens that a layout marks. All learning goes through here.
-
-        Logits exist only for those tokens, a chunk at a time. If the head is frozen, their gradient
-        is computed along with them; otherwise they are recomputed in the backward pass.
+        """Scores of the tokens that a layout marks. All learning goes through here, and logits
+        exist only for those tokens.
 
         Args:
             layout: Token sequences, on the policy's device.
@@ -472,27 +468,10 @@ class Policy(nn.Module):
         states, targets = hidden.flatten(0, 1)[layout.before], layout.targets
         values = torch.zeros(len(targets), device=states.device)
         if self.critic is not None and self.value_head is not None:
-            seen = (states if self.critic.trains_policy else states.detach()).float()
-            width = seen.shape[1:]
-            values = self.value_head(nn.functional.rms_norm(seen, width) / width[0])[:, 0]
+            seen = states if self.critic.trains_policy else states.detach()
+            values = self.value_head.values(seen)
         head = self.base.get_output_embeddings()
-
-        def of_chunk(states: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-            log_p = torch.log_softmax(self.logits(states) / temperature, dim=-1)
-            chosen = log_p.gather(-1, targets[:, None])[:, 0]
-            with torch.no_grad():
-                entropy = -(log_p.exp() * log_p).sum(-1)
-            return chosen, entropy
-
-        size = max(1, LOGITS // head.weight.shape[0])
-        if torch.is_grad_enabled() and not any(p.requires_grad for p in head.parameters()):
-            chosen, entropy = InOnePass.apply(states, targets, of_chunk, size)  # type: ignore[no-untyped-call]
-        elif len(targets) <= size:
-            chosen, entropy = of_chunk(states, targets)
-        else:
-            redone = partial(checkpoint, of_chunk, use_reentrant=False)
-            parts = zip(*map(redone, states.split(size), targets.split(size)), strict=True)
-            chosen, entropy = map(torch.cat, parts)
+        chosen, entropy = chosen_logprobs(states, targets, self.logits, head, temperature)
         return TokenScores(*(part[layout.wanted] for part in (chosen, entropy, values)))
 
     def reference(self) -> AbstractContextManager[None]:

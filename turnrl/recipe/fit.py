@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from turnrl.plugins import Commands
 from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.folders import claimed, writable_part
-from turnrl.recipe.invocation import SETTLED, Flags, Invocation, Settings, read_invocation
+from turnrl.recipe.invocation import DECISIONS, Flags, Invocation, Settings, read_invocation
 from turnrl.signals import is_first_process
 from turnrl.text import say
 
@@ -164,11 +164,11 @@ def _act(invocation: Invocation, act: Callable[[Built], None]) -> int:
 
 def _words_of_others(invocation: Invocation) -> list[str]:
     """The words that start the other processes of a run, with the first process's decisions."""
-    settled = {"contents": invocation.contents, "number": invocation.number}
+    decisions = {"contents": invocation.contents, "number": invocation.number}
     return [
         *(f"--{flag}" for flag in invocation.raised_flags),
         *invocation.arguments,
-        f"{SETTLED}={json.dumps(settled, default=str)}",
+        f"{DECISIONS}={json.dumps(decisions, default=str)}",
     ]
 
 

@@ -51,7 +51,7 @@ _WRITES = ("logger", "default_root_dir")
 _STRATEGIES = ("auto", "ddp", "fsdp2")
 """Beginnings of the names of strategies that can train. A program may register others with
 Lightning."""
-SETTLED = "--settled"
+DECISIONS = "--decisions"
 """The option by which the first process of a run gives the others its decisions, as JSON."""
 
 
@@ -64,7 +64,7 @@ class Invocation:
         settings: The command's own keys at the top of a recipe.
         contents: The recipes and options merged; later ones override earlier ones.
         arguments: The words of the command, for the other processes of a run.
-        files: The recipes.
+        files: The recipes; `stdin` for one on standard input.
         help_options: Options that ask for help or for the printed recipe, and not for a run.
         flags: Options of the command without a value.
         raised_flags: The flags that the user gave.
@@ -200,13 +200,13 @@ def read_invocation(
         if not named.is_recipe:
             agent, words[0] = named, _recipe_of(named, command)
     merge = _Merge(command, flags, agent is not None, prints=is_first_process())
-    help_options, settled = list[str](), {}
+    help_options, decisions = list[str](), {}
     lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
     for option, value in read_options(command, words, lists):
         if option in ASKS or option.endswith(".help"):
             help_options.append(f"{option}={value}" if value else option)
-        elif option == SETTLED:
-            settled = json.loads(value)
+        elif option == DECISIONS:
+            decisions = json.loads(value)
         elif option == "--config":
             merge.add_recipe(RecipeFile.of(value))
         else:
@@ -216,7 +216,7 @@ def read_invocation(
     invocation = Invocation(
         command=command,
         settings=settings,
-        contents=merge.contents if settled else merge.checked(),
+        contents=merge.contents if decisions else merge.checked(),
         arguments=merge.arguments,
         files=merge.files,
         help_options=help_options,
@@ -224,9 +224,9 @@ def read_invocation(
         raised_flags=raised_flags,
         agent=agent,
     )
-    if settled:
-        return _settled(replace(invocation, **settled))
-    return _settled(prepare(invocation) if prepare else invocation)
+    if decisions:
+        return _completed(replace(invocation, **decisions))
+    return _completed(prepare(invocation) if prepare else invocation)
 
 
 class _Merge:
@@ -366,12 +366,12 @@ def _recipe(
     return new
 
 
-def _settled(invocation: Invocation) -> Invocation:
+def _completed(invocation: Invocation) -> Invocation:
     """Add the logger that keeps the run's folder, and look up the file of `ckpt_path`, unless it is
     `last` or `best`."""
-    settled = invocation.with_logger()
-    checkpoint = settled.contents.get("ckpt_path")
-    if isinstance(checkpoint, str) and checkpoint not in LATEST and not settled.help_options:
+    logged = invocation.with_logger()
+    checkpoint = logged.contents.get("ckpt_path")
+    if isinstance(checkpoint, str) and checkpoint not in LATEST and not logged.help_options:
         file = checkpoint_to_resume(checkpoint)
-        return replace(settled, contents={**settled.contents, "ckpt_path": file})
-    return settled
+        return replace(logged, contents={**logged.contents, "ckpt_path": file})
+    return logged
