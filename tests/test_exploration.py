@@ -475,7 +475,7 @@ def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level
         old_logprobs=torch.cat(old),
         returns=torch.cat(returns),
     )
-    found = it.loss(batch, {})
+    found = it.loss(batch)[0]
     streams = zip(advantages, returns, old, shares, strict=True)
     wanted = naive_step(
         it, trajectories, [[*map(tuple, s[:3]), float(s[3])] for s in streams], level

@@ -3,7 +3,6 @@
 The algorithm learns from it, and its figures become the iteration's row in `metrics.csv`.
 """
 
-import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -36,6 +35,17 @@ class Collected(NamedTuple):
     sampled: int
     probe_tokens: int
     restarted: int
+
+    def joined(self, other: "Collected", groups: tuple[Group, ...]) -> "Collected":
+        """These groups, at the cost of both collections."""
+        return Collected(
+            groups=groups,
+            seconds=self.seconds + other.seconds,
+            scoring_seconds=self.scoring_seconds + other.scoring_seconds,
+            sampled=self.sampled + other.sampled,
+            probe_tokens=self.probe_tokens + other.probe_tokens,
+            restarted=self.restarted + other.restarted,
+        )
 
 
 @dataclass(frozen=True)
@@ -79,8 +89,7 @@ class Experience:
         groups, credit = list(self.groups), list(self.credit)
         for i, group, its_credit in zip(numbers, anew.groups, anew.credit, strict=True):
             groups[i], credit[i] = group, its_credit
-        first, second = self.collected, anew.collected
-        collected = Collected(tuple(groups), *map(operator.add, first[1:], second[1:]))
+        collected = self.collected.joined(anew.collected, tuple(groups))
         redrawn = self.redrawn + sum(len(group.trunks) for group in anew.groups)
         return Experience(collected, tuple(credit), redrawn, self.first or self)
 

@@ -299,14 +299,19 @@ class MTGRPO(PolicyModule, Iterates):
         wait: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if isinstance(strategy := self.trainer.strategy, ParallelStrategy):
             wait = strategy.block_backward_sync()
-        sums: dict[str, Tensor] = {}
+        every: list[dict[str, Tensor]] = []
         with wait:
             for _ in range(self._idle_passes(batch)):
-                self.loss(batch[0].weightless(), {}).backward()
+                self.loss(batch[0].weightless())[0].backward()
             for minibatch in batch[:-1]:
-                self.loss(minibatch, sums).backward()
-        loss = self.loss(batch[-1], sums)
-        watched = dict(zip(sums, torch.stack([*sums.values()]).tolist(), strict=True))
+                loss, sums = self.loss(minibatch)
+                loss.backward()
+                every.append(sums)
+        loss, sums = self.loss(batch[-1])
+        first, *later = [*every, sums]
+        totals = {name: sum((sums[name] for sums in later), first[name]) for name in first}
+        # they stay on the device until the step is over
+        watched = dict(zip(totals, torch.stack([*totals.values()]).tolist(), strict=True))
         loss_alone = {"train/loss": Tally(watched.pop("loss"), 1)}
         tokens = sum(map(len, batch))
         self.metrics.log(loss_alone | {f"train/{k}": Tally(v, tokens) for k, v in watched.items()})
@@ -321,10 +326,14 @@ class MTGRPO(PolicyModule, Iterates):
         largest = self.trainer.strategy.reduce(own, reduce_op="max")
         return int(cast(Tensor, largest)) - len(batch)
 
-    def loss(self, batch: Minibatch, watched: dict[str, Tensor]) -> Tensor:
+    def loss(self, batch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
         """The loss of one minibatch: the sum over its sampled tokens of
         -w min(ratio A, clip(ratio) A), where A is the advantage of the token's turn, and w is the
-        token's share of the whole step's loss. It adds sums over the tokens to `watched`.
+        token's share of the whole step's loss.
+
+        Returns:
+            The loss; and sums over the tokens, in float64 and without a gradient, by the names of
+            their metrics.
         """
         logprobs, entropy, values = self.policy(batch.layout, self.rollout.temperature)
         # in the first step the ratio is 1, not 1 + rounding
@@ -354,9 +363,7 @@ class MTGRPO(PolicyModule, Iterates):
             sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs).abs().sum()
         if batch.keep is not None:
             batch.keep(logprobs)
-        for name, value in sums.items():  # they stay on the device until the step is over
-            watched[name] = watched.get(name, 0) + value.detach().double()
-        return loss
+        return loss, {name: value.detach().double() for name, value in sums.items()}
 
     # -------------------------------------------------------------- evaluate
 

@@ -388,7 +388,7 @@ class _Parts:
         small.policy.network.train()
         for step in small.iterate([question], 0):
             for minibatch in step:
-                small.loss(move_data_to_device(minibatch, device), {}).backward()
+                small.loss(move_data_to_device(minibatch, device))[0].backward()
         small.collector.close()
         trained = small.policy.trainable_parameters()
         gradients = [p.grad for p in trained.values() if p.grad is not None]
