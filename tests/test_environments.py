@@ -42,6 +42,7 @@ from turnrl import (
     on_loop,
     score_group,
 )
+from turnrl.agent.places import Shares
 from turnrl.testing import ScriptedEngine, check_reward, check_source, check_tool
 from turnrl_environments import (
     Environment,
@@ -1016,17 +1017,15 @@ def test_processes_and_collections_share_the_capacity_of_an_environment(chat):
     engine = ScriptedEngine(chat.tokenizer, lambda session, turn: "on")
     rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=8)])
     assert rollout.places.at_once(engine, 0) == 8
-    assert rollout.places.at_once(engine, 0, collections=2) == 4
-    assert rollout.places.at_once(engine, 0, collections=2, processes=4) == 1
+    assert rollout.places.at_once(engine, 0, Shares(2)) == 4
+    assert rollout.places.at_once(engine, 0, Shares(2, 4)) == 1
     with pytest.raises(
         RecipeError, match=r"capacity = 8, and the least .* is 9 \(3 x 3 x 1\): pro"
     ):
-        rollout.places.at_once(engine, 0, 3, 3)
+        rollout.places.at_once(engine, 0, Shares(3, 3))
     engine.capacity = 2
     assert rollout.places.at_once(engine, 0) == 2
-    assert (
-        rollout.places.at_once(engine, 0, collections=4) == 1
-    )  # an engine serves more, if it has to
+    assert rollout.places.at_once(engine, 0, Shares(4)) == 1  # an engine serves more, if it has to
 
 
 def test_a_capacity_that_does_not_suffice_is_refused_before_a_model_is_loaded(

@@ -467,8 +467,8 @@ def test_a_recipe_that_an_evaluation_saved_finds_the_runs_of_the_training(traine
         assert given.place.trained == Path("runs/recipe")
         # a look-up changes nothing of what was given
         file = f"runs/recipe/version_0/checkpoints/{name}.ckpt"
-        assert (given.checkpoint(), given.contents["ckpt_path"]) == (file, name)
         assert given.with_checkpoint().contents == {**given.contents, "ckpt_path": file}
+        assert given.contents["ckpt_path"] == name
     assert main(["eval", saved, "--ckpt_path", "best"]) == 0
     assert Path("runs/recipe-eval/version_1/metrics.csv").is_file()
 

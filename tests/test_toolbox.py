@@ -35,9 +35,11 @@ from turnrl import (
     on_loop,
     result_of,
 )
+from turnrl.agent.attempt import Attempt
 from turnrl.agent.batches import MAX_RESULT_CHARACTERS
 from turnrl.agent.running import run_tool
 from turnrl.agent.toolbox import Toolbox, ToolSessions
+from turnrl.agent.turn_scheme import TurnScheme
 from turnrl.testing import ScriptedEngine, check_tool
 from turnrl_estimators.anchored import retrieved
 from turnrl_rewards import SupportSeen
@@ -591,12 +593,15 @@ def test_a_session_that_is_being_closed_when_another_trajectory_fails_is_closed_
 # ------------------------------------------------------------------- branches
 
 
+BRACKETS = TurnScheme(Brackets(), ())
+
+
 async def begun(agent):
     """An attempt that has begun, after its first turn."""
-    attempt = agent.attempt(QUESTION, (0,))
+    attempt = Attempt(agent, QUESTION, (0,))
     await attempt.sessions.open(QUESTION)
-    agent.begin([attempt])
-    await agent.advance(attempt)
+    BRACKETS.begin([attempt], agent)
+    await BRACKETS.advance(attempt, agent)
     return attempt
 
 
@@ -607,7 +612,7 @@ async def branches(agent, seeds):
     ended = []
     for attempt in [*forked, trunk]:
         while attempt.ended_by is None:
-            await agent.advance(attempt)
+            await BRACKETS.advance(attempt, agent)
         await attempt.close()
         await attempt.close()  # harmless
         ended.append(attempt.trajectory)
@@ -652,7 +657,7 @@ def test_a_session_that_cannot_be_copied_refuses_to_branch_and_leaves_nothing_op
             await attempt.fork((1,))
         assert len(engine.open_sessions) == 1
         # the trunk goes on as if nothing had been
-        await agent.advance(attempt)
+        await BRACKETS.advance(attempt, agent)
         await attempt.close()
         return [r.content for r in attempt.turns[-1].results]
 

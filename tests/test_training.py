@@ -217,7 +217,7 @@ def test_the_seconds_of_processes_that_learn_side_by_side_are_those_of_one(monke
     # what the metrics sum over two processes
     metrics = SimpleNamespace(log_sum=logged.__setitem__, log=logged.update)
     two = SimpleNamespace(world_size=2)
-    it = SimpleNamespace(metrics=metrics, device=torch.device("cpu"), trainer=two, experience=None)
+    it = SimpleNamespace(metrics=metrics, device=torch.device("cpu"), trainer=two, _unlogged=None)
     MTGRPO.on_train_batch_start(it, [], 0)
     MTGRPO.on_train_batch_end(it, None, [], 0)
     assert logged["train/seconds"] == 3.0

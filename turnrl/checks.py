@@ -29,11 +29,11 @@ from turnrl.errors import (
     kind_of,
     parse_bytes,
 )
-from turnrl.loader import data_of
 from turnrl.objective import ClippedSurrogate
 from turnrl.policy.divided import FSDP2
 from turnrl.policy.model import Policy
 from turnrl.recipe.keys import elsewhere
+from turnrl.run.folders import data_of
 from turnrl.run.recording import Recorder
 from turnrl.scoring import bounds_of, component_name
 from turnrl.text import visible

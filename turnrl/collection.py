@@ -20,6 +20,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from turnrl import scoring
 from turnrl.agent.chat import ChatFormat
+from turnrl.agent.places import Shares
 from turnrl.agent.rollout import Rollout
 from turnrl.agent.running import Underway
 from turnrl.checkpoints import Position
@@ -48,10 +49,12 @@ class _Sampling(NamedTuple):
 
     Args:
         work: The attempts.
+        questions: What they answer.
         version: The version of the weights with which they began.
     """
 
     work: Underway[Attempts]
+    questions: Sequence[Question]
     version: int
 
 
@@ -125,7 +128,7 @@ class Collector:
                 f"{rollout.driver.name} cannot be branched. Take an estimator without probes, such "
                 "as TurnLevel."
             )
-        rollout.places.of_tools(estimator.probes, *self._shares)
+        rollout.places.of_tools(estimator.probes, self._shares)
         self.check_engine(self.setup.surroundings)
 
     def check_engine(self, where: Surroundings) -> None:
@@ -144,28 +147,34 @@ class Collector:
             )
         engine.check(self.setup.policy, rollout.max_tokens, where)
 
-    def attempt(
-        self, questions: Sequence[Question], key: tuple[int, ...], bar: str | None
-    ) -> Collected:
-        """Act on each question `group_size` times, score, and prepare the groups for credit. If
-        `begin` was called with this key, wait for the attempts that it began.
+    def begin(self, questions: Sequence[Question], key: tuple[int, ...], bar: str | None) -> None:
+        """Begin to act on each question `group_size` times, unless that began earlier.
 
         Args:
             questions: The questions.
             key: Names the random streams.
             bar: Text of a progress bar; None for no bar.
         """
-        self.begin(questions, key, bar)
-        seconds, attempts = self._result(self._sampling.pop(key))
+        if key not in self._sampling:
+            size, probes = self.setup.group_size, self.setup.estimator.probes
+            self._sampling[key] = self._begin(questions, size, key, bar, probes)
+
+    def finish(self, key: tuple[int, ...]) -> Collected:
+        """Wait for the attempts that began under a key, score them, and prepare their groups for
+        credit."""
+        sampling = self._sampling.pop(key)
+        seconds, attempts = self._result(sampling)
         acted = time.perf_counter()
         method = f"{type(self.setup.estimator).__name__}.prepare"
         with blaming(PluginError, method, "Fix the estimator."):
             groups = tuple(self.setup.estimator.prepare(attempts, self))
             valued = self.setup.estimator.critic is None or all(g.token_values for g in groups)
-            right = valued and [group.question for group in groups] == list(questions)
-        if not right:
-            rule = "one group for each question, in their order, with the values of a critic"
-            raise PluginError(f"{method} must give {rule}. Fix the estimator.")
+            fits = valued and [group.question for group in groups] == [*sampling.questions]
+        if not fits:
+            raise PluginError(
+                f"{method} must give one group for each question, in their order, with the values "
+                "of a critic. Fix the estimator."
+            )
         branches = (probe.trajectory for probes in attempts.probes for probe in probes)
         sampled = sampled_tokens(itertools.chain(*attempts.trajectories, branches))
         learned = sampled_tokens(t for group in groups for t in group.trajectories)
@@ -181,13 +190,6 @@ class Collector:
             probe_tokens=sampled - learned,
             restarted=attempts.restarted,
         )
-
-    def begin(self, questions: Sequence[Question], key: tuple[int, ...], bar: str | None) -> None:
-        """Begin to act on each question, unless that began earlier under this key; see
-        `attempt`."""
-        if key not in self._sampling:
-            size, probes = self.setup.group_size, self.setup.estimator.probes
-            self._sampling[key] = self._begin(questions, size, key, bar, probes)
 
     def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """The groups, with the critic's value of each sampled token as `token_values`."""
@@ -228,7 +230,6 @@ class Collector:
     ) -> "_Sampling":
         version = self.sync()
         with self._phase():
-            collections, processes = self._shares
             work = (rollout or self.setup.rollout).begin(
                 self.setup.engine,
                 self.chat,
@@ -238,10 +239,9 @@ class Collector:
                 probes,
                 greedy=size is None,
                 description=bar,
-                collections=collections,
-                processes=processes,
+                shares=self._shares,
             )
-        return _Sampling(work, version)
+        return _Sampling(work, questions, version)
 
     def sync(self) -> int:
         """Start the engine if it has not started, and have it act with the weights as they are now.
@@ -266,10 +266,8 @@ class Collector:
         return sampling.work.seconds, attempts
 
     @property
-    def _shares(self) -> tuple[int, int]:
-        """Number of collections that may be under way at a time, and of processes with
-        collections."""
-        return 1 + self.setup.max_staleness, self.setup.surroundings.processes
+    def _shares(self) -> Shares:
+        return Shares(1 + self.setup.max_staleness, self.setup.surroundings.processes)
 
     def _phase(self) -> contextlib.AbstractContextManager[None]:
         return self.setup.memory.phase("sampling", self.setup.engine.memory_setting)
@@ -307,8 +305,8 @@ class Collector:
         engine.start(self.setup.policy, rollout.max_tokens)
         self._started = True
         self._world.enter_context(rollout.live())
-        holds = rollout.places.at_once(engine, estimator.probes, *self._shares)
-        places, tool = rollout.places.of_tools(estimator.probes, *self._shares)
+        holds = rollout.places.at_once(engine, estimator.probes, self._shares)
+        places, tool = rollout.places.of_tools(estimator.probes, self._shares)
         size = self.setup.group_size
         probes = " and their probes" if estimator.probes else ""
         if places is not None and places == holds and places < size:

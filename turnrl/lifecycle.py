@@ -4,7 +4,7 @@ The algorithm, which collects, gives credit and learns, is in `module.py`.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from turnrl.callbacks import callbacks_of_a_run
 from turnrl.checks import check_division, check_trainer, examine_run, settle_evaluation
 from turnrl.collection import Collector
 from turnrl.errors import RecipeError, TrainingError, blaming, kind_of
+from turnrl.learning import Step
 from turnrl.policy.divided import FSDP2, part_of
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy
@@ -44,7 +45,7 @@ from turnrl.types import (
 
 
 class PolicyModule(L.LightningModule, ABC):
-    """A LightningModule whose weights are a policy's. `MTGRPO` is the only one.
+    """A LightningModule whose weights are a policy's. `MTGRPO` extends it with the algorithm.
 
     Args:
         policy: The policy.
@@ -53,7 +54,11 @@ class PolicyModule(L.LightningModule, ABC):
         optimizer: Makes the optimiser of the trained parameters.
         scheduler: Makes its learning-rate schedule; None for a constant rate.
         seed: Seed of sampling and of the order of trajectories.
+    Attributes:
+        max_staleness: Number of iterations that are sampled ahead of the one being learned from.
     """
+
+    max_staleness: int = 0
 
     def __init__(
         self,
@@ -81,6 +86,25 @@ class PolicyModule(L.LightningModule, ABC):
     @abstractmethod
     def collector(self) -> Collector:
         """Lets the policy act, and scores its attempts."""
+
+    @abstractmethod
+    def steps(self, questions: int) -> int:
+        """Optimiser steps of an iteration in which a process asks this many questions."""
+
+    @abstractmethod
+    def iterate(
+        self,
+        questions: Sequence[Question],
+        iteration: int,
+        ahead: Sequence[Sequence[Question]] = (),
+    ) -> Iterator[Step]:
+        """One iteration: collect experience, then yield the steps to learn from it.
+
+        Args:
+            questions: The questions of this process.
+            iteration: The iteration's number.
+            ahead: Its questions of the next `max_staleness` iterations, or of as many as are left.
+        """
 
     @property
     @abstractmethod

@@ -8,6 +8,7 @@ import lightning as L
 
 from turnrl.errors import RecipeError
 from turnrl.learning import Step
+from turnrl.lifecycle import PolicyModule
 from turnrl.types import Question
 
 
@@ -39,40 +40,6 @@ class IterationData(L.LightningDataModule, ABC):
         return super().transfer_batch_to_device(batch, device, dataloader_idx)
 
 
-def data_of(trainer: L.Trainer) -> L.LightningDataModule | None:
-    """The data module of a trainer."""
-    return getattr(trainer, "datamodule", None)  # Lightning sets it when one is attached
-
-
-class Iterates(ABC):
-    """A module that collects experience and learns from it, as `MTGRPO` does.
-
-    Attributes:
-        max_staleness: Number of iterations that are sampled ahead of the one being learned from.
-    """
-
-    max_staleness: int = 0
-
-    @abstractmethod
-    def steps(self, questions: int) -> int:
-        """Optimiser steps of an iteration in which a process asks this many questions."""
-
-    @abstractmethod
-    def iterate(
-        self,
-        questions: Sequence[Question],
-        iteration: int,
-        ahead: Sequence[Sequence[Question]] = (),
-    ) -> Iterator[Step]:
-        """One iteration: collect experience, then yield the steps to learn from it.
-
-        Args:
-            questions: The questions of this process.
-            iteration: The iteration's number.
-            ahead: Its questions of the next `max_staleness` iterations, or of as many as are left.
-        """
-
-
 class ExperienceLoader:
     """One policy iteration as a data loader: collects when the first step is asked for. One batch
     is one optimiser step.
@@ -83,7 +50,7 @@ class ExperienceLoader:
 
     Args:
         data: Gives each iteration's questions.
-        trainer: The running trainer, whose module `Iterates`.
+        trainer: The running trainer.
     Raises:
         RecipeError: If the module does not collect, or the questions or the trajectories cannot
             be divided evenly.
@@ -91,7 +58,7 @@ class ExperienceLoader:
 
     def __init__(self, data: IterationData, trainer: L.Trainer) -> None:
         module = trainer.lightning_module
-        if not isinstance(module, Iterates):
+        if not isinstance(module, PolicyModule):
             name = type(module).__name__
             raise RecipeError(f"{name} collects no experience. Give other data, or take MTGRPO.")
         if module.max_staleness and trainer.val_check_interval != 1:
@@ -118,7 +85,9 @@ class ExperienceLoader:
             self._data.iteration_questions(number, run.global_rank, run.world_size)
             for number in range(iteration, end)
         ]
-        yield from self._module.iterate(questions, iteration, ahead)  # lazily: Lightning tries iter
+        yield from self._module.iterate(
+            questions, iteration, ahead
+        )  # collects only once a step is asked for
 
     def state_dict(self) -> dict[str, int]:
         """Empty, which lets Lightning resume a run inside an iteration."""

@@ -49,12 +49,13 @@ from turnrl.experience import Experience
 from turnrl.function_rewards import rewards_of
 from turnrl.learning import FirstStep, Minibatch, OldLogprobs, Step, TokenColumns, Updates
 from turnrl.lifecycle import PolicyModule
-from turnrl.loader import Iterates, IterationData, data_of
+from turnrl.loader import IterationData
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
 from turnrl.policy.memory import peak_bytes
 from turnrl.policy.model import Policy
 from turnrl.policy.reading import read_trajectories
+from turnrl.run.folders import data_of
 from turnrl.scoring import Tally
 from turnrl.streams import EVALUATE, TRAIN, stream_seed
 from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, Trajectory
@@ -67,7 +68,7 @@ def _default_engine() -> Engine:
 
 
 @final
-class MTGRPO(PolicyModule, Iterates):
+class MTGRPO(PolicyModule):
     """Multi-turn GRPO: trains a policy from its own rollouts, with credit given turn by turn.
 
     Args:
@@ -135,7 +136,7 @@ class MTGRPO(PolicyModule, Iterates):
         self.policy.critic = self.estimator.critic
         self.experience: Experience | None = None
         """The experience of the last iteration."""
-        self._logged = False
+        self._unlogged: Experience | None = None
         self.samples: int | None = None
         """Trajectories that an evaluation samples per question; None for a single greedy one."""
         self.evaluated: list[Group] = []
@@ -169,12 +170,13 @@ class MTGRPO(PolicyModule, Iterates):
         for number, asked in enumerate([questions, *ahead], iteration):
             bar = self.bar("collecting") if number == iteration else None
             self.collector.begin(asked, self._key(number), bar)
-        experience = self._sample(questions, key)
+        experience = self._experience(key)
         for redraw in range(1, self.redraws + 1):
             if not (degenerate := experience.degenerate):
                 break
-            redrawn = self._sample([questions[i] for i in degenerate], (*key, redraw))
-            experience = experience.with_redrawn(degenerate, redrawn)
+            again = [questions[i] for i in degenerate]
+            self.collector.begin(again, (*key, redraw), self.bar("collecting"))
+            experience = experience.with_redrawn(degenerate, self._experience((*key, redraw)))
             left = len(experience.degenerate)
             rank_zero_info(f"redrew {len(degenerate)} groups; {left} of them still teach nothing")
         return experience
@@ -183,9 +185,9 @@ class MTGRPO(PolicyModule, Iterates):
         """The integers that name the random streams of an iteration in this process."""
         return (TRAIN, self.seed, iteration, self.global_rank)
 
-    def _sample(self, questions: Sequence[Question], key: tuple[int, ...]) -> Experience:
-        """G scored attempts at each question, and the credit of their turns."""
-        collected = self.collector.attempt(questions, key, self.bar("collecting"))
+    def _experience(self, key: tuple[int, ...]) -> Experience:
+        """The attempts that began under a key, scored, with the credit of their turns."""
+        collected = self.collector.finish(key)
         # one advantage per turn of each trajectory, (G, K); each sampled token gets its turn's
         credit = tuple(assign_credit(group, self.estimator) for group in collected.groups)
         return Experience(collected, credit)
@@ -199,8 +201,8 @@ class MTGRPO(PolicyModule, Iterates):
         """One iteration: collect experience, then yield the steps that learn from it."""
         with self.policy.in_step():
             self.experience = self.collect(questions, iteration, ahead)
+        self._unlogged = self.experience
         self._began = time.perf_counter()
-        self._logged = False
         torch.manual_seed(self.stream(iteration))  # dropout draws from it, so resuming is exact
         updates = self._updates_of(self.experience)
         shuffle = torch.Generator().manual_seed(self.stream(iteration))
@@ -274,14 +276,14 @@ class MTGRPO(PolicyModule, Iterates):
         """Log the collection's metrics, once per iteration."""
         advice = "Give Trainer.fit a data module: QuestionData(train=rows), or an IterationData."
         check_batch(batch, Minibatch, "learn from", advice)
-        if self.experience is not None and not self._logged:
-            self._logged = True
-            tallies = self.experience.tallies(self.rewards)
+        if (experience := self._unlogged) is not None:
+            self._unlogged = None
+            tallies = experience.tallies(self.rewards)
             charged, processes = self.estimator.charges_costs, self.trainer.world_size
-            earned = earning_tallies(self.experience.drawn, charged, processes)
+            earned = earning_tallies(experience.drawn, charged, processes)
             self.metrics.log(tallies | earned)
             if self.max_staleness:
-                self.metrics.log({"train/staleness": self.experience.staleness(self.global_step)})
+                self.metrics.log({"train/staleness": experience.staleness(self.global_step)})
         else:  # the first step's time began in `iterate`, and includes the old log-probabilities
             self._began = time.perf_counter()
 

@@ -1,70 +1,108 @@
-"""An agent: a driver with a sampler and tools."""
+"""An agent: the model, the tools and the limits that all attempts of a collection share."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import final
 
-from turnrl import types
-from turnrl.agent.attempt import Attempt, Rules
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
-from turnrl.agent.driver import Driver
 from turnrl.agent.toolbox import Toolbox, ToolSessions
+from turnrl.errors import PluginError
+from turnrl.types import (
+    Engine,
+    Message,
+    MessageSampler,
+    Player,
+    Sampler,
+    Sampling,
+    Segmenter,
+    ToolSpec,
+)
 
 
-@final
-class Agent:
-    """Makes attempts, begins them, and moves them on.
+class Agent(ABC):
+    """What an attempt acts with.
 
-    Args:
-        driver: Drives the attempts.
-        sampler: Writes the turns.
-        chat: The policy's chat format.
-        sampling: How to sample a turn.
+    Attributes:
+        sampling: How to sample a turn; its `max_tokens` limits one turn.
+        max_turns: The most turns of an attempt.
         max_tokens: The most tokens in each history of an attempt.
         box: The tools.
     """
 
-    def __init__(
-        self,
-        driver: Driver,
-        sampler: types.Sampler,
-        chat: ChatFormat,
-        sampling: types.Sampling,
-        max_tokens: int,
-        box: Toolbox,
-    ) -> None:
-        self._driver, self._sampler, self._chat, self._box = driver, sampler, chat, box
-        max_turns, tags = driver.plugin.max_turns, driver.plugin.tags
-        self._rules = Rules(
-            sampling, max_turns, max_tokens, self._converse, lambda text: chat.inert(text, tags)
-        )
+    sampling: Sampling
+    max_turns: int
+    max_tokens: int
+    box: Toolbox
 
-    def attempt(self, question: types.Question, seed: tuple[int, ...]) -> Attempt:
-        """An attempt that has not begun."""
-        return Attempt(self._rules, question, ToolSessions(self._box), seed)
+    def sessions(self) -> ToolSessions:
+        """Sessions at the tools for one attempt, which are not open yet."""
+        return ToolSessions(self.box)
 
-    def begin(self, attempts: Sequence[Attempt]) -> None:
-        """See `Driver.begin`."""
-        self._driver.begin(attempts, self._chat)
+    @abstractmethod
+    def converse(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Conversation:
+        """Open a history.
 
-    async def advance(self, attempt: Attempt) -> None:
-        """See `Driver.advance`."""
-        await self._driver.advance(attempt, self._chat, self._sampler)
+        Args:
+            messages: Its first messages.
+            tools: The tools that the chat template has to describe.
+        """
+
+    @abstractmethod
+    def inert(self, text: str) -> str:
+        """Neutralise tags and control tokens in a text that a player reads."""
+
+
+@final
+@dataclass(eq=False)
+class SampledAgent(Agent):
+    """An agent whose turns a sampler writes.
+
+    Args:
+        plugin: The segmenter or the player.
+        sampler: Writes the turns.
+        chat: The policy's chat format.
+        sampling: See `Agent`.
+        max_tokens: See `Agent`.
+        box: See `Agent`.
+    """
+
+    plugin: Segmenter | Player
+    sampler: Sampler
+    chat: ChatFormat
+    sampling: Sampling
+    max_tokens: int
+    box: Toolbox
+
+    def __post_init__(self) -> None:
+        self.max_turns = self.plugin.max_turns
+
+    def converse(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Conversation:
+        """See `Agent.converse`.
+
+        Raises:
+            PluginError: If the chat template does not describe the tools.
+        """
+        if isinstance(self.sampler, MessageSampler):
+            return MessageConversation(self.sampler, self.chat, messages, tools)
+        assert isinstance(self.sampler, Engine)
+        prompt_ids = self.chat.prompt(messages, tools)
+        if tools and prompt_ids == self.chat.prompt(messages):
+            raise PluginError(
+                f"{type(self.plugin).__name__} leaves it to the chat template to describe the "
+                f"tools, and the policy's does not. {self.chat.advice_on_tools(tools[0])}"
+            )
+        return TokenConversation(self.sampler.open(prompt_ids), self.chat, messages, prompt_ids)
+
+    def inert(self, text: str) -> str:
+        """See `Agent.inert`."""
+        return self.chat.inert(text, self.plugin.tags)
 
     async def close(self) -> None:
         """Drop the tools' batches, and free what the sampler needs only while it samples."""
-        self._box.close()
-        if not isinstance(self._sampler, types.Engine) or self._sampler.keeps == 1:
-            await self._sampler.drain()
-
-    def _converse(
-        self, messages: Sequence[types.Message], tools: Sequence[types.ToolSpec]
-    ) -> Conversation:
-        if isinstance(self._sampler, types.MessageSampler):
-            return MessageConversation(self._sampler, self._chat, messages, tools)
-        assert isinstance(self._sampler, types.Engine)
-        prompt_ids = self._driver.encode(messages, tools, self._chat)
-        session = self._sampler.open(prompt_ids)
-        return TokenConversation(session, self._chat, messages, prompt_ids)
+        self.box.close()
+        if not isinstance(self.sampler, Engine) or self.sampler.keeps == 1:
+            await self.sampler.drain()

@@ -6,10 +6,11 @@ A player sees it as `turnrl.Attempt`; the loop of a turn scheme drives it by the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import final
 
+from turnrl.agent.agent import Agent
 from turnrl.agent.conversation import Conversation
 from turnrl.agent.toolbox import ToolSessions
 from turnrl.errors import DataError, PluginError, kind_of
@@ -21,7 +22,6 @@ from turnrl.types import (
     Question,
     Reading,
     Reply,
-    Sampling,
     ToolCall,
     ToolFigures,
     ToolResult,
@@ -35,47 +35,29 @@ REFUSALS = 10
 """After this many refused actions in an attempt that is over, its player counts as stuck."""
 
 
-@dataclass(frozen=True)
-class Rules:
-    """What all attempts of a collection share.
-
-    Args:
-        sampling: How to sample a turn; its `max_tokens` limits one turn.
-        max_turns: The most turns of an attempt.
-        max_tokens: The most tokens in each history of an attempt.
-        converse: Opens a history from messages, and from tools for the chat template to describe.
-        inert: Neutralises tags and control tokens in a text that a player reads.
-    """
-
-    sampling: Sampling
-    max_turns: int
-    max_tokens: int
-    converse: Callable[[Sequence[Message], Sequence[ToolSpec]], Conversation]
-    inert: Callable[[str], str]
-
-
 @final
 class Attempt:
     """One attempt at a question, from its opening to its end.
 
     Args:
-        rules: The limits, and the function that opens histories.
+        agent: The model, the tools and the limits.
         asked: The question as the data have it, not neutralised.
-        sessions: The attempt's sessions at the tools.
         seed: Integers that name the attempt's random streams; a turn's number is added.
+        sessions: Its sessions at the tools, for a branch of another attempt; None for new ones.
         begins: The first turn of its own, for a branch of another attempt.
     """
 
     def __init__(
         self,
-        rules: Rules,
+        agent: Agent,
         asked: Question,
-        sessions: ToolSessions,
         seed: tuple[int, ...],
+        sessions: ToolSessions | None = None,
         begins: int = 0,
     ) -> None:
-        self.rules, self.asked, self.sessions = rules, asked, sessions
-        self.seed, self.begins = seed, begins
+        self.agent, self.asked, self.seed = agent, asked, seed
+        self.sessions = agent.sessions() if sessions is None else sessions
+        self.begins = begins
         self.conversations: list[Conversation] = []
         self.turns: tuple[Turn, ...] = ()
         self.ended_by: Ending | None = None
@@ -91,13 +73,13 @@ class Attempt:
     @property
     def question(self) -> Question:
         """See `turnrl.Attempt.question`."""
-        inert, asked = self.rules.inert, self.asked
+        inert, asked = self.agent.inert, self.asked
         return replace(asked, text=inert(asked.text), system=inert(asked.system))
 
     @property
     def opening(self) -> str:
         """See `turnrl.Attempt.opening`."""
-        return self.rules.inert(self.sessions.prompt)
+        return self.agent.inert(self.sessions.prompt)
 
     @property
     def tools(self) -> tuple[ToolSpec, ...]:
@@ -114,12 +96,12 @@ class Attempt:
     ) -> Reply:
         """See `turnrl.Attempt.reply`."""
         await self.settled()
-        if len(self.turns) >= self.rules.max_turns:
+        if len(self.turns) >= self.agent.max_turns:
             self.end("turns")
         await self._refuse_if_over()
         try:
             conversation = self._history_of(_checked(messages), tools)
-            if conversation.tokens >= self.rules.max_tokens:
+            if conversation.tokens >= self.agent.max_tokens:
                 if not self.turns:
                     raise self.no_room(conversation.tokens)
                 self.end("length")
@@ -149,7 +131,7 @@ class Attempt:
         """The error for a prompt of `tokens` tokens, which leaves no room to act."""
         return DataError(
             f"question {self.asked.id!r} makes a prompt of {tokens} tokens: no room within "
-            f"model.rollout.max_tokens = {self.rules.max_tokens}. Raise it, or leave it out."
+            f"model.rollout.max_tokens = {self.agent.max_tokens}. Raise it, or leave it out."
         )
 
     def _history_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Conversation:
@@ -158,7 +140,7 @@ class Attempt:
             if new_messages := conversation.beyond(messages):
                 conversation.tell(new_messages)
                 return conversation
-        self.conversations.append(self.rules.converse(messages, tools))
+        self.conversations.append(self.agent.converse(messages, tools))
         return self.conversations[-1]
 
     async def say(
@@ -175,14 +157,14 @@ class Attempt:
             raise PluginError(
                 "a player asked for a reply while another is sampled. Await the first."
             )
-        rules, turn = self.rules, len(self.turns)
-        room = min(rules.sampling.max_tokens, rules.max_tokens - conversation.tokens)
+        sampling, turn = self.agent.sampling, len(self.turns)
+        room = min(sampling.max_tokens, self.agent.max_tokens - conversation.tokens)
         seed = stream_seed(*self.seed, turn)
         self.sampling = True
         try:
             reply = await conversation.say(
                 turn,
-                replace(rules.sampling, max_tokens=room, seed=seed, stop=stop, forced_ids=forced),
+                replace(sampling, max_tokens=room, seed=seed, stop=stop, forced_ids=forced),
             )
         except BaseException:  # cancelled, for example: nobody knows what was sampled until then
             conversation.broken = True
@@ -303,7 +285,7 @@ class Attempt:
             ToolError: If a tool's session cannot be copied.
         """
         sessions = await self.sessions.fork()
-        branch = Attempt(self.rules, self.asked, sessions, seed, len(self.turns))
+        branch = Attempt(self.agent, self.asked, seed, sessions, len(self.turns))
         branch.turns = self.turns
         try:
             branch.conversations = [conversation.fork() for conversation in self.conversations]

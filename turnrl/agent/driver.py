@@ -6,9 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+from turnrl.agent.agent import SampledAgent
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
-from turnrl.types import Message, Player, Sampler, Segmenter, ToolSpec, Trajectory
+from turnrl.types import Player, Segmenter, ToolSpec, Trajectory
 
 
 class Driver(ABC):
@@ -49,7 +50,7 @@ class Driver(ABC):
             PluginError: If the plugin breaks its contract.
         """
 
-    def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:  # noqa: B027 - a player's begin themselves
+    def begin(self, attempts: Sequence[Attempt], agent: SampledAgent) -> None:  # noqa: B027 - a player's begin themselves
         """Begin attempts whose tool sessions are open.
 
         Raises:
@@ -57,26 +58,13 @@ class Driver(ABC):
         """
 
     @abstractmethod
-    async def advance(self, attempt: Attempt, chat: ChatFormat, sampler: Sampler) -> None:
+    async def advance(self, attempt: Attempt, agent: SampledAgent) -> None:
         """Move an attempt on.
 
         Args:
             attempt: The attempt. `ended_by` is set when it ends.
-            chat: The policy's chat format.
-            sampler: Writes the turns.
+            agent: The agent of the attempt.
         """
-
-    def encode(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], chat: ChatFormat
-    ) -> tuple[int, ...]:
-        """Token ids of the messages that open a history.
-
-        Args:
-            messages: The messages.
-            tools: The tools that the chat template has to describe.
-            chat: The policy's chat format.
-        """
-        return chat.prompt(messages, tools)
 
     def sent(self, trajectory: Trajectory, chat: ChatFormat) -> Sequence[str]:
         """The text that the policy read right before each turn, as lines to print; empty if the

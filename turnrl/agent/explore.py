@@ -17,8 +17,9 @@ from typing import NoReturn, final
 from tqdm.auto import tqdm
 
 from turnrl import types
-from turnrl.agent.agent import Agent
+from turnrl.agent.agent import SampledAgent
 from turnrl.agent.attempt import Attempt
+from turnrl.agent.driver import Driver
 from turnrl.agent.running import first_error
 from turnrl.errors import TrajectoryLost, WorldError
 
@@ -50,7 +51,8 @@ class Exploration:
     """One collection: attempts with their probes, until all have ended.
 
     Args:
-        agent: Begins attempts and moves them on; closed at the end.
+        driver: Begins attempts and moves them on.
+        agent: The model, the tools and the limits; closed at the end.
         at_once: Returns the number of attempts that may be under way; None for any number.
         questions: What to ask.
         group_size: G, attempts per question.
@@ -60,7 +62,8 @@ class Exploration:
         bar: Counts the attempts that have ended; closed at the end.
     """
 
-    agent: Agent
+    driver: Driver
+    agent: SampledAgent
     at_once: Callable[[], int | None]
     questions: Sequence[types.Question]
     group_size: int
@@ -76,7 +79,7 @@ class Exploration:
         self._attempts = [
             _Track(
                 n * self.group_size + member,
-                self.agent.attempt(question, (*self.seed, n, member)),
+                Attempt(self.agent, question, (*self.seed, n, member)),
             )
             for n, question in enumerate(self.questions)
             for member in range(self.group_size)
@@ -153,7 +156,7 @@ class Exploration:
         async with asyncio.TaskGroup() as tasks:
             for track in tracks:
                 tasks.create_task(self._open(track))
-        self.agent.begin([track.attempt for track in tracks])
+        self.driver.begin([track.attempt for track in tracks], self.agent)
 
     async def _open(self, track: _Track) -> None:
         while True:
@@ -178,7 +181,7 @@ class Exploration:
         """Move a track on. Close it if it ends; restart it if the world lost it."""
         attempt = track.attempt
         try:
-            await self.agent.advance(attempt)
+            await self.driver.advance(attempt, self.agent)
             if attempt.ended_by is not None:
                 await attempt.close()
         except TrajectoryLost as lost:
@@ -208,7 +211,7 @@ class Exploration:
         self._branches = [probe for probe in self._branches if probe not in dropped]
         self.bar.update(-track.counted)
         track.counted = False
-        track.attempt, track.lost = self.agent.attempt(old.asked, old.seed), None
+        track.attempt, track.lost = Attempt(self.agent, old.asked, old.seed), None
         track.restarts += 1
         self._restarted += 1
 

@@ -4,9 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from turnrl.errors import RecipeError
 from turnrl.types import Sampler, Toolset
+
+
+class Shares(NamedTuple):
+    """The parts that places are shared between.
+
+    Args:
+        collections: Number of collections that may be under way at a time.
+        processes: Number of processes that share the places of tools.
+    """
+
+    collections: int = 1
+    processes: int = 1
+
+
+ALONE = Shares()
 
 
 @dataclass(frozen=True)
@@ -21,27 +37,23 @@ class Places:
     toolsets: Sequence[Toolset]
     max_turns: int
 
-    def at_once(
-        self, sampler: Sampler, probes: int, collections: int = 1, processes: int = 1
-    ) -> int | None:
+    def at_once(self, sampler: Sampler, probes: int, shares: Shares = ALONE) -> int | None:
         """Number of attempts that may be under way at a time; None for any number.
 
         Args:
             sampler: The sampler; its capacity may grow later.
             probes: Continuations from the beginning of each turn.
-            collections: Number of collections that share the places.
-            processes: Number of processes that share the places of tools.
+            shares: The collections and processes that share the places.
         Raises:
             RecipeError: If a tool has no place for a single attempt.
         """
-        limits = [self.of_tools(probes, collections, processes)[0]]
+        limits = [self.of_tools(probes, shares)[0]]
         if sampler.capacity is not None:  # a sampler can exceed it, so at least one attempt fits
-            limits.append(max(sampler.capacity // collections // self._sessions(probes), 1))
+            own = sampler.capacity // shares.collections
+            limits.append(max(own // self._sessions(probes), 1))
         return min((limit for limit in limits if limit is not None), default=None)
 
-    def of_tools(
-        self, probes: int, collections: int = 1, processes: int = 1
-    ) -> tuple[int | None, Toolset | None]:
+    def of_tools(self, probes: int, shares: Shares = ALONE) -> tuple[int | None, Toolset | None]:
         """Number of attempts that the tools of a process can serve at a time, and the tool that
         serves the fewest; both None if no tool has a limit. See `at_once` for the arguments.
 
@@ -50,6 +62,7 @@ class Places:
         """
         fewest: int | None = None
         tightest: Toolset | None = None
+        collections, processes = shares
         needed = processes * collections * self._sessions(probes)
         for toolset in self.toolsets:
             if toolset.capacity is None:

@@ -10,12 +10,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
+from turnrl.agent.agent import SampledAgent
 from turnrl.agent.attempt import REFUSALS, Attempt
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.driver import Driver
 from turnrl.agent.running import first_error
 from turnrl.errors import PluginError, blaming, kind_of
-from turnrl.types import AttemptOver, Message, Player, Sampler, ToolSpec, Trajectory
+from turnrl.types import AttemptOver, Player, ToolSpec, Trajectory
 
 _LEAVE_S = 5.0
 """Time that a cancelled player has to end."""
@@ -48,26 +49,9 @@ class Played(Driver):
         with blaming(PluginError, what, "Fix it, and try turnrl.testing.check_player on it."):
             self.player.check(self.specs)
 
-    async def advance(self, attempt: Attempt, chat: ChatFormat, sampler: Sampler) -> None:
+    async def advance(self, attempt: Attempt, agent: SampledAgent) -> None:
         """See `Driver.advance`. The attempt is played to its end."""
         await let_play(self.player, attempt)
-
-    def encode(
-        self, messages: Sequence[Message], tools: Sequence[ToolSpec], chat: ChatFormat
-    ) -> tuple[int, ...]:
-        """See `Driver.encode`. Before a player opens a history, nobody knows whether it leaves
-        tools to the chat template.
-
-        Raises:
-            PluginError: If the chat template does not describe the tools.
-        """
-        prompt_ids = chat.prompt(messages, tools)
-        if tools and prompt_ids == chat.prompt(messages):
-            raise PluginError(
-                f"the player {self.name} leaves it to the chat template to describe the tools, and "
-                f"the policy's does not. {chat.advice_on_tools(tools[0])}"
-            )
-        return prompt_ids
 
     def sent(self, trajectory: Trajectory, chat: ChatFormat) -> Sequence[str]:
         """See `Driver.sent`. A player sends messages of its own."""

@@ -18,12 +18,12 @@ from typing import Any, final
 from tqdm.auto import tqdm
 
 from turnrl import types
-from turnrl.agent.agent import Agent
+from turnrl.agent.agent import SampledAgent
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.driver import Driver
 from turnrl.agent.explore import Exploration
 from turnrl.agent.function_tools import toolsets_of
-from turnrl.agent.places import Places
+from turnrl.agent.places import ALONE, Places, Shares
 from turnrl.agent.playing import Played
 from turnrl.agent.running import Underway
 from turnrl.agent.toolbox import Live, Toolbox, check_tools
@@ -203,7 +203,7 @@ class Rollout:
         """
         return Live(self.toolsets)
 
-    def agent(self, sampler: types.Sampler, chat: ChatFormat, greedy: bool = False) -> Agent:
+    def agent(self, sampler: types.Sampler, chat: ChatFormat, greedy: bool = False) -> SampledAgent:
         """An agent that acts by these rules; see `play` for the arguments."""
         sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
 
@@ -211,7 +211,7 @@ class Rollout:
             return chat.safe(text, self.tags, self.max_result_tokens)
 
         box = Toolbox(self.toolsets, make_safe, self.max_calls_per_turn)
-        return Agent(self.driver, sampler, chat, sampling, self.max_tokens, box)
+        return SampledAgent(self.driver.plugin, sampler, chat, sampling, self.max_tokens, box)
 
     def play(
         self,
@@ -254,8 +254,7 @@ class Rollout:
         probes: int,
         greedy: bool = False,
         description: str | None = None,
-        collections: int = 1,
-        processes: int = 1,
+        shares: Shares = ALONE,
     ) -> Underway[types.Attempts]:
         """Begin what `play` does, and add probes: at the beginning of each turn of each trajectory,
         `probes` branches leave it and go on independently to their ends.
@@ -267,8 +266,7 @@ class Rollout:
 
         Args:
             probes: Number of branches per turn; see `play` for the other arguments.
-            collections: Number of collections that may be under way at a time, including this one.
-            processes: Number of processes that share the capacity of the tools.
+            shares: The collections and processes that share the capacity of tools and sampler.
         Returns:
             The collection under way. Its result is G trajectories for each question, and their
             probes. It raises what `play` raises, and a ToolError if a tool's session cannot be
@@ -278,8 +276,9 @@ class Rollout:
         hidden = True if description is None else None  # None: shown on a terminal only
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
         exploration = Exploration(
+            self.driver,
             self.agent(sampler, chat, greedy),
-            lambda: self.places.at_once(sampler, probes, collections, processes),
+            lambda: self.places.at_once(sampler, probes, shares),
             questions,
             group_size,
             tuple(seed),

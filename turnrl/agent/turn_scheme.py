@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar, Literal, final
 
+from turnrl.agent.agent import SampledAgent
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.dictation import Dictation
@@ -19,7 +20,6 @@ from turnrl.types import (
     Message,
     Question,
     Reading,
-    Sampler,
     Segmenter,
     ToolCall,
     ToolResult,
@@ -145,33 +145,36 @@ class TurnScheme(Driver):
         """Token ids of a question's prompt; see `messages`."""
         return chat.prompt(self.messages(question, chat), self.templated)
 
-    def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:
+    def begin(self, attempts: Sequence[Attempt], agent: SampledAgent) -> None:
         """See `Driver.begin`. Consecutive attempts with the same prompt share the work of reading
         it."""
         with contextlib.ExitStack() as roots:  # a shared prompt is freed after the last attempt
             for _, alike in groupby(attempts, lambda a: (id(a.asked), a.sessions.prompt, a.tools)):
                 first, *others = alike
-                messages = self.messages(first.asked, chat, first.sessions.prompt, first.tools)
-                described = first.tools if self.segmenter.tools_in_template else ()
-                opened = first.rules.converse(messages, described)
+                prompt, tools = first.sessions.prompt, first.tools
+                messages = self.messages(first.asked, agent.chat, prompt, tools)
+                described = tools if self.segmenter.tools_in_template else ()
+                opened = agent.converse(messages, described)
                 root = roots.enter_context(contextlib.closing(opened))
-                if root.tokens >= first.rules.max_tokens:
+                if root.tokens >= agent.max_tokens:
                     raise first.no_room(root.tokens)
                 for attempt in (first, *others):
                     attempt.conversations.append(root.fork())
 
-    async def advance(self, attempt: Attempt, chat: ChatFormat, sampler: Sampler) -> None:
+    async def advance(self, attempt: Attempt, agent: SampledAgent) -> None:
         """See `Driver.advance`. It takes the next turn: sample, read, act, observe.
 
         Calls are run if the policy can read their results, so not in the last turn, and not in a
         turn that was cut. The last turn still runs calls that act on the world, and only those: a
         search beside them would earn rewards although nobody reads its result.
         """
-        rules, k, (conversation,) = attempt.rules, len(attempt.turns), attempt.conversations
+        sampling, k, (conversation,) = agent.sampling, len(attempt.turns), attempt.conversations
         forced = tuple[int, ...]()
-        if isinstance(sampler, Dictation):
-            forced = await sampler.turn(attempt, attempt.seed, self.segmenter, rules.sampling, chat)
-        reply = await attempt.say(conversation, rules.sampling.stop, forced)
+        if isinstance(agent.sampler, Dictation):
+            forced = await agent.sampler.turn(
+                attempt, attempt.seed, self.segmenter, sampling, agent.chat
+            )
+        reply = await attempt.say(conversation, sampling.stop, forced)
         reading = self.read(reply.text, k, reply.cut)
         attempt.read(reading)
         why: Ending | None = None
@@ -179,7 +182,7 @@ class TurnScheme(Driver):
             why = "answer"
         elif reply.cut:
             why = "length"
-        elif k + 1 == rules.max_turns:
+        elif k + 1 == agent.max_turns:
             why = "turns"
             if attempt.sessions.acts(reading.calls):
                 await attempt.run_calls(reading.calls, unread=True)
@@ -187,6 +190,6 @@ class TurnScheme(Driver):
             results = await attempt.call(reading.calls)
             if attempt.ended_by is None:
                 conversation.tell(self.observe(reading, results))
-                why = "length" if conversation.tokens >= rules.max_tokens else None
+                why = "length" if conversation.tokens >= agent.max_tokens else None
         if why is not None:
             attempt.end(why)

@@ -65,13 +65,9 @@ class Built:
 
     @property
     def checkpoint(self) -> str | None:
-        """The file of `ckpt_path`; None if it is not set. `last` and `best` are looked up on each
-        access.
-
-        Raises:
-            CheckpointError: If no run has such a checkpoint.
-        """
-        return self.invocation.checkpoint()
+        """The file of `ckpt_path`; None if it is not set."""
+        file: str | None = self.invocation.contents.get("ckpt_path")
+        return file
 
     def agent(self, command: str) -> tuple[MTGRPO, QuestionData]:
         """The module and the data, for a command whose policy acts on a question set.
@@ -94,11 +90,12 @@ def build(arguments: Sequence[str]) -> Built:
         The recipe's module, data and trainer, and where they would run.
     Raises:
         RecipeError: If something is wrong with the arguments.
-        CheckpointError: If the file of `ckpt_path` is missing, or is not a checkpoint.
+        CheckpointError: If the file of `ckpt_path` is missing, or is not a checkpoint; or if no
+            run has a `last` or `best` one.
     """
     invocation = read_invocation("fit", arguments)
     invocation.check()
-    return make(invocation)
+    return make(invocation.with_checkpoint())
 
 
 def import_from(*folders: Path) -> None:

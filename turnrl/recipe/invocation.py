@@ -124,24 +124,18 @@ class Invocation:
         trainer = {**self.contents["trainer"], "logger": self._loggers()[0]}
         return replace(self, contents={**self.contents, "trainer": trainer})
 
-    def checkpoint(self) -> str | None:
-        """Look up the file of `ckpt_path`. `last` and `best` mean a file of the newest run that has
-        it.
-
-        Raises:
-            CheckpointError: If no run has such a checkpoint.
-        """
-        name: str | None = self.contents.get("ckpt_path")
-        return str(newest(self.place.trained, name)) if name in LATEST else name
-
     def with_checkpoint(self) -> "Invocation":
-        """A copy whose `ckpt_path` is the file that `checkpoint` looks up.
+        """A copy whose `ckpt_path` is a file in place of `last` or `best`, which mean that of the
+        newest run that has it.
 
         Raises:
             CheckpointError: If no run has such a checkpoint.
         """
-        file = self.checkpoint()
-        return replace(self, contents={**self.contents, "ckpt_path": file}) if file else self
+        name = self.contents.get("ckpt_path")
+        if name not in LATEST:
+            return self
+        file = str(newest(self.place.trained, name))
+        return replace(self, contents={**self.contents, "ckpt_path": file})
 
     def words(self, without: Collection[str]) -> str:
         """The recipes and options as typed for another command, without the options of the keys in

@@ -47,6 +47,11 @@ def run_folder(trainer: L.Trainer) -> Path | None:
     return Path(trainer.strategy.broadcast(str(folder)))
 
 
+def data_of(trainer: L.Trainer) -> L.LightningDataModule | None:
+    """The data module of a trainer."""
+    return getattr(trainer, "datamodule", None)  # Lightning sets it when one is attached
+
+
 @contextlib.contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
     """Write a file so that it is there whole or not at all, even if the disk fills up or the

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from operator import ne
 
-from turnrl.agent.attempt import Attempt, Rules
+from turnrl.agent.agent import Agent
+from turnrl.agent.attempt import Attempt
 from turnrl.agent.conversation import Conversation
 from turnrl.agent.playing import let_play
 from turnrl.agent.running import on_loop
-from turnrl.agent.toolbox import Toolbox, ToolSessions
+from turnrl.agent.toolbox import Toolbox
 from turnrl.errors import RecipeError, at_least, check_attributes
 from turnrl.testing.contract import Breach, on, require
 from turnrl.testing.examples import QUESTION
@@ -129,11 +130,7 @@ def _play(
     the event loop was blocked."""
 
     async def play(script: Sequence[str], box: Toolbox) -> Attempt:
-        def converse(messages: Sequence[Message], specs: Sequence[ToolSpec]) -> Conversation:
-            return _Scripted(messages, script, len(attempt.turns))
-
-        rules = Rules(Sampling(1), player.max_turns, len(script), converse, str)
-        attempt = Attempt(rules, question, ToolSessions(box), (0,))
+        attempt = Attempt(_ScriptedAgent(player.max_turns, script, box), question, (0,))
         try:
             await attempt.sessions.open(question)
             with on(f"{type(player).__name__}.play with the replies {[*script]!r}"):
@@ -174,18 +171,34 @@ async def _beat(beats: list[float]) -> None:
         await asyncio.sleep(_BEAT_S)
 
 
-class _Scripted(Conversation):
-    """A conversation whose model writes scripted texts, with room for exactly these."""
+class _ScriptedAgent(Agent):
+    """An agent whose model writes scripted texts, with room for exactly these."""
 
-    def __init__(self, messages: Sequence[Message], script: Sequence[str], used: int) -> None:
-        self._script, self.messages, self.tokens = script, (), used
+    sampling = Sampling(1)
+
+    def __init__(self, max_turns: int, script: Sequence[str], box: Toolbox) -> None:
+        self.max_turns, self.max_tokens, self.box = max_turns, len(script), box
+        self.script, self.written = script, 0
+
+    def converse(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Conversation:
+        return _Scripted(self, messages)
+
+    def inert(self, text: str) -> str:
+        return text
+
+
+class _Scripted(Conversation):
+    """A history of a scripted agent, whose tokens are the texts written so far."""
+
+    def __init__(self, agent: _ScriptedAgent, messages: Sequence[Message]) -> None:
+        self._agent, self.messages, self.tokens = agent, (), agent.written
         self.tell(messages)
         self.opening: tuple[Message, ...] = tuple(messages)
 
     async def say(self, turn: int, sampling: Sampling) -> Reply:
-        text = self._script[turn]
+        text = self._agent.script[turn]
         self.messages += ({"role": "assistant", "content": text},)
-        self.tokens = turn + 1
+        self.tokens = self._agent.written = turn + 1
         return Reply(text)
 
     def tell(self, messages: Sequence[Message]) -> None:
