@@ -28,8 +28,10 @@ def check_sampling(samples: int | None, seed: int, temperature: float | None) ->
             f"temperature is {temperature!r:.80}; give 0 for greedy, or a number above"
         )
     if temperature == 0 and samples is not None:
-        same = f"temperature is 0, which is greedy, so {samples} samples would be one. Leave out"
-        raise RecipeError(f"{same} samples, or raise temperature.")
+        raise RecipeError(
+            f"temperature is 0, which is greedy, so {samples} samples would be one. Leave out "
+            "samples, or raise temperature."
+        )
 
 
 def ask(

@@ -97,10 +97,18 @@ def check_parts(module: Learns) -> None:
             "learning, give the sampler of messages to Rollout.play."
         )
     instance_of(Engine, "engine", module.engine)
-    adamw = "lambda parameters: AdamW(parameters, lr=1e-5)"
-    function_of("the parameters", "optimizer", module.optimizer, adamw)
-    cosine = "lambda optimizer: CosineAnnealingLR(optimizer, T_max=100)"
-    function_of("the optimiser", "scheduler", module.scheduler, cosine)
+    function_of(
+        "the parameters",
+        name="optimizer",
+        value=module.optimizer,
+        example="lambda parameters: AdamW(parameters, lr=1e-5)",
+    )
+    function_of(
+        "the optimiser",
+        name="scheduler",
+        value=module.scheduler,
+        example="lambda optimizer: CosineAnnealingLR(optimizer, T_max=100)",
+    )
 
 
 def check_settings(module: Learns) -> None:

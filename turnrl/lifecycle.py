@@ -203,10 +203,10 @@ class PolicyModule(L.LightningModule, ABC):
         if isinstance(norm, DTensor):
             norm = norm.full_tensor()
         if not norm.isfinite():
-            raise self._broken(f"the gradient's norm is {float(norm)}")
+            raise self._training_error(f"the gradient's norm is {float(norm)}")
         self.metrics.log({"train/grad_norm": Tally(float(norm), 1)})
 
-    def _broken(self, fault: str) -> TrainingError:
+    def _training_error(self, fault: str) -> TrainingError:
         iteration, step = self.position
         return TrainingError(
             f"{fault} at step {step} (iteration {iteration}). Lower the learning rate "
@@ -231,7 +231,7 @@ class PolicyModule(L.LightningModule, ABC):
             named = {"the policy's log-probabilities": scores.logprobs, "its values": scores.values}
             for name, numbers in named.items():
                 if not numbers.isfinite().all():
-                    raise self._broken(f"{name} are not finite")
+                    raise self._training_error(f"{name} are not finite")
         checkpoints.describe(checkpoint, self.policy, self.trainer.optimizers)
 
     def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:

@@ -359,7 +359,7 @@ class MTGRPO(PolicyModule):
             loss = loss + self.objective.value_coef * (value_losses * batch.weights).sum()
             sums["value_loss"] = value_losses.detach().sum()
         if not loss.isfinite():
-            raise self._broken(f"the loss is {float(loss.detach())}")
+            raise self._training_error(f"the loss is {float(loss.detach())}")
         sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
         if batch.old_logprobs is None:
             sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs).abs().sum()

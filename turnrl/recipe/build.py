@@ -303,7 +303,7 @@ def seed_of(value: int | None) -> int:
     return int(value)
 
 
-def prepare() -> None:
+def import_components() -> None:
     """Import the classes that a recipe may name, and silence warnings on which a user of turnrl
     cannot act."""
     for hook in KINDS:
@@ -322,7 +322,7 @@ def prepare() -> None:
 def make(invocation: Invocation) -> Built:
     """Let LightningCLI make what a recipe describes; see `build`."""
     contents = invocation.contents
-    prepare()
+    import_components()
     # the user's own classes may lie here, or beside the recipe
     import_from(Path.cwd(), *(Path(file).parent for file in invocation.files))
     for key in ("model", "data", "trainer"):  # jsonargparse would accept it in spite of the link

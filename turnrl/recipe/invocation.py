@@ -107,13 +107,15 @@ class Invocation:
         return RunPlace(
             command=self.command,
             name=self.name,
-            logger=self._loggers()[1],
+            logger=self._loggers[1],
             number=self.number,
             is_trial=trial,
             destination=self.destination,
         )
 
+    @cached_property
     def _loggers(self) -> tuple[Any, Editable]:
+        """The loggers, and the settings of the one that keeps the run's folder."""
         trainer = self.contents["trainer"]
         root = trainer.get("default_root_dir") or RUNS
         name = f"{self.name}{suffix_of(self.command)}"
@@ -121,7 +123,7 @@ class Invocation:
 
     def with_logger(self) -> "Invocation":
         """A copy with the logger that keeps the run's folder."""
-        trainer = {**self.contents["trainer"], "logger": self._loggers()[0]}
+        trainer = {**self.contents["trainer"], "logger": self._loggers[0]}
         return replace(self, contents={**self.contents, "trainer": trainer})
 
     def with_checkpoint(self) -> "Invocation":

@@ -14,7 +14,7 @@ from turnrl.checks import Plan
 from turnrl.errors import ArgumentTypeError, RecipeError, instance_of, kind_of
 from turnrl.module import MTGRPO
 from turnrl.recipe.agents import NamedAgent, find_agent
-from turnrl.recipe.build import explained, faults, import_from, prepare, seed_of
+from turnrl.recipe.build import explained, faults, import_components, import_from, seed_of
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import Contents, each_value, relocated
 from turnrl.recipe.moved import up_to_date
@@ -100,7 +100,7 @@ def _recipe_of(agent: NamedAgent, saved: Contents | None) -> Contents:
 
 def _made(recipe: Contents) -> MTGRPO:
     """The module that a recipe describes."""
-    prepare()
+    import_components()
     import_from(Path.cwd())
     model = recipe.get("model", {})
     if "class_path" not in model:
