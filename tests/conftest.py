@@ -8,6 +8,7 @@ import gc
 import logging
 import os
 import shutil
+import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
@@ -253,6 +254,14 @@ def _start_early(request: pytest.FixtureRequest) -> None:
 def locked_node(tmp_path_factory: pytest.TempPathFactory) -> Node:
     """A search server with a password and a certificate, which tests of one file kill and stop."""
     return _shared(tmp_path_factory, "locked-node", Node, *LOCKED)
+
+
+@pytest.fixture
+def ctrl_c():
+    """Ctrl-C interrupts, also where a shell started the tests in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(scope="module")

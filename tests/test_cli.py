@@ -24,8 +24,8 @@ from transformers import AutoModelForCausalLM
 
 import turnrl
 from commands import fails, save
+from rollouts import FORGETFUL
 from runs import TIMINGS
-from test_rollout import FORGETFUL
 from turnrl import PluginError, WorldError, cli, command_line, find_class, record
 from turnrl.cli import main
 from turnrl.recipe.bundled import find_recipe

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
-from contextlib import contextmanager
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 import torch
 
 from pages import pieces
+from rollouts import CALL, QUESTION, Brackets, Look
 from runs import module
-from test_rollout import QUESTION, Brackets, Look
 from turnrl import (
     ChatFormat,
     MessageSampler,
@@ -32,68 +29,7 @@ from turnrl.scoring import curves
 from turnrl_openai import Endpoint, EndpointError, EndpointServer
 from turnrl_rewards.qa import ExactMatch, ToolExecuted
 from turnrl_segmenters import ReAct
-
-CALL = '[look {"query": "x"}]'
-
-
-class Vendor(ThreadingHTTPServer):
-    """Speaks chat completions, streamed, and says what a function of the messages says: a text, or
-    a status to fail with."""
-
-    daemon_threads = True
-
-    def __init__(self, says):
-        super().__init__(("127.0.0.1", 0), Handler)
-        self.says, self.bodies, self.keys, self.broken = says, [], [], 0
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.server_port}/v1"
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        self.server.bodies.append(body)
-        self.server.keys.append(self.headers.get("authorization"))
-        said = self.server.says(body["messages"], len(self.server.bodies))
-        if isinstance(said, int):
-            told = json.dumps({"error": {"message": f"no: {self.server.keys[-1]}"}}).encode()
-            self.send_response(said)
-            self.send_header("content-length", str(len(told)))
-            self.end_headers()
-            self.wfile.write(told)
-            return
-        self.send_response(200)
-        self.send_header("content-type", "text/event-stream")
-        self.end_headers()
-        most = body["max_tokens"] * 3  # of its tokens each has three characters
-        try:
-            for i in range(0, min(len(said), most), 3):
-                self.event({"delta": {"content": said[i : min(i + 3, most)]}})
-            self.event({"delta": {}, "finish_reason": "length" if len(said) > most else "stop"})
-            self.wfile.write(b'data: {"choices": [], "usage": {}}\n\ndata: [DONE]\n\n')
-        except OSError:  # the client has read enough
-            self.server.broken += 1
-
-    def event(self, choice):
-        self.wfile.write(f"data: {json.dumps({'choices': [choice]})}\n\n".encode())
-
-    def log_message(self, *_):
-        pass
-
-
-@contextmanager
-def vendor(says):
-    server = Vendor(says)
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    try:
-        yield server
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+from vendors import Handler, vendor
 
 
 def endpoint(server, **settings):
@@ -201,7 +137,7 @@ def test_tools_that_a_template_would_describe_stand_in_the_system_message(tiny_m
     with vendor(says) as server:
         (trajectory,) = play(server, ChatFormat(policy.tokenizer), Rollout(ReAct(), [Look()]))
     assert trajectory.answer == "Paris"
-    system, user, assistant, told = server.bodies[1]["messages"]
+    system, user, assistant, result = server.bodies[1]["messages"]
     assert system["content"].startswith("Answer the question. You have 4 turns.")
     assert json.loads(system["content"].split("<tools>")[1].split("</tools>")[0]) == {
         "type": "function",
@@ -212,7 +148,7 @@ def test_tools_that_a_template_would_describe_stand_in_the_system_message(tiny_m
         },
     }
     assert (user["role"], assistant["content"]) == ("user", call)
-    assert told == {"role": "user", "content": "<tool_response>\nabout x\n</tool_response>"}
+    assert result == {"role": "user", "content": "<tool_response>\nabout x\n</tool_response>"}
 
 
 def test_a_server_that_is_away_for_a_moment_is_asked_again(chat):
@@ -238,17 +174,13 @@ def test_a_server_that_cannot_be_asked_is_named_without_the_key(chat, monkeypatc
 
 def test_what_is_no_chat_completion_is_named(chat, monkeypatch):
     monkeypatch.setattr(Handler, "event", lambda self, _: self.wfile.write(b"data: {}\n\n"))
-    with (
-        vendor(lambda *_: "=x") as server,
-        pytest.raises(
-            EndpointError, match=r"sent '{}', which is not an event of a chat completion"
-        ),
-    ):
+    message = r"sent '{}', which is not an event of a chat completion"
+    with vendor(lambda *_: "=x") as server, pytest.raises(EndpointError, match=message):
         play(server, chat)
 
 
-@pytest.mark.parametrize("said", ["", "=Pa"])
-def test_a_reply_that_the_server_withheld_is_no_wrong_answer(chat, monkeypatch, said):
+@pytest.mark.parametrize("reply", ["", "=Pa"])
+def test_a_reply_that_the_server_withheld_is_no_wrong_answer(chat, monkeypatch, reply):
     event = Handler.event
 
     def filtered(self, choice):
@@ -257,7 +189,7 @@ def test_a_reply_that_the_server_withheld_is_no_wrong_answer(chat, monkeypatch, 
 
     monkeypatch.setattr(Handler, "event", filtered)
     with (
-        vendor(lambda *_: said) as server,
+        vendor(lambda *_: reply) as server,
         pytest.raises(EndpointError, match=r"ended a reply with 'content_filter', .* Leave the"),
     ):
         play(server, chat)

@@ -20,8 +20,8 @@ import torch
 from gymnasium import spaces
 
 from commands import fails
+from rollouts import Look
 from runs import trainer
-from test_rollout import Look
 from turnrl import (
     MTGRPO,
     DataError,

@@ -16,14 +16,14 @@ import yaml
 
 from commands import fails, save
 from pages import pieces
-from test_endpoint import vendor
 from turnrl import Question, f1, normalize_answer, record
 from turnrl.cli import main
 from turnrl.run.runs import differences, experiments, open_runs
+from vendors import Handler, vendor
 
 ROOT = Path(__file__).parent.parent
 BRACKETS = (
-    "--model.rollout.segmenter=test_rollout.Brackets",
+    "--model.rollout.segmenter=rollouts.Brackets",
     "--model.rollout.tools=[worlds.Echo]",
     "--model.rollout.max_turn_tokens=64",
 )
@@ -397,8 +397,6 @@ def test_the_servers_may_stand_in_a_recipe_of_its_own(recipe, capitals, capsys):
     ],
 )
 def test_a_server_that_cannot_be_scored_is_named(recipe, capsys, monkeypatch, says, message):
-    from test_endpoint import Handler
-
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     if says is None:
 

@@ -18,10 +18,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
+from attempts import Calls, attempt, turn
+from rollouts import CALL, Brackets, Look, say
 from runs import adamw, column, data, last, module, rows, trainer, weights
-from test_rollout import Brackets, Look
-from test_scoring import Calls, attempt, turn
-from test_toolbox import ctrl_c  # noqa: F401 - a fixture
 from trajectories import ids_of
 from turnrl import (
     AdvantageEstimator,
@@ -50,6 +49,7 @@ from turnrl import (
     learning,
     on_loop,
     read_trajectories,
+    record,
     score_group,
 )
 from turnrl.experience import Collected, Experience
@@ -59,7 +59,6 @@ from turnrl.testing import ScriptedEngine
 from turnrl_estimators.valued import state_values, trees, with_state_values
 
 QUESTIONS = [Question(f"q{i}", f"Number {i}?", ("x",)) for i in range(2)]
-CALL = '[look {"query": "x"}]'
 
 
 class Copied(ForkableToolSession):
@@ -177,7 +176,7 @@ def test_a_tool_whose_sessions_cannot_be_copied_is_named(chat, lockstep):
             return ToolSession()
 
     rollout = Rollout(Brackets(), [Held()], lockstep=lockstep)
-    engine = ScriptedEngine(chat.tokenizer, lambda session, k: CALL)
+    engine = ScriptedEngine(chat.tokenizer, say(CALL, CALL, CALL))
     with pytest.raises(
         ToolError, match=r"keeps a ToolSession .* copied\. Make it a ForkableToolSession, or"
     ):
@@ -190,29 +189,28 @@ def test_probes_change_nothing_for_the_trajectories(tiny_model):
 
     it = module(tiny_model)
     it.policy.load()
-    engine, found = Slots(), []
+    engine, collections = Slots(), []
     engine.start(it.policy, it.rollout.max_tokens)
     for probes in (0, 2):
         engine.sync(probes)
-        found.append(it.rollout.begin(engine, it.chat, QUESTIONS, 3, (5,), probes).result())
-    (plain, none, _), (groups, tried, _) = found
-    assert [[t.sample.token_ids for t in some] for some in groups] == [
-        *([t.sample.token_ids for t in some] for some in plain)
-    ]
+        collections.append(it.rollout.begin(engine, it.chat, QUESTIONS, 3, (5,), probes).result())
+    (plain, none, _), (groups, branches, _) = collections
+    assert texts(groups) == texts(plain)
     assert none == [[], []]
-    said = [
-        [p.trajectory.sample.token_ids for p in some if not p.trajectory.begins] for some in tried
+    first = [
+        [p.trajectory.sample.token_ids for p in probes if not p.trajectory.begins]
+        for probes in branches
     ]
-    assert [len(some) for some in said] == [6, 6]
-    assert len({ids for some in said for ids in some}) > 6
+    assert [len(probes) for probes in first] == [6, 6]
+    assert len({ids for probes in first for ids in probes}) > 6
     # nor does a probe of a later turn say what its trajectory said
-    trunks = [(p, groups[q][p.member]) for q, some in enumerate(tried) for p in some]
     later = [
-        (p.trajectory.sample.token_ids, t.sample.token_ids)
-        for p, t in trunks
+        p.trajectory.sample.token_ids != groups[q][p.member].sample.token_ids
+        for q, probes in enumerate(branches)
+        for p in probes
         if p.trajectory.begins
     ]
-    assert sum(probe != trunk for probe, trunk in later) > len(later) / 2 > 0
+    assert sum(later) > len(later) / 2 > 0
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
@@ -221,7 +219,7 @@ def test_every_turn_of_every_probe_has_a_random_stream_of_its_own(chat, lockstep
     # of which takes the turns that are left
     groups, tried, engine, _ = explore(chat, lambda session, k: CALL, probes=2, lockstep=lockstep)
     assert [len(t.turns) for group in groups for t in group] == [3] * 4
-    assert [len(some) for some in tried] == [12, 12]
+    assert [len(probes) for probes in tried] == [12, 12]
     seeds = [sampling.seed for *_, sampling in engine.asked]
     assert len(seeds) == 4 * (3 + 2 * (3 + 2 + 1))
     assert len(set(seeds)) == len(seeds)
@@ -281,8 +279,7 @@ def test_an_estimator_with_probes_is_given_values_and_the_run_says_their_price(
     tiny_model, tmp_path
 ):
     estimator = ToGo(probes=2)
-    it = module(tiny_model, estimator=estimator)
-    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    it = learn(tiny_model, tmp_path, estimator=estimator)
     assert len(estimator.seen) == 4
     for group in estimator.seen:
         assert group.state_values.shape == group.turn_rewards.shape
@@ -292,14 +289,25 @@ def test_an_estimator_with_probes_is_given_values_and_the_run_says_their_price(
     collected = it.experience.collected
     learned = sum(len(advantages) for advantages in it.experience.advantages)
     assert collected.probe_tokens == collected.sampled - learned
-    assert {row["group"] for row in kept(tmp_path)} == {0, 1, 2, 3}
-    assert len(kept(tmp_path)) == 16  # probes are no part of the record
+    assert {row["group"] for row in recorded(tmp_path)} == {0, 1, 2, 3}
+    assert len(recorded(tmp_path)) == 16  # probes are no part of the record
 
 
-def kept(folder):
-    from turnrl import record
+def learn(model, folder, iterations=1, callbacks=(), **options):
+    """A module after so many iterations."""
+    it = module(model, **options)
+    trainer(folder, iterations, callbacks, limit_val_batches=0).fit(it, data())
+    return it
 
+
+def recorded(folder):
+    """The rows of the record of such a run."""
     return record.read(folder / "version_0", split="train")
+
+
+def texts(groups):
+    """What each member of each group sampled, as tokens."""
+    return [[t.sample.token_ids for t in group] for group in groups]
 
 
 def test_a_collection_with_another_seed_has_other_probes(tiny_model):
@@ -307,19 +315,18 @@ def test_a_collection_with_another_seed_has_other_probes(tiny_model):
 
     it = module(tiny_model)
     it.policy.load()
-    engine, found = Slots(), []
+    engine, collections = Slots(), []
     engine.start(it.policy, it.rollout.max_tokens)
     for seed in (5, 6, 5):
-        engine.sync(len(found))
-        tried = it.rollout.begin(engine, it.chat, QUESTIONS, 3, (seed,), 1).result().probes
-        found.append([[p.trajectory.sample.token_ids for p in some] for some in tried])
-    assert found[0] == found[2] != found[1]
+        engine.sync(len(collections))
+        probes = it.rollout.begin(engine, it.chat, QUESTIONS, 3, (seed,), 1).result().probes
+        collections.append(texts([p.trajectory for p in group] for group in probes))
+    assert collections[0] == collections[2] != collections[1]
 
 
 def test_a_tree_learns_from_its_branches_and_once_from_what_they_share(tiny_model, tmp_path):
     estimator = ToGo(probes=1, trains_probes=True)
-    it = module(tiny_model, estimator=estimator)
-    trainer(tmp_path, 1, [Recorder(None)], limit_val_batches=0).fit(it, data())
+    it = learn(tiny_model, tmp_path, callbacks=[Recorder(None)], estimator=estimator)
     for group in estimator.seen:
         assert group.parents[:4] == (0, 1, 2, 3)
         assert len(group.parents) == len(group.trajectories) > 4
@@ -344,13 +351,13 @@ def test_a_tree_learns_from_its_branches_and_once_from_what_they_share(tiny_mode
     assert column(tmp_path, "rollout/turns") == [pytest.approx(turns)]
     total = sum(float(g.totals[:4].sum()) for g in experience.groups) / 16
     assert column(tmp_path, "reward/total") == [pytest.approx(total)]
-    for row in kept(tmp_path):
+    for row in recorded(tmp_path):
         group = experience.groups[row["group"]]
         assert row["group_mean"] == pytest.approx(float(group.totals[:4].mean()), abs=1e-6)
         assert row["begins"] == group.trajectories[row["member"]].begins
-    for row, trajectory in zip(kept(tmp_path), experience.trajectories, strict=True):
-        for k, found in enumerate(row["turns"]):
-            assert (found["advantage"] is None) == (k < trajectory.begins)
+    for row, trajectory in zip(recorded(tmp_path), experience.trajectories, strict=True):
+        for k, turn_of_row in enumerate(row["turns"]):
+            assert (turn_of_row["advantage"] is None) == (k < trajectory.begins)
 
 
 def test_a_critic_learns_what_to_expect_at_a_rate_of_its_own(tiny_model, tmp_path):
@@ -363,7 +370,7 @@ def test_a_critic_learns_what_to_expect_at_a_rate_of_its_own(tiny_model, tmp_pat
     estimator = ToGo(critic=Critic(lr=0.5))
     it = module(tiny_model, estimator=estimator, objective=ClippedSurrogate(value_coef=0.5))
     it.rewards[:] = [Toll()]
-    run = trainer(tmp_path, 12, limit_val_batches=0)
+    run = trainer(tmp_path, 8, limit_val_batches=0)
     run.fit(it, data())
     policy, head = run.optimizers[0].param_groups
     assert (policy["lr"], head["lr"]) == (3e-3, 0.5)
@@ -387,9 +394,8 @@ def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
     torch.nn.init.normal_(it.policy.value_head.weight)
     groups = it.collector.score(it.collector.explore(QUESTIONS, 3, (1,)).trajectories)
     for group in groups:
-        for trajectory, values in zip(
-            group.trajectories, values_of(it, group.trajectories), strict=True
-        ):
+        scores = read_trajectories(group.trajectories, it.read)
+        for trajectory, values in zip(group.trajectories, (s.values for s in scores), strict=True):
             with torch.no_grad():
                 network = it.policy.network
                 states = network.model(input_ids=torch.tensor([trajectory.sample.token_ids]))[0][0]
@@ -475,12 +481,12 @@ def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level
         old_logprobs=torch.cat(old),
         returns=torch.cat(returns),
     )
-    found = it.loss(batch)[0]
+    loss = it.loss(batch)[0]
     streams = zip(advantages, returns, old, shares, strict=True)
     wanted = naive_step(
         it, trajectories, [[*map(tuple, s[:3]), float(s[3])] for s in streams], level
     )
-    assert float(found.detach()) == pytest.approx(float(wanted), abs=1e-5)
+    assert float(loss.detach()) == pytest.approx(float(wanted), abs=1e-5)
 
 
 def test_a_policy_may_get_a_critic_later_and_lose_it_again(tiny_model):
@@ -496,8 +502,7 @@ def test_a_policy_may_get_a_critic_later_and_lose_it_again(tiny_model):
 
 
 def test_a_critics_checkpoint_is_evaluated_without_one_and_trained_with_one(tiny_model, tmp_path):
-    it = module(tiny_model, estimator=ToGo(critic=Critic()))
-    trainer(tmp_path / "first", 1, limit_val_batches=0).fit(it, data())
+    it = learn(tiny_model, tmp_path / "first", estimator=ToGo(critic=Critic()))
     plain = module(tiny_model)
     done = {"ckpt_path": last(tmp_path / "first"), "weights_only": True}
     trainer(tmp_path / "eval", 1).validate(plain, data(), verbose=False, **done)
@@ -561,20 +566,20 @@ class Fussy(AdvantageEstimator):
         return group.reached.float() * (weights / group.reached.sum(1, keepdim=True))
 
 
-def test_groups_that_teach_nothing_are_sampled_anew_within_a_bound(tiny_model, tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("redraws", "patience", "asked", "redrawn"),
+    [(3, 6, 4 + 4 + 2, 6), (2, 99, 4 * 3, 8), (0, 2, 4, 0)],
+)
+def test_groups_that_teach_nothing_are_sampled_anew_within_a_bound(
+    tiny_model, tmp_path, caplog, redraws, patience, asked, redrawn
+):
     caplog.set_level(logging.INFO, "lightning.pytorch.utilities.rank_zero")
-    for redraws, patience, asked, redrawn in (
-        (3, 6, 4 + 4 + 2, 6),
-        (2, 99, 4 * 3, 8),
-        (0, 2, 4, 0),
-    ):
-        estimator = Fussy(patience)
-        it = module(tiny_model, estimator=estimator, redraws=redraws)
-        folder = tmp_path / f"{redraws}"
-        trainer(folder, 1, limit_val_batches=0).fit(it, data())
-        assert estimator.asked == asked
-        assert column(folder, "rollout/redrawn_groups") == [redrawn / 4]
-    assert "redrew 4 groups; 2 of them still teach nothing" in caplog.text
+    estimator = Fussy(patience)
+    learn(tiny_model, tmp_path, estimator=estimator, redraws=redraws)
+    assert estimator.asked == asked
+    assert column(tmp_path, "rollout/redrawn_groups") == [redrawn / 4]
+    message = "redrew 4 groups; 2 of them still teach nothing"
+    assert (message in caplog.text) == (redraws == 3)
 
 
 class Rare(OutcomeReward):
@@ -585,7 +590,7 @@ class Rare(OutcomeReward):
 
 
 @pytest.mark.slow
-def test_metrics_tell_of_questions_as_they_were_first_drawn(tiny_model, tmp_path, caplog):
+def test_metrics_are_of_the_first_draw_of_each_question(tiny_model, tmp_path):
     rows_of, paid_in_the_end = [], []
     for redraws in (0, 1, 3):
         it = module(
@@ -596,49 +601,38 @@ def test_metrics_tell_of_questions_as_they_were_first_drawn(tiny_model, tmp_path
         trainer(folder, 2, limit_val_batches=0).fit(it, data())
         rows_of.append(rows(folder))
         paid_in_the_end.append(sum(float(group.outcome.sum()) for group in it.experience.groups))
-    first_draw = [
+    plain, *redrawn = rows_of
+    first_draw = {
         name
-        for name in rows_of[0][0]
+        for name in [*plain[0], "train/findable"]
         if name.startswith(("reward/", "rollout/")) or name.removeprefix("train/") in CURVES
-    ]
-    first_draw = {*first_draw, "train/findable"} - {
-        *("rollout/sampled_tokens", "rollout/redrawn_groups", "rollout/probe_tokens")
     }
+    first_draw -= {"rollout/sampled_tokens", "rollout/redrawn_groups", "rollout/probe_tokens"}
     assert {"reward/total", "train/exact_match", "rollout/degenerate_groups"} <= first_draw
-    for one in rows_of[1:]:
-        for row, plain in zip(one, rows_of[0], strict=True):
-            assert {name: row[name] for name in first_draw} == {n: plain[n] for n in first_draw}
+    for metrics in redrawn:
+        for row, wanted in zip(metrics, plain, strict=True):
+            assert {n: row[n] for n in first_draw} == {n: wanted[n] for n in first_draw}
     # the case is worth the trouble: groups that are kept for their differences earn more
     assert paid_in_the_end[0] < paid_in_the_end[2]
-    left = [[float(row["train/degenerate_groups"]) for row in one] for one in rows_of]
-    assert left[0] == [float(row["rollout/degenerate_groups"]) for row in rows_of[0]]
+    left = [[float(row["train/degenerate_groups"]) for row in metrics] for metrics in rows_of]
+    assert left[0] == [float(row["rollout/degenerate_groups"]) for row in plain]
     assert sum(left[0]) > sum(left[1]) > sum(left[2])
 
 
-def test_a_run_is_not_said_to_learn_nothing_if_groups_that_teach_are_drawn_in_the_end(
-    tiny_model, tmp_path, caplog
-):
-    it = module(tiny_model, estimator=Fussy(4), redraws=1)
-    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
-    assert column(tmp_path, "rollout/degenerate_groups") == [1.0]
-    assert column(tmp_path, "train/degenerate_groups") == [0.0]
-    assert "nothing to learn from" not in caplog.text
-
-
-def test_a_redrawn_group_is_another_one(tiny_model, tmp_path):
-    groups, sampled = [], []
-    for redraws in (0, 1, 2):
-        it = module(tiny_model, estimator=Fussy(4 * redraws), redraws=redraws)
-        trainer(tmp_path / str(redraws), 1, limit_val_batches=0).fit(it, data())
-        groups.append(it.experience.groups)
-        sampled.append(
-            (it.experience.collected.sampled, sum(len(a) for a in it.experience.advantages))
-        )
-    for drawn in zip(*groups, strict=True):
+def test_a_redrawn_group_is_another_one(tiny_model, tmp_path, caplog):
+    runs = [
+        learn(tiny_model, tmp_path / str(n), estimator=Fussy(4 * n), redraws=n) for n in range(3)
+    ]
+    for drawn in zip(*(it.experience.groups for it in runs), strict=True):
         assert len({group.question.id for group in drawn}) == 1
         assert len({tuple(t.sample.token_ids for t in group.trajectories) for group in drawn}) == 3
     # all that was sampled counts, and what was thrown away is not learned from
-    assert sampled[2][0] == sum(learned for _, learned in sampled)
+    learned = [sum(len(a) for a in it.experience.advantages) for it in runs]
+    assert runs[2].experience.collected.sampled == sum(learned)
+    # every first draw taught nothing, and the run still learns
+    assert column(tmp_path / "1", "rollout/degenerate_groups") == [1.0]
+    assert column(tmp_path / "1", "train/degenerate_groups") == [0.0]
+    assert "nothing to learn from" not in caplog.text
 
 
 class Choosy(Fussy):
@@ -651,13 +645,14 @@ class Choosy(Fussy):
 def test_only_the_groups_that_teach_nothing_are_replaced_each_by_one_of_its_question(
     tiny_model, tmp_path
 ):
-    plain, chosen = (module(tiny_model, estimator=Choosy(0), redraws=n) for n in (0, 1))
-    for it, name in ((plain, "plain"), (chosen, "chosen")):
-        trainer(tmp_path / name, 1, limit_val_batches=0).fit(it, data())
-    pairs = list(zip(plain.experience.groups, chosen.experience.groups, strict=True))
-    assert all(one.question == other.question for one, other in pairs)
-    texts = [[[t.sample.token_ids for t in group.trajectories] for group in pair] for pair in pairs]
-    assert [one == other for one, other in texts] == [True, False, True, False]
+    plain, redrawn = (
+        learn(tiny_model, tmp_path / str(n), estimator=Choosy(0), redraws=n).experience.groups
+        for n in (0, 1)
+    )
+    assert [group.question for group in plain] == [group.question for group in redrawn]
+    before, after = (texts(group.trajectories for group in groups) for groups in (plain, redrawn))
+    same = [first == second for first, second in zip(before, after, strict=True)]
+    assert same == [True, False, True, False]
 
 
 def test_probes_of_groups_that_are_sampled_anew_are_counted(tiny_model, tmp_path):
@@ -667,9 +662,9 @@ def test_probes_of_groups_that_are_sampled_anew_are_counted(tiny_model, tmp_path
         def prepare(self, attempts, scorer):
             return state_values(attempts, scorer)
 
-    first, both = (module(tiny_model, estimator=Probing(4 * n), redraws=n) for n in (0, 1))
-    for it, name in ((first, "first"), (both, "both")):
-        trainer(tmp_path / name, 1, limit_val_batches=0).fit(it, data())
+    first, both = (
+        learn(tiny_model, tmp_path / str(n), estimator=Probing(4 * n), redraws=n) for n in (0, 1)
+    )
     once, twice = first.experience.collected, both.experience.collected
     again = twice.sampled - once.sampled - sum(len(a) for a in both.experience.advantages)
     assert twice.probe_tokens == once.probe_tokens + again > once.probe_tokens > 0
@@ -689,8 +684,7 @@ def test_branches_of_groups_that_are_sampled_anew_are_no_trajectories_of_theirs(
             self.asked += 1
             return group.reached.float() * (self.asked > self.patience)
 
-    it = module(tiny_model, estimator=Bushy(4), redraws=1)
-    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    it = learn(tiny_model, tmp_path, estimator=Bushy(4), redraws=1)
     assert all(len(group.trajectories) > len(group.trunks) for group in it.experience.groups)
     assert column(tmp_path, "rollout/redrawn_groups") == [1.0]
 
@@ -712,18 +706,16 @@ class Prepares(ToGo):
     Prepares(lambda groups: [1, 2, 3, 4]),
 ], ids=["some", "none", "other order", "no values", "no groups"])  # fmt: skip
 def test_what_an_estimator_prepares_is_checked(tiny_model, tmp_path, estimator):
-    it = module(tiny_model, estimator=estimator)
     with pytest.raises(PluginError, match=r"Prepares\.prepare "):
-        trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+        learn(tiny_model, tmp_path, estimator=estimator)
 
 
 def test_an_estimator_with_probes_has_to_say_what_they_are_for(tiny_model, tmp_path):
     class Wasteful(Fussy):
         probes = 1
 
-    it = module(tiny_model, estimator=Wasteful(0))
     with pytest.raises(PluginError, match=r"Wasteful has probes\. Define prepare"):
-        trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+        learn(tiny_model, tmp_path, estimator=Wasteful(0))
 
 
 def test_the_event_loop_of_collections_does_not_wait_for_itself():
@@ -748,16 +740,11 @@ class Gives(AdvantageEstimator):
         return self.credit
 
 
-def values_of(it, trajectories):
-    """The critic's values of each trajectory's sampled tokens."""
-    return [scores.values for scores in read_trajectories(trajectories, it.read)]
-
-
 def test_credit_by_turns_goes_to_the_sampled_tokens_of_each_turn():
     group = score_group([attempt(turn(tokens=3), turn(tokens=2)), attempt(turn(tokens=1))], [], 2)
     by_turns = Gives(torch.tensor([[2.0, -3.0], [5.0, 0.0]]))
-    given = assign_credit(group, by_turns).tokens
-    assert [row.tolist() for row in given] == [[2, 2, 2, -3, -3], [5]]
+    tokens = assign_credit(group, by_turns).tokens
+    assert [row.tolist() for row in tokens] == [[2, 2, 2, -3, -3], [5]]
 
 
 @pytest.mark.parametrize(("size", "degenerate"), [(0, True), (1e-8, True), (1e-3, False)])
@@ -770,9 +757,9 @@ def test_a_group_is_degenerate_if_its_advantages_are_zero_but_for_rounding(size,
 def test_credit_by_tokens_is_a_turns_mean_where_a_turn_is_asked_for():
     group = score_group([attempt(turn(tokens=3), turn(tokens=2)), attempt(turn(tokens=1))], [], 2)
     tokens = (torch.tensor([1.0, 2.0, 6.0, -1.0, -3.0]), torch.tensor([5.0]))
-    found = assign_credit(group, Gives(tokens))
-    assert found.turns.tolist() == [[3, -2], [5, 0]]
-    assert found.tokens == tokens
+    credit = assign_credit(group, Gives(tokens))
+    assert credit.turns.tolist() == [[3, -2], [5, 0]]
+    assert credit.tokens == tokens
 
 
 def test_explained_variance_is_of_what_the_critic_should_have_expected():
@@ -781,14 +768,14 @@ def test_explained_variance_is_of_what_the_critic_should_have_expected():
     values = (torch.tensor([0.0, 1.0]), torch.tensor([2.0, 1.0]))
     credit = assign_credit(group, Gives((torch.tensor([0.0, 0.0]), torch.tensor([0.0, 2.0]))))
     known = replace(group, token_values=values)
-    found = Experience(Collected((known,), 1.0, 0.0, 0, 0, 0), (credit,)).tallies([Calls()])
-    assert found["critic/explained_variance"].total / 2 == pytest.approx(1 - 1 / (5 / 3))
-    assert found["critic/bias"].total / 2 == pytest.approx(-0.5)
+    tallies = Experience(Collected((known,), 1.0, 0.0, 0, 0, 0), (credit,)).tallies([Calls()])
+    assert tallies["critic/explained_variance"].total / 2 == pytest.approx(1 - 1 / (5 / 3))
+    assert tallies["critic/bias"].total / 2 == pytest.approx(-0.5)
     same = assign_credit(group, Gives((torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0]))))
     nothing = replace(group, token_values=tuple(torch.zeros(2) for _ in same.tokens))
-    found = Experience(Collected((nothing,), 1.0, 0.0, 0, 0, 0), (same,)).tallies([Calls()])
-    assert found["critic/explained_variance"].total == 0  # of nothing
-    assert found["critic/bias"].total / 2 == -1
+    tallies = Experience(Collected((nothing,), 1.0, 0.0, 0, 0, 0), (same,)).tallies([Calls()])
+    assert tallies["critic/explained_variance"].total == 0  # of nothing
+    assert tallies["critic/bias"].total / 2 == -1
 
 
 def test_rewards_see_all_trajectories_before_any_is_scored(tiny_model, tmp_path):
@@ -895,7 +882,7 @@ def test_a_copy_that_is_being_made_when_another_trajectory_fails_is_closed(chat,
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_a_copy_that_is_being_made_at_ctrl_c_is_closed(chat, lockstep, ctrl_c):  # noqa: F811
+def test_a_copy_that_is_being_made_at_ctrl_c_is_closed(chat, lockstep, ctrl_c):
     keeps = Keeps()
 
     def interrupt():
@@ -903,7 +890,7 @@ def test_a_copy_that_is_being_made_at_ctrl_c_is_closed(chat, lockstep, ctrl_c): 
         os.kill(os.getpid(), signal.SIGINT)
 
     rollout = Rollout(Brackets(), [keeps], lockstep=lockstep)
-    engine = ScriptedEngine(chat.tokenizer, lambda session, k: CALL)
+    engine = ScriptedEngine(chat.tokenizer, say(CALL, CALL, CALL))
     watch = threading.Thread(target=interrupt)
     watch.start()
     with pytest.raises(KeyboardInterrupt):
@@ -921,7 +908,7 @@ def test_a_copy_that_takes_too_long_is_closed_when_it_comes(chat, kind):
             return type(self)(self.tool)
 
     keeps = Keeps(Plain, timeout_s=0.05)
-    engine = ScriptedEngine(chat.tokenizer, lambda session, k: CALL)
+    engine = ScriptedEngine(chat.tokenizer, say(CALL, CALL, CALL))
     with pytest.raises(ToolError, match=r"did not answer to fork within timeout_s = 0\.05"):
         Rollout(Brackets(), [keeps]).begin(engine, chat, QUESTIONS[:1], 1, (0,), probes=1).result()
     keeps.check_closed()
@@ -932,7 +919,7 @@ def test_a_copy_that_is_no_session_is_named(chat):
         def fork(self):
             Slow(self.tool).close()
 
-    engine = ScriptedEngine(chat.tokenizer, lambda session, k: CALL)
+    engine = ScriptedEngine(chat.tokenizer, say(CALL, CALL, CALL))
     rollout = Rollout(Brackets(), [Keeps(Forgets)])
     with pytest.raises(ToolError, match="gave None from fork; it gives a ToolSession"):
         rollout.begin(engine, chat, QUESTIONS, 2, (0,), probes=1).result()

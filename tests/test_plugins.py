@@ -14,8 +14,8 @@ import yaml
 
 import turnrl
 from commands import forget, save
+from rollouts import Brackets
 from runs import column, data, module, trainer
-from test_rollout import Brackets
 from trajectories import said, trajectory
 from turnrl import PluginError, assign_credit, record
 from turnrl.cli import main

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from test_rollout import Look
+from rollouts import Look
 from trajectories import ids_of, observed
 from turnrl import (
     ChatFormat,

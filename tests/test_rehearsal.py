@@ -17,8 +17,8 @@ import torch
 from jsonschema import Draft202012Validator
 from transformers import FalconConfig, GPT2Config, GPTNeoXConfig, LlamaConfig
 
+from counters import Counter
 from runs import data, module, rows, trainer, weights
-from test_toolbox import Counter
 from turnrl import (
     FunctionReward,
     Lora,

@@ -4,7 +4,6 @@ and whose fault a failure is."""
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import re
 import threading
@@ -14,17 +13,16 @@ from itertools import pairwise
 
 import pytest
 
+from rollouts import CALL, FORGETFUL, QUESTION, Brackets, Look, collect, encoded, play_one, say
 from trajectories import ids_of, observed
 from turnrl import (
     ChatFormat,
     DataError,
     PluginError,
     Policy,
-    Question,
     Reading,
     RecipeError,
     Rollout,
-    Segmenter,
     Tool,
     ToolCall,
     ToolError,
@@ -35,75 +33,6 @@ from turnrl.agent.batches import MAX_RESULT_CHARACTERS
 from turnrl.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
 from turnrl_rewards.qa import AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
-
-QUESTION = Question("q1", "What is the capital of France?", ("Paris",))
-
-
-class Brackets(Segmenter):
-    """[name {json}] calls a tool, =text answers; a scheme unlike the bundled ones."""
-
-    stop = ("]",)
-    tags = ("result",)
-
-    def __init__(self, max_turns: int = 3) -> None:
-        self.max_turns = max_turns
-
-    def prompt(self, question, tools):
-        return [{"role": "user", "content": question.text}]
-
-    def read(self, text, turn, cut):
-        if cut:
-            return Reading(format_error="cut short")
-        if text.startswith("="):
-            return Reading(answer=text[1:])
-        calls = []
-        for part in text.split(";"):
-            name, _, body = part.strip("[]").partition(" ")
-            try:
-                arguments = dict(json.loads(body))
-                calls.append(ToolCall(name, arguments, None if name else "no name"))
-            except (ValueError, TypeError, RecursionError) as error:
-                calls.append(ToolCall("", error=f"bad JSON: {error}"))
-        return Reading(tuple(calls))
-
-    def observe(self, reading, results):
-        shown = [f"<result>{r.content}</result>" for r in results]
-        return [{"role": "user", "content": "".join(shown) or "call or answer"}]
-
-
-class Look(Tool):
-    name = "look"
-    description = "Looks things up."
-    parameters = {
-        "type": "object",
-        "properties": {"query": {"type": "string"}},
-        "required": ["query"],
-        "additionalProperties": False,
-    }
-
-    def __init__(self, reply=lambda query: f"about {query}", timeout_s=5.0):
-        self.reply = reply
-        self.timeout_s = timeout_s
-        self.batches = []
-
-    def run(self, calls):
-        self.batches.append([c.arguments["query"] for c in calls])
-        return [ToolResult(self.reply(c.arguments["query"])) for c in calls]
-
-
-def collect(rollout, chat, says, questions=(QUESTION,), group_size=1):
-    engine = ScriptedEngine(chat.tokenizer, says)
-    return rollout.play(engine, chat, questions, group_size, (0,)), engine
-
-
-def one(rollout, chat, says):
-    """The only trajectory of the only question."""
-    (((trajectory,),), _) = collect(rollout, chat, says)
-    return trajectory
-
-
-def encoded(chat, text):
-    return chat.tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def tokens(chat, text):
@@ -116,10 +45,6 @@ def paid(trajectory, *more):
     rewards = {type(r): r for r in (ToolExecuted(), AnswerRetrieved(), *more)}.values()
     group = score_group([trajectory], list(rewards), len(trajectory.turns))
     return group.turn_rewards[0].double().round(decimals=6).tolist()
-
-
-def say(*texts):
-    return lambda session, turn: texts[turn]
 
 
 def test_a_trajectory_is_exactly_what_was_sampled_and_appended(chat):
@@ -150,32 +75,17 @@ def test_a_trajectory_is_exactly_what_was_sampled_and_appended(chat):
     assert chat.tokenizer.decode(observed(trajectory, 0)).startswith("<|im_end|>")
 
 
-def test_the_transcript_is_what_the_chat_template_renders(chat):
-    groups, _ = collect(Rollout(Brackets(), [Look()]), chat, say('[look {"query": "x"}]', "=Paris"))
-    trajectory = groups[0][0]
-    rendered = chat.tokenizer.apply_chat_template(
-        [
-            {"role": "user", "content": QUESTION.text},
-            {"role": "assistant", "content": trajectory.turns[0].text},
-            {"role": "user", "content": "<result>about x</result>"},
-        ],
-        tokenize=False,
-        add_generation_prompt=True,
-    )
-    assert chat.tokenizer.decode(trajectory.sample.token_ids) == rendered + trajectory.turns[1].text
-
-
 def test_a_sampled_end_of_turn_is_not_repeated(chat):
-    said = '[look {"query": "x"}]<|im_end|>'
-    groups, _ = collect(Rollout(Brackets(), [Look()]), chat, say(said, "=Paris<|im_end|>"))
-    trajectory = groups[0][0]
-    assert trajectory.turns[0].text == '[look {"query": "x"}]'
-    assert chat.tokenizer.decode(trajectory.sample.token_ids).count("<|im_end|>") == 4
-    assert "<|im_end|><|im_end|>" not in chat.tokenizer.decode(trajectory.sample.token_ids)
+    says = say(f"{CALL}<|im_end|>", "=Paris<|im_end|>")
+    trajectory = play_one(Rollout(Brackets(), [Look()]), chat, says)
+    assert trajectory.turns[0].text == CALL
+    text = chat.tokenizer.decode(trajectory.sample.token_ids)
+    assert text.count("<|im_end|>") == 4
+    assert "<|im_end|><|im_end|>" not in text
 
 
 @pytest.mark.parametrize(
-    ("said", "reply"),
+    ("text", "reply"),
     [
         ("[look not json]", "bad JSON"),
         ('[peek {"query": "x"}]', "no tool 'peek'; there is look"),
@@ -183,20 +93,20 @@ def test_a_sampled_end_of_turn_is_not_repeated(chat):
         ('[look {"wrong": "x"}]', "'query' is a required property"),
     ],
 )
-def test_a_mistake_of_the_policy_is_read_by_the_policy(chat, said, reply):
+def test_a_mistake_of_the_policy_is_read_by_the_policy(chat, text, reply):
     tool = Look()
-    groups, _ = collect(Rollout(Brackets(), [tool]), chat, say(said, "=Paris"))
-    (result,) = groups[0][0].turns[0].results
+    trajectory = play_one(Rollout(Brackets(), [tool]), chat, say(text, "=Paris"))
+    (result,) = trajectory.turns[0].results
     assert not result.ok
     assert reply in result.content
-    assert reply in chat.tokenizer.decode(observed(groups[0][0], 0))
+    assert reply in chat.tokenizer.decode(observed(trajectory, 0))
     assert tool.batches == []
 
 
 def test_calls_of_one_turn_and_of_other_trajectories_leave_as_one_batch(chat):
     tool = Look()
-    said = '[look {"query": "a"}];[look {"query": "b"}]'
-    groups, _ = collect(Rollout(Brackets(), [tool]), chat, say(said, "=x"), group_size=3)
+    calls = '[look {"query": "a"}];[look {"query": "b"}]'
+    groups, _ = collect(Rollout(Brackets(), [tool]), chat, say(calls, "=x"), group_size=3)
     assert tool.batches == [["a", "b"] * 3]
     assert [r.content for r in groups[0][2].turns[0].results] == ["about a", "about b"]
 
@@ -215,7 +125,7 @@ def test_tools_run_while_others_still_generate(chat):
         return "=late"
 
     def says(session, turn):
-        return slow() if session == 0 else ('[look {"query": "x"}]', "=early")[turn]
+        return slow() if session == 0 else (CALL, "=early")[turn]
 
     for lockstep in (True, False):
         answered.clear()
@@ -230,22 +140,18 @@ def test_in_lockstep_the_next_turn_waits_for_the_slowest_tool_and_keeps_the_orde
         time.sleep(0.05 if query == "0" else 0)
         return query
 
-    class OneByOne(Look):
-        def run(self, calls):
-            return super().run(calls)
-
     def says(session, turn):
         return (
             (f'[look {{"query": "{session}"}}]', f"={session}")[turn] if session < 3 else "=at once"
         )
 
-    groups, engine = collect(Rollout(Brackets(), [OneByOne(reply)]), chat, says, group_size=4)
+    groups, engine = collect(Rollout(Brackets(), [Look(reply)]), chat, says, group_size=4)
     assert [number for number, *_ in engine.asked] == [0, 1, 2, 3, 0, 1, 2]
     assert [t.answer for t in groups[0]] == ["0", "1", "2", "at once"]
 
 
 @pytest.mark.parametrize(
-    ("capacity", "most", "order"),
+    ("capacity", "at_once", "waves"),
     # two whole groups of 3 at once; one; no more than two trajectories of one; and one at a time
     [
         (7, 6, "012345 678"),
@@ -254,35 +160,34 @@ def test_in_lockstep_the_next_turn_waits_for_the_slowest_tool_and_keeps_the_orde
         (1, 1, "0 1 2 3 4 5 6 7 8"),
     ],
 )
-def test_no_more_trajectories_are_under_way_than_the_engine_holds(chat, capacity, most, order):
-    for lockstep in (True, False):
-        under_way, at_once = set(), []
+@pytest.mark.parametrize("lockstep", [True, False])
+def test_no_more_trajectories_are_under_way_than_the_engine_holds(
+    chat, capacity, at_once, waves, lockstep
+):
+    under_way, counts = set(), []
 
-        def says(session, turn):
-            under_way.add(session)  # noqa: B023
-            at_once.append(len(under_way))  # noqa: B023
-            if turn == 1:
-                under_way.discard(session)  # noqa: B023
-            return ('[look {"query": "x"}]', f"={session}")[turn]
+    def says(session, turn):
+        under_way.add(session)
+        counts.append(len(under_way))
+        if turn == 1:
+            under_way.discard(session)
+        return (CALL, f"={session}")[turn]
 
-        engine = ScriptedEngine(chat.tokenizer, says)
-        engine.capacity = capacity
-        questions = [replace(QUESTION, id=f"q{i}") for i in range(3)]
-        rollout = Rollout(Brackets(), [Look()], lockstep=lockstep)
-        groups = rollout.play(engine, chat, questions, 3, (0,))
-        assert [t.answer for group in groups for t in group] == [str(i) for i in range(9)]
-        assert [t.question.id for group in groups for t in group] == ["q0"] * 3 + ["q1"] * 3 + [
-            "q2"
-        ] * 3
-        asked = [number for number, *_ in engine.asked]
-        if lockstep:
-            waves = [[int(i) for i in wave] for wave in order.split()]
-            assert asked == [i for wave in waves for _ in range(2) for i in wave]
-            assert max(at_once) == most
-        else:
-            # the next begins when one ends, of whatever group
-            assert max(at_once) == min(capacity, 9)
-        assert not engine.open_sessions
+    engine = ScriptedEngine(chat.tokenizer, says)
+    engine.capacity = capacity
+    questions = [replace(QUESTION, id=f"q{i}") for i in range(3)]
+    rollout = Rollout(Brackets(), [Look()], lockstep=lockstep)
+    groups = rollout.play(engine, chat, questions, 3, (0,))
+    assert [t.answer for group in groups for t in group] == [str(i) for i in range(9)]
+    assert [[t.question.id for t in group] for group in groups] == [[q.id] * 3 for q in questions]
+    asked = [number for number, *_ in engine.asked]
+    if lockstep:
+        assert asked == [int(i) for wave in waves.split() for i in wave * 2]
+        assert max(counts) == at_once
+    else:
+        # the next begins when one ends, of whatever group
+        assert max(counts) == min(capacity, 9)
+    assert not engine.open_sessions
 
 
 @pytest.mark.parametrize(
@@ -291,7 +196,7 @@ def test_no_more_trajectories_are_under_way_than_the_engine_holds(chat, capacity
     [(8, [1, 8, 16, 20]), (4, [1, 4, 8, 12, 16, 20])],
 )
 def test_groups_stay_whole_once_there_is_room_for_them(chat, capacity, ends):
-    engine = ScriptedEngine(chat.tokenizer, lambda session, k: ('[look {"query": "x"}]', "=x")[k])
+    engine = ScriptedEngine(chat.tokenizer, lambda session, k: (CALL, "=x")[k])
     engine.capacity = 1
     ask = engine.says
 
@@ -308,7 +213,7 @@ def test_groups_stay_whole_once_there_is_room_for_them(chat, capacity, ends):
 
 
 def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
-    engine = ScriptedEngine(chat.tokenizer, lambda session, k: ('[look {"query": "x"}]', "=x")[k])
+    engine = ScriptedEngine(chat.tokenizer, lambda session, k: (CALL, "=x")[k])
     engine.capacity = 15  # of three turns with two branches each: two trajectories with theirs
     questions, open_at_once = [replace(QUESTION, id=f"q{i}") for i in range(2)], []
     ask = engine.says
@@ -318,10 +223,10 @@ def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
     )[1]
     rollout = Rollout(Brackets(), [Look()])
     assert rollout.places.at_once(engine, 2) == 2
-    groups, tried, _ = rollout.begin(engine, chat, questions, 2, (0,), 2).result()
+    groups, probes_of_groups, _ = rollout.begin(engine, chat, questions, 2, (0,), 2).result()
     assert max(open_at_once) <= engine.capacity
     assert [len(group) for group in groups] == [2, 2]
-    assert [len(some) for some in tried] == [8, 8]
+    assert [len(probes) for probes in probes_of_groups] == [8, 8]
     # two trajectories begin, and then their branches; the other two begin when all these have ended
     assert [number for number, *_ in engine.asked[:6]] == [0, 1, 2, 3, 4, 5]
 
@@ -346,7 +251,7 @@ def test_a_collection_in_waves_over_little_memory_is_the_one_over_much(tiny_mode
     policy.load()
     chat = ChatFormat(policy.tokenizer)
     questions = [replace(QUESTION, id=f"q{i}", text=f"Number {i}?") for i in range(4)]
-    found = []
+    collections = []
     for kv_memory, lockstep in (("auto", True), ("200KB", True), ("200KB", False), ("70KB", True)):
         rollout = Rollout(
             Brackets(), [Look()], max_tokens=120, max_turn_tokens=12, lockstep=lockstep
@@ -354,22 +259,22 @@ def test_a_collection_in_waves_over_little_memory_is_the_one_over_much(tiny_mode
         engine = Slots(kv_memory=kv_memory)
         engine.start(policy, rollout.max_tokens)
         engine.sync(1)
-        groups, tried, _ = rollout.begin(engine, chat, questions, 3, (5,), 1).result()
-        found.append(
+        groups, probes_of_groups, _ = rollout.begin(engine, chat, questions, 3, (5,), 1).result()
+        collections.append(
             [
                 [[t.sample.token_ids for t in group] for group in groups],
-                [len(some) for some in tried],
+                [len(probes) for probes in probes_of_groups],
             ]
         )
         assert kv_memory == "auto" or engine.pool.bytes <= float(kv_memory[:-2]) * 1e3
     assert engine.capacity == 1
-    assert found[0] == found[1] == found[2] == found[3]
+    assert collections[0] == collections[1] == collections[2] == collections[3]
 
 
 def test_a_trajectory_stops_at_its_last_turn_whose_calls_are_not_run(chat):
     tool = Look()
     calls = say(*['[look {"query": "Paris"}]'] * 3)
-    trajectory = one(Rollout(Brackets(3), [tool]), chat, calls)
+    trajectory = play_one(Rollout(Brackets(3), [tool]), chat, calls)
     assert (len(trajectory.turns), trajectory.ended_by, trajectory.answer) == (3, "turns", None)
     # the last call was attempted, and nobody would have read its result
     assert tool.batches == [["Paris"], ["Paris"]]
@@ -383,7 +288,7 @@ def test_a_trajectory_stops_at_its_last_turn_whose_calls_are_not_run(chat):
 def test_a_turn_cut_by_length_answers_nothing_and_its_calls_are_not_run(chat):
     tool = Look()
     long = "=The capital of France is Paris"
-    trajectory = one(Rollout(Brackets(), [tool], max_turn_tokens=3), chat, say(long))
+    trajectory = play_one(Rollout(Brackets(), [tool], max_turn_tokens=3), chat, say(long))
     (turn,) = trajectory.turns
     assert turn.text == chat.cut(long, 3) != long
     assert (turn.cut, turn.results, observed(trajectory, 0)) == (True, (), ())
@@ -393,7 +298,7 @@ def test_a_turn_cut_by_length_answers_nothing_and_its_calls_are_not_run(chat):
     # the calls that are whole in what was cut are no exception, for a scheme that reads them
     calls = ";".join(['[look {"query": "a"}]'] * 9)
     budget = tokens(chat, ";".join(['[look {"query": "a"}]'] * 2)) + 2
-    trajectory = one(Rollout(Hasty(), [tool], max_turn_tokens=budget), chat, say(calls))
+    trajectory = play_one(Rollout(Hasty(), [tool], max_turn_tokens=budget), chat, say(calls))
     (turn,) = trajectory.turns
     assert len(turn.reading.calls) >= 2
     assert (turn.cut, turn.results, trajectory.ended_by) == (True, (), "length")
@@ -402,9 +307,9 @@ def test_a_turn_cut_by_length_answers_nothing_and_its_calls_are_not_run(chat):
 
 
 def test_a_turn_that_ends_by_itself_is_not_cut(chat):
-    said = "=Paris"
-    rollout = Rollout(Brackets(), [], max_turn_tokens=tokens(chat, said))
-    trajectory = one(rollout, chat, say(said))
+    answer = "=Paris"
+    rollout = Rollout(Brackets(), [], max_turn_tokens=tokens(chat, answer))
+    trajectory = play_one(rollout, chat, say(answer))
     assert (trajectory.turns[0].cut, trajectory.answer) == (False, "Paris")
 
 
@@ -421,13 +326,13 @@ def test_a_trajectory_stops_when_it_runs_out_of_tokens(chat):
     markup = tokens(chat, "<|im_end|>\n<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n")
     result = "<result>about Paris</result>"
     enough = prompt + tokens(chat, call) + markup + tokens(chat, result) + 1
-    whole = one(Rollout(Brackets(), [Look()], max_tokens=enough), chat, say(call, "=Paris"))
+    whole = play_one(Rollout(Brackets(), [Look()], max_tokens=enough), chat, say(call, "=Paris"))
     assert (len(whole.turns), whole.ended_by) == (2, "length")
     assert whole.tokens == enough
     assert paid(whole) == [0.7, 0.0]
     # with one token less there is no turn that could read the result: the call was in vain
     tool = Look()
-    short = one(Rollout(Brackets(), [tool], max_tokens=enough - 1), chat, say(call, "=Paris"))
+    short = play_one(Rollout(Brackets(), [tool], max_tokens=enough - 1), chat, say(call, "=Paris"))
     assert tool.batches == [["Paris"]]
     (turn,) = short.turns
     assert (turn.results, observed(short, 0), turn.cut) == ((), (), False)
@@ -451,24 +356,24 @@ class Mender(Brackets):
 
 def test_a_mended_call_is_run_and_read_and_not_paid_for(chat):
     tool = Look()
-    said = '[look {"query": "Paris"]'
-    trajectory = one(Rollout(Mender(), [tool]), chat, say(said, "=Paris"))
+    call = '[look {"query": "Paris"]'
+    trajectory = play_one(Rollout(Mender(), [tool]), chat, say(call, "=Paris"))
     assert tool.batches == [["Paris"]]
     assert trajectory.turns[0].results == (ToolResult("about Paris", ok=False),)
     assert "about Paris" in chat.tokenizer.decode(observed(trajectory, 0))
     assert paid(trajectory) == [0.0, 0.0]
     group = score_group([trajectory], [WellFormed()])
     assert group.outcome.tolist() == pytest.approx([0.2])  # for the answer, one turn of two
-    found = curves(trajectory)
-    assert [found[name] for name in ("tool_execution", "answer_in_results", "format")] == [0] * 3
+    scores = curves(trajectory)
+    assert [scores[name] for name in ("tool_execution", "answer_in_results", "format")] == [0] * 3
 
 
 def test_calls_beyond_the_most_of_a_turn_are_answered_and_not_run(chat):
     tool = Look()
-    said = ";".join(f'[look {{"query": "{i}"}}]' for i in range(40))
+    calls = ";".join(f'[look {{"query": "{i}"}}]' for i in range(40))
     room = {"max_turn_tokens": 2000, "max_tokens": 8000}
     rollout = Rollout(Brackets(), [tool], max_calls_per_turn=5, **room)
-    trajectory = one(rollout, chat, say(said, "=x"))
+    trajectory = play_one(rollout, chat, say(calls, "=x"))
     results = trajectory.turns[0].results
     assert len(results) == len(trajectory.turns[0].reading.calls) == 40
     assert tool.batches == [["0", "1", "2", "3", "4"]]
@@ -477,31 +382,32 @@ def test_calls_beyond_the_most_of_a_turn_are_answered_and_not_run(chat):
     # 5 of 40 calls succeeded
     assert paid(trajectory, AnswerRetrieved(0)) == [pytest.approx(0.2 * 5 / 40), 0.0]
     tool.batches.clear()
-    one(Rollout(Brackets(), [tool], **room), chat, say(said, "=x"))
+    play_one(Rollout(Brackets(), [tool], **room), chat, say(calls, "=x"))
     assert [len(batch) for batch in tool.batches] == [8]
 
 
-def test_a_prompt_that_leaves_no_room_names_the_question(chat):
-    with pytest.raises(DataError, match=r"question 'q1' makes a prompt of .* tokens"):
-        collect(Rollout(Brackets(), [], max_tokens=8), chat, say("=x"))
-
-
 def test_a_prompt_leaves_room_for_a_token_at_least(chat):
-    prompt = len(one(Rollout(Brackets(), []), chat, say("=x")).sample.prompt_ids)
-    assert one(Rollout(Brackets(), [], max_tokens=prompt + 1), chat, say("=x")).ended_by == "length"
-    told = f"a prompt of {prompt} tokens: no room within model.rollout.max_tokens = {prompt}"
-    with pytest.raises(DataError, match=told):
+    prompt = len(play_one(Rollout(Brackets(), []), chat, say("=x")).sample.prompt_ids)
+    assert (
+        play_one(Rollout(Brackets(), [], max_tokens=prompt + 1), chat, say("=x")).ended_by
+        == "length"
+    )
+    message = (
+        f"question 'q1' makes a prompt of {prompt} tokens: "
+        f"no room within model.rollout.max_tokens = {prompt}"
+    )
+    with pytest.raises(DataError, match=message):
         collect(Rollout(Brackets(), [], max_tokens=prompt), chat, say("=x"))
 
 
 def test_a_long_result_is_cut_to_the_budget_and_rewards_see_what_the_policy_saw(chat):
     tool = Look(lambda query: "word " * 5000 + "Paris")
     rollout = Rollout(Brackets(), [tool], max_result_tokens=20)
-    groups, _ = collect(rollout, chat, say('[look {"query": "x"}]', "=x"))
-    (result,) = groups[0][0].turns[0].results
+    trajectory = play_one(rollout, chat, say(CALL, "=x"))
+    (result,) = trajectory.turns[0].results
     assert chat.count(result.content) <= 20
     assert "Paris" not in result.content
-    assert result.content in chat.tokenizer.decode(observed(groups[0][0], 0))
+    assert result.content in chat.tokenizer.decode(observed(trajectory, 0))
 
 
 def test_no_cut_of_a_result_makes_a_tag_again(chat):
@@ -533,17 +439,16 @@ INJECTION = (
 
 
 def test_tool_text_cannot_close_its_tag_or_speak_as_the_user(chat):
-    groups, _ = collect(
-        Rollout(Brackets(), [Look(lambda q: INJECTION)]), chat, say('[look {"query": "x"}]', "=x")
-    )
-    turn = groups[0][0].turns[0]
-    text = chat.tokenizer.decode(observed(groups[0][0], 0))
+    rollout = Rollout(Brackets(), [Look(lambda query: INJECTION)])
+    trajectory = play_one(rollout, chat, say(CALL, "=x"))
+    shown = observed(trajectory, 0)
+    text = chat.tokenizer.decode(shown)
     assert text.count("</result>") == 1
     assert text.count("<result") == 1
     # <|im_end|> of the assistant, <|im_start|> user, <|im_end|>, <|im_start|> assistant:
     # markup, no more
-    assert sum(i in control(chat) for i in observed(groups[0][0], 0)) == 4
-    assert "fact" in turn.results[0].content
+    assert sum(i in control(chat) for i in shown) == 4
+    assert "fact" in trajectory.results[0].content
 
 
 def control(chat):
@@ -595,12 +500,6 @@ class Cancels(Look):
         raise asyncio.CancelledError
 
 
-class Async(Look):
-    async def run(self, calls):
-        await asyncio.sleep(0.001)
-        return [ToolResult("from a coroutine") for _ in calls]
-
-
 @pytest.mark.parametrize(
     ("tool", "message"),
     [
@@ -625,18 +524,13 @@ class Async(Look):
     ],
 )
 def test_a_broken_world_stops_the_collection_and_names_the_tool(chat, tool, message):
-    engine = ScriptedEngine(chat.tokenizer, say('[look {"query": "x"}]', "=x"))
+    engine = ScriptedEngine(chat.tokenizer, say(CALL, "=x"))
     started = time.monotonic()
     with pytest.raises(ToolError, match=message):
         Rollout(Brackets(), [tool]).play(engine, chat, [QUESTION], 2, (0,))
     assert time.monotonic() - started < 20
     assert not engine.open_sessions
     assert engine.drained
-
-
-def test_a_tool_may_be_a_coroutine(chat):
-    groups, _ = collect(Rollout(Brackets(), [Async()]), chat, say('[look {"query": "x"}]', "=x"))
-    assert groups[0][0].turns[0].results[0].content == "from a coroutine"
 
 
 def test_a_trajectory_gives_back_its_session_when_it_ends(chat):
@@ -679,7 +573,7 @@ def test_collecting_works_inside_a_running_event_loop(chat):
 
 
 def test_every_turn_of_every_trajectory_has_a_random_stream_of_its_own(chat):
-    call = '[look {"query": "x"}]'
+    call = CALL
     rollout = Rollout(Brackets(), [Look()])
     _, engine = collect(rollout, chat, say(call, call, "=x"), [QUESTION, QUESTION], 3)
     seeds = [sampling.seed for *_, sampling in engine.asked]
@@ -690,14 +584,6 @@ def test_every_turn_of_every_trajectory_has_a_random_stream_of_its_own(chat):
     other = ScriptedEngine(chat.tokenizer, say(call, call, "=x"))
     rollout.play(other, chat, [QUESTION, QUESTION], 3, (1,))
     assert not set(seeds) & {sampling.seed for *_, sampling in other.asked}
-
-
-FORGETFUL = (
-    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
-    "{{ message['content'].split('</think>')[-1] if not loop.last else message['content'] }}"
-    "<|im_end|>\n"
-    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 
 
 def test_a_template_that_forgets_is_refused(tiny_model, tmp_path):

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from trajectories import said, trajectory
+from attempts import Calls, attempt, turn
 from turnrl import (
     AdvantageEstimator,
     ArgumentTypeError,
@@ -17,8 +17,6 @@ from turnrl import (
     OutcomeReward,
     PluginError,
     Question,
-    Reading,
-    ToolCall,
     ToolResult,
     TurnLevel,
     TurnReward,
@@ -32,30 +30,10 @@ from turnrl.scoring import (
     score_group,
 )
 
-QUESTION = Question("q", "The capital?", ("Paris",))
-CALL = ToolCall("search", {"query": "capital"})
-
-
-def turn(calls=0, results=(), answer=None, error=None, tokens=2):
-    reading = Reading((CALL,) * calls, answer, error)
-    return said("", (7,) * tokens, (-0.5,) * tokens, reading, tuple(results))
-
-
-def attempt(*turns, stop="turns"):
-    return trajectory(QUESTION, (1, 2, 3), turns, stop)
-
-
 GOOD, BAD = ToolResult("Paris is large."), ToolResult("no index Paris", ok=False)
 SEARCHED = attempt(turn(1, [GOOD]), turn(answer="Paris"), stop="answer")
 GUESSED = attempt(turn(answer="Rome"), stop="answer")
 FAILED = attempt(turn(1, [BAD]), turn(error="no answer"))
-
-
-class Calls(TurnReward):
-    """0.1 for each call of the turn, and its number."""
-
-    def score(self, trajectory, turn):
-        return 0.1 * len(trajectory.turns[turn].reading.calls) + turn
 
 
 class Answers(OutcomeReward):
@@ -150,9 +128,7 @@ def test_an_estimator_that_breaks_its_contract_is_the_plugins_fault():
 )
 def test_the_four_curves_of_a_trajectory(whole, expected):
     assert tuple(curves(whole).values()) == expected
-    assert list(curves(whole)) == [
-        *("exact_match", "tool_execution", "answer_in_results", "format")
-    ]
+    assert [*curves(whole)] == ["exact_match", "tool_execution", "answer_in_results", "format"]
 
 
 def test_a_collection_is_watched_by_sums_over_its_trajectories():
@@ -181,12 +157,12 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
     assert {figure.count for figure in figures.values()} == {6}
     # a process without a question has the same names, as the others wait for its sums
     assert group_tallies([], rewards).keys() == figures.keys()
-    found = experience.tallies(rewards)
-    assert found["train/format"] == figures["format"]
-    assert found["reward/total"] == figures["reward/total"]
-    assert found["rollout/seconds"] == Tally(1.0, 1)
-    assert found["rollout/scoring_seconds"] == Tally(3.0, 1)
-    assert {k: v.total for k, v in found.items() if v.count == 6 and k[:8] == "rollout/"} == {
+    tallies = experience.tallies(rewards)
+    assert tallies["train/format"] == figures["format"]
+    assert tallies["reward/total"] == figures["reward/total"]
+    assert tallies["rollout/seconds"] == Tally(1.0, 1)
+    assert tallies["rollout/scoring_seconds"] == Tally(3.0, 1)
+    assert {k: v.total for k, v in tallies.items() if v.count == 6 and k[:8] == "rollout/"} == {
         "rollout/turns": 2 + 1 + 2 + 3,
         "rollout/histories": 6,
         # prompts of 3, turns of 2
@@ -199,7 +175,7 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         "rollout/redrawn_groups": 0,
         "rollout/restarted": 2,
     }
-    assert found["train/degenerate_groups"] == found["rollout/degenerate_groups"]
+    assert tallies["train/degenerate_groups"] == tallies["rollout/degenerate_groups"]
 
 
 def test_what_the_policy_does_is_watched_on_the_first_draw_and_what_it_learns_on_the_last():
@@ -210,12 +186,14 @@ def test_what_the_policy_does_is_watched_on_the_first_draw_and_what_it_learns_on
             Collected(groups, 1.0, 3.0, 10, 2, 1),
             tuple(assign_credit(group, OutcomeOnly()) for group in groups),
         )
-        for groups in (tuple(score_group(one, rewards, 2) for one in draw) for draw in draws)
+        for groups in (
+            tuple(score_group(attempts, rewards, 2) for attempts in draw) for draw in draws
+        )
     )
     once = first.with_redrawn([0], second)
     twice = once.with_redrawn([0], third)
-    alone, found = first.tallies(rewards), twice.tallies(rewards)
-    assert found.keys() == alone.keys()  # of a process in which no group was sampled anew
+    alone, redrawn = first.tallies(rewards), twice.tallies(rewards)
+    assert redrawn.keys() == alone.keys()  # of a process in which no group was sampled anew
     changed = {
         # the last draw, in which one of three answered nothing
         "train/degenerate_groups": Tally(0, 6),
@@ -227,7 +205,7 @@ def test_what_the_policy_does_is_watched_on_the_first_draw_and_what_it_learns_on
         "rollout/seconds": Tally(3 * 1.0, 1),
         "rollout/scoring_seconds": Tally(3 * 3.0, 1),
     }
-    assert found == alone | changed
+    assert redrawn == alone | changed
     assert alone["rollout/degenerate_groups"] == Tally(3, 6)
     assert once.tallies(rewards)["train/degenerate_groups"] == Tally(3, 6)
 
@@ -241,9 +219,9 @@ def test_a_group_is_of_one_question_and_of_one_attempt_at_least():
     with pytest.raises(DataError, match="no trajectory to score"):
         score_group([], [Calls()], turns=2)
     wrong = {"is a Trajectory": SEARCHED, "is the string 'x'": "x", "holds an int": [SEARCHED, 1]}
-    for named, given in wrong.items():
-        with pytest.raises(ArgumentTypeError, match=f"to score {named}. Give a list of the att"):
-            score_group(given, [Calls()])
+    for value, attempts in wrong.items():
+        with pytest.raises(ArgumentTypeError, match=f"to score {value}. Give a list of the att"):
+            score_group(attempts, [Calls()])
     # texts that were asked one by one all have the number 0
     asked = [replace(SEARCHED, question=Question("0", text, ("x",))) for text in ("A?", "B?")]
     with pytest.raises(DataError, match=r"'A\?' and at 'B\?'"):
@@ -258,14 +236,13 @@ def test_the_bounds_of_rewards_are_kept_in_order_and_refused_if_they_are_none():
         def score(self, trajectory):
             return -0.5
 
-    some = [SEARCHED]
-    parts = score_group(some, [Cost((0, -0.5)), Calls()]).components
+    parts = score_group([SEARCHED], [Cost((0, -0.5)), Calls()]).components
     assert parts["outcome/cost"].bounds == (-0.5, 0)
     assert parts["turn/calls"].bounds is None
     with pytest.raises(PluginError, match=r"Cost\.bounds raised TypeError: .* Give two numbers"):
-        score_group(some, [Cost(3)])
+        score_group([SEARCHED], [Cost(3)])
     with pytest.raises(PluginError, match=r"Cost\.bounds is \(0\.0, inf\)\. Give two finite"):
-        score_group(some, [Cost((0, math.inf))])
+        score_group([SEARCHED], [Cost((0, math.inf))])
 
 
 def test_a_score_outside_the_bounds_of_its_reward_is_refused_whichever_way_they_stand():

@@ -9,23 +9,19 @@ import gc
 import inspect
 import os
 import random
-import re
 import signal
 import threading
 import time
-from collections import Counter as Tally
-from dataclasses import replace
 
 import pytest
 
-from test_rollout import QUESTION, Brackets, Look, collect
+from counters import Count, Counter, PatientCount, PatientCounter, SlowlyMade
+from rollouts import CALL, QUESTION, Brackets, Look, collect, say
 from turnrl import (
-    ForkableToolSession,
     Question,
     RecipeError,
     Rollout,
     Session,
-    Stateful,
     Tool,
     ToolCall,
     ToolError,
@@ -43,92 +39,6 @@ from turnrl.agent.turn_scheme import TurnScheme
 from turnrl.testing import ScriptedEngine, check_tool
 from turnrl_estimators.anchored import retrieved
 from turnrl_rewards import SupportSeen
-
-
-class Count(ForkableToolSession):
-    """A number; it notes how it is closed."""
-
-    def __init__(self, tool, number=0):
-        self.tool, self.number = tool, number
-        tool.opened.append(self)
-
-    def fork(self):
-        return type(self)(self.tool, self.number)
-
-    def close(self):
-        self.tool.closed.append(self)
-
-
-class PatientCount(Count):
-    async def fork(self):
-        await asyncio.sleep(0.001)
-        return Count.fork(self)
-
-    async def close(self):
-        await asyncio.sleep(0.02)
-        self.tool.closed.append(self)
-
-
-class Counter(Stateful, Tool):
-    """Adds to a number that each trajectory has for itself."""
-
-    name = "add"
-    description = "Add to your number."
-    parameters = {
-        "type": "object",
-        "properties": {"n": {"type": "integer"}},
-        "required": ["n"],
-    }
-    session = Count
-    timeout_s = 5.0
-
-    def __init__(self):
-        self.opened, self.closed, self.batches = [], [], []
-        self.busy = Tally()
-
-    def open(self, question):
-        return self.session(self)
-
-    def run(self, calls):
-        self.batches.append([call.session for call in calls])
-        self.busy.update({call.session for call in calls})
-        assert max(self.busy.values(), default=0) <= 1, "a session is in two batches at once"
-        results = [self.add(call) for call in calls]
-        self.busy.subtract({call.session for call in calls})
-        return results
-
-    def add(self, call):
-        call.session.number += call.arguments["n"]
-        return ToolResult(str(call.session.number))
-
-    def check_closed(self, count):
-        """Every session was closed, once."""
-        assert len(self.opened) == count
-        assert Tally(map(id, self.closed)) == Tally(map(id, self.opened))
-
-
-class PatientCounter(Counter):
-    session = PatientCount
-
-    async def open(self, question):
-        await asyncio.sleep(0.002)
-        return Counter.open(self, question)
-
-    async def run(self, calls):
-        await asyncio.sleep(0.002)
-        return Counter.run(self, calls)
-
-
-class SlowlyMade(Counter):
-    """Plain methods that give awaitables."""
-
-    def open(self, question):
-        time.sleep(0.005)
-        return PatientCounter.open(self, question)
-
-    def run(self, calls):
-        return PatientCounter.run(self, calls)
-
 
 COUNTERS = [Counter, PatientCounter, SlowlyMade]
 QUESTIONS = [Question(f"q{i}", f"What is the capital of {i}?", ("x",)) for i in range(5)]
@@ -154,9 +64,9 @@ def test_each_of_many_trajectories_sees_its_own_state_alone(chat, kind, lockstep
     trajectories = [trajectory for group in groups for trajectory in group]
     numbers = []
     for trajectory in trajectories:
-        found = [[int(r.content) for r in turn.results] for turn in trajectory.turns]
-        ((number,), *_) = found
-        assert found == [[number], [2 * number, 3 * number], []]
+        counted = [[int(r.content) for r in turn.results] for turn in trajectory.turns]
+        ((number,), *_) = counted
+        assert counted == [[number], [2 * number, 3 * number], []]
         numbers.append(number)
     # without lockstep a trajectory begins when its session is open
     assert (numbers if lockstep else sorted(numbers)) == [*range(1, 41)]
@@ -166,79 +76,10 @@ def test_each_of_many_trajectories_sees_its_own_state_alone(chat, kind, lockstep
     assert not engine.open_sessions
 
 
-class Variables(ToolSession):
-    def __init__(self):
-        self.names = {"__builtins__": {}}
-        self.closings = 0
-
-    def close(self):
-        self.closings += 1
-
-
-class Interpreter(Stateful, Tool):
-    """Runs assignments, and gives the value of expressions."""
-
-    name = "py"
-    description = "Run a line of Python."
-    parameters = {
-        "type": "object",
-        "properties": {"code": {"type": "string"}},
-        "required": ["code"],
-    }
-
-    def __init__(self):
-        self.sessions = []
-
-    def open(self, question):
-        session = Variables()
-        session.names["question"] = question.text
-        self.sessions.append(session)
-        return session
-
-    def run(self, calls):
-        return [self.line(call.arguments["code"], call.session.names) for call in calls]
-
-    def line(self, code, names):
-        try:
-            if re.match(r"\w+ [*+]?= ", code):
-                exec(code, names)
-                return ToolResult("ok")
-            return ToolResult(str(eval(code, names)))
-        except Exception as error:
-            return ToolResult(f"{type(error).__name__}: {error}", ok=False)
-
-
-def py(*lines):
-    return ";".join(f'[py {{"code": "{line}"}}]' for line in lines)
-
-
-def test_an_interpreter_keeps_the_variables_of_each_trajectory(chat):
-    def says(number, turn):
-        mine = f"v{number}"
-        return (
-            py(f"{mine} = {number}", "x = 1"),
-            py(f"{mine} += 100", f"v{number - 1 if number else 23}", "x"),
-            py(f"{mine} * 2", "question"),
-            "=done",
-        )[turn]
-
-    tool = Interpreter()
-    groups, _ = collect(Rollout(Brackets(4), [tool]), chat, says, QUESTIONS[:4], 6)
-    for number, trajectory in enumerate(t for group in groups for t in group):
-        first, second, third = ([r.content for r in turn.results] for turn in trajectory.turns[:3])
-        assert first == ["ok", "ok"]
-        # a neighbour's variable is not there; one's own is
-        assert second[0] == "ok"
-        assert second[1].startswith("NameError: name 'v")
-        assert second[2] == "1"
-        assert third == [str(2 * (number + 100)), trajectory.question.text]
-    assert [session.closings for session in tool.sessions] == [1] * 24
-
-
 def test_a_session_is_opened_with_the_prompt_whatever_the_trajectory_calls(chat):
     tool = Counter()
     texts = ["=at once", '[add {"n": "many"}]', "[add not json]", '[sub {"n": 1}]', add(1)]
-    _, _ = collect(
+    collect(
         Rollout(Brackets(), [tool]),
         chat,
         lambda number, turn: "=done" if turn else texts[number],
@@ -247,23 +88,17 @@ def test_a_session_is_opened_with_the_prompt_whatever_the_trajectory_calls(chat)
     tool.check_closed(5)
 
 
-def test_a_tool_without_state_never_gets_a_session_and_no_thread_to_open_one(chat):
+def test_a_tool_without_state_never_gets_a_session(chat):
     class Watchful(Look):
         def run(self, calls):
             assert all(call.session is None for call in calls)
             return super().run(calls)
 
     stateless, stateful = Watchful(), Counter()
-    said = '[look {"query": "x"}];[add {"n": 3}]'
-    groups, _ = collect(
-        Rollout(Brackets(), [stateless, stateful]),
-        chat,
-        lambda number, turn: "=done" if turn else said,
-        QUESTIONS[:2],
-        3,
-    )
-    shown = [[r.content for r in t.turns[0].results] for group in groups for t in group]
-    assert shown == [["about x", "3"]] * 6
+    rollout = Rollout(Brackets(), [stateless, stateful])
+    groups, _ = collect(rollout, chat, say(f"{CALL};{add(3)}", "=done"), QUESTIONS[:2], 3)
+    contents = [[r.content for r in t.turns[0].results] for group in groups for t in group]
+    assert contents == [["about x", "3"]] * 6
     assert stateless.batches == [["x"] * 6]
     stateful.check_closed(6)
 
@@ -345,13 +180,10 @@ def test_passages_that_were_cut_off_were_not_shown(starts, kept, shown):
 def test_a_result_that_the_rollout_cuts_pays_for_no_page_that_was_cut_off(chat):
     question = Question("q", "?", "x", {"supporting_ids": ["a", "c"]})
 
-    def says(number, turn):
-        return "=x" if turn else '[look {"query": "x"}]'
-
     for tokens, share in ((500, 1.0), (30, 0.5)):
-        rollout = Rollout(Brackets(), [Pages({"passage_starts": [7, 49, 91]})])
-        rollout = replace(rollout, max_result_tokens=tokens)
-        (((trajectory,),), _) = collect(rollout, chat, says, [question])
+        pages = Pages({"passage_starts": [7, 49, 91]})
+        rollout = Rollout(Brackets(), [pages], max_result_tokens=tokens)
+        (((trajectory,),), _) = collect(rollout, chat, say(CALL, "=x"), [question])
         assert SupportSeen().score(trajectory, 2) == share
         assert [*retrieved(trajectory.turns[0])] or share == 0
         assert ("c" in retrieved(trajectory.turns[0])) == (share == 1)
@@ -495,14 +327,6 @@ def test_a_session_that_is_being_opened_when_another_trajectory_fails_is_closed(
     assert not engine.asked
 
 
-@pytest.fixture
-def ctrl_c():
-    """Ctrl-C interrupts, also where a shell started the tests in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("kind", COUNTERS)
 def test_every_session_is_closed_after_ctrl_c(chat, kind, ctrl_c):
     class Interrupts(kind):
@@ -549,9 +373,9 @@ def test_one_tool_that_cannot_close_does_not_keep_another_open(chat):
     sticks, other = Counter(), PatientCounter()
     sticks.session, sticks.name = Sticks, "stick"
     rollout = Rollout(Brackets(), [sticks, other])
-    said = ['[stick {"n": 1}];[add {"n": 1}]', "=done"]
+    calls = '[stick {"n": 1}];[add {"n": 1}]'
     with pytest.raises(ToolError, match="the container is gone in close"):
-        collect(rollout, chat, lambda number, turn: said[turn])
+        collect(rollout, chat, say(calls, "=done"))
     sticks.check_closed(1)
     other.check_closed(1)
 
@@ -566,10 +390,6 @@ def test_a_session_that_is_being_closed_when_another_trajectory_fails_is_closed_
             await asyncio.sleep(seconds)
             raise OSError("down")
 
-    class Signals(PatientCount):
-        async def close(self):
-            await super().close()
-
     closing = asyncio.Event()
 
     async def last(engine):
@@ -577,12 +397,9 @@ def test_a_session_that_is_being_closed_when_another_trajectory_fails_is_closed_
         return "=done"
 
     tool = PatientCounter()
-    tool.session = Signals
     engine = ScriptedEngine(
         chat.tokenizer,
-        lambda number, turn: (
-            '[look {"query": "x"}]' if number else add(1) if turn == 0 else last(engine)
-        ),
+        lambda number, turn: CALL if number else add(1) if turn == 0 else last(engine),
     )
     rollout = Rollout(Brackets(), [Fails(), tool], lockstep=False)
     with pytest.raises(ToolError, match="down"):
@@ -645,8 +462,8 @@ def test_a_session_that_cannot_be_copied_refuses_to_branch_and_leaves_nothing_op
         name, session = "box", Unique
 
     tool, box = Counter(), Box()
-    said = '[add {"n": 1}];[box {"n": 1}]'
-    engine = ScriptedEngine(chat.tokenizer, lambda number, turn: said)
+    calls = '[add {"n": 1}];[box {"n": 1}]'
+    engine = ScriptedEngine(chat.tokenizer, lambda number, turn: calls)
     agent = Rollout(Brackets(), [tool, box]).agent(engine, chat)
 
     async def scenario():
@@ -701,7 +518,7 @@ def test_calls_are_answered_without_a_policy_each_trajectory_with_its_own_state(
     tool, wrong = kind(), ToolCall("add", {"n": "1"})
     calls = [[ToolCall("add", {"n": n}), ToolCall("add", {"n": 1})] for n in (1, 10)]
     results = asyncio.run(call_tools([tool], QUESTIONS[0], [*calls, [wrong], []]))
-    assert [[result.content for result in some] for some in results[:2]] == [
+    assert [[result.content for result in answers] for answers in results[:2]] == [
         ["1", "2"],
         ["10", "11"],
     ]
@@ -734,27 +551,6 @@ def test_a_result_may_have_as_many_characters_as_are_accepted_and_no_more():
 
 
 # ------------------------------------------------------------------- the kit agrees
-
-
-class Later(Look):
-    """A plain method that gives an awaitable."""
-
-    def run(self, calls):
-        async def answer():
-            await asyncio.sleep(0.001)
-            return [ToolResult(f"about {c.arguments['query']}") for c in calls]
-
-        return answer()
-
-
-def test_the_check_and_the_rollout_agree_on_a_plain_run_that_gives_an_awaitable(chat):
-    check_tool(Later(), [{"query": "x"}, {"query": "y"}])
-    groups, _ = collect(
-        Rollout(Brackets(), [Later()]),
-        chat,
-        lambda number, turn: "=x" if turn else '[look {"query": "x"}]',
-    )
-    assert groups[0][0].turns[0].results == (ToolResult("about x"),)
 
 
 @pytest.mark.parametrize("kind", COUNTERS)
