@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gc
 import importlib.util
@@ -26,12 +27,11 @@ import turnrl
 from commands import fails, save
 from rollouts import FORGETFUL
 from runs import TIMINGS
-from turnrl import PluginError, WorldError, cli, command_line, find_class, record
+from turnrl import PluginError, WorldError, cli, find_class, record
 from turnrl.cli import main
 from turnrl.recipe.bundled import find_recipe
 
 ROOT = Path(__file__).parent.parent
-FAMILIES = Path(turnrl.__file__).parent / "agent" / "chat_templates" / "families.json"
 
 
 def test_fit_leaves_metrics_recipe_checkpoint_transcripts_and_model(recipe, capsys):
@@ -71,21 +71,7 @@ def test_the_saved_recipe_trains_the_same_again(recipe):
     assert rows("recipe") == rows("again")
 
 
-def test_a_run_is_resumed_from_the_command_line(recipe, capsys):
-    assert main(["fit", "recipe.yaml"]) == 0
-    checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
-    assert "other settings" not in capsys.readouterr().err
-    resume = ["fit", "recipe.yaml", "--ckpt_path", checkpoint]
-    assert main([*resume, "--trainer.max_epochs", "3"]) == 0
-    with Path("runs/recipe/version_1/metrics.csv").open() as file:
-        assert {float(row["epoch"]) for row in csv.DictReader(file)} == {2}
-    printed, told = capsys.readouterr()
-    assert "turnrl: resumes with changed settings:\n  trainer.max_epochs: 2 -> 3\n" in told
-    # the iteration that was over is ended once more, which is not worth a line
-    assert re.findall(r"^iteration +\S+", printed, re.MULTILINE) == ["iteration   3/3"]
-
-
-def test_a_run_that_goes_on_with_other_settings_says_which_and_they_hold(recipe, trained, capsys):
+def test_a_resumed_run_says_which_settings_have_changed_and_follows_them(recipe, trained, capsys):
     checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
     capsys.readouterr()
     settings = {"lr": 5e-4, "betas": [0.8, 0.9], "weight_decay": 0.1}
@@ -93,7 +79,8 @@ def test_a_run_that_goes_on_with_other_settings_says_which_and_they_hold(recipe,
     recipe["model"]["rollout"]["max_turn_tokens"] = 4
     save(recipe)
     assert main(["fit", "recipe.yaml", "--ckpt_path", checkpoint]) == 0
-    lines = capsys.readouterr().err.splitlines()
+    printed, err = capsys.readouterr()
+    lines = err.splitlines()
     first = lines.index("turnrl: resumes with changed settings:") + 1
     assert lines[first : first + 6] == [
         "  model.optimizer.init_args.betas[0]: 0.9 -> 0.8",
@@ -104,10 +91,14 @@ def test_a_run_that_goes_on_with_other_settings_says_which_and_they_hold(recipe,
         "  trainer.max_epochs: 1 -> 2",
     ]
     assert sum("->" in line for line in lines) == 6
+    # the iteration that was over is ended once more, which is not worth a line
+    assert re.findall(r"^iteration +\S+", printed, re.MULTILINE) == ["iteration   2/2"]
+    with Path("runs/recipe/version_1/metrics.csv").open() as file:
+        assert {float(row["epoch"]) for row in csv.DictReader(file)} == {1}
     saved = torch.load("runs/recipe/version_1/checkpoints/last.ckpt", weights_only=True)
     (group,) = saved["optimizer_states"][0]["param_groups"]
-    held = (group["lr"], list(group["betas"]), group["weight_decay"])
-    assert held == (5e-4, [0.8, 0.9], 0.1)
+    settings = (group["lr"], list(group["betas"]), group["weight_decay"])
+    assert settings == (5e-4, [0.8, 0.9], 0.1)
     sampled = [
         turn["tokens"]
         for r in record.read("runs/recipe/version_1", split="train")
@@ -129,12 +120,12 @@ def test_trajectories_longer_than_the_models_positions_are_refused_before_it_is_
 
 
 @pytest.mark.slow
-def test_an_engine_without_room_for_a_group_is_told(recipe, caplog):
+def test_an_engine_without_room_for_a_group_is_warned_of(recipe, caplog):
     command = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--model.engine", "Slots"]
     command += ["--model.rollout.max_tokens", "128"]
     assert main([*command, "--model.engine.kv_memory", "100KB"]) == 0
-    told = "Slots has room for 1 of a group's 4 trajectories of model.rollout.max_tokens = 128"
-    assert told in caplog.text
+    warning = "Slots has room for 1 of a group's 4 trajectories of model.rollout.max_tokens = 128"
+    assert warning in caplog.text
     assert "Raise model.engine.kv_memory, or lower model.rollout.max_tokens." in caplog.text
     caplog.clear()
     assert main(command) == 0
@@ -215,15 +206,6 @@ def test_a_chat_template_that_is_missing_or_forgets(recipe, capsys, tiny_model):
         capsys, ["fit", "recipe.yaml", "--model.policy.chat_template", "forgetful.jinja"]
     )
     assert "is not prefix-preserving" in message
-    # of a family that is known, the one that comes with turnrl is offered, and it works
-    marks = "".join(json.loads((FAMILIES).read_text())["qwen3"])
-    (Path(shutil.copytree(tiny_model, "qwen")) / "chat_template.jinja").write_text(
-        f"{FORGETFUL}{{# {marks} #}}"
-    )
-    arguments = ["fit", "recipe.yaml", "--model.policy.model", "./qwen"]
-    assert "Set model.policy.chat_template: qwen3, which comes with" in fails(capsys, arguments)
-    arguments += ["--model.policy.chat_template", "qwen3", "--trainer.max_epochs", "1"]
-    assert main(arguments) == 0
 
 
 def test_a_search_index_that_is_missing_or_of_another_version(recipe, capsys):
@@ -240,8 +222,6 @@ def test_a_search_index_that_is_missing_or_of_another_version(recipe, capsys):
     capsys.readouterr()
     tool["init_args"]["index"] = "old"
     save(recipe)
-    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
-    capsys.readouterr()
     description = Path("old", "turnrl-index.json")
     description.write_text(description.read_text().replace('"format": 1', '"format": 999'))
     message = fails(capsys, ["fit", "recipe.yaml"], code=1)
@@ -265,28 +245,19 @@ def test_a_checkpoint_of_another_base_model(recipe, trained, capsys, tiny_model)
     assert main(["eval", "recipe.yaml", *moved]) == 0
 
 
-@pytest.mark.parametrize(
-    ("tool", "message"),
-    [
-        ("Raises", "tool 'echo' (Raises) raised ZeroDivisionError"),
-        ("Hangs", "tool 'echo' (Hangs) did not answer"),
-        ("Floods", "tool 'echo' (Floods) returned a result of 10,000,000 characters"),
-    ],
-)
-def test_a_tool_that_breaks_stops_the_run(recipe, capsys, tool, message):
-    told = fails(
-        capsys, ["fit", "recipe.yaml", "--model.rollout.tools", f"[worlds.{tool}]"], code=1
-    )
-    assert message in told
+def test_a_tool_that_breaks_stops_the_run(recipe, capsys):
+    tools = ["--model.rollout.tools", "[worlds.Raises]"]
+    message = fails(capsys, ["fit", "recipe.yaml", *tools], code=1)
+    assert "tool 'echo' (Raises) raised ZeroDivisionError" in message
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(recipe, capsys):
     assert main(["fit", "recipe.yaml", "--model.optimizer.lr", "1e30"]) == 1
-    told = capsys.readouterr().err
-    assert "turnrl: TrainingError: " in told
-    assert "is nan" in told
-    assert "Traceback" not in told
-    assert "--ckpt_path runs/recipe/version_0/checkpoints/last.ckpt" in told
+    message = capsys.readouterr().err
+    assert "turnrl: TrainingError: " in message
+    assert "is nan" in message
+    assert "Traceback" not in message
+    assert "--ckpt_path runs/recipe/version_0/checkpoints/last.ckpt" in message
     assert Path("runs/recipe/version_0/checkpoints/last.ckpt").is_file()
 
 
@@ -302,7 +273,7 @@ def command(*arguments, **environment):
     )
 
 
-def test_ctrl_c_stops_cleanly_and_the_run_goes_on_from_its_checkpoint(recipe):
+def test_ctrl_c_stops_cleanly_and_the_run_can_be_resumed(recipe):
     # components by their short names, in a process that has imported none of them yet
     components = ("--model.engine", "Slots", "--model.estimator", "OutcomeOnly")
     running = command("fit", "recipe.yaml", "--trainer.max_epochs", "500", *components)
@@ -313,20 +284,16 @@ def test_ctrl_c_stops_cleanly_and_the_run_goes_on_from_its_checkpoint(recipe):
             break
     time.sleep(0.3)
     running.send_signal(signal.SIGINT)
-    out, told = running.communicate(timeout=60)
-    assert running.returncode == 130, told
-    assert "Traceback" not in told
-    assert "--ckpt_path runs/recipe/version_0/checkpoints/last.ckpt" in told
+    out, err = running.communicate(timeout=60)
+    assert running.returncode == 130, err
+    assert "Traceback" not in err
+    assert "--ckpt_path runs/recipe/version_0/checkpoints/last.ckpt" in err
     checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
     done = torch.load(checkpoint, weights_only=True)["epoch"] + 1
     printed = sum(line.startswith("iteration") for line in [*lines, *out.splitlines()])
     assert printed <= done <= printed + 1  # a line is printed once its checkpoint is kept
-    assert (
-        main(
-            ["fit", "recipe.yaml", "--trainer.max_epochs", str(done + 1), "--ckpt_path", checkpoint]
-        )
-        == 0
-    )
+    resume = ["--trainer.max_epochs", str(done + 1), "--ckpt_path", checkpoint]
+    assert main(["fit", "recipe.yaml", *resume]) == 0
     with Path("runs/recipe/version_1/metrics.csv").open() as file:
         assert {float(row["epoch"]) for row in csv.DictReader(file)} == {done}
 
@@ -343,7 +310,7 @@ def test_a_command_in_a_program_keeps_none_of_its_objects_from_being_collected(r
     assert gone() is None
 
 
-def test_a_logger_whose_package_is_missing_is_told_without_a_traceback(recipe, capsys):
+def test_a_logger_whose_package_is_missing_is_named_without_a_traceback(recipe, capsys):
     assert importlib.util.find_spec("comet_ml") is None
     message = fails(capsys, ["fit", "recipe.yaml", "--trainer.logger", "CometLogger"])
     assert "comet" in message
@@ -409,9 +376,9 @@ def test_the_papers_baselines_are_a_recipe_with_another_estimator(
     wanted = yaml.safe_load(capsys.readouterr().out)
     assert wanted["model"].pop("estimator")["class_path"].endswith("TurnLevel")
     assert main([*recipe, "--model.estimator", estimator]) == 0
-    found = yaml.safe_load(capsys.readouterr().out)
-    assert found["model"].pop("estimator")["class_path"].endswith(estimator)
-    assert found == wanted
+    baseline = yaml.safe_load(capsys.readouterr().out)
+    assert baseline["model"].pop("estimator")["class_path"].endswith(estimator)
+    assert baseline == wanted
 
 
 def test_a_run_without_a_logger_leaves_the_users_own_files_alone(recipe):
@@ -435,10 +402,10 @@ def test_a_checkpoint_that_python_wrote_is_scored_and_resumed_by_the_command_lin
 
 
 def test_a_run_that_ends_inside_an_iteration_says_so(recipe, capsys):
-    assert main(["fit", "recipe.yaml", "--trainer.max_steps", "3"]) == 0
+    assert main(["fit", "recipe.yaml", "--trainer.max_steps", "1"]) == 0
     printed = capsys.readouterr().out
-    assert "\niteration   1/2" in printed
-    assert "stopped inside iteration   2/2" in printed
+    assert "\niteration " not in printed
+    assert "stopped inside iteration   1/2" in printed
 
 
 def test_a_command_starts_without_the_plugins_that_have_nothing_to_do_with_it(tmp_path):
@@ -454,13 +421,13 @@ def test_a_command_starts_without_the_plugins_that_have_nothing_to_do_with_it(tm
 
 
 @pytest.mark.parametrize("verb", ["doctor", "index"])
-def test_a_command_that_the_variable_leaves_out_is_told_with_the_way_back(verb, nursery, tmp_path):
+def test_for_a_command_that_the_variable_leaves_out_the_way_back_is_named(verb, nursery, tmp_path):
     environment = {**os.environ, **nursery.environment, "TURNRL_LOAD_PLUGINS": "segmenters"}
     arguments = [nursery.bin / "turnrl", verb, "quickstart"]
-    asked = subprocess.run(arguments, env=environment, capture_output=True, text=True)
-    assert asked.returncode == 2
-    told = f". TURNRL_LOAD_PLUGINS is 'segmenters': add {verb}, or the plugin that brings it."
-    assert told in asked.stderr
+    done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    advice = f". TURNRL_LOAD_PLUGINS is 'segmenters': add {verb}, or the plugin that brings it."
+    assert advice in done.stderr
 
 
 @pytest.mark.parametrize("kind", [WorldError, PluginError])
@@ -469,24 +436,27 @@ def test_the_cause_of_a_package_can_be_seen_with_its_traceback(monkeypatch, caps
         raise kind("the tool broke") from OSError("no disk")
 
     monkeypatch.setattr(cli, "_dispatch", raises)
-    told = fails(capsys, ["fit"], code=kind.exit_code)
-    assert told == f"turnrl: {kind.__name__}: the tool broke (TURNRL_DEBUG=1 shows where.)"
+    message = fails(capsys, ["fit"], code=kind.exit_code)
+    assert message == f"turnrl: {kind.__name__}: the tool broke (TURNRL_DEBUG=1 shows where.)"
     monkeypatch.setenv("TURNRL_DEBUG", "1")
     with pytest.raises(kind, match="the tool broke"):
         main(["fit"])
 
 
-def test_a_short_name_that_the_variable_leaves_out_is_told_with_the_way_back(monkeypatch):
+def test_for_a_short_name_that_the_variable_leaves_out_the_way_back_is_named(monkeypatch):
     monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "segmenters")
     wanted = "not installed. TURNRL_LOAD_PLUGINS is 'segmenters': add the plugin that brings it."
     with pytest.raises(LookupError, match=re.escape(wanted)):
         find_class("WikiSearch", {}, turnrl.Tool)
 
 
-def test_the_commands_of_every_day_are_listed_first_with_a_short_line_each(capsys):
-    commands = command_line()._subparsers._group_actions[0]._choices_actions
-    assert [one.dest for one in commands][:5] == ["fit", "eval", "recipes", "doctor", "compare"]
-    assert all(len(one.help) <= 56 and ":" not in one.help for one in commands)
+def test_the_commands_of_every_day_are_listed_first_with_a_short_line_each(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    with contextlib.suppress(SystemExit):
+        main(["--help"])
+    lines = re.findall(r"^    (\S+)\s{2,}(\S.*)$", capsys.readouterr().out, re.MULTILINE)
+    assert [name for name, _ in lines][:5] == ["fit", "eval", "recipes", "doctor", "compare"]
+    assert all(len(text) <= 56 and ":" not in text for _, text in lines)
 
 
 @pytest.mark.parametrize("variable", ["LOCAL_RANK", "RANK", "NODE_RANK", "SLURM_PROCID"])

@@ -1,3 +1,5 @@
+"""Plugins: how they are loaded, what is wrong with a broken one, and those of the docs."""
+
 import argparse
 import asyncio
 import importlib
@@ -14,13 +16,12 @@ import yaml
 
 import turnrl
 from commands import forget, save
-from rollouts import Brackets
+from rollouts import Brackets, collect
 from runs import column, data, module, trainer
 from trajectories import said, trajectory
 from turnrl import PluginError, assign_credit, record
 from turnrl.cli import main
 from turnrl.plugins import HOOKS, KINDS, load_plugins
-from turnrl.testing import ScriptedEngine
 from turnrl_doctor.rehearsal import Rehearsal
 
 ROOT = Path(__file__).parents[1]
@@ -287,7 +288,7 @@ def test_an_estimator_and_an_engine_of_a_third_party_are_listed_and_used_by_thei
 def test_a_callback_of_a_plugin_belongs_to_every_run_and_none_comes_twice(
     install, tiny_model, tmp_path, capsys
 ):
-    (example,) = [one for one in documented("python") if "def turnrl_callbacks" in one]
+    (example,) = [block for block in documented("python") if "def turnrl_callbacks" in block]
     install("rewarded", example)
     assert main(["plugins"]) == 0
     listing = capsys.readouterr().out
@@ -298,10 +299,9 @@ def test_a_callback_of_a_plugin_belongs_to_every_run_and_none_comes_twice(
     run.fit(it, data())
     run.validate(it, data(), verbose=False)
     written = (tmp_path / "version_0" / "rewards.txt").read_text().split()
-    assert [float(one) for one in written] == pytest.approx(
-        column(tmp_path, "reward/total"), abs=6e-4
-    )
-    assert [type(one).__name__ for one in run.callbacks].count("Rewards") == 1
+    totals = column(tmp_path, "reward/total")
+    assert [float(total) for total in written] == pytest.approx(totals, abs=6e-4)
+    assert [type(callback).__name__ for callback in run.callbacks].count("Rewards") == 1
 
 
 CALLBACKS = """
@@ -394,9 +394,9 @@ def test_the_rehearsal_of_the_docs_answers_in_place_of_the_tool(examples, tiny_m
     it = module(tiny_model)
     it.rollout = replace(it.rollout, tools=[examples["Mail"]()])
     start = turnrl.Start(torch.device("cpu"), it, data())
-    told = {found.name: found.text for found in Rehearsal().run(start)}
-    assert told["tool mail"].endswith(": not sent: a rehearsal")
-    assert "learning" in told
+    findings = {finding.name: finding.text for finding in Rehearsal().run(start)}
+    assert findings["tool mail"].endswith(": not sent: a rehearsal")
+    assert "learning" in findings
 
 
 def test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own(examples, recipe, capsys):
@@ -416,15 +416,14 @@ def test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own(examples,
 
 
 @pytest.mark.slow
-def test_a_command_takes_a_run_for_its_recipe_and_says_more_over_what_was_given(trained, capsys):
-
-    def prepare(given):
-        if given.agent is None:
-            return given
-        assert given.agent.run == Path("runs/recipe/version_0")
-        model = given.contents["model"]
+def test_a_command_takes_a_run_for_its_recipe_and_may_change_its_settings(trained, capsys):
+    def prepare(inputs):
+        if inputs.agent is None:
+            return inputs
+        assert inputs.agent.run == Path("runs/recipe/version_0")
+        model = inputs.contents["model"]
         model = {**model, "group_size": 2 * int(model["group_size"])}
-        return replace(given, contents={**given.contents, "model": model})
+        return replace(inputs, contents={**inputs.contents, "model": model})
 
     def show(built):
         words.append(sys.argv[2:])
@@ -434,22 +433,23 @@ def test_a_command_takes_a_run_for_its_recipe_and_says_more_over_what_was_given(
     parser = argparse.ArgumentParser()
     more = {"flags": {"loud": "Say more"}, "takes_run": True, "prepare": prepare}
     turnrl.add_recipe_command(parser.add_subparsers(), "show", "show a recipe", show, **more)
-    said = []
-    for asked in (
-        ["recipe", "--model.group_size", "6"],
-        ["recipe.yaml", "--loud", "--model.group_size", "6"],
+
+    def printed(arguments):
+        parsed = parser.parse_args(["show", *arguments])
+        assert parsed.loud == ("--loud" in arguments)
+        assert parsed.run(parsed) == 0
+        return capsys.readouterr().out.splitlines()[-1]
+
+    for arguments, line in (
+        (["recipe", "--model.group_size", "6"], "12 None"),
+        (["recipe.yaml", "--loud", "--model.group_size", "6"], "6 None loud"),
     ):
+        assert printed(arguments) == line
         # the other processes of a run are started with the words that are left in sys.argv
-        for some in (asked, words):
-            parsed = parser.parse_args(["show", *(some[-1] if some is words else some)])
-            assert parsed.loud == ("--loud" in asked)
-            assert parsed.run(parsed) == 0
-            said.append(capsys.readouterr().out.splitlines()[-1])
-    assert said == ["12 None", "12 None", "6 None loud", "6 None loud"]
+        assert printed(words[-1]) == line
 
 
-def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examples, tiny_model):
-    chat = turnrl.ChatFormat(turnrl.Policy(str(tiny_model)).tokenizer)
+def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examples, chat):
     tool = examples["Notes"]()
 
     def says(number, turn):
@@ -458,27 +458,22 @@ def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examp
         )
         return (f"[note {first}]", f"[note {second}]", "=done")[turn]
 
-    engine = ScriptedEngine(chat.tokenizer, says)
     questions = [turnrl.Question(q, "What?", ("x",)) for q in "ab"]
-    rollout = turnrl.Rollout(Brackets(), [tool])
-    groups = rollout.play(engine, chat, questions, 2, (0,))
+    groups, _ = collect(turnrl.Rollout(Brackets(), [tool]), chat, says, questions, 2)
     shown = [[r.content for r in t.results] for group in groups for t in group]
     assert shown == [[f"1. I am {n}.", f"1. I am {n}.\n2. I have been here."] for n in range(4)]
 
 
-def test_the_toolset_of_the_docs_shares_a_session_and_hands_figures_to_a_reward(
-    examples, tiny_model
-):
-    chat = turnrl.ChatFormat(turnrl.Policy(str(tiny_model)).tokenizer)
+def test_the_toolset_of_the_docs_shares_a_session_and_hands_figures_to_a_reward(examples, chat):
     walks = [  # two steps and one more; there and back; nowhere
         ('[go {"rooms": 2}];[look {}]', '[go {"rooms": 1}]', "=done"),
         ('[go {"rooms": 3}];[go {"rooms": -3}]', '[go {"rooms": 3}]', "=done"),
         ("=done",),
     ]
-    engine = ScriptedEngine(chat.tokenizer, lambda number, turn: walks[number][turn])
     rollout = turnrl.Rollout(Brackets(), [examples["Corridor"]()])
     question = turnrl.Question("q", "Walk.", ("x",), {"goal": 3})
-    (group,) = rollout.play(engine, chat, [question], 3, (0,))
+    says = lambda number, turn: walks[number][turn]  # noqa: E731
+    (group,), _ = collect(rollout, chat, says, [question], 3)
     assert [r.content for r in group[0].results] == [
         f"You stand in room {room}." for room in (2, 2, 3)
     ]
@@ -506,8 +501,8 @@ def test_the_estimator_of_the_docs_gives_credit_where_it_says(examples):
     )
     # to go: 1.7 and 1.5 of the first, 0 of the second; the means of those that took the turn are
     # 0.85 and 1.5
-    found = assign_credit(group, examples["ExampleToGo"]())
-    assert torch.allclose(found.turns, torch.tensor([[0.85, 0.0], [-0.85, 0.0]]))
+    credit = assign_credit(group, examples["ExampleToGo"]())
+    assert torch.allclose(credit.turns, torch.tensor([[0.85, 0.0], [-0.85, 0.0]]))
 
 
 def test_the_answer_rule_of_the_docs_compares_years(examples):

@@ -23,7 +23,6 @@ from turnrl import (
     Reading,
     RecipeError,
     Rollout,
-    Tool,
     ToolCall,
     ToolResult,
 )
@@ -54,7 +53,7 @@ class Search(Look):
     description = "Search an encyclopaedia."
 
 
-def told(segmenter, reading, results=None):
+def read_back(segmenter, reading, results=None):
     """What the policy reads, as (role, text); by default of calls that all succeed."""
     if results is None:
         results = [ToolResult(c.error or "found", ok=c.error is None) for c in reading.calls]
@@ -101,10 +100,10 @@ BOX = "\\boxed{Europe/Amsterdam}"
     ("plain", "<think>Europe", Reading(format_error="the thought is not closed; no tool call")),
 ])  # fmt: skip
 def test_an_answer_stands_where_the_option_says(answer, text, reading):
-    found = ReAct(answer=answer).read(text, 0, False)
-    assert (found.calls, found.answer) == (reading.calls, reading.answer)
-    assert (found.format_error or "").startswith(reading.format_error or "")
-    assert bool(found.format_error) == bool(reading.format_error)
+    actual = ReAct(answer=answer).read(text, 0, False)
+    assert (actual.calls, actual.answer) == (reading.calls, reading.answer)
+    assert (actual.format_error or "").startswith(reading.format_error or "")
+    assert bool(actual.format_error) == bool(reading.format_error)
 
 
 def test_a_thought_is_required_optional_or_opened_by_the_template():
@@ -126,8 +125,8 @@ def test_a_thought_is_required_optional_or_opened_by_the_template():
         ),
     ]:
         wanted = {"required": required, "optional": optional, "opened": opened}
-        found = {think: ReAct(think=think).read(text, 0, False) for think in wanted}
-        assert {think: reading.format_error for think, reading in found.items()} == wanted, text
+        errors = {think: ReAct(think=think).read(text, 0, False).format_error for think in wanted}
+        assert errors == wanted, text
     assert ReAct(think="opened").read(f"I write {CALL}. </think> {ANSWER}", 0, False) == Reading(
         answer="Europe/Amsterdam"
     )
@@ -161,14 +160,14 @@ INSIDE = "tags inside tool_call; in the text of an argument, write < as \\u003c"
     (f"{CALL}<tool_response>Paris</tool_response>", (SEARCH,), None,
      "tool_response is not yours to write; text after the tool call"),
 ])  # fmt: skip
-def test_what_is_wrong_with_a_turn_is_told_and_what_it_does_is_decided(text, calls, answer, error):
+def test_a_turn_in_bad_form_is_answered_with_its_mistake_and_still_acts(text, calls, answer, error):
     for segmenter in (ReAct(), ReAct(lenient=True)):
         reading = segmenter.read(text, 0, False)
         assert (reading.calls, reading.answer) == (calls, answer)
         assert reading.format_error is not None
         assert reading.format_error.startswith(error)
         wanted = [("tool", "found")] * len(calls)
-        assert told(segmenter, reading) == [
+        assert read_back(segmenter, reading) == [
             *wanted,
             ("user", f"Format error: {reading.format_error}."),
         ]
@@ -202,15 +201,15 @@ def test_a_call_of_bad_form_is_mended_if_lenient_and_fails_otherwise_with_the_sa
     text = f"{THOUGHT}<tool_call>{body}</tool_call>{OTHER}"
     strict = ReAct().read(text, 0, False)
     assert strict == Reading((ToolCall("", error=slip), LIMA), format_error=slip)
-    assert told(ReAct(), strict) == [("tool", slip), ("tool", "found")]
+    assert read_back(ReAct(), strict) == [("tool", slip), ("tool", "found")]
     lenient = ReAct(lenient=True).read(text, 0, False)
     mended = ToolCall("search", {"query": "Utrecht"}, mended=slip)
     assert lenient == Reading((mended, LIMA), format_error=slip)
-    assert told(ReAct(lenient=True), lenient) == [
+    assert read_back(ReAct(lenient=True), lenient) == [
         *[("tool", "found")] * 2,
         ("user", f"Format error: {slip}."),
     ]
-    # what is cut is mended by nobody
+    # what is cut is never mended
     assert ReAct(lenient=True).read(text, 0, True) == strict
 
 
@@ -237,10 +236,10 @@ def test_only_what_is_outside_a_string_is_mended(body, arguments, slip):
 def test_a_call_that_is_not_closed_is_run_only_if_lenient_and_complete(tail, calls, lenient):
     text = f"{THOUGHT}<tool_call>{tail}"
     strict = ReAct().read(text, 0, False)
-    assert [call.name and call for call in strict.calls] == [call or "" for call in calls]
+    assert [c.name and c for c in strict.calls] == [c or "" for c in calls]
     assert strict.calls[0].error in ("tool_call is not closed", lenient)
-    found = ReAct(lenient=True).read(text, 0, False).calls[0]
-    assert (found.name, found.mended) == (("search", lenient) if lenient else ("", None))
+    call = ReAct(lenient=True).read(text, 0, False).calls[0]
+    assert (call.name, call.mended) == (("search", lenient) if lenient else ("", None))
     assert [call.name for call in ReAct(lenient=True).read(text, 0, True).calls] == [
         call.name for call in strict.calls
     ]
@@ -273,7 +272,7 @@ def test_a_call_that_is_not_closed_is_run_only_if_lenient_and_complete(tail, cal
     ("[" * 100_000, "the call is nested too deeply"),
     ('{"a":' * 50_000, "the call is nested too deeply"),
 ])  # fmt: skip
-def test_what_is_not_plain_is_mended_by_nobody_and_told_exactly(body, error):
+def test_a_call_that_cannot_be_read_is_never_mended_and_answered_with_the_error(body, error):
     for lenient in (False, True):
         reading = ReAct(lenient=lenient).read(f"<tool_call>{body}</tool_call>", 0, False)
         (call,) = reading.calls
@@ -281,7 +280,7 @@ def test_what_is_not_plain_is_mended_by_nobody_and_told_exactly(body, error):
         assert call.error is not None
         assert call.error.startswith(error)
         assert reading.format_error == call.error
-        assert told(ReAct(), reading) == [("tool", call.error)]
+        assert read_back(ReAct(), reading) == [("tool", call.error)]
 
 
 def test_tags_in_a_call_spoil_it_and_nothing_in_it_is_an_answer():
@@ -353,10 +352,10 @@ def test_search_r1_reads_a_search_or_an_answer(text, calls, answer, error):
     if error and not any(call.error for call in calls):
         shown.append(f"Format error: {error}.")
     if shown:
-        assert told(SearchR1(), reading) == [("user", "\n".join(shown))]
+        assert read_back(SearchR1(), reading) == [("user", "\n".join(shown))]
 
 
-def test_search_r1_calls_the_tool_it_is_told_and_none_in_the_last_turn():
+def test_search_r1_calls_the_tool_of_its_settings_and_none_in_the_last_turn():
     segmenter = SearchR1(max_turns=2, tool="wiki", argument="q")
     text = f"{THOUGHT}<search>Utrecht</search>"
     assert segmenter.read(text, 0, False).calls == (ToolCall("wiki", {"q": "Utrecht"}),)
@@ -401,7 +400,7 @@ def test_the_prompt_explains_the_form_and_leaves_the_tools_to_the_template():
         ]
 
 
-def test_an_option_that_is_none_is_refused():
+def test_an_option_that_does_not_exist_is_refused():
     with pytest.raises(RecipeError, match=r"ReAct\.answer is 'box'; choose one of tag, boxed, pla"):
         ReAct(answer="box")
     with pytest.raises(RecipeError, match=r"ReAct\.think is 'never'; choose one of required, "):
@@ -473,7 +472,7 @@ def test_no_call_is_read_that_the_text_does_not_spell():
 @given(st.lists(st.sampled_from(PIECES) | st.text(max_size=5)).map("".join), st.sampled_from(EVERY))
 def test_an_answer_does_not_change_as_the_text_grows(text, segmenter):
     whole = segmenter.read(text, 0, False)
-    for length in range(0, len(text), 3):
+    for length in range(0, len(text), max(3, len(text) // 20)):
         part = segmenter.read(text[:length], 0, True)
         assert part.answer is None or part.answer == whole.answer
         assert all(call.mended is None for call in part.calls)
@@ -515,18 +514,18 @@ def chat(tiny_model):
     return ChatFormat(Policy(str(tiny_model), chat_template="qwen3").tokenizer)
 
 
-def collect(chat, segmenter, tools, *said, **limits):
+def play(chat, segmenter, tools, *replies, **limits):
     """The trajectory of a policy that says these texts, one in a turn."""
     rollout = Rollout(segmenter, list(tools), **{"max_tokens": 20_000, **limits})
     rollout.check(chat)
-    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: said[turn])
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: replies[turn])
     ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
     return trajectory
 
 
 def test_a_qwen_template_describes_the_tools_and_wraps_their_results(chat):
-    said = (f"{THOUGHT}\n{CALL}\n{OTHER}<|im_end|>", f"{THOUGHT}{CALL}.<|im_end|>", ANSWER)
-    trajectory = collect(chat, ReAct(), [Search()], *said)
+    turns = (f"{THOUGHT}\n{CALL}\n{OTHER}<|im_end|>", f"{THOUGHT}{CALL}.<|im_end|>", ANSWER)
+    trajectory = play(chat, ReAct(), [Search()], *turns)
     decoded = chat.tokenizer.decode(trajectory.sample.token_ids)
     function = {"name": "search", "description": Search.description}
     function["parameters"] = Search.parameters
@@ -535,8 +534,8 @@ def test_a_qwen_template_describes_the_tools_and_wraps_their_results(chat):
     replies = [f"<tool_response>\nabout {place}\n</tool_response>" for place in ("Utrecht", "Lima")]
     speak = "<|im_end|>\n<|im_start|>assistant\n"
     wanted = [
-        f"{said[0]}\n<|im_start|>user\n{replies[0]}\n{replies[1]}{speak}",
-        f"{said[1]}\n<|im_start|>user\n{replies[0]}<|im_end|>\n"
+        f"{turns[0]}\n<|im_start|>user\n{replies[0]}\n{replies[1]}{speak}",
+        f"{turns[1]}\n<|im_start|>user\n{replies[0]}<|im_end|>\n"
         f"<|im_start|>user\nFormat error: text after the tool call.{speak}",
         ANSWER,
     ]
@@ -545,7 +544,7 @@ def test_a_qwen_template_describes_the_tools_and_wraps_their_results(chat):
     assert [turn.reading.format_error is None for turn in trajectory.turns] == [True, False, True]
 
 
-def test_a_template_that_refuses_the_messages_of_a_wrong_turn_is_told_before_the_run(tiny_model):
+def test_a_template_that_refuses_the_messages_of_a_wrong_turn_is_refused_before_the_run(tiny_model):
     strict = "{% for m in messages %}{% if loop.previtem and loop.previtem.role == 'tool' and "
     strict += "m.role == 'user' %}{{ raise_exception('no user after a tool') }}{% endif %}"
     tokenizer = Policy(str(tiny_model)).tokenizer
@@ -556,7 +555,7 @@ def test_a_template_that_refuses_the_messages_of_a_wrong_turn_is_told_before_the
         Rollout(ReAct(), [Search()]).check(ChatFormat(tokenizer))
 
 
-def test_a_plain_template_is_told_which_bundled_one_describes_tools(tiny_model):
+def test_for_a_plain_template_a_bundled_one_that_describes_tools_is_offered(tiny_model):
     rollout = Rollout(ReAct(), [Search()])
     plain = ChatFormat(Policy(str(tiny_model)).tokenizer)
     with pytest.raises(
@@ -585,7 +584,7 @@ def test_what_was_sampled_and_what_was_appended_make_up_the_trajectory(chat):
     for number, text in enumerate(itertools.islice(texts(10_000, 2), 60)):
         segmenter = [*EVERY, SearchR1()][number % 19]
         text = text.encode("utf-8", "replace").decode()
-        trajectory = collect(chat, segmenter, [Search()], *[text or "x"] * 4)
+        trajectory = play(chat, segmenter, [Search()], *[text or "x"] * 4)
         sample = trajectory.sample
         parts = [(-1, sample.prompt_ids)]
         for k in range(len(trajectory.turns)):
@@ -600,7 +599,7 @@ def test_what_was_sampled_and_what_was_appended_make_up_the_trajectory(chat):
 def test_tags_in_a_result_are_inert(chat):
     page = f"a</tool_response></information>{CALL}{ANSWER}<tools><search>b</search><|im_end|>"
     for segmenter, call in ((ReAct(), CALL), (SearchR1(), f"{THOUGHT}<search>Utrecht</search>")):
-        trajectory = collect(chat, segmenter, [Search(lambda query: page)], call, ANSWER)
+        trajectory = play(chat, segmenter, [Search(lambda query: page)], call, ANSWER)
         (result,) = trajectory.turns[0].results
         assert not any(f"<{s}{tag}" in result.content for tag in segmenter.tags for s in ("", "/"))
         shown = chat.tokenizer.decode(observed(trajectory, 0))
@@ -621,12 +620,8 @@ def test_two_calls_of_a_turn_run_at_the_same_time(chat):
 
     tools = [Search(wait), Look(wait)]
     other = OTHER.replace("search", "look")
-    trajectory = collect(chat, ReAct(), tools, CALL + other, ANSWER)
+    trajectory = play(chat, ReAct(), tools, CALL + other, ANSWER)
     assert [r.content for r in trajectory.turns[0].results] == ["Utrecht", "Lima"]
-    # two of one tool leave as one batch
-    tool = Search()
-    collect(chat, ReAct(), [tool], CALL + OTHER, ANSWER)
-    assert tool.batches == [["Utrecht", "Lima"]]
 
 
 PAGE = "Utrecht is in the time zone Europe/Amsterdam."
@@ -641,13 +636,13 @@ def scores(trajectory):
 
 @pytest.mark.parametrize("body", [body for body, _ in MENDED])
 def test_a_lenient_reading_lets_the_policy_go_on_and_is_never_paid(chat, body):
-    tools, said = [Search(lambda query: PAGE)], (f"<tool_call>{body}</tool_call>", ANSWER)
-    good = collect(chat, ReAct(lenient=True), tools, CALL, ANSWER)
+    tools, replies = [Search(lambda query: PAGE)], (f"<tool_call>{body}</tool_call>", ANSWER)
+    good = play(chat, ReAct(lenient=True), tools, CALL, ANSWER)
     assert scores(good) == [2.0, 1.0]
-    mended = collect(chat, ReAct(lenient=True), tools, *said)
+    mended = play(chat, ReAct(lenient=True), tools, *replies)
     assert mended.turns[0].results == (ToolResult(PAGE, ok=False),)
     assert PAGE in chat.tokenizer.decode(observed(mended, 0))
-    strict = collect(chat, ReAct(), tools, *said)
+    strict = play(chat, ReAct(), tools, *replies)
     # not by a hair more than the same turn where nothing was lenient
     assert scores(mended) == scores(strict) == [0.0, 0.5]
     for name in ("tool_execution", "answer_in_results", "format"):
@@ -657,25 +652,18 @@ def test_a_lenient_reading_lets_the_policy_go_on_and_is_never_paid(chat, body):
 def test_a_good_call_beside_a_mended_one_is_paid_for_itself(chat):
     slip = f"<tool_call>{MENDED[0][0]}</tool_call>"
     tools = [Search(lambda query: PAGE)]
-    trajectory = collect(chat, ReAct(lenient=True), tools, slip + OTHER, ANSWER)
+    trajectory = play(chat, ReAct(lenient=True), tools, slip + OTHER, ANSWER)
     # one of two calls succeeded, and its result has the answer
     assert scores(trajectory) == [1.5, 0.5]
 
 
-@pytest.mark.parametrize(("options", "told"), [
+@pytest.mark.parametrize(("options", "message"), [
     ({"tool": "serach"}, r"SearchR1\.tool is 'serach', but model\.rollout\.tools has search"),
     ({"argument": "q"}, r"SearchR1\.argument is 'q', but 'search' takes query"),
 ])  # fmt: skip
-def test_a_search_that_calls_nobody_is_told_before_anything_is_loaded(options, told):
-    class Search(Tool):
-        name, description = "search", "Search."
-        parameters = {"type": "object", "properties": {"query": {"type": "string"}}}
-
-        def run(self, calls):
-            return [ToolResult("x") for _ in calls]
-
+def test_a_search_that_would_call_no_tool_is_refused_before_anything_is_loaded(options, message):
     SearchR1().check([Search()])
-    with pytest.raises(RecipeError, match=told):
+    with pytest.raises(RecipeError, match=message):
         SearchR1(**options).check([Search()])
     with pytest.raises(RecipeError, match="has none"):
         SearchR1().check([])
