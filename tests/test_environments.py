@@ -21,7 +21,7 @@ from gymnasium import spaces
 
 from commands import fails
 from rollouts import Look
-from runs import trainer
+from runs import data, module, trainer
 from turnrl import (
     MTGRPO,
     DataError,
@@ -56,18 +56,19 @@ from turnrl_environments.classes import Stay
 from turnrl_environments.watch import Endings, escapes
 from turnrl_estimators import Branched
 from turnrl_segmenters import Action
+from turnrl_slots import Slots
 
 WAYS = ["left", "down", "right", "up"]
 SCHEDULE = {"is_slippery": False, "reward_schedule": [10, -1, -0.1]}
 QUESTION = Question("seed 0", "Go.", metadata={"seed": 0})
 
 
-def plays(
+def play(
     chat, tool, says, questions=(QUESTION,), size=1, turns=8, probes=0, tool_name="step", **limits
 ):
     """The attempts of a scripted policy that acts by its texts."""
-    said = says if callable(says) else lambda session, turn: says[turn % len(says)]
-    engine = ScriptedEngine(chat.tokenizer, said)
+    policy = says if callable(says) else lambda session, turn: says[turn % len(says)]
+    engine = ScriptedEngine(chat.tokenizer, policy)
     limits = {"max_turn_tokens": 40, "max_tokens": 4000, **limits}
     rollout = Rollout(Action(turns, "text", tool_name), [tool], **limits)
     rollout.check(chat)
@@ -77,9 +78,9 @@ def plays(
     return attempts
 
 
-def one(chat, tool, says, **options):
+def play_one(chat, tool, says, **options):
     """The only attempt."""
-    ((trajectory,),) = plays(chat, tool, says, **options).trajectories
+    ((trajectory,),) = play(chat, tool, says, **options).trajectories
     return trajectory
 
 
@@ -92,7 +93,7 @@ def lake(**options):
 
 def test_an_attempt_earns_what_gymnasium_pays_and_ends_where_it_does(chat):
     route = ["down", "Down", "right", "right", "down", "right", "left"]
-    trajectory = one(chat, lake(), route)
+    trajectory = play_one(chat, lake(), route)
     assert trajectory.ended_by == "tool"
     env = gymnasium.make("FrozenLake-v1", **SCHEDULE)
     seen = [env.reset(seed=0)[0]]
@@ -114,14 +115,14 @@ def test_an_attempt_earns_what_gymnasium_pays_and_ends_where_it_does(chat):
 
 
 def test_the_action_of_the_last_turn_is_taken(chat):
-    trajectory = one(chat, lake(), ["down", "down", "right"], turns=3)
+    trajectory = play_one(chat, lake(), ["down", "down", "right"], turns=3)
     assert trajectory.ended_by == "turns"
     assert [turn.reward for turn in trajectory.turns] == pytest.approx([-0.1] * 3)
     assert trajectory.figures["steps"] == 3
 
 
-def test_what_is_no_action_is_read_and_moves_nothing(chat):
-    trajectory = one(chat, lake(), ["fly", "", "down"], turns=3)
+def test_a_text_that_is_no_action_is_answered_and_moves_nothing(chat):
+    trajectory = play_one(chat, lake(), ["fly", "", "down"], turns=3)
     fly, nothing, down = trajectory.turns
     assert "'fly' is not one of ['left'" in fly.results[0].content
     assert (fly.reward, nothing.reward) == (0, 0)
@@ -137,7 +138,7 @@ def test_what_is_no_action_is_read_and_moves_nothing(chat):
 def test_worlds_of_gymnasium_are_read_as_they_are_drawn(chat, name, drawn):
     newest = max(spec.version for spec in gymnasium.registry.values() if spec.name == name)
     tool = Gymnasium(f"{name}-v{newest}", {"render_mode": "ansi"})
-    trajectory = one(chat, tool, ["0", "1"], turns=2)
+    trajectory = play_one(chat, tool, ["0", "1"], turns=2)
     first = chat.tokenizer.decode(trajectory.sample.prompt_ids)
     assert drawn in first
     assert "\x1b" not in first
@@ -147,17 +148,17 @@ def test_worlds_of_gymnasium_are_read_as_they_are_drawn(chat, name, drawn):
 
 def test_a_function_of_the_user_says_what_the_policy_reads(chat):
     tool = Gymnasium("FrozenLake-v1", SCHEDULE, WAYS, observe=lambda cell: f"row {cell // 4}")
-    trajectory = one(chat, tool, ["down"], turns=1)
+    trajectory = play_one(chat, tool, ["down"], turns=1)
     assert "Go.\n\nrow 0" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
     assert trajectory.turns[0].results[0].unread == "row 1"
     tool = Gymnasium("FrozenLake-v1", SCHEDULE, WAYS, observe=lambda cell: cell)
     message = "environment FrozenLake-v1 gave 0 from observe, after reset, which is no text"
     with pytest.raises(ToolError, match=message):
-        one(chat, tool, ["down"])
+        play_one(chat, tool, ["down"])
 
 
 def test_a_branch_goes_its_own_way_from_where_it_left(chat):
-    attempts = plays(
+    attempts = play(
         chat, lake(), lambda session, turn: "right" if session else "down", turns=2, probes=1
     )
     ((trunk,),), (probes,), _ = attempts
@@ -204,11 +205,11 @@ def room(**options):
 
 
 def test_an_environment_of_the_form_alone_takes_a_text(chat, rooms):
-    trajectory = one(chat, room(), ["look around", "open it"], turns=2)
+    trajectory = play_one(chat, room(), ["look around", "open it"], turns=2)
     assert trajectory.turns[0].results[0].content == "look around, 1"
     assert [turn.reward for turn in trajectory.turns] == [1, 1]
     assert rooms[-1].seed == 0
-    assert [one.closed for one in rooms] == [1, 1]  # the first was made to see its actions
+    assert [each.closed for each in rooms] == [1, 1]  # the first was made to see its actions
     assert room().specs[0].parameters["properties"]["action"]["type"] == "string"
 
 
@@ -228,7 +229,7 @@ class Dial(gymnasium.Env):
 
 
 @pytest.mark.parametrize(
-    ("space", "words", "schema", "said", "wrong"),
+    ("space", "words", "schema", "good", "wrong"),
     [
         (spaces.Discrete(3), None, {"type": "integer", "minimum": 0, "maximum": 2}, "2", "3"),
         (spaces.Discrete(2, start=5), ["a", "b"], {"type": "string", "enum": ["a", "b"]}, "B", "5"),
@@ -243,17 +244,17 @@ class Dial(gymnasium.Env):
         (spaces.Text(4, charset="abcd"), None, {"type": "string", "maxLength": 4}, "abba", "abbab"),
     ],
 )
-def test_an_action_is_a_number_a_text_or_one_of_a_list(chat, space, words, schema, said, wrong):
+def test_an_action_is_a_number_a_text_or_one_of_a_list(chat, space, words, schema, good, wrong):
     tool = Gymnasium(make=Dial, options={"space": space}, actions=words)
     assert tool.specs[0].parameters["properties"]["action"] == schema
-    trajectory = one(chat, tool, [said, wrong], turns=2)
+    trajectory = play_one(chat, tool, [good, wrong], turns=2)
     assert [turn.results[0].ok for turn in trajectory.turns] == [True, False]
 
 
 def test_the_options_of_a_question_reach_reset(chat):
     question = Question("q", "Go.", metadata={"options": {"level": 2}})
     tool = Gymnasium(make=Dial, options={"space": spaces.Discrete(2)})
-    trajectory = one(chat, tool, ["0"], turns=1, questions=[question])
+    trajectory = play_one(chat, tool, ["0"], turns=1, questions=[question])
     assert "{'level': 2}" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
 
 
@@ -301,18 +302,8 @@ def test_settings_that_cannot_be_are_refused_with_the_next_step(settings, messag
 )
 def test_a_broken_contract_stops_the_run_and_says_what_to_return(chat, rooms, options, message):
     with pytest.raises(ToolError, match=message):
-        plays(chat, room(**options), ["look"], size=2)
-    assert [one.closed for one in rooms] == [1] * len(rooms)
-
-
-def test_four_values_within_a_wrapper_of_gymnasium_are_told_too(chat):
-    class Four(Dial):
-        def step(self, action):
-            return "x", 1.0, False, {}
-
-    gymnasium.register("Four-v0", lambda: Four(spaces.Discrete(2)), max_episode_steps=9)
-    with pytest.raises(ToolError, match="Four-v0 gave 4 values from step"):
-        one(chat, Gymnasium("Four-v0"), ["0"])
+        play(chat, room(**options), ["look"], size=2)
+    assert [each.closed for each in rooms] == [1] * len(rooms)
 
 
 def test_an_environment_that_always_raises_stops_the_run_after_its_restarts(chat, rooms):
@@ -321,15 +312,15 @@ def test_an_environment_that_always_raises_stops_the_run_after_its_restarts(chat
 
     lost = r"in step raised KeyError: 'the door' \(test_environments.py:\d+\). An attempt begins"
     with pytest.raises(TrajectoryLost, match=lost):
-        plays(chat, room(step=breaks), ["look"], max_restarts=2)
-    assert [one.closed for one in rooms] == [1] * 4  # one to see its actions, three attempts
+        play(chat, room(step=breaks), ["look"], max_restarts=2)
+    assert [each.closed for each in rooms] == [1] * 4  # one to see its actions, three attempts
 
     def shut():
         raise OSError("only one game at a time")
 
     lost = "in reset raised OSError: only one .* if it serves only so many attempts at once, set"
     with pytest.raises(TrajectoryLost, match=lost):
-        plays(chat, room(reset=shut), ["look"])
+        play(chat, room(reset=shut), ["look"])
 
 
 def test_an_environment_that_hangs_loses_its_attempt_and_no_other(chat, monkeypatch):
@@ -344,14 +335,14 @@ def test_an_environment_that_hangs_loses_its_attempt_and_no_other(chat, monkeypa
 
     tool = Gymnasium(make=Room, options={"step": hangs}, step_timeout_s=0.2)
     began = time.perf_counter()
-    attempts = plays(chat, tool, ["look", "wait"], size=4, turns=3)
+    attempts = play(chat, tool, ["look", "wait"], size=4, turns=3)
     assert time.perf_counter() - began < 10
     assert attempts.restarted == 1
     assert [len(t.turns) for t in attempts.trajectories[0]] == [3] * 4
     message = r"in step took longer than step_timeout_s = 0.2. Raise it"
     hung.clear()
     with pytest.raises(TrajectoryLost, match=message):
-        plays(chat, tool, ["wait"], max_restarts=0)
+        play(chat, tool, ["wait"], max_restarts=0)
 
 
 def test_attempts_in_a_world_that_breaks_are_all_whole(chat, rooms):
@@ -364,7 +355,7 @@ def test_attempts_in_a_world_that_breaks_are_all_whole(chat, rooms):
         return f"{room.turn}", 1.0, room.turn == 4, False, {}
 
     seeds = load_questions(Seeds(25), "train")
-    attempts = plays(
+    attempts = play(
         chat, room(step=breaks), ["on"], questions=seeds, size=10, turns=6, max_restarts=20
     )
     every = [trajectory for group in attempts.trajectories for trajectory in group]
@@ -384,16 +375,16 @@ def test_no_more_environments_are_open_than_can_be(chat, rooms):
     most = []
 
     def counts(room, action):
-        most.append(sum(not one.closed for one in rooms))
+        most.append(sum(not each.closed for each in rooms))
         return "x", 0.0, False, False, {}
 
     tool = Gymnasium(make=Room, options={"step": counts}, capacity=3)
-    attempts = plays(chat, tool, ["on"], size=8, turns=2)
+    attempts = play(chat, tool, ["on"], size=8, turns=2)
     assert len(attempts.trajectories[0]) == 8
     assert max(most) == 3
 
 
-def test_an_environment_that_cannot_be_closed_before_it_begins_shows_its_actions(chat):
+def test_an_environment_that_cannot_be_closed_before_it_begins_can_be_used(chat):
     class Late(Room):
         def reset(self, seed=None):
             self.held = object()
@@ -402,10 +393,10 @@ def test_an_environment_that_cannot_be_closed_before_it_begins_shows_its_actions
         def close(self):
             del self.held
 
-    assert one(chat, Gymnasium(make=Late), ["look"], turns=1).figures["steps"] == 1
+    assert play_one(chat, Gymnasium(make=Late), ["look"], turns=1).figures["steps"] == 1
 
 
-def test_an_environment_that_does_not_close_is_told(chat):
+def test_an_environment_that_does_not_close_is_named(chat):
     def stuck():
         raise OSError("stuck")
 
@@ -417,7 +408,7 @@ def test_an_environment_that_does_not_close_is_told(chat):
             stuck()
 
     with pytest.raises(TrajectoryLost, match="in close raised OSError: stuck"):
-        plays(chat, room(close=once), ["look"], turns=1, max_restarts=0)
+        play(chat, room(close=once), ["look"], turns=1, max_restarts=0)
 
 
 # ------------------------------------------------------------------------- what is paid
@@ -425,8 +416,8 @@ def test_an_environment_that_does_not_close_is_told(chat):
 
 def scored(chat, says, *rewards, **options):
     """Turn rewards and outcomes of attempts on the lake, one for each script."""
-    texts = [says] if isinstance(says[0], str) else says
-    attempts = [one(chat, lake(), some, **options) for some in texts]
+    scripts = [says] if isinstance(says[0], str) else says
+    attempts = [play_one(chat, lake(), script, **options) for script in scripts]
     group = score_group(attempts, list(rewards))
     return group.turn_rewards.tolist(), group.outcome.tolist()
 
@@ -459,7 +450,7 @@ def test_the_last_step_is_the_outcome_if_the_recipe_says_so(chat):
 def test_each_step_costs_and_the_attempts_that_reach_the_goal_are_right(chat):
     outcome = EnvironmentOutcome(0.5, "last_step", right_at=5.0)
     rewards = [EnvironmentReward(last_step=False), outcome, StepCost(0.2)]
-    attempts = [one(chat, lake(), says, turns=7) for says in (GOAL, ["left", "fly", "left"])]
+    attempts = [play_one(chat, lake(), says, turns=7) for says in (GOAL, ["left", "fly", "left"])]
     group = score_group(attempts, rewards)
     steps = [int(attempt.figures["steps"]) for attempt in attempts]
     assert steps[0] == 6
@@ -473,7 +464,7 @@ def test_each_step_costs_and_the_attempts_that_reach_the_goal_are_right(chat):
         StepCost(-1)
 
 
-def test_an_outcome_that_no_environment_gives_is_told(chat):
+def test_an_outcome_that_no_environment_gives_is_refused(chat):
     with pytest.raises(RecipeError, match=r"no environment of the recipe has it. Add 'def get_rew"):
         scored(chat, GOAL, EnvironmentOutcome())
     with pytest.raises(RecipeError, match=r"EnvironmentOutcome.of is 'end'; choose one of get_rew"):
@@ -485,8 +476,9 @@ def test_an_outcome_that_no_environment_gives_is_told(chat):
 
 
 def test_an_iteration_without_an_ending_of_the_environment_is_warned_of(chat):
-    goal, long = one(chat, lake(), GOAL), one(chat, lake(), ["down " * 30], max_turn_tokens=10)
-    late = one(chat, lake(), ["down", "fly"], turns=2)
+    goal = play_one(chat, lake(), GOAL)
+    long = play_one(chat, lake(), ["down " * 30], max_turn_tokens=10)
+    late = play_one(chat, lake(), ["down", "fly"], turns=2)
     assert escapes([goal, long], 1, 8) == ""
     assert escapes([], 1, 8) == ""
     assert escapes([late, late, long], 3, 2).startswith(
@@ -518,11 +510,11 @@ def test_a_run_warns_once_of_the_first_iteration_or_of_three_in_a_row(
     it = MTGRPO(policy, rollout, [EnvironmentReward()], engine=engine, group_size=4, optimizer=sgd)
     tasks = QuestionData(Seeds(), Seeds(), questions_per_iteration=1)
     trainer(tmp_path, len(ends), [Endings()], limit_val_batches=0).fit(it, tasks)
-    told = re.findall(r"no attempt of iteration (\d+) was ended by its", caplog.text)
-    assert list(map(int, told)) == warned
+    iterations = re.findall(r"no attempt of iteration (\d+) was ended by its", caplog.text)
+    assert list(map(int, iterations)) == warned
 
 
-def test_seeds_are_tasks_without_a_file(chat):
+def test_seeds_make_tasks_without_a_file(chat):
     source = Seeds(5, 3, "Reach G.")
     train, val = (load_questions(source, split) for split in ("train", "val"))
     assert [question.metadata["seed"] for question in train] == [0, 1, 2, 3, 4]
@@ -579,20 +571,17 @@ class Guess:
         if number < 0:
             raise ValueError("negative")
         self.guesses += 1
-        found = number == self.number
-        return ToolResult("yes" if found else "no", reward=float(found) - 0.1, done=found)
+        right = number == self.number
+        return ToolResult("yes" if right else "no", reward=float(right) - 0.1, done=right)
 
     def get_reward(self) -> float:
         return 1 / self.guesses
 
 
-def guesses(chat, *said, **options):
-    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: said[turn])
-    scheme = Action(len(said), "text", "guess")
-    rollout = Rollout(scheme, [Environment(Guess)], max_turn_tokens=40, max_tokens=4000, **options)
-    rollout.check(chat)
-    ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
-    return trajectory
+def guesses(chat, *numbers):
+    """An attempt that makes these guesses."""
+    tool = Environment(Guess)
+    return play_one(chat, tool, numbers, turns=len(numbers), tool_name="guess")
 
 
 def test_a_class_of_the_user_is_an_environment(chat):
@@ -625,10 +614,8 @@ class Countdown:
 def test_an_attempt_changes_nothing_of_what_another_is_given(chat):
     question = Question("c", "Go.", metadata={"numbers": [1, 2]})
     tool = Environment(Countdown)
-    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: "12"[turn])
-    rollout = Rollout(Action(2, "text", "take"), [tool], max_turn_tokens=40, max_tokens=4000)
-    (attempts,) = rollout.play(engine, chat, [question], 2, (0,))
-    assert [one.turns[0].results[0].content for one in attempts] == ["[2]", "[2]"]
+    (group,), *_ = play(chat, tool, "12", [question], size=2, turns=2, tool_name="take")
+    assert [attempt.turns[0].results[0].content for attempt in group] == ["[2]", "[2]"]
     assert question.metadata == {"numbers": [1, 2]}
 
 
@@ -636,7 +623,7 @@ def test_in_gymnasium_too_a_mistake_of_the_policy_is_read(chat):
     def confused(room, action):
         raise PolicyMistake("no such word" if action == "fly" else "")
 
-    trajectory = one(chat, room(step=confused), ["fly", "hm", "hm"], turns=3)
+    trajectory = play_one(chat, room(step=confused), ["fly", "hm", "hm"], turns=3)
     read = [turn.results[0].content for turn in trajectory.turns[:2]]
     assert read == ["no such word", "this call makes no sense"]
     assert not trajectory.turns[0].results[0].ok
@@ -650,14 +637,14 @@ def test_a_mistake_of_the_policy_before_it_did_anything_stops_the_run(chat):
     with pytest.raises(
         ToolError, match=r"Early raised PolicyMistake: no such level in open for .*\(test_env"
     ):
-        plays(chat, Environment(Early), ["1"], tool_name="guess")
+        play(chat, Environment(Early), ["1"], tool_name="guess")
 
 
-def test_an_attempt_whose_time_was_up_is_unfinished(chat):
+def test_an_attempt_that_is_truncated_is_unfinished(chat):
     def late(room, action):
         return ("still here", -0.1, False, room.turn == 2, {})
 
-    trajectory = one(chat, room(step=late), ["wait"], turns=8)
+    trajectory = play_one(chat, room(step=late), ["wait"], turns=8)
     assert (trajectory.ended_by, len(trajectory.turns)) == ("tool", 2)
     paid = {"steps": 2, "earned": pytest.approx(-0.2)}
     assert trajectory.figures == {**paid, "ended": 0, "truncated": 1}
@@ -665,11 +652,6 @@ def test_an_attempt_whose_time_was_up_is_unfinished(chat):
     assert [reward.score(trajectory, k) for k in (0, 1)] == pytest.approx([-0.1, -1.1])
     assert EnvironmentOutcome(of="last_step").score(trajectory) == 0
     assert "of 1, 1 ran out of time; 0 of 2 turns took no step" in escapes([trajectory], 1, 8)
-
-
-def test_a_method_that_raises_loses_the_attempt(chat):
-    with pytest.raises(TrajectoryLost, match="environment Guess in guess raised ValueError: neg"):
-        guesses(chat, "-1", "0", max_restarts=1)
 
 
 def test_a_class_that_is_no_environment_is_refused_with_the_next_step(chat):
@@ -735,7 +717,7 @@ def clock(limit_s, **options):
 def waits(tool, *seconds):
     """One turn that waits so often, and the seconds that all of it took."""
     began = time.perf_counter()
-    calls = [ToolCall("wait", {"seconds": some}) for some in seconds]
+    calls = [ToolCall("wait", {"seconds": s}) for s in seconds]
     with pytest.raises(TrajectoryLost) as lost:
         on_loop(call_tools([tool], QUESTION, [calls]))
     return str(lost.value), time.perf_counter() - began
@@ -793,7 +775,7 @@ def test_what_ends_an_attempt_shares_a_limit_too():
 def test_the_end_of_a_run_waits_for_what_comes_late(chat):
     tool = clock(0.1)
     with pytest.raises(TrajectoryLost):
-        plays(chat, tool, ["0.4"], tool_name="wait", turns=1, max_restarts=0)
+        play(chat, tool, ["0.4"], tool_name="wait", turns=1, max_restarts=0)
     assert Clock.log[-2:] == ["close", "close done"]
 
 
@@ -817,7 +799,7 @@ def test_a_coroutine_that_hangs_is_cancelled(chat):
 
     tool = Environment(Sleepy, step_timeout_s=0.1)
     with pytest.raises(TrajectoryLost, match=r"in sleep took longer than step_timeout_s = 0\.1"):
-        plays(chat, tool, ["1"], tool_name="sleep", turns=1, max_restarts=0)
+        play(chat, tool, ["1"], tool_name="sleep", turns=1, max_restarts=0)
     assert log == ["woken", "closed"]
 
 
@@ -838,7 +820,7 @@ def test_what_close_raises_does_not_hide_what_went_wrong_before(chat):
 
     lost = r"in reset raised KeyError: 'no level'"
     with pytest.raises(TrajectoryLost, match=lost):
-        plays(chat, room(reset=reset, close=close), ["look"], max_restarts=0)
+        play(chat, room(reset=reset, close=close), ["look"], max_restarts=0)
     assert calls == ["reset", "close"]
 
     class Bad(Guess):
@@ -849,7 +831,7 @@ def test_what_close_raises_does_not_hide_what_went_wrong_before(chat):
             stuck()
 
     with pytest.raises(ToolError, match="gave the reward nan from get_reward"):
-        plays(chat, Environment(Bad), ["0"], tool_name="guess", turns=1)
+        play(chat, Environment(Bad), ["0"], tool_name="guess", turns=1)
 
 
 def test_a_copy_that_takes_too_long_loses_its_attempt_and_is_closed(chat, rooms):
@@ -860,7 +842,7 @@ def test_a_copy_that_takes_too_long_loses_its_attempt_and_is_closed(chat, rooms)
 
     tool = Gymnasium(make=Heavy, step_timeout_s=0.1)
     with pytest.raises(TrajectoryLost, match=r"environment .* in copy took longer than"):
-        plays(chat, tool, ["look"], turns=2, probes=1, max_restarts=0)
+        play(chat, tool, ["look"], turns=2, probes=1, max_restarts=0)
     until = time.monotonic() + 5
     while not all(room.closed for room in rooms) and time.monotonic() < until:
         time.sleep(0.01)
@@ -880,7 +862,7 @@ def test_an_environment_is_closed_though_the_time_is_up(chat):
             closed.append(self)
 
     with pytest.raises(TrajectoryLost, match="Slow in close took longer"):
-        plays(
+        play(
             chat,
             Environment(Slow, step_timeout_s=0.1),
             ["0"],
@@ -891,7 +873,7 @@ def test_an_environment_is_closed_though_the_time_is_up(chat):
     assert len(closed) == 1
 
 
-def test_what_leaves_an_environment_is_not_stopped():
+def test_leaving_an_environment_is_not_interrupted():
     left = []
 
     class Late(Stay):
@@ -930,19 +912,19 @@ def test_a_coroutine_that_is_cancelled_from_within_loses_its_attempt_and_no_othe
 
     tool = Environment(Inner)
     Inner.get_reward = lambda self: 1.0
-    assert plays(chat, tool, ["1"], size=3, tool_name="look", turns=1).restarted == 1
+    assert play(chat, tool, ["1"], size=3, tool_name="look", turns=1).restarted == 1
     cancelled.clear()
     with pytest.raises(TrajectoryLost, match="Inner in look was cancelled from within"):
-        plays(chat, tool, ["1"], tool_name="look", turns=1, max_restarts=0)
+        play(chat, tool, ["1"], tool_name="look", turns=1, max_restarts=0)
 
 
 @pytest.mark.parametrize("kind", [StopIteration, SystemExit, asyncio.CancelledError])
-def test_what_ends_other_things_is_named_as_it_is(chat, kind):
+def test_exceptions_that_end_threads_or_tasks_are_named(chat, kind):
     def ends(room, action):
         raise kind("over")
 
     with pytest.raises(TrajectoryLost, match=rf"in step raised {kind.__name__}: over \(test_env"):
-        plays(chat, room(step=ends), ["on"], max_restarts=0)
+        play(chat, room(step=ends), ["on"], max_restarts=0)
 
 
 def test_a_lost_environment_is_asked_for_no_reward(chat):
@@ -957,8 +939,10 @@ def test_a_lost_environment_is_asked_for_no_reward(chat):
             asked.append(self)
             return 1.0
 
-    with pytest.raises(TrajectoryLost, match="KeyError: 'broken'"):
-        plays(chat, Environment(Breaks), ["1"], tool_name="guess", turns=1, max_restarts=1)
+    with pytest.raises(
+        TrajectoryLost, match="environment Breaks in guess raised KeyError: 'broken'"
+    ):
+        play(chat, Environment(Breaks), ["1"], tool_name="guess", turns=1, max_restarts=1)
     assert not asked
 
 
@@ -993,7 +977,7 @@ def test_no_more_environments_are_open_than_can_be_with_their_branches(chat, roo
     open_at_once = []
 
     def counts(room, action):
-        open_at_once.append(sum(not one.closed for one in rooms))
+        open_at_once.append(sum(not each.closed for each in rooms))
         return "x", 0.0, False, False, {}
 
     class Copied(Room):
@@ -1002,15 +986,10 @@ def test_no_more_environments_are_open_than_can_be_with_their_branches(chat, roo
 
     # an attempt of two turns with a branch each has three
     tool = Gymnasium(make=Copied, options={"step": counts}, capacity=7)
-    attempts = plays(chat, tool, ["on"], size=5, turns=2, probes=1, lockstep=lockstep)
+    attempts = play(chat, tool, ["on"], size=5, turns=2, probes=1, lockstep=lockstep)
     assert len(attempts.trajectories[0]) == 5
     assert len(attempts.probes[0]) == 10
     assert 3 < max(open_at_once) <= 6
-    message = (
-        r"environment .*Room.* has capacity = 2, and the least .* at a time is 3 \(1 x 1 x 3\): "
-    )
-    with pytest.raises(RecipeError, match=message):
-        plays(chat, Gymnasium(make=Room, capacity=2), ["on"], turns=2, probes=1)
 
 
 def test_processes_and_collections_share_the_capacity_of_an_environment(chat):
@@ -1028,32 +1007,26 @@ def test_processes_and_collections_share_the_capacity_of_an_environment(chat):
     assert rollout.places.at_once(engine, 0, Shares(4)) == 1  # an engine serves more, if it has to
 
 
-def test_a_capacity_that_does_not_suffice_is_refused_before_a_model_is_loaded(
-    tiny_model, tmp_path, caplog
-):
-    def fits(capacity, **settings):
-        from test_training import data, module, trainer
-
-        it = module(tiny_model, engine=ScriptedEngine(None, None), **settings)
-        it.rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=capacity)])
+def test_a_capacity_that_does_not_suffice_is_refused_before_a_model_is_loaded(tiny_model, tmp_path):
+    # an attempt of two turns with two branches each has five
+    it = module(tiny_model, engine=ScriptedEngine(None, None), estimator=Branched(probes=2))
+    it.rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=2)])
+    message = (
+        r"environment .*Room.* has capacity = 2, and the least .* at a time is 5 \(1 x 1 x 5\): "
+    )
+    with pytest.raises(RecipeError, match=message):
         trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
-
-    with pytest.raises(RecipeError, match=r"capacity = 2, and .* is 5 \(1 x 1 x 5\)"):
-        fits(2, estimator=Branched(probes=2))
 
 
 def test_a_capacity_below_a_group_is_named_and_not_the_engine(tiny_model, caplog):
-    from test_training import Lies, module
-
-    it = module(tiny_model, engine=Lies())
-    it.rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=1)])
+    it = module(tiny_model, engine=Slots())
+    tool = Gymnasium(make=Room, capacity=1)
+    it.rollout = Rollout(Action(2, "text"), [tool], max_turn_tokens=4)
     with caplog.at_level("INFO"):
         it.ask("?")
-    assert (
-        f"environment Room has room for 1 of a group's {it.group_size} trajectories, so the"
-        in caplog.text
-    )
-    assert "Lies has room" not in caplog.text
+    room = f"environment Room has room for 1 of a group's {it.group_size} trajectories, so the"
+    assert room in caplog.text
+    assert "Slots has room" not in caplog.text
 
 
 # ------------------------------------------------------------------------- several tools
@@ -1078,8 +1051,7 @@ def test_a_call_of_another_tool_is_no_step(chat):
                 return super().read(text, turn, cut)
             return Reading((ToolCall("look", {"query": text}),))
 
-    says = ["down", "down", "down"]
-    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: says[turn])
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: "down")
     rollout = Rollout(Both(3, "text"), [lake(), Look()], max_turn_tokens=40, max_tokens=4000)
     ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
     assert [turn.results[0].ok for turn in trajectory.turns] == [True] * 3
@@ -1115,7 +1087,7 @@ def throws(chat, **options):
     """What 8 attempts each of 4 seeds see."""
     seeds = [Question(f"seed {n}", "Go.", metadata={"seed": n}) for n in range(4)]
     tool = Gymnasium(make=Dice, **options)
-    groups = plays(chat, tool, ["on"], questions=seeds, size=8, turns=3).trajectories
+    groups = play(chat, tool, ["on"], questions=seeds, size=8, turns=3).trajectories
     return [[[r.content or r.unread for r in t.results] for t in group] for group in groups]
 
 
@@ -1145,7 +1117,7 @@ def test_calls_of_a_world_that_is_not_thread_safe_take_turns(chat, thread_safe):
         return "x", 0.0, False, False, {}
 
     tool = Gymnasium(make=Room, options={"step": alone}, thread_safe=thread_safe)
-    plays(chat, tool, ["on"], size=8, turns=2)
+    play(chat, tool, ["on"], size=8, turns=2)
     assert len(met) == 16
     assert any(met) == thread_safe
 
@@ -1185,7 +1157,7 @@ class Ledger:
 def test_an_environment_that_is_made_for_one_thread_is_called_in_one_thread(chat):
     tool = Gymnasium(make=Ledger, thread_safe=False)
     says = ["a", "b", "c"]
-    attempts = plays(chat, tool, says, size=8, turns=3, probes=1, max_restarts=0)
+    attempts = play(chat, tool, says, size=8, turns=3, probes=1, max_restarts=0)
     assert len(attempts.probes[0]) == 8 * 3
     every = [*attempts.trajectories[0], *(probe.trajectory for probe in attempts.probes[0])]
     assert {trajectory.results[-1].unread for trajectory in every} == {"0,a,b,c"}
@@ -1194,7 +1166,7 @@ def test_an_environment_that_is_made_for_one_thread_is_called_in_one_thread(chat
 
 def test_a_branch_goes_on_with_the_same_random_numbers(chat):
     tool = Gymnasium(make=Dice, thread_safe=False)
-    attempts = plays(chat, tool, ["on"], turns=2, probes=1)
+    attempts = play(chat, tool, ["on"], turns=2, probes=1)
     ((trunk,),), ((*probes,),), _ = attempts
     seen = [r.content or r.unread for r in trunk.results]
     for probe in probes:
@@ -1243,9 +1215,9 @@ def turned():
     assert _caught_up()
 
 
-def test_to_wait_for_a_turn_takes_nothing_of_an_environments_time(chat, turned, monkeypatch):
+def test_waiting_for_a_turn_does_not_count_against_the_time_limit(chat, turned, monkeypatch):
     monkeypatch.setattr("turnrl_environments.world._MARGIN_S", 0.1)  # nor of the whole batch's
-    attempts = plays(chat, turned(0.5), ["0.02"], size=40, turns=1, max_restarts=0)
+    attempts = play(chat, turned(0.5), ["0.02"], size=40, turns=1, max_restarts=0)
     assert len(attempts.trajectories[0]) == 40
     assert attempts.restarted == 0
 
@@ -1283,7 +1255,7 @@ def test_a_call_that_keeps_its_turn_is_named_and_blamed(chat, turned, monkeypatc
     )
     says = lambda session, turn: "hang" if session == 0 and turn == 0 else "go"  # noqa: E731
     with pytest.raises(ToolError, match=message):
-        plays(chat, turned(0.2), says, size=3, turns=3, max_restarts=5)
+        play(chat, turned(0.2), says, size=3, turns=3, max_restarts=5)
     with pytest.raises(ToolError, match=message):
         _ = turned(0.2).specs
     child = os.fork()
@@ -1294,7 +1266,7 @@ def test_a_call_that_keeps_its_turn_is_named_and_blamed(chat, turned, monkeypatc
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_what_comes_too_late_does_not_turn_back_the_random_numbers_of_others(turned):
+def test_a_call_that_ends_too_late_does_not_reset_the_random_numbers_of_others(turned):
     tool = turned(0.1)
     with pytest.raises(TrajectoryLost, match="in step took longer"):
         on_loop(call_tools([tool], QUESTION, [[ToolCall("step", {"action": "hang"})]]))
@@ -1365,25 +1337,27 @@ FIVE = "from step. Gymnasium's step gives five: observation, reward, terminated,
         ({"step": lambda self, action: None}, f"gave (None|no five values) {FIVE}"),
     ],
 )
-def test_an_environment_of_the_old_form_is_told_the_line_to_write(chat, registered, methods, says):
+def test_for_an_environment_of_the_old_form_the_line_to_write_is_named(
+    chat, registered, methods, says
+):
     made = switch(**methods)
     if registered:
         gymnasium.register("Old-v0", made, max_episode_steps=9)
     try:
         tool = Gymnasium("Old-v0") if registered else Gymnasium(make=made)
         with pytest.raises(ToolError, match=says) as error:
-            one(chat, tool, ["0"])
+            play_one(chat, tool, ["0"])
         assert f"environment {'Old-v0' if registered else 'Switched'} " in str(error.value)
     finally:
         gymnasium.registry.pop("Old-v0", None)
 
 
-def test_a_reset_that_takes_no_options_is_told_once_a_question_has_some(chat):
+def test_a_reset_that_takes_no_options_is_refused_once_a_question_has_some(chat):
     tool = Gymnasium(make=switch(reset=lambda self, seed=None: (0, {})))
-    one(chat, tool, ["0"])
+    play_one(chat, tool, ["0"])
     question = Question("q", "Go.", metadata={"options": {}})
     with pytest.raises(ToolError, match="reset of environment Switched does not take 'options'"):
-        one(chat, tool, ["0"], questions=[question])
+        play_one(chat, tool, ["0"], questions=[question])
 
 
 @pytest.mark.parametrize(
@@ -1393,7 +1367,7 @@ def test_a_reset_that_takes_no_options_is_told_once_a_question_has_some(chat):
         (type("Mute", (), {"reset": Room.reset}), "a Mute, which has no method step"),
     ],
 )
-def test_what_makes_no_environment_is_refused(make, says):
+def test_a_function_that_makes_no_environment_is_refused(make, says):
     with pytest.raises(RecipeError, match=says):
         Rollout(Action(), [Gymnasium(make=make)])
 
@@ -1452,7 +1426,7 @@ def own(reset="self, seed: int", press="self, button: str", gives="'x'", begins=
         ({"reset": "self, seed, /"}, "reset of environment Lift takes 'seed' by its place, .* '/'"),
     ],
 )
-def test_a_class_that_cannot_be_called_is_told_the_line_to_write(parts, says):
+def test_for_a_class_that_cannot_be_called_the_line_to_write_is_named(parts, says):
     with pytest.raises(RecipeError, match=says):
         Environment(own(**parts))
 
@@ -1471,6 +1445,6 @@ def test_options_that_a_class_does_not_take_are_refused():
         ({"gives": "('x', 1.0, True, False, {})"}, "from press, .* If Lift has Gymnasium's form"),
     ],
 )
-def test_a_class_that_gives_no_text_is_told_what_to_return(chat, parts, says):
+def test_a_class_that_returns_no_text_is_named_with_what_to_return(chat, parts, says):
     with pytest.raises(ToolError, match=says):
-        one(chat, Environment(own(**parts)), ["up"], tool_name="press")
+        play_one(chat, Environment(own(**parts)), ["up"], tool_name="press")

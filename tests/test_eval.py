@@ -85,37 +85,33 @@ def test_eval_of_a_recipe_that_cannot_be_scored(recipe, capsys):
     )
 
 
-def test_a_run_is_scored_by_its_best_checkpoint_or_else_its_last(recipe, capsys):
-    assert main(["fit", "recipe.yaml"]) == 0
+def test_a_run_is_scored_by_its_best_checkpoint_or_else_its_last(recipe, trained, capsys):
     run = Path("runs/recipe/version_0")
     chosen = "best.ckpt was chosen by its score on these questions"
-    for word in (str(run), "recipe", "recipe/version_0"):
+
+    def printed(*arguments):
         capsys.readouterr()
-        assert main(["eval", word]) == 0
-        printed = capsys.readouterr().out
-        assert f"checkpoint {run}/checkpoints/best.ckpt" in printed
-        assert chosen in printed
-        assert "--questions, or score the last checkpoint with --ckpt_path last" in printed
-        assert "3 questions, greedy" in printed
-    versions = {row["policy_version"] for row in record.read("runs/recipe-eval/version_0")}
-    assert len(versions) == 1
-    assert main(["eval", "recipe", "--ckpt_path", "last"]) == 0
-    printed = capsys.readouterr().out
-    assert f"checkpoint {run}/checkpoints/last.ckpt" in printed
-    assert chosen not in printed
-    others = (["--questions", "worlds.Numbers"], ["--split", "train"], ["--data.val_limit", "2"])
-    for other in others:
-        assert main(["eval", "recipe", *other]) == 0
-        assert chosen not in capsys.readouterr().out
+        assert main(["eval", *arguments]) == 0
+        return capsys.readouterr().out
+
+    for word in (str(run), "recipe"):
+        page = printed(word)
+        assert f"checkpoint {run}/checkpoints/best.ckpt" in page
+        assert chosen in page
+        assert "--questions, or score the last checkpoint with --ckpt_path last" in page
+        assert "3 questions, greedy" in page
+    for other in (["--questions", "worlds.Numbers"], ["--split", "train"]):
+        assert chosen not in printed("recipe", *other)
+    page = printed("recipe", "--ckpt_path", "last", "--data.val_limit", "2")
+    assert f"checkpoint {run}/checkpoints/last.ckpt" in page
+    assert chosen not in page
     (run / "checkpoints" / "best.ckpt").unlink()
-    assert main(["eval", "recipe"]) == 0
-    assert f"checkpoint {run}/checkpoints/last.ckpt" in capsys.readouterr().out
-    assert "has no best.ckpt in checkpoints/" in fails(
-        capsys, ["eval", "recipe", "--ckpt_path=best"]
-    )
+    assert f"checkpoint {run}/checkpoints/last.ckpt" in printed("recipe")
+    message = fails(capsys, ["eval", "recipe", "--ckpt_path=best"])
+    assert "has no best.ckpt in checkpoints/" in message
     # its evaluations lie apart from it, and it stays the newest of its name
     assert sorted(path.name for path in Path("runs").iterdir()) == ["recipe", "recipe-eval"]
-    assert len(list(Path("runs/recipe-eval").iterdir())) == 8
+    assert len(list(Path("runs/recipe-eval").iterdir())) == 6
 
 
 def noted(folder):
@@ -123,23 +119,22 @@ def noted(folder):
 
 
 @pytest.mark.slow
-def test_of_a_run_the_recipe_counts_and_not_where_it_began_or_wrote(recipe, capsys):
-    one = ["--trainer.max_epochs", "1"]
-    assert main(["fit", "recipe.yaml", *one]) == 0
+def test_an_evaluation_takes_the_recipe_of_a_run_and_not_its_checkpoint_or_folder(recipe, capsys):
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
     began = Path("runs/recipe/version_0/checkpoints/last.ckpt")
     more = ["--ckpt_path", str(began), "--trainer.max_epochs", "2"]
     assert main(["fit", "recipe.yaml", *more, "--trainer.logger.save_dir", "out"]) == 0
     began.unlink()
     (run,) = Path("out/recipe").iterdir()
     assert scored(capsys, str(run))["checkpoint"] == f"{run}/checkpoints/best.ckpt"
-    found = scored(capsys, str(run), "--trainer.logger.save_dir", "scores")
-    assert found["folder"] == "scores/recipe-eval/version_0"
-    assert noted(found["folder"])["ckpt_path"] == f"{run}/checkpoints/best.ckpt"
+    figures = scored(capsys, str(run), "--trainer.logger.save_dir", "scores")
+    assert figures["folder"] == "scores/recipe-eval/version_0"
+    assert noted(figures["folder"])["ckpt_path"] == f"{run}/checkpoints/best.ckpt"
     # what stands in a later recipe counts as an option does, and so does null
     Path("chosen.yaml").write_text("ckpt_path: last")
-    found = scored(capsys, str(run), "chosen.yaml")
-    assert found["checkpoint"] == f"{run}/checkpoints/last.ckpt"
-    assert found["folder"] == "runs/recipe-eval/version_1"
+    figures = scored(capsys, str(run), "chosen.yaml")
+    assert figures["checkpoint"] == f"{run}/checkpoints/last.ckpt"
+    assert figures["folder"] == "runs/recipe-eval/version_1"
     assert scored(capsys, str(run), "--ckpt_path", "null")["checkpoint"] is None
 
 
@@ -162,11 +157,11 @@ def test_a_run_notes_its_command_and_its_config_is_a_recipe_again(recipe, capsys
     assert main(["eval", "before.yaml"]) == 0
     assert "3 questions, greedy" in capsys.readouterr().out
     Path("stray.yaml").write_text("json: true")
-    told = fails(capsys, ["eval", "recipe.yaml", "stray.yaml"])
-    assert "json is an option of 'turnrl eval', and no key of a recipe." in told
-    assert told.endswith("Leave it out of 'stray.yaml', and give --json.")
-    told = fails(capsys, ["fit", "recipe.yaml", "--command", "eval"])
-    assert "unknown key 'command'" in told
+    message = fails(capsys, ["eval", "recipe.yaml", "stray.yaml"])
+    assert "json is an option of 'turnrl eval', and no key of a recipe." in message
+    assert message.endswith("Leave it out of 'stray.yaml', and give --json.")
+    message = fails(capsys, ["fit", "recipe.yaml", "--command", "eval"])
+    assert "unknown key 'command'" in message
 
 
 @pytest.mark.slow
@@ -179,20 +174,20 @@ def test_a_typo_of_an_endpoint_is_named_beside_a_resolved_recipe(recipe, capsys)
     assert main(["eval", "recipe.yaml", "--print_config"]) == 0
     Path("resolved.yaml").write_text(printed := capsys.readouterr().out)
     assert "url: null" in printed
-    told = fails(capsys, ["eval", "resolved.yaml", "--endpoint.base_urll", "x"])
-    assert "unknown key 'endpoint.base_urll'. Did you mean base_url?" in told
+    message = fails(capsys, ["eval", "resolved.yaml", "--endpoint.base_urll", "x"])
+    assert "unknown key 'endpoint.base_urll'. Did you mean base_url?" in message
     # a setting that the tool passes on is none of the unknown ones
     tool = ["--model.rollout.tools", "[{class_path: WikiSearch, init_args: {index: i, urll: x}}]"]
-    told = fails(capsys, ["eval", "recipe.yaml", *tool])
-    assert "unknown key 'model.rollout.tools[0].urll'. Did you mean url?" in told
+    message = fails(capsys, ["eval", "recipe.yaml", *tool])
+    assert "unknown key 'model.rollout.tools[0].urll'. Did you mean url?" in message
 
 
 def test_a_flag_stands_anywhere_and_takes_no_value(recipe, capsys):
     capsys.readouterr()
     assert main(["eval", "--json", "recipe.yaml", "--data.val_limit", "1"]) == 0
     assert json.loads(capsys.readouterr().out)["figures"]["val"]["turns"]["questions"] == 1
-    told = fails(capsys, ["eval", "recipe.yaml", "--json=true"])
-    assert "argument --json: takes no value, and 'true' was given" in told
+    message = fails(capsys, ["eval", "recipe.yaml", "--json=true"])
+    assert "argument --json: takes no value, and 'true' was given" in message
 
 
 @pytest.mark.slow
@@ -224,16 +219,16 @@ def test_a_run_is_scored_from_any_folder(recipe, capitals, monkeypatch, capsys):
 
 def test_each_data_set_has_its_lines_and_all_have_theirs(recipe, capitals, capsys):
     command = ["recipe.yaml", "--questions", "worlds.Numbers", capitals, "--data.val_limit", "2"]
-    found = scored(capsys, *command)
+    report = scored(capsys, *command)
     sets = {
         name: record.read("runs/recipe-eval/version_0", split=name)
         for name in ("Numbers", "capitals")
     }
     assert [row["question_id"] for row in sets["capitals"]] == ["fr", "uk"]
     assert len(sets["Numbers"]) == 2
-    assert list(found["figures"]) == ["Numbers", "capitals", "overall"]
+    assert list(report["figures"]) == ["Numbers", "capitals", "overall"]
     for name, rows in {**sets, "overall": [*itertools.chain(*sets.values())]}.items():
-        figures = found["figures"][name]
+        figures = report["figures"][name]
         turns = [len(row["turns"]) for row in rows]
         assert figures["turns"]["mean"] == pytest.approx(sum(turns) / len(turns))
         tokens = [sum(turn["tokens"] for turn in row["turns"]) for row in rows]
@@ -242,13 +237,13 @@ def test_each_data_set_has_its_lines_and_all_have_theirs(recipe, capitals, capsy
         assert all(f["low"] <= f["mean"] <= f["high"] for f in figures.values() if f["questions"])
     sizes = {"turns", "calls", "sampled_tokens"}
     rewards = {"reward/outcome/answered", "reward/turn/called", "reward/total"}
-    assert {*found["figures"]["overall"]} == {*record.CURVES, "f1"} | sizes | rewards
+    assert {*report["figures"]["overall"]} == {*record.CURVES, "f1"} | sizes | rewards
     with Path("runs/recipe-eval/version_0/metrics.csv").open() as file:
         columns = next(csv.reader(file))
     assert {"Numbers/exact_match", "capitals/exact_match"} <= set(columns)
     # the same questions in the same order, whatever the seed
     again = scored(capsys, *command, "--seed_everything", "7")
-    assert again["figures"] == found["figures"]
+    assert again["figures"] == report["figures"]
     ids = [
         [row["question_id"] for row in record.read(f"runs/recipe-eval/version_{n}")] for n in (0, 1)
     ]
@@ -263,23 +258,23 @@ def test_each_data_set_has_its_lines_and_all_have_theirs(recipe, capitals, capsy
 
 
 def test_samples_are_averaged_per_question_and_drawn_the_same_again(recipe, capsys):
+    def texts(version):
+        rows = record.read(f"runs/recipe-eval/version_{version}")
+        return {(row["group"], row["member"]): row["turns"][0]["text"] for row in rows}
+
     first, again = (scored(capsys, "recipe.yaml", "--samples", "3") for _ in range(2))
     assert first["figures"] == again["figures"]
     figures = first["figures"]["val"]
     assert {"mean@3", "pass@2", "pass@3"} <= set(figures)
     assert figures["turns"]["questions"] == 3
-    rows = record.read("runs/recipe-eval/version_0")
-    assert [(row["group"], row["member"]) for row in rows] == [
-        (n, member) for n in range(3) for member in range(3)
-    ]
-    texts = [row["turns"][0]["text"] for row in rows]
-    assert len(set(texts)) > 3  # sampled, and not one greedy trajectory thrice
-    other = scored(capsys, "recipe.yaml", "--samples", "3", "--seed_everything", "1")
-    assert other["figures"]["val"]["turns"] != figures["turns"] or texts != [
-        row["turns"][0]["text"] for row in record.read("runs/recipe-eval/version_2")
-    ]
-    assert main(["eval", "recipe.yaml", "--samples", "1"]) == 0
+    samples = texts(0)
+    assert [*samples] == [(n, member) for n in range(3) for member in range(3)]
+    assert len(set(samples.values())) > 3  # sampled, and not one greedy trajectory thrice
+    assert main(["eval", "recipe.yaml", "--samples", "1", "--seed_everything", "1"]) == 0
     assert "3 questions, 1 sampled of each" in capsys.readouterr().out
+    other = texts(2)
+    assert [*other] == [(n, 0) for n in range(3)]
+    assert any(other[place] != samples[place] for place in other)
 
 
 def test_each_batch_of_questions_draws_samples_of_its_own(recipe, capsys):
@@ -288,10 +283,10 @@ def test_each_batch_of_questions_draws_samples_of_its_own(recipe, capsys):
     Path("same.jsonl").write_text("\n".join(map(json.dumps, rows)))
     options = ["--questions", "same.jsonl", "--samples", "3", "--data.val_batch_size", "1"]
     scored(capsys, "recipe.yaml", *options)
-    said: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for row in record.read("runs/recipe-eval/version_0"):
-        said.setdefault(row["question_id"], []).append(row["turns"][0]["text"])
-    assert len(said) == len({tuple(texts) for texts in said.values()}) == 3
+        texts.setdefault(row["question_id"], []).append(row["turns"][0]["text"])
+    assert len(texts) == len({*map(tuple, texts.values())}) == 3
 
 
 def test_pass_at_k_is_the_share_of_subsets_with_a_right_attempt():
@@ -299,38 +294,38 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_attempt():
     right = [[float(draw.random() < chance) for _ in range(6)] for chance in (0.1, 0.3, 0.5, 0.9)]
     rows = [
         {"split": "val", "policy_version": 0, "group": n, "member": i, "exact_match": value}
-        for n, some in enumerate(right)
-        for i, value in enumerate(some)
+        for n, attempts in enumerate(right)
+        for i, value in enumerate(attempts)
     ]
-    found = record.passes(rows)
-    assert [*found] == ["mean@6", "pass@2", "pass@4", "pass@6"]
+    passes = record.passes(rows)
+    assert [*passes] == ["mean@6", "pass@2", "pass@4", "pass@6"]
     for k in (2, 4, 6):
         shares = []
-        for some in right:
-            subsets = list(itertools.combinations(some, k))
+        for attempts in right:
+            subsets = list(itertools.combinations(attempts, k))
             shares.append(sum(any(subset) for subset in subsets) / len(subsets))
-        assert found[f"pass@{k}"].mean == pytest.approx(sum(shares) / 4)
-    assert found["mean@6"].mean == pytest.approx(sum(map(sum, right)) / 24)
+        assert passes[f"pass@{k}"].mean == pytest.approx(sum(shares) / 4)
+    assert passes["mean@6"].mean == pytest.approx(sum(map(sum, right)) / 24)
     assert record.passes([]) == {}
 
 
 def test_f1_is_squads():
-    def squad(given, accepted):
-        given, accepted = normalize_answer(given).split(), normalize_answer(accepted).split()
-        shared = sum((Counter(given) & Counter(accepted)).values())
+    def squad(answer, accepted):
+        answer, accepted = normalize_answer(answer).split(), normalize_answer(accepted).split()
+        shared = sum((Counter(answer) & Counter(accepted)).values())
         if shared == 0:
             return 0.0
-        precision, recall = shared / len(given), shared / len(accepted)
+        precision, recall = shared / len(answer), shared / len(accepted)
         return 2 * precision * recall / (precision + recall)
 
     draw = random.Random(0)
     words = ["the", "Paris", "paris!", "of", "France", "is", ""]
     for _ in range(200):
-        given = " ".join(draw.choices(words, k=draw.randint(0, 5)))
+        answer = " ".join(draw.choices(words, k=draw.randint(0, 5)))
         accepted = tuple(" ".join(draw.choices(words, k=3)) for _ in range(2))
-        wanted = max(squad(given, one) for one in accepted)
-        assert f1(given, Question("q", "?", accepted)) == pytest.approx(wanted)
-    # 2 of the 3 words given are among the 2 accepted: 2 x 2 / (3 + 2)
+        wanted = max(squad(answer, reference) for reference in accepted)
+        assert f1(answer, Question("q", "?", accepted)) == pytest.approx(wanted)
+    # 2 of the 3 words answer are among the 2 accepted: 2 x 2 / (3 + 2)
     assert f1("in New York", Question("q", "?", ("New York",))) == pytest.approx(0.8)
     assert f1(None, Question("q", "?", ("New York",))) == 0.0
     assert f1("4", Question("q", "?", ("4",), rule="number")) is None
@@ -345,15 +340,15 @@ def test_a_server_is_scored_by_the_recipes_turns_without_any_weights(recipe, cap
     with vendor(says) as server:
         address = ["--endpoint.base_url", server.url, "--endpoint.model", "big"]
         command = ["recipe.yaml", *BRACKETS, *address, "--model.policy.model", str(bare)]
-        found = scored(capsys, *command, "--questions", capitals, "--samples", "2")
+        report = scored(capsys, *command, "--questions", capitals, "--samples", "2")
     assert len(server.bodies) == 2 * 2 * 2
-    assert found["endpoint"] == {"base_url": server.url, "model": "big"}
-    figures = found["figures"]["capitals"]
+    assert report["endpoint"] == {"base_url": server.url, "model": "big"}
+    figures = report["figures"]["capitals"]
     assert {figures[name]["mean"] for name in ("exact_match", "f1", "mean@2", "pass@2")} == {0.5}
     assert (figures["turns"]["mean"], figures["calls"]["mean"]) == (2, 1)
     assert figures["tool_execution"]["mean"] == 1.0
     assert figures["sampled_tokens"] == {"mean": None, "low": None, "high": None, "questions": 0}
-    folder = Path(found["folder"])
+    folder = Path(report["folder"])
     rows = record.read(folder)
     assert {row["prompt_tokens"] for row in rows} == {None}
     assert [(row["question_id"], row["member"], row["answer"]) for row in rows] == [
@@ -417,45 +412,45 @@ def test_while_a_server_is_away_the_line_names_the_setting_that_says_how_long(re
     address = "{base_url: 'http://127.0.0.1:9', model: big, patience_s: 0.5, concurrency: 1}"
     capsys.readouterr()
     assert main(["eval", "recipe.yaml", "--endpoint", address]) == 1
-    said = capsys.readouterr().err
-    assert "the run waits for it, 0.5 s at most (patience_s)" in said
-    assert "turnrl waited 0.5 s for it. Start it, correct base_url, or raise patience_s." in said
+    err = capsys.readouterr().err
+    assert "the run waits for it, 0.5 s at most (patience_s)" in err
+    assert "turnrl waited 0.5 s for it. Start it, correct base_url, or raise patience_s." in err
 
 
-def test_mistakes_of_an_evaluation_are_told_with_the_next_step(recipe, tiny_model, capsys):
-    told = fails(capsys, ["eval", "recipe.yaml", "--samples", "0"])
-    assert "samples is 0; it must be 1 or more. Leave it out for one greedy" in told
-    told = fails(capsys, ["eval", "recipe.yaml", "--data.val", "null"])
-    assert "data.val is not set" in told
-    assert "--questions FILE" in told
-    told = fails(capsys, ["eval", "recipe.yaml", "--questions", "none.jsonl"])
-    assert "no file 'none.jsonl'" in told
-    assert told.endswith("Check --questions.")
-    told = fails(capsys, ["eval", "recipe.yaml", "--questions", "worlds.Nombers"])
-    assert "--questions names 'worlds.Nombers'" in told
+def test_mistakes_in_an_evaluation_are_answered_with_the_next_step(recipe, tiny_model, capsys):
+    message = fails(capsys, ["eval", "recipe.yaml", "--samples", "0"])
+    assert "samples is 0; it must be 1 or more. Leave it out for one greedy" in message
+    message = fails(capsys, ["eval", "recipe.yaml", "--data.val", "null"])
+    assert "data.val is not set" in message
+    assert "--questions FILE" in message
+    message = fails(capsys, ["eval", "recipe.yaml", "--questions", "none.jsonl"])
+    assert "no file 'none.jsonl'" in message
+    assert message.endswith("Check --questions.")
+    message = fails(capsys, ["eval", "recipe.yaml", "--questions", "worlds.Nombers"])
+    assert "--questions names 'worlds.Nombers'" in message
     # and what comes later names the settings again
-    told = fails(capsys, ["eval", "recipe.yaml", "--data.val", "none.jsonl"])
-    assert told.endswith("Check data.train and data.val.")
-    told = fails(capsys, ["eval", "recipe.yaml", "--endpoint", "gpt"])
-    assert "endpoint is 'gpt'; it must be a mapping with keys of base_url, model" in told
+    message = fails(capsys, ["eval", "recipe.yaml", "--data.val", "none.jsonl"])
+    assert message.endswith("Check data.train and data.val.")
+    message = fails(capsys, ["eval", "recipe.yaml", "--endpoint", "gpt"])
+    assert "endpoint is 'gpt'; it must be a mapping with keys of base_url, model" in message
     Path("empty").mkdir()
     assert "the folder 'empty' has no config.yaml" in fails(capsys, ["eval", "empty"])
-    told = fails(capsys, ["eval", str(tiny_model)])
-    assert "'turnrl eval RECIPE --model.policy.model" in told
+    message = fails(capsys, ["eval", str(tiny_model)])
+    assert "'turnrl eval RECIPE --model.policy.model" in message
     Path("runs/young/version_0").mkdir(parents=True)
     save(recipe, "runs/young/version_0/config.yaml")
-    told = fails(capsys, ["eval", "young"])
-    assert "has no checkpoint, no model/ and no adapter/. Wait for its first" in told
+    message = fails(capsys, ["eval", "young"])
+    assert "has no checkpoint, no model/ and no adapter/. Wait for its first" in message
     # its recipe alone can be scored, as the message says
-    assert main(["eval", told.rsplit(" ", 1)[1], "--data.val_limit", "1"]) == 0
+    assert main(["eval", message.rsplit(" ", 1)[1], "--data.val_limit", "1"]) == 0
 
 
 @pytest.mark.slow
 def test_a_checkpoint_beside_a_server_is_refused(recipe, capsys):
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
     address = ["--endpoint", "{base_url: 'http://127.0.0.1:9', model: big, patience_s: 0}"]
-    told = fails(capsys, ["eval", "recipe.yaml", "--ckpt_path", "last", *address])
-    assert "and the endpoint 'big' acts instead of the policy. Leave one of them out" in told
+    message = fails(capsys, ["eval", "recipe.yaml", "--ckpt_path", "last", *address])
+    assert "and the endpoint 'big' acts instead of the policy. Leave one of them out" in message
     # of a run its recipe is taken, and no checkpoint: neither its own nor one that it went on from
     resumed = ["fit", "recipe.yaml", "--ckpt_path", "last", "--trainer.max_epochs", "2"]
     assert main(resumed) == 0
@@ -469,8 +464,8 @@ def test_a_checkpoint_beside_a_server_is_refused(recipe, capsys):
     Path("none.yaml").write_text("endpoint: null\n")
     assert main(["eval", "recipe", "none.yaml"]) == 0
     assert "checkpoint " in capsys.readouterr().out
-    told = fails(capsys, ["eval", "recipe", *address, "--ckpt_path", "last"])
-    assert "Leave one of them out" in told
+    message = fails(capsys, ["eval", "recipe", *address, "--ckpt_path", "last"])
+    assert "Leave one of them out" in message
 
 
 @pytest.mark.slow
@@ -499,9 +494,9 @@ def test_a_merged_adapter_is_scored_as_its_run(recipe, capsys):
     assert by_run["checkpoint"] == "runs/recipe/version_0/checkpoints/last.ckpt"
     merged = ["--model.policy.model", "merged", "--model.policy.lora", "null"]
     assert scored(capsys, "recipe.yaml", *merged)["figures"] == by_run["figures"]
-    told = fails(capsys, ["eval", "adapter", *merged])
-    assert "It holds an adapter: 'turnrl play RECIPE --checkpoint adapter' asks it, and" in told
-    assert told.endswith("'turnrl eval RECIPE --model.policy.model adapter' scores it.")
+    message = fails(capsys, ["eval", "adapter", *merged])
+    assert "It holds an adapter: 'turnrl play RECIPE --checkpoint adapter' asks it, and" in message
+    assert message.endswith("'turnrl eval RECIPE --model.policy.model adapter' scores it.")
     as_model = ["--model.policy.model", "adapter", "--model.policy.lora.r", "4"]
     assert scored(capsys, "recipe.yaml", *as_model)["figures"] == by_run["figures"]
 
@@ -517,8 +512,8 @@ def test_the_help_explains_the_settings_of_an_evaluation(recipe, capsys):
 
 def test_export_says_how_to_install_what_it_writes_for(recipe, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    told = fails(capsys, ["export", "recipe", "log.eval"])
-    assert "inspect_ai, which is not installed. Install it: pip install inspect_ai." in told
+    message = fails(capsys, ["export", "recipe", "log.eval"])
+    assert "inspect_ai, which is not installed. Install it: pip install inspect_ai." in message
 
 
 @pytest.mark.slow
@@ -540,11 +535,11 @@ def test_a_record_becomes_a_log_of_inspect_ai(recipe, capitals, capsys):
         for row in rows:
             sample = samples[row["question_id"], row["member"] + 1]
             assert (sample.input, sample.target) == (row["question"], row["answers"])
-            said = [m.content for m in sample.messages if m.role == "assistant"]
-            assert said == [turn["text"] for turn in row["turns"]]
-            heard = [m.content for m in sample.messages if m.role == "tool"]
-            assert heard == [r["content"] for turn in row["turns"] for r in turn["results"]]
+            sampled = [m.content for m in sample.messages if m.role == "assistant"]
+            assert sampled == [turn["text"] for turn in row["turns"]]
+            results = [m.content for m in sample.messages if m.role == "tool"]
+            assert results == [r["content"] for turn in row["turns"] for r in turn["results"]]
             known = {k: v for k, v in record.scores(row).items() if v is not None}
             assert {k: score.value for k, score in sample.scores.items()} == known
-        means = {one.name: one.metrics["mean"].value for one in read.results.scores}
+        means = {score.name: score.metrics["mean"].value for score in read.results.scores}
         assert means["turns"] == record.figures(rows)["turns"].mean
