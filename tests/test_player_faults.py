@@ -5,8 +5,8 @@ import contextlib
 
 import pytest
 
+from players.scripted import QUESTION, USER, Does, Ever, play_one, scripted, walked
 from players.summariser import Summariser
-from test_players import QUESTION, USER, Does, Ever, scripted, walked
 from turnrl import (
     DataError,
     MessageSampler,
@@ -26,11 +26,6 @@ from worlds import Echo
 LOOK = ToolCall("echo", {"text": "abc"})
 
 
-def turns(policy, play, texts=("x",), tools=(), **options):
-    (trajectory,) = scripted(policy, Does(play), texts, tools, **options).trajectories[0]
-    return trajectory
-
-
 # ------------------------------------------------------------------------- caught and swallowed
 
 
@@ -44,7 +39,7 @@ def test_a_player_that_catches_everything_does_not_hold_up_the_run(tiny_policy):
                 continue
 
     with pytest.raises(PluginError, match=r"10 refused actions.*`except Exception:` in place of"):
-        turns(tiny_policy, play)
+        play_one(tiny_policy, play)
 
 
 class Broken(Echo):
@@ -60,7 +55,7 @@ class Gone(Echo):
 @pytest.mark.parametrize(
     ("tool", "error"), [(Broken, ToolError), (Gone, TrajectoryLost)], ids=["broken", "lost"]
 )
-def test_what_the_world_broke_is_not_learned_from_although_a_player_caught_it(
+def test_an_attempt_in_a_broken_world_is_not_learned_from_even_if_the_player_caught_the_error(
     tiny_policy, tool, error
 ):
     async def play(attempt):
@@ -71,17 +66,17 @@ def test_what_the_world_broke_is_not_learned_from_although_a_player_caught_it(
             return "a guess"
 
     with pytest.raises(error, match=r"no route|crashed"):
-        turns(tiny_policy, play, tools=[tool()])
+        play_one(tiny_policy, play, tools=[tool()])
 
 
-def test_a_mistake_of_a_player_counts_although_it_caught_it(tiny_policy):
+def test_a_mistake_of_a_player_counts_even_if_it_caught_the_error(tiny_policy):
     async def play(attempt):
         with contextlib.suppress(Exception):
             await attempt.call([LOOK])
         await attempt.reply(USER)
 
     with pytest.raises(PluginError, match=r"used attempt.call before its first reply"):
-        turns(tiny_policy, play)
+        play_one(tiny_policy, play)
 
 
 async def _messages(attempt, messages):
@@ -98,9 +93,9 @@ async def _messages(attempt, messages):
         ([*USER, {"role": "assistant", "content": "x"}], "reply to a message of the assistant"),
     ],
 )
-def test_messages_that_are_none_are_named(tiny_policy, messages, wrong):
+def test_messages_that_are_not_well_formed_are_named(tiny_policy, messages, wrong):
     with pytest.raises(PluginError, match=wrong):
-        turns(tiny_policy, lambda attempt: _messages(attempt, messages))
+        play_one(tiny_policy, lambda attempt: _messages(attempt, messages))
 
 
 def test_one_call_is_no_list_of_calls(tiny_policy):
@@ -109,7 +104,7 @@ def test_one_call_is_no_list_of_calls(tiny_policy):
         await attempt.call(LOOK)
 
     with pytest.raises(PluginError, match=r"gave a ToolCall to attempt.call. Give it a list"):
-        turns(tiny_policy, play, tools=[Echo()])
+        play_one(tiny_policy, play, tools=[Echo()])
 
 
 def test_a_play_that_is_no_coroutine_function_is_named(tiny_policy):
@@ -132,7 +127,7 @@ def test_a_player_that_exits_stops_the_run_and_no_other(tiny_policy, nested):
         await (asyncio.create_task(leave()) if nested else leave())
 
     with pytest.raises(PluginError, match="raised SystemExit: 3"):
-        turns(tiny_policy, play)
+        play_one(tiny_policy, play)
     assert on_loop(asyncio.sleep(0, "the loop runs")) == "the loop runs"
 
 
@@ -146,7 +141,7 @@ def test_a_player_that_cancels_its_own_task_is_not_played_again(tiny_policy):
         await asyncio.sleep(1)
 
     with pytest.raises(PluginError, match="was cancelled by a task of its own"):
-        turns(tiny_policy, play)
+        play_one(tiny_policy, play)
     assert played == [0]
 
 
@@ -171,7 +166,7 @@ def test_a_call_belongs_to_the_turn_that_made_it(tiny_policy):
         await attempt.reply(USER)
         await call
 
-    trajectory = turns(tiny_policy, play, tools=[Slow()])
+    trajectory = play_one(tiny_policy, play, tools=[Slow()])
     assert [turn.reward for turn in trajectory.turns] == [1.0, 0.0]
     assert [len(turn.reading.calls) for turn in trajectory.turns] == [1, 0]
 
@@ -187,10 +182,10 @@ def test_a_call_beside_a_reply_is_the_players_mistake(tiny_policy, wait):
         await late
 
     with pytest.raises(PluginError, match=r"called a tool while a reply is sampled.*Await"):
-        turns(tiny_policy, play, tools=[Slow()])
+        play_one(tiny_policy, play, tools=[Slow()])
 
 
-def test_a_player_that_does_not_hear_of_its_end_is_left(tiny_policy, monkeypatch):
+def test_a_player_that_ignores_its_cancellation_is_abandoned(tiny_policy, monkeypatch):
     monkeypatch.setattr("turnrl.agent.playing._LEAVE_S", 0.1)
     begun = []
 
@@ -221,13 +216,13 @@ def test_calls_side_by_side_are_counted_and_paired_with_their_results(tiny_polic
         await asyncio.sleep(0.005)  # in a batch of its own
         await asyncio.gather(late, attempt.call([ToolCall("echo", {"text": "soon"})] * 2))
 
-    trajectory = turns(tiny_policy, play, tools=[Says()], max_calls_per_turn=2)
+    trajectory = play_one(tiny_policy, play, tools=[Says()], max_calls_per_turn=2)
     (turn,) = trajectory.turns
     asked = [call.arguments["text"] for call in turn.reading.calls]
-    told = [result.unread for result in turn.results]
+    contents = [result.unread for result in turn.results]
     assert sorted(asked) == ["late", "soon", "soon"]
-    assert told.count("too many calls: at most 2 a turn") == 1
-    assert [b for a, b in zip(asked, told, strict=True) if a != b] == [
+    assert contents.count("too many calls: at most 2 a turn") == 1
+    assert [b for a, b in zip(asked, contents, strict=True) if a != b] == [
         "too many calls: at most 2 a turn"
     ]
 
@@ -240,7 +235,7 @@ def test_a_step_that_a_player_did_not_wait_for_is_paid_all_the_same(tiny_policy)
                 await attempt.call([LOOK])
         return "in a hurry"
 
-    trajectory = turns(tiny_policy, play, tools=[Slow()])
+    trajectory = play_one(tiny_policy, play, tools=[Slow()])
     assert (trajectory.turns[0].reward, trajectory.answer) == (1.0, "in a hurry")
 
 
@@ -262,16 +257,13 @@ def test_a_reply_that_was_cancelled_leaves_a_history_that_is_right(tiny_policy):
                 await attempt.reply(on)
         await attempt.reply(on)
 
-    engine = ScriptedEngine(tiny_policy.tokenizer, says)
-    rollout = Rollout(player=Does(play), max_turn_tokens=40, max_tokens=400)
-    ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
+    trajectory = play_one(tiny_policy, play, says)
     first, second = trajectory.samples
     x = tuple(tiny_policy.tokenizer("x")["input_ids"])
     assert first.token_ids == (*chat.prompt(USER), *x)
     on = [*USER, {"role": "assistant", "content": "x"}, {"role": "user", "content": "on"}]
     assert second.token_ids == (*chat.prompt(on), *x)
     assert len(trajectory.turns) == 2
-    assert not engine.open_sessions
 
 
 def test_a_reply_that_nobody_awaits_is_named(tiny_policy):
@@ -286,10 +278,8 @@ def test_a_reply_that_nobody_awaits_is_named(tiny_policy):
         left.append(asyncio.create_task(attempt.reply(USER)))
         await asyncio.sleep(0.01)
 
-    engine = ScriptedEngine(tiny_policy.tokenizer, says)
-    rollout = Rollout(player=Does(play), max_turn_tokens=40, max_tokens=400)
     with pytest.raises(PluginError, match=r"ended while a reply was sampled. Await the reply"):
-        rollout.play(engine, ChatFormat(tiny_policy.tokenizer), [QUESTION], 1, (0,))
+        play_one(tiny_policy, play, says)
 
 
 # ------------------------------------------------------------------------- histories
@@ -305,7 +295,7 @@ def test_messages_that_a_player_changes_later_are_a_history_of_their_own(tiny_po
         messages += [{"role": "assistant", "content": reply.text}, *USER]
         await attempt.reply(messages)
 
-    first, second = turns(tiny_policy, play).samples
+    first, second = play_one(tiny_policy, play).samples
     assert first.prompt_ids == chat.prompt([{"role": "user", "content": "one"}])
     assert "another" in tiny_policy.tokenizer.decode(second.prompt_ids)
 
@@ -315,7 +305,7 @@ def test_a_first_prompt_without_room_is_an_error_of_the_data(tiny_policy):
         await attempt.reply([{"role": "user", "content": "so long " * 200}])
 
     with pytest.raises(DataError, match=r"question 'q' makes a prompt of .* no room within"):
-        turns(tiny_policy, play)
+        play_one(tiny_policy, play)
 
 
 def test_a_history_that_got_no_reply_is_no_sample(tiny_policy):
@@ -323,12 +313,12 @@ def test_a_history_that_got_no_reply_is_no_sample(tiny_policy):
         await attempt.reply(USER)
         await attempt.reply([{"role": "user", "content": "so long " * 200}])
 
-    trajectory = turns(tiny_policy, play)
+    trajectory = play_one(tiny_policy, play)
     assert trajectory.ended_by == "length"
     assert len(trajectory.samples) == 1
 
 
-def test_one_text_to_stop_at_is_not_its_letters(tiny_policy):
+def test_a_stop_text_is_one_string_and_not_its_letters(tiny_policy):
     seen = []
 
     class Watches(ScriptedEngine):

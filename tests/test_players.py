@@ -12,6 +12,7 @@ import torch
 from commands import save
 from players.frozen_lake import MOVES, FrozenLake, Lakes, Walker
 from players.plain_agent import PlainAgent
+from players.scripted import QUESTION, USER, Does, Ever, play_one, scripted, walked
 from players.summariser import Summariser
 from runs import adamw, column, trainer
 from turnrl import (
@@ -40,28 +41,11 @@ from turnrl import (
 )
 from turnrl.agent.chat import ChatFormat
 from turnrl.cli import main
-from turnrl.testing import ScriptedEngine, check_player
+from turnrl.testing import check_player
 from turnrl_rewards import StepReward, ToolExecuted
 from turnrl_rewards.progress import informed
 from turnrl_slots import Slots
 from worlds import Answered, Boundless, Called, Echo, Letters, Numbers
-
-QUESTION = Question("q", "Where is it?", ("here",))
-
-
-USER = [{"role": "user", "content": "?"}]
-
-
-class Does(Player):
-    """Plays as a function does."""
-
-    max_turns = 4
-
-    def __init__(self, play):
-        self._play = play
-
-    async def play(self, attempt):
-        return await self._play(attempt)
 
 
 def trained(model, folder, player, tools, rewards, source, epochs=2, budget=None, **options):
@@ -76,25 +60,10 @@ def trained(model, folder, player, tools, rewards, source, epochs=2, budget=None
     return it
 
 
-def scripted(policy, player, texts, tools=(), questions=(QUESTION,), size=1, **options):
-    """The attempts of a player whose model writes the texts, by the number of the turn."""
-    chat = ChatFormat(policy.tokenizer)
-
-    async def says(session, turn):
-        await asyncio.sleep(0)
-        return texts[turn % len(texts)]
-
-    engine = ScriptedEngine(policy.tokenizer, says)
-    limits = {"max_turn_tokens": 40, "max_tokens": 400, **options}
-    rollout = Rollout(player=player, tools=list(tools), **limits)
-    with rollout.live():
-        return rollout.begin(engine, chat, list(questions), size, (0,), 0).result()
-
-
 # ------------------------------------------------------------------------- from outside the house
 
 
-def test_an_environment_of_gymnasium_trains_by_what_each_step_pays(tiny_model, tmp_path):
+def test_an_environment_of_gymnasium_trains_on_what_each_step_pays(tiny_model, tmp_path):
     it = trained(tiny_model, tmp_path, Walker(), [FrozenLake()], [StepReward()], Lakes())
     rows = record.read(tmp_path / "version_0", split="train")
     assert len(rows) == 16
@@ -190,9 +159,8 @@ def test_what_a_player_sent_stands_in_transcripts_and_in_play(recipe, tmp_path, 
     capsys.readouterr()
     assert main(["play", "runs/recipe/version_0", "Number 7?"]) == 0
     for shown in (text, capsys.readouterr().out):
-        first, second, third, fourth = re.findall(r"^-- turn \d.*\n((?:   > .*\n)+)", shown, re.M)[
-            :4
-        ]
+        sent = re.findall(r"^-- turn \d.*\n((?:   > .*\n)+)", shown, re.M)
+        first, second, third, fourth = sent[:4]
         assert "Number " in first
         assert "letters" in second  # the result, and nothing of the turn before
         assert "Number " not in second
@@ -225,15 +193,13 @@ def test_a_trajectory_of_several_histories_is_learned_from_as_a_whole(tiny_model
 @pytest.mark.parametrize(
     ("player", "replies", "tools", "question"),
     [
-        (Walker(), ["d", "d", "r"], [FrozenLake()], Question("q", "Go!", metadata={"seed": 0})),
+        (Walker(), ["d", "r"], [FrozenLake()], Question("q", "Go!", metadata={"seed": 0})),
         (PlainAgent(), ["echo", "a"], [Echo()], QUESTION),
         (Summariser(), ["one", "two", "notes", "here"], [Echo()], QUESTION),
     ],
     ids=["Walker", "PlainAgent", "Summariser"],
 )
 def test_players_keep_to_the_contract(player, replies, tools, question):
-    if isinstance(player, Walker):  # d, d, r, then d is the way to the lake's first hole
-        replies = ["d", "r"]
     check_player(player, replies, tools, question)
 
 
@@ -387,13 +353,13 @@ async def _two_at_once(attempt):
         (_two_at_once, "asked for a reply while another is sampled"),
     ],
 )
-def test_what_a_player_does_wrong_is_named(tiny_policy, play, message):
+def test_a_mistake_of_a_player_is_named(tiny_policy, play, message):
     with pytest.raises(PluginError, match=message.replace(".", r"\.")):
-        scripted(tiny_policy, Does(play), ["x"], [Echo()])
+        play_one(tiny_policy, play, tools=[Echo()])
 
 
 @pytest.mark.parametrize("raises", [ToolError("the shop is closed"), KeyError("x")])
-def test_what_a_players_tasks_raise_is_what_was_raised(tiny_policy, raises):
+def test_an_error_in_a_task_of_a_player_is_raised_as_it_is(tiny_policy, raises):
     async def task(attempt):
         await attempt.reply(USER)
         raise raises
@@ -404,7 +370,7 @@ def test_what_a_players_tasks_raise_is_what_was_raised(tiny_policy, raises):
 
     kind, text = (ToolError, "closed") if isinstance(raises, ToolError) else (PluginError, "KeyEr")
     with pytest.raises(kind, match=text):
-        scripted(tiny_policy, Does(play), ["x"])
+        play_one(tiny_policy, play)
 
 
 def test_an_attempt_that_is_over_ends_the_tasks_of_its_player(tiny_policy):
@@ -412,7 +378,7 @@ def test_an_attempt_that_is_over_ends_the_tasks_of_its_player(tiny_policy):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(Asks().play(attempt))
 
-    (trajectory,) = scripted(tiny_policy, Does(play), ["x"]).trajectories[0]
+    trajectory = play_one(tiny_policy, play)
     assert (len(trajectory.turns), trajectory.ended_by) == (4, "turns")
 
 
@@ -422,16 +388,11 @@ def test_the_calls_of_a_turn_are_counted_however_often_a_player_calls(tiny_polic
         for _ in range(2):
             await attempt.call([ToolCall("echo", {"text": "x"})] * 2)
 
-    attempts = scripted(tiny_policy, Does(play), ["x"], [Ever()], max_calls_per_turn=3)
-    (turn,) = attempts.trajectories[0][0].turns
+    (turn,) = play_one(tiny_policy, play, tools=[Ever()], max_calls_per_turn=3).turns
     assert [result.unread for result in turn.results] == [
         *["1 letters"] * 3,
         "too many calls: at most 3 a turn",
     ]
-
-
-class Ever(Echo):
-    acts = True
 
 
 def test_nothing_is_done_in_a_world_that_is_over(tiny_policy):
@@ -443,7 +404,7 @@ def test_nothing_is_done_in_a_world_that_is_over(tiny_policy):
         await attempt.call([step] * 3)
         await attempt.call([step])
 
-    (trajectory,) = scripted(tiny_policy, Does(play), ["x"], [tool]).trajectories[0]
+    trajectory = play_one(tiny_policy, play, tools=[tool])
     assert (trajectory.ended_by, trajectory.turns[0].reward) == ("tool", 3)
     assert trajectory.figures == {"steps": 3}
 
@@ -456,7 +417,7 @@ def test_a_player_says_what_it_read_and_why_it_stopped(tiny_policy):
         attempt.read(reading(format_error="rambling"))
         await attempt.reply(USER)
 
-    (trajectory,) = scripted(tiny_policy, Does(play), ["x"], [Echo()]).trajectories[0]
+    trajectory = play_one(tiny_policy, play, tools=[Echo()])
     first, last = trajectory.turns
     assert [call.arguments for call in first.reading.calls] == [{"text": "abc"}, {}]
     assert [result.ok for result in first.results] == [True, False]
@@ -473,7 +434,7 @@ def test_messages_that_go_on_extend_a_history_and_others_begin_one(tiny_policy):
         await attempt.reply(changed)
         await attempt.reply(USER)
 
-    (trajectory,) = scripted(tiny_policy, Does(play), ["x"]).trajectories[0]
+    trajectory = play_one(tiny_policy, play)
     parts = [{k for k in sample.turn_index if k >= 0} for sample in trajectory.samples]
     assert parts == [{0, 1}, {2}, {3}]
     chat = ChatFormat(tiny_policy.tokenizer)
@@ -526,16 +487,6 @@ class Steps(Stateful, Tool):
         return ToolResult(f"step {call.session.steps}", reward=1.0, done=done)
 
 
-def walked(policy, tool, texts, segmenter=None, **options):
-    chat = ChatFormat(policy.tokenizer)
-    engine = ScriptedEngine(policy.tokenizer, lambda session, turn: texts[turn])
-    limits = {"max_turn_tokens": 40, "max_tokens": 400, **options}
-    tools = tool if isinstance(tool, list) else [tool]
-    rollout = Rollout(segmenter or Letters(), tools, **limits)
-    (trajectory,) = rollout.play(engine, chat, [QUESTION], 1, (0,))[0]
-    return trajectory
-
-
 class Four(Letters):
     max_turns = 4
 
@@ -556,6 +507,9 @@ def test_a_step_of_the_last_turn_is_taken_and_a_search_is_not(tiny_policy):
     trajectory = walked(tiny_policy, Steps(), ["b"] * 2)
     assert trajectory.ended_by == "turns"
     assert [turn.reward for turn in trajectory.turns] == [1, 1]
+    # what it did in the world informs nobody
+    assert [[r.informs for r in turn.results] for turn in trajectory.turns] == [[True], [False]]
+    assert informed(trajectory, 2) == 1
     looked = walked(tiny_policy, Echo(), ["b"] * 2)
     assert looked.turns[1].results == ()
 
@@ -612,12 +566,6 @@ def test_in_a_last_turn_a_search_takes_no_place_of_a_step(tiny_policy):
     assert (first.reward, last.reward) == (0, 1)
 
 
-def test_what_the_last_turn_did_in_the_world_informs_nobody(tiny_policy):
-    trajectory = walked(tiny_policy, Steps(), ["b"] * 2)
-    assert [[r.informs for r in turn.results] for turn in trajectory.turns] == [[True], [False]]
-    assert informed(trajectory, 2) == 1
-
-
 def test_a_step_counts_where_no_room_is_left_to_read_it(tiny_policy):
     chat = ChatFormat(tiny_policy.tokenizer)
     prompt = len(Rollout(Letters(), [Echo()]).scheme.prompt_ids(QUESTION, chat))
@@ -655,23 +603,24 @@ class Fragile(Steps):
         return super()._step(call)
 
 
-def test_an_attempt_that_the_world_lost_begins_again_with_the_same_numbers(tiny_policy, tiny_model):
+def test_an_attempt_that_the_world_lost_begins_again_with_the_same_numbers(tiny_policy):
     chat = ChatFormat(tiny_policy.tokenizer)
     engine = Slots()
     engine.start(tiny_policy, 200)
     engine.sync(0)
-    found = []
+    collections = []
     for times in (0, 2):
         rollout = Rollout(Four(), [Fragile(times)], max_turn_tokens=6, max_tokens=200)
-        found.append(rollout.begin(engine, chat, [QUESTION], 4, (3,), 0).result())
+        collections.append(rollout.begin(engine, chat, [QUESTION], 4, (3,), 0).result())
     engine.close()
-    whole, again = found
-    assert (whole.restarted, again.restarted) == (0, 2)
-    for one, same in zip(*(groups.trajectories[0] for groups in found), strict=True):
-        assert one.turns == same.turns
-        assert one.sample.token_ids == same.sample.token_ids
-        logprobs = pytest.approx(one.sampler_logprobs, abs=1e-5)  # of a batch of another size
-        assert same.sampler_logprobs == logprobs
+    assert [collection.restarted for collection in collections] == [0, 2]
+    ((whole,), (again,)) = (collection.trajectories for collection in collections)
+    for first, second in zip(whole, again, strict=True):
+        assert first.turns == second.turns
+        assert first.sample.token_ids == second.sample.token_ids
+        # of a batch of another size
+        logprobs = pytest.approx(first.sample.sampler_logprobs, abs=1e-5)
+        assert second.sample.sampler_logprobs == logprobs
 
 
 def test_an_attempt_that_is_lost_too_often_stops_the_run(tiny_policy):
@@ -780,8 +729,6 @@ def test_a_reply_can_be_cut_and_its_text_is_the_turns(tiny_policy):
     async def play(attempt):
         seen.append(await attempt.reply(USER))
 
-    (trajectory,) = scripted(tiny_policy, Does(play), ["xxxxxxxx"], max_turn_tokens=2).trajectories[
-        0
-    ]
+    trajectory = play_one(tiny_policy, play, ["xxxxxxxx"], max_turn_tokens=2)
     assert seen == [Reply(trajectory.turns[0].text, cut=True)]
     assert replace(trajectory.turns[0], cut=False).text == seen[0].text
