@@ -7,6 +7,7 @@ one needs packages that do not go together with turnrl's.
 import asyncio
 import json
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any, Literal
@@ -58,8 +59,6 @@ class Lift:
         if action.go == "crash":
             raise RuntimeError("the rope")
         if action.go == "hang":
-            import time
-
             time.sleep(1.5)
         if action.go == "blur":
             Seen(text=None)
@@ -111,10 +110,10 @@ class Server:
 
     async def session(self, socket):
         if self.active >= self.most:
-            said = f"Server at capacity: {self.active}/{self.most} sessions active."
+            message = f"Server at capacity: {self.active}/{self.most} sessions active."
             full = error(
                 "CAPACITY_REACHED",
-                f"{said} Cannot accept new connections.",
+                f"{message} Cannot accept new connections.",
                 active_sessions=self.active,
                 max_sessions=self.most,
             )
@@ -130,17 +129,17 @@ class Server:
     async def talk(self, socket, lift, worker):
         async for text in socket:
             try:
-                said = await answer(lift, worker, json.loads(text))
+                reply = await answer(lift, worker, json.loads(text))
             except json.JSONDecodeError as fault:
-                said = error("INVALID_JSON", f"Invalid JSON: {fault}")
+                reply = error("INVALID_JSON", f"Invalid JSON: {fault}")
             except ValidationError as fault:
-                said = error("VALIDATION_ERROR", "Invalid message", errors=fault.errors())
+                reply = error("VALIDATION_ERROR", "Invalid message", errors=fault.errors())
             except Exception as fault:
-                said = error("EXECUTION_ERROR", str(fault))
-            if said is None:
+                reply = error("EXECUTION_ERROR", str(fault))
+            if reply is None:
                 return
             try:
-                sent = to_json(said).decode()
+                sent = to_json(reply).decode()
             except Exception as fault:  # it cannot send the exception of a validator
                 await socket.send(json.dumps(error("SESSION_ERROR", str(fault))))
                 return

@@ -70,8 +70,8 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
         if self.path != "/v1/completions":
             refused = "there-is-no-such-folder" in json.dumps(body)
-            told = {"error": "No adapter found for turnrl-trial"} if refused else {"tokens": None}
-            self._answer(told, 404 if refused or self.path == "/tokenize" else 200)
+            reply = {"error": "No adapter found for turnrl-trial"} if refused else {"tokens": None}
+            self._answer(reply, 404 if refused or self.path == "/tokenize" else 200)
             return
         several = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
         count = body["max_tokens"]
@@ -90,8 +90,8 @@ class Handler(BaseHTTPRequestHandler):
         self.seen.update(ids[:n] for n in range(1, len(ids) + 1))
         return len(ids) - known
 
-    def _answer(self, told: object, status: int = 200) -> None:
-        data = b"" if told is None else json.dumps(told).encode()
+    def _answer(self, reply: object, status: int = 200) -> None:
+        data = b"" if reply is None else json.dumps(reply).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(data)))
         self.end_headers()

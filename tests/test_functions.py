@@ -149,12 +149,12 @@ def test_a_type_that_contains_itself_stays_a_definition():
         """Cut a tree."""
         return str(tree)
 
-    found = described(prune)
-    assert found.spec.parameters["properties"] == {"tree": {"$ref": "#/$defs/Tree"}}
-    schema = Draft202012Validator(found.spec.parameters)
+    description = described(prune)
+    assert description.spec.parameters["properties"] == {"tree": {"$ref": "#/$defs/Tree"}}
+    schema = Draft202012Validator(description.spec.parameters)
     assert schema.is_valid({"tree": {"branches": [{"branches": []}]}})
     assert not schema.is_valid({"tree": {"branches": [3]}})
-    assert found.bind({"tree": {"branches": [{}]}}) == {"tree": Tree(branches=[Tree()])}
+    assert description.bind({"tree": {"branches": [{}]}}) == {"tree": Tree(branches=[Tree()])}
 
 
 def test_arguments_arrive_as_objects_with_the_defaults_of_the_function():
@@ -211,7 +211,7 @@ def test_plain_arguments_arrive_as_they_are_and_others_through_pydantic():
     assert described(shouted).bind({"query": "x"}) == {"query": "x", "times": 2}
 
 
-def test_what_the_schema_cannot_say_is_the_policys_mistake():
+def test_an_argument_that_only_the_type_refuses_is_the_policys_mistake():
     with pytest.raises(PolicyMistake, match=r"^bad arguments: day: .*valid date"):
         described(distance).bind(
             {"start": {"name": "A"}, "trip": {"title": "B"}, "day": "2026-02-31"}
@@ -279,7 +279,7 @@ class Shelf:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "description",
     [
         described(Shelf().find),
         described(Shelf.find, skip=("self",)),
@@ -287,18 +287,16 @@ class Shelf:
         described(functools.partial(sphinx, "words"), name="find"),
     ],
 )
-def test_methods_and_partial_functions_leave_out_what_is_given_already(given):
-    assert given.spec.name == "find"
-    assert len(given.spec.parameters["properties"]) == 1
+def test_methods_and_partial_functions_leave_out_what_is_given_already(description):
+    assert description.spec.name == "find"
+    assert len(description.spec.parameters["properties"]) == 1
 
 
-def refused(source: str) -> str:
-    """What the message says about a function in source code."""
+def defined(source: str) -> Any:
+    """The `f` of source code."""
     space: dict[str, Any] = {"Callable": Callable, "threading": threading, "math": math}
     exec(compile(source, "f.py", "exec", dont_inherit=True), space)
-    with pytest.raises(RecipeError) as error:
-        described(space["f"])
-    return re.sub(r"<class '|'>", "", str(error.value))
+    return space["f"]
 
 
 @pytest.mark.parametrize(
@@ -325,7 +323,9 @@ def refused(source: str) -> str:
     ],
 )
 def test_a_function_that_a_policy_could_not_call_is_refused_with_the_line_to_write(source, says):
-    assert re.search(says, refused(source))
+    with pytest.raises(RecipeError) as error:
+        described(defined(source))
+    assert re.search(says, re.sub(r"<class '|'>", "", str(error.value)))
 
 
 # as tools
@@ -420,7 +420,7 @@ def test_what_a_function_returns_is_the_text_of_the_result(value, content):
         (math.nan, "returned a float, nan, which is neither text nor JSON"),
     ],
 )
-def test_what_is_no_text_and_no_json_stops_the_run(value, says):
+def test_a_result_that_is_neither_text_nor_json_stops_the_run(value, says):
     def give() -> Any:
         """Give it."""
         return value
@@ -438,7 +438,7 @@ def test_calls_of_a_function_that_waits_are_answered_at_the_same_time_and_in_ord
     calls = [[ToolCall("wait", {"n": n})] for n in range(33)]
     began = time.perf_counter()
     results = on_loop(call_tools([wait], QUESTION, calls))
-    assert [one.content for (one,) in results] == [str(n) for n in range(33)]
+    assert [result.content for (result,) in results] == [str(n) for n in range(33)]
     assert time.perf_counter() - began < 1.5  # one after the other they take 3.3 s
 
 
@@ -475,8 +475,8 @@ def test_a_tool_that_is_a_function_does_little_more_than_one_by_hand(function, h
             calls = [ToolCall("double", {"n": 1})] * size
             sys.setprofile(counted)
             try:
-                given = tool.run(calls)
-                _ = await given if inspect.isawaitable(given) else given
+                results = tool.run(calls)
+                _ = await results if inspect.isawaitable(results) else results
             finally:
                 sys.setprofile(None)
 
@@ -496,8 +496,10 @@ def test_a_tool_that_is_a_function_costs_little_more_than_one_by_hand():
 
         async def batches() -> None:
             for _ in range(times):
-                given = tool.run(calls)  # on this thread; to start one costs a different time each
-                _ = await given if inspect.isawaitable(given) else given
+                results = tool.run(
+                    calls
+                )  # on this thread; to start one costs a different time each
+                _ = await results if inspect.isawaitable(results) else results
 
         began = time.process_time()
         on_loop(ToolSessions(box).answer(calls) if size > 1 else batches())
@@ -541,19 +543,16 @@ def double(n: int) -> str:
         ([max], r"tools\[0\]: the function max does not say what it takes"),
     ],
 )
-def test_tools_that_are_none_are_refused(tools, says):
+def test_what_is_no_tool_is_refused(tools, says):
     with pytest.raises(RecipeError, match=says):
         Rollout(TwoTurn(), tools)
 
 
 @pytest.mark.parametrize("kind", ["question: str", "question"])
 def test_a_parameter_question_of_another_type_is_refused(kind):
-    space: dict[str, Any] = {}
-    exec(f"def f({kind}): 'Doc.'", space)
-    with pytest.raises(
-        RecipeError, match=r"write 'question: turnrl\.Question'. If the policy should"
-    ):
-        FunctionTool(space["f"])
+    message = r"write 'question: turnrl\.Question'. If the policy should"
+    with pytest.raises(RecipeError, match=message):
+        FunctionTool(defined(f"def f({kind}): 'Doc.'"))
 
 
 def test_functions_and_classes_take_the_same_check():
@@ -574,8 +573,8 @@ def early(trajectory: Trajectory, turn: int, level: int = 1) -> float:
 
 
 def exact(completions: Any, answer: Any, level: Any, **columns: Any) -> Any:
-    given = [one[-1]["content"] for one in completions]
-    return [float(a in g) * n for g, a, n in zip(given, answer, level, strict=True)]
+    texts = [messages[-1]["content"] for messages in completions]
+    return [float(a in g) * n for g, a, n in zip(texts, answer, level, strict=True)]
 
 
 def attempt_of(*texts: str, answer: str | None = None) -> Trajectory:
@@ -600,7 +599,7 @@ def level_of(trajectory: Trajectory, level: int) -> float:
     return level
 
 
-def test_what_a_reward_is_given_is_not_replaced_by_a_column():
+def test_a_column_does_not_replace_what_a_reward_is_passed():
     asked = Question("q", "?", ("x",), metadata={"turn": 7, "trajectory": "t", "level": 3})
     trajectory = dataclasses.replace(attempt_of("a", "b"), question=asked)
     rewards = [
@@ -625,7 +624,7 @@ def test_a_batch_has_no_results_that_nobody_read():
         return [0.0] * len(completions)
 
     score_group([trajectory], [paid])
-    assert [one["role"] for one in seen[0]] == ["assistant", "assistant"]
+    assert [message["role"] for message in seen[0]] == ["assistant", "assistant"]
 
 
 def test_a_batch_is_what_trl_gives():
@@ -641,9 +640,9 @@ def test_a_batch_is_what_trl_gives():
     both = [both[0], dataclasses.replace(both[1])]
     assert score_group(both, [watch]).outcome.tolist() == [0.0, 2.0]
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
-    said = [{"role": "assistant", "content": text} for text in ("find it", "it is NL")]
+    replies = [{"role": "assistant", "content": text} for text in ("find it", "it is NL")]
     assert seen["prompts"] == [chat, chat]
-    assert seen["completions"] == [[said[0], tool, said[1]]] * 2
+    assert seen["completions"] == [[replies[0], tool, replies[1]]] * 2
     assert (seen["level"], seen["answers"], seen["solution"]) == ([1, 1], [["NL"]] * 2, ["NL"] * 2)
 
 
@@ -664,8 +663,8 @@ def test_columns_come_by_their_own_names_and_to_a_batch_as_they_are_in_the_data(
 
     score_group([trajectory], [batch, attempt])
     assert seen.pop("attempt") == ("4", 5.5, ["4", "5.5"], "default")
-    given = {name: seen.pop(name) for name in ("prompts", "completion_ids")}
-    assert given["completion_ids"] == [[]]
+    del seen["prompts"]
+    assert seen.pop("completion_ids") == [[]]
     assert callable(seen.pop("log_metric"))
     assert callable(seen.pop("log_extra"))
     assert seen == {
@@ -683,12 +682,12 @@ def test_columns_come_by_their_own_names_and_to_a_batch_as_they_are_in_the_data(
 def noting(completions, log_metric, log_extra, **columns):
     log_metric("length", len(completions))
     log_metric("length", 0)
-    log_extra("last", [one[-1]["content"] for one in completions])
+    log_extra("last", [messages[-1]["content"] for messages in completions])
     return [1.0] * len(completions)
 
 
 def test_what_a_function_logs_is_a_metric_and_a_column_of_the_record():
-    other = [dataclasses.replace(one, question=Question("q2", "Who?", NL)) for one in GROUP]
+    other = [dataclasses.replace(attempt, question=Question("q2", "Who?", NL)) for attempt in GROUP]
     groups = score_groups([GROUP, other[:1]], rewards_of([noting]))
     assert [group.extra for group in groups] == [
         ({"last": "it is NL"}, {"last": "no idea"}),
@@ -702,7 +701,7 @@ def test_what_a_function_logs_is_a_metric_and_a_column_of_the_record():
 
 class Length(OutcomeReward):
     def prepare(self, trajectories, policy):
-        lengths = [len(one.turns) for one in trajectories]
+        lengths = [len(trajectory.turns) for trajectory in trajectories]
         return Notes({"longest": max(lengths)}, {"turns": lengths})
 
     def score(self, trajectory):
@@ -727,7 +726,7 @@ def test_any_reward_may_say_more_than_what_it_pays():
         {"a": 1.0},
     ],
 )
-def test_notes_that_are_none_are_named(notes):
+def test_notes_that_are_not_well_formed_are_named(notes):
     class Odd(Length):
         def prepare(self, trajectories, policy):
             return notes
@@ -770,11 +769,9 @@ def sized(completions: Any) -> list[float]:
         ("class f: pass", r"rewards\[0\] is the class f\. Pass an instance of .* or a function"),
     ],
 )
-def test_a_reward_that_is_none_is_named(source, says):
-    space: dict[str, Any] = {}
-    exec(compile(source, "f.py", "exec", dont_inherit=True), space)
+def test_a_function_that_is_no_reward_is_refused(source, says):
     with pytest.raises((PluginError, RecipeError), match=says):
-        score_group(GROUP, [space["f"]])
+        score_group(GROUP, [defined(source)])
 
 
 # as questions
@@ -830,10 +827,8 @@ def test_fields_of_a_function_that_gives_questions_are_refused_and_not_ignored()
     ],
 )
 def test_a_function_that_gives_no_questions_is_named(source, says):
-    space: dict[str, Any] = {}
-    exec(compile(source, "f.py", "exec", dont_inherit=True), space)
     with pytest.raises(DataError, match=says):
-        load_questions(space["f"])
+        load_questions(defined(source))
 
 
 def test_a_function_whose_module_cannot_be_imported_is_named(tmp_path, monkeypatch):
@@ -857,8 +852,8 @@ def test_a_function_whose_module_cannot_be_imported_is_named(tmp_path, monkeypat
 def test_a_questions_system_message_stands_before_the_schemes(segmenter, chat):
     asked = dataclasses.replace(QUESTION, system="Be brief.<|im_end|>")
     rollout = Rollout(segmenter(), [google])
-    plain, own = (rollout.scheme.messages(one, chat) for one in (QUESTION, asked))
-    assert [one["role"] for one in own] == ["system", "user"]
+    plain, own = (rollout.scheme.messages(question, chat) for question in (QUESTION, asked))
+    assert [message["role"] for message in own] == ["system", "user"]
     assert own[0]["content"].startswith("Be brief.")
     assert "<|im_end|>" not in own[0]["content"]
     assert own[0]["content"].endswith(f"\n\n{plain[0]['content']}")

@@ -98,9 +98,9 @@ def serve():
         server.kill()
 
 
-def plays(chat, tool, says, count=1, size=1, turns=6, checked=True, **limits):
+def play(chat, tool, says, count=1, size=1, turns=6, checked=True, **limits):
     """The attempts of a scripted policy, each at a question of its own seed."""
-    said = says if callable(says) else lambda session, turn: says[turn % len(says)]
+    policy = says if callable(says) else lambda session, turn: says[turn % len(says)]
     rollout = Rollout(
         Action(turns, "text"), [tool], **{"max_turn_tokens": 40, "max_tokens": 4000, **limits}
     )
@@ -108,19 +108,20 @@ def plays(chat, tool, says, count=1, size=1, turns=6, checked=True, **limits):
         rollout.check(chat)
     questions = [Question(f"seed {n}", "Go.", metadata={"seed": n}) for n in range(count)]
     with rollout.live():
-        engine = ScriptedEngine(chat.tokenizer, said)
+        engine = ScriptedEngine(chat.tokenizer, policy)
         return rollout.begin(engine, chat, questions, size, (0,), 0).result()
 
 
-def one(chat, tool, says, **options):
-    ((trajectory,),) = plays(chat, tool, says, **options).trajectories
+def play_one(chat, tool, says, **options):
+    """The attempt of one."""
+    ((trajectory,),) = play(chat, tool, says, **options).trajectories
     return trajectory
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_an_attempt_has_a_session_that_pays_by_the_step_and_ends_the_attempt(chat, serve, kind):
     tool = OpenEnv(serve(kind).url, {"top": 2, "name": "Paternoster"})
-    trajectory = one(chat, tool, ["up", "down", "up", "up", "up"])
+    trajectory = play_one(chat, tool, ["up", "down", "up", "up", "up"])
     assert trajectory.ended_by == "tool"
     assert "Go.\n\nPaternoster 0 at 0 of 2." in chat.tokenizer.decode(trajectory.sample.prompt_ids)
     # a reward of null pays nothing
@@ -192,21 +193,21 @@ def test_what_a_server_says_of_an_action_keeps_its_values_and_its_recursive_type
 @pytest.mark.parametrize("lockstep", [True, False])
 def test_any_number_of_attempts_are_played_in_turn(chat, serve, kind, sessions, lockstep):
     tool = OpenEnv(serve(kind, sessions).url, {"top": 2})
-    attempts = plays(chat, tool, ["up"], count=16, size=8, lockstep=lockstep)
+    attempts = play(chat, tool, ["up"], count=8, size=4, lockstep=lockstep)
     assert tool.capacity == sessions
     assert attempts.restarted == 0
     every = [trajectory for group in attempts.trajectories for trajectory in group]
-    assert len(every) == 128
+    assert len(every) == 32
     assert {trajectory.ended_by for trajectory in every} == {"tool"}
 
 
 def test_the_capacity_is_found_out_without_a_check_too_and_one_that_is_set_is_kept(chat, serve):
     server = serve(sessions=3)
     tool = OpenEnv(server.url)
-    assert len(plays(chat, tool, ["up"], size=5, checked=False).trajectories[0]) == 5
+    assert len(play(chat, tool, ["up"], size=5, checked=False).trajectories[0]) == 5
     assert tool.capacity == 3
     tool = OpenEnv(server.url, capacity=2)
-    plays(chat, tool, ["up"], size=5)
+    play(chat, tool, ["up"], size=5)
     assert tool.capacity == 2
     tool = OpenEnv(serve(sessions=70).url)
     tool.check()
@@ -231,11 +232,11 @@ def test_a_full_server_is_waited_for_and_then_named(chat, serve):
         somebody.start()
         held.wait(5)
         if seconds < 1:
-            assert one(chat, tool, ["up"], checked=False).ended_by == "tool"
+            assert play_one(chat, tool, ["up"], checked=False).ended_by == "tool"
         else:
             message = r"had no place for 0.5 s \(Server at capacity: 1/1 .*set OpenEnv.capacity to"
             with pytest.raises(ToolError, match=message):
-                one(chat, tool, ["up"], checked=False)
+                play_one(chat, tool, ["up"], checked=False)
         somebody.join()
 
 
@@ -244,8 +245,8 @@ def test_what_the_server_refuses_is_the_policys_mistake_and_what_breaks_is_not(c
     tool = OpenEnv(serve(kind).url)
 
     def calls(*arguments):
-        some = [ToolCall("step", each) for each in arguments]
-        return on_loop(call_tools([tool], QUESTION, [some]))[0]
+        steps = [ToolCall("step", each) for each in arguments]
+        return on_loop(call_tools([tool], QUESTION, [steps]))[0]
 
     # the schema of the action refuses it before, so it has to be asked behind its back
     tool.specs[0].parameters["properties"]["go"].pop("enum")
@@ -261,14 +262,14 @@ def test_what_the_server_refuses_is_the_policys_mistake_and_what_breaks_is_not(c
     with pytest.raises(TrajectoryLost, match=message):
         calls({"go": "up", "floors": 2})
     with pytest.raises(TrajectoryLost, match="answered to reset: EXECUTION_ERROR: a lift without"):
-        one(chat, OpenEnv(tool.url, {"top": -1}), ["up"])
+        play_one(chat, OpenEnv(tool.url, {"top": -1}), ["up"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_session_is_dropped_after_a_time_out_and_its_answer_is_never_read(chat, serve, kind):
     tool = OpenEnv(serve(kind).url, step_timeout_s=0.5)
-    said = iter(["up", "hang", "up", "down", "down", "up", "down", "down"])
-    trajectory = one(chat, tool, lambda session, turn: next(said), turns=3)
+    words = iter(["up", "hang", "up", "down", "down", "up", "down", "down"])
+    trajectory = play_one(chat, tool, lambda session, turn: next(words), turns=3)
     # its server is full until the step is done
     assert [turn.results[0].content for turn in trajectory.turns[:2]] == ["At 1.", "At 0."]
     assert trajectory.figures["steps"] == 3
@@ -282,18 +283,18 @@ def test_attempts_of_a_server_that_is_killed_begin_again(chat, serve, capfd, kin
         if turn == 1 and not begun:
             begun.append(1)
             server.kill()
-            threading.Timer(2.0, server.start).start()
+            threading.Timer(1.0, server.start).start()
         return "up"
 
     tool = OpenEnv(server.url)
-    attempts = plays(chat, tool, says, count=3, size=4)
+    attempts = play(chat, tool, says, count=3, size=4)
     every = [trajectory for group in attempts.trajectories for trajectory in group]
     assert [trajectory.figures["steps"] for trajectory in every] == [3] * 12
     assert attempts.restarted == 4
-    told = capfd.readouterr().err
-    assert f"turnrl: environment {server.url} does not answer (" in told
-    assert "the run waits for it, 300 s at most (wait_s)" in told
-    assert "answers again after" in told
+    err = capfd.readouterr().err
+    assert f"turnrl: environment {server.url} does not answer (" in err
+    assert "the run waits for it, 300 s at most (wait_s)" in err
+    assert "answers again after" in err
 
 
 def test_a_server_that_stays_away_ends_the_run_with_the_next_step(chat, serve):
@@ -306,7 +307,7 @@ def test_a_server_that_stays_away_ends_the_run_with_the_next_step(chat, serve):
 
     message = r"does not answer \(.*\). turnrl waited 1 s for it. Start the server; then resume"
     with pytest.raises(ToolError, match=message):
-        one(chat, OpenEnv(server.url, wait_s=1), says)
+        play_one(chat, OpenEnv(server.url, wait_s=1), says)
     with pytest.raises(ToolError, match=r"does not answer .* Start the server, or correct OpenEnv"):
         Rollout(Action(), [OpenEnv(server.url)])
 
@@ -385,7 +386,7 @@ def test_a_server_of_another_kind_is_named(chat, serve):
         tool.check()
 
 
-def test_without_websockets_the_line_that_installs_them_is_told(monkeypatch):
+def test_without_websockets_the_line_that_installs_them_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "websockets.asyncio.client", None)
     with pytest.raises(RecipeError, match=r"Run \"pip install 'turnrl\[openenv\]'\""):
         OpenEnv("http://localhost:1")
@@ -400,7 +401,7 @@ def test_a_function_that_cannot_read_an_observation_loses_an_attempt_and_not_the
             raise KeyError("words")
         return seen["text"]
 
-    attempts = plays(chat, OpenEnv(url, observe=read), ["up"], size=2, turns=2)
+    attempts = play(chat, OpenEnv(url, observe=read), ["up"], size=2, turns=2)
     assert attempts.restarted == 1
     assert "turnrl-rollout" not in threads  # the event loop of all collections
 
@@ -409,7 +410,7 @@ def test_a_function_that_cannot_read_an_observation_loses_an_attempt_and_not_the
 
     message = r"in observe, after reset raised KeyError: 'words' \(test_openenv.py:\d+\)\. An att"
     with pytest.raises(TrajectoryLost, match=message):
-        one(chat, OpenEnv(url, observe=never), ["up"], max_restarts=1)
+        play_one(chat, OpenEnv(url, observe=never), ["up"], max_restarts=1)
 
 
 @pytest.mark.parametrize("url", ["http://me:hunter2@there", "https://there/?token=hunter2"])
@@ -471,37 +472,37 @@ TALK = [
 
 
 async def talk(url):
-    """All that a server says, until it closes the connection, and to whom it has no place for."""
-    said = []
+    """All that a server sends until it closes the connection, and when it is full."""
+    heard = []
     async with connect(f"ws{url[4:]}/ws") as first:
         for message in TALK:
             await first.send(message if isinstance(message, str) else json.dumps(message))
-            said.append(json.loads(await first.recv()))
+            heard.append(json.loads(await first.recv()))
             if message == "junk":
                 async with connect(f"ws{url[4:]}/ws") as second:
-                    said.append(json.loads(await second.recv()))
+                    heard.append(json.loads(await second.recv()))
                     await second.wait_closed()
-                    said.append(second.close_code)
+                    heard.append(second.close_code)
         await first.wait_closed()
-        said.append(first.close_code)
+        heard.append(first.close_code)
     async with connect(f"ws{url[4:]}/ws") as third:
         await third.send('{"type": "close"}')
         await third.wait_closed()
-        return [*said, third.close_code]
+        return [*heard, third.close_code]
 
 
-def plain(said):
+def plain(message):
     """Without the page of pydantic's documentation, which depends on its version."""
-    if isinstance(said, dict):
-        return {key: plain(value) for key, value in said.items() if key != "url"}
-    return [plain(one) for one in said] if isinstance(said, list) else said
+    if isinstance(message, dict):
+        return {key: plain(value) for key, value in message.items() if key != "url"}
+    return [plain(item) for item in message] if isinstance(message, list) else message
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="TURNRL_TEST_OPENENV_PYTHON names no interpreter")
 def test_the_server_of_these_tests_says_what_openenvs_says(serve):
     ours, theirs = serve("ours"), serve("openenv")
-    said = [plain(asyncio.run(talk(server.url))) for server in (ours, theirs)]
-    assert said[0] == said[1]
+    heard = [plain(asyncio.run(talk(server.url))) for server in (ours, theirs)]
+    assert heard[0] == heard[1]
     schemas = [json.load(urllib.request.urlopen(f"{s.url}/schema")) for s in (ours, theirs)]
     assert schemas[0]["action"] == {**schemas[1]["action"]}

@@ -50,16 +50,16 @@ def answered(trajectory):
     return float(trajectory.answer in trajectory.question.answers)
 
 
-def told(module, data):
-    """What the rehearsal says, by name."""
-    return {found.name: found for found in Rehearsal().run(Start(CPU, module, data))}
+def rehearse(module, data):
+    """What the rehearsal reports, by name."""
+    return {finding.name: finding for finding in Rehearsal().run(Start(CPU, module, data))}
 
 
-def called(model, tool):
+def with_tool(model, tool, questions=None):
     """The same, of a recipe with one tool."""
     it = module(model)
     it.rollout = replace(it.rollout, tools=[tool])
-    return told(it, data())
+    return rehearse(it, data() if questions is None else questions)
 
 
 # ------------------------------------------------------------------------- arguments
@@ -104,7 +104,7 @@ def test_arguments_fit_the_schema_whole_and_as_short_as_it_allows(properties):
     spec = ToolSpec("try", "Tries.", schema)
     made = arguments_of(spec, TEXT)
     assert made
-    assert all(Draft202012Validator(schema).is_valid(one) for one in made)
+    assert all(Draft202012Validator(schema).is_valid(arguments) for arguments in made)
     assert set(made[0]) == set(properties)
     assert set(made[-1]) == set(schema["required"])
 
@@ -114,14 +114,14 @@ def test_arguments_are_what_the_tool_or_its_schema_names_first():
     schema = {"type": "object", "properties": {"query": query, "n": {"default": 4}}}
     of_schema = [{"query": "time zone of Utrecht", "n": 4}, {}]
     assert arguments_of(ToolSpec("find", "Finds.", schema), TEXT) == of_schema
-    given = [{"query": "1 + 2"}]
-    assert arguments_of(ToolSpec("find", "Finds.", schema, given), TEXT) == given
+    examples = [{"query": "1 + 2"}]
+    assert arguments_of(ToolSpec("find", "Finds.", schema, examples), TEXT) == examples
     assert arguments_of(ToolSpec("look", "Looks.", {"type": "object"}), TEXT) == [{}]
     assert arguments_of(ToolSpec("look", "Looks.", {}), TEXT) == [{}]
     assert arguments_of(ToolSpec("grow", "Grows.", TREE), TEXT)[-1] == {"name": TEXT}
 
 
-def test_an_example_that_does_not_fit_and_a_schema_that_nothing_is_found_for_are_told():
+def test_an_example_that_does_not_fit_and_a_schema_without_arguments_are_refused():
     schema = {"type": "object", "properties": {"n": {"type": "integer"}}}
     with pytest.raises(PluginError, match=r"example \{'n': 'x'\}, which does not fit its par"):
         arguments_of(ToolSpec("add", "Adds.", schema, [{"n": "x"}]), TEXT)
@@ -141,13 +141,13 @@ def test_a_tool_that_cannot_be_called_is_a_warning(tiny_model):
             "required": ["code"],
         }
 
-    found = called(tiny_model, Vault())
-    assert found["tool echo"].status == "warn"
-    assert found["tool echo"].step == "Give it examples, arguments of calls that work."
-    assert found["learning"].status == "pass"
+    report = with_tool(tiny_model, Vault())
+    assert report["tool echo"].status == "warn"
+    assert report["tool echo"].step == "Give it examples, arguments of calls that work."
+    assert report["learning"].status == "pass"
     Vault.examples = [{"code": "XQ-1234", "text": "abc"}]
-    found = called(tiny_model, Vault())
-    assert found["tool echo"].text.startswith("6 of 6 calls succeed")
+    report = with_tool(tiny_model, Vault())
+    assert report["tool echo"].text.startswith("6 of 6 calls succeed")
 
 
 @pytest.mark.parametrize("examples", [["capital of Peru"], "capital of Peru", {"text": "x"}, 5])
@@ -156,41 +156,40 @@ def test_examples_that_are_no_mappings_are_a_warning(tiny_model, examples):
         pass
 
     Ill.examples = examples
-    found = called(tiny_model, Ill())
-    assert found["tool echo"].status == "warn"
-    assert found["tool echo"].text.endswith("a list of mappings, each with the arguments of a call")
-    assert found["tool echo"].step == "Write [{'text': ...}]."
-    assert found["learning"].status == "pass"
+    report = with_tool(tiny_model, Ill())
+    assert report["tool echo"].status == "warn"
+    assert report["tool echo"].text.endswith(
+        "a list of mappings, each with the arguments of a call"
+    )
+    assert report["tool echo"].step == "Write [{'text': ...}]."
+    assert report["learning"].status == "pass"
 
 
-def test_a_result_without_text_is_told_as_what_it_is(tiny_model):
+@pytest.mark.parametrize(
+    ("content", "status", "text"),
+    [
+        (None, "fail", "returned a ToolResult whose content is None; it must be a text"),
+        (" \n", "warn", "calls succeed, but every result is empty"),
+    ],
+)
+def test_a_result_without_text_is_reported(tiny_model, content, status, text):
     class Speechless(Echo):
         def run(self, calls):
-            return [ToolResult(None) for _ in calls]
+            return [ToolResult(content) for _ in calls]
 
-    found = called(tiny_model, Speechless())["tool echo"]
-    assert found.status == "fail"
-    assert "returned a ToolResult whose content is None; it must be a text" in found.text
-
-
-def test_a_tool_whose_every_result_is_empty_is_a_warning(tiny_model):
-    class Empty(Echo):
-        def run(self, calls):
-            return [ToolResult(" \n") for _ in calls]
-
-    found = called(tiny_model, Empty())["tool echo"]
-    assert found.status == "warn"
-    assert "calls succeed, but every result is empty" in found.text
+    finding = with_tool(tiny_model, Speechless())["tool echo"]
+    assert finding.status == status
+    assert text in finding.text
 
 
 def test_a_call_with_the_required_arguments_alone_is_tried(tiny_model):
     class Careless(Echo):
         parameters = {"type": "object", "properties": {"text": {"type": "string"}}}
 
-    found = called(tiny_model, Careless())["tool echo"]
-    assert found.status == "fail"
-    told_of = r"raised KeyError: 'text' in run on echo with arguments \{\} \(worlds\.py:\d+\)$"
-    assert re.search(told_of, found.text)
+    finding = with_tool(tiny_model, Careless())["tool echo"]
+    assert finding.status == "fail"
+    message = r"raised KeyError: 'text' in run on echo with arguments \{\} \(worlds\.py:\d+\)$"
+    assert re.search(message, finding.text)
 
 
 def test_a_tool_is_called_with_the_text_of_the_question_that_its_session_is_for(tiny_model):
@@ -202,9 +201,7 @@ def test_a_tool_is_called_with_the_text_of_the_question_that_its_session_is_for(
             return super().run(calls)
 
     asked = [{"id": "1", "question": f"{role}?", "answers": ["it"]} for role in ("train", "val")]
-    it = module(tiny_model)
-    it.rollout = replace(it.rollout, tools=[Heard()])
-    told(it, QuestionData(train=asked[:1], val=asked[1:]))
+    with_tool(tiny_model, Heard(), QuestionData(train=asked[:1], val=asked[1:]))
     assert Heard.heard[:4] == ["train?", "train?", "val?", "val?"]
 
 
@@ -253,36 +250,36 @@ def bad(tmp_path, monkeypatch):
 def test_a_failure_in_a_tool_ends_with_the_line_of_its_own_code(
     tiny_model, bad, kind, raised, line
 ):
-    found = called(tiny_model, getattr(bad, kind)())["tool echo"]
-    assert found.status == "fail"
-    assert f"({kind}) raised {raised}" in found.text
-    assert found.text.endswith(f" (bad.py:{line})")
+    finding = with_tool(tiny_model, getattr(bad, kind)())["tool echo"]
+    assert finding.status == "fail"
+    assert f"({kind}) raised {raised}" in finding.text
+    assert finding.text.endswith(f" (bad.py:{line})")
 
 
 def test_a_failure_in_a_reward_ends_with_its_line_or_shows_how_score_is_written(tiny_model, bad):
     it = module(tiny_model)
     it.rewards[:] = [bad.Payless(), bad.Short(), bad.Patient(), *it.rewards]
-    found = told(it, data())
-    assert found["reward Payless"].text.endswith("has no attribute 'pay' (bad.py:19)")
+    report = rehearse(it, data())
+    assert report["reward Payless"].text.endswith("has no attribute 'pay' (bad.py:19)")
     short = "reward Short has score(self, trajectory), which cannot be called with trajectory and"
-    assert found["reward Short"].text == f"{short} turn"
-    assert found["reward Short"].step == "Write `def score(self, trajectory, turn)`."
-    assert found["reward Patient"].text == "score of reward Patient is async, which it must not be"
-    assert found["reward Patient"].step.startswith("Write `def score(self, trajectory)`; ")
-    assert found["learning"].status == "pass"
+    assert report["reward Short"].text == f"{short} turn"
+    assert report["reward Short"].step == "Write `def score(self, trajectory, turn)`."
+    assert report["reward Patient"].text == "score of reward Patient is async, which it must not be"
+    assert report["reward Patient"].step.startswith("Write `def score(self, trajectory)`; ")
+    assert report["learning"].status == "pass"
 
 
-def test_examples_of_which_none_works_are_a_warning(tiny_model):
+def test_examples_that_all_fail_are_a_warning(tiny_model):
     class Locked(Echo):
         def run(self, calls):
             return [ToolResult("locked", ok=False) for _ in calls]
 
     # made-up arguments may be no use
-    assert called(tiny_model, Locked())["tool echo"].status == "pass"
+    assert with_tool(tiny_model, Locked())["tool echo"].status == "pass"
     Locked.examples = [{"text": "open"}]
-    found = called(tiny_model, Locked())["tool echo"]
-    assert (found.status, found.step) == ("warn", "Correct its examples, or the tool.")
-    assert found.text.startswith("no call succeeds")
+    finding = with_tool(tiny_model, Locked())["tool echo"]
+    assert (finding.status, finding.step) == ("warn", "Correct its examples, or the tool.")
+    assert finding.text.startswith("no call succeeds")
 
 
 # ------------------------------------------------------------------------- rehearsals of parts
@@ -319,14 +316,14 @@ def test_a_rehearsal_that_is_no_context_of_its_part_is_named(tiny_model, rehears
         part.__dict__["rehearsal"] = rehearsal.__get__(part)
     it.rollout = replace(it.rollout, tools=[parts["tool echo"]])
     it.rewards[:1] = [parts["reward Answered"]]
-    found = told(it, data())
+    report = rehearse(it, data())
     for name, part in parts.items():
         kind = type(part).__name__
         a_part = f"{'an' if kind[0] in 'AE' else 'a'} {kind}"
         wanted = f"rehearsal of {kind} must be a context that gives {kinds[name]}, and "
-        assert found[name].status == "fail"
-        assert found[name].text == wanted + came.format(a_part)
-        assert found[name].step == "Put @contextlib.contextmanager above it, and yield one."
+        assert report[name].status == "fail"
+        assert report[name].text == wanted + came.format(a_part)
+        assert report[name].step == "Put @contextlib.contextmanager above it, and yield one."
 
 
 def test_a_rehearsal_that_raises_when_it_is_left_is_named(tiny_model):
@@ -338,10 +335,15 @@ def test_a_rehearsal_that_raises_when_it_is_left_is_named(tiny_model):
 
     it = module(tiny_model)
     it.rollout = replace(it.rollout, tools=[Untidy()])
-    found = [*Rehearsal().run(Start(CPU, it, data()))]
-    assert [one.status for one in found if one.name == "tool echo"] == ["pass", "fail"]
-    assert found[-1].text == "rehearsal of Untidy raised on leaving it: OSError: the folder is gone"
-    assert [one.status for one in found if one.name == "learning"] == ["pass"]
+    report = [*Rehearsal().run(Start(CPU, it, data()))]
+    assert [finding.status for finding in report if finding.name == "tool echo"] == [
+        "pass",
+        "fail",
+    ]
+    assert (
+        report[-1].text == "rehearsal of Untidy raised on leaving it: OSError: the folder is gone"
+    )
+    assert [finding.status for finding in report if finding.name == "learning"] == ["pass"]
 
 
 # ------------------------------------------------------------------------- whole recipes
@@ -358,51 +360,51 @@ def test_a_rehearsal_that_raises_when_it_is_left_is_named(tiny_model):
     ids=["probes", "tree", "critic", "small groups"],
 )
 def test_a_recipe_of_another_kind_passes(tiny_model, settings):
-    found = told(module(tiny_model, **settings), data())
-    assert {one.status for one in found.values()} == {"pass"}
-    assert {"rewards", "sampling", "learning"} <= set(found)
+    report = rehearse(module(tiny_model, **settings), data())
+    assert {finding.status for finding in report.values()} == {"pass"}
+    assert {"rewards", "sampling", "learning"} <= set(report)
 
 
-def test_how_often_a_call_that_costs_has_to_be_paid_is_told(tiny_model):
+def test_the_report_says_how_often_a_call_that_costs_has_to_be_paid(tiny_model):
     it = module(tiny_model)
-    assert "costs" not in told(it, data())
+    assert "costs" not in rehearse(it, data())
     it.rewards = [FirstHit(), SearchCost(0.1), Answered()]
-    found = told(it, data())["costs"]
-    assert found.status == "pass"
+    finding = rehearse(it, data())["costs"]
+    assert finding.status == "pass"
     assert re.fullmatch(
         r"in scripted attempts a call that costs loses 0\.1, and a paid attempt gains 0\.5, so "
         r"calls pay off if 1 attempt in 5 is paid: a run says how many are",
-        found.text,
+        finding.text,
     )
     it.estimator = OutcomeOnly()
-    assert told(it, data())["costs"].text.endswith("(OutcomeOnly does not charge all of them)")
+    assert rehearse(it, data())["costs"].text.endswith("(OutcomeOnly does not charge all of them)")
 
 
 @pytest.mark.parametrize(("right_at", "warned"), [(0.5, False), (1.0, True)])
-def test_a_reward_that_says_what_is_right_and_never_gives_it_is_told(tiny_model, right_at, warned):
+def test_a_reward_that_never_reaches_its_own_right_at_is_a_warning(tiny_model, right_at, warned):
     it = module(tiny_model)
     it.rewards = [FunctionReward(answered, weight=0.5, right_at=right_at)]
-    said = [one for one in told(it, data()).values() if "right_at" in one.text]
-    assert [one.status for one in said] == ["warn"] * warned
+    report = [f for f in rehearse(it, data()).values() if "right_at" in f.text]
+    assert [finding.status for finding in report] == ["warn"] * warned
     if warned:
-        assert said[0].text == "right_at is 1.0, and scripted attempts get at most 0.5"
-        assert "weight included" in said[0].step
+        assert report[0].text == "right_at is 1.0, and scripted attempts get at most 0.5"
+        assert "weight included" in report[0].step
 
 
 @pytest.mark.parametrize("most", [4, 64])
-def test_turns_that_have_no_room_for_a_call_are_told(tiny_model, most):
+def test_turns_without_room_for_a_call_are_a_warning(tiny_model, most):
     it = module(tiny_model)
     it.rollout = replace(it.rollout, segmenter=TwoTurn(), max_turn_tokens=most, max_tokens=900)
-    found = told(it, data())
-    assert ("turns" in found) == (most == 4)
+    report = rehearse(it, data())
+    assert ("turns" in report) == (most == 4)
     if most == 4:
-        assert found["turns"].status == "warn"
+        assert report["turns"].status == "warn"
         text = r"model\.rollout\.max_turn_tokens is 4, and a call of echo takes (\d+)"
-        (needed,) = re.fullmatch(text, found["turns"].text).groups()
+        (needed,) = re.fullmatch(text, report["turns"].text).groups()
         assert 20 < int(needed) <= 64
 
 
-def test_sessions_that_cannot_be_copied_are_told_where_the_estimator_branches(tiny_model):
+def test_sessions_that_cannot_be_copied_fail_where_the_estimator_branches(tiny_model):
     class Once(Counter):
         """Its sessions cannot be copied."""
 
@@ -414,58 +416,57 @@ def test_sessions_that_cannot_be_copied_are_told_where_the_estimator_branches(ti
 
     it = module(tiny_model, estimator=Branched(probes=1))
     it.rollout = replace(it.rollout, tools=[Once()])
-    found = told(it, data())
-    assert found["tool add"].status == "pass"
-    assert found["attempts"].status == "fail"
-    assert "which cannot be copied" in found["attempts"].text
-    assert found["sampling"].status == found["rewards"].status == "pass"
+    report = rehearse(it, data())
+    assert report["tool add"].status == "pass"
+    assert report["attempts"].status == "fail"
+    assert "which cannot be copied" in report["attempts"].text
+    assert report["sampling"].status == report["rewards"].status == "pass"
 
 
 def test_no_session_is_opened_for_a_question_that_is_made_up(tiny_model):
     it = module(tiny_model)
     it.rollout = replace(it.rollout, tools=[Aims()])
-    found = told(it, None)
-    assert found["tool echo"].status == "pass"
-    assert "no session was opened" in found["tool echo"].text
-    assert found["learning"].status == "pass"
-    assert told(it, data())["tool echo"].status == "fail"
+    report = rehearse(it, None)
+    assert report["tool echo"].status == "pass"
+    assert "no session was opened" in report["tool echo"].text
+    assert report["learning"].status == "pass"
+    assert rehearse(it, data())["tool echo"].status == "fail"
 
 
 def test_an_engine_that_cannot_be_copied_is_rehearsed_itself(tiny_model):
     engine = ScriptedEngine(Policy(str(tiny_model)).tokenizer, lambda session, turn: "a")
     engine.lock = threading.Lock()
-    found = told(module(tiny_model, engine=engine), data())["sampling"]
-    assert (found.status, "by ScriptedEngine" in found.text) == ("pass", True)
+    finding = rehearse(module(tiny_model, engine=engine), data())["sampling"]
+    assert (finding.status, "by ScriptedEngine" in finding.text) == ("pass", True)
 
 
 def test_a_slots_engine_is_rehearsed_small_with_its_other_options(tiny_model):
     it = module(tiny_model, engine=Slots(slots=999, kv_memory="900GB", keep_memory=True))
-    found = told(it, data())["sampling"]
-    assert found.status == "pass"
-    assert "memory between collections: kept" in found.text
-    assert "keys and values" not in found.text
+    finding = rehearse(it, data())["sampling"]
+    assert finding.status == "pass"
+    assert "memory between collections: kept" in finding.text
+    assert "keys and values" not in finding.text
     assert (it.engine.slots, it.engine.kv_memory) == (999, "900GB")
 
 
 def test_every_session_is_closed(tiny_model):
-    it, tool = module(tiny_model), Counter()
-    it.rollout = replace(it.rollout, tools=[tool])
-    assert told(it, data())["tool add"].status == "pass"
+    tool = Counter()
+    assert with_tool(tiny_model, tool)["tool add"].status == "pass"
     tool.check_closed(len(tool.opened))
 
 
-def test_more_steps_than_attempts_are_told(tiny_model):
-    found = told(module(tiny_model, steps_per_update=99), data())["learning"]
-    assert (found.status, "Lower it" in found.step) == ("fail", True)
+def test_more_steps_than_attempts_fail(tiny_model):
+    finding = rehearse(module(tiny_model, steps_per_update=99), data())["learning"]
+    assert (finding.status, "Lower it" in finding.step) == ("fail", True)
 
 
-def test_an_optimiser_that_cannot_be_made_is_told(tiny_model):
+def test_an_optimiser_that_cannot_be_made_fails(tiny_model):
     def broken(weights):
         raise TypeError("no such option")
 
-    found = told(module(tiny_model, optimizer=broken), data())["learning"]
-    assert found.status == "fail"
-    assert "model.optimizer raised TypeError: no such option" in found.text
+    finding = rehearse(module(tiny_model, optimizer=broken), data())["learning"]
+    assert finding.status == "fail"
+    assert "model.optimizer raised TypeError: no such option" in finding.text
 
 
 def test_a_run_after_the_rehearsal_has_the_same_digits(tiny_model, tmp_path):
@@ -474,7 +475,7 @@ def test_a_run_after_the_rehearsal_has_the_same_digits(tiny_model, tmp_path):
         made = trainer(folder)
         if rehearsed:
             before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-            assert told(it, questions)["learning"].status == "pass"
+            assert rehearse(it, questions)["learning"].status == "pass"
             after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
             assert bool((before[0] == after[0]).all())
             assert before[1:] == after[1:]
@@ -516,11 +517,12 @@ def test_the_recipes_of_a_laptop_pass(recipe, tmp_path, monkeypatch, capsys):
 def test_a_judge_is_rehearsed_without_patience_and_without_its_file(kind):
     judge = kind(JudgeServer("http://localhost:9/v1", "judge", patience_s=300, cache="verdicts.db"))
     with judge.rehearsal() as rehearsed:
-        parts = [one._verdicts if kind is LLMJudge else one.state._verdicts
-                 for one in (judge, rehearsed)]  # fmt: skip
-    assert [part._server.cache for part in parts] == ["verdicts.db", None]
-    assert parts[0]._server.patience_s == 300
-    assert parts[1]._server.patience_s <= 5
+        # a judge shows its server in its requests alone
+        holders = [part if kind is LLMJudge else part.state for part in (judge, rehearsed)]
+        servers = [holder._verdicts._server for holder in holders]
+    assert [server.cache for server in servers] == ["verdicts.db", None]
+    assert servers[0].patience_s == 300
+    assert servers[1].patience_s <= 5
 
 
 @pytest.mark.parametrize(
@@ -533,14 +535,14 @@ def test_a_judge_is_rehearsed_without_patience_and_without_its_file(kind):
     ],
     ids=lambda config: config.model_type,
 )
-def test_a_miniature_is_made_of_models_with_wishes_of_their_own(config):
+def test_a_miniature_is_made_of_models_with_constraints_of_their_own(config):
     network = _network(config)
     assert network.config.num_hidden_layers == 2
     assert network.config.num_attention_heads == config.num_attention_heads
     assert network.config.hidden_size <= config.hidden_size
 
 
-def test_a_model_of_which_no_miniature_can_be_made_is_named():
+def test_a_model_without_a_miniature_is_named():
     config = LlamaConfig(hidden_size=80, num_attention_heads=10, vocab_size=99, hidden_act="none")
     with pytest.raises(ValueError, match="no miniature of llama can be made"):
         _network(config)
