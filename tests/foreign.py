@@ -150,10 +150,10 @@ class _Operator:
             LEDGER.to_host += args[1].device.type != NAME
             here[1].copy_(here[0])
             return args[1]
-        found = self.op(*here, **named)
-        values = found if isinstance(found, tuple) else (found,)
+        result = self.op(*here, **named)
+        values = result if isinstance(result, tuple) else (result,)
         made = [self._far(v, kind, pairs) for v, kind in zip(values, self.kinds, strict=True)]
-        return tuple(made) if isinstance(found, tuple) else made[0] if made else None
+        return tuple(made) if isinstance(result, tuple) else made[0] if made else None
 
     @staticmethod
     def _far(value: Any, kind: Any, pairs: list[tuple[Tensor, Tensor]]) -> Any:

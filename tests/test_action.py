@@ -92,10 +92,10 @@ def test_an_action_is_of_the_type_that_the_tool_takes(kind, text, value):
     assert reads(text, (step({"type": kind}),), form="text") == ([{"action": value}], None)
 
 
-def test_of_two_actions_that_differ_in_case_the_one_that_was_written_is_taken():
+def test_of_two_actions_that_differ_in_case_the_written_one_is_taken():
     keys = (step({"type": "string", "enum": ["h", "H", "left"]}),)
-    for said, taken in [("h", "h"), ("H", "H"), ("LEFT", "left")]:
-        assert reads(said, keys, form="text") == ([{"action": taken}], None)
+    for text, taken in [("h", "h"), ("H", "H"), ("LEFT", "left")]:
+        assert reads(text, keys, form="text") == ([{"action": taken}], None)
 
 
 def test_the_parameter_that_the_recipe_names_is_the_action():

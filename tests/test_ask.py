@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import math
 import shutil
@@ -39,20 +38,14 @@ from worlds import Answered, Called, Echo, Letters, Numbers
 
 
 @pytest.fixture
-def run(tiny_model, tmp_path, monkeypatch):
-    """A folder in which `recipe.yaml` has trained two iterations."""
-    monkeypatch.chdir(tmp_path)
-    contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(contents))
-    assert main(["fit", "recipe.yaml"]) == 0
+def run(trained, tmp_path):
+    """A folder in which `recipe.yaml` has trained one iteration."""
     return tmp_path
 
 
-def test_a_recipe_whose_data_have_no_settings_is_loaded(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
-    contents["data"] = {"class_path": "turnrl.QuestionData", "init_args": None}
-    save(contents)
+def test_a_recipe_whose_data_have_no_settings_is_loaded(recipe):
+    recipe["data"] = {"class_path": "turnrl.QuestionData", "init_args": None}
+    save(recipe)
     assert turnrl.load("recipe.yaml").policy.network is not None
 
 
@@ -67,11 +60,11 @@ def test_a_checkpoint_is_asked_questions_of_ones_own(run, capsys):
         assert torch.equal(agent.state_dict()[name], value)
     # asked again it is the same, greedily; samples differ by number and by seed
     assert agent.ask(["Number 7?"])[0].sample.token_ids == first.sample.token_ids
-    some = agent.ask(["Number 7?", "Number 8?"], samples=8)
-    assert [t.question.text for t in some] == ["Number 7?"] * 8 + ["Number 8?"] * 8
-    assert len({t.sample.token_ids for t in some[:8]}) > 1
+    samples = agent.ask(["Number 7?", "Number 8?"], samples=8)
+    assert [t.question.text for t in samples] == ["Number 7?"] * 8 + ["Number 8?"] * 8
+    assert len({t.sample.token_ids for t in samples[:8]}) > 1
     again, other = agent.ask(["Number 7?"], 8), agent.ask(["Number 7?"], 8, seed=1)
-    assert [t.sample.token_ids for t in again] == [t.sample.token_ids for t in some[:8]]
+    assert [t.sample.token_ids for t in again] == [t.sample.token_ids for t in samples[:8]]
     assert [t.sample.token_ids for t in other] != [t.sample.token_ids for t in again]
     # the evaluation's own greedy trajectories are these
     assert main(["eval", "recipe.yaml", "--ckpt_path", "last"]) == 0
@@ -91,23 +84,22 @@ def test_a_folder_of_a_run_and_a_recipe_are_loaded_too(run):
     assert untrained.ask(["Number 7?"])[0].turns
 
 
-def test_what_cannot_be_loaded_is_named(run, tiny_model):
+def test_what_cannot_be_loaded_is_named(recipe):
     with pytest.raises(CheckpointError, match="no checkpoint at 'runs/none'"):
         turnrl.load("runs/none")
     with pytest.raises(RecipeError, match="no recipe at 'recipes"):
         turnrl.load("recipes.yaml")
-    contents = yaml.safe_load((run / "recipe.yaml").read_text())
-    contents["model"]["group_sise"] = 3
-    (run / "odd.yaml").write_text(yaml.safe_dump(contents))
+    recipe["model"]["group_sise"] = 3
+    save(recipe)
     with pytest.raises(RecipeError, match=r"'model\.group_sise'\. Did you mean group_size\?"):
-        turnrl.load("odd.yaml")
-    contents["model"] = {"class_path": "turnrl_atlas.warmup.Warmup"}
-    (run / "odd.yaml").write_text(yaml.safe_dump(contents))
+        turnrl.load("recipe.yaml")
+    recipe["model"] = {"class_path": "turnrl_atlas.warmup.Warmup"}
+    save(recipe)
     with pytest.raises(RecipeError, match="model"):
-        turnrl.load("odd.yaml")
+        turnrl.load("recipe.yaml")
 
 
-def test_what_is_loaded_and_what_takes_it_are_checked_at_once(run, tiny_model):
+def test_what_is_loaded_and_what_takes_it_are_checked_at_once(tiny_model):
     with pytest.raises(TypeError, match=r"^path is None\. Give a run, a checkpoint or a recipe"):
         turnrl.load(None)
     for wrong in ("x", MTGRPO, Policy(str(tiny_model))):
@@ -126,8 +118,8 @@ def by_hand(tiny_model, tmp_path, monkeypatch):
     return it, Path("lightning_logs/version_0")
 
 
-def same(one, other):
-    return torch.equal(weights(one.policy), weights(other.policy))
+def same(first, second):
+    return torch.equal(weights(first.policy), weights(second.policy))
 
 
 @pytest.mark.slow
@@ -138,25 +130,27 @@ def test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe(
     (kept,) = (run / "checkpoints").iterdir()
     assert kept.name == "epoch=0-step=2.ckpt"
     save(json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model))))
-    said = it.ask("Number 7?")[0].answer
+    answer = it.ask("Number 7?")[0].answer
     for door in ("lightning_logs", run, run / "checkpoints", kept, run / "model"):
         fresh = module(tiny_model)
         assert turnrl.load(door, module=fresh) is fresh
         assert same(fresh, it)
-        assert fresh.ask("Number 7?")[0].answer == said
+        assert fresh.ask("Number 7?")[0].answer == answer
         assert same(turnrl.load("recipe.yaml", checkpoint=door), it)
         capsys.readouterr()
         assert main(["play", "recipe.yaml", "Number 7?", "--checkpoint", str(door)]) == 0
         shown = capsys.readouterr()
         assert f"{run}/" in shown.err
         assert shown.err.endswith("which acts by recipe.yaml\n")
-        assert f"answer     {said!r}; ended by" in shown.out
+        assert f"answer     {answer!r}; ended by" in shown.out
         # alone it does not say how it acts
-        told = fails(capsys, ["play", str(door), "Number 7?"])
-        assert "has no recipe: it was made from Python" in told
-        assert "Give a recipe: 'turnrl play RECIPE --checkpoint lightning_logs/version_0/" in told
-        assert ", module=module).ask('a question')." in told
-        assert "Wait for" not in told
+        message = fails(capsys, ["play", str(door), "Number 7?"])
+        assert "has no recipe: it was made from Python" in message
+        assert (
+            "Give a recipe: 'turnrl play RECIPE --checkpoint lightning_logs/version_0/" in message
+        )
+        assert ", module=module).ask('a question')." in message
+        assert "Wait for" not in message
     with pytest.raises(
         RecipeError, match=r"'recipe\.yaml' is a recipe, and has no trained weights"
     ):
@@ -165,20 +159,22 @@ def test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe(
     for door in (run, kept, run / "model"):
         assert main(["eval", "recipe.yaml", "--ckpt_path", str(door), *few]) == 0
         assert f"checkpoint {kept}\n" in capsys.readouterr().out
-    told = fails(capsys, ["eval", str(run)])
-    assert told.endswith("Give a recipe, and the run after it: RECIPE --ckpt_path " + str(run))
+    message = fails(capsys, ["eval", str(run)])
+    assert message.endswith("Give a recipe, and the run after it: RECIPE --ckpt_path " + str(run))
 
 
-def test_play_says_before_it_loads_torch_that_a_run_from_python_has_no_recipe(by_hand):
+def test_play_says_before_it_loads_torch_what_it_cannot_play(by_hand, tiny_model):
     _, run = by_hand
+    save({"modle": {}}, "typo.yaml")
     code = (
         "import sys\nfrom turnrl.cli import main\n"
         "for door in sys.argv[1:]: main(['play', door, 'Why?'])\nprint('torch' in sys.modules)"
     )
     (kept,) = (run / "checkpoints").glob("*.ckpt")
-    doors = [str(run), str(kept), str(run / "model")]
+    doors = [str(run), str(kept), str(run / "model"), "typo.yaml"]
     done = subprocess.run([sys.executable, "-c", code, *doors], capture_output=True, text=True)
     assert done.stderr.count("has no recipe: it was made from Python") == 3
+    assert "unknown key 'modle'. Did you mean model?" in done.stderr
     assert done.stdout.strip() == "False"
 
 
@@ -193,9 +189,9 @@ def test_a_run_from_python_without_checkpoints_has_its_exported_policy(by_hand, 
     assert same(turnrl.load("recipe.yaml", checkpoint="moved"), it)
     assert main(["play", "recipe.yaml", "Number 7?", "--checkpoint", "moved"]) == 0
     capsys.readouterr()
-    told = fails(capsys, ["eval", "recipe.yaml", "--ckpt_path", str(run)])
+    message = fails(capsys, ["eval", "recipe.yaml", "--ckpt_path", str(run)])
     options = f"--ckpt_path null --model.policy.model {run}/model"
-    assert told.endswith(f"no checkpoint in '{run}'. Take its model as the policy: {options}")
+    assert message.endswith(f"no checkpoint in '{run}'. Take its model as the policy: {options}")
     assert main(["eval", "recipe.yaml", *options.split()]) == 0
     assert "It holds a model: 'turnrl play RECIPE --checkpoint moved' asks it, and" in (
         fails(capsys, ["play", "moved", "Number 7?"])
@@ -235,9 +231,8 @@ def test_lightnings_own_loading_works_on_a_checkpoint_that_python_made(tiny_mode
         last(tmp_path), policy=Policy(str(tiny_model)), rollout=rollout, rewards=[Answered()]
     )
     assert torch.equal(weights(loaded.policy), weights(it.policy))
-    assert (
-        loaded.ask(["Number 7?"])[0].sample.token_ids == it.ask(["Number 7?"])[0].sample.token_ids
-    )
+    (first,), (second,) = (agent.ask(["Number 7?"]) for agent in (loaded, it))
+    assert first.sample.token_ids == second.sample.token_ids
 
 
 def test_attempts_are_scored_and_credited(tiny_model):
@@ -251,15 +246,15 @@ def test_attempts_are_scored_and_credited(tiny_model):
 
 
 def test_a_trajectory_shows_itself_without_a_wall_of_ids(tiny_model):
-    (one,) = module(tiny_model).ask(["Number 7?"])
-    assert len(repr(one)) < 200
-    assert "Number 7?" in repr(one)
-    printed = str(one)
+    (trajectory,) = module(tiny_model).ask(["Number 7?"])
+    assert len(repr(trajectory)) < 200
+    assert "Number 7?" in repr(trajectory)
+    printed = str(trajectory)
     assert "Number 7?" in printed
-    assert one.turns[0].text in printed
-    assert all(result.content in printed for result in one.results)
-    for shown in (printed, repr(one)):
-        assert str(one.sample.prompt_ids[0:2])[1:-1] not in shown
+    assert trajectory.turns[0].text in printed
+    assert all(result.content in printed for result in trajectory.results)
+    for shown in (printed, repr(trajectory)):
+        assert str(trajectory.sample.prompt_ids[0:2])[1:-1] not in shown
 
 
 def test_data_takes_questions_and_sources_with_settings(tiny_model, tmp_path):
@@ -382,17 +377,6 @@ def test_early_stopping_sees_the_runs_own_rewards(tiny_model, tmp_path):
     assert total == pytest.approx([a + b for a, b in zip([0.0, 5.0, 4.0], turn, strict=True)])
 
 
-def test_a_partial_is_no_different_from_a_lambda(tiny_model):
-    made = functools.partial(torch.optim.SGD, lr=0.5)
-    (optimizer,), _ = loaded(module(tiny_model, optimizer=made)).configure_optimizers()
-    assert optimizer.param_groups[0]["lr"] == 0.5
-
-
-def loaded(it):
-    it.policy.load()
-    return it
-
-
 @pytest.mark.slow
 def test_a_checkpoint_inside_an_iteration_is_named_by_its_own_step(tiny_model, tmp_path):
     every = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=1, save_top_k=-1)
@@ -427,8 +411,8 @@ def test_asking_draws_other_samples_than_training_and_by_the_runs_seed(tiny_mode
     assert asked != [t.sample.token_ids for t in other.ask(question, samples=8)]
     collected = it.rollout.play(it.engine, it.chat, [question], 8, (0, 0, 0), False)[0]
     assert asked != [t.sample.token_ids for t in collected]
-    (one,) = it.ask(question.text)
-    assert one.question.text == question.text
+    (trajectory,) = it.ask(question.text)
+    assert trajectory.question.text == question.text
     with pytest.raises(RecipeError, match="samples is 0"):
         it.ask(question, samples=0)
 
@@ -474,7 +458,7 @@ def test_samples_have_the_temperature_that_is_asked_for(tiny_model):
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("settings", "message"),
     [
         ({"seed": "a"}, "seed is the string 'a'; it must be a whole number"),
         ({"seed": -1}, "seed is -1; it must be at least 0"),
@@ -482,10 +466,10 @@ def test_samples_have_the_temperature_that_is_asked_for(tiny_model):
         ({"temperature": "hot"}, "temperature is the string 'hot'; it must be a number"),
     ],
 )
-def test_how_to_sample_is_checked_before_any_weights_are_loaded(tiny_model, given, told):
+def test_how_to_sample_is_checked_before_any_weights_are_loaded(tiny_model, settings, message):
     it = module(tiny_model)
-    with pytest.raises(RecipeError, match=f"^{told}$"):
-        it.ask("Number 7?", **{"samples": 2, **given})
+    with pytest.raises(RecipeError, match=f"^{message}$"):
+        it.ask("Number 7?", **{"samples": 2, **settings})
     assert it.policy.network is None
 
 

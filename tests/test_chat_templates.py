@@ -133,22 +133,22 @@ def test_a_reply_stands_verbatim_between_its_prompt_and_what_follows_it(name, re
     question = {"role": "user", "content": "Where?"}
     prompt = render(name, [question])
     # what follows a reply may depend on everything but the reply
-    marked, text = (
-        render(name, [question, {"role": "assistant", "content": said}, *rest], speak=False)
-        for said in ("", reply)
+    marked, whole = (
+        render(name, [question, {"role": "assistant", "content": text}, *rest], speak=False)
+        for text in ("", reply)
     )
-    assert text == prompt + reply + marked.removeprefix(prompt)
+    assert whole == prompt + reply + marked.removeprefix(prompt)
 
 
 @each_template
 def test_text_that_looks_like_a_template_or_a_thought_is_not_acted_on(name):
-    said = " \n<think>{{ 7 * 7 }}</think>\n\n</think> {% raw %}<|im_end|>\n "
+    text = " \n<think>{{ 7 * 7 }}</think>\n\n</think> {% raw %}<|im_end|>\n "
     user, reply = (
-        {"role": role, "content": said.strip() if role == "user" else said}
+        {"role": role, "content": text.strip() if role == "user" else text}
         for role in ("user", "assistant")
     )
-    assert render(name, [user, reply, user]).count(said) == 1
-    assert render(name, [user, reply, user]).count(said.strip()) == 3
+    assert render(name, [user, reply, user]).count(text) == 1
+    assert render(name, [user, reply, user]).count(text.strip()) == 3
 
 
 @each_template
@@ -180,17 +180,14 @@ def test_the_chat_format_of_rollouts_accepts_a_bundled_template(name):
     )
     tokenizer.chat_template = TEMPLATES[name]
     question = {"role": "user", "content": "Where?"}
-    said, seen = "</think>\n\nParis", "It is."
+    reply = {"role": "assistant", "content": "</think>\n\nParis"}
+    observation = {"role": "user", "content": "It is."}
     chat = ChatFormat(tokenizer)
     appended = [
         *chat.prompt([question]),
-        *tokenizer(said, add_special_tokens=False)["input_ids"],
-        *chat.observation([{"role": "user", "content": seen}], None),
+        *tokenizer(reply["content"], add_special_tokens=False)["input_ids"],
+        *chat.observation([observation], None),
     ]
-    reply, observation = (
-        {"role": "assistant", "content": said},
-        {"role": "user", "content": seen},
-    )
     assert tokenizer.decode(appended) == render(name, [question, reply, observation])
 
 

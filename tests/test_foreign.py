@@ -114,10 +114,10 @@ def test_a_run_on_another_device_has_the_digits_of_the_cpu(tiny, whole):
 
 def alike(near, far):
     assert len(near) == len(far) >= 3  # of the untrained policy, and of each iteration
-    for one, other in zip(near, far, strict=True):
-        assert one.keys() == other.keys()
-        for key, value in one.items():
-            assert float(other[key]) == pytest.approx(float(value), rel=1e-4, abs=2e-6), key
+    for here, there in zip(near, far, strict=True):
+        assert here.keys() == there.keys()
+        for key, value in here.items():
+            assert float(there[key]) == pytest.approx(float(value), rel=1e-4, abs=2e-6), key
 
 
 @pytest.mark.slow
@@ -145,6 +145,7 @@ def test_lightning_gives_no_advice_on_float32_on_a_gpu(tiny, monkeypatch, caplog
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "H100")
     monkeypatch.setattr(cuda, "_is_ampere_or_later", lambda _: True)
     with caplog.at_level("INFO"):
+        # Lightning calls it only where there is a GPU
         cuda._check_cuda_matmul_precision(torch.device("cuda", 0))
     assert "Tensor Cores" not in caplog.text
 
@@ -160,11 +161,11 @@ def test_a_policy_that_a_trainer_has_trained_is_asked_on_its_device(tiny_model):
     run.fit(agent, data())
     assert agent.device.type == "cpu"
     with counting():
-        (found,) = agent.ask(["Number 7?"])
+        (attempt,) = agent.ask(["Number 7?"])
     assert LEDGER.peak > 1e6, "it acted on the CPU"
     assert agent.device.type == "far"
     agent.cpu()
-    agent.scores([replace(found, question=Question("7", "Number 7?", ("7",)))])
+    agent.scores([replace(attempt, question=Question("7", "Number 7?", ("7",)))])
     assert agent.device.type == "far"  # a reward may read the policy
 
 
@@ -175,7 +176,7 @@ def test_a_policy_that_a_trainer_has_trained_is_asked_on_its_device(tiny_model):
         (3_000_000, "learning", "Lower model.policy.minibatch_tokens"),
     ],
 )
-def test_memory_that_is_too_small_is_told_at_the_start_with_its_phase(
+def test_memory_that_is_too_small_is_reported_at_the_start_with_its_phase(
     capsys, monkeypatch, tiny, room, phase, step
 ):
     grows = phase == "learning"
@@ -186,14 +187,12 @@ def test_memory_that_is_too_small_is_told_at_the_start_with_its_phase(
     small = [word for option, value in SMALL.items() for word in (option, str(value))]
     began = []
     monkeypatch.setattr(turnrl.module.MTGRPO, "collect", lambda *_: began.append(1))
-    told = fails(
-        capsys,
-        ["fit", str(tiny), *small, *PAGES, *FAR],
-        code=1,
-    )
-    assert f"memory ran out while {phase}" in told
-    assert step in told
-    assert ("Start Python with PYTORCH_ALLOC_CONF=expandable_segments:True." in told) is not grows
+    message = fails(capsys, ["fit", str(tiny), *small, *PAGES, *FAR], code=1)
+    assert f"memory ran out while {phase}" in message
+    assert step in message
+    assert (
+        "Start Python with PYTORCH_ALLOC_CONF=expandable_segments:True." in message
+    ) is not grows
     assert not began
 
 

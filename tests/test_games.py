@@ -80,9 +80,11 @@ def test_a_game_of_gem_is_won(chat, page, seed):
     number = random.Random(seed).randint(1, 10)
     says = [f"\\boxed{{{number % 10 + 1}}}", f"I say \\boxed{{{number}}}"]
     group = played(chat, "gem.yaml", seed, says, size=16)
-    assert all("between 1 and 10" in opening(chat, one) for one in group)
-    assert [one.ended_by for one in group] == ["tool"] * 16  # all of a group have one number
-    assert {tuple(earned(one)) for one in group} == {(0.0, 1.0)}
+    assert all("between 1 and 10" in opening(chat, attempt) for attempt in group)
+    assert [attempt.ended_by for attempt in group] == [
+        "tool"
+    ] * 16  # all of a group have one number
+    assert {tuple(earned(attempt)) for attempt in group} == {(0.0, 1.0)}
     (lost,) = played(chat, "gem.yaml", seed, ["seven"])
     assert earned(lost) == pytest.approx([-0.1])
 
@@ -92,9 +94,9 @@ def test_a_game_of_textarena_is_won(chat, page, seed):
     pytest.importorskip("textarena", reason="needs textarena, which no extra brings")
     number = random.Random(seed).randint(1, 20)
     group = played(chat, "arena.yaml", seed, [f"[{number % 20 + 1}]", f"[{number}]"], size=16)
-    assert all("between 1 and 20" in opening(chat, one) for one in group)
-    assert [one.ended_by for one in group] == ["tool"] * 16
-    assert {tuple(earned(one)) for one in group} == {(0.0, 1.0)}
+    assert all("between 1 and 20" in opening(chat, attempt) for attempt in group)
+    assert [attempt.ended_by for attempt in group] == ["tool"] * 16
+    assert {tuple(earned(attempt)) for attempt in group} == {(0.0, 1.0)}
     news = group[0].turns[0].results[0].content
     assert "The target number is" in news
     assert "You are Player" not in news  # the policy has read the rules
@@ -112,9 +114,9 @@ def test_a_quest_of_textworld_is_won(chat, page):
     wins = list(game.reset().policy_commands)
     importlib.import_module("quest")
     group = played(chat, "quest.yaml", 3, ["look", *wins], size=8)
-    assert [one.ended_by for one in group] == ["tool"] * 8
+    assert [attempt.ended_by for attempt in group] == ["tool"] * 8
     paid = [-0.1, *[0.9] * (len(wins) - 1), 5.0]
-    for one in group:
-        assert earned(one) == pytest.approx(paid)
-        assert "You can: " in opening(chat, one)
-        assert wins[0] in opening(chat, one)
+    for attempt in group:
+        assert earned(attempt) == pytest.approx(paid)
+        assert "You can: " in opening(chat, attempt)
+        assert wins[0] in opening(chat, attempt)

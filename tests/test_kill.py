@@ -1,5 +1,5 @@
-"""Runs that are killed with -9 at random moments, and go on: their last metrics are always those of
-a run that nobody disturbed. Slow; `pytest -m slow tests/test_kill.py -s`."""
+"""Runs that are killed with -9 at random moments and resumed: their last metrics are always
+those of a run that nobody disturbed. Slow; `pytest -m slow tests/test_kill.py -s`."""
 
 from __future__ import annotations
 
@@ -67,22 +67,20 @@ def last_metrics(folder: Path, name: str) -> list[dict[str, str]]:
 
 
 def drill(folder: Path, start, number: int, options: list[str], whole_s: float) -> tuple[int, list]:
-    """One run, killed up to four times at random moments; how often it was, and its last
+    """One run, killed up to four times at random moments: how often it was, and its last
     metrics."""
-    draw, name, kills = random.Random(number), f"drill{number}", 0
-    named = ["--trainer.logger.init_args.name", name]
-    for _ in range(draw.randint(1, 4)):
-        found = sorted(folder.glob(f"runs/{name}/version_*/checkpoints/last.ckpt"), key=_version)
-        going_on = ["--ckpt_path", str(found[-1])] if found else []
-        code = start(["fit", "recipe.yaml", *options, *named, *going_on], draw.uniform(0, whole_s))
+    draw, name = random.Random(number), f"drill{number}"
+    limits_s = [draw.uniform(0, whole_s) for _ in range(draw.randint(1, 4))]
+    for kills, limit_s in enumerate([*limits_s, None]):
+        checkpoints = folder.glob(f"runs/{name}/version_*/checkpoints/last.ckpt")
+        last = max(checkpoints, key=_version, default=None)
+        resume = ["--ckpt_path", str(last)] if last else []
+        named = ["--trainer.logger.init_args.name", name]
+        code = start(["fit", "recipe.yaml", *options, *named, *resume], limit_s)
         if code == 0:
             return kills, last_metrics(folder, name)
-        assert code == -signal.SIGKILL, code
-        kills += 1
-    found = sorted(folder.glob(f"runs/{name}/version_*/checkpoints/last.ckpt"), key=_version)
-    going_on = ["--ckpt_path", str(found[-1])] if found else []
-    assert start(["fit", "recipe.yaml", *options, *named, *going_on], None) == 0
-    return kills, last_metrics(folder, name)
+        assert (code, limit_s is None) == (-signal.SIGKILL, False)
+    raise AssertionError
 
 
 def _version(file: Path) -> int:
@@ -111,8 +109,8 @@ def test_a_run_killed_at_random_moments_ends_like_one_that_was_not(
     assert expected
     total = 0
     for number in range(runs):
-        kills, found = drill(tmp_path, start, number, options, whole_s)
+        kills, metrics = drill(tmp_path, start, number, options, whole_s)
         total += kills
-        assert found == expected, f"run {number}, killed {kills} times"
+        assert metrics == expected, f"run {number}, killed {kills} times"
     print(f"{runs} runs of {processes} processes, killed {total} times, all ended alike")
     assert total > runs / 2

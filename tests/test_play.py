@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -17,13 +15,14 @@ from turnrl.commands.play import Printing, in_colours
 from turnrl_segmenters import ReAct
 
 
-def said(capsys, *arguments):
+def play(capsys, *arguments):
+    """What the command prints."""
     assert main(["play", *arguments]) == 0
     return capsys.readouterr().out
 
 
 def test_a_question_is_answered_turn_by_turn(recipe, capsys):
-    printed = said(capsys, "recipe.yaml", "Number 7?", "--answer", "seven")
+    printed = play(capsys, "recipe.yaml", "Number 7?", "--answer", "seven")
     assert printed.count("-- turn 1\n") == 1
     assert printed.startswith("question   Number 7?\n-- turn 1\n")
     assert "checked" not in printed  # a check of the scheme is not a turn
@@ -32,16 +31,16 @@ def test_a_question_is_answered_turn_by_turn(recipe, capsys):
 
 def test_a_pipe_gives_a_question_a_line(recipe, capsys, monkeypatch):
     monkeypatch.setattr("sys.stdin", io.StringIO("Number 1?\n\nNumber 2?\n"))
-    printed = said(capsys, "recipe.yaml")
+    printed = play(capsys, "recipe.yaml")
     assert re.findall("^question   (.*)$", printed, re.MULTILINE) == ["Number 1?", "Number 2?"]
     assert "\x1b" not in printed
 
 
-def test_estimators_say_what_credit_some_attempts_would_get(recipe, capsys):
+def test_estimators_show_what_credit_the_attempts_would_get(recipe, capsys):
     own = {"class_path": "TurnLevel", "init_args": {"turn_coef": 0.25, "scale": "none"}}
     recipe["model"]["estimator"] = own
     save(recipe)
-    printed = said(
+    printed = play(
         capsys, "recipe.yaml", "Number 7?", "--answer", "seven", "--estimators", "--samples", "3"
     )
     assert printed.count("== attempt") == 3
@@ -76,19 +75,19 @@ def test_estimators_say_what_credit_some_attempts_would_get(recipe, capsys):
 
 
 def test_a_terminal_shows_thoughts_calls_and_results_apart(monkeypatch):
-    said = "<think>so</think><tool_call>{}</tool_call><answer>x</answer> y"
-    assert in_colours(said) == said  # a pipe
+    text = "<think>so</think><tool_call>{}</tool_call><answer>x</answer> y"
+    assert in_colours(text) == text  # a pipe
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    assert in_colours(said) == (
+    assert in_colours(text) == (
         "\x1b[2m<think>so</think>\x1b[0m\x1b[36m<tool_call>{}</tool_call>\x1b[0m"
         "\x1b[1m<answer>x</answer>\x1b[0m y"
     )
     for name, value in (("NO_COLOR", "1"), ("TERM", "dumb")):
         with monkeypatch.context() as other:
             other.setenv(name, value)
-            assert in_colours(said) == said
+            assert in_colours(text) == text
 
 
 @pytest.mark.parametrize(
@@ -102,11 +101,11 @@ def test_a_terminal_shows_thoughts_calls_and_results_apart(monkeypatch):
         (["nothing.yaml", "Why?"], "nothing.yaml"),
     ],
 )
-def test_a_mistake_is_told_with_the_next_step(recipe, capsys, arguments, message):
+def test_a_mistake_is_answered_with_the_next_step(recipe, capsys, arguments, message):
     assert main(["play", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert message in told
-    assert "Traceback" not in told
+    err = capsys.readouterr().err
+    assert message in err
+    assert "Traceback" not in err
 
 
 def test_nothing_that_an_agent_says_acts_on_the_terminal(capsys):
@@ -139,24 +138,13 @@ def test_every_line_of_a_result_is_indented(capsys):
     assert capsys.readouterr().out == f"-- turn 1\n{shown}\n"
 
 
-def test_nor_does_the_question_or_an_attempt(recipe, capsys, monkeypatch):
+def test_nothing_in_a_question_or_an_attempt_acts_on_the_terminal(recipe, capsys, monkeypatch):
     monkeypatch.setattr(
         "worlds.Letters.read", lambda *_: Reading(answer="\x9bx", format_error="\x07")
     )
     words = ["recipe.yaml", "Number\x1b[2J 7\u202e?", "--answer", "x\x07", "--samples", "2"]
     for more in ([], ["--estimators"]):
-        printed = said(capsys, *words, *more)
+        printed = play(capsys, *words, *more)
         assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed)
         assert r"question   Number\x1b[2J 7\u202e?" in printed
         assert r"form: \x07" in printed
-
-
-def test_a_typo_at_the_top_of_a_recipe_is_told_before_torch_is_loaded(recipe):
-    Path("typo.yaml").write_text(Path("recipe.yaml").read_text().replace("model:", "modle:", 1))
-    code = (
-        "import sys\nfrom turnrl.cli import main\n"
-        "main(['play', 'typo.yaml', 'Why?'])\nprint('torch' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert "unknown key 'modle'. Did you mean model?" in done.stderr
-    assert done.stdout.strip() == "False"

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from turnrl import ToolCall, read_call
 
 numbers = st.integers() | st.floats(allow_nan=False, allow_infinity=False)
-plain = st.none() | st.booleans() | numbers | st.text()
+scalars = st.none() | st.booleans() | numbers | st.text()
 values = st.recursive(
-    plain, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=10
+    scalars, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=4
 )
 
 

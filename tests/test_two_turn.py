@@ -1,3 +1,5 @@
+"""The segmenter `TwoTurn`: a thought with a call or an answer, then a thought with the answer."""
+
 import json
 
 import pytest
@@ -81,26 +83,18 @@ def test_a_call_in_bad_form_is_still_used(text, error):
     (THOUGHT + "<answer>a<reasoning>b</reasoning></answer>", "tags inside answer"),
     ("<Answer>Europe/Amsterdam</Answer>", "no tool call or answer"),
 ])  # fmt: skip
-def test_what_cannot_be_used_gives_neither_answer_nor_call(text, error):
+def test_a_turn_that_cannot_be_used_has_neither_answer_nor_call(text, error):
     reading = segmenter.read(text, 0, False)
     assert (reading.calls, reading.answer, reading.format_error) == ((), None, error)
 
 
 @pytest.mark.parametrize(("body", "error"), [
     ("", "bad JSON at character 0"),
-    ("search Utrecht", "bad JSON at character 0"),
     ('{"name": "search", "args": {"query": "Utrecht"}', "bad JSON at character 47"),
-    ('{"name": "search", "name": "search", "args": {}}', "bad JSON"),
-    ('{"name": "search", "args": {"limit": NaN}}', "bad JSON"),
-    (r'{"name": "search", "args": {"query": "\ud800"}}', "bad JSON"),
-    ('{"name": "search", "args": {"limit": ' + "9" * 5000 + "}}", "bad JSON"),
-    ("[" * 100_000, "the call is nested too deeply"),
-    ('["search", "Utrecht"]', "the call must be a JSON object"),
     ('{"name": "search"}', 'the call must have "name" and "args"'),
     ('{"name": "search", "args": {}, "n": 1}', 'the call must have "name" and "args"'),
     ('{"name": "search", "args": {}, "arguments": {}}', 'the call must have "name" and "args"'),
     ('{"name": 7, "args": {}}', '"name" must be a tool name'),
-    ('{"name": "", "args": {}}', '"name" must be a tool name'),
     ('{"name": "search", "args": "Utrecht"}', '"args" must be an object'),
     ('{"name": "search", "args": {"query": "<answer>"}}', "tags inside tool"),
 ])  # fmt: skip
@@ -185,7 +179,7 @@ def test_the_default_prompt_shows_each_tool_with_an_example_that_reads_as_a_call
     )
 
 
-def test_given_instructions_are_the_system_message_word_for_word():
+def test_the_instructions_of_a_recipe_are_the_system_message_word_for_word():
     system, _ = TwoTurn("Use {tools} & <tool>").prompt(QUESTION, [Search()])
     assert system == {"role": "system", "content": "Use {tools} & <tool>"}
 
