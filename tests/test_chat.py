@@ -19,7 +19,6 @@ BUNDLED = Path(turnrl.__file__).parent / "agent" / "chat_templates"
 FAMILIES = json.loads((BUNDLED / "families.json").read_text("utf-8"))
 
 STRIPS = CHATML.replace("message['content']", "message['content'] | trim")
-ENCODES = CHATML.replace("message['content']", "message['content'] | tojson")
 REFUSED = r"(is not prefix-preserving|does not write the text of each message).*chat_template"
 QWEN_LIKE = """\
 {%- if tools %}
@@ -160,12 +159,6 @@ def test_a_template_that_strips_texts_is_followed(tokenizer):
     assert tokenizer.decode(ids) == whole
 
 
-def test_a_template_that_rewrites_texts_is_refused(tokenizer):
-    for template in (ENCODES, CHATML.replace("message['content']", "message['content'] | upper")):
-        with pytest.raises(RecipeError, match=REFUSED):
-            ChatFormat(tokenizer(template))
-
-
 def test_a_template_that_encodes_what_tools_say_is_refused_once_a_tool_speaks(tokenizer):
     # as Llama 3.1's does: a text is `iterable`, so it becomes a JSON string
     tokenizer = tokenizer(
@@ -181,9 +174,16 @@ def test_a_template_that_encodes_what_tools_say_is_refused_once_a_tool_speaks(to
 
 
 @pytest.mark.parametrize(
-    "content", ["", "{{ message['content'] }}{{ message['content'] }}", "{{ 'nothing' }}"]
+    "content",
+    [
+        "",
+        "{{ message['content'] }}{{ message['content'] }}",
+        "{{ 'nothing' }}",
+        "{{ message['content'] | tojson }}",
+        "{{ message['content'] | upper }}",
+    ],
 )
-def test_a_template_that_drops_or_repeats_a_text_is_refused(tokenizer, content):
+def test_a_template_that_drops_repeats_or_rewrites_a_text_is_refused(tokenizer, content):
     with pytest.raises(RecipeError, match=REFUSED):
         ChatFormat(tokenizer(CHATML.replace("{{ message['content'] }}", content)))
 
