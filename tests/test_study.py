@@ -1,5 +1,5 @@
-"""The study of docs/does-turn-credit-help: its figures by an independent reading of its lines, and
-its tables are those of the lines."""
+"""The study in docs/does-turn-credit-help: its tables show what its lines say, by an independent
+reading of them."""
 
 import csv
 import functools
@@ -76,6 +76,20 @@ def write(folder, name, runs):
     (folder / "lines" / f"{name}.jsonl").write_text(text)
 
 
+def read_back(folder, part, runs):
+    """The rows of a part whose lines are those of these runs."""
+    write(folder, "small", runs)
+    return rows.rows(part, rows.done(folder, {"small": part}))
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """The commands that the study would run; each ends well."""
+    asked = []
+    monkeypatch.setattr(study, "turnrl", lambda words: asked.append(words) or 0)
+    return asked
+
+
 def sweep(estimators=("MT-GRPO", "GRPO-OR"), seeds="0..1"):
     return Sweep((f"{parts.RECIPES}/quickstart.yaml",), seeds, estimators)
 
@@ -121,33 +135,34 @@ def test_the_area_ends_where_the_shortest_run_does_and_differences_are_paired(tm
         for name, cell in part.sweeps[""].cells()
     ]
     old = replace(runs[0], digest="of an older recipe")
-    write(tmp_path, "small", [old, *runs])
-    one = rows.rows(part, rows.done(tmp_path, {"small": part}))
+    part_rows = read_back(tmp_path, part, [old, *runs])
     assert (
         "lines of no run that the study has now: 1. Their recipe or seeds"
         in capsys.readouterr().out
     )
-    ours, other = one.runs
+    ours, other = part_rows.runs
     assert (str(ours), str(other)) == ("MT-GRPO", "GRPO-OR")
-    assert one.tokens == 150
+    assert part_rows.tokens == 150
     # by hand: 25 + 0.5 * (0.5 + 0.75) * 50 of 150
-    assert measures.area(one.runs[ours][0], one.tokens) == pytest.approx((25 + 31.25) / 150)
-    assert one.pairs == [(ours, other)]
-    gain = one.minus(ours, other, measures.last)
+    assert measures.area(part_rows.runs[ours][0], part_rows.tokens) == pytest.approx(
+        (25 + 31.25) / 150
+    )
+    assert part_rows.pairs == [(ours, other)]
+    gain = part_rows.minus(ours, other, measures.last)
     assert (gain.first, gain.second, gain.pairs) == (0.4, 1.0, 2)
-    table = [*page.differences(one)]
+    table = [*page.differences(part_rows)]
     assert table[0].startswith("|  | minus | area to 150 tokens |")
     assert table[2].startswith("| MT-GRPO | GRPO-OR | +")
     assert "+0.600 [+0.600, +0.600]" in table[2]
     assert len(table) == 3
     # to 75: 0.1875 - 0.1417 and 0.1125 - 0; to 150: 0.375 - 0.2333 and 0.2583 - 0.0333
-    (ends,) = [*page.ends(one)][2:]
+    (ends,) = [*page.ends(part_rows)][2:]
     shown = re.findall(r"\+(\d\.\d+) \[", ends)
     assert [*map(float, shown)] == pytest.approx([0.0792, 0.1833], abs=6e-4)
     assert ends.endswith("] to 150 |")
 
 
-def test_rows_of_another_part_stand_beside_and_a_change_is_paired_by_seed():
+def test_rows_of_another_part_are_shown_beside_and_a_change_is_paired_by_seed():
     base, changed = sweep(seeds="0..2"), sweep().having("--model.group_size", "8")
     part = Part({"groups of 8": changed}, {"groups of 16": base})
     ends = {("groups of 16", "MT-GRPO"): 0.9, ("groups of 16", "GRPO-OR"): 0.3}
@@ -158,30 +173,30 @@ def test_rows_of_another_part_stand_beside_and_a_change_is_paired_by_seed():
             [0.0, 1.0 if cell.seed == 2 else ends[label, name] + cell.seed / 100],
             cell=cell,
         )
-        for label, one in (part.sweeps | part.beside).items()
-        for name, cell in one.cells()
+        for label, swept in (part.sweeps | part.beside).items()
+        for name, cell in swept.cells()
     }
-    found = rows.rows(part, runs)
-    assert [*map(str, found.runs)] == [
+    both = rows.rows(part, runs)
+    assert [*map(str, both.runs)] == [
         *("MT-GRPO (groups of 16)", "GRPO-OR (groups of 16)"),
         *("MT-GRPO (groups of 8)", "GRPO-OR (groups of 8)"),
     ]
-    change = found.change(Row("GRPO-OR", "groups of 16"), Row("GRPO-OR", "groups of 8"))
+    change = both.change(Row("GRPO-OR", "groups of 16"), Row("GRPO-OR", "groups of 8"))
     assert (change.first, change.second, change.pairs) == pytest.approx((0.3, 0.05, 2))
-    assert [*page.changes({"groups": found})][2:] == [
+    assert [*page.changes({"groups": both})][2:] == [
         "| groups of 8 | GRPO-OR | 2 | +0.300 | +0.050 | -0.250 [-0.250, -0.250] |"
     ]
     digests = {cell.digest for _, cell in base.cells()}
-    assert found.begun
+    assert both.begun
     assert not rows.rows(part, {key: runs[key] for key in runs if key[0] in digests}).begun
-    one = rows.rows(replace(part, base="groups of 16"), runs)
-    assert [*map(str, one.pairs[1])] == ["MT-GRPO (groups of 16)", "MT-GRPO (groups of 8)"]
-    one = rows.rows(replace(part, pairs=(("GRPO-OR", "MT-GRPO"),)), runs)
-    assert [*map(str, one.pairs[1])] == ["GRPO-OR (groups of 8)", "MT-GRPO (groups of 8)"]
-    assert len(one.pairs) == 2
+    part_rows = rows.rows(replace(part, base="groups of 16"), runs)
+    assert [*map(str, part_rows.pairs[1])] == ["MT-GRPO (groups of 16)", "MT-GRPO (groups of 8)"]
+    part_rows = rows.rows(replace(part, pairs=(("GRPO-OR", "MT-GRPO"),)), runs)
+    assert [*map(str, part_rows.pairs[1])] == ["GRPO-OR (groups of 8)", "MT-GRPO (groups of 8)"]
+    assert len(part_rows.pairs) == 2
 
 
-def test_a_folder_of_ones_own_has_ones_own_figures_alone(tmp_path, monkeypatch, capsys):
+def test_a_folder_of_your_own_has_only_your_figures(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(parts.ESTIMATORS, "mine", "turnrl_estimators.PaperExact")
     part = Part({"": sweep((*("MT-GRPO", "GRPO-OR"), "mine"))})
     mine = {"one-hop": part, "two-hop": Part({"": sweep(seeds="9")})}
@@ -200,7 +215,7 @@ def test_a_folder_of_ones_own_has_ones_own_figures_alone(tmp_path, monkeypatch, 
     assert "no part 'three-hop'" in capsys.readouterr().err
 
 
-def test_a_line_without_the_measure_is_said_and_counts_for_no_run(tmp_path, capsys):
+def test_a_line_without_the_measure_is_reported_and_counts_for_no_run(tmp_path, capsys):
     part = Part({"": sweep(seeds="0")})
     first, second = (a_run([0.1, 0.5], cell=cell) for _, cell in part.sweeps[""].cells())
     bare = {name: c for name, c in first.curves.items() if name != "val/exact_match"}
@@ -209,7 +224,7 @@ def test_a_line_without_the_measure_is_said_and_counts_for_no_run(tmp_path, caps
     assert "seed 0 has no val/exact_match" in capsys.readouterr().out
 
 
-def test_a_mark_of_no_table_is_an_error(tmp_path):
+def test_a_mark_for_a_table_that_does_not_exist_is_an_error(tmp_path):
     file = tmp_path / "page.md"
     file.write_text("<!-- one-hop: figurs -->\n<!-- end -->\n")
     with pytest.raises(TurnRLError, match="<!-- one-hop: figurs -->, and there is no such"):
@@ -233,7 +248,7 @@ SMALL = Sweep(
 
 
 @pytest.mark.slow
-def test_a_study_that_is_killed_goes_on_to_the_same_tables(tmp_path, monkeypatch):
+def test_a_study_that_is_killed_resumes_and_ends_with_the_same_tables(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     command = [
         *(sys.executable, "-c"),
@@ -277,39 +292,39 @@ def conditions():
     return _module("conditions")
 
 
-def _searched(number, found):
+def _searched(number, has_answer):
     call = ToolCall("search", {"query": f"query {number}"})
     text = f"a search for {number}"
-    result = ToolResult("It is Rome." if found else "Nothing.")
+    result = ToolResult("It is Rome." if has_answer else "Nothing.")
     turn = Turn(text, Reading((call,)), (result,))
     return Trajectory(Question("q", "Which city is it?", ("Rome",)), (turn,), "answer")
 
 
-def test_the_noisy_reward_says_the_opposite_of_one_call_in_five(conditions):
+def test_the_noisy_reward_is_wrong_for_one_call_in_five(conditions):
     noisy, true = conditions.Noisy(), AnswerRetrieved()
-    found = [
-        (noisy.score(one, 0), true.score(one, 0))
-        for one in (_searched(n, n % 2 == 0) for n in range(2000))
+    pays = [
+        (noisy.score(searched, 0), true.score(searched, 0))
+        for searched in (_searched(n, n % 2 == 0) for n in range(2000))
     ]
-    assert {*found} == {(0.0, 0.0), (0.0, 0.5), (0.5, 0.0), (0.5, 0.5)}
+    assert {*pays} == {(0.0, 0.0), (0.0, 0.5), (0.5, 0.0), (0.5, 0.5)}
     for paid in (0.0, 0.5):
-        wrong = [one != other for one, other in found if other == paid]
+        wrong = [noisy_pay != true_pay for noisy_pay, true_pay in pays if true_pay == paid]
         assert statistics.mean(wrong) == pytest.approx(0.2, abs=0.04)
     assert {conditions.Noisy(1.0, 0.3).score(_searched(n, n > 1), 0) for n in (1, 2)} == {0.0, 0.3}
     assert noisy.score(_searched(7, True), 0) == noisy.score(_searched(7, True), 0)
     silent = [replace(_searched(n, True).turns[0], results=()) for n in range(50)]
-    assert {noisy.score(replace(_searched(0, True), turns=(one,)), 0) for one in silent} == {0.0}
+    assert {noisy.score(replace(_searched(0, True), turns=(turn,)), 0) for turn in silent} == {0.0}
 
 
-def test_the_estimator_between_the_two_has_the_weights_of_one_and_the_split_of_the_other(
+def test_the_estimator_between_weighs_like_one_and_splits_like_the_other(
     conditions,
 ):
     turns = torch.tensor([[0.3, 0.5, 0.0], [0.3, 0.0, 0.0], [0.0, 0.0, 0.0], [0.3, 0.0, 0.5]])
     outcome = torch.tensor([1.0, 0.0, 0.1, 0.4])
     reached = torch.tensor([[1, 1, 0], [1, 0, 0], [1, 1, 1], [1, 1, 1]]).bool()
-    given = conditions.Apart().advantages(turns * reached, outcome, reached)
+    advantages = conditions.Apart().advantages(turns * reached, outcome, reached)
     sums = [sum(row) for row in (turns * reached).tolist()]
-    for i, row in enumerate(given.tolist()):
+    for i, row in enumerate(advantages.tolist()):
         both = [
             (values[i] - statistics.mean(values)) / statistics.stdev(values)
             for values in (sums, outcome.tolist())
@@ -322,7 +337,7 @@ def _z(values):
     return [(value - statistics.mean(values)) / spread for value in values]
 
 
-def test_other_ways_with_costs_equal_their_equations_written_as_loops(conditions):
+def test_other_treatments_of_costs_equal_their_equations_written_as_loops(conditions):
     draw, options = random.Random(0), []
     for _ in range(20):
         lengths = [draw.randint(1, 3) for _ in range(4)]
@@ -352,7 +367,7 @@ def test_other_ways_with_costs_equal_their_equations_written_as_loops(conditions
             there = [i for i, n in enumerate(lengths) if n > k]
             gain, cost = ([sum(rows[i][k:]) for i in there] for rows in (gains, costs))
             rho = [a + b for a, b in zip(gain, cost, strict=True)]
-            added = _z([outcome[i] + one for i, one in zip(there, rho, strict=True)])
+            added = _z([outcome[i] + value for i, value in zip(there, rho, strict=True)])
             by_gain = _z(gain)
             width = max(rho) - min(rho)
             for n, i in enumerate(there):
@@ -367,7 +382,7 @@ def test_other_ways_with_costs_equal_their_equations_written_as_loops(conditions
     assert {0.0, 1.0} < set(options)
 
 
-def test_a_cost_that_begins_later_costs_nothing_before(conditions):
+def test_a_cost_that_begins_later_costs_nothing_before_then(conditions):
     cost = SearchCost(0.2)
     module = SimpleNamespace(rewards=[AnswerRetrieved(), cost])
     later = conditions.CostsLater(free=2)
@@ -405,18 +420,18 @@ def test_one_scale_divides_the_turn_rewards_of_all_groups_by_one_number(conditio
         for k in range(taken[g][i]):
             peers = [sum(turns[g][j][k:]) for j in range(3) if j != i and taken[g][j] > k]
             rest[g, i, k] = sum(turns[g][i][k:]) - (statistics.mean(peers) if peers else 0)
-    scales = [math.sqrt(statistics.mean(v * v for v in one.values())) for one in (less, rest)]
+    scales = [math.sqrt(statistics.mean(v * v for v in of.values())) for of in (less, rest)]
     for g, group in enumerate(groups):
-        given = together(group)
+        advantages = together(group)
         for i, k in itertools.product(range(3), range(2)):
             wanted = less[g, i] / scales[0] + rest[g, i, k] / scales[1] if k < taken[g][i] else 0
-            assert float(given[i, k]) == pytest.approx(wanted, abs=1e-5)
+            assert float(advantages[i, k]) == pytest.approx(wanted, abs=1e-5)
 
 
-def test_tempting_and_untempting_questions_share_out_those_of_atlas(conditions):
-    every = {one.id for one in Atlas().questions("train")}
+def test_every_question_of_atlas_is_either_tempting_or_untempting(conditions):
+    every = {question.id for question in Atlas().questions("train")}
     tempting, untempting = (
-        {one.id for one in source().questions("train")}
+        {question.id for question in source().questions("train")}
         for source in (conditions.Tempting, conditions.Untempting)
     )
     assert tempting | untempting == every
@@ -474,23 +489,22 @@ def test_the_split_leaves_out_the_noise_of_earlier_doors(doors):
     ):
         expected = sum(own + (count - 1) * other for count in held)
         expected /= doors * variance**2
-        found = horizon.noise(rule, doors, size, groups, right)
-        assert found == pytest.approx(expected, rel=0.05)
+        measured = horizon.noise(rule, doors, size, groups, right)
+        assert measured == pytest.approx(expected, rel=0.05)
 
 
-def test_another_starter_policy_has_the_demonstrations_of_the_bundled_one_but_for_one_thing(
+def test_another_starter_policy_differs_from_the_bundled_one_in_one_thing(
     conditions,
 ):
-    given = read_invocation("fit", ["atlas_starter"]).contents["data"]["init_args"]["phases"]
+    phases = read_invocation("fit", ["atlas_starter"]).contents["data"]["init_args"]["phases"]
     built = conditions.Varied(), conditions.Varied(0.3, 0.0)
-    assert [asdict(one) for one in built[0].phases] == [
-        {**asdict(Phase(**{**one, "habits": Habits()})), "habits": asdict(Habits(**one["habits"]))}
-        for one in given
+    assert [asdict(phase) for phase in built[0].phases] == [
+        asdict(Phase(**{**phase, "habits": Habits(**phase["habits"])})) for phase in phases
     ]
-    (skills, *facts, habits), (same, *fewer, changed) = (one.phases for one in built)
+    (skills, *facts, habits), (same, *fewer, changed) = (starter.phases for starter in built)
     assert same == skills
-    assert [one.steps for one in facts] == [400, 500]
-    assert fewer == [replace(one, steps=round(one.steps * 0.3)) for one in facts]
+    assert [phase.steps for phase in facts] == [400, 500]
+    assert fewer == [replace(phase, steps=round(phase.steps * 0.3)) for phase in facts]
     assert changed == replace(habits, habits=replace(habits.habits, vague=0.0))
     assert built[0][0] == built[1][0]
 
@@ -499,65 +513,62 @@ def test_a_part_is_measured_by_its_own_curve(tmp_path, capsys):
     goal = measures.Measure("val/reward/outcome", "share at the goal")
     part = Part({"": sweep()}, measure=goal)
     runs = [
-        replace(one := a_run([0.9, 0.9], cell=cell), curves={**one.curves, goal.curve: [0.2, 0.8]})
+        replace(run := a_run([0.9, 0.9], cell=cell), curves={**run.curves, goal.curve: [0.2, 0.8]})
         for _, cell in part.sweeps[""].cells()
     ]
-    write(tmp_path, "small", [*runs, replace(runs[0], seed=9, digest="of no run")])
-    one = rows.rows(part, rows.done(tmp_path, {"small": part}))
-    (row, *_) = [*page.figures(one)][2:]
+    part_rows = read_back(tmp_path, part, [*runs, replace(runs[0], seed=9, digest="of no run")])
+    (row, *_) = [*page.figures(part_rows)][2:]
     assert row == "| MT-GRPO | 2 | 0.500 | 0.000 | 0.800 | 1.0 | 0.500 | 0 |"
-    assert "final share at the goal" in next(page.figures(one))
-    assert "+0.000 [+0.000, +0.000] to 100" in [*page.ends(one)][2]
+    assert "final share at the goal" in next(page.figures(part_rows))
+    assert "+0.000 [+0.000, +0.000] to 100" in [*page.ends(part_rows)][2]
     lacking = replace(runs[0], curves={k: v for k, v in runs[0].curves.items() if k != goal.curve})
     write(tmp_path, "small", [lacking, *runs[1:]])
     rows.done(tmp_path, {"small": part})
     assert "has no val/reward/outcome. It counts as not done." in capsys.readouterr().out
 
 
-def test_over_labels_each_starter_counts_once_and_a_lead_may_grow(tmp_path):
+def test_across_labels_each_starter_counts_once_and_a_lead_may_grow(tmp_path):
     first, second = sweep(), sweep(seeds="0..2").having("--model.group_size", "8")
     part = Part({"a": first, "b": second}, pairs=(("MT-GRPO", "GRPO-OR"),))
     gains = {"a": [0.1, 0.3], "b": [0.4, 0.5, 0.9]}
     runs = [
         a_run([0.0, 0.05 + gains[label][cell.seed] * (name == "MT-GRPO")], cell=cell)
-        for label, one in part.sweeps.items()
-        for name, cell in one.cells()
+        for label, swept in part.sweeps.items()
+        for name, cell in swept.cells()
     ]
-    write(tmp_path, "small", runs)
-    one = rows.rows(part, rows.done(tmp_path, {"small": part}))
-    found = one.over_labels("MT-GRPO", "GRPO-OR", measures.last)
+    part_rows = read_back(tmp_path, part, runs)
+    lead = part_rows.over_labels("MT-GRPO", "GRPO-OR", measures.last)
     means = [0.2, 0.6]
     half = stats.t.ppf(0.975, 1) * statistics.stdev(means) / math.sqrt(2)
-    assert (found.pairs, found.change) == (2, pytest.approx(0.4))
-    assert (found.low, found.high) == pytest.approx((0.4 - half, 0.4 + half))
-    assert [*page.labels(one)][2].startswith("| MT-GRPO | GRPO-OR | 2 | +0.200 [")
+    assert (lead.pairs, lead.change) == (2, pytest.approx(0.4))
+    assert (lead.low, lead.high) == pytest.approx((0.4 - half, 0.4 + half))
+    assert [*page.labels(part_rows)][2].startswith("| MT-GRPO | GRPO-OR | 2 | +0.200 [")
     # from the first label to the last, in the seeds that both have
-    grown, half = one.growth("MT-GRPO", "GRPO-OR", measures.last), stats.t.ppf(0.975, 1) * 0.05
+    grown = part_rows.growth("MT-GRPO", "GRPO-OR", measures.last)
+    half = stats.t.ppf(0.975, 1) * 0.05
     assert (grown.pairs, grown.change) == (2, pytest.approx(0.25))
     assert (grown.low, grown.high) == pytest.approx((0.25 - half, 0.25 + half))
-    assert [*page.growth(one)][2].startswith("| MT-GRPO | GRPO-OR | 2 | +0.125 [")
+    assert [*page.growth(part_rows)][2].startswith("| MT-GRPO | GRPO-OR | 2 | +0.125 [")
 
 
-def test_a_starter_policy_is_made_once_and_a_part_begins_with_it(tmp_path, monkeypatch):
-    given = []
+def test_a_starter_policy_is_made_once_and_a_part_begins_with_it(tmp_path, commands, monkeypatch):
     monkeypatch.setattr(study, "HERE", tmp_path)
-    monkeypatch.setattr(study, "turnrl", lambda words: given.append(words) or 0)
     ice = Part({"": sweep().begun_with("ice")})
     assert study.train("one", ice, tmp_path, []) == 0
-    (made, swept) = given
+    (made, swept) = commands
     assert made[0] == "warmup"
     assert made[-2:] == ["--to", study.os.path.relpath(tmp_path / "starters" / "ice")]
     assert "package://starters/ice" in swept
     (tmp_path / "starters" / "ice").mkdir(parents=True)
     (tmp_path / "starters" / "ice" / "config.json").touch()
     assert study.train("one", ice, tmp_path, []) == 0
-    assert [one[0] for one in given] == ["warmup", "sweep", "sweep"]
+    assert [words[0] for words in commands] == ["warmup", "sweep", "sweep"]
     with pytest.raises(TurnRLError, match="there is no starter 'snow' here"):
         sweep().begun_with("snow")
-    monkeypatch.setattr(study, "turnrl", lambda words: given.append(words) or 130)
+    monkeypatch.setattr(study, "turnrl", lambda words: commands.append(words) or 130)
     (tmp_path / "starters" / "ice" / "config.json").unlink()
     assert study.train("one", ice, tmp_path, []) == 130
-    assert given[-1][0] == "warmup"
+    assert commands[-1][0] == "warmup"
 
 
 PAGES = [HERE / "index.md", HERE / "more.md", HERE / "tables.md"]
@@ -567,25 +578,25 @@ def _of_page(name, *files):
     text = "\n".join(file.read_text() for file in files or PAGES)
     bare = text.partition(f"## {name}\n\n")[2].partition("\n\n")[0]
     table = text.partition(f"<!-- {name} -->\n")[2].partition("<!-- end -->")[0] or bare
-    found = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
+    cells = [[cell.strip() for cell in row.strip("|").split("|")] for row in table.splitlines()]
     return {
-        (row[0], row[1]) if "minus" in found[0][1] else row[0]: dict(
-            zip(found[0], row, strict=True)
+        (row[0], row[1]) if "minus" in cells[0][1] else row[0]: dict(
+            zip(cells[0], row, strict=True)
         )
-        for row in found[2:]
+        for row in cells[2:]
     }
 
 
 def _naive_area(tokens, matches, end):
-    """The average over the tokens 0 to `end`, by one of ten."""
+    """The average over the tokens 0 to `end`, with every tenth token sampled."""
     total, place = 0.0, 0
-    some = range(5, int(end), 10)
-    for token in some:
+    middles = range(5, int(end), 10)
+    for token in middles:
         while tokens[place + 1] < token:
             place += 1
         share = (token - tokens[place]) / (tokens[place + 1] - tokens[place])
         total += matches[place] + share * (matches[place + 1] - matches[place])
-    return total / len(some)
+    return total / len(middles)
 
 
 @functools.cache
@@ -603,22 +614,22 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
     """By an independent reading: rows by `--set` and options, areas by sums over tokens."""
     part, lines = parts.PARTS[name], _all_lines()
     runs = {}
-    for label, some in (*part.beside.items(), *part.sweeps.items()):
-        for estimator, cell in some.cells():
+    for label, swept in (*part.beside.items(), *part.sweeps.items()):
+        for estimator, cell in swept.cells():
             if curves := lines.get((cell.digest, cell.seed)):
                 runs.setdefault((estimator, label), {})[cell.seed] = curves
     if not (HERE / "lines" / f"{name}.jsonl").exists():
         pytest.skip(f"{name} was not run")
-    ends = [c["sampled_tokens"][-1] for some in runs.values() for c in some.values()]
-    if part.world is not None:  # which has more iterations than some parts
+    ends = [c["sampled_tokens"][-1] for by_seed in runs.values() for c in by_seed.values()]
+    if part.world is not None:  # the world has more iterations than some parts
         world = [lines.get((c.digest, c.seed)) for _, c in part.world.cells()]
         shortest = min(curves["sampled_tokens"][-1] for curves in world if curves)
         assert shortest in (98_501, 70_674, 77_056)  # one hop, two hops, and two hops again
         ends.append(shortest)
     end, match = min(ends), part.measure.curve
     areas = {
-        row: {seed: _naive_area(c["sampled_tokens"], c[match], end) for seed, c in some.items()}
-        for row, some in runs.items()
+        row: {seed: _naive_area(c["sampled_tokens"], c[match], end) for seed, c in by_seed.items()}
+        for row, by_seed in runs.items()
     }
     called = {name + f" ({label})" * bool(label): (name, label) for name, label in runs}
     table, heading = _of_page(f"{name}: figures"), f"area to {end:,.0f} tokens"
@@ -638,16 +649,16 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
                 [*zip(curves["iteration"], curves[match], strict=True)]  # not every one is scored
                 for curves in runs[key].values()
             ]
-            good = [next((n for n, v in one if v >= 0.7), one[-1][0]) for one in matches]
+            good = [next((n for n, v in curve if v >= 0.7), curve[-1][0]) for curve in matches]
             assert float(row["iterations to 0.7"]) == pytest.approx(statistics.mean(good), abs=0.06)
             means = [
-                statistics.mean((a + b) / 2 for (_, a), (_, b) in itertools.pairwise(one))
-                for one in matches
+                statistics.mean((a + b) / 2 for (_, a), (_, b) in itertools.pairwise(curve))
+                for curve in matches
             ]
             per_iteration = float(row["area per iteration"])
             assert per_iteration == pytest.approx(statistics.mean(means), abs=6e-4)
     for pair, row in _of_page(f"{name}: differences").items():
-        ours, others = (areas[called[one]] for one in pair)
+        ours, others = (areas[called[label]] for label in pair)
         gains = [ours[seed] - others[seed] for seed in ours.keys() & others.keys()]
         assert _numbers(row[heading]) == pytest.approx(_over_seeds(gains, part.level), abs=1.1e-3)
     for of, row in _of_page(f"{name}: leads").items():
@@ -660,7 +671,7 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
             assert lead == ""
         else:
             assert _numbers(lead) == pytest.approx(_over_seeds(gains, part.level), abs=1.1e-3)
-        curves_of = [one[match] for one in runs[called[of]].values()]
+        curves_of = [curves[match] for curves in runs[called[of]].values()]
         good = [next((n for n, v in enumerate(c) if v >= 0.7), math.inf) for c in curves_of]
         assert int(row["never"]) == good.count(math.inf)
         last = f"> {len(curves_of[0]) - 1}"
@@ -668,9 +679,9 @@ def test_the_tables_of_the_page_are_those_of_the_lines(name):
         assert row["median iterations to 0.7"] == (last if middle == math.inf else f"{middle:g}")
     if name in parts.CONDITIONS:
         (before,) = part.beside
-        found = _of_page("when: changes")
+        table = _of_page("when: changes")
         for after, other in itertools.product(part.sweeps, ("GRPO-MR", "GRPO-OR")):
-            row = found[after, other]
+            row = table[after, other]
             old, new = (
                 [areas["MT-GRPO", label][seed] - areas[other, label][seed] for seed in range(5)]
                 for label in (before, after)
@@ -706,7 +717,7 @@ def test_the_pages_are_what_the_command_makes_of_the_lines(tmp_path, monkeypatch
         assert old == new or made_by not in old, "draw it again"
 
 
-def test_a_world_with_runs_of_some_of_its_rules_has_a_picture(tmp_path):
+def test_a_world_that_was_run_with_a_few_of_its_rules_has_a_picture(tmp_path):
     pictures = _module("pictures")
     names = pictures.WORLDS
     every = {
@@ -721,9 +732,9 @@ def test_a_world_with_runs_of_some_of_its_rules_has_a_picture(tmp_path):
     assert "MT-GRPO" not in drawn
 
 
-def test_the_table_of_recipes_has_the_figures_of_the_pretrained_runs():
+def test_the_table_in_the_recipes_has_the_figures_of_the_pretrained_runs():
     with (HERE / "pretrained.csv").open() as text:
-        told = {
+        recorded = {
             (row["estimator"], int(row["seed"]), int(row["iteration"])): row
             for row in csv.DictReader(text)
             if row["rewards"] == "paid calls"
@@ -739,13 +750,13 @@ def test_the_table_of_recipes_has_the_figures_of_the_pretrained_runs():
     for number, line in enumerate(table):
         _, _, title, first, *cells, _ = (cell.strip() for cell in line.split("|"))
         name, column = ("MT-GRPO", "GRPO-OR")[number // 3], titles[title]
-        assert first == f"{float(told[name, 1, 0][column]):.2f}"
+        assert first == f"{float(recorded[name, 1, 0][column]):.2f}"
         for iteration, cell in zip((10, 40, 90), cells, strict=True):
-            seeds = (float(told[name, seed, iteration][column]) for seed in (1, 2, 3))
+            seeds = (float(recorded[name, seed, iteration][column]) for seed in (1, 2, 3))
             assert cell == ", ".join(f"{value:.2f}" for value in seeds)
 
 
-def test_a_row_that_no_page_shows_and_a_table_that_lost_its_lines_are_said(
+def test_a_row_that_no_page_shows_and_a_table_that_lost_its_lines_are_reported(
     tmp_path, monkeypatch, capsys
 ):
     part = Part({"": sweep()})
@@ -768,7 +779,7 @@ def test_a_row_that_no_page_shows_and_a_table_that_lost_its_lines_are_said(
     assert file.read_text() == table
 
 
-def test_names_that_nothing_has_are_said_with_those_that_there_are():
+def test_an_unknown_name_is_an_error_that_lists_the_known_ones():
     with pytest.raises(TurnRLError, match=r"no estimator 'MT-GPRO' here\. There are 'MT-GRPO',"):
         sweep(("MT-GPRO",))
     with pytest.raises(TurnRLError, match=r"no estimator 'MT-PPO' here\. There are 'MT-GRPO',"):
@@ -779,26 +790,24 @@ def test_names_that_nothing_has_are_said_with_those_that_there_are():
         Part({"": sweep()}, {"": sweep(("MT-GRPO",))})
 
 
-def test_some_seeds_of_a_part(tmp_path, monkeypatch, capsys):
-    given = []
-    monkeypatch.setattr(study, "turnrl", lambda words: given.append(words) or 0)
-    one = {"one-hop": Part({"": sweep(seeds="0..3")})}
+def test_a_part_can_be_run_for_a_few_of_its_seeds(tmp_path, commands, monkeypatch, capsys):
+    study_parts = {"one-hop": Part({"": sweep(seeds="0..3")})}
     folder = ["--folder", str(tmp_path / "mine")]
-    assert study.main([*folder, "--seeds", "1..2"], one) == 0
-    assert given[0][given[0].index("--seeds") + 1] == "1..2"
-    place = Path(given[0][given[0].index("-o") + 1])
+    assert study.main([*folder, "--seeds", "1..2"], study_parts) == 0
+    assert commands[0][commands[0].index("--seeds") + 1] == "1..2"
+    place = Path(commands[0][commands[0].index("-o") + 1])
     assert place.resolve().parent == tmp_path / "mine" / "runs"
-    assert study.main([*folder, "--seeds", "3..5"], one) == 1
+    assert study.main([*folder, "--seeds", "3..5"], study_parts) == 1
     assert "one-hop has the seeds 0..3, and not 4" in capsys.readouterr().err
     monkeypatch.setattr(study, "HERE", tmp_path / "docs" / "study")
-    assert study.main(["--seeds", "1"], one) == 0
-    place = Path(given[1][given[1].index("-o") + 1])
+    assert study.main(["--seeds", "1"], study_parts) == 0
+    place = Path(commands[1][commands[1].index("-o") + 1])
     assert place.resolve().parent == tmp_path / "runs" / "study"  # not among the docs
 
 
-def test_what_a_user_mistypes_is_said_before_anything_is_trained(tmp_path, monkeypatch, capsys):
-    given = []
-    monkeypatch.setattr(study, "turnrl", lambda words: given.append(words) or 0)
+def test_a_typing_error_is_reported_before_anything_is_trained(
+    tmp_path, commands, monkeypatch, capsys
+):
     two = {"low": Part({"": sweep(seeds="0..3")}), "high": Part({"": sweep(seeds="8..9")})}
     folder = tmp_path / "mine"
     assert study.main(["--folder", str(folder), "--seeds", "0..1"], two) == 1
@@ -808,68 +817,68 @@ def test_what_a_user_mistypes_is_said_before_anything_is_trained(tmp_path, monke
     for words in (["--jobs", "two"], ["--jobs", "0"], ["--draw", "--seeds", "0"]):
         with pytest.raises(SystemExit):
             study.main(["--folder", str(folder), *words], two)
-    said = capsys.readouterr().err
-    assert "two is no number of 1 or more" in said
-    assert "0 is no number of 1 or more" in said
-    assert "--draw trains nothing, and draws all parts" in said
+    errors = capsys.readouterr().err
+    assert "two is no number of 1 or more" in errors
+    assert "0 is no number of 1 or more" in errors
+    assert "--draw trains nothing, and draws all parts" in errors
     assert not folder.exists()
     (file := tmp_path / "file").write_text("")
     with pytest.raises(SystemExit):
         study.main(["--folder", str(file)], two)
     assert f"--folder {file} is a file" in capsys.readouterr().err
-    assert not given
+    assert not commands
     monkeypatch.setattr(study, "turnrl", lambda words: TurnRLError.exit_code)
     assert study.main(["low", "--folder", str(folder)], two) == 2
     assert "Where it says -o, give --folder here." in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
-    ("one", "other"),
+    ("first", "others"),
     [
         (parts.PARTS["two-hop"].sweeps[""], parts.CONDITIONS["no-search-cost"].sweeps.values()),
         (parts.PARTS["one-hop"].sweeps[""], parts.CONDITIONS["noise"].sweeps.values()),
         (parts.PARTS["one-hop"].sweeps[""], parts.PARTS["longer"].sweeps.values()),
     ],
 )
-def test_what_changes_nothing_for_an_estimator_changes_none_of_its_runs(one, other):
+def test_what_changes_nothing_for_an_estimator_changes_none_of_its_runs(first, others):
     """GRPO-OR sees no turn reward, and no run sees its end. So its runs, trained again, are the
     same."""
     runs = rows.done(HERE, parts.PARTS)
 
     def curves(sweep):
         cells = sweep.of("GRPO-OR").cells()
-        found = {cell.seed: runs.get((cell.digest, cell.seed)) for _, cell in cells}
+        by_seed = {cell.seed: runs.get((cell.digest, cell.seed)) for _, cell in cells}
         shown = ("val/exact_match", "famous/exact_match", "train/tool_execution", "sampled_tokens")
-        return {seed: [run.curves[name] for name in shown] for seed, run in found.items() if run}
+        return {seed: [run.curves[name] for name in shown] for seed, run in by_seed.items() if run}
 
-    (again,) = map(curves, other)
+    (again,) = map(curves, others)
     if not again:
         pytest.skip("not run yet")
-    for seed, curve in curves(one).items():
+    for seed, curve in curves(first).items():
         if seed in again:
             assert curve == [values[: len(curve[0])] for values in again[seed]]
 
 
 def test_the_short_answers_have_the_figures_of_the_tables():
-    one, two = (_of_page(f"{name}: figures") for name in ("one-hop", "two-hop"))
+    one_hop, two_hop = (_of_page(f"{name}: figures") for name in ("one-hop", "two-hop"))
     never = "never reached 0.7"
 
     def area(part, *pair):
         row = _of_page(f"{part}: differences")[pair]
         return next(value for name, value in row.items() if name.startswith("area to"))
 
-    def said(value):
+    def unsigned(value):
         return re.sub(r"\+(?=[\d.])", "", value)
 
     new = " (seeds 8 to 15)"
-    split = said(area("split-again", f"MT-GRPO{new}", f"GRPO-MR, apart{new}"))
-    paid = said(area("paid-hops-again", f"MT-GRPO{new}", f"GRPO-MR, apart{new}"))
-    bare = said(area("split", "MT-GRPO, unscaled", "GRPO-MR, unscaled"))
+    split = unsigned(area("split-again", f"MT-GRPO{new}", f"GRPO-MR, apart{new}"))
+    paid = unsigned(area("paid-hops-again", f"MT-GRPO{new}", f"GRPO-MR, apart{new}"))
+    bare = unsigned(area("split", "MT-GRPO, unscaled", "GRPO-MR, unscaled"))
     cost = " (no search cost)"
-    gain = said(area("no-search-cost", f"MT-GRPO{cost}", f"GRPO-OR{cost}"))
+    gain = unsigned(area("no-search-cost", f"MT-GRPO{cost}", f"GRPO-OR{cost}"))
     other, small = " (other places only)", " (groups of 4)"
     calm = [
-        said(area("temptation", f"MT-GRPO{other}", f"{name}{other}"))
+        unsigned(area("temptation", f"MT-GRPO{other}", f"{name}{other}"))
         for name in ("GRPO-OR", "GRPO-MR")
     ]
     tempted = [
@@ -884,16 +893,16 @@ def test_the_short_answers_have_the_figures_of_the_tables():
         )
     ]
     alone = " (famous places only)"
-    famous = said(area("temptation", f"MT-GRPO{alone}", f"GRPO-MR{alone}"))
+    famous = unsigned(area("temptation", f"MT-GRPO{alone}", f"GRPO-MR{alone}"))
     every = " (all 16 seeds)"
-    sixteen = said(area("split-again", f"MT-GRPO{every}", f"GRPO-MR, apart{every}"))
+    sixteen = unsigned(area("split-again", f"MT-GRPO{every}", f"GRPO-MR, apart{every}"))
     gained = {
-        "GRPO-MR minus GRPO-OR": said(area("one-hop", "GRPO-MR", "GRPO-OR")),
-        "GRPO-MR, apart, minus GRPO-MR": said(area("split", "GRPO-MR, apart", "GRPO-MR")),
+        "GRPO-MR minus GRPO-OR": unsigned(area("one-hop", "GRPO-MR", "GRPO-OR")),
+        "GRPO-MR, apart, minus GRPO-MR": unsigned(area("split", "GRPO-MR, apart", "GRPO-MR")),
     }
     labels = _of_page("starters: labels")
     starters = [
-        said(next(v for k, v in labels["costs among right", other].items() if "area to" in k))
+        unsigned(next(v for k, v in labels["costs among right", other].items() if "area to" in k))
         for other in ("GRPO-OR", "MT-GRPO")
     ]
     forms = _of_page("outcomes-at-best: figures")
@@ -904,10 +913,10 @@ def test_the_short_answers_have_the_figures_of_the_tables():
     }
     top = max(reached, key=reached.__getitem__)
     assert top == "GRPO-OR (lr 4e-4)"
-    best = said(area("outcomes-at-best", "costs among right", top))
+    best = unsigned(area("outcomes-at-best", "costs among right", top))
     doors = _of_page("horizon: differences")["MT-GRPO (12 doors)", "GRPO-MR, apart (12 doors)"]
     words = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
-    assert two["GRPO-OR"][never] == "0"
+    assert two_hop["GRPO-OR"][never] == "0"
     long = _of_page("longer: figures")["GRPO-OR (60 iterations)"]
     index, readme = (
         " ".join(file.read_text().split())
@@ -919,7 +928,7 @@ def test_the_short_answers_have_the_figures_of_the_tables():
     for name, cell in parts.PARTS["two-hop"].sweeps[""].cells():
         rewards = lines[cell.digest, cell.seed]["val/reward/total"]
         total.setdefault(name, []).append(next(v for v in reversed(rewards) if v is not None))
-    total = {name: statistics.mean(some) for name, some in total.items()}
+    total = {name: statistics.mean(totals) for name, totals in total.items()}
     for sentence in (
         f"**With one hop, the test detects the split:** {split}.",
         f"**Here we detected no difference:** {paid} over the new seeds",
@@ -931,29 +940,29 @@ def test_the_short_answers_have_the_figures_of_the_tables():
         f"to {calm[0]}. So by area",
         f"Its lead over GRPO-MR is {calm[1]}.",
         f"area is {min(tempted):.2f} to {max(tempted):.2f} above GRPO-OR's in each condition",
-        f"by area, {said(area('groups', f'MT-GRPO{small}', f'GRPO-MR{small}'))} and {famous}.",
+        f"by area, {unsigned(area('groups', f'MT-GRPO{small}', f'GRPO-MR{small}'))} and {famous}.",
         f"exact match after {leads['MT-GRPO'][middle]} iterations (the median of eight runs)",
         f"needs {leads['GRPO-MR'][middle]}.",
         "all eight runs unlearn the search. "
-        f"{words[int(one['GRPO-OR'][never])].capitalize()} of them do not reach 0.7 within 30 "
+        f"{words[int(one_hop['GRPO-OR'][never])].capitalize()} of them do not reach 0.7 within 30 "
         f"iterations, and {words[int(long[never])]} not within 60.",
-        f"do not differ, {said(area('two-hop', 'MT-GRPO, unscaled', 'GRPO-OR'))}",
+        f"do not differ, {unsigned(area('two-hop', 'MT-GRPO, unscaled', 'GRPO-OR'))}",
         f"costs included ({total['GRPO-OR']:.3f}), than MT-GRPO ({total['MT-GRPO']:.3f}) and "
         f"GRPO-MR ({total['GRPO-MR']:.3f})",
         f"no visible effect** with one hop, {bare}",
         f"`CostsAmongRight` is {starters[0]} above GRPO-OR and {starters[1]} above MT-GRPO",
         f"with twice the rate, is {best} below `CostsAmongRight`",
-        f"With twelve it adds {said(doors['area per iteration'])} by area per iteration",
+        f"With twelve it adds {unsigned(doors['area per iteration'])} by area per iteration",
     ):
         assert sentence in index
     hurt = area("two-hop", "MT-GRPO", "GRPO-OR")  # README says how far it is behind
     less, low, high = (float(number) for number in re.findall(r"[-+][\d.]+", hurt))
     for figure in (
-        said(area("one-hop", "MT-GRPO", "GRPO-OR")),
-        said(area("one-hop", "MT-GRPO", "GRPO-MR")),
+        unsigned(area("one-hop", "MT-GRPO", "GRPO-OR")),
+        unsigned(area("one-hop", "MT-GRPO", "GRPO-MR")),
         f"{sixteen} over sixteen seeds",
         f"{-less:.3f} [{-high:.3f}, {-low:.3f}]",
-        said(area("harm-two-hop", "costs among right", "GRPO-OR")),
+        unsigned(area("harm-two-hop", "costs among right", "GRPO-OR")),
     ):
         assert figure in readme
 
@@ -962,8 +971,8 @@ def test_the_short_answers_have_the_figures_of_the_tables():
 def test_all_runs_of_a_part_sample_and_learn_as_much(name):
     part = parts.PARTS[name]
     sizes = set()
-    for label, some in part.every():
-        for estimator, cell in some.cells():
+    for label, swept in part.every():
+        for estimator, cell in swept.cells():
             recipe = read_invocation("fit", cell.arguments).contents
             model, data, trainer = (recipe[key] for key in ("model", "data", "trainer"))
             attempts = int(model["group_size"]) * int(data["questions_per_iteration"])
@@ -977,45 +986,46 @@ def test_all_runs_of_a_part_sample_and_learn_as_much(name):
     assert not others
     moves = {"horizon": (64, 3, None), "lake": (256, 5, None)}
     assert (turns, every, limit) == moves.get(name, (512, 1, 256))
-    recipes = {Path(some.recipes[0]).stem for some in part.sweeps.values()}
+    recipes = {Path(swept.recipes[0]).stem for swept in part.sweeps.values()}
     short = "atlas_react" in recipes or "learning-rate.yaml" in str(part.sweeps.values())
     assert (
         steps == {"longer": 60, "cost-of-use": 60, "horizon": 48}.get(name, 20 if short else 30) * 4
     )
 
 
-def test_every_committed_line_is_of_a_run_that_the_study_still_has():
+def test_every_committed_line_belongs_to_a_run_that_the_study_still_has():
     """A changed recipe would leave lines behind that no command counts as done."""
     for file in (HERE / "lines").glob("*.jsonl"):
         part = parts.PARTS[file.stem]
-        known = {(c.digest, c.seed) for some in part.sweeps.values() for _, c in some.cells()}
+        known = {(c.digest, c.seed) for swept in part.sweeps.values() for _, c in swept.cells()}
         for line in map(json.loads, file.read_text().splitlines()):
             assert (line["digest"], line["seed"]) in known, file
-            assert "/" not in str(line["settings"])  # which is a path of some machine
+            assert "/" not in str(line["settings"])  # no path of a machine
 
 
-def test_no_run_is_trained_by_two_parts_and_all_that_stand_beside_are_trained_by_one():
+def test_no_run_is_trained_by_two_parts_and_every_row_shown_beside_is_trained_by_one():
     trained = [
         (cell.digest, cell.seed)
         for part in parts.PARTS.values()
-        for some in part.sweeps.values()
-        for _, cell in some.cells()
+        for swept in part.sweeps.values()
+        for _, cell in swept.cells()
     ]
     assert len(trained) == len({*trained})
     for name, part in parts.PARTS.items():
-        for some in part.beside.values():
-            assert {(c.digest, c.seed) for _, c in some.cells()} <= {*trained}, name
+        for swept in part.beside.values():
+            assert {(c.digest, c.seed) for _, c in swept.cells()} <= {*trained}, name
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "label"), [(name, label) for name, one in parts.PARTS.items() for label in one.sweeps]
+    ("name", "label"),
+    [(name, label) for name, part in parts.PARTS.items() for label in part.sweeps],
 )
-def test_every_part_is_a_sweep_that_can_begin(name, label, tmp_path, monkeypatch):
+def test_every_part_is_a_sweep_that_can_start(name, label, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(HERE))
     monkeypatch.syspath_prepend(HERE)
-    some = parts.PARTS[name].sweeps[label]
-    if some.starter and not (HERE / "starters" / some.starter).is_dir():
-        pytest.skip(f"study.py makes the starter {some.starter!r} first")
-    assert main(["sweep", *some.words, "-o", "runs", "--list"]) == 0
+    swept = parts.PARTS[name].sweeps[label]
+    if swept.starter and not (HERE / "starters" / swept.starter).is_dir():
+        pytest.skip(f"study.py makes the starter {swept.starter!r} first")
+    assert main(["sweep", *swept.words, "-o", "runs", "--list"]) == 0
