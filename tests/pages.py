@@ -41,6 +41,13 @@ class Piece:
         return f"{self.page}: {self.text.strip().splitlines()[0][:70]}"
 
 
+def example(page: str, name: str) -> str:
+    """The block of Python that a page marks with `<!-- NAME example -->`."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    (block,) = re.findall(rf"<!-- {name} example -->\n```python\n(.*?)```", text, re.DOTALL)
+    return block
+
+
 def pieces(page: str) -> list[Piece]:
     """Everything on a page that can be copied, in the order of the page."""
     found: list[Piece] = []

@@ -1,4 +1,4 @@
-"""Records of runs that were never made: groups drawn at random, with credit, and written."""
+"""Records of runs that never took place: random groups with credit, written to files."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ RULES = [
         CostsAmongRight(gamma=0.9, outcome_coef=0.7, turn_coef=0.5, cost_coef=1.3, **options),
     )
 ] + [PaperExact(), PaperExact(turn_coef=0.3)]
-"""Every estimator that needs rewards alone. No setting is everywhere its default."""
+"""Every estimator that needs only rewards. Each setting differs from its default somewhere."""
 
 
 def attempt(draw, question, turns, text=None, version=0):
@@ -61,8 +61,8 @@ def attempt(draw, question, turns, text=None, version=0):
         words = text() if text else f"turn {k} of {question.id}: {draw.random()}"
         ids = tuple(draw.choices(range(100), k=draw.randint(1, 12)))
         calls = (ToolCall("search", {"query": words}),) * (k < turns - 1)
-        found = text() if text else f"a passage {draw.randint(0, 2)}"
-        results = tuple(ToolResult(found, ok=draw.random() < 0.8) for _ in calls)
+        content = text() if text else f"a passage {draw.randint(0, 2)}"
+        results = tuple(ToolResult(content, ok=draw.random() < 0.8) for _ in calls)
         answer = (text() if text else "an answer") if k == turns - 1 else None
         reading = Reading(
             calls, answer, (text() if text else "bad") if draw.random() < 0.2 else None
@@ -129,9 +129,9 @@ def run(
         for k in range(iterations):
             metrics.writerow(dict(zip(metrics.fieldnames, (k + 1, k / 10, k / 9), strict=True)))
     for k in range(iterations):
-        some = [group(draw, n, size, turns, text, k) for n in range(groups)]
-        credit: list[Credit] = [assign_credit(one, estimator) for one in some]
+        made = [group(draw, n, size, turns, text, k) for n in range(groups)]
+        credit: list[Credit] = [assign_credit(scored, estimator) for scored in made]
         learner = noted if tokens else None
-        kept = rows(some, credit, "train", k + 1, k, estimator=estimator, learner=learner)
+        kept = rows(made, credit, "train", k + 1, k, estimator=estimator, learner=learner)
         write(list(kept), folder / "record" / f"train-{k:06d}-0.parquet")
     return folder

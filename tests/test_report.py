@@ -1,4 +1,4 @@
-"""The report says what the record says, and nothing of a trajectory acts in the page."""
+"""The report shows what the record says, and no text of a trajectory runs as code in the page."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ from matplotlib.axes import Axes
 
 import recorded
 from commands import fails
+from faulty import Obscure, Raises
 from recorded import RULES
 from runs import data, module, trainer
 from turnrl import (
@@ -61,19 +62,18 @@ def test_a_group_that_is_read_back_gets_the_same_credit(tmp_path):
     draw = random.Random(3)
     groups = [recorded.group(draw, n) for n in range(6)]
     credit = [assign_credit(group, TurnLevel()) for group in groups]
-    write(list(rows(groups, credit, "train", 1, 0)), tmp_path / "one.parquet")
-    read = [
-        record.group(members) for members in record.groups(record.read(tmp_path / "one.parquet"))
-    ]
+    file = tmp_path / "record.parquet"
+    write(list(rows(groups, credit, "train", 1, 0)), file)
+    read = [record.group(members) for members in record.groups(record.read(file))]
     for group, again in zip(groups, read, strict=True):
         for name in ("turn_rewards", "outcome", "reached"):
             assert getattr(group, name).equal(getattr(again, name))
         for rule in RULES:
-            before, after = (assign_credit(one, rule).turns for one in (group, again))
+            before, after = (assign_credit(each, rule).turns for each in (group, again))
             assert before.equal(after), rule
 
 
-def test_runs_that_differ_in_their_seeds_alone_are_one_experiment(tmp_path):
+def test_runs_that_differ_only_in_their_seeds_are_one_experiment(tmp_path):
     for seed in (0, 1):
         recorded.run(tmp_path / "turn" / f"version_{seed}", seed=seed)
     recorded.run(tmp_path / "outcome" / "version_0", estimator=OutcomeOnly())
@@ -108,34 +108,34 @@ def at(number, name="best", home="recipe"):
 
 
 EVALUATED = [scored(seed, at(seed, name)) for name in ("best", "last") for seed in (0, 1)]
-NOTED = [one | {"command": "eval"} for one in EVALUATED]
+NOTED = [settings | {"command": "eval"} for settings in EVALUATED]
 
 
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        # a seed that was resumed stays with the others, and the run that it resumed is no other
+        # a resumed seed belongs to the others, and the run that it resumed does not count
         ([trained(0), trained(1), trained(2, at(9, "last"))], [[0, 1, 2]]),
         ([trained(0), trained(1), trained(1, at(1))], [[0, 1], [2]]),
-        # one that began with what another recipe had trained was not resumed
+        # a run that started from another recipe's checkpoint was not resumed
         ([trained(0), trained(1), trained(2, at(0, home="other"))], [[0, 1], [2]]),
         # evaluations of seeds; best and last of the same runs, and the policies before training
         ([scored(0, at(0)), scored(1, at(1)), scored(2, at(2), json=True)], [[0, 1, 2]]),
         ([*EVALUATED, scored(0), scored(1)], [[0, 1], [2, 3], [4, 5]]),
-        # a recipe's own seed says nothing about that of the checkpoints
+        # the seed of a recipe says nothing about the seeds of checkpoints
         ([scored(0, at(0)), scored(0, at(1))], [[0], [1]]),
-        # other samples of one policy are no other policy
+        # samples of the same policy are not another seed
         ([scored(0, at(0)), scored(1, at(0))], [[0], [1]]),
         ([scored(0, at(0)), scored(0, at(0))], [[0, 1]]),
-        # a run that trained is not one that was scored
+        # training and evaluation are different experiments
         ([trained(0), scored(1, at(1)), scored(2, at(2), samples=4)], [[0], [1], [2]]),
-        # the checkpoint of a seed that was resumed is its own, and that of an evaluation is not
+        # a resumed seed names its own checkpoint; an evaluation names the run that it scored
         ([trained(0, at(8, "last"), command="fit"), trained(1, command="fit")], [[0, 1]]),
         (NOTED, [[0, 1], [2, 3]]),
-        # an old evaluation noted no command, and a split alone makes no evaluation
+        # older evaluations have no command, and a split does not make a run an evaluation
         ([scored(0, at(0)), scored(1, at(1), command="eval")], [[0, 1]]),
         ([scored(0, at(0), command="fit"), scored(1, at(1), command="eval")], [[0], [1]]),
-        # what a run writes is no difference
+        # how a run logs is no difference
         (
             [
                 trained(0, trainer={"enable_progress_bar": False}),
@@ -145,30 +145,30 @@ NOTED = [one | {"command": "eval"} for one in EVALUATED]
         ),
     ],
 )
-def test_runs_of_one_experiment_differ_in_their_seeds_alone(tmp_path, settings, parts):
+def test_the_runs_of_one_experiment_differ_only_in_their_seeds(tmp_path, settings, parts):
     home = tmp_path / "runs" / "recipe"
-    for number, some in enumerate(settings):
-        recorded.run(home / f"version_{number}", 1, seed=some["seed_everything"], settings=some)
+    for number, recipe in enumerate(settings):
+        recorded.run(home / f"version_{number}", 1, seed=recipe["seed_everything"], settings=recipe)
     runs = open_runs([home / f"version_{n}" for n in range(len(settings))])
     assert experiments(runs) == parts
     if len(parts) == 1:
         assert {*differences(runs)} <= {"seed_everything", "ckpt_path"}
 
 
-def test_a_run_is_shown_as_far_as_it_is_there(tmp_path, capsys):
+def test_whatever_is_left_of_a_damaged_run_is_shown(tmp_path, capsys):
     folder = recorded.run(tmp_path / "run")
     torn = folder / "record" / "train-000001-0.parquet"
     torn.write_bytes(torn.read_bytes()[:100])
     (folder / "config.yaml").unlink()
     (folder / "metrics.csv").write_text("iteration,train/exact_match\n1,0.5\n2,\n3,0.")
     assert main(["report", str(folder), "-o", str(tmp_path / "out.html")]) == 0
-    told = capsys.readouterr().out
-    assert "no config.yaml" in told
-    assert "train-000001-0.parquet' cannot be read" in told
+    printed = capsys.readouterr().out
+    assert "no config.yaml" in printed
+    assert "train-000001-0.parquet' cannot be read" in printed
     assert (tmp_path / "out.html").stat().st_size > 50_000
 
 
-def test_a_record_that_somebody_else_wrote_without_json_is_reported(tmp_path):
+def test_a_record_without_valid_json_is_reported(tmp_path):
     folder = recorded.run(tmp_path / "run", iterations=1, turns=(2, 2))
     (file,) = record.files(folder)
     read = record.read(file)
@@ -188,16 +188,16 @@ def test_a_record_that_somebody_else_wrote_without_json_is_reported(tmp_path):
     assert first["rows"][0]["turns"][0]["calls"][0]["arguments"] == '{"query": '
     lost = "cannot be rebuilt: the record has no JSON of it, but 'TurnLevel()'"
     assert first["why"][0]["unexplained"] == lost
-    assert "Merged" in [one["name"] for one in first["why"]]
+    assert "Merged" in [credit["name"] for credit in first["why"]]
 
 
-def test_a_group_whose_attempts_took_no_turn_is_reported(tmp_path):
+def test_a_group_whose_attempts_took_no_turn_can_be_reported(tmp_path):
     report([recorded.run(tmp_path / "run", turns=(0, 0))], tmp_path / "out.html")
     (first, *_) = unpacked(tmp_path / "out.html", "d0")
     assert [row["turns"] for row in first["rows"]] == [[]] * 4
 
 
-def test_what_is_no_run_is_an_error_with_the_next_step(tmp_path, capsys, monkeypatch):
+def test_a_folder_that_is_no_run_is_an_error_with_the_next_step(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["report", "nothing"]) == 2
     assert "no record of a run at 'nothing'" in capsys.readouterr().err
@@ -207,9 +207,9 @@ def test_what_is_no_run_is_an_error_with_the_next_step(tmp_path, capsys, monkeyp
     assert main(["report", str(folder), "--trajectories", "0"]) == 2
     for place, why in ((".", "is a folder"), ("run/config.yaml/x.html", "cannot write")):
         assert main(["report", str(folder), "-o", place]) == 2
-        told = capsys.readouterr().err
-        assert why in told
-        assert "Error:" in told.split()[1]
+        message = capsys.readouterr().err
+        assert why in message
+        assert "Error:" in message.split()[1]
     (folder / "metrics.csv").write_text("")
     assert main(["report", str(folder), "-o", "empty.htm"]) == 0
     assert "metrics.csv has no row: there are no curves" in capsys.readouterr().out
@@ -234,17 +234,17 @@ def test_runs_are_reported_by_name(tmp_path, capsys, monkeypatch):
     assert len(shown["trajectories"]["run"]) == 24
 
 
-def test_the_alarms_of_a_run_that_had_no_callback_are_worked_out(tmp_path):
+def test_alarms_are_computed_for_a_run_without_the_callback(tmp_path):
     (tmp_path / "run").mkdir()
     rows = Path(__file__).parent / "data" / "metrics" / "learning_rate_x30_0.csv"
     shutil.copy(rows, tmp_path / "run" / "metrics.csv")
     assert main(["report", str(tmp_path / "run"), "-o", str(tmp_path / "out.html")]) == 0
     (shown,) = unpacked(tmp_path / "out.html")["runs"]
-    raised = {one["name"]: one["began"] for one in shown["alarms"]}
+    raised = {alarm["name"]: alarm["began"] for alarm in shown["alarms"]}
     assert raised == {"tool use": 3, "groups": 3, "lengths": 6}
 
 
-def test_what_turn_rewards_paid_is_shown_of_the_first_and_the_last_iteration(tmp_path):
+def test_what_turn_rewards_paid_is_shown_for_the_first_and_the_last_iteration(tmp_path):
     folder = recorded.run(tmp_path / "run")
     report([folder], tmp_path / "out.html")
     (shown,) = unpacked(tmp_path / "out.html")["runs"]
@@ -255,7 +255,7 @@ def test_what_turn_rewards_paid_is_shown_of_the_first_and_the_last_iteration(tmp
     assert (last["attempts"], last["acted"]) == (8, sum(acted))
     totals = [{part["name"]: part["value"] for part in row["rewards"]} for row in rows]
     for part in last["parts"]:
-        those = [one[part["name"]] for one, act in zip(totals, acted, strict=True) if act]
+        those = [earned[part["name"]] for earned, act in zip(totals, acted, strict=True) if act]
         assert part["acted"] == pytest.approx(sum(those) / len(those))
     assert {part["name"] for part in last["parts"]} == {"turn/paid", "turn/cost"}
     assert last["verdict"].startswith("an attempt that calls loses 0.")
@@ -268,7 +268,7 @@ def unpacked(file, block="summary"):
 
 
 class Scaled(AdvantageEstimator):
-    """Installed by nobody."""
+    """An estimator that no package installs."""
 
     def __init__(self, coef=1.0):
         self.coef = coef
@@ -308,20 +308,22 @@ class Forgetful(AdvantageEstimator):
         return self._coef * (group.outcome - group.outcome.mean())[:, None] * group.reached
 
 
-def test_credit_that_the_recorded_settings_do_not_give_is_not_shown(tmp_path, monkeypatch):
-    some = {"Forgetful": Forgetful, "Merged": Merged}
-    monkeypatch.setattr("turnrl.commands.report.page.installed", lambda hook: some)
+def test_credit_is_not_explained_if_the_recorded_settings_do_not_reproduce_it(
+    tmp_path, monkeypatch
+):
+    installed = {"Forgetful": Forgetful, "Merged": Merged}
+    monkeypatch.setattr("turnrl.commands.report.page.installed", lambda hook: installed)
     for name, rule in (("lost", Forgetful(3.0)), ("kept", Forgetful())):
         report([recorded.run(tmp_path / name, estimator=rule)], tmp_path / f"{name}.html")
     lost, kept = (unpacked(tmp_path / f"{name}.html", "d0")[0] for name in ("lost", "kept"))
     own, (was, *_) = lost["why"][0], lost["rows"][0]["turns"]
-    told = f"its recorded settings give {was['advantage'] / 3:.4g} where {was['advantage']:.4g}"
-    assert own["unexplained"] == f"cannot be rebuilt: {told} was recorded"
+    reason = f"its recorded settings give {was['advantage'] / 3:.4g} where {was['advantage']:.4g}"
+    assert own["unexplained"] == f"cannot be rebuilt: {reason} was recorded"
     assert (own["terms"], own["advantages"][0][0]) == (None, pytest.approx(was["advantage"]))
     assert kept["why"][0]["unexplained"] == "does not say what it compares"
 
 
-def test_an_estimator_that_was_named_by_its_path_is_found_again(tmp_path, monkeypatch):
+def test_an_estimator_that_was_named_by_its_path_is_imported_again(tmp_path, monkeypatch):
     report([recorded.run(tmp_path / "run", estimator=Scaled(3.0))], tmp_path / "out.html")
     detail = unpacked(tmp_path / "out.html", "d0")[0]
     own = detail["why"][0]
@@ -329,7 +331,7 @@ def test_an_estimator_that_was_named_by_its_path_is_found_again(tmp_path, monkey
     assert (own["name"], own["own"], term["weight"]) == ("Scaled", True, 3.0)
 
 
-def test_a_record_has_nothing_imported_that_is_not_installed(tmp_path, monkeypatch):
+def test_a_record_cannot_import_what_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("malicious.py").write_text("raise SystemExit('it ran')")
@@ -339,7 +341,7 @@ def test_a_record_has_nothing_imported_that_is_not_installed(tmp_path, monkeypat
     assert own["unexplained"] == "cannot be rebuilt: it is not installed here"
 
 
-def test_branches_are_no_attempts_of_their_own(tiny_model, tmp_path):
+def test_branches_do_not_count_as_attempts(tiny_model, tmp_path):
     it = module(tiny_model, estimator=Tree(probes=2))
     trainer(tmp_path, 2, [Recorder(None)]).fit(it, data())
     folder = tmp_path / "version_0"
@@ -347,21 +349,21 @@ def test_branches_are_no_attempts_of_their_own(tiny_model, tmp_path):
     assert {row["begins"] == 0 for row in kept if row["parent"] is not None} == {True, False}
     with (folder / "metrics.csv").open() as file:
         logged = next(row for row in csv.DictReader(file) if row["iteration"] == "1")
-    found = record.figures(kept)
+    figures = record.figures(kept)
     for name, other in (
         *[(name, f"train/{name}") for name in ("exact_match", "tool_execution", "format")],
         *[("turns", "rollout/turns"), ("reward/total", "reward/total")],
         ("reward/turn/called", "reward/turn/called"),
     ):
-        assert found[name].mean == pytest.approx(float(logged[other]), abs=1e-6), name
+        assert figures[name].mean == pytest.approx(float(logged[other]), abs=1e-6), name
     report([folder], tmp_path / "out.html")
     detail, members = unpacked(tmp_path / "out.html", "d0")[0], record.groups(kept)[0]
     own, *others = detail["why"]
     assert (own["name"], own["own"], own["unexplained"]) == (
         *("Tree", True, "cannot be rebuilt: it needs probes"),
     )
-    assert not any(one["own"] for one in others)
-    (merged,) = [one for one in others if one["name"] == "Merged"]
+    assert not any(credit["own"] for credit in others)
+    (merged,) = [credit for credit in others if credit["name"] == "Merged"]
     again = record.group(members)
     assert again.parents == tuple(
         row["member"] if row["parent"] is None else row["parent"] for row in members
@@ -372,10 +374,10 @@ def test_branches_are_no_attempts_of_their_own(tiny_model, tmp_path):
             total = row["outcome"] + sum(turn["reward"] for turn in row["turns"])
             assert turns[0][0]["value"] == pytest.approx(total, abs=1e-6)
             assert turns[0][0]["count"] == 4
-    for some in record.groups(kept):
-        for row, found in zip(some, record.group(some).reached.tolist(), strict=True):
-            reached = [k >= row["begins"] for k in range(len(row["turns"]))]
-            assert found[: len(reached)] == reached
+    for members in record.groups(kept):
+        for row, reached in zip(members, record.group(members).reached.tolist(), strict=True):
+            turns = len(row["turns"])
+            assert reached[:turns] == [k >= row["begins"] for k in range(turns)]
 
 
 def test_an_advantage_is_not_explained_by_another_estimator(tmp_path, monkeypatch):
@@ -386,8 +388,8 @@ def test_an_advantage_is_not_explained_by_another_estimator(tmp_path, monkeypatc
     own, *others = detail["why"]
     assert (own["name"], own["own"], own["terms"]) == (name, True, None)
     assert own["unexplained"] == f"cannot be rebuilt: {reason}"
-    given = [[turn["advantage"] for turn in row["turns"]] for row in detail["rows"]]
-    assert own["advantages"] == [pytest.approx(row, rel=1e-8) for row in given]
+    recorded_advantages = [[turn["advantage"] for turn in row["turns"]] for row in detail["rows"]]
+    assert own["advantages"] == [pytest.approx(row, rel=1e-8) for row in recorded_advantages]
     assert "TurnLevel" in [other["name"] for other in others]
 
 
@@ -401,37 +403,20 @@ class NeedsMore(AdvantageEstimator):
         return group.turn_rewards
 
 
-@dataclass
-class Raises(AdvantageEstimator):
-    def __call__(self, group):
-        raise ZeroDivisionError("nothing to divide by")
-
-
-@dataclass
-class Unexplained(AdvantageEstimator):
-    def __call__(self, group):
-        return group.turn_rewards * group.reached
-
-
-@compares.register
-def _(estimator: Unexplained, group):
-    raise ZeroDivisionError("nothing to divide by")
-
-
-def test_estimators_of_others_that_fail_leave_the_rest_their_credit(tmp_path, monkeypatch):
-    some = {kind.__name__: kind for kind in (NeedsMore, Raises, Unexplained, Merged)}
-    monkeypatch.setattr("turnrl.applied.installed", lambda hook: some)
+def test_an_estimator_that_fails_does_not_hide_the_credit_of_the_others(tmp_path, monkeypatch):
+    installed = {kind.__name__: kind for kind in (NeedsMore, Raises, Obscure, Merged)}
+    monkeypatch.setattr("turnrl.applied.installed", lambda hook: installed)
     report([recorded.run(tmp_path / "run")], tmp_path / "out.html")
-    credit = {one["name"]: one for one in unpacked(tmp_path / "out.html", "d0")[0]["why"]}
+    credit = {entry["name"]: entry for entry in unpacked(tmp_path / "out.html", "d0")[0]["why"]}
     assert "gamma" in credit["NeedsMore"]["missing"]
     assert "Raises on a group of 4" in credit["Raises"]["missing"]
-    assert "ZeroDivisionError: nothing to divide by" in credit["Unexplained"]["unexplained"]
-    assert credit["Unexplained"]["advantages"]
+    assert "ZeroDivisionError: nothing to divide by" in credit["Obscure"]["unexplained"]
+    assert credit["Obscure"]["advantages"]
     assert credit["Merged"]["terms"]
 
 
 @pytest.mark.slow
-def test_a_run_that_goes_on_is_watched(tmp_path):
+def test_a_report_is_rewritten_while_its_run_continues(tmp_path):
     folder = recorded.run(tmp_path / "run")
     words = [sys.executable, "-m", "turnrl", "report", "--watch", str(folder), "-o", "out.html"]
     with subprocess.Popen(words, cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True) as watching:
@@ -453,7 +438,7 @@ def test_a_run_that_goes_on_is_watched(tmp_path):
             watching.kill()
 
 
-def test_a_run_without_figures_is_waited_for(tmp_path, monkeypatch, capsys):
+def test_watch_waits_for_a_run_that_has_no_figures_yet(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     run = tmp_path / "runs" / "atlas_react" / "version_0"
     run.mkdir(parents=True)
@@ -472,8 +457,8 @@ def test_a_run_without_figures_is_waited_for(tmp_path, monkeypatch, capsys):
             raise KeyboardInterrupt
         happens()
 
-    def written(*given):
-        report(*given)
+    def written(*arguments):
+        report(*arguments)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(command, "write", written)
@@ -485,29 +470,31 @@ def test_a_run_without_figures_is_waited_for(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("word", "told"),
+    ("word", "message"),
     [
         ("atlas_reakt", "no record of a run at 'atlas_reakt'. Did you mean atlas_react?"),
         ("notes", "no record of a run at 'notes'. The folder 'notes' holds no run."),
     ],
 )
-def test_what_cannot_become_a_run_is_not_waited_for(tmp_path, monkeypatch, capsys, word, told):
+def test_watch_does_not_wait_for_what_cannot_become_a_run(
+    tmp_path, monkeypatch, capsys, word, message
+):
     monkeypatch.chdir(tmp_path)
     Path("runs/atlas_react/version_0").mkdir(parents=True)
     Path("notes").mkdir()
     Path("notes/today.txt").touch()
-    assert told in fails(capsys, ["report", "--watch", word])
+    assert message in fails(capsys, ["report", "--watch", word])
     # a folder is never what its own name may have meant
     nothing = "no record of a run at 'atlas_react'. The folder 'runs/atlas_react' holds no run."
     assert nothing in fails(capsys, ["report", "atlas_react"])
 
 
-def test_what_is_added_while_a_report_is_written_is_in_the_next(tmp_path, monkeypatch):
+def test_rows_added_while_a_report_is_written_are_in_the_next(tmp_path, monkeypatch):
     folder = recorded.run(tmp_path / "run")
     written = []
 
-    def slow(*given):
-        report(*given)
+    def slow(*arguments):
+        report(*arguments)
         written.append(unpacked(tmp_path / "out.html")["reload_s"])
         if len(written) == 1:
             with (folder / "metrics.csv").open("a") as file:
@@ -533,7 +520,7 @@ def test_a_run_draws_its_curves(tiny_model, tmp_path):
     assert drawn.lstrip().startswith("<?xml")
 
 
-def test_curves_are_drawn_at_most_for_a_fiftieth_of_the_time_and_at_the_end(tmp_path, monkeypatch):
+def test_drawing_curves_takes_at_most_a_fiftieth_of_the_time(tmp_path, monkeypatch):
     clock, drawn = SimpleNamespace(now=100.0), []
 
     def draws(runs, file):
@@ -543,28 +530,28 @@ def test_curves_are_drawn_at_most_for_a_fiftieth_of_the_time_and_at_the_end(tmp_
     monkeypatch.setattr(curves_of_a_run, "draw", draws)
     monkeypatch.setattr(curves_of_a_run, "open_runs", lambda folders: [])
     monkeypatch.setattr(curves_of_a_run, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    one = curves_of_a_run.Curves()
+    curves = curves_of_a_run.Curves()
     fitting = SimpleNamespace(
         state=SimpleNamespace(fn="fit"), sanity_checking=False, is_global_zero=True
     )
     here = SimpleNamespace(folder=tmp_path)
-    one.on_train_start(fitting, here)
-    one.on_train_epoch_start(fitting, here)  # nothing is validated yet
+    curves.on_train_start(fitting, here)
+    curves.on_train_epoch_start(fitting, here)  # nothing is validated yet
     for pause in (9.0, 1.0, 99.0, 1.0, 40.0):
-        one.on_validation_end(fitting, here)
+        curves.on_validation_end(fitting, here)
         clock.now += pause
-        one.on_train_epoch_start(fitting, here)
+        curves.on_train_epoch_start(fitting, here)
     assert drawn == [110.0, 212.0]
-    one.on_train_end(fitting, here)
+    curves.on_train_end(fitting, here)
     assert drawn == [110.0, 212.0, 254.0]
 
 
 def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monkeypatch):
     lines, plot = [], Axes.plot
 
-    def noted(axes, x, y, *some, **more):
+    def noted(axes, x, y, *rest, **more):
         lines.append((axes.get_title(), x, y, more["linewidth"]))
-        return plot(axes, x, y, *some, **more)
+        return plot(axes, x, y, *rest, **more)
 
     monkeypatch.setattr(Axes, "plot", noted)
     draw(open_runs([recorded.run(tmp_path / "run")]), tmp_path / "curves.svg")
@@ -579,7 +566,7 @@ def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monke
     assert "fill: #ffffff" not in picture  # on no background
 
 
-def test_the_total_of_the_list_is_outcome_and_turns(tmp_path):
+def test_the_total_in_the_list_is_outcome_plus_turn_rewards(tmp_path):
     folder = recorded.run(tmp_path / "run")
     report([folder], tmp_path / "out.html")
     wanted = [r["outcome"] + sum(t["reward"] for t in r["turns"]) for r in record.read(folder)]
@@ -600,14 +587,22 @@ def browser():
 
 
 @pytest.fixture
-def opened(browser):
-    """Opens a page from disk, and fails on a request, an error or a dialog."""
+def opened(browser, tmp_path):
+    """Opens a page from disk, or the report of runs; fails on a request, an error or a dialog."""
     pages, faults = [], []
 
-    def opening(file, route="#/", **options):
+    def opening(shown, route="#/", **options):
+        file = tmp_path / "out.html"
+        if isinstance(shown, list):
+            report(shown, file)
+        else:
+            file = shown
         page = browser.new_page(**options)
         pages.append(page)
-        page.on("console", lambda said: faults.append(said.text) if said.type == "error" else None)
+        page.on(
+            "console",
+            lambda message: faults.append(message.text) if message.type == "error" else None,
+        )
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("dialog", lambda dialog: (faults.append("dialog"), dialog.dismiss()))
         page.on(
@@ -636,8 +631,7 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
         recorded.run(tmp_path / f"run{n}", estimator=rule, iterations=1, size=21, seed=n)
         for n, rule in enumerate(RULES)
     ]
-    report(folders, tmp_path / "out.html")
-    page = opened(tmp_path / "out.html")
+    page = opened(folders)
     for n, folder in enumerate(folders):
         go(page, f"#/t/{n}/train/0/1/2")
         row = next(r for r in record.read(folder) if (r["group"], r["member"]) == (1, 2))
@@ -653,13 +647,13 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
             card.get_by_role("table", name=own, exact=True).wait_for()
             assert card.get_by_role("table", name=own, exact=True).count() == 1
             printed = card.locator("p.equation").first.inner_text()
-            whole, given = re.fullmatch(r"advantage = (.*) = (\S+)", printed).groups()
+            whole, shown = re.fullmatch(r"advantage = (.*) = (\S+)", printed).groups()
             value = sum(
                 eval(term.replace("×", "*"), {"__builtins__": {}}) for term in whole.split("  +  ")
             )
             # advantages are float32: 6e-8 of a few units, and sums of 21 rewards
             assert value == pytest.approx(turn["advantage"], abs=1e-6), RULES[n]
-            assert float(given) == pytest.approx(turn["advantage"], rel=1e-8), RULES[n]
+            assert float(shown) == pytest.approx(turn["advantage"], rel=1e-8), RULES[n]
 
 
 @browser_only
@@ -680,7 +674,7 @@ def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, opene
     assert page.locator("h1").inner_text() == row["question"]
     assert row["turns"][0]["text"] in page.locator("section.turn").first.inner_text()
     assert page.get_by_label("Opening").inner_text() == row["opening"]
-    size = len([one for one in record.read(folder) if one["group"] == row["group"]])
+    size = len([attempt for attempt in record.read(folder) if attempt["group"] == row["group"]])
     page = opened(tmp_path / "out.html", link(0, row, attempt=False))
     attempts = page.get_by_role("table", name="Attempts").locator("tbody th a")
     assert attempts.count() == size == 4
@@ -694,16 +688,16 @@ def test_the_card_of_a_turn_shows_its_tokens(tmp_path, opened, texts):
     folder = recorded.run(tmp_path / "run", tokens=True)
     read = record.read(folder, split="train")
     for row in read:
-        row["token_texts"] = [f" w{one}" for one in row["token_ids"]] if texts else None
+        row["token_texts"] = [f" w{token}" for token in row["token_ids"]] if texts else None
         # from certain to unlikely, so that not all have one tint
         row["learner_logprobs"] = [
-            None if one is None else -0.5 * n for n, one in enumerate(row["learner_logprobs"])
+            None if logprob is None else -0.5 * n
+            for n, logprob in enumerate(row["learner_logprobs"])
         ]
     for file in record.files(folder)[1:]:
         file.unlink()
     write(read, record.files(folder)[0])
-    report([folder], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html", "#/t/0/train/0/1/2")
+    page = opened([folder], "#/t/0/train/0/1/2")
     row = next(r for r in read if (r["iteration"], r["group"], r["member"]) == (1, 1, 2))
     for k, turn in enumerate(row["turns"]):
         card = page.locator("section.turn").nth(k)
@@ -718,48 +712,46 @@ def test_the_card_of_a_turn_shows_its_tokens(tmp_path, opened, texts):
         if not texts:
             assert tinted.count() == 0
             continue
-        said = tinted.evaluate_all("all => all.map(one => one.textContent)")
-        assert said == [row["token_texts"][t] for t in places]
+        words = tinted.evaluate_all("all => all.map(one => one.textContent)")
+        assert words == [row["token_texts"][t] for t in places]
         tints = [f"p{min(4, int(5 * math.exp(row['learner_logprobs'][t])))}" for t in places]
         assert tinted.evaluate_all("all => all.map(one => one.className)") == tints
 
 
 @browser_only
-def test_the_card_shows_the_recorded_number_alone_where_it_cannot_be_rebuilt(
+def test_the_card_shows_only_the_recorded_number_if_it_cannot_be_rebuilt(
     tmp_path, monkeypatch, opened
 ):
     folder = recorded.run(tmp_path / "run", estimator=gone(monkeypatch))
-    report([folder], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html", "#/t/0/train/0/0/0")
+    page = opened([folder], "#/t/0/train/0/0/0")
     card = page.locator("section.turn").first
     advantage = float(f"{record.read(folder)[0]['turns'][0]['advantage']:.7g}")
-    told = card.get_by_text("Doubled, this run: cannot be rebuilt: it is not installed here.")
-    assert float(told.inner_text().rsplit(" ", 1)[1][:-1]) == pytest.approx(advantage, rel=1e-6)
+    line = card.get_by_text("Doubled, this run: cannot be rebuilt: it is not installed here.")
+    assert float(line.inner_text().rsplit(" ", 1)[1][:-1]) == pytest.approx(advantage, rel=1e-6)
     assert "What TurnLevel compares" not in card.inner_text()
 
 
 @browser_only
 def test_the_card_says_why_another_estimator_has_no_numbers(tmp_path, monkeypatch, opened):
-    some = {kind.__name__: kind for kind in (Raises, Forgetful, Unexplained, Merged)}
-    monkeypatch.setattr("turnrl.applied.installed", lambda hook: some)
-    report([recorded.run(tmp_path / "run")], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html", "#/t/0/train/0/0/0")
+    installed = {kind.__name__: kind for kind in (Raises, Forgetful, Obscure, Merged)}
+    monkeypatch.setattr("turnrl.applied.installed", lambda hook: installed)
+    page = opened([recorded.run(tmp_path / "run")], "#/t/0/train/0/0/0")
     rows = page.get_by_role("table", name="Estimators", exact=True).locator("tbody tr")
     own, merged = (row.split("\t") for row in rows.all_inner_texts())
     assert (own[0], merged[0]) == ("TurnLevel, this run", "Merged")
     page.get_by_text("3 more estimators").click()
     others = page.get_by_role("table", name="More estimators").locator("tbody tr")
     others.first.wait_for()
-    raises, forgetful, unexplained = (row.split("\t") for row in others.all_inner_texts())
+    raises, forgetful, obscure = (row.split("\t") for row in others.all_inner_texts())
     turns = len(record.read(tmp_path / "run")[0]["turns"])
     assert raises[1:-1] == ["-"] * turns
     assert raises[-1].startswith("Raises on a group of 4 with")
     assert forgetful[-1] == "does not say what it compares"
-    assert unexplained[-1].startswith("failed to say what it compares (ZeroDivisionError")
+    assert obscure[-1].startswith("failed to say what it compares (ZeroDivisionError")
     rows.nth(1).get_by_text("digits").click()
-    told = rows.nth(1).locator("p.equation").first
-    told.wait_for()
-    assert told.inner_text().startswith("turn 1: outcome and turn rewards: 1 ×")
+    equation = rows.nth(1).locator("p.equation").first
+    equation.wait_for()
+    assert equation.inner_text().startswith("turn 1: outcome and turn rewards: 1 ×")
 
 
 @browser_only
@@ -768,16 +760,14 @@ def test_every_metric_is_drawn(tmp_path, opened):
     metrics = ("train/seconds", "train/memory_gb", "train/entropy", "rollout/turns", "my/own")
     lines = ["iteration," + ",".join(metrics), *(f"{k},1,2,3,4,{k}" for k in (1, 2, 3))]
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-    report([folder], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html")
+    page = opened([folder])
     captions = page.evaluate("[...document.querySelectorAll('figcaption')].map(x => x.textContent)")
     assert sorted(captions) == sorted(metrics)
 
 
 @browser_only
 def test_what_turn_rewards_paid_is_a_table(tmp_path, opened):
-    report([recorded.run(tmp_path / "run")], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html")
+    page = opened([recorded.run(tmp_path / "run")])
     table = page.get_by_role("table", name="What turn rewards paid")
     cells = table.locator("tbody tr").first.locator("td, th").all_inner_texts()
     (shown,) = unpacked(tmp_path / "out.html")["runs"]
@@ -792,11 +782,10 @@ def test_alarms_are_listed_and_marked_where_they_began(tmp_path, opened):
     (tmp_path / "run").mkdir()
     rows = Path(__file__).parent / "data" / "metrics" / "learning_rate_x30_0.csv"
     shutil.copy(rows, tmp_path / "run" / "metrics.csv")
-    report([tmp_path / "run"], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html", color_scheme="light")
+    page = opened([tmp_path / "run"], color_scheme="light")
     shown = page.locator("p.problem").all_inner_texts()
-    told = "run, alarm: tool use fell from iteration 3 on: train/tool_execution 0.41 -> 0.00"
-    assert told in shown
+    alarm = "run, alarm: tool use fell from iteration 3 on: train/tool_execution 0.41 -> 0.00"
+    assert alarm in shown
     plot = page.get_by_role("img", name="tool execution by iteration")
     assert "Alarm from iteration 3 on." in plot.get_attribute("aria-label")
     assert "Alarm" not in page.get_by_role("img", name="exact match by").get_attribute("aria-label")
@@ -823,13 +812,12 @@ def test_alarms_are_listed_and_marked_where_they_began(tmp_path, opened):
 
 @browser_only
 def test_a_run_counts_once_in_the_mean_over_seeds(tmp_path, opened):
-    # the first run validates twice in its second iteration, and goes on longer
+    # the first run validates twice in its second iteration, and is longer
     metrics = ("1,0.2\n2,0.0\n2,0.4\n3,0.5\n", "1,0.4\n2,0.8\n")
     folders = [recorded.run(tmp_path / f"run{seed}", seed=seed) for seed in (0, 1)]
     for folder, lines in zip(folders, metrics, strict=True):
         (folder / "metrics.csv").write_text("iteration,val/exact_match\n" + lines)
-    report(folders, tmp_path / "out.html")
-    page = opened(tmp_path / "out.html")
+    page = opened(folders)
     page.get_by_text("Numbers").click()
     rows = page.get_by_role("table", name="exact match by iteration").locator("tbody tr")
     rows.first.wait_for()
@@ -921,22 +909,21 @@ def test_attempts_are_counted_by_what_they_did(tmp_path, opened):
     go(page, "#/")
     bars = page.locator("figure.did title").evaluate_all("all => all.map(one => one.textContent)")
     for iteration in {row["iteration"] for row in kept}:
-        told = Counter(did(row) for row in kept if row["iteration"] == iteration)
+        kinds = Counter(did(row) for row in kept if row["iteration"] == iteration)
         own = [text for text in bars if text.startswith(f"iteration {iteration}: ")]
         assert {*own} == {
-            f"iteration {iteration}: {kind}, {count} of {told.total()}"
-            for kind, count in told.items()
+            f"iteration {iteration}: {kind}, {count} of {kinds.total()}"
+            for kind, count in kinds.items()
         }
     page.locator("figure.did rect").first.click()
     page.wait_for_function("location.hash.startsWith('#/list?split=train&iteration=')")
 
 
 @browser_only
-def test_attempts_that_nothing_judges_are_neither_right_nor_wrong(tmp_path, opened):
+def test_attempts_that_no_reward_judges_are_neither_right_nor_wrong(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=1)
     rewrite(folder, [{**row, "exact_match": None, "answers": []} for row in record.read(folder)])
-    report([folder], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html", "#/list")
+    page = opened([folder], "#/list")
     chips = {text.strip() for text in page.locator("ul.kinds li").all_inner_texts()}
     assert chips == {"all 8", "ended by answer 8"}
     assert {*page.locator("td[data-label=right]").all_inner_texts()} == {"-"}
@@ -947,7 +934,7 @@ def test_attempts_that_nothing_judges_are_neither_right_nor_wrong(tmp_path, open
 
 
 @browser_only
-def test_attempts_that_are_the_same_are_one_row(tmp_path, opened):
+def test_identical_attempts_share_a_row(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=1, groups=2, size=6)
     kept = record.read(folder)
     same = {1: 0, 4: 0, 5: 3}  # member: what it repeats
@@ -955,20 +942,19 @@ def test_attempts_that_are_the_same_are_one_row(tmp_path, opened):
     for (group, member), row in by_place.items():
         if member in same:
             row |= {**by_place[group, same[member]], "member": member}
-    # what differs in its text alone is a row of its own among the attempts of the group
-    by_place[1, 4]["turns"] = [{**one, "text": "other"} for one in by_place[1, 4]["turns"]]
+    # an attempt that differs only in its text has a row of its own in the group
+    by_place[1, 4]["turns"] = [{**turn, "text": "other"} for turn in by_place[1, 4]["turns"]]
     rewrite(folder, kept)
-    report([folder], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html", "#/list")
+    page = opened([folder], "#/list")
     assert "12 of 12 attempts, in 6 rows" in page.inner_text("main")
     shown = page.locator("table.list tbody th").all_inner_texts()
     assert [text.rpartition("?")[2].strip() for text in shown] == ["×3", "", "×2"] * 2
     for group, sets in enumerate((["1, 2, 5", "3", "4, 6"], ["1, 2", "3", "4, 6", "5"])):
         go(page, f"#/g/0/train/0/{group}")
         rows = page.get_by_role("table", name="Attempts").locator("tbody tr")
-        found = [row.split("\t") for row in rows.all_inner_texts()]
-        assert sorted(row[0] for row in found) == sets
-        totals = [float(row[3]) for row in found]
+        cells = [row.split("\t") for row in rows.all_inner_texts()]
+        assert sorted(row[0] for row in cells) == sets
+        totals = [float(row[3]) for row in cells]
         assert totals == sorted(totals, reverse=True)
         assert f"6 attempts at one question, best first, in {len(sets)} rows" in page.inner_text(
             "main"
@@ -976,10 +962,9 @@ def test_attempts_that_are_the_same_are_one_row(tmp_path, opened):
 
 
 @browser_only
-def test_a_list_is_sorted_by_the_heads_of_its_columns(tmp_path, opened):
+def test_a_list_is_sorted_by_its_column_headings(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=2, groups=3)
-    report([folder], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html", "#/list")
+    page = opened([folder], "#/list")
     for name, order in (("total reward", "descending"), ("total reward", "ascending")):
         page.get_by_role("columnheader", name=name).get_by_role("link").click()
         page.wait_for_selector(f"th[aria-sort={order}]")
@@ -1002,10 +987,9 @@ def test_a_list_is_sorted_by_the_heads_of_its_columns(tmp_path, opened):
 
 
 @browser_only
-def test_who_comes_back_finds_filter_place_and_theme(tmp_path, opened):
+def test_going_back_restores_filter_position_and_theme(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
-    report([folder], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html", "#/list?iteration=2", color_scheme="light")
+    page = opened([folder], "#/list?iteration=2", color_scheme="light")
     row = page.locator("table.list tbody a").nth(40)
     row.scroll_into_view_if_needed()
     place = page.evaluate("scrollY")
@@ -1032,7 +1016,7 @@ def test_who_comes_back_finds_filter_place_and_theme(tmp_path, opened):
 
 
 @browser_only
-def test_a_watched_page_loads_itself_again_and_keeps_its_place(tmp_path, opened):
+def test_a_watched_page_reloads_itself_and_keeps_its_position(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
     report([folder], tmp_path / "out.html", reload_s=0.5)
     page = opened(tmp_path / "out.html", "#/list?iteration=2")
@@ -1056,17 +1040,19 @@ def test_a_watched_page_loads_itself_again_and_keeps_its_place(tmp_path, opened)
 def test_the_overview_says_what_compare_says(tmp_path, opened):
     folders = [evaluated(tmp_path / name, right) for name, right in (("a", 3), ("b", 17))]
     report(folders, tmp_path / "out.html")
-    (found,) = compare(open_sides([str(folder) for folder in folders]))
-    figure = found.figures["exact_match"]
+    (comparison,) = compare(open_sides([str(folder) for folder in folders]))
+    figure = comparison.figures["exact_match"]
     page = opened(tmp_path / "out.html")
-    told = page.locator(".verdict").inner_text()
-    assert told.startswith("b is better than a: exact match 0.850 against 0.150 after 1 iteration ")
+    verdict = page.locator(".verdict").inner_text()
+    assert verdict.startswith(
+        "b is better than a: exact match 0.850 against 0.150 after 1 iteration "
+    )
     interval = f"{figure.low:+.3f} to {figure.high:+.3f}"
-    assert f"(difference +0.700, 95 % interval {interval}). Of 20 questions" in told
-    assert "b alone is right in 14, a alone is right in 0." in told
+    assert f"(difference +0.700, 95 % interval {interval}). Of 20 questions" in verdict
+    assert "b alone is right in 14, a alone is right in 0." in verdict
     page.get_by_role("link", name="right in 14").click()
     page.wait_for_selector("table.list")
-    assert "28 of 80" in page.inner_text("main")  # those of both, question by question
+    assert "28 of 80" in page.inner_text("main")  # attempts of both runs, question by question
     assert "Questions in which b did better" in page.inner_text("main")
     rows = page.locator("table.list tbody tr").all_inner_texts()
     assert [row.split("\t")[1] for row in rows] == ["a", "b"] * 14
@@ -1074,18 +1060,20 @@ def test_the_overview_says_what_compare_says(tmp_path, opened):
     assert names == {f"question {n}" for n in range(3, 17)}
     # a report of some trajectories counts all, and says how many can be read there
     report(folders, tmp_path / "some.html", most=16)
-    told = opened(tmp_path / "some.html").locator(".verdict").inner_text()
-    here = re.search(r"b alone is right in 14 \((\d+) are in this report\), a alone .* 0\.", told)
+    verdict = opened(tmp_path / "some.html").locator(".verdict").inner_text()
+    here = re.search(
+        r"b alone is right in 14 \((\d+) are in this report\), a alone .* 0\.", verdict
+    )
     assert 0 < int(here[1]) < 14
     # runs that cannot be compared say why
     other = evaluated(tmp_path / "c", 5, first=100)
     report([folders[0], other], tmp_path / "other.html")
-    told = opened(tmp_path / "other.html").inner_text("main")
-    assert "Not compared: a and c have no question in common" in told
+    overview = opened(tmp_path / "other.html").inner_text("main")
+    assert "Not compared: a and c have no question in common" in overview
 
 
 @browser_only
-def test_several_seeds_that_differ_by_the_same_are_undecided(tmp_path, opened):
+def test_seeds_that_all_differ_by_the_same_amount_are_undecided(tmp_path, opened):
     folders = []
     for name, rule, right in (("a", "a", 3), ("b", "b", 17)):
         for seed in (0, 1):
@@ -1093,25 +1081,24 @@ def test_several_seeds_that_differ_by_the_same_are_undecided(tmp_path, opened):
             recipe = {"seed_everything": seed, "model": {"estimator": rule}}
             (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
             folders.append(folder)
-    (found,) = compare(open_sides([str(folder) for folder in folders]))
-    assert found.verdict == "undecided"
+    (comparison,) = compare(open_sides([str(folder) for folder in folders]))
+    assert comparison.verdict == "undecided"
     report(folders, tmp_path / "out.html")
-    told = opened(tmp_path / "out.html").locator(".verdict").inner_text()
-    assert "undecided, because all seeds differ by the same" in told
-    assert "b0 and 1 more seed is higher in 14" in told
-    assert "2 seeds each, paired." in told
+    verdict = opened(tmp_path / "out.html").locator(".verdict").inner_text()
+    assert "undecided, because all seeds differ by the same" in verdict
+    assert "b0 and 1 more seed is higher in 14" in verdict
+    assert "2 seeds each, paired." in verdict
 
 
 @browser_only
 @pytest.mark.parametrize(
     ("rule", "floored"), [(TurnLevel(min_std=9.0), True), (TurnLevel(scale="none"), False)]
 )
-def test_a_floor_is_named_where_it_divides(tmp_path, opened, rule, floored):
-    report([recorded.run(tmp_path / "run", estimator=rule)], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html", "#/t/0/train/0/0/0")
+def test_the_floor_is_named_if_it_is_the_divisor(tmp_path, opened, rule, floored):
+    page = opened([recorded.run(tmp_path / "run", estimator=rule)], "#/t/0/train/0/0/0")
     sums = page.locator("ul.parts span").all_inner_texts()
     assert sums
-    assert {("(floor)" in one) for one in sums} == {floored}
+    assert {("(floor)" in text) for text in sums} == {floored}
 
 
 def evaluated(folder, right, first=0):
@@ -1164,8 +1151,7 @@ def test_a_turn_shows_what_was_thought_called_and_read(tmp_path, opened):
         row["turns"][0] |= {"text": text, "calls": [call], "results": [read]}
         row["turns"][1]["text"] = "<think>so</think><answer>Holland</answer>"
     rewrite(folder, kept)
-    report([folder], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html")
+    page = opened([folder])
     for n, (text, wanted) in enumerate(TURNS.items()):
         go(page, f"#/t/0/train/0/0/{n}")
         first, last = page.locator(".did-say").all()
@@ -1201,8 +1187,7 @@ def test_three_turns_fit_on_a_screen(tmp_path, opened, width, most):
         row |= {"question": "Which internet domain does the country of Isparta use?"}
         row |= {"answers": [".tr"], "answer": "Asia", "opening": None}
     rewrite(folder, kept)
-    report([folder], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html", viewport={"width": width, "height": 800})
+    page = opened([folder], viewport={"width": width, "height": 800})
     go(page, "#/t/0/train/0/0/1")
     turns = page.locator("section.turn")
     assert turns.count() == 3
@@ -1215,14 +1200,13 @@ def test_three_turns_fit_on_a_screen(tmp_path, opened, width, most):
 
 
 @browser_only
-def test_attempts_at_what_no_search_answers_are_right_or_wrong(tmp_path, opened):
+def test_attempts_at_questions_without_a_search_are_right_or_wrong(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=1)
     kept = [{**row, "answer_in_results": None} for row in record.read(folder)]
     for n, row in enumerate(kept):
         row["exact_match"] = float(n % 3 == 0)
     rewrite(folder, kept)
-    report([folder], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html", "#/list")
+    page = opened([folder], "#/list")
     chips = {text.strip() for text in page.locator("ul.kinds li").all_inner_texts()}
     counts = Counter("right" if row["exact_match"] == 1 else "wrong" for row in kept)
     assert chips == {f"all {len(kept)}", *(f"{kind} {n}" for kind, n in counts.items())}
@@ -1230,9 +1214,8 @@ def test_attempts_at_what_no_search_answers_are_right_or_wrong(tmp_path, opened)
 
 @browser_only
 @pytest.mark.parametrize("name", ["__proto__", "constructor", "no such order"])
-def test_an_order_that_there_is_none_of_is_the_order_of_the_run(tmp_path, opened, name):
-    report([recorded.run(tmp_path / "run", iterations=2)], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html", "#/list")
+def test_an_unknown_sort_order_falls_back_to_the_order_of_the_run(tmp_path, opened, name):
+    page = opened([recorded.run(tmp_path / "run", iterations=2)], "#/list")
     in_order = page.locator("table.list tbody").inner_text()
     go(page, "#/list?sort=total reward")
     assert page.locator("table.list tbody").inner_text() != in_order
@@ -1245,7 +1228,7 @@ def test_an_order_that_there_is_none_of_is_the_order_of_the_run(tmp_path, opened
 @browser_only
 @pytest.mark.parametrize(("scheme", "width"), [
     ("light", 1280), ("dark", 390),
-    *(pytest.param(*one, marks=pytest.mark.slow) for one in (("light", 390), ("dark", 1280))),
+    *(pytest.param(*view, marks=pytest.mark.slow) for view in (("light", 390), ("dark", 1280))),
 ])  # fmt: skip
 def test_the_page_is_accessible(tmp_path, opened, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
@@ -1257,9 +1240,9 @@ def test_the_page_is_accessible(tmp_path, opened, scheme, width):
     tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
     for route in ("#/", "#/list", "#/g/0/train/0/0", "#/t/0/train/0/0/0"):
         go(page, route)
-        found = axe.run(page, options={"runOnly": {"type": "tag", "values": tags}}).response
-        assert found["passes"]
-        assert found["violations"] == []
+        report_of_axe = axe.run(page, options={"runOnly": {"type": "tag", "values": tags}}).response
+        assert report_of_axe["passes"]
+        assert report_of_axe["violations"] == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
@@ -1284,7 +1267,7 @@ PAYLOADS = [
 
 
 @browser_only
-def test_nothing_that_a_trajectory_says_runs_or_leaves_its_element(tmp_path, opened):
+def test_no_text_of_a_trajectory_runs_or_leaves_its_element(tmp_path, opened):
     draw, count = random.Random(0), 0
 
     def text():
@@ -1327,8 +1310,7 @@ def test_a_long_text_without_a_space_is_laid_out_at_once(tmp_path, opened, lette
         for turn in row["turns"]:
             turn["format_error"] = long
     write(read, file)
-    report([folder], tmp_path / "out.html")
-    page = opened(tmp_path / "out.html")
+    page = opened([folder])
     for route in ("#/list", "#/g/0/train/0/0", "#/t/0/train/0/0/0"):
         go(page, route)
         lines = page.locator("main bdi").evaluate_all("all => all.map(one => one.textContent)")
@@ -1345,8 +1327,8 @@ def test_a_long_text_without_a_space_is_laid_out_at_once(tmp_path, opened, lette
     assert seconds < 1.5  # in one line of facts controls take 20 s, at 20,000
     shown = page.get_by_role("group", name="answer", exact=True)
     page.get_by_role("button", name="Show all 20,000 characters").nth(1).click()
-    told = shown.evaluate("one => one.textContent")
-    assert told == (" ".join(["U+0007"] * 20_000) if letters == "\x07" else long)
+    text = shown.evaluate("one => one.textContent")
+    assert text == (" ".join(["U+0007"] * 20_000) if letters == "\x07" else long)
 
 
 @browser_only

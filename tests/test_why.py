@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 import torch
 
 import recorded
+from pages import example
 from recorded import RULES
 from turnrl import AdvantageEstimator, OutcomeOnly, TurnLevel, assign_credit, installed
 from turnrl.why import terms
@@ -25,14 +24,14 @@ def test_the_terms_of_a_turn_add_up_to_its_advantage(rule):
         for _ in range(20):
             group = recorded.group(draw, 0, size)
             advantages = assign_credit(group, rule).turns
-            told = terms(rule, group)
-            for i, turns in enumerate(told):
-                for k, some in enumerate(turns):
-                    total = sum(t.weight * (t.value - t.baseline) / t.divisor for t in some)
+            by_member = terms(rule, group)
+            for i, turns in enumerate(by_member):
+                for k, summands in enumerate(turns):
+                    total = sum(t.weight * (t.value - t.baseline) / t.divisor for t in summands)
                     assert total == pytest.approx(float(advantages[i, k]), abs=1e-6)
 
 
-def test_every_installed_estimator_that_needs_rewards_alone_is_explained():
+def test_every_installed_estimator_that_needs_only_rewards_is_explained():
     group = recorded.group(random.Random(0), 0)
     for kind in installed("turnrl_estimators").values():
         rule = kind()
@@ -41,10 +40,13 @@ def test_every_installed_estimator_that_needs_rewards_alone_is_explained():
 
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
-def test_what_is_paid_is_explained_as_by_mt_grpo(gamma):
+def test_costs_among_right_explains_gains_as_turn_level_does(gamma):
     group = recorded.group(random.Random(0), 0)
     both = [terms(rule(gamma=gamma), group) for rule in (TurnLevel, CostsAmongRight)]
-    paid, every = ({one.name for row in told for some in row for one in some} for told in both)
+    paid, every = (
+        {term.name for row in by_member for summands in row for term in summands}
+        for by_member in both
+    )
     assert paid == {"outcome", "turn reward" if gamma == 0 else "turn rewards from here on"}
     assert every == {*paid, "costs from here on, among right attempts"}
 
@@ -60,12 +62,12 @@ def test_a_term_says_whom_a_turn_is_compared_with():
     assert only.advantage == pytest.approx(-0.4 / 0.21**0.5)
 
 
-def test_turns_in_the_same_state_are_those_before_which_the_same_passages_were_read():
+def test_turns_share_a_state_if_the_same_passages_were_read_before_them():
     draw = random.Random(2)
     for _ in range(20):
         group, states = recorded.group(draw, 0, size=6), []
-        for one in group.trajectories:
-            read = [{r.content for r in turn.results if r.ok} for turn in one.turns]
+        for attempt in group.trajectories:
+            read = [{r.content for r in turn.results if r.ok} for turn in attempt.turns]
             befores = (set().union(*read[:k]) for k in range(len(read)))
             states.append([str(sorted(before)) for before in befores])
         counts = Counter(state for row in states for state in row)
@@ -73,7 +75,7 @@ def test_turns_in_the_same_state_are_those_before_which_the_same_passages_were_r
             assert [among.count for _, among in turns] == [counts[state] for state in row]
 
 
-def test_an_estimator_of_ones_own_is_explained():
+def test_your_own_estimator_can_be_explained():
     @dataclass
     class MyEstimator(AdvantageEstimator):
         def __call__(self, group):
@@ -81,11 +83,9 @@ def test_an_estimator_of_ones_own_is_explained():
 
     group = recorded.group(random.Random(0), 0)
     assert terms(MyEstimator(), group) is None
-    page = Path(__file__).parents[1] / "docs" / "howto" / "report.md"
-    (block,) = re.findall("<!-- why example -->\n```python\n(.*?)```", page.read_text(), re.DOTALL)
-    exec(block, {"MyEstimator": MyEstimator})
+    exec(example("docs/howto/report.md", "why"), {"MyEstimator": MyEstimator})
     for i, turns in enumerate(terms(MyEstimator(), group)):
         wanted = float(group.outcome[i] - group.outcome.mean())
-        assert [sum(t.advantage for t in some) for some in turns] == [pytest.approx(wanted)] * len(
-            turns
-        )
+        assert [sum(t.advantage for t in summands) for summands in turns] == [
+            pytest.approx(wanted)
+        ] * len(turns)

@@ -16,7 +16,7 @@ class Said(Turn):
 
 
 def said(text, ids, logprobs, reading=None, results=(), observed=(), cut=False, version=0):
-    """A turn that sampled these tokens, and after which those observed were read."""
+    """A turn that sampled the tokens `ids`, after which the policy read `observed`."""
     return Said(
         text=text,
         reading=reading or Reading(),
@@ -38,7 +38,7 @@ def trajectory(question, prompt, turns, ended_by, begins=0, **more):
 
 
 def retold(whole, turns, ended_by="turns", question=None):
-    """The trajectory of other turns after the prompt of one."""
+    """Another trajectory with the same prompt and other turns."""
     return trajectory(question or whole.question, whole.samples[0].prompt_ids, turns, ended_by)
 
 
@@ -53,18 +53,18 @@ def ids_of(whole, k):
 
 
 def again(whole, k, **other):
-    """A turn of a trajectory of one sample as it was said, but for what is other."""
+    """A turn of a trajectory of one sample once more, with other settings."""
     turn, sample = whole.turns[k], whole.sample
     logprobs = (
         p for p, n in zip(sample.sampler_logprobs, sample.turn_index, strict=True) if n == k
     )
-    given = {"reading": turn.reading, "results": turn.results, "observed": observed(whole, k)}
-    return said(turn.text, ids_of(whole, k), logprobs, **(given | {"cut": turn.cut} | other))
+    as_before = {"reading": turn.reading, "results": turn.results, "observed": observed(whole, k)}
+    return said(turn.text, ids_of(whole, k), logprobs, **(as_before | {"cut": turn.cut} | other))
 
 
 def observed(whole, k):
     """The tokens that the policy read right after a turn: results and chat markup."""
-    (sample,) = (one for one in whole.samples if k in one.turn_index)
+    (sample,) = (history for history in whole.samples if k in history.turn_index)
     after = len(sample) - sample.turn_index[::-1].index(k)
     later = (n for n in range(after, len(sample)) if sample.turn_index[n] >= 0)
     return sample.token_ids[after : next(later, None)]
