@@ -8,7 +8,7 @@ from pathlib import Path
 
 import lightning as L
 import torch
-from lightning.pytorch.callbacks import Callback
+from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
 from turnrl import MTGRPO, LastCheckpoint, Policy, QuestionData, Rollout
@@ -82,6 +82,17 @@ def last(folder):
 def weights(policy):
     """Everything that is trained, as one vector."""
     return torch.cat([p.flatten() for p in policy.trainable_state().values()]).clone()
+
+
+class Printed(ProgressBar):
+    """A bar that keeps what is printed."""
+
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def print(self, text):
+        self.lines.append(text)
 
 
 class KeepWeights(Callback):

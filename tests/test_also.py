@@ -1,4 +1,4 @@
-"""Questions scored beside those of the validation have curves of their own."""
+"""Questions that are scored in addition to the validation have curves of their own."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from turnrl.data.questions import QuestionData
 from turnrl.run.console.lines import IterationLines
 
 
-def test_other_questions_have_their_curves_in_every_row_with_a_validation(tiny_model, tmp_path):
+def test_other_questions_have_curves_in_every_row_with_a_validation(tiny_model, tmp_path):
     # the same questions under two names: greedy, so they have the same curves
     also = AlsoScore("again", "worlds.Numbers", batch_size=2)
     it = module(tiny_model)
@@ -23,7 +23,7 @@ def test_other_questions_have_their_curves_in_every_row_with_a_validation(tiny_m
 
 
 @pytest.mark.slow
-def test_scoring_other_questions_leaves_the_run_as_it_is(tiny_model, tmp_path):
+def test_scoring_other_questions_does_not_change_the_run(tiny_model, tmp_path):
     own = [Question(f"q{n}", f"Which is {n}?", (str(n),)) for n in range(5)]
     trainer(tmp_path / "with", 2, [AlsoScore("own", own)]).fit(module(tiny_model), data())
     trainer(tmp_path / "without", 2).fit(module(tiny_model), data())
@@ -36,37 +36,29 @@ def test_scoring_other_questions_leaves_the_run_as_it_is(tiny_model, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_split_of_the_validations_source_is_scored_where_there_is_one(
-    tiny_model, tmp_path, capsys
-):
+def test_a_split_of_the_validations_source_is_scored_if_it_exists(tiny_model, tmp_path, capsys):
     also = AlsoScore("again", split="train")
     trainer(tmp_path / "with", 1, [also]).fit(module(tiny_model), data())
     assert len(column(tmp_path / "with", "again/exact_match")) == 2
-    # another recipe's questions have no such split: the run goes on without, and says so
+    # another recipe's questions have no such split: the run continues without it, and prints so
     own = tmp_path / "own.jsonl"
     own.write_text('{"id": "1", "question": "Which is 1?", "answers": ["1"]}\n')
     callbacks = [AlsoScore("famous", split="famous"), IterationLines()]
     run = trainer(tmp_path / "without", 1, callbacks, enable_progress_bar=True)
     run.fit(module(tiny_model), QuestionData(str(own), str(own), questions_per_iteration=1))
     assert "famous/exact_match" not in rows(tmp_path / "without")[0]
-    said = capsys.readouterr().out
-    assert "no famous/exact_match: " in said
-    assert "is one split; leave out the split 'famous'" in said
+    printed = capsys.readouterr().out
+    assert "no famous/exact_match: " in printed
+    assert "is one split; leave out the split 'famous'" in printed
 
 
-def test_answers_compare_as_those_of_the_validation(tiny_model, tmp_path):
-    own = [Question("one", "Which is it?", ("-5",))]
+def test_at_most_the_limit_is_scored_with_the_rule_of_the_validation(tiny_model, tmp_path):
+    own = [Question(f"q{n}", "Which is it?", ("-5",)) for n in range(3)]
     for rule, right in (("number", False), (None, True)):
-        also = AlsoScore("own", own)
+        also = AlsoScore("own", own, limit=1)
         trainer(tmp_path / str(rule), 1, [also]).fit(module(tiny_model), data(answers=rule))
-        (asked,) = also._data.eval_questions()
+        (asked,) = also._data.eval_questions()  # a random policy never answers -5
         assert asked.rule.same("5", "-5") is right  # as a phrase, -5 is 5
-
-
-def test_at_most_the_limit_is_scored(tiny_model, tmp_path):
-    also = AlsoScore("own", "worlds.Numbers", limit=3)
-    trainer(tmp_path, 1, [also]).fit(module(tiny_model), data())
-    assert len(also._data.eval_questions()) == 3
 
 
 def test_neither_a_source_nor_a_split_is_refused():
@@ -75,7 +67,7 @@ def test_neither_a_source_nor_a_split_is_refused():
 
 
 @pytest.mark.parametrize("name", ["val", "train", "a/b", ""])
-def test_a_name_that_is_taken_or_no_word_is_refused(name):
+def test_a_name_that_is_taken_or_not_a_word_is_refused(name):
     with pytest.raises(RecipeError, match=r"AlsoScore\.name is"):
         AlsoScore(name, "worlds.Numbers")
 

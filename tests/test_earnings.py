@@ -9,8 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from runs import data, module, trainer
-from test_alarms import Printed
+from runs import Printed, data, module, trainer
 from trajectories import said, trajectory
 from turnrl import (
     AdvantageEstimator,
@@ -19,7 +18,6 @@ from turnrl import (
     OutcomeReward,
     Question,
     Reading,
-    Rollout,
     ToolCall,
     ToolResult,
     TurnLevel,
@@ -30,7 +28,7 @@ from turnrl.run import record, recording
 from turnrl.scoring import Tally, score_group
 from turnrl_estimators import CostsAmongRight, Tree
 from turnrl_rewards import Repetition, SearchCost
-from worlds import Answered, Echo, Letters
+from worlds import Answered
 
 FOUND, MISSED, FAILED = ToolResult("Paris"), ToolResult("Rome"), ToolResult("no", ok=False)
 
@@ -41,7 +39,7 @@ class Finds(TurnReward):
     bounds = (0.0, 0.5)
 
     def score(self, trajectory, turn):
-        return 0.5 * any(one.content == "Paris" for one in trajectory.turns[turn].results)
+        return 0.5 * any(result.content == "Paris" for result in trajectory.turns[turn].results)
 
 
 class Says(OutcomeReward):
@@ -67,7 +65,7 @@ def group(*attempts, rewards=PAID):
     return score_group(attempts, rewards)
 
 
-SOME = group(
+FIVE = group(
     attempt("Paris", FOUND),
     attempt("Rome", MISSED),
     attempt("Rome", FAILED, FOUND),
@@ -77,7 +75,7 @@ SOME = group(
 
 
 def test_turn_rewards_are_compared_between_attempts_that_act_and_the_others():
-    earned = earnings([SOME] * 7)
+    earned = earnings([FIVE] * 7)
     finds, cost = earned.parts
     assert (earned.acted, earned.attempts, earned.paid) == (21, 35, 14)
     # calls cost 0.1, 0.1, and 0.1 + 0.2 for two; what failed is a call too
@@ -102,21 +100,21 @@ def test_turn_rewards_are_compared_between_attempts_that_act_and_the_others():
         "in 5 is paid: a run says how many are"
     )
     # by chance, few often all earn the same
-    assert [one.correlation for one in earnings([SOME] * 6).parts] == [None, None]
+    assert [part.correlation for part in earnings([FIVE] * 6).parts] == [None, None]
 
 
-def test_a_cost_that_pays_is_told():
+def test_a_cost_that_pays_is_reported():
     class Wrong(TurnReward):
         is_cost = True
 
         def score(self, trajectory, turn):
             return 0.1 * len(trajectory.turns[turn].reading.calls)
 
-    *_, told = earnings([group(attempt("Paris", FOUND), rewards=[Wrong(), Says()])]).lines
-    assert told.startswith("turn/wrong is marked as a cost and pays attempts that call: return")
+    *_, warning = earnings([group(attempt("Paris", FOUND), rewards=[Wrong(), Says()])]).lines
+    assert warning.startswith("turn/wrong is marked as a cost and pays attempts that call: return")
 
 
-def test_what_finding_would_pay_is_known_by_its_bounds_where_nothing_was_found():
+def test_bounds_say_what_a_find_would_pay_if_nothing_was_found():
     earned = earnings([group(attempt("Rome", MISSED), attempt("Rome"))])
     assert (earned.paid, earned.pays) == (0, 0.5)
     assert "1 attempt in 5 is paid: here 0 of 1 were" in earned.verdict
@@ -136,16 +134,16 @@ def test_what_finding_would_pay_is_known_by_its_bounds_where_nothing_was_found()
     assert "if every attempt is paid" in close.verdict
 
 
-def test_the_record_of_a_group_says_what_the_run_said(tmp_path):
-    one = group(attempt("Rome", MISSED), attempt("Rome"))
-    rows = [*recording.rows([one], [None], "train", 0, 0)]
-    assert earnings([record.group(rows)]).verdict == earnings([one]).verdict
+def test_a_recorded_group_gives_the_same_verdict_as_the_run(tmp_path):
+    scored = group(attempt("Rome", MISSED), attempt("Rome"))
+    rows = [*recording.rows([scored], [None], "train", 0, 0)]
+    assert earnings([record.group(rows)]).verdict == earnings([scored]).verdict
 
 
-def test_where_nothing_costs_nothing_is_said():
+def test_there_are_no_lines_without_costs():
     assert earnings([group(attempt("Rome", FOUND), rewards=[Finds(), Says()])]).lines == []
     assert earnings([]).lines == []
-    # it costs, but nobody repeated a call
+    # Repetition is a cost, but no call was repeated
     assert earnings([group(attempt("Rome", FOUND), rewards=[Repetition(), Says()])]).lines == []
 
 
@@ -161,7 +159,7 @@ def many(questions, rewards=PAID):
     ]
 
 
-def test_an_iteration_has_what_both_kinds_earned_and_the_error_of_the_difference():
+def test_an_iteration_logs_what_both_kinds_earned_and_the_error_of_the_difference():
     groups = many(ENOUGH // 2)
     tallies = earning_tallies(groups, charged=True)
     assert tallies["rollout/acted"] == Tally(20, 30)
@@ -181,7 +179,7 @@ def test_the_error_counts_what_the_others_earned_and_groups_of_any_size():
         """Pays for a turn without a call, by its question."""
 
         def score(self, trajectory, turn):
-            calls = any(one.reading.calls for one in trajectory.turns)
+            calls = any(turn.reading.calls for turn in trajectory.turns)
             return 0.0 if calls else int(trajectory.question.id) % 4 / 10
 
     rewards = [Finds(), Waits(), SearchCost(), Says()]
@@ -191,8 +189,8 @@ def test_the_error_counts_what_the_others_earned_and_groups_of_any_size():
         acting = [attempt("Rome", (MISSED, FOUND)[k % 3 == 0], **asked) for _ in range(1 + k % 3)]
         others = [attempt("Paris", **asked) for _ in range(1 + k % 2)]
         groups.append(group(*acting, *others, rewards=rewards))
-    paid = [one.turn_rewards.sum(1).tolist() for one in groups]
-    sides = [[some[: 1 + k % 3], some[1 + k % 3 :]] for k, some in enumerate(paid)]
+    paid = [scored.turn_rewards.sum(1).tolist() for scored in groups]
+    sides = [[attempts[: 1 + k % 3], attempts[1 + k % 3 :]] for k, attempts in enumerate(paid)]
     counts = [sum(len(side[n]) for side in sides) for n in (0, 1)]
     means = [sum(sum(side[n]) for side in sides) / counts[n] for n in (0, 1)]
     # how far the difference of both means moves with each group
@@ -202,8 +200,8 @@ def test_the_error_counts_what_the_others_earned_and_groups_of_any_size():
         for acted, idle in sides
     ]
     expected = math.sqrt(12 / 11 * sum(move**2 for move in moves))
-    found = earning_tallies(groups, charged=True)["reward/acting_error"]
-    assert found == Tally(pytest.approx(expected, rel=1e-5), 1)
+    error = earning_tallies(groups, charged=True)["reward/acting_error"]
+    assert error == Tally(pytest.approx(expected, rel=1e-5), 1)
 
 
 @pytest.mark.parametrize(
@@ -217,7 +215,7 @@ def test_the_error_counts_what_the_others_earned_and_groups_of_any_size():
     ],
     ids=["not charged", "too few", "no cost", "one group", "none"],
 )
-def test_the_error_is_absent_where_nothing_can_be_said(groups, charged):
+def test_there_is_no_error_without_costs_or_with_too_few_groups(groups, charged):
     tallies = earning_tallies(groups, charged)
     assert tallies["reward/acting_error"].count == 0
     assert tallies.keys() == earning_tallies(many(10), True).keys()  # processes add them up
@@ -256,25 +254,21 @@ def test_estimators_say_whether_they_charge_costs_to_every_attempt():
 # ---------------------------------------------------------------------------------- in a run
 
 
-def earning(tiny_model, folder, *rewards, bar=True, estimator=None):
+def earning(tiny_model, folder, *bars, epochs=1):
+    """A run in which searches cost, and no other reward pays turns."""
     it = module(tiny_model)
-    it.rewards = [*rewards, Answered()]
-    it.estimator = estimator or TurnLevel()
-    it.rollout = Rollout(Letters(), [Echo()], max_turn_tokens=6, max_tokens=128)
-    bars = [Printed()] if bar else []
-    run = trainer(folder, 2, bars, enable_progress_bar=bar, limit_val_batches=0)
+    it.rewards = [SearchCost(), Answered()]
+    run = trainer(folder, epochs, bars, enable_progress_bar=bool(bars), limit_val_batches=0)
     run.fit(it, data())
-    return bars[0].lines if bar else []
 
 
 def test_a_run_says_once_whether_calls_pay_off(tiny_model, tmp_path, caplog):
-    lines = earning(tiny_model, tmp_path / "costs", SearchCost())
-    said = [one for one in lines if "turn/search_cost pays" in one or "to costs on average" in one]
-    assert len(said) == 2
-    assert said[1].endswith("and no other turn reward pays anything")
-    free = earning(tiny_model, tmp_path / "free", Finds())
-    assert not any("pays" in one for one in free)
+    bar = Printed()
+    earning(tiny_model, tmp_path / "bar", bar, epochs=2)
+    pay, verdict = (line for line in bar.lines if " pays " in line or " to costs " in line)
+    assert pay.startswith("turn/search_cost pays")
+    assert verdict.endswith("to costs on average, and no other turn reward pays anything")
     with caplog.at_level(logging.INFO, "turnrl"):
-        earning(tiny_model, tmp_path / "no bar", SearchCost(), bar=False)
+        earning(tiny_model, tmp_path / "no bar")
     (logged,) = [r for r in caplog.records if "to costs on average" in r.getMessage()]
     assert logged.levelno == logging.INFO
