@@ -42,6 +42,7 @@ from turnrl import (
     record,
     says_nothing,
     score_group,
+    usable_answers,
 )
 from turnrl.cli import main
 from turnrl.plugins import load_plugins
@@ -50,7 +51,6 @@ from turnrl.scoring import Tally, curves, group_tallies
 from turnrl_estimators import rollouts
 from turnrl_rewards import F1, FirstHit
 from turnrl_rewards.answers import Choice, Math, Number
-from turnrl_rewards.belief import _accepted
 from turnrl_rewards.qa import AnswerPresent, AnswerRetrieved, ExactMatch, WellFormed
 
 PAIRS = 4_000
@@ -79,7 +79,7 @@ def test_phrases_compare_as_squad_compares_them():
     draw, hits = random.Random(0), 0
     for _ in range(PAIRS):
         first, second = (draw.choices(PIECES, k=draw.randint(0, 3)) for _ in range(2))
-        if draw.random() < 0.3:  # the same but for a piece
+        if draw.random() < 0.3:  # the same with one more piece
             second = [*first, draw.choice(PIECES)]
         first, second = "".join(first), "".join(second)
         same = squad(first) == squad(second) != ""
@@ -105,7 +105,7 @@ def naive_number(text):
 
 
 def written(draw, value):
-    """A number in one of the ways in which people write it."""
+    """A number, written in one of the common ways."""
     sign, size = ("-" if value < 0 else ""), abs(value)
     ways = [f"{sign}{size:.2f}", f"{sign}${size:,.2f}", f"{sign}{size:.2f}%", f"{sign}{size:e}"]
     ways += [f"\N{MINUS SIGN}{size:.2f}" if sign else f"+{size:.2f}", f"{sign}{size:,.2f}"]
@@ -129,17 +129,17 @@ def test_numbers_compare_as_a_naive_reading_compares_them():
     rules = {tolerance: Number(tolerance) for tolerance in hits}
     values = [0, 5, -5, 15, 1.5, 0.5, 1000, 1000.5, 12345, -1234567, 0.25, 12]
     for _ in range(PAIRS):
-        one, other = (
+        left, right = (
             draw.choice(ODD) if draw.random() < 0.1 else written(draw, draw.choice(values))
             for _ in range(2)
         )
-        first, second = naive_number(one), naive_number(other)
+        first, second = naive_number(left), naive_number(right)
         for tolerance, rule in rules.items():
             same = None not in (first, second) and abs(first - second) <= Fraction(str(tolerance))
-            assert exact_match(one, asking(other, rule=rule)) == same, (one, other)
-            assert rule.read(one) == first, one
+            assert exact_match(left, asking(right, rule=rule)) == same, (left, right)
+            assert rule.read(left) == first, left
             hits[tolerance] += same
-    assert all(PAIRS / 50 < some < PAIRS / 2 for some in hits.values())
+    assert all(PAIRS / 50 < count < PAIRS / 2 for count in hits.values())
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_numbers_compare_as_a_naive_reading_compares_them():
         *(("5kg(2)", None), ("more than 5", 5), ("$5m", None)),
         *(("sqrt(2)", None), ("√2", None), ("f(-5)", None), ("5/12/2020", None), ("10:30", None)),
         *(("1.2.3", None), ("1,5", None), ("2 thousand", None), ("5 million", None)),
-        # which would take for ever
+        # would take for ever
         *(("1e999999999", None), ("1e-999999999", None), ("9" * 9999, None)),
     ],
 )
@@ -264,13 +264,13 @@ def test_a_number_is_read_back_in_whatever_notation_it_is_written(written, aroun
 
 
 @given(numbers_as_written([False]), st.sampled_from(MORE), st.sampled_from(AROUND))
-def test_a_part_of_an_expression_is_no_number(written, more, around):
+def test_a_number_inside_an_expression_is_not_read_as_the_answer(written, more, around):
     number = written[0].strip("+.")
     assert Number().read(around.format(more.format(number, number))) is None
 
 
 @given(st.text(alphabet="0123456789.,-+eE/^x() %$\n*\\{}frac²½×", max_size=40), st.floats(0, 2))
-def test_any_text_is_a_number_or_none(text, tolerance):
+def test_any_text_reads_as_a_number_or_none(text, tolerance):
     rule = Number(tolerance, tolerance)
     assert rule.same(text, text) == (rule.read(text) is not None)
     assert not rule.stands_in("", text)
@@ -289,8 +289,7 @@ def test_a_tolerance_is_absolute_or_a_share_of_the_accepted_number():
 
 
 def naive_letter(text):
-    """What is left of a text without brackets and words about answers, if it begins with a letter
-    that nothing sticks to."""
+    """The first letter of a text without brackets and words about answers, if it stands alone."""
     text = text.strip().replace("**", "")
     for lead in ("The correct answer is ", "The answer is ", "Answer: ", "answer: ", "Option "):
         text = text.removeprefix(lead)
@@ -319,10 +318,10 @@ FORMS += [
 def test_choices_compare_as_a_naive_reading_compares_them():
     draw, hits = random.Random(2), 0
     for _ in range(PAIRS):
-        one, other = (draw.choice(FORMS).format(draw.choice("ABCDabcd")) for _ in range(2))
-        first, second = naive_letter(one), naive_letter(other)
+        left, right = (draw.choice(FORMS).format(draw.choice("ABCDabcd")) for _ in range(2))
+        first, second = naive_letter(left), naive_letter(right)
         same = first is not None and first == second
-        assert exact_match(one, asking(other, rule=Choice())) == same, (one, other)
+        assert exact_match(left, asking(right, rule=Choice())) == same, (left, right)
         hits += same
     assert PAIRS / 50 < hits < PAIRS / 2
 
@@ -367,7 +366,7 @@ def test_an_answer_of_any_length_is_read_in_time(part):
     *(("x^2+1", "1+x^2", True), (r"\sqrt{8}", r"2\sqrt{2}", True), ("[0,1]", "[0,1)", False)),
     *(("The answer is 42", "42", True), ("five", "5", False), ("", "5", False)),
 ])  # fmt: skip
-def test_expressions_compare_by_math_verify(given_answer, accepted, right):
+def test_expressions_are_compared_with_math_verify(given_answer, accepted, right):
     pytest.importorskip("math_verify")
     assert exact_match(given_answer, asking(accepted, rule=Math())) == right
 
@@ -389,7 +388,7 @@ def broken(given_answer, accepted):
     raise ZeroDivisionError("division by zero")
 
 
-def test_a_rule_is_named_given_or_a_function_of_ones_own():
+def test_a_rule_can_be_a_name_an_object_or_your_own_function():
     assert answer_rule("number") == Number()
     assert answer_rule("Choice") == Choice()
     assert answer_rule(Number(0.1)) == Number(0.1)
@@ -400,7 +399,7 @@ def test_a_rule_is_named_given_or_a_function_of_ones_own():
         assert not can_be_found(asking("xyz", rule=rule))
 
 
-def test_a_rule_is_found_under_the_path_that_version_0_8_saved():
+def test_a_rule_is_found_by_the_path_that_version_0_8_saved():
     assert renamed("turnrl_answers.Number") == "turnrl_rewards.Number"
     assert answer_rule(renamed("turnrl_answers.Number")) == Number()
     assert pickle.loads(pickle.dumps(asking("5", rule=Number()))).rule == Number()
@@ -413,7 +412,7 @@ class Reversed(AnswerRule):
         return text[::-1]
 
 
-def test_a_package_brings_a_rule_that_recipes_know_by_its_name(monkeypatch):
+def test_a_package_can_add_a_rule_that_recipes_name(monkeypatch):
     with pytest.raises(RecipeError, match="'reversed', which is not a rule"):
         answer_rule("reversed")
     monkeypatch.setattr(turnrl_rewards, "turnrl_answers", hookimpl(lambda: [Reversed]))
@@ -426,7 +425,7 @@ def test_a_package_brings_a_rule_that_recipes_know_by_its_name(monkeypatch):
         load_plugins.cache_clear()
 
 
-@pytest.mark.parametrize(("named", "told"), [
+@pytest.mark.parametrize(("named", "message"), [
     ("numbr", "data.answers is 'numbr', which is not a rule. Did you mean number"),
     ("exact", "There are phrase, number, choice, math, the path of a function of two texts"),
     ("nowhere.same", "the answer rule 'nowhere.same' cannot be imported: No module"),
@@ -434,35 +433,35 @@ def test_a_package_brings_a_rule_that_recipes_know_by_its_name(monkeypatch):
     (3, "the answer rule 'int' (3) cannot be used: it is not a function"),
     (len, "cannot be used: too many positional arguments"),
 ])  # fmt: skip
-def test_a_rule_that_there_is_not_is_told(named, told):
-    with pytest.raises(RecipeError, match=re.escape(told)):
+def test_an_unknown_rule_is_an_error(named, message):
+    with pytest.raises(RecipeError, match=re.escape(message)):
         QuestionData(answers=named)
 
 
-def test_a_question_takes_what_a_recipe_takes_for_its_rule():
+def test_a_question_accepts_what_a_recipe_accepts_as_its_rule():
     assert exact_match("1.0", asking("1", rule="number"))
     assert exact_match("abc", asking("xyz", rule=same_length))
     with pytest.raises(RecipeError, match=r"data\.answers is 'numbr', which is not a rule"):
         asking("1", rule="numbr")
 
 
-@pytest.mark.parametrize("found", ["no", None, 1, 0.5])
-def test_a_function_that_returns_no_truth_is_told(found):
-    question = asking("x", rule=lambda given, accepted: found)
-    told = f"on 'y' and 'x' returned {found!r}. It must return True or False."
-    with pytest.raises(PluginError, match=re.escape(told)):
+@pytest.mark.parametrize("returned", ["no", None, 1, 0.5])
+def test_a_function_that_does_not_return_a_bool_is_an_error(returned):
+    question = asking("x", rule=lambda answer, accepted: returned)
+    message = f"on 'y' and 'x' returned {returned!r}. It must return True or False."
+    with pytest.raises(PluginError, match=re.escape(message)):
         exact_match("y", question)
-    assert exact_match("x", asking("x", rule=lambda given, accepted: numpy.bool_(True)))
+    assert exact_match("x", asking("x", rule=lambda answer, accepted: numpy.bool_(True)))
 
 
-def test_a_function_that_raises_is_told_with_what_it_was_given():
+def test_a_function_that_raises_is_reported_with_its_arguments():
     question = asking("x", rule=answer_rule(f"{__name__}.broken"))
     what = r"data.answers .*broken on 'y' and 'x' raised ZeroDivisionError: division by zero"
     with pytest.raises(PluginError, match=what):
         exact_match("y", question)
 
 
-def test_answers_in_the_place_of_a_question_are_told():
+def test_passing_answers_instead_of_a_question_is_an_error():
     with pytest.raises(PluginError, match=r"exact_match takes the question.*\('Peru',\)"):
         exact_match("Peru", ("Peru",))
 
@@ -486,25 +485,25 @@ def attempt(question, *turns, answer=None):
 def test_one_rule_decides_rewards_and_curves(rule, accepted, right, wrong):
     question = asking(accepted, rule=rule)
     for answer in right + wrong:
-        some = attempt(question, answer=answer)
+        answered = attempt(question, answer=answer)
         paid = float(answer in right)
-        assert curves(some)["exact_match"] == paid
-        assert ExactMatch().score(some) == paid
+        assert curves(answered)["exact_match"] == paid
+        assert ExactMatch().score(answered) == paid
         if answer in right or rule != Phrase():
-            assert F1().score(some) == paid
-            assert AnswerPresent(1.0).score(some) == paid
-        group = score_group([some], [ExactMatch()])
+            assert F1().score(answered) == paid
+            assert AnswerPresent(1.0).score(answered) == paid
+        group = score_group([answered], [ExactMatch()])
         assert float(group.outcome[0]) == paid
-        assert WellFormed().score(some) == (0.0 if answer == "the" else 0.4)
-    assert _accepted(attempt(question, answer="x")) == accepted
+        assert WellFormed().score(answered) == (0.0 if answer == "the" else 0.4)
+    assert [*usable_answers(question)] == [accepted]
 
 
-def test_what_a_trajectory_did_is_told_apart_by_the_rule():
+def test_the_rule_decides_whether_two_trajectories_did_the_same():
     first, second = (attempt(asking("5", rule=Number()), answer=text) for text in ("5", "-5"))
     assert [*rollouts.deeds(first)] != [*rollouts.deeds(second)]
 
 
-def test_an_answer_says_nothing_if_no_rule_leaves_anything_of_it():
+def test_an_answer_says_nothing_if_its_rule_leaves_nothing_of_it():
     assert says_nothing("the", asking("x"))
     assert says_nothing("...", asking("1", rule=Number()))
     assert not says_nothing("forty-two", asking("42", rule=Number()))
@@ -518,13 +517,13 @@ def letters(count=40):
     ]
 
 
-def test_rows_left_out_are_counted_with_the_reason(caplog):
+def test_rows_that_are_left_out_are_counted_with_the_reason(caplog):
     odd = [Question("n", "No answer?"), Question("t", "", "x"), Question("q1", "Again?", "B")]
     with caplog.at_level(logging.WARNING):
         assert len(load_questions([*letters(), *odd, odd[2]])) == 31
-    told = "left out 13 of 44 rows (10 with an answer of articles and punctuation, 1 without an "
-    told += "answer, 1 without a question, 1 repeated)"
-    assert told in caplog.text
+    message = "left out 13 of 44 rows (10 with an answer of articles and punctuation, 1 without an "
+    message += "answer, 1 without a question, 1 repeated)"
+    assert message in caplog.text
     caplog.clear()
     assert len(load_questions(letters(), rule=Choice())) == 40
     assert not caplog.records
@@ -538,17 +537,17 @@ def test_rows_left_out_are_counted_with_the_reason(caplog):
     (["B", "(C)", "D.", "b"], "choice"), ([r"\frac{1}{2}", "$x$", "x^2", "Paris"], "math"),
     (["Paris", "15", "B", "x^2"], None),
 ])  # fmt: skip
-def test_a_default_that_cannot_be_right_is_said_once(answers, setting, caplog):
-    some = [Question(str(i), f"Which {i}?", answer) for i, answer in enumerate(answers)]
-    data = QuestionData(some, some)
+def test_a_rule_that_does_not_fit_the_answers_is_warned_of_once(answers, setting, caplog):
+    questions = [Question(str(i), f"Which {i}?", answer) for i, answer in enumerate(answers)]
+    data = QuestionData(questions, questions)
     data.setup("fit")
-    found = [r.message for r in caplog.records if "Set data.answers to" in r.message]
-    assert len(found) == (setting is not None)
-    assert all(f"Set data.answers to {setting}" in message for message in found)
+    messages = [r.message for r in caplog.records if "Set data.answers to" in r.message]
+    assert len(messages) == (setting is not None)
+    assert all(f"Set data.answers to {setting}" in message for message in messages)
     caplog.clear()
-    QuestionData(some, some, answers="phrase").setup("fit")
+    QuestionData(questions, questions, answers="phrase").setup("fit")
     assert "Set data.answers" not in caplog.text
-    ruled = [dataclasses.replace(q, rule=answer_rule(same_length)) for q in some]
+    ruled = [dataclasses.replace(q, rule=answer_rule(same_length)) for q in questions]
     QuestionData(ruled, ruled).setup("fit")
     assert "Set data.answers" not in caplog.text
 
@@ -575,13 +574,13 @@ def test_a_default_that_cannot_be_right_is_said_once(answers, setting, caplog):
         (Question("q", "Known to nobody?"), "anything", False),
     ],
 )
-def test_nothing_is_paid_where_finding_the_answer_says_nothing(question, text, findable):
+def test_nothing_is_paid_if_finding_the_answer_proves_nothing(question, text, findable):
     assert can_be_found(question) == findable
-    some = attempt(question, search(text))
-    assert AnswerRetrieved().score(some, 0) == (0.5 if findable else 0)
-    assert FirstHit().score(some, 0) == (0.5 if findable else 0)
-    assert curves(some)["answer_in_results"] == (1.0 if findable else None)
-    assert answer_in_results(some.results, question) == findable
+    searched = attempt(question, search(text))
+    assert AnswerRetrieved().score(searched, 0) == (0.5 if findable else 0)
+    assert FirstHit().score(searched, 0) == (0.5 if findable else 0)
+    assert curves(searched)["answer_in_results"] == (1.0 if findable else None)
+    assert answer_in_results(searched.results, question) == findable
     assert not answer_in_results(search(text, ok=False).results, question)
 
 
@@ -591,7 +590,7 @@ def test_a_number_is_found_as_a_number():
     assert not contains_answer("In all 10000 people, 100 of them", question)
 
 
-def test_the_curve_leaves_out_what_says_nothing_and_counts_the_rest():
+def test_the_curve_counts_only_questions_whose_answer_can_be_found():
     real, verdict = asking("Peru"), asking("no")
     groups = [
         score_group([attempt(real, search("Peru")), attempt(real, search("Rome"))], [ExactMatch()]),
@@ -599,15 +598,15 @@ def test_the_curve_leaves_out_what_says_nothing_and_counts_the_rest():
             [attempt(verdict, search("no")), attempt(verdict, search("no"))], [ExactMatch()]
         ),
     ]
-    found = group_tallies(groups, [ExactMatch()])
-    assert found["answer_in_results"] == Tally(1, 2)
-    assert found["findable"] == Tally(2, 4)
+    tallies = group_tallies(groups, [ExactMatch()])
+    assert tallies["answer_in_results"] == Tally(1, 2)
+    assert tallies["findable"] == Tally(2, 4)
 
 
 # ------------------------------------------------------------------------ answers of a question
 
 
-def test_a_text_is_one_answer_and_what_is_none_is_told():
+def test_a_text_is_one_answer_and_other_types_are_errors():
     question = Question("q", "Where is Cusco?", "Peru")
     assert question.answers == ("Peru",)
     assert exact_match("peru", question)
@@ -618,7 +617,7 @@ def test_a_text_is_one_answer_and_what_is_none_is_told():
             Question("q", "?", odd)
 
 
-def test_answers_that_nobody_knows_are_left_out():
+def test_a_question_may_have_no_answers():
     unknown = Question("q", "Where?")
     assert unknown.answers == ()
     assert not exact_match("", unknown)
@@ -627,7 +626,7 @@ def test_answers_that_nobody_knows_are_left_out():
     assert again.answers == ()
 
 
-def test_cells_of_a_csv_file_that_are_lists_are_lists(tmp_path):
+def test_lists_in_the_cells_of_a_csv_file_are_read_as_lists(tmp_path):
     cells = [
         '["Peru", "Perú"]',
         "['Peru', 'Perú']",
@@ -671,7 +670,7 @@ def metrics(name="recipe"):
 
 
 @pytest.mark.slow
-def test_a_run_its_record_and_an_evaluation_go_by_the_recipes_rule(recipe, capsys):
+def test_a_run_its_record_and_its_evaluation_use_the_recipes_rule(recipe, capsys):
     rule = ["--data.answers", f"{__name__}.anything"]
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1", *rule]) == 0
     rows = [row for row in metrics() if row["val/exact_match"]]
@@ -695,7 +694,7 @@ def test_a_run_its_record_and_an_evaluation_go_by_the_recipes_rule(recipe, capsy
 
 
 @pytest.mark.slow
-def test_an_evaluation_says_of_how_many_questions_a_figure_is(recipe, capsys):
+def test_an_evaluation_says_how_many_questions_a_figure_covers(recipe, capsys):
     recipe["data"]["val"] = [
         {"id": "a", "text": "Where is Cusco?", "answers": ["Peru"]},
         {"id": "b", "text": "Is Cusco in Peru?", "answers": ["yes"]},
@@ -716,7 +715,7 @@ def test_an_evaluation_says_of_how_many_questions_a_figure_is(recipe, capsys):
     ("nowhere.same", ["'nowhere.same'", "No module"]),
     (7, ["data.answers is 7"]),
 ])  # fmt: skip
-def test_a_mistake_about_the_rule_is_told_at_the_start(recipe, capsys, setting, words):
+def test_a_mistake_in_the_rule_is_reported_at_the_start(recipe, capsys, setting, words):
     recipe["data"]["answers"] = setting
     save(recipe)
     message = fails(capsys, ["fit", "recipe.yaml"])
@@ -727,12 +726,15 @@ def test_a_mistake_about_the_rule_is_told_at_the_start(recipe, capsys, setting, 
 @pytest.mark.parametrize(
     ("text", "wanted"),
     [
-        *((one, None) for one in ("18 pi", "2 + pi", "2 - π", "2/pi", "18π", "1010₂", "18 crore")),
         *(
-            (one, 12)
-            for one in (r"12 \blacksquare", r"12 \ldots", r"12 \square", "12 pizza", "12 pie")
+            (number, None)
+            for number in ("18 pi", "2 + pi", "2 - π", "2/pi", "18π", "1010₂", "18 crore")
+        ),
+        *(
+            (number, 12)
+            for number in (r"12 \blacksquare", r"12 \ldots", r"12 \square", "12 pizza", "12 pie")
         ),
     ],
 )
-def test_what_stands_behind_a_number_is_a_part_of_it_or_an_ornament(text, wanted):
+def test_what_follows_a_number_is_part_of_it_or_ignored(text, wanted):
     assert Number().read(text) == wanted

@@ -73,7 +73,7 @@ def earned(reward, trajectory) -> list[float]:
     return [reward.score(trajectory, k) for k in range(len(trajectory.turns))]
 
 
-def found(text, *ids, ok=True) -> ToolResult:
+def page(text, *ids, ok=True) -> ToolResult:
     return ToolResult(text, ok, {"passage_ids": list(ids)})
 
 
@@ -88,24 +88,24 @@ def test_each_search_costs_more_than_the_one_before_it():
     assert sum(earned(SearchCost(), three)) == pytest.approx(-0.6)
 
 
-def test_a_call_that_failed_could_not_be_read_or_was_never_run_costs_the_same():
+def test_calls_that_failed_were_unreadable_or_never_ran_cost_the_same():
     failed = turn(call("a"), results=[ToolResult("no such tool", ok=False)])
-    some = attempt(failed, turn(UNREADABLE, call("b")), turn(), turn(call("c")))
+    attempts = attempt(failed, turn(UNREADABLE, call("b")), turn(), turn(call("c")))
     # 1 call so far, then 1 + 2, then none in this turn, then 4
-    assert earned(SearchCost(0.5), some) == [-0.5, -1.5, 0, -2]
+    assert earned(SearchCost(0.5), attempts) == [-0.5, -1.5, 0, -2]
 
 
-def test_a_repeated_call_costs_wherever_it_repeats():
-    some = attempt(
+def test_a_repeated_call_costs_in_whichever_turn_it_repeats():
+    four = attempt(
         turn(call("France"), call("  france\n")),  # the second repeats the first
         turn(call("FRANCE"), call("Spain"), call("Spain")),  # the first, and the last
         turn(call("Spain", name="look")),  # another tool
         turn(call("Spain", page=2), call("Spain", page=2)),  # other arguments, twice
     )
-    assert earned(Repetition(), some) == pytest.approx([-0.2, -0.4, 0, -0.2])
+    assert earned(Repetition(), four) == pytest.approx([-0.2, -0.4, 0, -0.2])
 
 
-def test_only_case_and_white_space_make_no_difference_between_calls():
+def test_calls_that_differ_only_in_case_and_white_space_are_the_same():
     differ = [call("1+2"), call("12"), call("the who"), call("who"), call("1 2"), call(12)]
     assert earned(Repetition(), attempt(turn(*differ))) == [0]
     nested = [ToolCall("f", {"a": {"x": ["A b", 1], "y": 2}}), ToolCall("f", {"a": {}})]
@@ -113,7 +113,7 @@ def test_only_case_and_white_space_make_no_difference_between_calls():
     assert earned(Repetition(), attempt(turn(*nested), turn(again))) == [0, -0.2]
 
 
-def test_calls_that_could_not_be_read_repeat_nothing():
+def test_unreadable_calls_are_not_repetitions():
     assert earned(Repetition(), attempt(turn(UNREADABLE, UNREADABLE), turn(UNREADABLE))) == [0, 0]
 
 
@@ -121,10 +121,10 @@ def test_calls_that_could_not_be_read_repeat_nothing():
 
 
 SEARCHED = [
-    turn(call("x"), results=[found("Lyon is a city.", "p1")]),
-    turn(call("y"), results=[found("Paris was not found", "p2", ok=False)]),
-    turn(call("z"), results=[found("Paris it is.", "p2", "p9")]),
-    turn(call("z"), results=[found("Paris it is.", "p2", "p9")]),
+    turn(call("x"), results=[page("Lyon is a city.", "p1")]),
+    turn(call("y"), results=[page("Paris was not found", "p2", ok=False)]),
+    turn(call("z"), results=[page("Paris it is.", "p2", "p9")]),
+    turn(call("z"), results=[page("Paris it is.", "p2", "p9")]),
     turn(answer="Paris"),
 ]
 
@@ -143,13 +143,13 @@ def test_progress_is_the_share_of_supporting_passages_that_a_turn_adds():
     two = Question("q", "?", ("Paris",), {"supporting_ids": ["p1", "p2"], "passage_id": "p9"})
     # p1 is half of them; p2 in a failed result is nothing; then the other half, and once
     assert earned(Progress(SupportSeen()), attempt(*SEARCHED, of=two)) == [0.5, 0, 0.5, 0, 0]
-    one = Progress(SupportSeen("passage_id"), 3.0)
-    assert earned(one, attempt(*SEARCHED, of=two)) == [0, 0, 3, 0, 0]
+    by_field = Progress(SupportSeen("passage_id"), 3.0)
+    assert earned(by_field, attempt(*SEARCHED, of=two)) == [0, 0, 3, 0, 0]
     assert earned(Progress(SupportSeen()), attempt(*SEARCHED)) == [0] * 5  # it names none
 
 
 class Table(StateScore):
-    """Given scores, whatever happens."""
+    """A score with fixed values."""
 
     def __init__(self, values):
         self.values = values
@@ -160,21 +160,14 @@ class Table(StateScore):
 
 @given(st.lists(st.floats(-9, 9), min_size=2, max_size=6), st.floats(-2, 2))
 def test_progress_sums_to_the_last_score_minus_the_first(values, weight):
-    some = attempt(*[turn(call())] * (len(values) - 1))
-    rewards = earned(Progress(Table(values), weight), some)
+    walked = attempt(*[turn(call())] * (len(values) - 1))
+    rewards = earned(Progress(Table(values), weight), walked)
     naive = [weight * values[k + 1] - weight * values[k] for k in range(len(values) - 1)]
     assert rewards == pytest.approx(naive)
     assert sum(rewards) == pytest.approx(weight * (values[-1] - values[0]))
 
 
-def test_stalling_and_going_back_and_forth_earn_nothing():
-    assert earned(Progress(Table([1, 1, 1, 1])), attempt(*[turn(call())] * 3)) == [0, 0, 0]
-    there_and_back = earned(Progress(Table([0, 1, 0, 1, 0])), attempt(*[turn(call())] * 4))
-    assert there_and_back == [1, -1, 1, -1]
-    assert sum(there_and_back) == 0
-
-
-def test_the_score_in_the_readme_scores():
+def test_the_score_in_the_readme_works():
     readme = ROOT / "plugins" / "turnrl-rewards" / "README.md"
     block, _ = re.findall(r"```python\n(.*?)```", readme.read_text(), re.DOTALL)
     names = {}
@@ -189,16 +182,16 @@ def test_progress_prepares_its_score():
             self.seen = trajectories
 
     score = Noted([0, 1])
-    some = [attempt(turn(call()))]
-    group = score_group(some, [Progress(score)])
-    assert score.seen == some
+    attempts = [attempt(turn(call()))]
+    group = score_group(attempts, [Progress(score)])
+    assert score.seen == attempts
     assert group.turn_rewards.tolist() == [[1.0]]
 
 
 # ------------------------------------------------------------------------------- F1
 
 
-def naive_f1(given: str, accepted: str) -> float:
+def naive_f1(answer: str, accepted: str) -> float:
     """SQuAD's, word by word."""
 
     def words(text):
@@ -206,13 +199,13 @@ def naive_f1(given: str, accepted: str) -> float:
         return [word for word in text.split() if word not in ("a", "an", "the")]
 
     left, shared = words(accepted), 0
-    for word in words(given):
+    for word in words(answer):
         if word in left:
             left.remove(word)
             shared += 1
     if not shared:
         return 0.0
-    precision, recall = shared / len(words(given)), shared / len(words(accepted))
+    precision, recall = shared / len(words(answer)), shared / len(words(accepted))
     return 2 * precision * recall / (precision + recall)
 
 
@@ -221,15 +214,15 @@ TEXTS = st.lists(WORDS, max_size=5).map(" ".join)
 
 
 @given(TEXTS, st.lists(TEXTS, min_size=1, max_size=3))
-def test_f1_is_that_of_squad(given_answer, accepted):
-    some = attempt(turn(answer=given_answer or None), of=Question("q", "?", tuple(accepted)))
-    wanted = max((naive_f1(given_answer, one) for one in accepted), default=0.0)
-    assert F1().score(some) == pytest.approx(wanted)
-    hit = exact_match(given_answer, some.question)
-    assert not hit or F1(2.0).score(some) == pytest.approx(2.0)
+def test_f1_equals_squads(given_answer, accepted):
+    answered = attempt(turn(answer=given_answer or None), of=Question("q", "?", tuple(accepted)))
+    wanted = max((naive_f1(given_answer, text) for text in accepted), default=0.0)
+    assert F1().score(answered) == pytest.approx(wanted)
+    hit = exact_match(given_answer, answered.question)
+    assert not hit or F1(2.0).score(answered) == pytest.approx(2.0)
 
 
-def test_f1_counts_words_as_often_as_they_stand_there():
+def test_f1_counts_repeated_words():
     def of(answer, *accepted):
         return F1().score(attempt(turn(answer=answer), of=Question("q", "?", accepted)))
 
@@ -243,15 +236,15 @@ def test_f1_counts_words_as_often_as_they_stand_there():
 def test_f1_pays_for_a_list_more_than_for_a_guess_as_its_docstring_says():
     of = [Question("q", "?", (answer,)) for answer in ("Paris", "Rome")]
     both = sum(F1().score(attempt(turn(answer="Paris Rome"), of=q)) for q in of) / 2
-    one = sum(F1().score(attempt(turn(answer="Rome"), of=q)) for q in of) / 2
-    assert (round(both, 2), one) == (0.67, 0.5)
+    guess = sum(F1().score(attempt(turn(answer="Rome"), of=q)) for q in of) / 2
+    assert (round(both, 2), guess) == (0.67, 0.5)
 
 
 # ------------------------------------------------------------------------------- a policy
 
 
 class Long(Letters):
-    """Up to four turns, of which few answer."""
+    """Up to four turns; few of them answer."""
 
     max_turns = 4
 
@@ -265,9 +258,9 @@ def played(tiny_model):
     it = module(tiny_model)
     it.rollout = Rollout(Long(), [Echo()], max_turn_tokens=6, max_tokens=200)
     asked = [Question("a", "Number 1?", ("", "12 letters")), Question("b", "Two?", ("two",))]
-    some = it.ask(asked, samples=4)
-    assert max(len(t.turns) for t in some) == 4
-    return some
+    attempts = it.ask(asked, samples=4)
+    assert max(len(t.turns) for t in attempts) == 4
+    return attempts
 
 
 @pytest.fixture(scope="module")
@@ -302,7 +295,7 @@ def naive_phi(policy, whole, turns, opening="<answer>") -> float:
     return sum(plain_logprobs(policy, read + put["input_ids"])[-counted:])
 
 
-def test_information_gain_is_the_change_of_the_answers_log_probability(
+def test_information_gain_is_the_change_in_the_answers_log_probability(
     tiny_policy, played, monkeypatch
 ):
     monkeypatch.setattr(tiny_policy, "minibatch_tokens", 300)
@@ -319,35 +312,26 @@ def test_information_gain_is_the_change_of_the_answers_log_probability(
     assert len(gains) > 5
 
 
-def test_information_gain_telescopes(tiny_policy, played):
-    reward, score = InformationGain(), AnswerLikelihood()
-    for one in (reward, score):
-        one.prepare(played, tiny_policy)
-    for whole in played:
-        last = score.score(whole, len(whole.turns)) - score.score(whole, 0)
-        assert abs(sum(earned(reward, whole)) - last) < 1e-5
-
-
 def test_a_turn_without_a_result_gains_nothing_and_is_read_with_the_next(tiny_policy, played):
     long = next(t for t in played if len(t.turns) == 4)
     failed = (ToolResult("no", ok=False),)
     turns = (again(long, 0, results=failed, observed=(5, 6)), again(long, 1), again(long, 3))
-    some = retold(long, turns)
+    shortened = retold(long, turns)
     reward = InformationGain()
-    reward.prepare([some], tiny_policy)
-    rewards = earned(reward, some)
+    reward.prepare([shortened], tiny_policy)
+    rewards = earned(reward, shortened)
     # the last turn of a rollout has no observation
     assert [rewards[0], rewards[2]] == [0, 0]
-    gain = naive_phi(tiny_policy, some, 2) - naive_phi(tiny_policy, some, 0)
+    gain = naive_phi(tiny_policy, shortened, 2) - naive_phi(tiny_policy, shortened, 0)
     assert rewards[1] == pytest.approx(gain, abs=1e-3)
     assert gain != 0
 
 
 def test_information_can_be_measured_per_token_or_as_a_probability(tiny_policy, played):
-    some = played[0]  # whose answer has several tokens
+    first = played[0]  # whose answer has several tokens
     tokens = len(tiny_policy.tokenizer("12 letters")["input_ids"])
     assert tokens > 1
-    nats = naive_phi(tiny_policy, some, 1, "the answer: ")
+    nats = naive_phi(tiny_policy, first, 1, "the answer: ")
     wanted = {
         "logprob": nats,
         "mean_logprob": nats / tokens,
@@ -355,33 +339,33 @@ def test_information_can_be_measured_per_token_or_as_a_probability(tiny_policy, 
     }
     for measure, value in wanted.items():
         score = AnswerLikelihood("the answer: ", measure)
-        score.prepare([some], tiny_policy)
-        assert score.score(some, 1) == pytest.approx(value, rel=1e-3), measure
+        score.prepare([first], tiny_policy)
+        assert score.score(first, 1) == pytest.approx(value, rel=1e-3), measure
 
 
-def test_an_answer_is_put_as_the_policy_would_write_it(tiny_policy, played):
-    some = replace(played[0], question=Question("q", "?", ("Paris",)))
+def test_an_answer_is_tokenised_as_the_policy_would_write_it(tiny_policy, played):
+    asked = replace(played[0], question=Question("q", "?", ("Paris",)))
     # " Paris" is a token of its own, which neither " " nor "Paris" begins
     assert len(tiny_policy.tokenizer(" Paris")["input_ids"]) == 1
     for opening in ("I know. ", "I know.", ""):
         score = AnswerLikelihood(opening)
-        score.prepare([some], tiny_policy)
-        wanted = naive_phi(tiny_policy, some, 1, opening)
-        assert score.score(some, 1) == pytest.approx(wanted, abs=1e-3)
+        score.prepare([asked], tiny_policy)
+        wanted = naive_phi(tiny_policy, asked, 1, opening)
+        assert score.score(asked, 1) == pytest.approx(wanted, abs=1e-3)
 
 
-def test_information_can_be_asked_of_the_reference(adapted, tiny_policy, played):
+def test_information_can_be_measured_with_the_reference(adapted, tiny_policy, played):
     now, before = AnswerLikelihood(), AnswerLikelihood(reference=True)
     for score in (now, before):
         score.prepare(played, adapted)
-    some = played[0]
+    first = played[0]
     # without its adapter it is the model that it came from
-    assert before.score(some, 1) == pytest.approx(naive_phi(tiny_policy, some, 1), abs=1e-3)
-    assert now.score(some, 1) == pytest.approx(naive_phi(adapted, some, 1), abs=1e-3)
-    assert abs(now.score(some, 1) - before.score(some, 1)) > 0.01
+    assert before.score(first, 1) == pytest.approx(naive_phi(tiny_policy, first, 1), abs=1e-3)
+    assert now.score(first, 1) == pytest.approx(naive_phi(adapted, first, 1), abs=1e-3)
+    assert abs(now.score(first, 1) - before.score(first, 1)) > 0.01
 
 
-def test_each_state_is_read_once_in_minibatches_of_so_many_tokens(tiny_model, played):
+def test_each_state_is_read_once_in_minibatches_within_the_budget(tiny_model, played):
     policy = Policy(str(tiny_model))
     network, forward = policy.load(), policy.forward
     states, sizes, modes = [], [], set()
@@ -397,7 +381,7 @@ def test_each_state_is_read_once_in_minibatches_of_so_many_tokens(tiny_model, pl
         return Policy.read(policy, rows, *arguments)
 
     policy.forward, policy.read = watched, read
-    network.get_decoder().layers[0].eval()  # whatever mode each part is in, it comes back to
+    network.get_decoder().layers[0].eval()  # each part must return to its own mode
     before = [part.training for part in network.modules()]
     assert set(before) == {True, False}
     policy.minibatch_tokens = 300
@@ -417,8 +401,8 @@ def test_each_state_is_read_once_in_minibatches_of_so_many_tokens(tiny_model, pl
 
 def test_a_question_without_an_answer_has_no_information_to_gain(tiny_policy, played):
     unknown = Question("q", "?", ("", "the"))
-    some = [replace(t, question=unknown) for t in played]
-    group = score_group(some, [InformationGain()], policy=tiny_policy)
+    attempts = [replace(t, question=unknown) for t in played]
+    group = score_group(attempts, [InformationGain()], policy=tiny_policy)
     assert group.turn_rewards.abs().sum() == 0
 
 
@@ -440,37 +424,27 @@ def test_the_penalty_is_the_sum_of_log_ratios_of_a_turns_sampled_tokens(
         assert earned(reward, whole) == pytest.approx(wanted, abs=1e-3)
 
 
-def test_a_policy_that_is_its_reference_pays_no_penalty(tiny_model, played):
-    policy = Policy(str(tiny_model), lora=Lora(r=4))  # an adapter begins as nothing
-    policy.load()
-    reward = KLPenalty(1.0)
-    reward.prepare(played, policy)
-    assert [v for t in played for v in earned(reward, t)] == pytest.approx(
-        [0] * sum(len(t.turns) for t in played), abs=1e-4
-    )
-
-
 @pytest.mark.parametrize(
     "make", [lambda: SearchCost(-0.1), lambda: Repetition(-1), lambda: KLPenalty(-1.0)]
 )
-def test_a_cost_below_nothing_would_pay(make):
+def test_a_negative_cost_is_refused(make):
     with pytest.raises(RecipeError, match="so it would pay instead of costing"):
         make()
 
 
-def test_passages_that_no_question_names_are_a_mistake(played):
+def test_a_field_of_passages_that_no_question_has_is_a_mistake(played):
     question = replace(played[0].question, metadata={"place": "Utrecht"})
     known = [replace(played[0], question=question)]
     with pytest.raises(RecipeError, match=r"SupportSeen\.field is 'pages', and no question has"):
         score_group(known, [Progress(SupportSeen("pages"))])
     # but where some do, others may come that do not
-    some = SupportSeen("pages")
+    support = SupportSeen("pages")
     named = replace(question, metadata={"pages": ["a"]})
-    score_group([replace(played[0], question=named)], [Progress(some)])
-    assert score_group(known, [Progress(some)]).turn_rewards.abs().sum() == 0
+    score_group([replace(played[0], question=named)], [Progress(support)])
+    assert score_group(known, [Progress(support)]).turn_rewards.abs().sum() == 0
 
 
-def test_a_branch_pays_no_penalty_for_turns_that_it_shares(adapted, played):
+def test_a_branch_pays_no_penalty_for_the_turns_that_it_shares(adapted, played):
     long = next(t for t in played if len(t.turns) > 1)
     branch = replace(long, begins=1)
     reward = KLPenalty(1.0)
@@ -486,7 +460,7 @@ def test_a_reference_needs_an_adapter(reward, tiny_policy, played):
 
 
 @pytest.mark.parametrize("reward", [KLPenalty(1.0), InformationGain()])
-def test_a_trajectory_that_no_policy_was_asked_about_is_not_scored(reward, adapted, played):
+def test_a_trajectory_that_was_not_prepared_with_a_policy_is_not_scored(reward, adapted, played):
     with pytest.raises(RecipeError, match="has not seen this trajectory with a policy"):
         score_group(played[:4], [reward])
     reward.prepare(played[:4], adapted)
@@ -514,12 +488,12 @@ def test_a_reward_that_asks_the_policy_keeps_to_the_contract(reward, adapted):
     check_reward(reward, policy=adapted)
 
 
-def test_garbage_that_names_the_answer_gains_nothing_by_the_error_it_reads(tiny_policy, played):
+def test_garbage_that_names_the_answer_gains_nothing_from_its_error_message(tiny_policy, played):
     garbled = Reading(format_error="no call or answer")
     ids = tiny_policy.tokenizer("12 letters 12 letters")["input_ids"]
     rambling = said("12 letters", ids, (-1.0,) * len(ids), garbled, (), (5, 6, 7))
-    some = retold(played[0], (rambling,) * 3)
-    group = score_group([some], [InformationGain()], policy=tiny_policy)
+    garbage = retold(played[0], (rambling,) * 3)
+    group = score_group([garbage], [InformationGain()], policy=tiny_policy)
     assert group.turn_rewards.tolist() == [[0, 0, 0]]
 
 
@@ -553,7 +527,7 @@ def test_a_policy_trains_on_all_of_them(tiny_model, tmp_path):
     assert column(tmp_path, "val/reward/turn/information_gain")
 
 
-def test_rewards_that_ask_the_policy_go_by_the_recipes_budget(tiny_model, tmp_path, monkeypatch):
+def test_rewards_that_ask_the_policy_keep_to_the_recipes_budget(tiny_model, tmp_path, monkeypatch):
     it, asked, budgets = module(tiny_model, {"lora": Lora(r=4), "minibatch_tokens": 150}), [], []
     read, passes = it.policy.read, turnrl.policy.model.passes
 
