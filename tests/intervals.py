@@ -40,13 +40,13 @@ class Case:
 
 def _few(kind, values, *likely):
     possible = (0, 1) if kind == DIFFERENCES else (min(values), max(values))
-    for some in likely:
-        p = np.array(some) / sum(some)
+    for weights in likely:
+        p = np.array(weights) / sum(weights)
 
         def draw(rng, runs, n, p=p):
             return rng.choice(values, (runs, n), p=p)
 
-        yield Case(kind, f"{values} {some}", draw, float(p @ values), possible, min(p))
+        yield Case(kind, f"{values} {weights}", draw, float(p @ values), possible, min(p))
 
 
 def _beta(a, b):
@@ -143,16 +143,16 @@ def ends(case: Case, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         rates = np.array([rate(k, n) for k in range(n + 1)])[(drawn == most[0]).sum(1)[at]]
         low[at], high[at] = least[0] + rates.T * (most[0] - least[0])
     for i in range(20):
-        some = [*map(float, drawn[i])]
+        values = [*map(float, drawn[i])]
         if case.kind == DIFFERENCES:
-            first = [max(0.0, -v) for v in some]
-            second = [max(0.0, v) for v in some]
+            first = [max(0.0, -v) for v in values]
+            second = [max(0.0, v) for v in values]
             if len({0.0, *first, *second}) < 3:
-                continue  # a rate, for which there is Newcombe's
-            found = difference(first, second, possible=case.possible)
-            own = found.low, found.high
+                continue  # a rate, which has Newcombe's interval
+            compared = difference(first, second, possible=case.possible)
+            own = compared.low, compared.high
         else:
-            own = interval(some, case.possible)
+            own = interval(values, case.possible)
         assert np.allclose(own, (low[i], high[i]), atol=1e-5), (case, i, own, low[i], high[i])
     return low, high
 
@@ -187,16 +187,18 @@ def measure(case: Case, n: int, runs: int = RUNS) -> tuple[float, float]:
     return float(covered.mean()), float((high - low).mean() / (2 * half).mean())
 
 
-def rows(found: dict[tuple[Case, int], tuple[float, float]]) -> Iterator[str]:
+def rows(measured: dict[tuple[Case, int], tuple[float, float]]) -> Iterator[str]:
     """The rows of the table: the average over the cases of a kind, and the least."""
-    kinds = dict.fromkeys(case.kind for case, _ in found)
+    kinds = dict.fromkeys(case.kind for case, _ in measured)
     for kind in [*kinds, "all"]:
         cells = []
         for n in SIZES:
-            some = [c for (case, size), (c, _) in found.items() if size == n]
+            covered = [c for (case, size), (c, _) in measured.items() if size == n]
             if kind != "all":
-                some = [c for (case, m), (c, _) in found.items() if (case.kind, m) == (kind, n)]
-            cells.append(f"{np.mean(some):.3f} ({min(some):.3f})")
+                covered = [
+                    c for (case, m), (c, _) in measured.items() if (case.kind, m) == (kind, n)
+                ]
+            cells.append(f"{np.mean(covered):.3f} ({min(covered):.3f})")
         yield f"| {kind} | {' | '.join(cells)} |"
 
 

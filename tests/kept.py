@@ -45,5 +45,5 @@ class Kept(Engine):
 def note(completions, log_metric, log_extra, **columns):
     """A reward function in TRL's signature that logs."""
     log_metric("attempts", len(completions))
-    log_extra("turns", [len(one) for one in completions])
+    log_extra("turns", [len(turns) for turns in completions])
     return [0.0] * len(completions)

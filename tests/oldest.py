@@ -36,13 +36,15 @@ def lower_bounds(project: dict, extra: str) -> dict[str, str]:
         project: The table `project` of its `pyproject.toml`.
         extra: An optional group that is installed with it.
     """
-    found: dict[str, str] = {}
+    bounds: dict[str, str] = {}
     for wanted in _requirements(project, extra):
         if wanted.marker is not None and not wanted.marker.evaluate({"extra": extra}):
             continue
-        bounds = [one.version for one in wanted.specifier if one.operator in (">=", "~=", "==")]
-        found[canonicalize_name(wanted.name)] = bounds[0].removesuffix(".*") if bounds else ""
-    return found
+        versions = [
+            clause.version for clause in wanted.specifier if clause.operator in (">=", "~=", "==")
+        ]
+        bounds[canonicalize_name(wanted.name)] = versions[0].removesuffix(".*") if versions else ""
+    return bounds
 
 
 def _requirements(project: dict, extra: str) -> Iterator[Requirement]:
@@ -56,16 +58,16 @@ def _requirements(project: dict, extra: str) -> Iterator[Requirement]:
             yield wanted
 
 
-def main(given: list[str]) -> int:
+def main(requirements: list[str]) -> int:
     """Make the environment and run the suite in it; pytest's exit code."""
     venv.create(HOME, with_pip=True, clear=True)
     _python("-m", "pip", "install", "-q", "uv")
     _python(
         *("-m", "uv", "pip", "install", "--python", PYTHON, "--resolution", "lowest-direct"),
-        *("--editable", f"{ROOT}[dev]", *given),
+        *("--editable", f"{ROOT}[dev]", *requirements),
     )
     listed = json.loads(_python("-m", "pip", "list", "--format", "json", output=True))
-    there = {canonicalize_name(one["name"]): one["version"] for one in listed}
+    there = {canonicalize_name(package["name"]): package["version"] for package in listed}
     project = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
     for name, bound in sorted(lower_bounds(project, "dev").items()):
         print(f"{name} {there[name]} (at least {bound or 'any'})", flush=True)

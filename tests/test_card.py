@@ -24,7 +24,7 @@ HUB = "Qwen/Qwen2.5-7B"
 IDS = torch.tensor([[5, 9, 33, 71, 120, 8]])
 
 
-def test_a_base_is_named_by_the_hub_by_its_package_or_from_the_export(tmp_path):
+def test_a_base_is_named_by_hub_name_package_or_relative_path(tmp_path):
     base, run = tmp_path / "models" / "base", tmp_path / "runs" / "adapter"
     base.mkdir(parents=True)
     assert base_name(HUB, HUB, run) == HUB
@@ -39,7 +39,7 @@ def exported(tmp_path):
     return tmp_path
 
 
-def test_a_card_of_a_hub_model_has_what_peft_and_the_hub_read(exported):
+def test_the_card_of_a_hub_model_has_what_peft_and_the_hub_read(exported):
     write_card(exported, HUB, "v1", True, {"recipe": "mine"})
     card = huggingface_hub.ModelCard.load(exported / "README.md")
     assert card.data.base_model == HUB
@@ -52,21 +52,21 @@ def test_a_card_of_a_hub_model_has_what_peft_and_the_hub_read(exported):
     assert config == {"base_model_name_or_path": HUB, "revision": "v1"}
 
 
-def test_a_card_of_a_whole_model_and_of_a_base_that_is_no_hub_name(exported):
+def test_the_card_of_a_whole_model_and_of_a_base_outside_the_hub(exported):
     write_card(exported, HUB, None, False, {})
     card = huggingface_hub.ModelCard.load(exported / "README.md")
     assert card.data.library_name == "transformers"
     assert "PeftModel" not in card.text
     write_card(exported, "../base", None, True, {})
     card = huggingface_hub.ModelCard.load(exported / "README.md")
-    assert card.data.base_model is None  # the hub takes names of its own alone
+    assert card.data.base_model is None  # the hub accepts only its own names
     assert "| base model | `../base` |" in card.text
     write_card(exported, "package://turnrl_atlas/starter", None, True, {})
     assert "Policy('package://turnrl_atlas/starter').folder" in (exported / "README.md").read_text()
 
 
 @pytest.mark.slow
-def test_a_run_is_found_again_from_elsewhere_and_after_a_move(
+def test_a_run_loads_from_another_folder_and_after_a_move(
     recipe, tiny_model, tmp_path, monkeypatch, capsys
 ):
     project = tmp_path / "project"
@@ -107,7 +107,7 @@ def test_a_run_is_found_again_from_elsewhere_and_after_a_move(
         assert space["tokenizer"]("text")["input_ids"]
 
 
-def test_a_policy_alone_writes_no_card_and_its_export_from_python_does(tiny_model, tmp_path):
+def test_only_turnrls_export_writes_a_card(tiny_model, tmp_path):
     policy = turnrl.Policy(str(tiny_model))
     policy.load()
     bare, carded = policy.export(tmp_path / "bare"), export(policy, tmp_path / "carded")
@@ -117,7 +117,7 @@ def test_a_policy_alone_writes_no_card_and_its_export_from_python_does(tiny_mode
         export(policy, tiny_model)
 
 
-def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypatch):
+def test_relative_paths_of_a_saved_recipe_follow_the_run(tmp_path, monkeypatch):
     from turnrl.recipe.merging import each_value, relocated
 
     run = tmp_path / "old" / "runs" / "x" / "last.ckpt"
@@ -129,21 +129,21 @@ def test_a_path_of_a_saved_recipe_that_leads_somewhere_stays(tmp_path, monkeypat
         "tools": [{"index": "indexes/mine", "name": "a", "text": "</answer>" * 99}],
         "data": "/gone/indexes/mine",
     }
-    found = each_value(saved, partial(relocated, run))
-    assert found["model"]["policy"]["model"] == "models/base"
-    (tool,) = found["tools"]
+    moved = each_value(saved, partial(relocated, run))
+    assert moved["model"]["policy"]["model"] == "models/base"
+    (tool,) = moved["tools"]
     assert tool == {**saved["tools"][0], "index": str(tmp_path / "old/indexes/mine")}
-    assert found["data"] == "/gone/indexes/mine"
+    assert moved["data"] == "/gone/indexes/mine"
     monkeypatch.chdir(tmp_path)
 
-    def found_as(model):
+    def relocated_model(model):
         saved["model"]["policy"]["model"] = model
         return each_value(saved, partial(relocated, run))["model"]["policy"]["model"]
 
     # a folder is not a model, and a name of the hub may end as one does
     for name in ("/gone/models/base", "Qwen/base", "hub://models/base"):
-        assert found_as(name) == name
+        assert relocated_model(name) == name
     base = tmp_path / "old/models/base"
     (base / "config.json").write_text("{}")
-    assert found_as("/gone/models/base") == str(base)
-    assert found_as("hub://models/base") == "hub://models/base"
+    assert relocated_model("/gone/models/base") == str(base)
+    assert relocated_model("hub://models/base") == "hub://models/base"

@@ -77,24 +77,26 @@ def two(**more):
 
 
 def test_every_figure_is_paired_by_question_with_its_interval():
-    (found,) = compare(open_sides(two()))
-    assert found.figures["exact_match"] == difference(*([float(r) for r in RIGHT[n]] for n in "ab"))
+    (comparison,) = compare(open_sides(two()))
+    assert comparison.figures["exact_match"] == difference(
+        *([float(r) for r in RIGHT[n]] for n in "ab")
+    )
     # 4 won and 1 lost: 2 (1 + 5) / 2^5
-    assert found.figures["exact_match"].p == pytest.approx(0.375)
+    assert comparison.figures["exact_match"].p == pytest.approx(0.375)
     sizes = ["turns", "calls", "sampled_tokens"]
-    assert list(found.figures) == [*record.CURVES, "reward/total", *sizes]
-    means = [(found.figures[name].first, found.figures[name].second) for name in sizes]
+    assert list(comparison.figures) == [*record.CURVES, "reward/total", *sizes]
+    means = [(comparison.figures[name].first, comparison.figures[name].second) for name in sizes]
     assert means == [(1.4, 1.7), (0, 0), (2.8, 3.4)]
     # only even questions can be found in results
-    assert found.figures["answer_in_results"].pairs == 5
-    total = found.figures["reward/total"]
+    assert comparison.figures["answer_in_results"].pairs == 5
+    total = comparison.figures["reward/total"]
     assert (total.first, total.second) == (pytest.approx(0.22), pytest.approx(0.31))
     assert (total.p, total.gained, total.lost) == (None, 4, 1)
-    assert (found.won, found.lost) == (["q2", "q3", "q5", "q8"], ["q4"])
-    assert found.asked == (10, 10)
+    assert (comparison.won, comparison.lost) == (["q2", "q3", "q5", "q8"], ["q4"])
+    assert comparison.asked == (10, 10)
 
 
-def test_what_is_printed_fits_into_80_columns_and_leads_to_the_report(capsys):
+def test_the_output_fits_into_80_columns_and_leads_to_the_report(capsys):
     assert main(["compare", *two()]) == 0
     printed = capsys.readouterr()
     assert printed.err == ""
@@ -121,8 +123,8 @@ def test_what_is_printed_fits_into_80_columns_and_leads_to_the_report(capsys):
     assert "--all" not in every
 
 
-def test_the_places_are_those_of_a_report_of_the_same_runs():
-    (found,) = compare(open_sides(two()))
+def test_addresses_lead_to_the_same_trajectories_in_a_report():
+    (comparison,) = compare(open_sides(two()))
     text = "".join(page(open_runs(["a", "b"]), "both"))
     packed = re.search(r'id="summary">(.*?)</script>', text)[1]
     summary = json.loads(gzip.decompress(base64.b64decode(packed)))
@@ -130,15 +132,15 @@ def test_the_places_are_those_of_a_report_of_the_same_runs():
     shown = zip(*(summary["trajectories"][name] for name in names), strict=True)
     # the address of a trajectory in a report, as its script makes it
     places = ["#/t/" + "/".join(map(str, place)) for place in shown]
-    for number, side in enumerate((found.first, found.second)):
-        for question in found.questions:
+    for number, side in enumerate((comparison.first, comparison.second)):
+        for question in comparison.questions:
             at = places.index(address(side.one, question))
             assert summary["trajectories"]["run"][at] == number
             asked = summary["questions"][summary["trajectories"]["question"][at]]
             assert asked[0] == question
 
 
-def test_as_json_it_is_an_object_a_comparison(capsys):
+def test_json_output_has_one_object_per_comparison(capsys):
     a, b = two()
     c = saved("c", [row(n, True) for n in range(10)])
     assert main(["compare", a, b, c, "--json"]) == 0
@@ -153,25 +155,25 @@ def test_as_json_it_is_an_object_a_comparison(capsys):
 def test_several_attempts_at_a_question_are_averaged_first():
     first = [row(n, r, member=m) for n in range(4) for m, r in enumerate((1, 0, 0, 0))]
     second = [row(n, r, member=m) for n in range(4) for m, r in enumerate((1, 1, 0, n % 2))]
-    (found,) = compare(open_sides([saved("a", first), saved("b", second)]))
+    (comparison,) = compare(open_sides([saved("a", first), saved("b", second)]))
     wanted = difference([0.25] * 4, [0.5, 0.75, 0.5, 0.75], possible=(0, 1))
-    assert found.figures["exact_match"] == wanted
+    assert comparison.figures["exact_match"] == wanted
     assert wanted.p is None
     # 0.3 if right, and 0.1 always: of all attempts, and not of the first
-    total = found.figures["reward/total"]
+    total = comparison.figures["reward/total"]
     assert total.first == pytest.approx(0.25 * 0.3 + 0.1)
     assert total.second == pytest.approx(0.625 * 0.3 + 0.1)
-    lines = list(as_text(found, "val"))
+    lines = list(as_text(comparison, "val"))
     place = lines.index("  Number 1?")
     assert " ".join(lines[place + 2].split()) == "A right in 1 of 4 attempts #/g/0/val/4/1"
     assert " ".join(lines[place + 3].split()) == "B right in 3 of 4 attempts #/g/1/val/4/1"
 
 
-def test_the_text_of_a_run_does_nothing_to_a_terminal():
+def test_no_text_of_a_run_can_control_the_terminal():
     hostile = "\x1b[2J\u202eNumber\n\r\x07?" + "x" * 200
     rows = [[row(1, r, question=hostile, answer=hostile, answers=[hostile])] for r in (0, 1)]
-    (found,) = compare(open_sides([saved(n, r) for n, r in zip("ab", rows, strict=True)]))
-    lines = list(as_text(found, "val"))
+    (comparison,) = compare(open_sides([saved(n, r) for n, r in zip("ab", rows, strict=True)]))
+    lines = list(as_text(comparison, "val"))
     assert all(
         line.isprintable() and len(line) <= 80 for part in lines for line in part.split("\n")
     )
@@ -193,39 +195,42 @@ def policies(place="a"):
 
 def test_two_policies_of_one_run_are_compared(capsys):
     policies()
-    (found,) = compare(open_sides(["a@0", "a"]))
-    assert [side.name for side in (found.first, found.second)] == ["a@0", "a@20"]
-    assert (found.figures["exact_match"].gained, found.figures["exact_match"].pairs) == (5, 6)
-    assert address(found.second.one, "q0") == "#/t/0/val/80/0/0"
+    (comparison,) = compare(open_sides(["a@0", "a"]))
+    assert [side.name for side in (comparison.first, comparison.second)] == ["a@0", "a@20"]
+    assert (comparison.figures["exact_match"].gained, comparison.figures["exact_match"].pairs) == (
+        5,
+        6,
+    )
+    assert address(comparison.second.one, "q0") == "#/t/0/val/80/0/0"
     assert main(["compare", "a@0", "a@10", "a"]) == 0
     assert "See them: turnrl report a\n" in capsys.readouterr().out
 
 
-def test_of_two_evaluations_in_one_iteration_the_newest_is_taken():
+def test_the_newest_of_two_evaluations_in_one_iteration_is_taken():
     for version, right in ((10, 0), (12, 1)):
         for rank in (0, 1):
             rows = [row(n, right, iteration=3, policy_version=version) for n in range(rank, 6, 2)]
             saved("a", rows, f"val-{version:06d}-{rank}.parquet")
     saved("b", [row(n, 0) for n in range(6)])
     for place in ("a", "a@3"):
-        (found,) = compare(open_sides([place, "b"]))
+        (comparison,) = compare(open_sides([place, "b"]))
         # no average of the two, as of attempts
-        assert (found.figures["exact_match"].first, found.first.one.iteration) == (1, 3)
-        assert {len(rows) for rows in found.first.one.questions.values()} == {1}
-        assert len(found.questions) == 6  # of both processes
+        assert (comparison.figures["exact_match"].first, comparison.first.one.iteration) == (1, 3)
+        assert {len(rows) for rows in comparison.first.one.questions.values()} == {1}
+        assert len(comparison.questions) == 6  # of both processes
 
 
-def test_the_iteration_is_the_last_or_the_one_that_is_named():
+def test_the_last_iteration_is_compared_unless_another_is_named():
     policies()
     saved("b", [row(n, 1, iteration=10) for n in range(6)])
-    (found,) = compare(open_sides(["a", "b"]))
-    assert [found.first.one.iteration, found.second.one.iteration] == [20, 10]
-    assert found.notes == [
+    (comparison,) = compare(open_sides(["a", "b"]))
+    assert [comparison.first.one.iteration, comparison.second.one.iteration] == [20, 10]
+    assert comparison.notes == [
         "the iterations differ (20, 10). To compare at one iteration, add --iteration N."
     ]
-    (found,) = compare(open_sides(["a", "b"], iteration=10))
-    assert [found.first.one.iteration, found.second.one.iteration] == [10, 10]
-    assert found.notes == []
+    (comparison,) = compare(open_sides(["a", "b"], iteration=10))
+    assert [comparison.first.one.iteration, comparison.second.one.iteration] == [10, 10]
+    assert comparison.notes == []
     with pytest.raises(
         DataError, match=r"a has no evaluation of 'val' after iteration 7.*these: 0, 10, 20"
     ):
@@ -247,31 +252,31 @@ SEEDS = {
 }
 
 
-def test_runs_that_differ_in_their_seeds_are_one_side_and_the_interval_is_over_seeds(capsys):
+def test_runs_that_differ_only_in_seeds_are_one_side_with_an_interval_over_seeds(capsys):
     places = [*seeds("a", SEEDS["a"]), *seeds("b", SEEDS["b"])]
-    (found,) = compare(open_sides(places))
-    assert found.figures["exact_match"] == over_seeds([0.4, 0.2, 0.6], [0.8, 0.4, 1.0])
+    (comparison,) = compare(open_sides(places))
+    assert comparison.figures["exact_match"] == over_seeds([0.4, 0.2, 0.6], [0.8, 0.4, 1.0])
     # every format is 1 in every seed: over the questions, then
-    assert found.figures["format"].pairs == 5
+    assert comparison.figures["format"].pairs == 5
     # question 0 is right in 2 and 3 of the seeds; 4 in all
-    assert (found.won, found.lost) == (["q0", "q1", "q2", "q3"], [])
+    assert (comparison.won, comparison.lost) == (["q0", "q1", "q2", "q3"], [])
     assert main(["compare", *places]) == 0
     printed = " ".join(capsys.readouterr().out.split())
     assert "Student's t over 3 seeds, paired. They hold for other seeds of these recipes" in printed
     assert "on these questions" in printed
     assert "model.estimator: a -> b" in printed
-    # the seed in which a question was won: of question 0 the second
+    # a seed in which the question was won: for question 0 the second
     assert "A no #/t/1/val/4/0/0 B yes #/t/4/val/4/0/0" in printed
     alike = "Over questions, because all seeds differ by the same: tool_execution, format, calls."
     assert alike in printed
 
 
-def test_the_report_that_is_named_numbers_the_runs_as_the_places_do(capsys):
+def test_the_suggested_report_numbers_the_runs_as_the_addresses_do(capsys):
     (a0, a1), (b0, b1) = (seeds(name, SEEDS[name][:2]) for name in "ab")
     assert main(["compare", a0, b0, a1, b1]) == 0
     printed = capsys.readouterr().out
-    (told,) = [line for line in printed.splitlines() if line.startswith("See them: ")]
-    named = told.removeprefix("See them: turnrl report ").split()
+    (line,) = [line for line in printed.splitlines() if line.startswith("See them: ")]
+    named = line.removeprefix("See them: turnrl report ").split()
     assert named == [a0, b0, a1, b1]
     # question 0 was won by the second seed, in the runs 2 and 3
     assert (named.index(a1), named.index(b1)) == (2, 3)
@@ -279,14 +284,14 @@ def test_the_report_that_is_named_numbers_the_runs_as_the_places_do(capsys):
     assert "#/t/3/val/4/0/0" in printed
 
 
-def test_seeds_that_differ_by_the_same_but_for_rounding_are_compared_over_questions(capsys):
+def test_seeds_that_differ_equally_up_to_rounding_are_compared_over_questions(capsys):
     a, b = (
         seeds(name, [[1] * n + [0] * (10 - n) for n in counts])
         for name, counts in (("a", (3, 5, 1)), ("b", (4, 6, 2)))
     )
     # .4 - .3, .6 - .5 and .2 - .1 are three floats
-    (found,) = compare(open_sides([*a, *b]))
-    match = found.figures["exact_match"]
+    (comparison,) = compare(open_sides([*a, *b]))
+    match = comparison.figures["exact_match"]
     assert (match.pairs, match.high - match.low > 0.1) == (10, True)
     assert main(["compare", *a, *b]) == 0
     assert "differ by the same: exact_match" in " ".join(capsys.readouterr().out.split())
@@ -297,11 +302,11 @@ def test_evaluations_of_the_checkpoints_of_several_seeds_are_compared_over_seeds
     for name in "ab":
         for n, right in enumerate(SEEDS[name]):
             path = f"runs/{name}/version_{n}/checkpoints/best.ckpt"
-            told = {"split": "val", "ckpt_path": path, "json": n == 1, "seed_everything": n}
+            settings = {"split": "val", "ckpt_path": path, "json": n == 1, "seed_everything": n}
             rows = [row(i, r) for i, r in enumerate(right)]
-            places.append(saved(f"{name}{n}", rows, **told))
-    (found,) = compare(open_sides(places))
-    assert found.figures["exact_match"] == over_seeds([0.4, 0.2, 0.6], [0.8, 0.4, 1.0])
+            places.append(saved(f"{name}{n}", rows, **settings))
+    (comparison,) = compare(open_sides(places))
+    assert comparison.figures["exact_match"] == over_seeds([0.4, 0.2, 0.6], [0.8, 0.4, 1.0])
     assert main(["compare", *places]) == 0
     printed = capsys.readouterr().out
     assert "Student's t over 3 seeds" in printed
@@ -311,9 +316,9 @@ def test_evaluations_of_the_checkpoints_of_several_seeds_are_compared_over_seeds
 def test_seeds_are_paired_by_their_number_and_those_without_a_partner_are_named():
     a = seeds("a", SEEDS["a"])
     b = seeds("b", SEEDS["b"][::-1], first=1)  # seeds 1, 2, 3
-    (found,) = compare(open_sides([*a, *b]))
-    assert found.figures["exact_match"] == over_seeds([0.2, 0.6], [1.0, 0.4])
-    assert found.notes == [
+    (comparison,) = compare(open_sides([*a, *b]))
+    assert comparison.figures["exact_match"] == over_seeds([0.2, 0.6], [1.0, 0.4])
+    assert comparison.notes == [
         "a0 is left out: the other side has no run of its seed.",
         "b2 is left out: the other side has no run of its seed.",
     ]
@@ -322,12 +327,12 @@ def test_seeds_are_paired_by_their_number_and_those_without_a_partner_are_named(
 
 
 def test_two_seeds_of_one_recipe_are_compared_with_each_other():
-    (found,) = compare(open_sides(seeds("a", SEEDS["a"][:2])))
-    assert (found.first.name, found.second.name) == ("a0", "a1")
-    assert found.figures["exact_match"].pairs == 5
+    (comparison,) = compare(open_sides(seeds("a", SEEDS["a"][:2])))
+    assert (comparison.first.name, comparison.second.name) == ("a0", "a1")
+    assert comparison.figures["exact_match"].pairs == 5
 
 
-def test_the_same_recipe_and_seed_twice_is_no_second_seed():
+def test_the_same_recipe_and_seed_twice_is_refused():
     places = [*seeds("a", SEEDS["a"]), saved("a7", [row(0, 1)]), *seeds("b", SEEDS["b"])]
     with pytest.raises(DataError, match="a0 and a7 have the same settings and seeds"):
         open_sides(places)
@@ -336,23 +341,23 @@ def test_the_same_recipe_and_seed_twice_is_no_second_seed():
 # -------------------------------------------------------------------------------- what is refused
 
 
-def test_what_was_not_asked_the_same_is_refused_with_what_differs(capsys):
+def test_runs_on_different_questions_are_refused_with_what_differs(capsys):
     a, _ = two()
     rows = [row(n, 1) for n in range(10)]
     saved("other", [row(n, 1) for n in range(20, 30)])
-    told = fails(capsys, ["compare", a, "other"])
-    assert "a and other have no question in common (10 and 10). Evaluate both on" in told
+    message = fails(capsys, ["compare", a, "other"])
+    assert "a and other have no question in common (10 and 10). Evaluate both on" in message
     saved("text", [*rows[:3], row(3, 1, question="Which?"), *rows[4:]])
-    told = fails(capsys, ["compare", a, "text"])
-    assert "a and text differ in the question of 1 of 10 questions: q3 has 'Number 3?'" in told
+    message = fails(capsys, ["compare", a, "text"])
+    assert "a and text differ in the question of 1 of 10 questions: q3 has 'Number 3?'" in message
     saved("answers", [row(n, 1, answers=["yes", "ja"]) for n in range(10)])
-    told = fails(capsys, ["compare", a, "answers"])
-    assert "differ in the answers of 10 of 10 questions" in told
-    assert "['yes'] and ['yes', 'ja']" in told
+    message = fails(capsys, ["compare", a, "answers"])
+    assert "differ in the answers of 10 of 10 questions" in message
+    assert "['yes'] and ['yes', 'ja']" in message
     saved("rule", rows, data__answers="number")
-    told = fails(capsys, ["compare", a, "rule"])
-    assert 'compare answers by two rules: {} and {"data.answers": "number"}' in told
-    assert "turnrl eval RECIPE --ckpt_path RUN" in told
+    message = fails(capsys, ["compare", a, "rule"])
+    assert 'compare answers by two rules: {} and {"data.answers": "number"}' in message
+    assert "turnrl eval RECIPE --ckpt_path RUN" in message
 
 
 def test_questions_that_only_one_run_answered_are_left_out_and_counted(capsys):
@@ -362,59 +367,59 @@ def test_questions_that_only_one_run_answered_are_left_out_and_counted(capsys):
     assert "val: 5 questions in common, 50% of 10 and 20% of 25" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("found", [1, 3])
-def test_a_figure_of_few_questions_says_of_how_many(found, capsys):
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_figure_of_a_few_questions_says_how_many(count, capsys):
     for name in "ab":
-        rights = [n < found for n in range(6)]
+        rights = [n < count for n in range(6)]
         rows = [row(n, 1, answer_in_results=1.0 if r else None) for n, r in enumerate(rights)]
         saved(name, rows)
     assert main(["compare", "a", "b"]) == 0
-    some = "1 question" if found == 1 else "3 questions"
-    told = f"answer_in_results is over {some}. The others do not have it."
-    assert told in capsys.readouterr().out.splitlines()
+    counted = "1 question" if count == 1 else "3 questions"
+    note = f"answer_in_results is over {counted}. The others do not have it."
+    assert note in capsys.readouterr().out.splitlines()
 
 
-def test_with_seeds_a_figure_over_as_many_questions_is_not_over_seeds(capsys):
+def test_with_as_many_questions_as_seeds_figures_are_over_questions(capsys):
     names = [f"{side}{seed}" for side in "ab" for seed in range(3)]
     for name in names:
         kept = [row(n, name == f"b{n}", f1=float(n == 0)) for n in range(3)]
         saved(name, kept, seed_everything=int(name[1]))
-    (found,) = compare(open_sides(names))
-    assert {found.figures[name].over for name in ("exact_match", "f1")} == {"questions"}
+    (comparison,) = compare(open_sides(names))
+    assert {comparison.figures[name].over for name in ("exact_match", "f1")} == {"questions"}
     assert main(["compare", *names]) == 0
-    told = " ".join(capsys.readouterr().out.split())
+    printed = " ".join(capsys.readouterr().out.split())
     assert re.search(
-        r"Over questions, because all seeds differ by the same: exact_match.* f1", told
+        r"Over questions, because all seeds differ by the same: exact_match.* f1", printed
     )
-    assert "exact_match: undecided. All seeds differ by the same: add more seeds." in told
-    assert "B is better" not in told
+    assert "exact_match: undecided. All seeds differ by the same: add more seeds." in printed
+    assert "B is better" not in printed
 
 
-def test_a_figure_that_says_nothing_in_one_run_is_left_out():
+def test_a_figure_that_only_one_run_has_is_left_out():
     other = [{"name": "outcome/other", "value": 0.5}, {"name": "turn/x", "value": 0.1}]
     a, b = saved("a", [row(0, 1, f1=0.5)]), saved("b", [row(0, 1, rewards=other)])
-    (found,) = compare(open_sides([a, b]))
+    (comparison,) = compare(open_sides([a, b]))
     shown = [*record.CURVES, "turns", "calls", "sampled_tokens"]
-    assert list(found.figures) == shown
-    assert found.notes == [
+    assert list(comparison.figures) == shown
+    assert comparison.notes == [
         "reward/total is left out: only one of the runs has outcome/other, outcome/right."
     ]
     both = [saved(n, [row(1, 1, f1=0.5)]) for n in "ab"]
-    (found,) = compare(open_sides(both))
-    assert found.figures["f1"].first == 0.5
-    assert found.notes == ["answer_in_results is left out: no question in common has it."]
+    (comparison,) = compare(open_sides(both))
+    assert comparison.figures["f1"].first == 0.5
+    assert comparison.notes == ["answer_in_results is left out: no question in common has it."]
     weights = [saved(n, [row(0, 1)], model__rewards=[w]) for n, w in (("a", 1), ("b", 2))]
-    (found,) = compare(open_sides(weights))
-    assert found.notes == ["reward/total is left out: model.rewards differ in their settings."]
+    (comparison,) = compare(open_sides(weights))
+    assert comparison.notes == ["reward/total is left out: model.rewards differ in their settings."]
 
 
-def test_how_a_policy_was_evaluated_is_told_apart_from_its_recipe(capsys):
+def test_evaluation_settings_are_listed_apart_from_the_recipe(capsys):
     def shown(first, second):
         places = []
         for name, settings in (("a", first), ("b", second)):
-            given = {"split": "val", "questions": None, "samples": None, "endpoint": None}
-            given = {**given, **settings} if "ckpt_path" in settings else settings
-            places.append(saved(name, [row(n, n % 2) for n in range(4)], **given))
+            saved_settings = {"split": "val", "questions": None, "samples": None, "endpoint": None}
+            saved_settings = {**saved_settings, **settings} if "ckpt_path" in settings else settings
+            places.append(saved(name, [row(n, n % 2) for n in range(4)], **saved_settings))
         assert main(["compare", *places]) == 0
         lines = capsys.readouterr().out.splitlines()
         return lines[lines.index("   model.estimator: a -> b") + 1 : lines.index("")]
@@ -432,7 +437,7 @@ def test_how_a_policy_was_evaluated_is_told_apart_from_its_recipe(capsys):
     assert shown(best, best | {"samples": 8, "questions": ["held_out.jsonl"]}) == [
         "   evaluated with samples: (none) -> 8"
     ]
-    # a setting of the command is no difference of recipes, whoever adds it
+    # a setting of the command is not a setting of the recipe
     assert shown(best, best | {"votes": 3}) == ["   evaluated with votes: (none) -> 3"]
     # the validation of a run has none of them, and may have gone on from a checkpoint
     assert shown({}, best) == ["   evaluated with ckpt_path: (none) -> best.ckpt"]
@@ -451,41 +456,41 @@ def test_how_a_policy_was_evaluated_is_told_apart_from_its_recipe(capsys):
 # -------------------------------------------------------------------------------------- bad input
 
 
-def test_what_is_no_run_is_refused_with_the_next_step(capsys):
+def test_a_word_that_names_no_run_is_refused_with_the_next_step(capsys):
     a, b = two()
-    told = fails(capsys, ["compare", a])
-    assert "there is one evaluation. Name two runs or more" in told
-    assert "'turnrl compare a@0 a'" in told
+    message = fails(capsys, ["compare", a])
+    assert "there is one evaluation. Name two runs or more" in message
+    assert "'turnrl compare a@0 a'" in message
     assert "an evaluation is named twice" in fails(capsys, ["compare", a, b, a])
     Path("empty").mkdir()
     for place in ("empty", "nowhere"):
-        told = fails(capsys, ["compare", a, place])
-        assert f"no record of a run at '{place}'" in told
-        assert "Give the folder of a run" in told
+        message = fails(capsys, ["compare", a, place])
+        assert f"no record of a run at '{place}'" in message
+        assert "Give the folder of a run" in message
     assert "has no split 'test'. Take val." in fails(capsys, ["compare", a, b, "--split", "test"])
 
 
-def test_two_words_for_one_evaluation_are_told_with_what_else_there_is(capsys):
+def test_two_words_for_one_evaluation_are_refused_with_the_alternatives(capsys):
     for iteration in (0, 5, 10):
         rows = [row(n, n % 2, iteration=iteration, policy_version=iteration) for n in range(4)]
         saved("runs/mine/version_0", rows, f"val-{iteration:06d}-0.parquet")
-    told = fails(capsys, ["compare", "mine@10", "runs/mine"])
-    assert "'mine@10' and 'runs/mine' both mean mine after iteration 10. Give" in told
-    assert "Give another of that run: runs/mine@0, runs/mine@5." in told
+    message = fails(capsys, ["compare", "mine@10", "runs/mine"])
+    assert "'mine@10' and 'runs/mine' both mean mine after iteration 10. Give" in message
+    assert "Give another of that run: runs/mine@0, runs/mine@5." in message
     # two words for one run are no mistake
     assert main(["compare", "mine@5", "runs/mine/version_0"]) == 0
     assert "A  mine@5, iteration 5, the baseline\nB  mine@10" in capsys.readouterr().out
     saved("runs/new/version_0", [row(0, 1, iteration=0)], "val-000000-0.parquet")
-    told = fails(capsys, ["compare", "new@0", "new"])
-    assert "'new@0' and 'new' both mean new after iteration 0. It is the only one" in told
-    assert "of 'val' there. Train on, or give another run." in told
+    message = fails(capsys, ["compare", "new@0", "new"])
+    assert "'new@0' and 'new' both mean new after iteration 0. It is the only one" in message
+    assert "of 'val' there. Train on, or give another run." in message
 
 
-def test_a_run_may_be_called_as_an_iteration_is(capsys):
+def test_the_name_of_a_run_may_look_like_an_iteration(capsys):
     saved("runs/mine@0/version_0", [row(0, 1)])
     saved("runs/mine@0/version_1", [row(0, 0)])
-    (one, other) = open_sides(["mine@0", "runs/mine@0/version_0@1"])
-    assert [side.one.run.folder.name for side in (one, other)] == ["version_1", "version_0"]
+    (first, other) = open_sides(["mine@0", "runs/mine@0/version_0@1"])
+    assert [side.one.run.folder.name for side in (first, other)] == ["version_1", "version_0"]
 
 
 def test_a_torn_file_is_left_out_and_the_evaluation_before_it_is_taken(capsys):
@@ -505,14 +510,14 @@ def test_a_torn_file_is_left_out_and_the_evaluation_before_it_is_taken(capsys):
     assert "a: left out: " in fails(capsys, ["compare", "a", "b"])
 
 
-def test_a_run_of_a_newer_turnrl_names_the_update(capsys):
+def test_a_record_of_a_newer_turnrl_asks_for_an_update(capsys):
     a, b = two()
     file = Path(b, "record", "val-000004-0.parquet")
     table = pq.read_table(file)
     pq.write_table(table.replace_schema_metadata({b"turnrl.record": b"99"}), file)
-    told = fails(capsys, ["compare", a, b])
-    assert "has version 99 of the record" in told
-    assert "pip install --upgrade turnrl" in told
+    message = fails(capsys, ["compare", a, b])
+    assert "has version 99 of the record" in message
+    assert "pip install --upgrade turnrl" in message
 
 
 def test_a_run_without_its_settings_is_compared_and_says_so(capsys):
@@ -522,7 +527,7 @@ def test_a_run_without_its_settings_is_compared_and_says_so(capsys):
     assert "b: no config.yaml: its settings are not known" in capsys.readouterr().out
 
 
-def test_each_run_after_the_baseline_has_a_letter_of_its_own(capsys):
+def test_each_run_after_the_baseline_has_its_own_letter(capsys):
     policies()
     assert main(["compare", "a@0", "a@10", "a@20"]) == 0
     first, second = capsys.readouterr().out.split("\n\nval: ")

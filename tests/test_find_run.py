@@ -1,4 +1,4 @@
-"""A word means the same run to every command, and the next step is told where it means none."""
+"""A word means the same run to every command; if it means none, the error names the next step."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import turnrl
 from commands import fails, save
 from turnrl import CheckpointError, DataError, RecipeError, find_run, record
 from turnrl.cli import main
-from turnrl.commands.eval.command import _prepare as prepare
+from turnrl.commands.eval.command import _prepare as prepare  # to run between its look-ups
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.folders import named_in, newest, run_at
 from turnrl.recipe.invocation import read_invocation
@@ -65,8 +65,8 @@ def test_a_word_means_the_same_run_to_every_command(recipe, capsys):
         assert main(["eval", word, "--data.val_limit", "1"]) == 0
         assert f"checkpoint {trained}/checkpoints/best.ckpt" in capsys.readouterr().out
         assert main(["play", word, "Number 7?"]) == 0
-        told = capsys.readouterr().err
-        assert f"turnrl play: checkpoint {trained}/checkpoints/best.ckpt\n" in told
+        errors = capsys.readouterr().err
+        assert f"turnrl play: checkpoint {trained}/checkpoints/best.ckpt\n" in errors
 
 
 @pytest.mark.slow
@@ -98,7 +98,7 @@ def test_a_file_in_a_run_means_the_run_to_every_command(trained, capsys):
 
 
 @pytest.mark.slow
-def test_a_yaml_is_a_recipe_wherever_a_recipe_can_be_given(trained, capsys):
+def test_a_yaml_file_is_a_recipe_wherever_a_recipe_can_be_given(trained, capsys):
     run = trained
     config = run / "config.yaml"
     assert find_agent(config) == NamedAgent(str(config), "recipe", config)
@@ -114,7 +114,7 @@ def test_a_yaml_is_a_recipe_wherever_a_recipe_can_be_given(trained, capsys):
     assert main(["report", str(config), "--out", "page.html"]) == 0
 
 
-def test_a_word_is_looked_up_once():
+def test_a_name_is_looked_up_once():
     old = made("runs/mine/version_0", began=1)
     (old / "config.yaml").write_text("model: {group_size: 4}")
     os.utime(old / "config.yaml", (1, 1))
@@ -123,22 +123,22 @@ def test_a_word_is_looked_up_once():
     with zipfile.ZipFile(best, "w"):
         pass
 
-    def late(given):
+    def late(invocation):
         shutil.copytree(old, "runs/mine/version_1")
         os.utime("runs/mine/version_1/config.yaml", (2, 2))
         assert find_run("mine", "recipe") == Path("runs/mine/version_1")
-        return prepare(given)
+        return prepare(invocation)
 
-    given = read_invocation("eval", ["mine"], takes_run=True, prepare=late)
-    assert given.files == [str(old / "config.yaml")]
-    assert given.contents["ckpt_path"] == str(best)
-    assert (given.name, given.agent) == (
+    invocation = read_invocation("eval", ["mine"], takes_run=True, prepare=late)
+    assert invocation.files == [str(old / "config.yaml")]
+    assert invocation.contents["ckpt_path"] == str(best)
+    assert (invocation.name, invocation.agent) == (
         "mine",
         NamedAgent("mine", "run", old / "config.yaml", old, best),
     )
 
 
-def test_a_file_that_is_in_no_run(capsys):
+def test_a_checkpoint_outside_of_any_run_is_found_by_its_path(capsys):
     for name in ("alone.ckpt", "alone.pt", "kept/last.ckpt"):
         Path(name).parent.mkdir(exist_ok=True)
         with zipfile.ZipFile(name, "w"):
@@ -158,7 +158,7 @@ def test_a_file_that_is_in_no_run(capsys):
         record.files("notes.txt")
 
 
-def test_the_newest_run_began_last_and_one_that_trained_goes_before_one_that_did_not():
+def test_the_newest_run_that_trained_is_taken():
     last = "checkpoints/last.ckpt"
     for number, began, *files in ((0, 3, last), (1, 9), (2, 1, last), (10, 2, last)):
         made(f"runs/mine/version_{number}", *files, began=began)
@@ -175,7 +175,7 @@ def test_the_newest_run_began_last_and_one_that_trained_goes_before_one_that_did
     assert find_run("mine", "recipe") == Path("runs/mine/version_1")
 
 
-def test_a_folder_that_is_there_goes_before_a_name():
+def test_an_existing_folder_takes_precedence_over_a_name():
     named, own = made("runs/mine/version_0"), made("mine/version_3")
     assert run_at("mine") == own
     shutil.rmtree("mine/version_3")  # and a folder without runs does not
@@ -198,16 +198,16 @@ def test_a_folder_that_is_there_goes_before_a_name():
         ("study/a", "the run 'runs/study/a/version_0' has no record: there is no record/. Wait"),
     ],
 )
-def test_a_word_without_a_run_and_a_run_without_a_record_are_told(word, message):
+def test_a_name_without_a_run_and_a_run_without_a_record_are_errors(word, message):
     for place in ("quickstart", "study/a", "study/b"):
         made(f"runs/{place}/version_0")
     Path("runs/quickstart/version_0/record").mkdir()
-    with pytest.raises(DataError) as told:
+    with pytest.raises(DataError) as refusal:
         record.files(word)
-    assert message in str(told.value)
+    assert message in str(refusal.value)
 
 
-def test_a_run_without_the_part_that_a_command_needs_is_told(capsys):
+def test_a_run_that_lacks_what_a_command_needs_is_an_error(capsys):
     folder = recorded.run(Path("runs/mine/version_0"))
     (folder / "config.yaml").unlink()
     with pytest.raises(RecipeError, match=r"'runs/mine/version_0' has no config\.yaml"):
@@ -239,44 +239,44 @@ def test_the_best_checkpoint_is_taken_or_else_the_last(trained, capsys):
     assert f"checkpoint {last}\n" in capsys.readouterr().out
     assert turnrl.load("recipe", checkpoint="last").ask(["Number 7?"])[0].turns
     shutil.copy(best, "alone.ckpt")
-    told = fails(capsys, ["eval", "alone.ckpt"])
-    assert "'alone.ckpt' is in no run. Give a recipe for it: 'turnrl eval RECIPE --ckpt" in told
+    message = fails(capsys, ["eval", "alone.ckpt"])
+    assert "'alone.ckpt' is in no run. Give a recipe for it: 'turnrl eval RECIPE --ckpt" in message
     Path(best).unlink()
     assert checkpoint("recipe") == last
-    told = fails(capsys, ["play", "recipe", "Why?", "--checkpoint", "best"])
-    assert told.endswith(
+    message = fails(capsys, ["play", "recipe", "Why?", "--checkpoint", "best"])
+    assert message.endswith(
         f"'runs/recipe/version_0' has no best.ckpt in checkpoints/. It has {last}."
     )
-    told = fails(capsys, ["play", "recipe", "Why?", "--checkpoint", "bets"])
-    assert "no checkpoint 'bets' of the run 'runs/recipe/version_0'. Did you mean best?" in told
+    message = fails(capsys, ["play", "recipe", "Why?", "--checkpoint", "bets"])
+    assert "no checkpoint 'bets' of the run 'runs/recipe/version_0'. Did you mean best?" in message
     # without one the exported policy is left, and without that the recipe
     Path(last).unlink()
     assert checkpoint("recipe") == str(run / "model")
     assert turnrl.load("recipe").ask(["Number 7?"])[0].turns
     shutil.rmtree(run / "model")
-    told = fails(capsys, ["play", "recipe", "Why?"])
-    assert told.endswith(
+    message = fails(capsys, ["play", "recipe", "Why?"])
+    assert message.endswith(
         f"or give its recipe, for the policy before training: {run / 'config.yaml'}"
     )
 
 
-def test_a_bundled_recipe_goes_before_runs_of_its_name(recipe, capsys):
+def test_a_bundled_recipe_takes_precedence_over_runs_of_its_name(recipe, capsys):
     assert find_agent("quickstart").recipe.name == "quickstart.yaml"
     made("runs/quickstart/version_0", "checkpoints/last.ckpt")
     assert find_agent("quickstart").recipe.name == "quickstart.yaml"
-    told = fails(capsys, ["play", "quickstart", "Why?", "--checkpoint", "last"])
-    assert "'quickstart' is a recipe, and has no last.ckpt. Give a run: runs/quickstart." in told
-    save(recipe, "quickstart.yaml")  # one's own goes first, and the runs are pointed at
+    message = fails(capsys, ["play", "quickstart", "Why?", "--checkpoint", "last"])
+    assert "'quickstart' is a recipe, and has no last.ckpt. Give a run: runs/quickstart." in message
+    save(recipe, "quickstart.yaml")  # your own recipe comes first, and the message names the runs
     assert main(["play", "quickstart", "Number 7?"]) == 0
-    told = capsys.readouterr().err
+    errors = capsys.readouterr().err
     assert (
-        "the policy of quickstart.yaml before any training; for its newest run give runs/" in told
+        "the policy of quickstart.yaml before any training; for its newest run give runs/" in errors
     )
     assert main(["play", "quickstart.yaml", "Number 7?"]) == 0
     assert "quickstart.yaml before any training\n" in capsys.readouterr().err
 
 
-def test_a_typo_is_told_by_play_and_eval_before_torch_is_loaded():
+def test_play_and_eval_report_a_typo_before_torch_is_loaded():
     made("runs/mine/version_0", "checkpoints/last.ckpt")
     code = (
         "import sys; from turnrl.cli import main; "
@@ -284,6 +284,6 @@ def test_a_typo_is_told_by_play_and_eval_before_torch_is_loaded():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.stdout == "2 2 False\n"
-    told = "no run, no recipe and no checkpoint at 'mien'. Did you mean mine?"
-    assert [told in line for line in done.stderr.splitlines()] == [True] * 2
+    message = "no run, no recipe and no checkpoint at 'mien'. Did you mean mine?"
+    assert [message in line for line in done.stderr.splitlines()] == [True] * 2
     assert done.stderr.count("the name of its runs, or a recipe.") == 2

@@ -60,7 +60,7 @@ def hostile(count):
 
 
 @pytest.mark.slow
-def test_nothing_in_a_fence_acts_in_tensorboards_page():
+def test_nothing_in_a_fence_is_active_in_tensorboards_page():
     util = pytest.importorskip("tensorboard.plugin_util")
     for text in [*HOSTILE, *hostile(1000)]:
         page = Tags(util.markdown_to_safe_html(fenced(text) + "\n\n" + fenced("the next")))
@@ -69,14 +69,16 @@ def test_nothing_in_a_fence_acts_in_tensorboards_page():
         assert re.sub(r"[\s?]+", "", page.text) == words + "thenext", text
 
 
-def test_the_advantages_of_a_turn_are_of_those_that_took_it():
+def test_the_advantages_of_a_turn_come_from_the_attempts_that_took_it():
     draw = random.Random(0)
     groups = [recorded.group(draw, n) for n in range(5)]
     credit = [assign_credit(group, TurnLevel()) for group in groups]
     kept = list(recorded_rows(groups, credit, "train", 1, 0))
     for turn, values in by_turn(groups, credit).items():
-        told = [row["turns"][turn - 1]["advantage"] for row in kept if len(row["turns"]) >= turn]
-        assert values.tolist() == pytest.approx(told)
+        advantages = [
+            row["turns"][turn - 1]["advantage"] for row in kept if len(row["turns"]) >= turn
+        ]
+        assert values.tolist() == pytest.approx(advantages)
     assert by_turn([], []) == {}
 
 
@@ -129,7 +131,7 @@ def test_tensorboard_shows_advantages_by_turn_and_transcripts(board, tmp_path):
         assert text.decode() == "\n\n".join(map(fenced, parts))
 
 
-def test_without_transcripts_there_are_histograms_alone(tiny_model, tmp_path):
+def test_without_transcripts_there_are_only_histograms(tiny_model, tmp_path):
     pytest.importorskip("tensorboard")
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -179,7 +181,7 @@ def test_a_transcript_is_escaped_for_weights_and_biases(monkeypatch):
     monkeypatch.setattr(WandbLogger, "log_metrics", lambda self, row, step: logged.update(row))
     for text in HOSTILE:
         show(WandbLogger(offline=True), Shown(1, {}, [text]), 2)
-        page = Tags(Path(logged["transcripts"]._path).read_text())
+        page = Tags(Path(logged["transcripts"]._path).read_text())  # wandb names it nowhere else
         assert page.tags == [("pre", []), ("hr", [])], text
 
 
@@ -194,7 +196,7 @@ def test_mlflow_keeps_transcripts_as_files(tmp_path, monkeypatch):
     assert file.read_text() == "one\n" + "=" * 80 + "\n<b>two</b>"
 
 
-def test_a_logger_of_ones_own_takes_part_once_it_says_how(tiny_model, tmp_path):
+def test_your_own_logger_can_be_registered(tiny_model, tmp_path):
     class Mine(CSVLogger):
         pass
 

@@ -66,7 +66,7 @@ def below_init_args(contents):
     return {**contents, "model": {"class_path": "turnrl.MTGRPO", "init_args": contents["model"]}}
 
 
-def test_old_keys_are_read_as_the_new_ones_with_a_line_for_each(both, capsys):
+def test_old_keys_are_read_as_the_new_ones_with_a_warning_for_each(both, capsys):
     assert read("old.yaml") | {"trainer": 0} == read("new.yaml") | {"trainer": 0}
     read("old.yaml")  # nothing is printed twice
     assert capsys.readouterr().err.splitlines() == [
@@ -82,18 +82,18 @@ def test_old_keys_below_init_args_and_as_options_are_read(both, capsys):
     del old["model"]["estimator"]["init_args"]["critic"]["coef"]
     save({**old, "model": {k: v for k, v in old["model"].items() if k not in OLD}}, "bare.yaml")
     options = [f"--model.{key}={str(value).replace('None', 'null')}" for key, value in OLD.items()]
-    given = read("bare.yaml", *options, "--model.estimator.critic.coef=0.3")
-    assert given["model"]["estimator"] == CRITIC
-    assert given["model"]["policy"]["minibatch_tokens"] == "512"
-    assert given["model"]["objective"] == {"value_coef": "0.3"}
-    assert given["record"] == {"per_iteration": None, "tokens": True, "transcripts": "2"}
-    assert given["plan"] == {"profile": None}
+    contents = read("bare.yaml", *options, "--model.estimator.critic.coef=0.3")
+    assert contents["model"]["estimator"] == CRITIC
+    assert contents["model"]["policy"]["minibatch_tokens"] == "512"
+    assert contents["model"]["objective"] == {"value_coef": "0.3"}
+    assert contents["record"] == {"per_iteration": None, "tokens": True, "transcripts": "2"}
+    assert contents["plan"] == {"profile": None}
     assert read("bare.yaml", "--model.init_args.record_tokens", "true")["record"] == {
         "tokens": True
     }
 
 
-def test_a_new_key_wins_beside_its_old_one_and_an_option_over_a_recipe(recipe):
+def test_a_new_key_overrides_its_old_one_and_an_option_a_recipe(recipe):
     recipe["model"]["record_per_iteration"] = 3
     recipe["record"] = {"per_iteration": 5}
     save(recipe)
@@ -101,15 +101,15 @@ def test_a_new_key_wins_beside_its_old_one_and_an_option_over_a_recipe(recipe):
     assert read("recipe.yaml", "--model.record_per_iteration=7")["record"] == {"per_iteration": "7"}
 
 
-def test_a_module_of_ones_own_keeps_keys_of_these_names(recipe):
+def test_your_own_module_may_have_keys_of_these_names(recipe):
     recipe["model"] = {"class_path": "mine.Module", "init_args": {"profile": "x"}}
     save(recipe)
-    given = read("recipe.yaml", "--model.minibatch_tokens", "3")
-    assert given["model"]["init_args"] == {"profile": "x", "minibatch_tokens": "3"}
-    assert (given["record"], given["plan"]) == ({}, {})
+    contents = read("recipe.yaml", "--model.minibatch_tokens", "3")
+    assert contents["model"]["init_args"] == {"profile": "x", "minibatch_tokens": "3"}
+    assert (contents["record"], contents["plan"]) == ({}, {})
 
 
-def test_the_sections_make_callbacks_that_the_start_follows(both):
+def test_the_sections_become_callbacks(both):
     for name in ("old.yaml", "new.yaml"):
         built = turnrl.build([name])
         (recorder,) = (c for c in built.trainer.callbacks if isinstance(c, turnrl.Recorder))
@@ -121,7 +121,7 @@ def test_the_sections_make_callbacks_that_the_start_follows(both):
         assert built.module.estimator.critic == turnrl.Critic(lr=0.2)
 
 
-def test_a_digest_stays_what_it_was(both):
+def test_old_and_new_keys_have_the_same_digest(both):
     ((old,), (new,)) = (read_cells([name], "0", [])[1] for name in ("old.yaml", "new.yaml"))
     assert old.digest == new.digest
     (other,) = read_cells(["new.yaml", "--record.transcripts", "3"], "0", [])[1]
@@ -129,7 +129,7 @@ def test_a_digest_stays_what_it_was(both):
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"record": {"per_iterations": 3}}, "'record.per_iterations'. Did you mean per_iteration?"),
         ({"plan": {"profil": "24GB"}}, "'plan.profil'. Did you mean profile?"),
@@ -137,24 +137,26 @@ def test_a_digest_stays_what_it_was(both):
         ({"record": {"tokens": "maybe"}}, "record.tokens is 'maybe'; it must be true or false."),
     ],
 )
-def test_a_mistake_in_a_new_section_is_shown_before_torch_is_loaded(recipe, capsys, settings, told):
+def test_a_mistake_in_a_new_section_is_reported_before_torch_is_loaded(
+    recipe, capsys, settings, message
+):
     save(recipe | settings)
     with pytest.raises(turnrl.RecipeError) as caught:
         read_invocation("fit", ["recipe.yaml"]).check()
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    ("settings", "told"),
+    ("settings", "message"),
     [
         ({"record": {"per_iteration": -1}}, "record.per_iteration is -1; it must be at least 0"),
         ({"plan": {"profile": "24"}}, "plan.profile is '24'; give 'auto', null, or a size"),
         ({"record": "Recorder"}, "record names 'Recorder', but there is no class to choose."),
     ],
 )
-def test_a_value_of_a_new_section_that_cannot_be_is_explained(recipe, capsys, settings, told):
+def test_an_impossible_value_in_a_new_section_is_an_error(recipe, capsys, settings, message):
     save(recipe | settings)
-    assert told in fails(capsys, ["fit", "recipe.yaml"])
+    assert message in fails(capsys, ["fit", "recipe.yaml"])
 
 
 def test_a_second_recorder_among_the_callbacks_is_refused(recipe, capsys):
@@ -187,7 +189,7 @@ def as_version_0_9(contents):
     [None, {"clip_low": 0.1}, {"value_coef": 0.3}],
     ids=["default", "own objective", "own weight"],
 )
-def test_a_run_of_old_keys_is_resumed_scored_and_asked_and_differs_in_nothing(
+def test_a_run_with_old_keys_can_be_resumed_evaluated_played_and_compared(
     recipe, capsys, objective
 ):
     recipe["model"] |= {"estimator": CRITIC, "objective": objective, "steps_per_update": 1}
@@ -207,9 +209,9 @@ def test_a_run_of_old_keys_is_resumed_scored_and_asked_and_differs_in_nothing(
     capsys.readouterr()
     last = ["--ckpt_path", str(run / "checkpoints" / "last.ckpt")]
     assert main(["fit", "recipe.yaml", *last]) == 0
-    told = capsys.readouterr().err
-    assert "model." not in told
-    assert "record" not in told
+    errors = capsys.readouterr().err
+    assert "model." not in errors
+    assert "record" not in errors
     assert main(["fit", str(run / "config.yaml"), "--trainer.max_epochs=2", *last]) == 0
     assert main(["eval", str(run)]) == 0
     assert main(["play", str(run), "Number 7?"]) == 0

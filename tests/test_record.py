@@ -87,7 +87,7 @@ def documented(text):
     return [name for line in names for name in line.split(", ")]
 
 
-def test_the_columns_that_are_documented_are_those_that_are_written(run):
+def test_the_documented_columns_are_written(run):
     folder, _, _ = run
     for file in kept(folder).iterdir():
         schema = pq.read_schema(file)
@@ -109,7 +109,7 @@ def test_each_iteration_and_each_evaluation_is_a_file_of_its_own(run):
     ]
 
 
-def test_rows_agree_with_what_was_learnt_from(run):
+def test_rows_agree_with_the_experience_that_was_learned_from(run):
     folder, _, collected = run
     for iteration, experience in enumerate(collected):
         rows = iter(record.read(kept(folder) / f"train-{2 * iteration:06d}-0.parquet"))
@@ -146,23 +146,28 @@ def test_rows_agree_with_what_was_learnt_from(run):
                 deviation = sum((x - sum(totals) / 4) ** 2 for x in totals) / 3
                 assert row["group_std"] == pytest.approx(deviation**0.5, abs=1e-6)
                 assert len(row["turns"]) == len(whole.turns)
-                for k, (turn, found) in enumerate(zip(whole.turns, row["turns"], strict=True)):
-                    assert found["reward"] == float(group.turn_rewards[i, k])
+                for k, (turn, written_turn) in enumerate(
+                    zip(whole.turns, row["turns"], strict=True)
+                ):
+                    assert written_turn["reward"] == float(group.turn_rewards[i, k])
                     # of the two rewards one is of turns
-                    (part,) = found["rewards"]
+                    (part,) = written_turn["rewards"]
                     assert part["name"] == "turn/called"
-                    assert part["value"] == pytest.approx(found["reward"])
-                    assert found["advantage"] == float(advantages[i, k])
-                    assert (found["text"], found["cut"]) == (turn.text, turn.cut)
-                    assert (found["tokens"], found["sample"]) == (len(ids_of(whole, k)), 0)
-                    assert found["world_reward"] == turn.reward
-                    assert found["format_error"] == turn.reading.format_error
-                    assert found["results"] == [
+                    assert part["value"] == pytest.approx(written_turn["reward"])
+                    assert written_turn["advantage"] == float(advantages[i, k])
+                    assert (written_turn["text"], written_turn["cut"]) == (turn.text, turn.cut)
+                    assert (written_turn["tokens"], written_turn["sample"]) == (
+                        len(ids_of(whole, k)),
+                        0,
+                    )
+                    assert written_turn["world_reward"] == turn.reward
+                    assert written_turn["format_error"] == turn.reading.format_error
+                    assert written_turn["results"] == [
                         {"content": r.content, "ok": r.ok, "metadata": None} for r in turn.results
                     ]
                     assert [
                         (call["name"], json.loads(call["arguments"]), call["error"])
-                        for call in found["calls"]
+                        for call in written_turn["calls"]
                     ] == [(c.name, dict(c.arguments), c.error) for c in turn.reading.calls]
         assert next(rows, None) is None
     everything = record.read(folder / "version_0", split="train")
@@ -182,7 +187,7 @@ def test_an_evaluation_has_a_row_for_each_question_and_no_credit(run):
     assert {turn["advantage"] for row in rows for turn in row["turns"]} == {None}
 
 
-def test_datasets_reads_it_as_pyarrow_does(run, tmp_path, monkeypatch):
+def test_datasets_reads_a_record_as_pyarrow_does(run, tmp_path, monkeypatch):
     import datasets
 
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
@@ -196,7 +201,7 @@ def test_datasets_reads_it_as_pyarrow_does(run, tmp_path, monkeypatch):
     assert len(loaded) == 2 * 16 + 3 * 3
 
 
-def test_transcripts_show_the_best_and_the_worst_with_their_credit(run):
+def test_transcripts_show_the_best_and_the_worst_attempt_with_their_credit(run):
     folder, _, collected = run
     for iteration, experience in enumerate(collected):
         file = folder / "version_0" / "transcripts" / f"iteration_{iteration + 1:04d}.txt"
@@ -212,7 +217,7 @@ def test_transcripts_show_the_best_and_the_worst_with_their_credit(run):
 
 
 @pytest.mark.slow
-def test_whole_groups_are_kept_as_the_recipe_says_and_evaluations_whole(tiny_model, tmp_path):
+def test_whole_groups_are_kept_up_to_the_limit_and_evaluations_entirely(tiny_model, tmp_path):
     # groups of 4: 9 has room for two, 3 for none and keeps one all the same
     for most, rows in ((9, 8), (3, 4), (0, 0)):
         trainer(tmp_path / str(most), 1, [Recorder(most)]).fit(module(tiny_model), data())
@@ -221,7 +226,7 @@ def test_whole_groups_are_kept_as_the_recipe_says_and_evaluations_whole(tiny_mod
         assert files == (wanted | {"train-000000-0.parquet": rows} if rows else wanted)
 
 
-def test_processes_keep_the_first_groups_that_fit_and_one_at_least():
+def test_processes_keep_the_first_groups_that_fit_and_at_least_one():
     rng, groups = random.Random(0), [group_of(size) for size in range(1, 8)]
     for _ in range(500):
         most, ranks, group = rng.randint(0, 40), rng.randint(1, 4), rng.choice(groups)
@@ -251,7 +256,7 @@ def attempt(*results):
     return trajectory(Question("q", "?", ("x",)), (1,), (turn,), "answer")
 
 
-def test_tokens_are_recorded_with_what_sampler_and_learner_computed_for_them(run):
+def test_tokens_are_recorded_with_the_numbers_of_sampler_and_learner(run):
     folder, it, collected = run
     rows = record.read(kept(folder) / "train-000000-0.parquet")
     trajectories = [t for group in collected[0].groups for t in group.trajectories]
@@ -275,8 +280,8 @@ def test_tokens_are_recorded_with_what_sampler_and_learner_computed_for_them(run
             ("versions", [0] * sum(sampled)),
         ):
             assert [value is not None for value in row[name]] == sampled
-            found = [value for value in row[name] if value is not None]
-            assert found == pytest.approx(expected, abs=1e-5)
+            known = [value for value in row[name] if value is not None]
+            assert known == pytest.approx(expected, abs=1e-5)
     # in process and in float32 both compute the same, at 1 for greedy turns too
     for row in record.read(folder / "version_0"):
         pairs = zip(row["sampler_logprobs"], row["learner_logprobs"], strict=True)
@@ -284,7 +289,7 @@ def test_tokens_are_recorded_with_what_sampler_and_learner_computed_for_them(run
 
 
 def several(version=0):
-    """A branch of three turns in two histories, of which the last two turns are its own."""
+    """A branch of three turns in two histories. Its own turns are the last two."""
     first = Sample().read((1, 2)).wrote(0, (3,), (-0.3,), version).read((4,))
     first = first.wrote(2, (5, 6), (-0.5, -0.6), (version + 1, version + 2))
     other = Sample().read((7,)).wrote(1, (8,), (-0.8,), version)
@@ -316,17 +321,17 @@ def test_several_histories_are_recorded_one_after_the_other(tmp_path):
     assert [turn["world_reward"] for turn in row["turns"]] == [0.0, 0.5, 0.0]
 
 
-def test_credit_is_given_again_to_trajectories_of_several_histories(tmp_path):
+def test_trajectories_of_several_histories_are_rebuilt_from_a_record(tmp_path):
     whole = replace(several(), begins=0)
     group = score_group([whole, attempt()], [], 3)
-    (one, other) = record.read(written(recording.rows([group], [None], "train", 0, 0), tmp_path))
-    again = record.group([one, other])
-    for kept_one, first in zip(again.trajectories, group.trajectories, strict=True):
-        assert sorted(kept_one.sampled_turns) == sorted(first.sampled_turns)
-        assert [turn.reward for turn in kept_one.turns] == [turn.reward for turn in first.turns]
+    (first, other) = record.read(written(recording.rows([group], [None], "train", 0, 0), tmp_path))
+    again = record.group([first, other])
+    for kept_one, original in zip(again.trajectories, group.trajectories, strict=True):
+        assert sorted(kept_one.sampled_turns) == sorted(original.sampled_turns)
+        assert [turn.reward for turn in kept_one.turns] == [turn.reward for turn in original.turns]
 
 
-def test_a_trajectory_without_tokens_has_rows_and_the_version_that_is_said(tmp_path):
+def test_a_trajectory_without_tokens_has_rows_and_the_version_passed_in(tmp_path):
     silent = Trajectory(Question("q", "?", ("x",)), (Turn("t", Reading(answer="x")),), "answer")
     group = score_group([silent], [], 1)
     (row,) = record.read(written(recording.rows([group], [None], "val", 2, 7), tmp_path))
@@ -335,7 +340,7 @@ def test_a_trajectory_without_tokens_has_rows_and_the_version_that_is_said(tmp_p
     assert [row[name] for name in record.TOKENS] == [None] * 7
 
 
-def test_without_tokens_nothing_is_computed_for_it(tiny_model, tmp_path, monkeypatch):
+def test_without_tokens_a_record_costs_no_forward_pass(tiny_model, tmp_path, monkeypatch):
     it = module(tiny_model, steps_per_update=1)
     read, asked = it.policy.read, []
     monkeypatch.setattr(it.policy, "read", lambda *a, **k: asked.append(a) or read(*a, **k))
@@ -346,7 +351,7 @@ def test_without_tokens_nothing_is_computed_for_it(tiny_model, tmp_path, monkeyp
     assert {len(rows) for rows, *_ in asked} <= {0, 1}
 
 
-def test_components_are_kept_by_turn_and_shown_in_transcripts(tmp_path):
+def test_reward_components_are_kept_by_turn_and_shown_in_transcripts(tmp_path):
     from worlds import Answered, Called
 
     searched = said("look", (1,), (-0.5,), Reading((ToolCall("echo"),)), (ToolResult("4"),))
@@ -378,17 +383,17 @@ class Page:
     title: str
 
 
-def test_metadata_of_results_is_recorded_whatever_is_in_it(tmp_path):
+def test_any_metadata_of_results_can_be_recorded(tmp_path):
     circle = {}
     circle["itself"] = circle
-    found = {
+    metadata = {
         "passage_ids": ("7", "9"),
         "scores": torch.tensor([0.5, math.nan]),
         3: Page("Peru"),
         "path": Path("a"),
         "odd": "\ud800",
     }
-    results = [ToolResult("x", metadata=m) for m in (found, {}, circle, {"it": Broken()})]
+    results = [ToolResult("x", metadata=m) for m in (metadata, {}, circle, {"it": Broken()})]
     group = score_group([attempt(*results)], [], 1)
     (row,) = record.read(written(recording.rows([group], [None], "val", 0, 0), tmp_path))
     kept = [result["metadata"] for result in row["turns"][0]["results"]]
@@ -410,17 +415,17 @@ class Forgetful(AdvantageEstimator):
 
 
 def test_the_estimator_is_recorded_with_the_arguments_that_it_keeps():
-    def told(estimator):
+    def recorded_as(estimator):
         row = next(recording.rows([group_of(2)], [None], "train", 1, 0, estimator=estimator))
         return json.loads(row["estimator"])
 
-    assert told(OutcomeOnly(min_std=0.5)) == {
+    assert recorded_as(OutcomeOnly(min_std=0.5)) == {
         "name": "OutcomeOnly",
         "class": "turnrl.credit.OutcomeOnly",
         "arguments": {"baseline": "mean", "scale": "std", "min_std": 0.5},
     }
     critic = {"lr": 0.1, "trains_policy": True}
-    assert told(Forgetful(Critic(), 5)) == {
+    assert recorded_as(Forgetful(Critic(), 5)) == {
         "name": "Forgetful",
         "class": f"{__name__}.Forgetful",
         "arguments": {"kept": critic},
@@ -430,9 +435,7 @@ def test_the_estimator_is_recorded_with_the_arguments_that_it_keeps():
 # -------------------------------------------------------------------------------------- reading
 
 
-def test_a_record_is_found_from_its_run_its_folder_one_file_and_the_name_of_its_runs(
-    run, tmp_path, monkeypatch
-):
+def test_a_record_is_found_by_run_folder_file_or_name(run, tmp_path, monkeypatch):
     folder, _, _ = run
     every = record.files(folder / "version_0")
     assert every == sorted(kept(folder).iterdir()) == record.files(str(kept(folder)))
@@ -450,12 +453,12 @@ def test_a_record_is_found_from_its_run_its_folder_one_file_and_the_name_of_its_
         assert [r["group"] for r in record.read(run_of)] == [1]
 
 
-def test_the_name_of_a_file_is_read_as_it_was_written():
+def test_the_name_of_a_file_is_parsed_as_it_was_written():
     for split, text in (("val", "val-000048-3.parquet"), ("my-set", "my-set-1234567-0.parquet")):
         name = record.FileName.of(Path("record", text))
         assert (name.split, str(name)) == (split, text)
         assert name == record.FileName(split, name.policy_version, name.process)
-    # of another name, such as one that a user gave a copy
+    # other names, such as a user's copy
     for text in ("copy.parquet", "my-copy.parquet", "val-000048-new.parquet"):
         assert record.FileName.of(Path(text)).split == Path(text).stem
 
@@ -469,7 +472,7 @@ def test_a_table_reads_only_the_columns_that_are_named(run):
     assert first.keys() == {"group", "turns"}
 
 
-def test_mistakes_in_naming_a_record_are_told(run, tmp_path, monkeypatch):
+def test_mistakes_in_naming_a_record_are_errors(run, tmp_path, monkeypatch):
     folder, _, _ = run
     monkeypatch.chdir(tmp_path)
     with pytest.raises(DataError, match=r"has no split 'vall'\. Take train, val\."):
@@ -515,7 +518,7 @@ def test_a_record_is_read_while_its_next_file_is_being_written(tmp_path):
     assert [r["group"] for r in record.read(tmp_path)] == [1]
 
 
-def test_a_record_of_before_version_0_8_is_refused_with_what_reads_it():
+def test_a_record_from_before_version_0_8_is_refused_with_the_version_that_reads_it():
     with pytest.raises(DataError, match=r"of turnrl 0\.5, 0\.6 or 0\.7.* turnrl==0\.8"):
         record.read(OLD)
 
@@ -525,7 +528,7 @@ def test_reading_a_record_loads_no_torch(run):
     subprocess.run([sys.executable, "-c", code, str(run[0])], check=True)
 
 
-def test_an_evaluation_of_a_checkpoint_is_recorded_as_of_its_iteration(run, tmp_path, tiny_model):
+def test_an_evaluation_of_a_checkpoint_is_recorded_with_its_iteration(run, tmp_path, tiny_model):
     folder, _, _ = run
     questions = data()
     questions.split = "train"
@@ -539,7 +542,7 @@ def test_an_evaluation_of_a_checkpoint_is_recorded_as_of_its_iteration(run, tmp_
     }
 
 
-def test_a_file_is_replaced_when_the_new_one_is_complete(tmp_path, monkeypatch):
+def test_a_file_is_replaced_only_when_the_new_one_is_complete(tmp_path, monkeypatch):
     class Stop(Exception):
         pass
 
@@ -554,13 +557,14 @@ def test_a_file_is_replaced_when_the_new_one_is_complete(tmp_path, monkeypatch):
         broken.setattr(pq, "write_table", fails)
         with pytest.raises(Stop):
             recording.write([row | {"split": "second"}], file)
+    assert [path.name for path in file.parent.iterdir()] == [file.name]  # half a file is removed
     assert [r["split"] for r in record.read(file.parent)] == ["first"]
     recording.write([row | {"split": "second"}], file)
     assert [r["split"] for r in record.read(file.parent)] == ["second"]
     assert [path.name for path in file.parent.iterdir()] == [file.name]
 
 
-def test_half_a_surrogate_pair_that_the_policy_wrote_does_not_stop_the_run(tmp_path):
+def test_a_lone_surrogate_does_not_stop_the_run(tmp_path):
     # "\\ud800" is legal JSON, so a segmenter that reads JSON can find it in a call or an answer
     odd = Reading((ToolCall("\ud800", error="\ud800"),), "\ud800", "\ud800")
     turn = said("text", (1,), (-0.5,), odd, (ToolResult("x"),))
@@ -570,28 +574,28 @@ def test_half_a_surrogate_pair_that_the_policy_wrote_does_not_stop_the_run(tmp_p
     assert len(row["turns"][0]["calls"]) == 1
 
 
-def test_groups_are_numbered_through_over_batches_and_processes():
+def test_groups_are_numbered_consecutively_across_batches_and_processes():
     groups = [group_of(2)] * 2
-    found = [
+    numbers = [
         row["group"]
         for rank in (0, 1)
         for row in recording.rows(groups, [None, None], "val", 0, 0, first=rank, step=2)
     ]
-    assert sorted(found) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert sorted(numbers) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_an_evaluation_in_several_batches_gives_each_question_a_number(tiny_model, tmp_path):
     trainer(tmp_path, 1).validate(module(tiny_model), data(val_batch_size=1), verbose=False)
-    found = record.read(tmp_path / "version_0" / "record")
-    assert [row["group"] for row in found] == [0, 1, 2]
+    answered = record.read(tmp_path / "version_0" / "record")
+    assert [row["group"] for row in answered] == [0, 1, 2]
 
 
 # ----------------------------------------------------------------------------------- figures
 
 
-def test_figures_are_means_over_questions_with_their_intervals():
-    def row(group, found, *rewards, split="val", declared=None):
-        curves = dict.fromkeys((*record.CURVES, "f1"), 1.0) | {"answer_in_results": found}
+def test_figures_are_means_over_questions_with_intervals():
+    def row(group, in_results, *rewards, split="val", declared=None):
+        curves = dict.fromkeys((*record.CURVES, "f1"), 1.0) | {"answer_in_results": in_results}
         size = {"turns": [{"calls": [{}], "tokens": 3}] * 2, "prompt_tokens": 5}
         parts = [{"name": f"outcome/{n}", "value": v} for n, v in enumerate(rewards)]
         return {
@@ -605,44 +609,44 @@ def test_figures_are_means_over_questions_with_their_intervals():
             **size,
         }
 
-    # two attempts at each of two questions, of which one says nothing on `answer_in_results`
+    # two attempts at each of two questions; the second question has no `answer_in_results`
     rows = [row(0, 1.0, 1.0, 0.5), row(0, 0.0, 0.0, 0.5), row(1, None, 1.0, 0.5)]
     rows += [row(1, None, 1.0, 1.5)]
-    found = record.figures(rows)
+    figures = record.figures(rows)
     rewards = ["reward/outcome/0", "reward/outcome/1", "reward/total"]
     size = ["turns", "calls", "sampled_tokens"]
-    assert [*found] == [*record.CURVES, "f1", *rewards, *size]
-    assert [found[name].mean for name in size] == [2, 2, 6]
-    assert found["exact_match"] == record.Figure(1.0, *record.interval([1.0, 1.0], (0, 1)), 2)
-    assert found["answer_in_results"] == record.Figure(0.5, *record.interval([0.5], (0, 1)), 1)
+    assert [*figures] == [*record.CURVES, "f1", *rewards, *size]
+    assert [figures[name].mean for name in size] == [2, 2, 6]
+    assert figures["exact_match"] == record.Figure(1.0, *record.interval([1.0, 1.0], (0, 1)), 2)
+    assert figures["answer_in_results"] == record.Figure(0.5, *record.interval([0.5], (0, 1)), 1)
     # one turn or call less and one more than was seen are possible
-    assert found["turns"] == record.Figure(2.0, *record.interval([2.0, 2.0], (1, 3)), 2)
-    assert found["calls"] == record.Figure(2.0, *record.interval([2.0, 2.0], (1, 3)), 2)
-    assert found["reward/outcome/0"] == record.Figure(0.75, *record.interval([0.5, 1.0]), 2)
-    assert found["reward/total"] == record.Figure(1.5, *record.interval([1.0, 2.0]), 2)
+    assert figures["turns"] == record.Figure(2.0, *record.interval([2.0, 2.0], (1, 3)), 2)
+    assert figures["calls"] == record.Figure(2.0, *record.interval([2.0, 2.0], (1, 3)), 2)
+    assert figures["reward/outcome/0"] == record.Figure(0.75, *record.interval([0.5, 1.0]), 2)
+    assert figures["reward/total"] == record.Figure(1.5, *record.interval([1.0, 2.0]), 2)
     assert record.figures([row(1, None)])["answer_in_results"] == record.Figure(None, None, None, 0)
     # rewards that say what they can be, and their total if all do
     ends = [{"name": f"outcome/{n}", "low": -n, "high": 1.0} for n in range(2)]
-    for some, total in ((ends, (-1, 2)), (ends[:1], None)):
-        found = record.figures([row(n, None, 1.0, 0.5, declared=some) for n in range(9)])
+    for declared, total in ((ends, (-1, 2)), (ends[:1], None)):
+        figures = record.figures([row(n, None, 1.0, 0.5, declared=declared) for n in range(9)])
         wanted = record.Figure(1.0, *record.interval([1.0] * 9, (0, 1)), 9)
-        assert found["reward/outcome/0"] == wanted
+        assert figures["reward/outcome/0"] == wanted
         wanted = record.Figure(0.5, *record.interval([0.5] * 9, (-1, 1) if total else None), 9)
-        assert found["reward/outcome/1"] == wanted
+        assert figures["reward/outcome/1"] == wanted
         wanted = record.Figure(1.5, *record.interval([1.5] * 9, total), 9)
-        assert found["reward/total"] == wanted
+        assert figures["reward/total"] == wanted
     # a question of another split is another one
     assert record.figures([row(0, 1.0), row(0, 1.0, split="test")])["format"].questions == 2
     assert record.figures([]) == {}
 
 
-def test_every_field_that_is_read_equals_the_one_that_was_written(tmp_path):
+def test_every_field_is_read_as_it_was_written(tmp_path):
     draw = random.Random(0)
     groups = [recorded.group(draw, n) for n in range(20)]
     rule = TurnLevel(gamma=0.9)
     credit = [assign_credit(group, rule) for group in groups]
-    some = recording.rows(groups, credit, "train", 3, 2, estimator=rule, learner=recorded.noted)
-    written = list(some)
+    made = recording.rows(groups, credit, "train", 3, 2, estimator=rule, learner=recorded.noted)
+    written = list(made)
     recording.write(written, tmp_path / "one.parquet")
     read = record.read(tmp_path / "one.parquet")
     assert set(read[0]) == set(written[0]) == set(record.SCHEMA.names)
@@ -652,7 +656,7 @@ def test_every_field_that_is_read_equals_the_one_that_was_written(tmp_path):
 OPENING = "opening    a wall\\x1b[2J\n           ‹/result› and a door\n-- turn 1"
 
 
-def test_whoever_reads_an_attempt_sees_what_the_policy_saw_before_its_first_turn(recipe, capsys):
+def test_transcripts_and_play_show_the_opening_that_the_policy_saw(recipe, capsys):
     recipe["model"]["rollout"]["tools"] = ["worlds.Wall"]
     save(recipe)
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0

@@ -29,7 +29,6 @@ from turnrl.cli import main
 from turnrl.recipe.folders import claimed
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import listed
-from turnrl.run.recording import write
 
 
 @pytest.fixture
@@ -56,31 +55,31 @@ NO_VALIDATION = ["--trainer.limit_val_batches", "0"]
 # ------------------------------------------------------------------------------- which one is kept
 
 
-def test_a_disk_that_fills_with_the_first_iteration_keeps_the_untrained_policy(
+def test_a_disk_that_fills_in_the_first_iteration_keeps_the_untrained_policy(
     recipe, capsys, full_disk
 ):
     full_disk(1)
     assert main(["fit", "recipe.yaml", *NO_VALIDATION]) == 1
-    printed, told = capsys.readouterr()
-    assert "The policy before training is kept." in told
-    assert "iteration is kept" not in told
+    printed, errors = capsys.readouterr()
+    assert "The policy before training is kept." in errors
+    assert "iteration is kept" not in errors
     assert "iteration   1/" not in printed  # its line comes after its checkpoint
     (file,) = Path("runs/recipe/version_0/checkpoints").iterdir()
     assert (file.name, torch.load(file, weights_only=True)["global_step"]) == ("last.ckpt", 0)
 
 
-def test_a_disk_that_fills_later_keeps_the_iteration_that_is_named(recipe, capsys, full_disk):
+def test_a_disk_that_fills_later_keeps_the_iteration_before(recipe, capsys, full_disk):
     full_disk(2)
     assert main(["fit", "recipe.yaml", *NO_VALIDATION]) == 1
-    printed, told = capsys.readouterr()
-    assert "Iteration 1 is kept. To resume from it, repeat the command with" in told
+    printed, errors = capsys.readouterr()
+    assert "Iteration 1 is kept. To resume from it, repeat the command with" in errors
     assert re.findall(r"^iteration +\S+", printed, re.MULTILINE) == ["iteration   1/2"]
     assert (
         torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)["epoch"] == 0
     )
 
 
-def test_a_best_checkpoint_that_cannot_be_written_leaves_the_one_before(
+def test_a_best_checkpoint_that_cannot_be_written_leaves_the_previous_one(
     tiny_model, tmp_path, full_disk
 ):
     full_disk(5)  # untrained; best and last of two iterations; not the best of the third
@@ -92,40 +91,29 @@ def test_a_best_checkpoint_that_cannot_be_written_leaves_the_one_before(
         assert torch.load(path, weights_only=True)["epoch"] == 1
 
 
-def test_half_a_record_is_removed(tmp_path, monkeypatch):
-    def fails(table, where, **options):
-        Path(where).write_bytes(b"half")
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("turnrl.run.recording.pq.write_table", fails)
-    with pytest.raises(OSError, match="No space left"):
-        write([dict.fromkeys(record.SCHEMA.names)], tmp_path / "record" / "train.parquet")
-    assert list((tmp_path / "record").iterdir()) == []
-
-
 # ---------------------------------------------------------------------------------------- metrics
 
 
-def test_metrics_have_one_row_per_policy_and_iterations_are_numbered_alike_everywhere(
+def test_metrics_have_one_row_per_policy_and_iterations_have_the_same_numbers_everywhere(
     recipe, capsys
 ):
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "3"]) == 0
-    found = metrics("runs/recipe/version_0")
-    assert [row["iteration"] for row in found] == ["0", "1", "2", "3"]
-    assert [row["step"] for row in found] == ["0", "2", "4", "6"]
-    assert all(row["val/exact_match"] for row in found)
-    assert [bool(row["train/loss"]) for row in found] == [False, True, True, True]
+    logged = metrics("runs/recipe/version_0")
+    assert [row["iteration"] for row in logged] == ["0", "1", "2", "3"]
+    assert [row["step"] for row in logged] == ["0", "2", "4", "6"]
+    assert all(row["val/exact_match"] for row in logged)
+    assert [bool(row["train/loss"]) for row in logged] == [False, True, True, True]
     printed = re.findall(r"^iteration +(\d+)/3", capsys.readouterr().out, re.MULTILINE)
     assert printed == ["1", "2", "3"]
     run = Path("runs/recipe/version_0")
     files = sorted(path.name for path in (run / "transcripts").iterdir())
     assert files == [f"iteration_000{k}.txt" for k in (1, 2, 3)]
-    for k, row in enumerate(found):
+    for k, row in enumerate(logged):
         kept = [r for r in record.read(run / "record") if r["iteration"] == k]
         val = [r["tool_execution"] for r in kept if r["split"] == "val"]
         assert sum(val) / 3 == pytest.approx(float(row["val/tool_execution"]), abs=1e-6)
         train = [r["outcome"] for r in kept if r["split"] == "train"]
-        if k:  # what iteration k collected stands in the row of the policy that it left behind
+        if k:  # what iteration k collected is in the row of the policy that it trained
             assert sum(train) / 16 == pytest.approx(float(row["reward/outcome"]), abs=1e-6)
         else:
             assert not train
@@ -137,8 +125,8 @@ def test_metrics_have_one_row_per_policy_and_iterations_are_numbered_alike_every
         ({"check_val_every_n_epoch": 2}, [0, 4, 6]),
         ({"check_val_every_n_epoch": 2, "max_steps": 3}, [0, 3]),  # inside an iteration
         *(
-            pytest.param(*one, marks=pytest.mark.slow)
-            for one in (
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (
                 ({"check_val_every_n_epoch": 5}, [0, 6]),
                 ({"check_val_every_n_epoch": 2, "max_steps": 2}, [0, 2]),
             )
@@ -146,11 +134,11 @@ def test_metrics_have_one_row_per_policy_and_iterations_are_numbered_alike_every
         ({"val_check_interval": 1}, [0, 1, 2, 3, 4, 5, 6]),
     ],
 )
-def test_what_was_trained_is_validated_whatever_the_interval(tiny_model, tmp_path, options, steps):
+def test_the_final_policy_is_validated_whatever_the_interval(tiny_model, tmp_path, options, steps):
     run = trainer(tmp_path, 3, **options)
     run.fit(module(tiny_model), data())
-    found = [int(row["step"]) for row in rows(tmp_path) if row["val/exact_match"]]
-    assert found == steps
+    steps_validated = [int(row["step"]) for row in rows(tmp_path) if row["val/exact_match"]]
+    assert steps_validated == steps
     assert len({row["step"] for row in rows(tmp_path)}) == len(rows(tmp_path))
     assert run.check_val_every_n_epoch == options.get("check_val_every_n_epoch", 1)
 
@@ -163,19 +151,19 @@ def test_the_last_iteration_can_be_the_best(tiny_model, tmp_path):
     assert torch.load(path, weights_only=True)["epoch"] == 2
 
 
-def test_early_stopping_on_a_figure_of_training_validates_what_it_stopped_at(tiny_model, tmp_path):
+def test_early_stopping_on_a_training_figure_validates_the_final_policy(tiny_model, tmp_path):
     stop = EarlyStopping("train/entropy", mode="max", patience=1, check_on_train_epoch_end=True)
-    stop.best_score = torch.tensor(100.0)  # which nothing reaches
+    stop.best_score = torch.tensor(100.0)  # nothing reaches it
     run = trainer(tmp_path, 9, [stop], check_val_every_n_epoch=4)
     run.fit(module(tiny_model), data())
-    found = rows(tmp_path)
-    assert [(row["iteration"], bool(row["val/exact_match"])) for row in found] == [
+    logged = rows(tmp_path)
+    assert [(row["iteration"], bool(row["val/exact_match"])) for row in logged] == [
         ("0", True),
         ("1", True),
     ]
 
 
-def test_a_run_that_goes_on_has_a_row_for_each_of_its_own_iterations(tiny_model, tmp_path):
+def test_a_resumed_run_has_a_row_for_each_of_its_own_iterations(tiny_model, tmp_path):
     trainer(tmp_path / "a", 2).fit(module(tiny_model), data())
     run = trainer(tmp_path / "b", 3)
     run.fit(module(tiny_model), data(), ckpt_path=last(tmp_path / "a"))
@@ -218,7 +206,7 @@ SEVERAL = "[{class_path: test_run_files.Elsewhere}, {class_path: test_run_files.
     [
         (ELSEWHERE, "runs/recipe"),
         (["--trainer.default_root_dir", "mine"], "mine/recipe"),
-        pytest.param(  # the folder is that which is announced: see below
+        pytest.param(  # see test_the_announced_folder_is_used
             [*ELSEWHERE, "--trainer.logger.save_dir", "other"],
             "other/recipe",
             marks=pytest.mark.slow,
@@ -230,7 +218,7 @@ SEVERAL = "[{class_path: test_run_files.Elsewhere}, {class_path: test_run_files.
         ),
     ],
 )
-def test_every_run_has_its_own_folder_that_last_and_best_find_whatever_logs_it(
+def test_every_run_has_its_own_folder_that_last_and_best_find_with_any_logger(
     recipe, capsys, logger, home
 ):
     fit = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", *logger]
@@ -244,10 +232,9 @@ def test_every_run_has_its_own_folder_that_last_and_best_find_whatever_logs_it(
         assert [row["iteration"] for row in metrics(run)] == ["0", "1"]
         assert (run / "checkpoints" / "best.ckpt").is_file()
     assert not Path("config.yaml").exists()
-    capsys.readouterr()
     for name in ("last", "best"):
-        assert main(["eval", "recipe.yaml", "--ckpt_path", name, *logger]) == 0
-        assert f"checkpoint {home}/version_1/checkpoints/{name}.ckpt" in capsys.readouterr().out
+        invocation = read_invocation("eval", ["recipe.yaml", "--ckpt_path", name, *logger])
+        assert invocation.checkpoint() == f"{home}/version_1/checkpoints/{name}.ckpt"
 
 
 def test_a_logger_gets_the_rows_of_metrics_csv(tiny_model, tmp_path):
@@ -255,16 +242,18 @@ def test_a_logger_gets_the_rows_of_metrics_csv(tiny_model, tmp_path):
     trainer(tmp_path, 2, logger=elsewhere).fit(module(tiny_model), data())
     run = tmp_path / "lightning_logs" / "1a2b3c"  # made from Python, so it is the logger's choice
     assert (run / "model").is_dir()
-    found = metrics(run)
+    logged_rows = metrics(run)
     assert (
-        [int(row["step"]) for row in found] == [step for step, _ in elsewhere.logged] == [0, 2, 4]
+        [int(row["step"]) for row in logged_rows]
+        == [step for step, _ in elsewhere.logged]
+        == [0, 2, 4]
     )
-    for row, (_, logged) in zip(found, elsewhere.logged, strict=True):
+    for row, (_, logged) in zip(logged_rows, elsewhere.logged, strict=True):
         assert {k: float(v) for k, v in row.items() if v and k != "step"} == logged
 
 
 @pytest.mark.slow
-def test_an_evaluation_and_a_second_fit_leave_the_rows_that_were_there(tiny_model, tmp_path):
+def test_an_evaluation_after_a_fit_keeps_the_rows_of_the_fit(tiny_model, tmp_path):
     it = trainer(tmp_path, 2, logger=Elsewhere(save_dir=str(tmp_path)))
     policy = module(tiny_model)
     it.fit(policy, data())
@@ -292,7 +281,7 @@ class SavesEarly(L.Callback):
             trainer.save_checkpoint(self.file)
 
 
-def test_a_policy_that_was_saved_before_its_first_step_is_of_no_iteration(tiny_model, tmp_path):
+def test_a_policy_that_was_saved_before_its_first_step_has_iteration_0(tiny_model, tmp_path):
     file = tmp_path / "early.ckpt"
     trainer(tmp_path, 1, [SavesEarly(file)], limit_val_batches=0).fit(module(tiny_model), data())
     policy = module(tiny_model)
@@ -302,12 +291,12 @@ def test_a_policy_that_was_saved_before_its_first_step_is_of_no_iteration(tiny_m
 
 
 class Shared(Elsewhere):
-    """Writes events as TensorBoard does, into one folder whatever the run."""
+    """Writes events as TensorBoard does, into the same folder for every run."""
 
     log_dir = "boards"
 
 
-def test_a_run_that_fails_leaves_folders_with_files_of_others(tiny_model, tmp_path, monkeypatch):
+def test_a_run_that_fails_keeps_folders_with_other_files(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("boards").mkdir()
     events = Path("boards/events.out.tfevents.1")
@@ -322,7 +311,7 @@ def test_a_run_that_fails_leaves_folders_with_files_of_others(tiny_model, tmp_pa
 
 
 @pytest.mark.slow
-def test_tensorboards_files_lie_in_the_runs_folder_if_it_has_its_name(recipe):
+def test_tensorboard_writes_into_the_runs_folder_if_it_has_the_same_name(recipe):
     pytest.importorskip("tensorboard")
     named = ["--trainer.logger.name", "recipe", "--trainer.max_epochs", "1"]
     assert main(["fit", "recipe.yaml", *TENSORBOARD, *named]) == 0
@@ -332,11 +321,11 @@ def test_tensorboards_files_lie_in_the_runs_folder_if_it_has_its_name(recipe):
     assert len(metrics(run)) == 2
 
 
-def test_a_runs_folder_stands_for_its_last_checkpoint(trained, capsys):
+def test_the_folder_of_a_run_means_its_last_checkpoint(trained, capsys):
     run = trained
     for folder in (run, run / "checkpoints"):
-        given = read_invocation("eval", ["recipe.yaml", "--ckpt_path", str(folder)])
-        assert given.contents["ckpt_path"] == str(run / "checkpoints" / "last.ckpt")
+        invocation = read_invocation("eval", ["recipe.yaml", "--ckpt_path", str(folder)])
+        assert invocation.contents["ckpt_path"] == str(run / "checkpoints" / "last.ckpt")
     assert main(["eval", "recipe.yaml", "--ckpt_path", str(run)]) == 0
     assert main(["fit", "recipe.yaml", "--ckpt_path", str(run)]) == 0
     assert [row["iteration"] for row in metrics("runs/recipe/version_1")] == ["2"]
@@ -350,14 +339,14 @@ def test_a_runs_folder_stands_for_its_last_checkpoint(trained, capsys):
     assert "no checkpoint at 'lst'. Did you mean last?" in message
     with pytest.raises(CheckpointError, match=r"no checkpoint in 'empty'"):
         turnrl.load("empty")
-    # without a last.ckpt it stands for its newest, whatever that is called
+    # without a last.ckpt it means its newest checkpoint, by any name
     kept = Path("empty/checkpoints")
     for number, name in enumerate(("b.ckpt", "a.ckpt")):
         kept.mkdir(exist_ok=True)
         shutil.copy(run / "checkpoints" / "last.ckpt", kept / name)
         os.utime(kept / name, (number, number))
-    given = read_invocation("fit", ["recipe.yaml", "--ckpt_path", "empty"])
-    assert given.contents["ckpt_path"] == str(kept / "a.ckpt")
+    invocation = read_invocation("fit", ["recipe.yaml", "--ckpt_path", "empty"])
+    assert invocation.contents["ckpt_path"] == str(kept / "a.ckpt")
 
 
 @pytest.mark.parametrize(
@@ -377,7 +366,7 @@ def test_a_start_that_fails_leaves_no_folder(recipe, capsys, mistake, logger):
     assert set(Path().iterdir()) == there
 
 
-def test_a_start_that_fails_leaves_an_empty_folder_of_the_users_own(recipe, capsys):
+def test_a_start_that_fails_keeps_an_empty_folder_of_the_users(recipe, capsys):
     Path("out").mkdir()
     own = ["--trainer.logger.init_args.save_dir", "out"]
     fails(capsys, ["fit", "recipe.yaml", "--model.rollout.max_tokens", "4096", *own])
@@ -411,14 +400,16 @@ def csv_logger(**settings):
     ],
     ids=str,
 )
-def test_the_folder_that_is_announced_is_the_one_that_is_used(recipe, logger):
+def test_the_announced_folder_is_used(recipe, logger):
     start = turnrl.build(["recipe.yaml", *logger]).start
     assert read_invocation("fit", ["recipe.yaml", *logger]).place.folder == start.folder
 
 
-def test_a_run_by_recipe_is_known_by_a_callback(recipe):
+def test_a_callback_marks_a_run_by_recipe(recipe):
     run = turnrl.build(["recipe.yaml"])
-    (note,) = (one for one in run.trainer.callbacks if isinstance(one, turnrl.ByRecipe))
+    (note,) = (
+        callback for callback in run.trainer.callbacks if isinstance(callback, turnrl.ByRecipe)
+    )
     assert note.folder == Path("runs/recipe/version_0")
     assert note.default_bar is run.trainer.progress_bar_callback is not None
     for bar in (
@@ -426,23 +417,23 @@ def test_a_run_by_recipe_is_known_by_a_callback(recipe):
         ["--trainer.enable_progress_bar", "false"],
     ):
         run = turnrl.build(["recipe.yaml", *bar, "--trainer.logger", "false"])
-        (note,) = (one for one in run.trainer.callbacks if isinstance(one, turnrl.ByRecipe))
+        (note,) = (
+            callback for callback in run.trainer.callbacks if isinstance(callback, turnrl.ByRecipe)
+        )
         assert (note.folder, note.default_bar) == (None, None)
 
 
 @pytest.mark.parametrize(
-    ("command", "options", "said"),
+    ("command", "options", "place"),
     [
-        ("fit", [], "to runs/recipe/version_0"),
         ("fit", ["--trainer.fast_dev_run", "0"], "to runs/recipe/version_0"),
-        ("fit", ["--trainer.fast_dev_run", "true"], "no files: trainer.fast_dev_run is a trial"),
         ("fit", ["--trainer.fast_dev_run", "2"], "no files: trainer.fast_dev_run is a trial"),
         ("fit", ["--trainer.logger", "false"], "only checkpoints/: trainer.logger is false"),
         ("eval", [], "to runs/recipe-eval/version_0"),
         ("eval", ["--trainer.logger", "false"], "no files: trainer.logger is false"),
     ],
 )
-def test_where_files_go_is_said_as_it_will_be(recipe, request, capsys, command, options, said):
+def test_the_first_line_says_where_files_go(recipe, request, capsys, command, options, place):
     if command == "eval":
         request.getfixturevalue("trained")
         options = [*options, "--ckpt_path", "last"]
@@ -451,11 +442,11 @@ def test_where_files_go_is_said_as_it_will_be(recipe, request, capsys, command, 
     capsys.readouterr()
     assert main([command, "recipe.yaml", *options]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[1] == f"writing {said}, on the CPU"
+    assert lines[1] == f"writing {place}, on the CPU"
     made = {str(path) for path in Path().rglob("*") if path.is_dir() and path not in before}
     folders = {path for path in made if path.startswith("runs/") and "version" in path}
-    assert bool(folders) == said.startswith("to ")
-    assert ("checkpoints" in made) == said.startswith("only checkpoints")
+    assert bool(folders) == place.startswith("to ")
+    assert ("checkpoints" in made) == place.startswith("only checkpoints")
 
 
 @pytest.mark.slow
@@ -463,17 +454,17 @@ def test_a_recipe_that_an_evaluation_saved_finds_the_runs_of_the_training(traine
     assert main(["eval", "recipe.yaml", "--ckpt_path", "best"]) == 0
     saved = "runs/recipe-eval/version_0/config.yaml"
     for name in ("last", "best"):
-        given = read_invocation("eval", [saved, "--ckpt_path", name])
-        assert given.place.trained == Path("runs/recipe")
+        invocation = read_invocation("eval", [saved, "--ckpt_path", name])
+        assert invocation.place.trained == Path("runs/recipe")
         # a look-up changes nothing of what was given
         file = f"runs/recipe/version_0/checkpoints/{name}.ckpt"
-        assert given.with_checkpoint().contents == {**given.contents, "ckpt_path": file}
-        assert given.contents["ckpt_path"] == name
+        assert invocation.with_checkpoint().contents == {**invocation.contents, "ckpt_path": file}
+        assert invocation.contents["ckpt_path"] == name
     assert main(["eval", saved, "--ckpt_path", "best"]) == 0
     assert Path("runs/recipe-eval/version_1/metrics.csv").is_file()
 
 
-def test_a_folder_is_named_as_lightning_will_number_it(recipe):
+def test_folders_are_numbered_as_lightning_numbers_them(recipe):
     for number in (0, 3, 11):
         Path(f"runs/recipe/version_{number}").mkdir(parents=True)
     Path("runs/recipe/version_old").mkdir()
@@ -482,25 +473,25 @@ def test_a_folder_is_named_as_lightning_will_number_it(recipe):
 
 
 @pytest.mark.slow
-def test_runs_that_begin_at_once_have_a_folder_each(recipe, nursery):
+def test_runs_that_start_at_the_same_time_have_a_folder_each(recipe, nursery):
     words = turnrl_command("fit", "recipe.yaml", "--trainer.max_epochs", "1")
     env = {**os.environ, **nursery.environment, "PYTHONPATH": str(Path(__file__).parent)}
     options = {"env": env, "stdout": subprocess.PIPE, "text": True}
     both = [subprocess.Popen([*words, "--seed_everything", seed], **options) for seed in ("1", "2")]
-    for one in both:
-        said = one.communicate()[0]
-        assert one.returncode == 0
+    for process in both:
+        printed = process.communicate()[0]
+        assert process.returncode == 0
         # it is where the line says, and has its own recipe, record and checkpoints
-        folder = Path(re.search(r"^writing to (\S+),", said, re.MULTILINE)[1])
+        folder = Path(re.search(r"^writing to (\S+),", printed, re.MULTILINE)[1])
         seed = yaml.safe_load((folder / "config.yaml").read_text())["seed_everything"]
-        assert str(seed) == one.args[-1]
+        assert str(seed) == process.args[-1]
         assert len(metrics(folder)) == 2
         assert (folder / "checkpoints" / "last.ckpt").is_file()
     names = sorted(path.name for path in Path("runs/recipe").iterdir())
     assert names == ["version_0", "version_1"]
 
 
-def test_of_runs_that_claim_a_number_none_has_that_of_another(tmp_path, monkeypatch):
+def test_no_two_runs_claim_the_same_number(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     home, together = Path("some/runs"), threading.Barrier(8)
     taken = []
@@ -511,11 +502,11 @@ def test_of_runs_that_claim_a_number_none_has_that_of_another(tmp_path, monkeypa
             taken.append(number)
             together.wait()
 
-    some = [threading.Thread(target=begin) for _ in range(8)]
-    for one in some:
-        one.start()
-    for one in some:
-        one.join()
+    threads = [threading.Thread(target=begin) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
     assert sorted(taken) == [*range(8)]
     # nothing was written, so nothing is left but what others may have found there
     assert not any(home.glob("*"))
@@ -546,13 +537,13 @@ def test_of_runs_that_claim_a_number_none_has_that_of_another(tmp_path, monkeypa
     ],
     ids=str,
 )
-def test_the_recipe_that_is_saved_has_no_claimed_number(recipe, logger):
+def test_the_saved_recipe_has_no_claimed_number(recipe, logger):
     if "TensorBoardLogger" in logger:
         pytest.importorskip("tensorboard")
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1", *logger]) == 0
     (run,) = Path().glob("*/*/version_*")
     loggers = listed(yaml.safe_load((run / "config.yaml").read_text())["trainer"]["logger"])
-    versions = [one["init_args"].get("version") for one in loggers]
+    versions = [chosen["init_args"].get("version") for chosen in loggers]
     assert versions == [7 if "7" in logger else None] * len(loggers)
     if "7" not in logger:
         assert main(["fit", str(run / "config.yaml"), "--trainer.max_epochs", "1"]) == 0

@@ -77,7 +77,7 @@ def write(folder, name, runs):
 
 
 def read_back(folder, part, runs):
-    """The rows of a part whose lines are those of these runs."""
+    """Write the lines of these runs, and read the rows of their part."""
     write(folder, "small", runs)
     return rows.rows(part, rows.done(folder, {"small": part}))
 
@@ -465,7 +465,7 @@ def test_each_door_pays_at_once_and_the_attempt_goes_on_to_the_end():
 
 @pytest.mark.parametrize("doors", [2, 4])
 def test_the_split_leaves_out_the_noise_of_earlier_doors(doors):
-    """By hand, for rewards alone: a turn's advantage has the variance of the rewards that it holds,
+    """By hand, without outcomes: a turn's advantage has the variance of the rewards that it holds,
     K without the split, and K - k + 1 with it."""
     horizon = _module("horizon")
     right, size, groups = 0.3, 8, 3000

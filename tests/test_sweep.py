@@ -93,24 +93,24 @@ def sweep(recipe, nursery, monkeypatch, capsys):
 
 def alive():
     """The runs that are at work here, by the tools that they have called."""
-    found = []
+    running = []
     for file in Path("pids").glob("*"):
         with contextlib.suppress(OSError):  # it has ended
             if Path("/proc", file.name, "cwd").readlink() == Path.cwd():  # and not another's number
-                found.append(file)
-    return found
+                running.append(file)
+    return running
 
 
 def wait_until(what, within_s=120.0):
     deadline = time.monotonic() + within_s
-    while not (found := what()):
+    while not (value := what()):
         assert time.monotonic() < deadline, Path("sweep.out").read_text()
         time.sleep(0.02)
-    return found
+    return value
 
 
 def shown(text):
-    """The table and what it rests on."""
+    """The table with its legend and notes."""
     return text[text.index("\nA  ") : text.index("\nreport of")]
 
 
@@ -122,10 +122,10 @@ def figures(run):
 
 def lines(folder=SWEEP):
     """The lines of the finished runs, in the order of their names, without what the clock says."""
-    found = [json.loads(line) for line in Path(folder, "results.jsonl").read_text().splitlines()]
-    for one in found:
-        del one["ended"], one["curves"]["seconds"]
-    return sorted(found, key=lambda one: (str(one["settings"]), one["seed"]))
+    finished = [json.loads(line) for line in Path(folder, "results.jsonl").read_text().splitlines()]
+    for line in finished:
+        del line["ended"], line["curves"]["seconds"]
+    return sorted(finished, key=lambda line: (str(line["settings"]), line["seed"]))
 
 
 def runs(folder=SWEEP):
@@ -135,7 +135,7 @@ def runs(folder=SWEEP):
 # --------------------------------------------------------------------------------- a whole sweep
 
 
-def test_every_seed_with_every_setting_is_a_run_and_a_line_and_counts_as_done(sweep):
+def test_every_seed_with_every_setting_is_run_once(sweep):
     code, text = sweep("--seeds=0..1", TWO)
     assert code == 0, text
     assert "4 runs (2 settings x 2 seeds) in runs/recipe-sweep\n" in text
@@ -147,9 +147,9 @@ def test_every_seed_with_every_setting_is_a_run_and_a_line_and_counts_as_done(sw
     assert f"report of 4 runs: {SWEEP}/report.html" in text
     assert len(lines()) == len(runs()) == 4
     assert [run.name for run in runs()] == ["version_0"] * 4
-    one = lines()[1]
-    assert (one["settings"], one["seed"]) == ({"model.estimator": "OutcomeOnly"}, 1)
-    assert one["curves"]["iteration"] == [0, 1, 2]
+    line = lines()[1]
+    assert (line["settings"], line["seed"]) == ({"model.estimator": "OutcomeOnly"}, 1)
+    assert line["curves"]["iteration"] == [0, 1, 2]
 
     # each is a real fit, to the last digit
     options = ["--model.estimator=TurnLevel", "--seed_everything=1"]
@@ -157,17 +157,17 @@ def test_every_seed_with_every_setting_is_a_run_and_a_line_and_counts_as_done(sw
     (run,) = Path(SWEEP).glob("estimator_TurnLevel-seed_1-*/version_0")
     assert figures(run) == figures("runs/recipe/version_0")
 
-    # the differences are those of 'turnrl compare' on the same runs
+    # 'turnrl compare' on the same runs finds the same differences
     (compared,) = compare(open_sides([*map(str, runs())]))
     cells = matrix.read_cells(["recipe.yaml"], "0..1", [TWO.removeprefix("--set=")])[1]
-    found = table.tabulate(cells, results.read(SWEEP)[0])
-    ours = found.rows[1].figures["reward/total"].less
+    tabled = table.tabulate(cells, results.read(SWEEP)[0])
+    ours = tabled.rows[1].figures["reward/total"].less
     theirs = compared.figures["reward/total"]
     if theirs.pairs == 2:  # and not over questions
         assert (ours.low, ours.high) == pytest.approx((theirs.low, theirs.high), abs=1e-6)
     assert ours.first == pytest.approx(theirs.first, abs=1e-6)
 
-    # the same again: nothing is run, and the lines alone say the same
+    # once more: nothing is run, and the lines are enough for the same table
     before = lines()
     code, again = sweep("--seeds=0..1", TWO)
     assert (code, shown(again)) == (0, shown(text))
@@ -182,14 +182,14 @@ def test_every_seed_with_every_setting_is_a_run_and_a_line_and_counts_as_done(sw
     assert lines() == before
 
     # it grows by what is not there yet
-    code, text = sweep("--seeds=0..1", "--set=model.estimator=OutcomeOnly,Merged")
-    assert re.findall(r"begins  (.*)", text) == [f"estimator=Merged, seed {n}" for n in (0, 1)]
+    code, text = sweep("--seeds=0", "--set=model.estimator=OutcomeOnly,TurnLevel,Merged")
+    assert re.findall(r"begins  (.*)", text) == ["estimator=Merged, seed 0"]
     assert "The folders of 2 others are not here." in text
-    assert len(lines()) == 6
+    assert len(lines()) == 5
 
 
 @pytest.mark.slow
-def test_a_run_that_fails_is_shown_and_ends_no_other_and_is_tried_again(sweep):
+def test_a_failed_run_is_reported_stops_no_other_and_is_tried_again(sweep):
     words = ("--set=model.rollout.tools=[worlds.Echo],[test_sweep.Mended]", "--jobs=1")
     code, text = sweep(*words)
     assert code == 1
@@ -201,7 +201,7 @@ def test_a_run_that_fails_is_shown_and_ends_no_other_and_is_tried_again(sweep):
     assert "Traceback" not in text
     assert "the world is" in Path(log).read_text()
     assert "1 run did not finish, so no figure includes it." in " ".join(text.split())
-    assert [one["settings"] for one in lines()] == [{"model.rollout.tools": "[worlds.Echo]"}]
+    assert [line["settings"] for line in lines()] == [{"model.rollout.tools": "[worlds.Echo]"}]
     Path("mended").touch()
     code, text = sweep(*words)
     assert code == 0
@@ -212,7 +212,7 @@ def test_a_run_that_fails_is_shown_and_ends_no_other_and_is_tried_again(sweep):
 
 
 @pytest.mark.slow
-def test_the_table_can_be_read_by_a_program_and_runs_can_be_listed_beforehand(sweep, capsys):
+def test_the_table_can_be_json_and_runs_can_be_listed_beforehand(sweep, capsys):
     words = ("--seeds=3,5", "--trainer.max_epochs=1")
     code, text = sweep(*words, "--list", TWO)
     assert code == 0
@@ -220,10 +220,10 @@ def test_the_table_can_be_read_by_a_program_and_runs_can_be_listed_beforehand(sw
     assert not SWEEP.exists()
     assert main(["sweep", "recipe.yaml", *words, "--json"]) == 0
     captured = capsys.readouterr()
-    found = json.loads(captured.out)
+    printed = json.loads(captured.out)
     assert "begins  seed 3" in captured.err
-    (setting,) = found["settings"]
-    assert (setting["settings"], setting["seeds"], found["missing"]) == ({}, [3, 5], [])
+    (setting,) = printed["settings"]
+    assert (setting["settings"], setting["seeds"], printed["missing"]) == ({}, [3, 5], [])
     assert set(setting["figures"]["exact_match"]["values"]) == {"3", "5"}
     assert "  done   seed 3\n  done   seed 5\n" in sweep(*words, "--list")[1]
 
@@ -239,7 +239,7 @@ def test_the_table_can_be_read_by_a_program_and_runs_can_be_listed_beforehand(sw
 
 
 @pytest.mark.slow
-def test_the_lines_can_be_kept_in_a_file_apart_from_the_runs(sweep):
+def test_results_can_be_kept_in_a_file_apart_from_the_runs(sweep):
     words = ("--trainer.max_epochs=1", "--results=kept/lines.jsonl")
     code, text = sweep(*words)
     assert (code, len(runs())) == (0, 1)
@@ -261,8 +261,8 @@ LONG = (
 
 
 def kill(running, folder=SWEEP):
-    """Kill a sweep with -9, after which no run of it is left."""
-    running.kill()  # what stands for it, which the nursery sees within a moment
+    """Kill a sweep with -9, and wait until none of its runs is left."""
+    running.kill()  # kills the stand-in; the nursery notices within a moment
     running.wait()
     if Path(folder).is_dir():
         with FileLock(Path(folder, "sweep.lock"), timeout=5):
@@ -271,7 +271,7 @@ def kill(running, folder=SWEEP):
 
 
 def iterations(folder=SWEEP):
-    """Iterations that its runs have kept, over their attempts."""
+    """The most iterations that a run of the sweep has kept."""
     kept = [0]
     for file in Path(folder).glob("*/version_*/metrics.csv"):
         with contextlib.suppress(FileNotFoundError):  # its attempt is being joined with another
@@ -281,7 +281,7 @@ def iterations(folder=SWEEP):
 
 
 @pytest.mark.slow
-def test_killed_twice_a_sweep_goes_on_and_ends_as_if_nothing_had_happened(start, sweep):
+def test_a_sweep_that_is_killed_twice_ends_as_if_nothing_had_happened(start, sweep):
     assert sweep(*LONG, "-o=whole")[0] == 0
     whole = Path("whole/table.txt").read_text()
     shutil.rmtree("pids")
@@ -317,7 +317,7 @@ def test_killed_twice_a_sweep_goes_on_and_ends_as_if_nothing_had_happened(start,
 
 
 @pytest.mark.slow
-def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(start, sweep):
+def test_a_sweep_killed_at_random_moments_ends_as_if_nothing_had_happened(start, sweep):
     words = (TWO, *LONG[:1], "--trainer.max_epochs=4", *LONG[2:])
     began = time.monotonic()
     assert sweep(*words, "-o=whole")[0] == 0
@@ -346,13 +346,11 @@ def test_killed_at_random_moments_it_ends_as_if_nothing_had_happened(start, swee
 @pytest.mark.parametrize(
     "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)]
 )
-def test_a_sweep_that_is_stopped_stops_its_runs_and_another_is_refused_meanwhile(
-    start, number, capsys
-):
+def test_a_stopped_sweep_stops_its_runs_and_two_sweeps_cannot_share_a_folder(start, number, capsys):
     running = start(*LONG)
     wait_until(lambda: iterations() >= 1)
-    told = fails(capsys, ["sweep", "recipe.yaml", *LONG[:2], "--jobs=1"])
-    assert f"another sweep is at work in '{SWEEP}'. Wait until it ends, or give another" in told
+    message = fails(capsys, ["sweep", "recipe.yaml", *LONG[:2], "--jobs=1"])
+    assert f"another sweep is at work in '{SWEEP}'. Wait until it ends, or give another" in message
     running.send_signal(number)
     assert running.wait(30) == 128 + number
     assert not alive()
@@ -360,9 +358,9 @@ def test_a_sweep_that_is_stopped_stops_its_runs_and_another_is_refused_meanwhile
     assert "0 of 2 runs are done. Repeat the command to resume." in text
     assert "Traceback" not in text
     for log in SWEEP.glob("*/log.txt"):
-        told = log.read_text()
-        assert "stopped by SIGTERM" in told
-        assert "is kept" in told
+        text_of_run = log.read_text()
+        assert "stopped by SIGTERM" in text_of_run
+        assert "is kept" in text_of_run
 
 
 @pytest.mark.slow
@@ -376,11 +374,11 @@ def test_runs_of_several_processes_end_with_their_sweep(start):
     assert "resumes seed 0, after iteration" in Path("sweep.out").read_text()
 
 
-def test_a_lock_that_nobody_holds_is_no_hindrance(recipe, capsys):
+def test_a_lock_file_that_nobody_holds_is_ignored(recipe, capsys):
     SWEEP.mkdir(parents=True)
     with FileLock(SWEEP / "sweep.lock"):
-        told = fails(capsys, ["sweep", "recipe.yaml"])
-    assert "another sweep is at work" in told
+        message = fails(capsys, ["sweep", "recipe.yaml"])
+    assert "another sweep is at work" in message
     (SWEEP / "results.jsonl").write_text(json.dumps(a_line(done_digest("recipe.yaml"))) + "\n")
     assert main(["sweep", "recipe.yaml"]) == 0
     assert "1 run in runs/recipe-sweep, 1 of them done" in capsys.readouterr().out
@@ -390,7 +388,7 @@ def test_a_lock_that_nobody_holds_is_no_hindrance(recipe, capsys):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "wanted"),
     [
         (["--seeds=4..0"], "--seeds is '4..0', which counts down. Give 0..4."),
         (["--seeds=a..b"], "'a..b' is neither a seed nor a range of seeds. Give 0..4, or 0,2,5."),
@@ -426,9 +424,9 @@ def test_a_lock_that_nobody_holds_is_no_hindrance(recipe, capsys):
     ],
     ids=lambda value: value[-1] if isinstance(value, list) else "",
 )
-def test_a_mistake_is_one_line_before_any_run_begins(recipe, capsys, words, told):
+def test_a_mistake_is_reported_before_any_run_starts(recipe, capsys, words, wanted):
     message = fails(capsys, ["sweep", "recipe.yaml", *words])
-    assert told in message
+    assert wanted in message
     assert not list(Path().glob("runs/*/*/version_*"))
 
 
@@ -440,16 +438,14 @@ def test_a_mistake_is_one_line_before_any_run_begins(recipe, capsys, words, told
         ("model.estimatr=OutcomeOnly,TurnLevel", None),
     ],
 )
-def test_a_sweep_checks_keys_and_plain_values_before_it_loads_torch_and_classes_after(
-    recipe, capsys, setting, printed
-):
+def test_keys_and_plain_values_are_checked_before_torch_is_loaded(recipe, capsys, setting, printed):
     assert main(["sweep", "recipe.yaml", f"--set={setting}", "--list"]) == 2
     captured = capsys.readouterr()
     assert setting.partition("=")[0] in captured.err
     assert next(iter(captured.out.splitlines()[-1:]), None) == printed
 
 
-def test_without_a_recipe_and_with_one_that_is_missing(capsys, tmp_path, monkeypatch):
+def test_a_sweep_without_a_recipe_is_refused(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert "needs a recipe" in fails(capsys, ["sweep"])
     assert "no recipe at 'quickstar'" in fails(capsys, ["sweep", "quickstar", "--seeds=0..1"])
@@ -481,7 +477,7 @@ def test_runs_come_seed_by_seed_so_that_settings_can_be_compared_early(recipe):
     assert len({cell.digest for cell in cells}) == 4
 
 
-def test_a_digest_says_what_is_trained_and_not_where_or_how_it_is_spelt(recipe):
+def test_a_digest_depends_on_what_is_trained_not_on_spelling_or_folders(recipe):
     (own,) = digests()
     assert digests("--seed_everything=7", "--trainer.logger=CSVLogger") == [own]
     assert digests("--model.optimizer.lr=0.001", "--model.group_size=4") == [own]
@@ -493,7 +489,7 @@ def test_a_digest_says_what_is_trained_and_not_where_or_how_it_is_spelt(recipe):
     assert digests("--model.estimator={class_path: Merged}") == digests("--model.estimator=Merged")
 
 
-def test_seeds_and_values_are_read_as_the_page_says():
+def test_seeds_and_values_are_parsed():
     assert matrix.read_seeds("0..3,7") == [0, 1, 2, 3, 7]
     assert matrix.read_set("model.group_size=4,8,16") == ("model.group_size", ["4", "8", "16"])
     text = "a={class_path: X, init_args: {b: [1, 2]}},[c, 'd]'],don't,e"
@@ -501,7 +497,7 @@ def test_seeds_and_values_are_read_as_the_page_says():
     assert matrix.read_set(text) == ("a", values)
 
 
-def test_a_setting_may_be_a_recipe_over_the_others(recipe):
+def test_a_setting_may_be_a_recipe(recipe):
     save({"model": {"group_size": 8}}, "many.yaml")
     save({"model": {"group_size": 2}}, "few.yaml")
     _, cells = matrix.read_cells(["recipe.yaml"], "0", ["config=many.yaml,few.yaml"])
@@ -510,20 +506,20 @@ def test_a_setting_may_be_a_recipe_over_the_others(recipe):
     assert [cell.name[:21] for cell in cells] == ["config_many.yaml-seed", "config_few.yaml-seed_"]
 
 
-def test_a_run_keeps_the_other_loggers_of_its_recipe_beside_it(recipe):
+def test_a_run_keeps_the_other_loggers_of_its_recipe(recipe):
     other = {"class_path": "CSVLogger", "init_args": {"save_dir": "runs", "name": "other"}}
     recipe["trainer"]["logger"] = ["CSVLogger", other]
     save(recipe)
     _, (cell,) = matrix.read_cells(["recipe.yaml"], "3", [])
     made = build(cell.words(Path("there"))).trainer.loggers
     places = [f"there/{cell.name}/version_0", f"there/{cell.name}/other/version_0"]
-    assert [one.log_dir for one in made] == places
+    assert [logger.log_dir for logger in made] == places
 
 
 # ----------------------------------------------------------------------------- cores and GPUs
 
 
-def test_cores_are_shared_out_and_every_run_has_its_gpu(monkeypatch):
+def test_cores_are_divided_and_every_run_has_its_gpu(monkeypatch):
     monkeypatch.delenv("OMP_NUM_THREADS")
     monkeypatch.setattr(jobs, "_cores", lambda: 8)
     monkeypatch.setattr(jobs, "_gpus", lambda: ["2", "3"])
@@ -533,8 +529,8 @@ def test_cores_are_shared_out_and_every_run_has_its_gpu(monkeypatch):
     assert jobs.workers(2, "3", "cuda", 1) == jobs.Workers(["3"] * 2, 4)
     assert jobs.workers(None, None, "cuda", 2) == jobs.Workers([None], 8)
     assert jobs.workers(None, None, "mps", None) == jobs.Workers([None], 8)
-    found = jobs.workers(None, None, "cuda", None).environment("3")
-    assert (found["CUDA_VISIBLE_DEVICES"], found["OMP_NUM_THREADS"]) == ("3", "4")
+    environment = jobs.workers(None, None, "cuda", None).environment("3")
+    assert (environment["CUDA_VISIBLE_DEVICES"], environment["OMP_NUM_THREADS"]) == ("3", "4")
     with pytest.raises(RecipeError, match=r"this machine has GPUs 2, 3. Name some of them"):
         jobs.workers(None, "0", "cuda", None)
     with pytest.raises(RecipeError, match=r"trainer.devices is 2. Leave one of them out"):
@@ -567,19 +563,19 @@ def a_line(digest="d", seed=0, matches=(0.0, 0.5, 1.0), tokens=(0, 100, 200), **
         "\udcff",
     ],
 )
-def test_a_torn_or_broken_line_is_told_and_counts_for_no_run(tmp_path, broken):
+def test_a_broken_line_is_reported_and_counts_for_no_run(tmp_path, broken):
     good = [json.dumps(a_line(seed=seed)) for seed in (0, 1)]
     file = tmp_path / "results.jsonl"
     file.write_text("\n".join([good[0], broken, good[1]]), "utf-8", "surrogateescape")
-    found, problems = results.read(tmp_path)
-    assert sorted(found) == [("d", 0), ("d", 1)]
+    read, problems = results.read(tmp_path)
+    assert sorted(read) == [("d", 0), ("d", 1)]
     assert problems == [f"ignored line 2 of {file}, which is torn or broken."]
     # a line is added behind what is there, and a torn end gives way to it
-    results.append(file, found["d", 0])
+    results.append(file, read["d", 0])
     assert file.read_bytes().splitlines()[1] == broken.encode("utf-8", "surrogateescape")
     assert len(file.read_text("utf-8", "surrogateescape").splitlines()) == 4
     file.write_text(f"{good[0]}\n{good[1][:-9]}")
-    results.append(file, found["d", 1])
+    results.append(file, read["d", 1])
     assert [json.loads(line)["seed"] for line in file.read_text().splitlines()] == [0, 1]
 
 
@@ -612,37 +608,45 @@ def test_curves_count_every_sampled_token_and_every_part_of_an_iteration():
 # --------------------------------------------------------------------------------- the table
 
 
-def test_the_area_is_that_of_trapezoids_up_to_what_every_run_sampled():
+def test_the_area_is_the_sum_of_trapezoids_up_to_what_every_run_sampled():
     points = [(0, 0.0), (100, 0.5), (200, 1.0)]
     # 100 * (0 + .5) / 2 + 50 * (.5 + .75) / 2 = 25 + 31.25, over 150
     assert table.area(points, 150) == pytest.approx(56.25 / 150)
     assert table.area(points, 200) == pytest.approx(0.5)
 
 
+def read_back(lines):
+    """The results that these lines become in a file."""
+    folder = Path("read-back")
+    folder.mkdir(exist_ok=True)
+    (folder / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return results.read(folder)[0]
+
+
 def tabulated(seeds, ends, curves=lambda cell: {}):
     """A table of runs by their last exact match, by group size and seed."""
     sets = [f"model.group_size={','.join(ends)}"]
     _, cells = matrix.read_cells(["recipe.yaml"], seeds, sets)
-    found = {}
+    finished = []
     for cell in cells:
         if (end := ends[cell.settings["model.group_size"]].get(cell.seed)) is not None:
             line = a_line(*cell.key, matches=(0, 0, end))
             line["curves"] |= curves(cell)
-            found[cell.key] = results._result(json.dumps(line))
-    return table.tabulate(cells, found)
+            finished.append(line)
+    return table.tabulate(cells, read_back(finished))
 
 
-def test_without_answers_the_area_is_of_the_reward_and_the_outcome_is_shown(recipe):
+def test_without_answers_the_table_shows_the_reward(recipe):
     _, cells = matrix.read_cells(["recipe.yaml"], "0..2", ["model.group_size=2,4"])
-    found = {}
+    finished = []
     for cell in cells:
         line = a_line(*cell.key, matches=(0, 0, 0))
         del line["curves"]["val/exact_match"]
         end = -1.5 + cell.seed / 4 + (cell.settings["model.group_size"] == "4")
         rewards = {"val/reward/total": [end - 1, end, end], "val/reward/outcome": [0, 0.5, 1]}
         line["curves"] |= rewards | {"val/reward/turn": [0, 0, 0]}
-        found[cell.key] = results._result(json.dumps(line))
-    made = table.tabulate(cells, found)
+        finished.append(line)
+    made = table.tabulate(cells, read_back(finished))
     area = made.rows[0].figures["area"]
     # a reward may lie beyond 0 and 1, and so may its interval
     assert area.values == pytest.approx({seed: -1.75 + seed / 4 for seed in range(3)})
@@ -659,15 +663,15 @@ def half(values):
 
 def test_intervals_are_students_over_seeds_and_differences_are_paired(recipe):
     ends = {"2": {0: 0.4, 1: 0.2, 2: 0.6}, "4": {0: 0.8, 1: 0.4, 2: 1.0}, "8": {0: 0.5}}
-    found = tabulated("0..2", ends)
-    first, second, third = (row.figures["exact_match"] for row in found.rows)
+    made = tabulated("0..2", ends)
+    first, second, third = (row.figures["exact_match"] for row in made.rows)
     wide = half([*ends["2"].values()])
     assert 0.4 - wide < 0  # where no exact match can be
     assert (first.mean, *first.ends) == pytest.approx((0.4, 0.0, 0.4 + wide))
     assert first.less is third.ends is None
     gain = half([0.4, 0.2, 0.4])
     assert (second.less.low, second.less.high) == pytest.approx((1 / 3 - gain, 1 / 3 + gain))
-    text = [*found.lines()]
+    text = [*made.lines()]
     assert max(map(len, text)) <= 80
     assert text[2] == "C  model.group_size=8: seed 0"
     assert "exact_match       A    0.4000  [0.0000, 0.8968]" in text
@@ -719,7 +723,7 @@ def attempt(number, rows, best=None, **trainer):
         (folder / "checkpoints" / "best.ckpt").write_text(best)
 
 
-def test_attempts_become_one_run_and_the_later_one_is_right(tmp_path, monkeypatch):
+def test_attempts_are_merged_into_one_run_and_later_rows_win(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     attempt(0, [(0, 0.1), (1, 0.9), (2, 0.2)], best="first")
     Path("run/version_0/a.txt").write_text("first")
@@ -742,7 +746,7 @@ def test_attempts_become_one_run_and_the_later_one_is_right(tmp_path, monkeypatc
     assert folders.settle(Path("run")) == run
 
 
-def test_the_better_checkpoint_is_kept_by_the_figure_that_the_recipe_watches(tmp_path, monkeypatch):
+def test_the_better_checkpoint_by_the_recipes_monitor_is_kept(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     own = {"monitor": "val/exact_match", "mode": "min"}
     least = {"class_path": "turnrl.BestCheckpoint", "init_args": own}
@@ -752,7 +756,7 @@ def test_the_better_checkpoint_is_kept_by_the_figure_that_the_recipe_watches(tmp
     assert (run / "checkpoints" / "best.ckpt").read_text() == "second"
 
 
-def test_a_run_without_the_row_of_its_checkpoint_begins_anew(recipe):
+def test_a_run_without_the_row_of_its_checkpoint_starts_over(recipe):
     assert main(["fit", "recipe.yaml"]) == 0
     run = Path("runs/recipe/version_0")
     assert folders.checkpoint(run) == (run / "checkpoints" / "last.ckpt", 2)

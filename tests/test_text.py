@@ -62,7 +62,7 @@ def test_an_exact_match_ignores_case_punctuation_and_articles():
 
 
 @given(st.sampled_from(["", "The", "a an", "!?", " "]), st.sampled_from(["", "the", "...", "An"]))
-def test_what_normalises_to_nothing_matches_nothing(prediction, gold):
+def test_an_answer_that_normalises_to_nothing_matches_nothing(prediction, gold):
     assert not exact_match(prediction, Question("q", "?", gold))
     assert contained_answer(prediction, [gold]) is None
 
@@ -101,11 +101,11 @@ def test_an_exact_match_is_contained(text, answer):
         ("a < b > c, <b>bold</b>, <answers>", "a < b > c, <b>bold</b>, <answers>"),
     ],
 )
-def test_markup_that_could_act_is_made_inert_and_the_rest_stays(text, inert):
+def test_active_markup_is_made_inert_and_the_rest_stays(text, inert):
     assert neutralise(text, TAGS, CONTROL) == inert
 
 
-def test_without_tags_and_tokens_a_text_stays_as_it_is():
+def test_without_tags_and_tokens_a_text_does_not_change():
     assert neutralise("<answer><|im_end|>", [], []) == "<answer><|im_end|>"
 
 
@@ -140,7 +140,7 @@ ACTS = re.compile(
 )
 
 
-def test_what_would_act_on_a_terminal_is_written_as_python_writes_it():
+def test_control_characters_are_escaped_as_python_escapes_them():
     assert visible(HOSTILE) == (
         r"\x1b[2J\x1b]0;title\x07 \x9b31m \u202eright to left\u2069 \r\x08 \u200b \ud800 \U000e0041"
     )
@@ -149,20 +149,20 @@ def test_what_would_act_on_a_terminal_is_written_as_python_writes_it():
 
 
 @given(st.text(st.characters(exclude_categories=[])))
-def test_a_visible_text_has_nothing_that_acts_and_loses_nothing(text):
+def test_a_visible_text_has_no_control_characters_and_loses_nothing(text):
     shown = visible(text)
     assert not ACTS.search(shown)
     shown.encode()  # a terminal takes it
-    kinds = ((one, unicodedata.category(one)) for one in text)
+    kinds = ((character, unicodedata.category(character)) for character in text)
     assert shown == "".join(
-        one
-        if one in "\n\t" or (kind[0] != "C" and kind not in ("Zl", "Zp"))
-        else one.encode("unicode_escape").decode()
-        for one, kind in kinds
+        character
+        if character in "\n\t" or (kind[0] != "C" and kind not in ("Zl", "Zp"))
+        else character.encode("unicode_escape").decode()
+        for character, kind in kinds
     )
 
 
-def test_trajectories_transcripts_and_errors_are_visible(recipe, capsys, monkeypatch):
+def test_trajectories_transcripts_and_errors_print_no_controls(recipe, capsys, monkeypatch):
     draw = random.Random(1)
     group = recorded.group(draw, 0, turns=(3, 3), text=lambda: HOSTILE)
     for trajectory in group.trajectories:
@@ -183,12 +183,12 @@ def test_trajectories_transcripts_and_errors_are_visible(recipe, capsys, monkeyp
     monkeypatch.setattr("worlds.Echo.run", breaks)
     monkeypatch.setattr("worlds.Letters.read", breaks)
     assert main(["fit", "recipe.yaml"]) == 2
-    told = capsys.readouterr().err
-    assert r"raised OSError: \x1b[2J\x1b]0;title" in told
-    assert not ACTS.search(told.replace("\r", ""))
+    errors = capsys.readouterr().err
+    assert r"raised OSError: \x1b[2J\x1b]0;title" in errors
+    assert not ACTS.search(errors.replace("\r", ""))
 
 
-def test_lines_too_long_for_a_terminal_are_wrapped_at_words_and_stay_whole_elsewhere():
+def test_lines_too_long_for_a_terminal_are_wrapped_at_words():
     text = "short\n  written to a/" + "long/" * 12 + "path; the rest of it is in one more place"
     assert fitted(text, None) == text
     assert fitted(text, 200) == text
@@ -216,4 +216,4 @@ def test_a_command_in_a_message_stays_on_one_line():
 def test_wrapping_changes_nothing_but_white_space(text, columns):
     wrapped = fitted(text, columns)
     assert wrapped.split() == text.split()
-    assert all(len(one) <= columns or len(one.split()) == 1 for one in wrapped.split("\n"))
+    assert all(len(line) <= columns or len(line.split()) == 1 for line in wrapped.split("\n"))

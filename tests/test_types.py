@@ -25,14 +25,16 @@ from turnrl import (
 QUESTION = Question("q", "Who?", ("Ada",))
 ids = st.lists(st.integers(0, 99), max_size=4).map(tuple)
 turns = st.tuples(ids, ids, st.integers(0, 9)).map(
-    lambda one: said("", one[0], [-float(i) for i in one[0]], observed=one[1], version=one[2])
+    lambda parts: said(
+        "", parts[0], [-float(i) for i in parts[0]], observed=parts[1], version=parts[2]
+    )
 )
 
 
-def test_tokens_stand_in_the_order_they_were_read_and_sampled():
-    one = said("a", (3, 4), (-0.3, -0.4), Reading(), (ToolResult("x"),), (5, 6), version=2)
-    two = said("b", (7,), (-0.7,), Reading(answer="Ada"), version=3)
-    whole = trajectory(QUESTION, (1, 2), (one, two), "answer")
+def test_tokens_are_in_the_order_in_which_they_were_read_and_sampled():
+    first = said("a", (3, 4), (-0.3, -0.4), Reading(), (ToolResult("x"),), (5, 6), version=2)
+    second = said("b", (7,), (-0.7,), Reading(answer="Ada"), version=3)
+    whole = trajectory(QUESTION, (1, 2), (first, second), "answer")
     assert whole.samples == (whole.sample,)
     assert whole.sample.token_ids == (1, 2, 3, 4, 5, 6, 7)
     assert whole.sample.turn_index == (-1, -1, 0, 0, -1, -1, 1)
@@ -80,7 +82,7 @@ def test_a_sample_grows_and_is_never_rewritten():
     assert Sample().prompt_ids == ()
 
 
-def test_a_sample_of_columns_of_different_lengths_is_not_read():
+def test_a_sample_with_columns_of_different_lengths_is_an_error():
     for logprobs, versions in (((-0.1,), 0), ((-0.1, -0.2), (1,))):
         sample = Sample().wrote(0, (3, 4), logprobs, versions)
         whole = Trajectory(QUESTION, (Turn(""),), "turns", (sample,))
@@ -105,7 +107,7 @@ SEVERAL = Trajectory(
 )
 
 
-def test_a_trajectory_of_several_histories_gives_their_tokens_history_after_history():
+def test_a_trajectory_lists_the_tokens_of_one_history_after_another():
     assert SEVERAL.tokens == 5 + 4 + 3
     assert SEVERAL.token_rows == (
         ((1, 2, 3, 4, 5), [False, True, True, False, True]),
@@ -120,12 +122,12 @@ def test_a_trajectory_of_several_histories_gives_their_tokens_history_after_hist
     assert [ids_of(SEVERAL, k) for k in range(4)] == [(2, 3), (8,), (5,), (11, 12)]
 
 
-def test_what_was_read_before_a_turn_is_the_history_that_it_was_sampled_in():
+def test_the_history_of_a_turn_is_what_it_was_sampled_after():
     assert [SEVERAL.history(k) for k in range(4)] == [(1,), (6, 7), (1, 2, 3, 4), (10,)]
     assert SEVERAL.history(4) == (10, 11, 12)
 
 
-def test_after_the_last_turn_the_history_is_that_of_the_last_turn():
+def test_the_final_history_is_the_one_of_the_last_turn():
     """Whichever history came last, and whether or not anything was sampled in it."""
     first, second, third = SEVERAL.samples
     unanswered = Sample().read((20, 21))
@@ -135,7 +137,7 @@ def test_after_the_last_turn_the_history_is_that_of_the_last_turn():
         assert whole.history(4) == (10, 11, 12)
 
 
-def test_of_a_branch_only_its_own_turns_are_asked_for_and_the_others_are_its_context():
+def test_a_branch_learns_only_its_own_turns_and_reads_the_others_as_context():
     branch = dataclasses.replace(SEVERAL, begins=2)
     # the second history has no turn of its own left
     assert branch.token_rows == (
@@ -150,7 +152,7 @@ def test_of_a_branch_only_its_own_turns_are_asked_for_and_the_others_are_its_con
 
 
 @given(ids, st.lists(turns, min_size=1, max_size=4), st.data())
-def test_a_turn_is_asked_for_from_where_the_trajectory_begins(prompt, taken, data):
+def test_only_turns_from_where_the_trajectory_begins_are_learned(prompt, taken, data):
     begins = data.draw(st.integers(0, len(taken) - 1))
     whole = trajectory(QUESTION, prompt, taken, "turns", begins)
     own = [(k, turn) for k, turn in enumerate(taken) if k >= begins]
@@ -161,13 +163,13 @@ def test_a_turn_is_asked_for_from_where_the_trajectory_begins(prompt, taken, dat
     assert asked == [token for _, turn in own for token in turn.ids]
 
 
-def test_it_is_short_in_a_notebook():
+def test_a_trajectory_has_a_short_repr():
     assert repr(SEVERAL) == "Trajectory('Who?', turns=4, tokens=12, answer='Ada')"
     cut = Trajectory(QUESTION, (Turn("a"),), "length")
     assert repr(cut) == "Trajectory('Who?', turns=1, tokens=0, ended_by='length')"
 
 
-def test_the_answer_is_that_of_the_last_turn():
+def test_the_answer_is_the_one_of_the_last_turn():
     assert Trajectory(QUESTION, (Turn(""),), "turns").answer is None
     answered = (Turn("", Reading(answer="Ada")), Turn(""))
     assert Trajectory(QUESTION, answered, "turns").answer is None
@@ -176,7 +178,7 @@ def test_the_answer_is_that_of_the_last_turn():
 @pytest.mark.parametrize(
     "stream", ["sample", "token_rows", "sampled_turns", "sampler_logprobs", "versions", "history"]
 )
-def test_a_trajectory_without_tokens_has_its_texts_and_names_itself_if_asked_for_tokens(stream):
+def test_a_trajectory_without_tokens_has_its_texts_and_an_error_for_tokens(stream):
     whole = Trajectory(QUESTION, (Turn("It is Ada.", Reading(answer="Ada")),), "answer")
     assert whole.answer == "Ada"
     assert whole.samples == ()
@@ -195,14 +197,6 @@ def test_data_is_frozen():
 def test_what_plugins_extend_is_abstract(abstract):
     with pytest.raises(TypeError, match="abstract"):
         abstract()
-
-
-def test_a_tool_needs_no_check_of_its_own():
-    class Nothing(Tool):
-        def run(self, calls):
-            return []
-
-    assert Nothing().check() is None
 
 
 def test_a_source_without_a_corpus_says_so():
@@ -225,7 +219,7 @@ def test_every_error_is_a_turnrl_error_and_one_of_the_standard_library():
         assert error is TurnRLError or others - {Exception, BaseException, object}
 
 
-def test_faults_of_the_world_have_one_name_and_exit_with_1():
+def test_faults_of_the_world_share_a_class_and_exit_with_1():
     for error in (turnrl.ToolError, turnrl.RewardError, turnrl.EngineError):
         assert issubclass(error, turnrl.WorldError)
         assert error.exit_code == 1
