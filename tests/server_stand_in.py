@@ -1,19 +1,23 @@
 """A server that speaks vLLM's protocol, or SGLang's with `--sglang`, as far as turnrl needs it, and
-samples a small model with transformers and peft:
-`python server_stand_in.py --model DIR --port PORT [--...]`.
+samples a small model with transformers and peft: `python server_stand_in.py --model DIR --port PORT
+[--...]`, or `Listener` in a thread.
 
-The real ones have environments of their own, of several GB; the slow tests run against them where
-there is one.
+The real servers need environments of their own, of several GB. The slow tests run against them
+where there is one.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import copy
 import json
 import os
+import socket
+import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -35,12 +39,12 @@ class Model:
         self.base = AutoModelForCausalLM.from_pretrained(options.model, dtype=torch.float32).eval()
         self.adapters: dict[str, object] = {}
         self.loads: list[str] = []
+        self.prompts: list[list[int]] = []
         self.asleep, self.wakes = False, 0
         self.lock = threading.Lock()
 
     def load(self, name: str, folder: str) -> None:
         from peft import PeftModel
-        from transformers import AutoModelForCausalLM
 
         if name in self.adapters:
             raise Refusal(400, f"The lora adapter '{name}' has already been loaded.")
@@ -50,13 +54,12 @@ class Model:
         rank = json.loads(file.read_text())["r"]
         if rank > self.options.max_lora_rank:
             most = self.options.max_lora_rank
-            told = f"LoRA rank {rank} is greater than max_lora_rank {most}."
-            raise Refusal(500, f"Call to add_lora method failed: {told}")
+            problem = f"LoRA rank {rank} is greater than max_lora_rank {most}."
+            raise Refusal(500, f"Call to add_lora method failed: {problem}")
         if not Path(folder, "adapter_model.safetensors").is_file():
             raise Refusal(500, f"Call to add_lora method failed: {folder} doesn't contain tensors")
-        own = AutoModelForCausalLM.from_pretrained(self.options.model, dtype=torch.float32)
         self.loads.append(name)
-        self.adapters[name] = PeftModel.from_pretrained(own, folder).eval()
+        self.adapters[name] = PeftModel.from_pretrained(copy.deepcopy(self.base), folder).eval()
 
     def unload(self, name: str) -> None:
         if self.adapters.pop(name, None) is None:
@@ -95,11 +98,12 @@ class Model:
             raise Refusal(404, f"The model `{body['model']}` does not exist.")
         network = self.base if body["model"] == "base" else self.adapters[body["model"]]
         several = body["prompt"] if isinstance(body["prompt"][0], list) else [body["prompt"]]
-        every = [self._turn(network, prompt, body) for prompt in several]
-        return {"choices": [{"index": n} | one for n, one in enumerate(every)]}
+        turns = [self._turn(network, prompt, body) for prompt in several]
+        return {"choices": [{"index": n} | turn for n, turn in enumerate(turns)]}
 
     def _turn(self, network: object, prompt: list[int], body: dict) -> dict:
         ids, logprobs = [], []
+        self.prompts.append(prompt)
         if len(prompt) >= self.options.max_model_len:
             raise Refusal(400, f"maximum context length is {self.options.max_model_len} tokens")
         reason, heat = "length", body["temperature"]
@@ -117,8 +121,11 @@ class Model:
             ):
                 reason = "stop"
                 break
-        told = {"token_logprobs": logprobs}
-        return {"token_ids": ids, "logprobs": told, "finish_reason": reason}
+        return {
+            "token_ids": ids,
+            "logprobs": {"token_logprobs": logprobs},
+            "finish_reason": reason,
+        }
 
     def gets(self) -> dict[str, object]:
         window = {"id": "base", "owned_by": "vllm", "max_model_len": self.options.max_model_len}
@@ -248,19 +255,20 @@ class Handler(BaseHTTPRequestHandler):
     """One request."""
 
     protocol_version = "HTTP/1.1"
-    model: Model
+    disable_nagle_algorithm = True  # else an answer's body waits 40 ms for the client
+    server: Listener
 
     def log_message(self, *_: object) -> None:
         pass
 
     def do_GET(self) -> None:
-        self.answer(self.model.gets())
+        self.answer(self.server.model.gets())
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        verbs = self.model.posts(body)
+        verbs = self.server.model.posts(body)
         if self.path in verbs:
-            with self.model.lock:
+            with self.server.model.lock:
                 try:
                     return self.answer({self.path: verbs[self.path]()})
                 except Refusal as error:
@@ -269,22 +277,58 @@ class Handler(BaseHTTPRequestHandler):
         return self.answer({})
 
     def answer(self, known: dict, status: int = 200) -> None:
-        key = self.model.options.api_key
+        self.server.answers.wait()
+        key = self.server.model.options.api_key
         if key and self.headers["authorization"] != f"Bearer {key}" and self.path != "/health":
-            status, told = 401, {"error": "Unauthorized"}
+            status, answer = 401, {"error": "Unauthorized"}
         elif self.path in known:
-            told = known[self.path]
+            answer = known[self.path]
         else:
-            status, told = 404, {"detail": "Not Found"}
-        data = b"" if told is None else json.dumps(told).encode()
+            status, answer = 404, {"detail": "Not Found"}
+        data = b"" if answer is None else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("content-length", str(len(data)))
         self.end_headers()
         self.wfile.write(data)
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Serve until the process is ended."""
+class Listener(ThreadingHTTPServer):
+    """A server at a port.
+
+    Args:
+        arguments: Of the command line.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, arguments: Sequence[str] | None = None) -> None:
+        options = _parsed(arguments)
+        self.model = (SGLangModel if options.sglang else Model)(options)
+        self.answers = threading.Event()
+        """It hangs while this is not set: it accepts connections, and answers nothing."""
+        self.answers.set()
+        self._connections: list[socket.socket] = []
+        super().__init__(("127.0.0.1", options.port), Handler)
+
+    def process_request(self, request: socket.socket, client_address: object) -> None:
+        self._connections.append(request)
+        super().process_request(request, client_address)
+
+    def handle_error(self, request: socket.socket, client_address: object) -> None:
+        if not isinstance(sys.exception(), OSError):  # a client that has left
+            super().handle_error(request, client_address)
+
+    def kill(self) -> None:
+        """Break off every connection and stop listening, as the end of its process would."""
+        self.shutdown()
+        self.server_close()
+        self.answers.set()
+        for connection in self._connections:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
     parser.add_argument("--port", type=int, required=True)
@@ -299,12 +343,13 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--forgetful", action="store_true")
     parser.add_argument("--sglang", action="store_true")
     parser.add_argument("--reload-s", type=float, default=0.0)
-    options, _ = parser.parse_known_args(arguments)
+    return parser.parse_known_args(arguments)[0]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Serve until the process is ended."""
     torch.set_num_threads(1)
-    Handler.model = (SGLangModel if options.sglang else Model)(options)
-    server = ThreadingHTTPServer(("127.0.0.1", options.port), Handler)
-    print(os.getpid(), flush=True)
-    server.serve_forever()
+    Listener(arguments).serve_forever()
 
 
 if __name__ == "__main__":

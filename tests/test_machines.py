@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from test_vllm import free_port
+from serving import free_port
 
 pytestmark = pytest.mark.slow
 FIT = ["-m", "turnrl", "fit", "quickstart", "small.yaml", "--trainer.strategy", "ddp"]
@@ -39,8 +39,8 @@ def ran(folder: Path, commands: list[list[str]], more: list[dict[str, str]]) -> 
         for command, variables in zip(commands, more, strict=True)
     ]
     for process in processes:
-        told = process.communicate(timeout=300)[0]
-        assert process.returncode == 0, told
+        printed = process.communicate(timeout=300)[0]
+        assert process.returncode == 0, printed
     (file,) = folder.glob("runs/small/version_*/metrics.csv")
     with file.open() as rows:
         return list(csv.DictReader(rows))
@@ -74,9 +74,9 @@ def test_devices_torchrun_and_slurm_are_the_same_run(tmp_path):
         [slurm | number for number in numbers],
     )
     clock = ("seconds", "per_s", "memory")
-    for found in (nodes, tasks):
-        assert len(found) == len(devices) > 2
-        for one, other in zip(devices, found, strict=True):
-            assert one.keys() == other.keys()
-            apart = {name for name in one if one[name] != other[name]}
+    for rows in (nodes, tasks):
+        assert len(rows) == len(devices) > 2
+        for wanted, row in zip(devices, rows, strict=True):
+            assert wanted.keys() == row.keys()
+            apart = {name for name in row if wanted[name] != row[name]}
             assert [name for name in apart if not any(word in name for word in clock)] == []

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from test_vllm import adapted, free_port
+from serving import adapted, free_port
 from turnrl import Sampling, on_loop
 from turnrl_vllm.engine import VLLM
 
@@ -59,23 +59,23 @@ def test_an_iteration_of_equal_attempts_is_the_sum_that_one_writes_down(script):
     server = script.Server(step_s=0.01, row_s=0.002, read_s=0.001, rows=12)
     network = script.Network(bytes_s=1e6, adapter=5e5, load_s=0.25)
     rates = script.Rates(work, server, script.Learner(0.003), network)
-    found = script.Run(rates, servers=1, learners=None).play()
+    alone = script.Run(rates, servers=1, learners=None).play()
     # three prompts are read, and one token of each other; later each attempt reads its result
     turns = 30 * (0.01 + 12 * 0.002) + 0.001 * (3 * 50 + 9 * 1 + 12 * 30)
-    assert found.collecting == pytest.approx(turns + 0.5)
-    assert found.learning == pytest.approx(2 * 12 * (50 + 20 + 30 + 10) * 0.003)
-    assert found.giving == pytest.approx(0.5 + 0.25)
-    assert found.iteration == pytest.approx(found.collecting + found.learning + found.giving)
+    assert alone.collecting == pytest.approx(turns + 0.5)
+    assert alone.learning == pytest.approx(2 * 12 * (50 + 20 + 30 + 10) * 0.003)
+    assert alone.giving == pytest.approx(0.5 + 0.25)
+    assert alone.iteration == pytest.approx(alone.collecting + alone.learning + alone.giving)
     # with two learners one of them has two of three groups, and each step adds gradients once
     two = script.Run(rates, servers=1, learners=2).play()
-    assert two.learning == pytest.approx(found.learning * 2 / 3 + 2 * 4 * 0.5)
+    assert two.learning == pytest.approx(alone.learning * 2 / 3 + 2 * 4 * 0.5)
 
 
 def test_who_collects_ahead_waits_for_the_longer_of_both(script):
     rates = script.Rates(work=script.Work(questions=6, group=4))
     for learner in (1e-6, 1e-3):
-        given = replace(rates, learner=script.Learner(learner))
-        after, ahead = (script.Run(given, 1, 1, n, iterations=8).play() for n in (0, 1))
+        changed = replace(rates, learner=script.Learner(learner))
+        after, ahead = (script.Run(changed, 1, 1, n, iterations=8).play() for n in (0, 1))
         assert after.iteration == pytest.approx(after.collecting + after.learning + after.giving)
         longer = max(ahead.collecting, ahead.learning + ahead.giving)
         assert ahead.iteration == pytest.approx(longer, rel=0.1)
@@ -99,19 +99,21 @@ def test_every_table_of_the_page_is_printed_by_the_command():
 def test_the_first_row_is_what_was_measured(script):
     """On an H100: rollouts of 14.5 s and learning of 39.8 s, with lengths that were forced."""
     work = script.Work(questions=21, spread=0, tool_s=0)
-    found = script.Run(replace(script.SIZES["7B"], work=work), 1, None).play()
-    assert found.collecting == pytest.approx(14.5, rel=0.03)
-    assert found.learning == pytest.approx(39.8, rel=0.01)
+    simulated = script.Run(replace(script.SIZES["7B"], work=work), 1, None).play()
+    assert simulated.collecting == pytest.approx(14.5, rel=0.03)
+    assert simulated.learning == pytest.approx(39.8, rel=0.01)
 
 
 def test_the_command_of_the_page_takes_other_rates(monkeypatch, capsys, script):
     (words,) = re.findall(r"^python docs/scale_out.py (--size.*)$", PAGE, re.M)
     monkeypatch.setattr(sys, "argv", ["scale_out.py", *words.split()])
     script.main()
-    told = capsys.readouterr().out
-    assert told.count("\n| 4 |") == 2  # in turn and ahead
+    printed = capsys.readouterr().out
+    assert printed.count("\n| 4 |") == 2  # in turn and ahead
     # a server is faster than on the page, and the network is slower
-    (row,) = re.findall(r"^\| 1 \| 1, in turn \| \S+ s \| (\S+) s \| \S+ s \| (\S+) s ", told, re.M)
+    (row,) = re.findall(
+        r"^\| 1 \| 1, in turn \| \S+ s \| (\S+) s \| \S+ s \| (\S+) s ", printed, re.M
+    )
     assert float(row[0]) < 17  # 18.0
     assert float(row[1]) == pytest.approx(161.5e6 / 1.2e8 + 0.2, abs=0.06)
 

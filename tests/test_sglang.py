@@ -6,46 +6,50 @@ The slow tests need a server that serves the Atlas starter, with adapters of ran
 
 from __future__ import annotations
 
-import json
 import math
 import os
 
 import httpx2
 import pytest
-import yaml
 
-from commands import RECIPE
-from test_vllm import PROMPT, STARTER, Stand, adapted, change, free_port, own, told, turn
-from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_loop, record
+from serving import (
+    OF_PEFT,
+    PROMPT,
+    STARTER,
+    adapted,
+    change,
+    check_record,
+    check_turn,
+    free_port,
+    intercept,
+    loaded,
+    refusal,
+    stands,
+    turn,
+    write_recipe,
+)
+from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_loop
 from turnrl.cli import main
 from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
 from turnrl_servers import pool
 from turnrl_sglang import SGLang
-from turnrl_sglang.server import SGLangServer
 from turnrl_vllm import VLLM
 
+pytestmark = OF_PEFT
 REAL = os.environ.get("TURNRL_TEST_SGLANG_URL")
 
 
 @pytest.fixture
-def stand(nursery, tiny_model):
+def stand(tiny_model):
     """Makes stand-ins, which end with the test."""
-    made: list[Stand] = []
-
-    def make(*options: str) -> Stand:
-        made.append(Stand(nursery, tiny_model, "--sglang", *options))
-        return made[-1]
-
-    yield make
-    for server in made:
-        server.kill()
+    with stands(tiny_model, "--sglang") as make:
+        yield make
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_the_engine_keeps_its_contract(stand, tiny_model, whole):
-    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
-    policy.load()
+    policy = loaded(tiny_model, whole)
     engine = SGLang(url=stand().url)
     engine.check(policy, 64)
     check_engine(engine, policy)
@@ -54,8 +58,7 @@ def test_the_engine_keeps_its_contract(stand, tiny_model, whole):
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
-    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
-    policy.load()
+    policy = loaded(tiny_model, whole)
     server = stand()
     engine = SGLang(url=server.url)
     engine.start(policy, 64)
@@ -63,7 +66,7 @@ def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
         engine.sync(version)
         done = on_loop(turn(engine.open(PROMPT)))
         assert done.version == version
-        assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
+        check_turn(policy, done)
         change(policy)
     models = engine.pool.servers[0].connection.ask("GET", "/v1/models")["data"]
     assert len(models) == (1 if whole else 3)  # two versions are kept
@@ -73,8 +76,7 @@ def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
 
 @pytest.mark.parametrize("whole", [False, True])
 def test_a_restarted_server_gets_its_weights_again_before_a_turn_counts(stand, tiny_model, whole):
-    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
-    policy.load()
+    policy = loaded(tiny_model, whole)
     change(policy)
     server = stand()
     engine = SGLang(url=server.url, patience_s=60)
@@ -84,9 +86,7 @@ def test_a_restarted_server_gets_its_weights_again_before_a_turn_counts(stand, t
     begun = on_loop(turn(session))
     server.kill()
     server.start()  # with the weights that training began from, before anybody asks again
-    done = on_loop(turn(session, [7]))
-    history = [*PROMPT, *begun.token_ids, 7]
-    assert done.logprobs == pytest.approx(own(policy, history, done.token_ids), abs=1e-4)
+    check_turn(policy, on_loop(turn(session, [7])), [*PROMPT, *begun.token_ids, 7])
     engine.close()
 
 
@@ -102,23 +102,22 @@ def test_two_runs_share_a_server_if_each_trains_an_adapter(stand, tiny_model):
             change(policy)
             engine.sync(version)
         for engine, policy in zip(engines, policies, strict=True):
-            done = on_loop(turn(engine.open(PROMPT)))
-            assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
+            check_turn(policy, on_loop(turn(engine.open(PROMPT))))
     for engine in engines:
         engine.close()
 
 
 def test_a_server_that_reloads_its_weights_is_not_given_up(stand, tiny_model, monkeypatch):
+    # constants, because no run has a reason to set them
     monkeypatch.setattr(pool, "_CHECK_EVERY_S", 0.1)
     monkeypatch.setattr(pool, "_HEALTH_TIMEOUT_S", 0.2)
-    policy = Policy(str(tiny_model))
-    policy.load()
-    server = stand("--reload-s", "1.5")
+    policy = loaded(tiny_model, whole=True)
+    server = stand("--reload-s", "0.8")
     engine = SGLang(url=server.url)
     engine.start(policy, 64)
     engine.sync(0)
     engine.sync(1)
-    assert len(engine.pool.servers[0].connection.ask("GET", "/loads")) == 2
+    assert len(server.listener.model.loads) == 2
     engine.close()
 
 
@@ -129,7 +128,7 @@ def test_a_server_has_its_own_weights_again_when_a_run_has_ended(stand, tiny_mod
     engine = SGLang(url=server.url)
     engine.start(policy, 64)
     engine.sync(0)
-    assert "has weights that another run gave it" in told(SGLang(url=server.url), adapter)
+    assert "has weights that another run gave it" in refusal(SGLang(url=server.url), adapter)
     engine.close()
     other = SGLang(url=server.url)
     other.check(adapter, 64)
@@ -144,24 +143,19 @@ def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model,
     engine = SGLang(url=stand().url)
     engine.start(policy, 64)
     engine.sync(0)
-    asked, server = [], engine.pool.servers[0]
-    send = server.connection.ask_async
 
-    async def aborts(path, body, within_s=None):
-        answer = await send(path, body, within_s)
-        asked.append(path)
-        if len(asked) == 1:  # as SGLang does while other weights are loaded
+    async def abort_first(path, answer):
+        if len(paths) == 1:  # as SGLang does while other weights are loaded
             answer["meta_info"]["finish_reason"] = {"type": "abort", "message": "Aborted"}
-        return answer
 
-    monkeypatch.setattr(server.connection, "ask_async", aborts)
+    paths = intercept(monkeypatch, engine.pool.servers[0], abort_first)
     assert len(on_loop(turn(engine.open(PROMPT))).token_ids) == 6
-    assert asked.count("/generate") == 3  # the server is compared again in between
+    assert paths.count("/generate") == 3  # the server is compared again in between
     engine.close()
 
 
 def test_an_end_token_of_the_models_own_ends_a_turn():
-    server = SGLangServer("http://localhost:30000", "", 5)
+    server = SERVER
     meta = {
         "finish_reason": {"type": "stop", "matched": 2},
         "output_token_logprobs": [[-0.5, 7, None], [-0.25, 2, None]],
@@ -180,29 +174,26 @@ def test_an_end_token_of_the_models_own_ends_a_turn():
     assert server.turn_request([5], Sampling(6, 1.0))["sampling_params"]["ignore_eos"] is True
 
 
-def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_model, nursery):
+def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_model):
     policy = Policy(str(tiny_model), lora=Lora(r=32))
     away = f"http://127.0.0.1:{free_port()}"
-    assert f"SGLang at {away} does not answer" in told(SGLang(url=away), policy)
+    assert f"SGLang at {away} does not answer" in refusal(SGLang(url=away), policy)
     short = stand("--max-model-len", "48", "--no-adapters")
-    message = told(SGLang(url=short.url), policy)
+    message = refusal(SGLang(url=short.url), policy)
     assert "has a window of 42 tokens. Start it with --context-length 70" in message
-    message = told(SGLang(url=short.url), policy, 40)
+    message = refusal(SGLang(url=short.url), policy, 40)
     assert "cannot take an adapter of rank 32 (status 400: LoRA is not enabled)" in message
     assert message.endswith("--enable-lora, --max-lora-rank and --lora-target-modules.")
     plain = stand()
-    message = told(SGLang(url=plain.url), policy)
+    message = refusal(SGLang(url=plain.url), policy)
     assert "LoRA rank 32 is greater than --max-lora-rank 16" in message
     SGLang(url=plain.url).check(Policy(str(tiny_model), lora=Lora(r=16)), 64)
-    assert "is no vLLM" in told(VLLM(url=plain.url), policy)
-    vllm = Stand(nursery, tiny_model)
-    try:
-        assert "is no SGLang" in told(SGLang(url=vllm.url), policy)
-    finally:
-        vllm.kill()
+    assert "is no vLLM" in refusal(VLLM(url=plain.url), policy)
+    with stands(tiny_model) as vllm:
+        assert "is no SGLang" in refusal(SGLang(url=vllm().url), policy)
     assert policy.network is None
     locked = stand("--api-key", "a-secret")
-    message = told(SGLang(url=locked.url), policy)
+    message = refusal(SGLang(url=locked.url), policy)
     assert "wants a key (status 401: Unauthorized)" in message
     assert message.endswith("Put its key into the environment variable SGLANG_API_KEY.")
     with pytest.raises(RecipeError, match=r"engine\.url is missing: SGLang samples with servers"):
@@ -210,8 +201,7 @@ def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_m
 
 
 def test_a_request_leaves_nothing_to_the_defaults_of_a_models_folder():
-    server = SGLangServer("http://localhost:30000", "", 5)
-    body = server.turn_request([5, 9], Sampling(6, 0.7, 2**31 + 3, stop=("</a>",)))
+    body = SERVER.turn_request([5, 9], Sampling(6, 0.7, 2**31 + 3, stop=("</a>",)))
     assert body["input_ids"] == [5, 9]
     assert body["sampling_params"] == {
         "max_new_tokens": 6,
@@ -243,17 +233,12 @@ def test_another_base_is_refused(stand, tiny_model):
 
 @pytest.fixture
 def recipe(tiny_model, tmp_path, monkeypatch):
-    """A recipe with SGLang for its engine, in the working directory."""
-
-    def write(**engine) -> str:
-        contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
-        contents["model"]["policy"]["lora"] = {"r": 4}
-        contents["model"]["engine"] = {"class_path": "SGLang", "init_args": engine}
-        contents["record"] = {"tokens": True}
-        (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(contents))
-        return "recipe.yaml"
-
+    """Writes a recipe with SGLang for its engine into the working directory."""
     monkeypatch.chdir(tmp_path)
+
+    def write(**settings) -> str:
+        return write_recipe(tiny_model, "SGLang", **settings)
+
     return write
 
 
@@ -261,13 +246,7 @@ def test_a_run_trains_with_it_and_its_record_has_every_version(stand, recipe):
     written = recipe(url=[stand("--max-model-len", "2054").url for _ in range(2)])
     built = build([written])
     built.trainer.fit(built.module, datamodule=built.data)
-    trained = [row for row in record.read("runs/recipe/version_0") if row["split"] == "train"]
-    assert {row["policy_version"] for row in trained} == {0, 2}
-    for row in trained:
-        tokens = zip(row["versions"], row["sampler_logprobs"], row["learner_logprobs"], strict=True)
-        for version, sampler, learner in (token for token in tokens if token[0] is not None):
-            assert version == row["policy_version"]
-            assert sampler == pytest.approx(learner, abs=1e-4)
+    check_record(attempts=2 * 16)
 
 
 def test_a_recipe_that_cuts_distributions_is_refused(recipe, capsys):
@@ -280,7 +259,7 @@ def test_a_recipe_that_cuts_distributions_is_refused(recipe, capsys):
 @pytest.mark.slow
 @pytest.mark.skipif(REAL is None, reason="TURNRL_TEST_SGLANG_URL names no server")
 class TestReal:
-    """SGLang itself. The case with all weights comes last, because it leaves its own there."""
+    """SGLang itself. The case that trains all weights comes last: it leaves them at the server."""
 
     def test_it_samples_each_of_many_versions(self, tmp_path):
         policy = Policy(STARTER, lora=Lora(r=16))
@@ -290,8 +269,7 @@ class TestReal:
         for version in range(30):
             change(policy, 0.02)
             engine.sync(version)
-            done = on_loop(turn(engine.open(PROMPT)))
-            assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=2e-3)
+            check_turn(policy, on_loop(turn(engine.open(PROMPT))), within=2e-3)
         engine.close()
         assert not [*tmp_path.iterdir()]
 

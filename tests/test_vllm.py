@@ -6,7 +6,6 @@ The slow tests need an interpreter with vLLM: `TURNRL_TEST_VLLM_PYTHON=.../bin/p
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import http.server
 import json
 import os
@@ -14,7 +13,6 @@ import random
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,13 +24,32 @@ import httpx2
 import psutil
 import pytest
 import torch
-import yaml
 from lightning import Callback
 from safetensors.torch import load_file
 
-import server_stand_in
-from commands import RECIPE
+import turnrl_vllm.started
 from nursery import command, python
+from serving import (
+    OF_PEFT,
+    PROMPT,
+    STARTER,
+    VLLM_PYTHON,
+    adapted,
+    change,
+    check_record,
+    check_turn,
+    free_port,
+    intercept,
+    loaded,
+    needs_vllm,
+    refusal,
+    sampled_tokens,
+    stands,
+    trained_rows,
+    turn,
+    turns,
+    write_recipe,
+)
 from turnrl import (
     EngineError,
     Lora,
@@ -42,105 +59,50 @@ from turnrl import (
     Surroundings,
     build,
     on_loop,
-    record,
 )
 from turnrl.cli import main
 from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
 from turnrl_servers import pool as pool_of_servers
-from turnrl_servers.connection import Connection
 from turnrl_servers.folders import Together
 from turnrl_vllm.engine import VLLM
 
-REAL = os.environ.get("TURNRL_TEST_VLLM_PYTHON")
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
-class Stand:
-    """A stand-in for a vLLM server, in a process of its own."""
-
-    def __init__(self, nursery, model, *options: str) -> None:
-        self._port = free_port()
-        self.url = f"http://127.0.0.1:{self._port}"
-        self._nursery = nursery
-        self._options = ["--model", str(model), *options, "--port", str(self._port)]
-        self.start()
-
-    def start(self, *options: str) -> None:
-        self._process = subprocess.Popen(
-            python(server_stand_in.__file__, *self._options, *options),
-            env={**os.environ, **self._nursery.environment},
-            stdout=subprocess.PIPE,
-        )
-        self.pid = int(self._process.stdout.readline())
-
-    def signal(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.signal(signal.SIGKILL)
-        self._process.wait()
-        self._process.stdout.close()
+pytestmark = OF_PEFT
+WINDOW = ("--max-model-len", "2048")
+"""A stand-in's option for the turns of a run."""
 
 
 @pytest.fixture
-def stand(nursery, tiny_model):
+def stand(tiny_model):
     """Makes stand-ins, which end with the test."""
-    made: list[Stand] = []
+    with stands(tiny_model) as make:
+        yield make
 
-    def make(*options: str, model=tiny_model) -> Stand:
-        made.append(Stand(nursery, model, *options))
-        return made[-1]
+
+@pytest.fixture
+def begun():
+    """Makes an engine that samples a policy with some stand-ins; it is closed after the test."""
+    engines: list[VLLM] = []
+
+    def make(policy: Policy, *servers, **settings) -> VLLM:
+        urls = [server.url for server in servers]
+        engine = VLLM(url=urls, **{"patience_s": 20, **settings})
+        engines.append(engine)
+        engine.start(policy, 64)
+        return engine
 
     yield make
-    for one in made:
-        one.kill()
-
-
-def adapted(model, rank: int = 4) -> Policy:
-    """A policy with an adapter that changes what the base says."""
-    policy = Policy(str(model), lora=Lora(r=rank))
-    change(policy)
-    return policy
-
-
-def change(policy: Policy, size: float = 0.1) -> None:
-    """Other weights, as a step of training would leave them."""
-    policy.load()
-    with torch.no_grad():
-        for name, weight in policy.network.named_parameters():
-            if policy.lora is None or "lora_B" in name:
-                weight.add_(torch.randn_like(weight) * size * (1 if policy.lora else 0.1))
-
-
-def own(policy: Policy, prompt, tokens) -> list[float]:
-    """The learner's log-probabilities of sampled tokens."""
-    rows = [([*prompt, *tokens], [False] * len(prompt) + [True] * len(tokens))]
-    return policy.read(rows, temperature=1.0)[0].logprobs.tolist()
-
-
-PROMPT = [5, 9, 33, 71]
-TURN = Sampling(6, 1.0)
-
-
-async def turn(session, new=(), sampling: Sampling = TURN):
-    return await session.generate(list(new), sampling)
+    for engine in engines:
+        engine.close()
 
 
 # ------------------------------------------------------------------------ the contract
 
 
-@pytest.mark.slow  # the one of SGLang is not
+@pytest.mark.slow  # SGLang's is not
 @pytest.mark.parametrize("whole", [False, True])
 def test_the_engine_keeps_its_contract(stand, tiny_model, whole):
-    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
-    policy.load()
+    policy = loaded(tiny_model, whole)
     engine = VLLM(url=stand().url)
     engine.check(policy, 64)
     check_engine(engine, policy)
@@ -148,28 +110,28 @@ def test_the_engine_keeps_its_contract(stand, tiny_model, whole):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
-    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
-    policy.load()
-    engine = VLLM(url=stand().url)
-    engine.start(policy, 64)
-    for version in range(4):
+def test_each_version_samples_with_its_own_weights(stand, begun, tiny_model, whole):
+    policy = loaded(tiny_model, whole)
+    engine = begun(policy, stand())
+    session = None
+    for version in (0, 1, 3, 3):  # the last one, say, because another checkpoint was loaded
         engine.sync(version)
         done = on_loop(turn(engine.open(PROMPT)))
         assert done.version == version
-        assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
-        change(policy)
-    engine.close()
+        check_turn(policy, done)
+        if session is not None:  # two versions are kept, whatever their numbers
+            assert on_loop(turn(session)).version <= version
+        session = engine.open(PROMPT)
+        change(policy, 0.5)
 
 
-def test_a_session_goes_on_with_the_adapter_that_it_began_with_while_it_is_kept(stand, tiny_model):
+def test_a_session_continues_with_its_own_adapter_while_that_is_kept(stand, tiny_model):
     policy = adapted(tiny_model)
-    server = stand()
-    engine = VLLM(url=server.url, keeps=2)
+    engine = VLLM(url=stand().url, keeps=2)
     engine.start(policy, 64)
     engine.sync(0)
     session = engine.open(PROMPT)
-    before = {name: one.clone() for name, one in policy.network.named_parameters()}
+    before = {name: weight.clone() for name, weight in policy.network.named_parameters()}
     change(policy)
     engine.sync(1)
     done = on_loop(turn(session))
@@ -177,78 +139,47 @@ def test_a_session_goes_on_with_the_adapter_that_it_began_with_while_it_is_kept(
     engine.sync(2)
     with pytest.raises(RuntimeError, match="weights are gone"):
         on_loop(turn(session))
-    served = engine.pool.servers[0]
+    (server,) = engine.pool.servers
     home = engine.weights.folder
-    assert {name.split("-")[-2] for name in served.has} == {"1", "2"}
-    assert {folder.name for folder in home.iterdir()} == served.has
+    assert {name.split("-")[-2] for name in server.has} == {"1", "2"}
+    assert {folder.name for folder in home.iterdir()} == server.has
     engine.close()
     assert not home.exists()
     policy.network.load_state_dict(before, strict=False)
     assert done.version == 0
-    assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
+    check_turn(policy, done)
 
 
-@pytest.mark.parametrize("whole", [False, True])
-def test_other_weights_of_the_same_version_are_in_force(stand, tiny_model, whole):
-    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
-    policy.load()
-    engine = VLLM(url=stand().url)
-    engine.start(policy, 64)
-    for version in (0, 2, 2):  # the last one, say, because another checkpoint was loaded
-        session = engine.open(PROMPT) if version else None
-        change(policy, 0.5)
-        engine.sync(version)
-        done = on_loop(turn(engine.open(PROMPT)))
-        assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
-        if session is not None:  # two are kept, whatever their numbers
-            assert on_loop(turn(session)).version in (0, 2)
-    engine.close()
-
-
-def test_a_server_that_took_weights_and_was_late_to_say_so_is_asked_again(
-    stand, tiny_model, monkeypatch
+def test_a_server_that_took_weights_but_answered_too_late_is_asked_again(
+    stand, begun, tiny_model, monkeypatch
 ):
     policy = adapted(tiny_model)
-    engine = VLLM(url=stand().url)
-    engine.start(policy, 64)
-    server, late = engine.pool.servers[0], []
-    send = server.connection.ask_async
+    engine = begun(policy, stand())
 
-    async def asks(path, body, within_s=None):
-        answer = await send(path, body, within_s)
-        if path == "/v1/load_lora_adapter" and not late:
-            late.append(path)
+    async def first_is_late(path, answer):
+        if paths.count("/v1/load_lora_adapter") == 1:
             raise Unavailable("timed out")
-        return answer
 
-    monkeypatch.setattr(server.connection, "ask_async", asks)
+    paths = intercept(monkeypatch, engine.pool.servers[0], first_is_late)
     engine.sync(0)
-    assert late
-    done = on_loop(turn(engine.open(PROMPT)))
-    assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
-    engine.close()
+    assert paths.count("/v1/load_lora_adapter") == 2
+    check_turn(policy, on_loop(turn(engine.open(PROMPT))))
 
 
-def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model, monkeypatch):
-    policy = adapted(tiny_model)
-    engine = VLLM(url=stand().url)
-    engine.start(policy, 64)
+def test_a_turn_that_the_server_breaks_off_is_asked_for_again(
+    stand, begun, tiny_model, monkeypatch
+):
+    engine = begun(adapted(tiny_model), stand())
     engine.sync(0)
-    asked, server = [], engine.pool.servers[0]
-    send = server.connection.ask_async
 
-    async def aborts(path, body, within_s=None):
-        answer = await send(path, body, within_s)
-        asked.append(path)
-        if len(asked) == 1:
+    async def abort_first(path, answer):
+        if len(paths) == 1:
             answer["choices"][0] |= {"finish_reason": "abort", "token_ids": [1, 2]}
-        return answer
 
-    monkeypatch.setattr(server.connection, "ask_async", aborts)
+    paths = intercept(monkeypatch, engine.pool.servers[0], abort_first)
     done = on_loop(turn(engine.open(PROMPT)))
     assert len(done.token_ids) == 6
-    assert asked.count("/v1/completions") == 3  # the server is compared again in between
-    engine.close()
+    assert paths.count("/v1/completions") == 3  # the server is compared again in between
 
 
 # ------------------------------------------------------------------- servers that are refused
@@ -264,32 +195,23 @@ class Elsewhere(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def told(engine: VLLM, policy: Policy, tokens: int = 64) -> str:
-    with pytest.raises(RecipeError) as error:
-        engine.check(policy, tokens)
-    return str(error.value)
-
-
-def test_a_server_that_cannot_serve_is_told_before_weights_load(
-    stand, tiny_model, random_model, monkeypatch
-):
+def test_a_server_that_cannot_serve_is_told_before_weights_load(stand, tiny_model, monkeypatch):
     policy = Policy(str(tiny_model), lora=Lora(r=32))
     away = f"http://127.0.0.1:{free_port()}"
-    assert f"vLLM at {away} does not answer" in told(VLLM(url=away), policy)
+    assert f"vLLM at {away} does not answer" in refusal(VLLM(url=away), policy)
     short = stand("--max-model-len", "48")
-    assert "has a window of 48 tokens" in told(VLLM(url=short.url), policy)
-    assert "serves base." in told(VLLM(url=short.url, base="other"), policy)
-    bare = stand("--no-adapters")
-    message = told(VLLM(url=bare.url), policy)
+    assert "has a window of 48 tokens" in refusal(VLLM(url=short.url), policy)
+    assert "serves base." in refusal(VLLM(url=short.url, base="other"), policy)
+    message = refusal(VLLM(url=stand("--no-adapters").url), policy)
     assert "cannot take an adapter of rank 32 (status 404: Not Found)" in message
     assert "--enable-lora, --max-lora-rank, and in its environment VLLM_ALLOW" in message
-    message = told(VLLM(url=stand().url), policy)
+    message = refusal(VLLM(url=stand().url), policy)
     assert "cannot take an adapter of rank 32" in message
     assert "LoRA rank 32 is greater than max_lora_rank 16" in message
     assert message.endswith("Start it with a larger --max-lora-rank, or lower model.policy.lora.r.")
     locked = stand("--api-key", "a-secret-of-mine", "--max-lora-rank", "32")
     monkeypatch.setenv("VLLM_API_KEY", "a-wrong-key")
-    message = told(VLLM(url=locked.url), policy)
+    message = refusal(VLLM(url=locked.url), policy)
     assert "refuses the key" in message
     assert "a-wrong-key" not in message
     monkeypatch.setenv("VLLM_API_KEY", "a-secret-of-mine")
@@ -298,67 +220,55 @@ def test_a_server_that_cannot_serve_is_told_before_weights_load(
     threading.Thread(target=server.serve_forever, daemon=True).start()
     try:
         place = f"http://127.0.0.1:{server.server_port}"
-        assert "is no vLLM" in told(VLLM(url=place), policy)
+        assert "is no vLLM" in refusal(VLLM(url=place), policy)
     finally:
         server.shutdown()
         server.server_close()
     assert policy.network is None
 
 
-def test_another_tokenizer_is_told(stand, tiny_model, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(tiny_model, other)
+def test_another_tokenizer_is_refused(stand, tiny_model, tmp_path):
+    other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
     file = other / "tokenizer.json"
     content = json.loads(file.read_text())
     content["model"]["merges"] = []
     file.write_text(json.dumps(content))
-    server = stand(model=other)
-    message = told(VLLM(url=server.url), Policy(str(tiny_model), lora=Lora()))
+    message = refusal(VLLM(url=stand(model=other).url), Policy(str(tiny_model), lora=Lora()))
     assert "whose tokenizer reads a text as other tokens" in message
 
 
-def test_what_shows_with_the_weights_stops_the_run_at_its_first_sync(stand, tiny_model):
-    engine = VLLM(url=stand("--raw-logprobs").url)
-    engine.start(adapted(tiny_model), 64)
+def test_a_server_that_returns_raw_log_probabilities_is_refused(stand, begun, tiny_model):
+    engine = begun(adapted(tiny_model), stand("--raw-logprobs"))
     with pytest.raises(EngineError, match="--logprobs-mode processed_logprobs"):
         engine.sync(0)
-    engine.close()
 
 
-def test_a_server_that_came_back_with_a_lower_rank_is_told(stand, tiny_model):
+def test_a_server_that_came_back_with_a_lower_rank_is_refused(stand, begun, tiny_model):
     server = stand()
-    engine = VLLM(url=server.url)
-    engine.start(adapted(tiny_model), 64)
+    engine = begun(adapted(tiny_model), server)
     server.kill()
     server.start("--max-lora-rank", "2")
     with pytest.raises(EngineError, match="larger --max-lora-rank"):
         engine.sync(0)
-    engine.close()
 
 
-def test_another_base_is_told_by_its_log_probabilities(stand, tiny_model, tmp_path):
-    other = tmp_path / "other"
-    shutil.copytree(tiny_model, other)
-    model = Policy(str(tiny_model))
-    change(model, 1.0)
-    model.network.save_pretrained(other)
-    engine = VLLM(url=stand(model=other).url)
-    engine.start(adapted(tiny_model), 64)
+def test_another_base_is_refused_by_its_log_probabilities(stand, begun, tiny_model, tmp_path):
+    other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
+    base = Policy(str(tiny_model))
+    change(base, 1.0)
+    base.network.save_pretrained(other)
+    engine = begun(adapted(tiny_model), stand(model=other))
     with pytest.raises(EngineError, match="It has other weights"):
         engine.sync(0)
-    engine.close()
 
 
-def test_a_base_that_is_quantised_for_learning_alone_is_told(stand, tiny_model):
+def test_a_base_that_only_the_learner_quantises_is_refused(stand, begun, tiny_model):
     policy = Policy(str(tiny_model), quantization="nf4", lora=Lora(r=4))
     change(policy)
-    engine = VLLM(url=stand().url, max_logprob_gap=1e-6)
-    engine.start(policy, 64)
-    with pytest.raises(
-        EngineError, match=r"learns on a base in 4 bits .*raise model\.engine\.max_logprob"
-    ):
+    engine = begun(policy, stand(), max_logprob_gap=1e-6)
+    message = r"learns on a base in 4 bits .*raise model\.engine\.max_logprob"
+    with pytest.raises(EngineError, match=message):
         engine.sync(0)
-    engine.close()
 
 
 @pytest.mark.parametrize(
@@ -378,16 +288,18 @@ def test_a_base_that_is_quantised_for_learning_alone_is_told(stand, tiny_model):
         ({"url": "http://a:1", "timeout_s": -1}, "timeout_s"),
     ],
 )
-def test_settings_that_make_no_sense_are_told(settings, message):
+def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(RecipeError, match=message):
         VLLM(**settings)
 
 
-def test_an_interpreter_without_vllm_is_told(tiny_model):
+def test_an_interpreter_without_vllm_is_refused(tmp_path, tiny_model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("vllm").mkdir()  # an environment of that name, as in the how-to, is no package
     policy = Policy(str(tiny_model), lora=Lora())
-    assert "has no package vllm" in told(VLLM(python=sys.executable), policy)
-    assert "no Python that runs here" in told(VLLM(python="/nowhere/python"), policy)
-    message = told(VLLM(python=sys.prefix), policy)
+    assert "has no package vllm" in refusal(VLLM(python=sys.executable), policy)
+    assert "no Python that runs here" in refusal(VLLM(python="/nowhere/python"), policy)
+    message = refusal(VLLM(python=sys.prefix), policy)
     assert f"is a folder. Give the path of the interpreter in it: {sys.prefix}/bin/pyt" in message
     with pytest.raises(RecipeError, match="no Python that runs here"):  # nothing is started
         VLLM(python="/nowhere/python").rehearsal()
@@ -396,182 +308,156 @@ def test_an_interpreter_without_vllm_is_told(tiny_model):
 # ------------------------------------------------------------------------------- outages
 
 
-def crowd(engine: VLLM, disturb, turns: int = 3, many: int = 6):
-    """Sessions of several turns, and something that is done to the servers meanwhile."""
+def crowd(engine: VLLM, disturb=lambda: None, count: int = 3):
+    """Six sessions of several turns, and something that is done to the servers meanwhile.
 
-    async def one(n: int):
+    Returns:
+        Each session's number, and its turns.
+    """
+
+    async def converse(n: int):
         session = engine.open([*PROMPT, n])
-        said = [await turn(session)]
-        for k in range(1, turns):
+        done = [await turn(session)]
+        for k in range(1, count):
             await asyncio.sleep(0.05)
-            said.append(await turn(session, [k]))
-        return n, said
+            done.append(await turn(session, [k]))
+        return n, done
 
-    async def every():
-        later = asyncio.get_running_loop().run_in_executor(None, disturb)
-        done = await asyncio.gather(*(one(n) for n in range(many)))
-        await later
+    async def scenario():
+        disturbed = asyncio.get_running_loop().run_in_executor(None, disturb)
+        conversations = await asyncio.gather(*(converse(n) for n in range(6)))
+        await disturbed
         await engine.drain()
-        return done
+        return conversations
 
-    return on_loop(every())
+    return on_loop(scenario())
 
 
-def check_crowd(policy: Policy, done, version: int) -> None:
+def check_crowd(policy: Policy, conversations, version: int) -> None:
     """Every token of every turn has the learner's log-probability, after exactly its history."""
-    for n, said in done:
+    for n, done in conversations:
         history = [*PROMPT, n]
-        for k, part in enumerate(said):
+        for k, completion in enumerate(done):
             history += [k] if k else []
-            assert part.version == version
-            assert len(part.token_ids) == 6
-            wanted = own(policy, history, part.token_ids)
-            assert part.logprobs == pytest.approx(wanted, abs=1e-4)
-            history += part.token_ids
+            assert completion.version == version
+            assert len(completion.token_ids) == 6
+            check_turn(policy, completion, history)
+            history += completion.token_ids
 
 
-def test_a_server_that_dies_and_comes_back_is_waited_for(stand, tiny_model, capfd):
+def test_a_server_that_dies_and_comes_back_is_waited_for(stand, begun, tiny_model, capfd):
     policy, server = adapted(tiny_model), stand()
-    engine = VLLM(url=server.url, patience_s=60)
-    engine.start(policy, 64)
+    engine = begun(policy, server)
     engine.sync(0)
 
     def disturb():
-        time.sleep(0.2)
+        time.sleep(0.1)
         server.kill()
-        time.sleep(0.5)
+        time.sleep(0.3)
         server.start()
 
     check_crowd(policy, crowd(engine, disturb), 0)
     server.kill()  # nobody asks it meanwhile
     server.start()
-    check_crowd(policy, crowd(engine, lambda: None, 1), 0)
+    check_crowd(policy, crowd(engine, count=1), 0)
     server.kill()
     server.start("--raw-logprobs")
     with pytest.raises(EngineError, match="--logprobs-mode processed_logprobs"):
-        crowd(engine, lambda: None, 1)
+        crowd(engine, count=1)
     server.kill()
     server.start()
     change(policy)
     engine.sync(1)
-    check_crowd(policy, crowd(engine, lambda: None, 1), 1)
-    engine.close()
+    check_crowd(policy, crowd(engine, count=1), 1)
     assert "answers again" in capfd.readouterr().err
 
 
-def test_sessions_of_a_server_that_dies_go_on_at_another(stand, tiny_model, capfd):
+def test_sessions_of_a_server_that_dies_continue_at_another(stand, begun, tiny_model, capfd):
     policy, servers = adapted(tiny_model), [stand(), stand()]
-    engine = VLLM(url=[one.url for one in servers], patience_s=20)
-    engine.start(policy, 64)
+    engine = begun(policy, *servers)
     engine.sync(0)
 
     def disturb():
-        time.sleep(0.2)
+        time.sleep(0.1)
         servers[0].kill()
 
-    done = crowd(engine, disturb)
-    check_crowd(policy, done, 0)
+    check_crowd(policy, crowd(engine, disturb), 0)
     change(policy)
     engine.sync(1)
-    check_crowd(policy, crowd(engine, lambda: None, 1), 1)
-    engine.close()
+    check_crowd(policy, crowd(engine, count=1), 1)
     assert "its sessions move to another server" in capfd.readouterr().err
 
 
-def test_a_server_that_hangs_is_left(stand, tiny_model, monkeypatch):
-    monkeypatch.setattr(pool_of_servers, "_CHECK_EVERY_S", 0.3)
+def test_a_server_that_hangs_is_left_until_it_answers_again(stand, begun, tiny_model, monkeypatch):
+    # constants, because no run has a reason to set them
+    monkeypatch.setattr(pool_of_servers, "_CHECK_EVERY_S", 0.1)
     monkeypatch.setattr(pool_of_servers, "_HEALTH_TIMEOUT_S", 0.5)
     policy, servers = adapted(tiny_model), [stand(), stand()]
-    engine = VLLM(url=[one.url for one in servers], patience_s=20)
-    engine.start(policy, 64)
+    engine = begun(policy, *servers)
     engine.sync(0)
 
     def disturb():
-        time.sleep(0.2)
-        servers[1].signal(signal.SIGSTOP)
+        time.sleep(0.1)
+        servers[1].hang()
 
     check_crowd(policy, crowd(engine, disturb), 0)
-
-    asked, ask, is_well = [], Connection.ask_async, Connection.is_well
-
-    async def asks(self, path, *more):
-        asked.append((self.url, path))
-        return await ask(self, path, *more)
-
-    async def asks_whether_well(self, within_s):
-        asked.append((self.url, "/health"))
-        return await is_well(self, within_s)
-
-    monkeypatch.setattr(Connection, "ask_async", asks)
-    monkeypatch.setattr(Connection, "is_well", asks_whether_well)
+    paths = intercept(monkeypatch, engine.pool.servers[1])
     change(policy)
     engine.sync(1)  # and does not wait until the other one has not taken an adapter
-    assert {path for url, path in asked if url == servers[1].url} == {"/health"}
-    servers[1].signal(signal.SIGCONT)
+    assert set(paths) == {"/health"}
+    servers[1].go_on()
     change(policy)
     engine.sync(2)
-    assert (servers[1].url, "/v1/load_lora_adapter") in asked
-    check_crowd(policy, crowd(engine, lambda: None), 2)
-    engine.close()
+    assert "/v1/load_lora_adapter" in paths
+    check_crowd(policy, crowd(engine), 2)
 
 
-def test_turns_do_not_wait_in_turn_for_a_server_that_was_lost(stand, tiny_model, monkeypatch):
-    """All would give it the adapter again, one after another, each with a wait of its own."""
-    policy = adapted(tiny_model)
-    engine = VLLM(url=stand().url)
-    engine.start(policy, 64)
+def test_turns_do_not_wait_one_after_another_for_a_server_that_was_lost(
+    stand, begun, tiny_model, monkeypatch
+):
+    """Each would give it the adapter again, and wait for as long as that may take."""
+    restarted = stand()
+    engine = begun(adapted(tiny_model), restarted)
     engine.sync(0)
+    restarted.kill()
+    restarted.start()
     (server,) = engine.pool.servers
-    asked, send, is_well = [], server.connection.ask_async, server.connection.is_well
 
-    async def asks(path, body, within_s=None):
-        asked.append(path)
-        if path == "/v1/load_lora_adapter" and asked.count(path) == 1:
+    async def first_is_lost(path, answer):
+        if path == "/v1/load_lora_adapter" and paths.count(path) == 1:
             await asyncio.sleep(0.2)  # the others wait by now
             raise Unavailable("timed out")
-        return await send(path, body, within_s)
 
-    async def asks_whether_well(within_s):
-        asked.append("/health")
-        return await is_well(within_s)
-
-    monkeypatch.setattr(server.connection, "ask_async", asks)
-    monkeypatch.setattr(server.connection, "is_well", asks_whether_well)
+    paths = intercept(monkeypatch, server, first_is_lost)
     server.forget()
-    sessions = [engine.open(PROMPT) for _ in range(5)]
-    done = on_loop(asyncio_gather([turn(session) for session in sessions]))
-    assert {one.version for one in done} == {0}
-    assert asked[:2] == ["/v1/load_lora_adapter", "/health"]
-    assert asked.count("/v1/load_lora_adapter") == 2
-    engine.close()
+    done = on_loop(turns([engine.open(PROMPT) for _ in range(5)]))
+    assert {completion.version for completion in done} == {0}
+    assert paths[:2] == ["/v1/load_lora_adapter", "/health"]
+    assert paths.count("/v1/load_lora_adapter") == 2
 
 
-def test_servers_that_stay_away_stop_the_run(stand, tiny_model):
-    policy, server = adapted(tiny_model), stand()
-    engine = VLLM(url=server.url, patience_s=1)
-    engine.start(policy, 64)
+def test_servers_that_stay_away_stop_the_run(stand, begun, tiny_model):
+    server = stand()
+    engine = begun(adapted(tiny_model), server, patience_s=1)
     engine.sync(0)
     with pytest.raises(EngineError, match=r"turnrl waited 1 s.*model\.engine\.patience_s"):
         crowd(engine, server.kill)
-    engine.close()
 
 
-def test_sessions_are_spread_over_servers_and_stay(stand, tiny_model):
-    policy, servers = adapted(tiny_model), [stand(), stand()]
-    engine = VLLM(url=[one.url for one in servers])
-    engine.start(policy, 64)
+def test_sessions_are_spread_over_servers_and_stay(stand, begun, tiny_model):
+    servers = [stand(), stand()]
+    engine = begun(adapted(tiny_model), *servers)
     engine.sync(0)
     sessions = [engine.open([*PROMPT, n]) for n in range(6)]
-    first = [str(session._server) for session in sessions]
-    assert sorted(first) == sorted([one.url for one in servers] * 3)
-    on_loop(asyncio_gather([turn(session) for session in sessions]))
-    assert [str(session._server) for session in sessions] == first
-    assert [str(s.fork()._server) for s in sessions] == first
-    engine.close()
-
-
-async def asyncio_gather(work):
-    return await asyncio.gather(*work)
+    on_loop(turns(sessions))
+    on_loop(turns([*sessions, *(session.fork() for session in sessions)]))
+    asked = []
+    for server in servers:
+        prompts = [p for p in server.listener.model.prompts if p[:4] == PROMPT]
+        assert len(prompts) == 3 * 3  # two turns of each session, and one of its fork
+        asked.append({prompt[4] for prompt in prompts})
+    assert [*map(len, asked)] == [3, 3]
+    assert asked[0].isdisjoint(asked[1])
 
 
 # ------------------------------------------------------------------- a run, and its own server
@@ -579,7 +465,8 @@ async def asyncio_gather(work):
 
 @pytest.fixture
 def interpreter(tmp_path, nursery, monkeypatch) -> Path:
-    """An interpreter in whose environment `vllm` is the stand-in."""
+    """An interpreter in whose environment `vllm` is the stand-in, which starts fast."""
+    monkeypatch.setattr(turnrl_vllm.started, "_LOOK_EVERY_S", 0.05)
     package = tmp_path / "packages" / "vllm" / "entrypoints" / "cli"
     package.mkdir(parents=True)
     for folder in (package, package.parent, package.parent.parent):
@@ -606,20 +493,18 @@ def interpreter(tmp_path, nursery, monkeypatch) -> Path:
 def listening(url: str) -> psutil.Process:
     """The process that listens at an address."""
     port = int(url.rpartition(":")[2])
-    every = psutil.net_connections("tcp")
-    return psutil.Process(next(c.pid for c in every if c.status == "LISTEN" and c.laddr[1] == port))
+    listen = (c for c in psutil.net_connections("tcp") if c.status == "LISTEN")
+    return psutil.Process(next(c.pid for c in listen if c.laddr[1] == port))
 
 
 def keepers() -> list[psutil.Process]:
     """What keeps the servers of this process."""
-    every = psutil.Process().children()
-    return [one for one in every if any("keeper.py" in word for word in one.cmdline())]
+    children = psutil.Process().children()
+    return [child for child in children if any("keeper.py" in word for word in child.cmdline())]
 
 
 @pytest.mark.slow
-def test_a_run_starts_its_server_which_is_started_again_and_ends_with_it(
-    interpreter, tiny_model, tmp_path
-):
+def test_a_run_starts_its_server_restarts_it_and_ends_it(interpreter, tiny_model, tmp_path):
     policy = adapted(tiny_model)
     engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"), patience_s=60)
     engine.check(policy, 64)
@@ -672,8 +557,7 @@ def test_a_run_that_is_killed_leaves_no_server(interpreter, tiny_model, tmp_path
 def test_a_server_that_does_not_start_is_told_with_the_end_of_its_log(
     interpreter, tiny_model, tmp_path
 ):
-    broken = Path(tmp_path / "packages" / "vllm" / "entrypoints" / "cli" / "main.py")
-    broken.write_text("raise SystemExit('no room on the GPU')\n")
+    broken(interpreter, "no room on the GPU")
     engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"))
     with pytest.raises(EngineError, match=r"(?s)ended while it was starting.*no room on the GPU"):
         engine.start(adapted(tiny_model), 64)
@@ -682,32 +566,32 @@ def test_a_server_that_does_not_start_is_told_with_the_end_of_its_log(
     assert log.read_text().count("no room on the GPU") == 1  # it would end so every time
 
 
+def broken(interpreter: Path, message: str) -> None:
+    """Let vLLM end with a message as soon as it starts."""
+    program = interpreter.parent / "packages" / "vllm" / "entrypoints" / "cli" / "main.py"
+    program.write_text(f"raise SystemExit({message!r})\n")
+
+
 @pytest.fixture
 def recipe(tiny_model, tmp_path, monkeypatch):
-    """A recipe with VLLM for its engine, in the working directory."""
-
-    def write(**engine) -> str:
-        contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))
-        contents["model"]["policy"]["lora"] = {"r": 4}
-        contents["model"]["engine"] = {"class_path": "VLLM", "init_args": engine}
-        contents["record"] = {"tokens": True}
-        Path("recipe.yaml").write_text(yaml.safe_dump(contents))
-        return "recipe.yaml"
-
+    """Writes a recipe with VLLM for its engine into the working directory."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+
+    def write(whole: bool = False, **settings) -> str:
+        return write_recipe(tiny_model, "VLLM", whole, **settings)
+
     return write
 
 
-def told_by(engine: VLLM, name: str):
-    """What the server of an engine answers."""
+def answer_of(engine: VLLM, path: str):
+    """What the server that an engine has started answers."""
     headers = {"Authorization": f"Bearer {engine.supply.started.key}"}
-    return httpx2.get(f"{engine.supply.started.url}/{name}", headers=headers).json()
+    return httpx2.get(f"{engine.supply.started.url}/{path}", headers=headers).json()
 
 
-def asleep(engine: VLLM) -> bool:
+def is_asleep(engine: VLLM) -> bool:
     """Whether the server that an engine has started sleeps."""
-    return told_by(engine, "is_sleeping")["is_sleeping"]
+    return answer_of(engine, "is_sleeping")["is_sleeping"]
 
 
 def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
@@ -717,30 +601,27 @@ def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
     for version in range(3):
         engine.sync(version)
         for collection in range(2):  # the second one on the same weights, without a sync
-            assert asleep(engine) == bool(collection)
-            sessions = [engine.open(PROMPT) for _ in range(4)]
-            for done in on_loop(asyncio_gather([turn(session) for session in sessions])):
+            assert is_asleep(engine) == bool(collection)
+            for done in on_loop(turns([engine.open(PROMPT) for _ in range(4)])):
                 assert done.version == version
-                wanted = own(policy, PROMPT, done.token_ids)
-                assert done.logprobs == pytest.approx(wanted, abs=2e-3)
-            assert not asleep(engine)
+                check_turn(policy, done, within=2e-3)
+            assert not is_asleep(engine)
             engine.rest()
-            assert asleep(engine)
-            assert not server.connection._clients
+            assert is_asleep(engine)
+            assert not server.connection._clients  # a server that sleeps for long closes its connections
         change(policy)
     assert engine.in_force["memory between collections"] == "given back"
 
 
 @pytest.mark.parametrize("whole", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_path, whole):
-    policy = Policy(str(tiny_model)) if whole else adapted(tiny_model)
-    policy.load()
+    policy = loaded(tiny_model, whole)
     engine = VLLM(python=str(interpreter), sleeps=True)
     engine.check(policy, 64, Surroundings(tmp_path / "run"))
     sleeps_and_samples(engine, policy)
-    assert told_by(engine, "wakes") == 5  # of six collections the first finds it awake
+    assert answer_of(engine, "wakes") == 5  # of six collections the first finds it awake
     # all weights are read again, as nobody knows what a sleep has left of them
-    assert len(told_by(engine, "loads")) == (6 if whole else 3)
+    assert len(answer_of(engine, "loads")) == (6 if whole else 3)
     engine.close()
 
 
@@ -755,12 +636,16 @@ def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_p
         (["--kv-cache-memory-bytes", "8G"], None),
     ],
 )
-def test_the_memory_plan_hears_what_a_server_takes(arguments, share):
-    own = VLLM(python="python", arguments=arguments)
-    assert own.beside(10**11) == (None if share is None else (int(share * 1e11), 3 * 10**9))
+def test_the_memory_plan_knows_what_a_server_takes(arguments, share):
+    sleeps = VLLM(python="python", arguments=arguments)
+    assert sleeps.beside(10**11) == (None if share is None else (int(share * 1e11), 3 * 10**9))
     awake = VLLM(python="python", arguments=arguments, sleeps=False)
     assert awake.beside(10**11) == (None if share is None else (int(share * 1e11),) * 2)
     assert VLLM(url="http://localhost:8000").beside(10**11) is None
+
+
+def on_device(monkeypatch, kind: str) -> None:
+    monkeypatch.setattr(Policy, "device", property(lambda _: torch.device(kind)))
 
 
 def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_path, monkeypatch):
@@ -768,25 +653,43 @@ def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_pa
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
-    for kind, sleeps, wanted in (
-        ("cuda", None, True),
-        ("cuda", False, False),
-        ("cpu", None, False),
-    ):
-        engine = VLLM(python=str(interpreter), sleeps=sleeps)
-        engine.check(policy, 64, Surroundings(tmp_path / "run"))
-        with monkeypatch.context() as there:
-            there.setattr(Policy, "device", property(lambda _, kind=kind: torch.device(kind)))
-            engine.start(policy, 64)
-        assert ("--enable-sleep-mode" in engine.supply.started._keeper.args) == wanted
-        engine.sync(0)
-        engine.rest()
-        assert asleep(engine) == wanted
-        before = len(emptied)
-        on_loop(turn(engine.open(PROMPT)))
-        on_loop(turn(engine.open(PROMPT)))
-        assert len(emptied) - before == wanted  # the learner's cache, which vLLM takes
-        engine.close()
+    engine = VLLM(python=str(interpreter))
+    engine.check(policy, 64, Surroundings(tmp_path / "run"))
+    with monkeypatch.context() as there:
+        on_device(there, "cuda")
+        engine.start(policy, 64)
+    (keeper,) = keepers()
+    assert "--enable-sleep-mode" in keeper.cmdline()
+    engine.sync(0)
+    engine.rest()
+    assert is_asleep(engine)
+    before = len(emptied)
+    on_loop(turn(engine.open(PROMPT)))
+    on_loop(turn(engine.open(PROMPT)))
+    assert len(emptied) - before == 1  # the learner's cache, which vLLM takes
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "sleeps", "wanted"),
+    [("cuda", None, True), ("cuda", False, False), ("cpu", None, False), ("cpu", True, True)],
+)
+def test_a_server_sleeps_if_the_policy_is_on_a_gpu_or_if_it_is_set(
+    tiny_model, monkeypatch, device, sleeps, wanted
+):
+    class NotStarted(Exception):
+        pass
+
+    def start(*_, sleeps, **__):
+        assert sleeps == wanted
+        raise NotStarted
+
+    # in place of a process
+    monkeypatch.setattr("turnrl_vllm.engine.Started", start)
+    on_device(monkeypatch, device)
+    engine = VLLM(python=sys.executable, sleeps=sleeps)
+    with pytest.raises(NotStarted):
+        engine.start(Policy(str(tiny_model), lora=Lora()), 64)
 
 
 @pytest.fixture
@@ -809,18 +712,18 @@ def test_a_server_that_is_gone_when_it_is_to_sleep_is_no_fault(sleeper, tiny_mod
     engine = sleeper(policy, patience_s=60)
     listening(engine.supply.started.url).kill()
     engine.rest()
-    done = on_loop(turn(engine.open(PROMPT)))
-    assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
+    check_turn(policy, on_loop(turn(engine.open(PROMPT))))
     engine.close()
 
 
-@pytest.mark.slow
-def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(sleeper, tiny_model):
-    policy = adapted(tiny_model)
-    engine = sleeper(policy)
+def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(stand, begun, tiny_model, monkeypatch):
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")  # else vLLM refuses to sleep
+    server = stand()
+    engine = begun(adapted(tiny_model), server)
+    engine.sync(0)
 
     async def interrupted() -> None:
-        falls = asyncio.ensure_future(engine.pool.sleep())
+        falls = asyncio.ensure_future(engine.pool.sleep(engine.api.sleep))
         while not engine.pool.asleep:
             await asyncio.sleep(0)
         await asyncio.sleep(0.01)  # the request is under way
@@ -828,8 +731,9 @@ def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(sleeper, tiny_model
         await asyncio.gather(falls, return_exceptions=True)
 
     on_loop(interrupted())
+    assert server.listener.model.asleep
     on_loop(turn(engine.open(PROMPT)))
-    engine.close()
+    assert not server.listener.model.asleep
 
 
 @pytest.mark.slow
@@ -841,56 +745,57 @@ def test_a_server_that_dies_in_its_sleep_is_started_again(sleeper, tiny_model):
     time.sleep(1)
     with pytest.raises(StopIteration):  # it would take the memory that the learner has now
         listening(engine.supply.started.url)
-    check_crowd(policy, crowd(engine, lambda: None), 0)
+    check_crowd(policy, crowd(engine), 0)
     engine.close()
 
 
-def rested_and_asked(engine: VLLM) -> None:
-    engine.rest()
-    on_loop(turn(engine.open(PROMPT)))
-
-
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         ("--sleepless", r"does not give its memory back .*no such allocator.*engine\.sleeps"),
         ("--wakeless", r"does not get its memory back .*out of memory.*--gpu-memory-utilization"),
         ("--forgetful", r"differ from the learner's by .* or an older adapter"),
     ],
 )
-def test_a_server_that_does_not_sleep_or_wake_well_is_told(sleeper, tiny_model, option, told):
-    policy = adapted(tiny_model)
-    engine = sleeper(policy, arguments=[option])
-    try:
-        with pytest.raises(EngineError, match=told):
-            rested_and_asked(engine)
-    finally:
-        engine.close()
+def test_a_server_that_does_not_sleep_or_wake_well_stops_the_run(
+    stand, begun, tiny_model, monkeypatch, option, message
+):
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    engine = begun(adapted(tiny_model), stand(option))
+    engine.sync(0)
+
+    async def sleep_and_sample() -> None:
+        await engine.pool.sleep(engine.api.sleep)
+        await turn(engine.open(PROMPT))
+
+    with pytest.raises(EngineError, match=message):
+        on_loop(sleep_and_sample())
 
 
-class Asleep(Callback):
-    """Notes whether the server sleeps while the policy learns."""
+def learned_asleep(*words: str) -> set[bool]:
+    """Train a recipe; whether its server slept during each step."""
 
-    def __init__(self) -> None:
-        self.seen: list[bool] = []
+    class Asleep(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            steps.append(is_asleep(pl_module.engine))
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.seen.append(asleep(pl_module.engine))
-
-
-@pytest.mark.parametrize("staleness", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_run_lets_its_server_sleep_unless_it_samples_ahead(recipe, interpreter, staleness):
-    written = recipe(python=str(interpreter), sleeps=True)
-    ahead = [] if not staleness else ["--model.max_staleness", "1"]
-    run = build([written, "--trainer.max_epochs", "2", *ahead])
-    run.trainer.callbacks.append(seen := Asleep())
+    steps: list[bool] = []
+    run = build([*words])
+    run.trainer.callbacks.append(Asleep())
     run.trainer.fit(run.module, run.data)
-    assert len(seen.seen) > 1
-    assert set(seen.seen) == {not staleness}
+    assert len(steps) > 1
+    return set(steps)
+
+
+@pytest.mark.slow
+def test_a_run_that_samples_ahead_lets_its_server_stay_awake(recipe, interpreter):
+    ahead = ("--trainer.max_epochs=2", "--model.max_staleness=1")
+    assert learned_asleep(recipe(python=str(interpreter), sleeps=True), *ahead) == {False}
 
 
 def test_a_run_keeps_the_log_of_its_server(recipe, interpreter, capfd):
-    assert main(["fit", recipe(python=str(interpreter)), "--trainer.max_epochs", "1"]) == 0
+    written = recipe(python=str(interpreter), sleeps=True)
+    assert learned_asleep(written, "--trainer.max_epochs=1") == {True}
     assert "its log is runs/recipe/version_0/vllm.log" in capfd.readouterr().err
     assert Path("runs/recipe/version_0/vllm.log").is_file()
     assert keepers() == []
@@ -898,9 +803,10 @@ def test_a_run_keeps_the_log_of_its_server(recipe, interpreter, capfd):
 
 def test_the_doctor_starts_a_server_with_a_small_model(recipe, interpreter, capfd):
     assert main(["doctor", recipe(python=str(interpreter))]) == 0
-    told = capfd.readouterr()
-    assert re.search(r"pass  sampling +\d+ turns by VLLM on cpu; sampler: vLLM 0\.0\.0", told.out)
-    (log,) = re.findall(r"starting vLLM; its log is (\S+)", told.err)
+    printed = capfd.readouterr()
+    sampling = r"pass  sampling +\d+ turns by VLLM on cpu; sampler: vLLM 0\.0\.0"
+    assert re.search(sampling, printed.out)
+    (log,) = re.findall(r"starting vLLM; its log is (\S+)", printed.err)
     assert not Path(log).exists()
     assert not Path("runs").exists()
     assert keepers() == []
@@ -914,8 +820,7 @@ def test_a_server_that_is_not_started_again_stops_the_run_at_once(
     engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"))
     engine.start(policy, 64)
     engine.sync(0)
-    file = tmp_path / "packages" / "vllm" / "entrypoints" / "cli" / "main.py"
-    file.write_text("raise SystemExit('the GPU is gone')\n")
+    broken(interpreter, "the GPU is gone")
     server = listening(engine.supply.started.url)
 
     async def sampled():
@@ -928,26 +833,15 @@ def test_a_server_that_is_not_started_again_stops_the_run_at_once(
 
 
 def test_a_run_trains_with_it_and_its_record_has_every_version(stand, recipe):
-    recipe(url=stand("--max-model-len", "2048").url)
-    built = build(["recipe.yaml"])
+    built = build([recipe(url=stand(*WINDOW).url)])
     assert built.module.objective.importance_cap == 2
     built.trainer.fit(built.module, datamodule=built.data)
     assert 0 < float(built.trainer.callback_metrics["train/logprob_gap"]) < 1e-4
-    rows = [row for file in Path("runs").rglob("record") for row in record.read(file.parent)]
-    trained = [row for row in rows if row["split"] == "train"]
-    assert {row["policy_version"] for row in trained} == {0, 2}
-    for row in trained:
-        tokens = [
-            *zip(row["versions"], row["sampler_logprobs"], row["learner_logprobs"], strict=True)
-        ]
-        sampled = [token for token in tokens if token[0] is not None]
-        assert len(sampled) == sum(turn >= 0 for turn in row["turn_index"]) > 0
-        assert {version for version, _, _ in sampled} == {row["policy_version"]}
-        assert max(abs(one - other) for _, one, other in sampled) < 1e-4
+    check_record(attempts=2 * 16)
 
 
 def test_a_run_that_sampled_ahead_is_evaluated_without_its_server(stand, recipe):
-    server = stand("--max-model-len", "2048")
+    server = stand(*WINDOW)
     words = [recipe(url=server.url), "--model.max_staleness=1"]
     built = build(words)
     built.trainer.fit(built.module, datamodule=built.data)
@@ -968,17 +862,17 @@ def test_a_run_that_fails_leaves_no_weights_and_no_adapters(stand, recipe, monke
 
     Path("tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(Path("tmp").absolute()))
-    server = stand("--max-model-len", "2048")
+    server = stand(*WINDOW)
     built = build([recipe(url=server.url)])
     built.trainer.callbacks.append(Fails())
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         built.trainer.fit(built.module, datamodule=built.data)
     assert not list(Path("tmp").glob("turnrl-weights-*"))
     models = httpx2.get(f"{server.url}/v1/models").json()["data"]
-    assert [one["id"] for one in models] == ["base"]
+    assert [model["id"] for model in models] == ["base"]
 
 
-def fit_in_two(nursery, strategy="ddp", *options: str) -> subprocess.CompletedProcess[str]:
+def fit_in_two(nursery, strategy: str, *options: str) -> subprocess.CompletedProcess[str]:
     """Train `recipe.yaml` in two processes."""
     two = ("--trainer.devices=2", f"--trainer.strategy={strategy}")
     return subprocess.run(
@@ -992,55 +886,46 @@ def fit_in_two(nursery, strategy="ddp", *options: str) -> subprocess.CompletedPr
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_processes_that_learn_together_share_the_versions_of_the_first(
-    stand, recipe, tmp_path, nursery, strategy
+    stand, recipe, nursery, strategy
 ):
-    two = [stand("--max-model-len", "2048") for _ in range(2)]
-    recipe(url=[one.url for one in two])
+    servers = [stand(*WINDOW) for _ in range(2)]
+    recipe(url=[server.url for server in servers])
     ran = fit_in_two(nursery, strategy)
     assert ran.returncode == 0, ran.stderr
-    rows = list(record.read("runs/recipe/version_0"))
-    trained = [row for row in rows if row["split"] == "train"]
-    assert len(trained) == 2 * 4 * 4
-    assert {row["policy_version"] for row in trained} == {0, 2}
-    for row in trained:
-        known = zip(row["versions"], row["sampler_logprobs"], row["learner_logprobs"], strict=True)
-        for version, one, other in (token for token in known if token[0] is not None):
-            assert version == row["policy_version"]
-            assert one == pytest.approx(other, abs=1e-4)
+    check_record(attempts=2 * 16)
     saved = torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)
     exported = load_file("runs/recipe/version_0/adapter/adapter_model.safetensors")
     assert len(exported) == len(saved["state_dict"])
     for name, value in exported.items():
         inner = name.replace(".weight", ".default.weight")
         assert torch.equal(value, saved["state_dict"][f"policy.network.{inner}"])
-    for one in two:
-        names = Connection(one.url, "", 5).ask("GET", "/loads")
+    for server in servers:
+        names = server.listener.model.loads
         assert [name.split("-")[4:] for name in names] == [["0", "0"], ["2", "0"], ["4", "0"]]
-    assert not [file for file in Path("runs").rglob("*") if file.name.startswith("turnrl-weights-")]
+    assert not list(Path("runs").rglob("turnrl-weights-*"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_processes_that_learn_together_sample_ahead(stand, recipe, nursery, strategy):
-    two = [stand("--max-model-len", "2048", "--max-loras", "4") for _ in range(2)]
-    recipe(url=[one.url for one in two], keeps=2)
+    servers = [stand(*WINDOW, "--max-loras", "4") for _ in range(2)]
+    recipe(url=[server.url for server in servers], keeps=2)
     ran = fit_in_two(nursery, strategy, "--model.max_staleness=1", "--trainer.max_epochs=4")
     assert ran.returncode == 0, ran.stderr
-    trained = [row for row in record.read("runs/recipe/version_0") if row["split"] == "train"]
-    assert len(trained) == 4 * 4 * 4
+    trained = trained_rows()
+    assert len(trained) == 4 * 16
     behind = set()
     for row in trained:
-        known = zip(row["versions"], row["sampler_logprobs"], row["learner_logprobs"], strict=True)
-        for version, one, other in (token for token in known if token[0] is not None):
+        for version, sampler, learner in sampled_tokens(row):
             behind.add(row["policy_version"] - version)
-            assert version < row["policy_version"] or one == pytest.approx(other, abs=1e-4)
+            assert version < row["policy_version"] or sampler == pytest.approx(learner, abs=1e-4)
     assert behind == {0, 2}  # an iteration has two steps
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_if_the_first_process_fails_the_others_end(stand, recipe, tmp_path, nursery, strategy):
-    # the first one finds it, while the others wait for the versions that it gives to the servers
-    recipe(url=stand("--max-model-len", "2048").url, max_logprob_gap=0)
+    # the first one fails while the others wait for the versions that it gives to the servers
+    recipe(url=stand(*WINDOW).url, max_logprob_gap=0)
 
     def here() -> set[int]:
         return {p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)}
@@ -1054,20 +939,10 @@ def test_if_the_first_process_fails_the_others_end(stand, recipe, tmp_path, nurs
 
 
 def test_processes_that_share_one_policy_train_all_of_its_weights(stand, recipe, nursery):
-    two = [stand("--max-model-len", "2048") for _ in range(2)]
-    name = recipe(url=[one.url for one in two])
-    contents = yaml.safe_load(Path(name).read_text())
-    contents["model"]["policy"]["lora"] = None
-    Path(name).write_text(yaml.safe_dump(contents))
+    recipe(whole=True, url=[stand(*WINDOW).url for _ in range(2)])
     ran = fit_in_two(nursery, "fsdp2")
     assert ran.returncode == 0, ran.stderr
-    trained = [row for row in record.read("runs/recipe/version_0") if row["split"] == "train"]
-    assert {row["policy_version"] for row in trained} == {0, 2}
-    for row in trained:
-        known = zip(row["versions"], row["sampler_logprobs"], row["learner_logprobs"], strict=True)
-        for version, one, other in (token for token in known if token[0] is not None):
-            assert version == row["policy_version"]
-            assert one == pytest.approx(other, abs=1e-4)
+    check_record(attempts=2 * 16)
     saved = torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)
     exported = load_file("runs/recipe/version_0/model/model.safetensors")
     assert exported.keys() <= {k.removeprefix("policy.network.") for k in saved["state_dict"]}
@@ -1079,13 +954,13 @@ def test_processes_meet_in_a_folder_of_this_run_and_this_start_alone(tmp_path):
     processes = torch.distributed
     processes.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
     try:
-        one, other = Together(tmp_path / "run"), Together(tmp_path / "run")
-        folders = [one.make(), one.make(), other.make()]
+        first, second = Together(tmp_path / "run"), Together(tmp_path / "run")
+        folders = [first.make(), first.make(), second.make()]
         assert len({folder.name for folder in folders}) == 3  # adapters have their names
         for folder in folders:
             folder.rmdir()
-        one.leave()
-        other.leave()
+        first.leave()
+        second.leave()
         assert not [*(tmp_path / "run").iterdir()]
         (tmp_path / "file").touch()
         with pytest.raises(RecipeError, match=r"cannot be made .* Set model\.engine\.folder"):
@@ -1094,8 +969,8 @@ def test_processes_meet_in_a_folder_of_this_run_and_this_start_alone(tmp_path):
         processes.destroy_process_group()
 
 
-def together_of(rank: int, store: str, url: str, model: str, told: list) -> None:
-    """A process of two: it starts an engine, and publishes a version twice."""
+def publish_together(rank: int, store: str, url: str, model: str) -> str:
+    """Publish a version, as one of two processes. Returns the name of its weights."""
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     processes = torch.distributed
     processes.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
@@ -1107,37 +982,36 @@ def together_of(rank: int, store: str, url: str, model: str, told: list) -> None
     if rank == 0:
         time.sleep(1)  # the other one waits, however long it takes
     engine.sync(0)
-    done = on_loop(turn(engine.open(PROMPT)))
-    assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=1e-4)
-    told.append(engine.weights.newest.name)
+    check_turn(policy, on_loop(turn(engine.open(PROMPT))))
+    name = engine.weights.newest.name
     processes.barrier()
     engine.close()
     processes.destroy_process_group()
+    return name
 
 
 @pytest.mark.slow
 def test_runs_of_the_same_folder_and_port_share_no_name(stand, tiny_model, tmp_path):
     """The second one would sample with the adapter of the first, which has its name already."""
     url, names = stand().url, []
+    script = (
+        "import sys, test_vllm; rank, *rest = sys.argv[1:]\n"
+        "print(test_vllm.publish_together(int(rank), *rest))"
+    )
     for run in range(2):
-        script = (
-            "import sys, test_vllm; told = []; rank, *rest = sys.argv[1:]\n"
-            "test_vllm.together_of(int(rank), *rest, told); print(*told)"
-        )
-        given = [str(tmp_path / ("store" + "x" * run)), url, str(tiny_model)]
-        path = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
-        both = [
+        arguments = [str(tmp_path / ("store" + "x" * run)), url, str(tiny_model)]
+        processes = [
             subprocess.Popen(
-                [sys.executable, "-c", script, str(rank), *given],
+                [sys.executable, "-c", script, str(rank), *arguments],
                 stdout=subprocess.PIPE,
-                env=path,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
                 text=True,
             )
             for rank in range(2)
         ]
-        told = [process.communicate(timeout=120)[0].split()[-1] for process in both]
-        assert told[0] == told[1]
-        names.append(told[0])
+        both = [process.communicate(timeout=120)[0].split()[-1] for process in processes]
+        assert both[0] == both[1]
+        names.append(both[0])
     assert names[0] != names[1]
     assert not [*(tmp_path / "runs").iterdir()]
 
@@ -1147,7 +1021,8 @@ def test_a_forked_child_of_a_killed_run_keeps_no_server(interpreter, tiny_model,
     """It has the other end of the keeper's input too."""
     (tmp_path / "run.py").write_text(
         "import os, sys, time\n"
-        "from test_vllm import VLLM, adapted\n"
+        "from serving import adapted\n"
+        "from turnrl_vllm.engine import VLLM\n"
         "policy = adapted(sys.argv[1])\n"
         "engine = VLLM(python=sys.argv[2])\n"
         "engine.start(policy, 64)\n"
@@ -1174,34 +1049,24 @@ def test_a_forked_child_of_a_killed_run_keeps_no_server(interpreter, tiny_model,
         os.kill(int(child), signal.SIGKILL)
 
 
-def test_an_environment_that_is_called_vllm_is_no_package(tmp_path, monkeypatch, tiny_model):
-    monkeypatch.chdir(tmp_path)
-    Path("vllm").mkdir()  # as in the how-to, before anything is installed there
-    with pytest.raises(RecipeError, match="has no package vllm"):
-        VLLM(python=sys.executable).check(Policy(str(tiny_model)), 64)
-
-
-def test_the_end_of_a_log_has_nothing_of_an_earlier_server(
-    interpreter, tiny_model, tmp_path, monkeypatch
-):
-    file = tmp_path / "packages" / "vllm" / "entrypoints" / "cli" / "main.py"
-    file.write_text("raise SystemExit('error: an argument that there is not')\n")
+def test_the_end_of_a_log_has_nothing_of_an_earlier_server(interpreter, tiny_model, tmp_path):
+    broken(interpreter, "error: an argument that there is not")
     engine = VLLM(python=str(interpreter))
     policy, folder = adapted(tiny_model), tmp_path / "run"
     engine.check(policy, 64, Surroundings(folder))
     folder.mkdir()
     earlier = "torch.OutOfMemoryError: CUDA out of memory\n"
     (folder / "vllm.log").write_text(earlier + "more\n" * 20)
-    with pytest.raises(EngineError, match="an argument that there is not") as told:
+    with pytest.raises(EngineError, match="an argument that there is not") as error:
         engine.start(policy, 64)
-    assert "CUDA" not in str(told.value)
-    assert "--gpu-memory" not in str(told.value)
-    file.write_text("raise SystemExit('ValueError: Free memory on device is less than desired')\n")
+    assert "CUDA" not in str(error.value)
+    assert "--gpu-memory" not in str(error.value)
+    broken(interpreter, "ValueError: Free memory on device is less than desired")
     with pytest.raises(EngineError, match=r"starting\. Lower --gpu-memory-utilization in model\."):
         engine.start(policy, 64)
 
 
-def test_the_doctor_tells_what_processes_cannot_share(recipe, interpreter, capsys):
+def test_the_doctor_refuses_what_processes_cannot_share(recipe, interpreter, capsys):
     written = recipe(python=str(interpreter))
     words = ["--trainer.devices=2", "--trainer.strategy=ddp"]
     assert main(["doctor", written, *words]) == 1
@@ -1210,9 +1075,8 @@ def test_the_doctor_tells_what_processes_cannot_share(recipe, interpreter, capsy
 
 @pytest.mark.parametrize(("strategy", "whole"), [("ddp", False), ("fsdp2", True)])
 def test_the_doctor_passes_what_processes_can_share(stand, recipe, capsys, strategy, whole):
-    written = recipe(url=stand("--max-model-len", "2048").url)
-    without = ["--model.policy.lora=null"] if whole else []
-    main(["doctor", written, "--trainer.devices=2", f"--trainer.strategy={strategy}", *without])
+    written = recipe(whole, url=stand(*WINDOW).url)
+    main(["doctor", written, "--trainer.devices=2", f"--trainer.strategy={strategy}"])
     shown = capsys.readouterr().out
     assert re.search(
         r"^pass  sampler +VLLM can sample this model \(vLLM 0\.0\.0, 1 server\)$",
@@ -1221,7 +1085,7 @@ def test_the_doctor_passes_what_processes_can_share(stand, recipe, capsys, strat
     ), shown
 
 
-def test_the_doctor_tells_what_cannot_be_divided(recipe, capsys):
+def test_the_doctor_refuses_what_cannot_be_divided(recipe, capsys):
     written = recipe(url="http://127.0.0.1:9")
     words = ["doctor", written, "--trainer.devices=2", "--trainer.strategy=fsdp2"]
     assert main([*words, "--model.policy.quantization=nf4"]) == 2
@@ -1231,33 +1095,25 @@ def test_the_doctor_tells_what_cannot_be_divided(recipe, capsys):
 
 
 @pytest.mark.slow
-def test_what_processes_cannot_share_is_told(recipe, interpreter, nursery):
-    for engine, lora, told in (
-        ({"python": str(interpreter)}, {"r": 4}, "model.engine.python would start a server for ea"),
-        ({"url": "http://127.0.0.1:9"}, None, "2 processes train all weights, and a server would"),
+def test_what_processes_cannot_share_is_refused(recipe, interpreter, nursery):
+    for engine, whole, message in (
+        ({"python": str(interpreter)}, False, "model.engine.python would start a server for ea"),
+        ({"url": "http://127.0.0.1:9"}, True, "2 processes train all weights, and a server would"),
     ):
-        contents = yaml.safe_load(Path(recipe(**engine)).read_text())
-        contents["model"]["policy"]["lora"] = lora
-        Path("recipe.yaml").write_text(yaml.safe_dump(contents))
-        ran = fit_in_two(nursery)
+        recipe(whole, **engine)
+        ran = fit_in_two(nursery, "ddp")
         assert ran.returncode == 2
-        assert told in ran.stderr
+        assert message in ran.stderr
         assert "Traceback" not in ran.stderr
 
 
 # -------------------------------------------------------------------------- vLLM itself
 
 
-real = [
-    pytest.mark.slow,
-    pytest.mark.skipif(REAL is None, reason="TURNRL_TEST_VLLM_PYTHON names no interpreter"),
-]
-
-
 def served(policy: Policy, folder: Path, **settings) -> VLLM:
     """An engine that has started vLLM."""
     engine = VLLM(
-        python=str(REAL),
+        python=str(VLLM_PYTHON),
         arguments=["--enforce-eager", "--max-num-seqs", "64"],
         folder=str(folder),
         **settings,
@@ -1273,12 +1129,9 @@ def small_cache(monkeypatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
 
 
-STARTER = "package://turnrl_atlas/starter"
-
-
+@pytest.mark.slow
+@needs_vllm
 class TestReal:
-    pytestmark = real
-
     @pytest.mark.parametrize("whole", [False, True])
     def test_it_keeps_the_contract(self, small_cache, tmp_path, whole):
         policy = Policy(STARTER, lora=None if whole else Lora(r=16))
@@ -1306,7 +1159,7 @@ class TestReal:
             engine.sync(version)
             done = on_loop(turn(engine.open(PROMPT)))
             assert done.version == version
-            assert done.logprobs == pytest.approx(own(policy, PROMPT, done.token_ids), abs=2e-3)
+            check_turn(policy, done, within=2e-3)
             held.append(sum(p.memory_info().rss for p in keeper.children(recursive=True)))
         engine.close()
         print(f"{held[20] / 1e6:.0f} MB after 20 versions, {held[-1] / 1e6:.0f} MB after 300")
@@ -1328,7 +1181,7 @@ class TestReal:
         async def ours() -> None:
             sessions = [engine.open(prompt) for prompt in prompts]
             done = await asyncio.gather(*(session.generate([], sampling) for session in sessions))
-            assert sum(len(one.token_ids) for one in done) == 128 * 60
+            assert sum(len(completion.token_ids) for completion in done) == 128 * 60
             for session in sessions:
                 session.close()
 
@@ -1338,11 +1191,11 @@ class TestReal:
             headers = {"Authorization": f"Bearer {started.key}"}
             async with httpx2.AsyncClient(headers=headers, timeout=600) as client:
                 address = f"{started.url}/v1/completions"
-                done = await asyncio.gather(
+                answers = await asyncio.gather(
                     *(client.post(address, json=more | {"prompt": prompt}) for prompt in prompts)
                 )
-            told = [one.json()["choices"][0]["token_ids"] for one in done]
-            assert sum(map(len, told)) == 128 * 60
+            tokens = [answer.json()["choices"][0]["token_ids"] for answer in answers]
+            assert sum(map(len, tokens)) == 128 * 60
 
         def seconds(work) -> float:
             began = time.perf_counter()
@@ -1352,6 +1205,6 @@ class TestReal:
         seconds(ours), seconds(bare)  # what is compiled or cached is so for both
         pairs = [(seconds(bare), seconds(ours)) for _ in range(5)]
         engine.close()
-        shares = sorted(one / other for one, other in pairs)
+        shares = sorted(bare_s / ours_s for bare_s, ours_s in pairs)
         print(f"of a bare client's tokens/s: {', '.join(f'{share:.3f}' for share in shares)}")
         assert shares[2] > 0.9

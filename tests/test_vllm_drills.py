@@ -1,4 +1,4 @@
-"""Runs with vLLM itself, whose servers, or who themselves, are killed or stopped in mid-collection.
+"""Runs with vLLM itself, in which a server or the run is killed or stopped in mid-collection.
 
 They need an interpreter with vLLM: `TURNRL_TEST_VLLM_PYTHON=.../bin/python`, and
 `pytest -m slow tests/test_vllm_drills.py -s`. A drill takes about a minute.
@@ -22,18 +22,18 @@ import pytest
 import yaml
 
 import turnrl
-from test_vllm import REAL, free_port
+from serving import VLLM_PYTHON, free_port, needs_vllm, sampled_tokens
 from turnrl import record
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(REAL is None, reason="TURNRL_TEST_VLLM_PYTHON names no interpreter"),
+    needs_vllm,
 ]
 FOLDER = turnrl.Policy("package://turnrl_atlas/starter").folder
 RUN = [sys.executable, "-m", "turnrl"]
 ITERATIONS, QUESTIONS, SIZE = 3, 8, 16
 TIMES = int(os.environ.get("TURNRL_DRILLS", "5"))
-"""So often each kind of fault is tried."""
+"""How often each kind of fault is tried."""
 
 
 class Served:
@@ -46,7 +46,7 @@ class Served:
         self.start()
 
     def start(self) -> None:
-        command = [REAL, "-m", "vllm.entrypoints.cli.main", "serve", FOLDER, "--dtype", "float32"]
+        serve = ["-m", "vllm.entrypoints.cli.main", "serve", FOLDER, "--dtype", "float32"]
         options = {
             "--port": self.port,
             "--host": "127.0.0.1",
@@ -61,7 +61,7 @@ class Served:
         more = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(
-                [*command, *words, "--enable-lora", "--enforce-eager"],
+                [VLLM_PYTHON, *serve, *words, "--enable-lora", "--enforce-eager"],
                 env={**os.environ, **more},
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -113,13 +113,13 @@ def servers(tmp_path_factory):
     def want(number: int) -> list[Served]:
         while len(made) < number:
             made.append(Served(folder))
-        for one in made[:number]:
-            one.wait()
+        for server in made[:number]:
+            server.wait()
         return made[:number]
 
     yield want
-    for one in made:
-        one.end()
+    for server in made:
+        server.end()
 
 
 class Fit:
@@ -181,23 +181,20 @@ class Fit:
         assert code == 0, self.text
         assert "Traceback" not in self.text, self.text
         folders = sorted(self.folder.glob("runs/drill/version_*"))
-        rows = [r for one in folders if (one / "record").exists() for r in record.read(one)]
+        kept = [folder for folder in folders if (folder / "record").exists()]
+        rows = [row for folder in kept for row in record.read(folder)]
         trained = [row for row in rows if row["split"] == "train"]
         steps = 4  # to an iteration
         for iteration in range(1, ITERATIONS + 1):
-            some = [row for row in trained if row["iteration"] == iteration]
-            assert len(some) == QUESTIONS * SIZE
-            assert len({row["question_id"] for row in some}) == QUESTIONS
-            assert {row["policy_version"] for row in some} == {steps * (iteration - 1)}
+            attempts = [row for row in trained if row["iteration"] == iteration]
+            assert len(attempts) == QUESTIONS * SIZE
+            assert len({row["question_id"] for row in attempts}) == QUESTIONS
+            assert {row["policy_version"] for row in attempts} == {steps * (iteration - 1)}
         gaps = []
         for row in trained:
-            triples = zip(
-                row["versions"], row["sampler_logprobs"], row["learner_logprobs"], strict=True
-            )
-            sampled = [one for one in triples if one[0] is not None]
-            assert len(sampled) == sum(turn >= 0 for turn in row["turn_index"]) > 0
+            sampled = sampled_tokens(row)
             assert {version for version, *_ in sampled} == {row["policy_version"]}
-            gaps += [abs(one - other) for _, one, other in sampled]
+            gaps += [abs(sampler - learner) for _, sampler, learner in sampled]
         assert max(gaps) < 5e-3
         print(f"\n{len(trained)} attempts, {len(gaps)} tokens, largest gap {max(gaps):.1e} nats")
 
@@ -207,10 +204,10 @@ class Own:
 
     def __init__(self, fit: Fit) -> None:
         run = psutil.Process(fit.process.pid)
-        while not (every := [one for one in run.children(True) if "--port" in one.cmdline()]):
+        while not (servers := [p for p in run.children(True) if "--port" in p.cmdline()]):
             assert fit.process.poll() is None, fit.text
             time.sleep(0.2)
-        self._words = every[0].cmdline()
+        self._words = servers[0].cmdline()
         self.port = self.word("--port")
         self.url = f"http://127.0.0.1:{self.port}"
 
@@ -219,16 +216,15 @@ class Own:
         return self._words[self._words.index(name) + 1]
 
     def left(self) -> list[psutil.Process]:
-        """It, and what keeps it: also those that were started later."""
-        every = psutil.process_iter(["cmdline"])
-        return [
-            one for one in every if f"--port {self.port} " in " ".join(one.info["cmdline"] or ())
-        ]
+        """It and its keeper, also those that were started later."""
+        port = f"--port {self.port} "
+        processes = psutil.process_iter(["cmdline"])
+        return [p for p in processes if port in " ".join(p.info["cmdline"] or ())]
 
     def process(self) -> psutil.Process:
         servers: list[psutil.Process] = []
         while not servers:  # its keeper is about to start it
-            servers = [one for one in self.left() if "keeper.py" not in str(one.info["cmdline"])]
+            servers = [p for p in self.left() if "keeper.py" not in str(p.info["cmdline"])]
         return min(servers, key=psutil.Process.create_time)  # it starts others
 
 
@@ -247,7 +243,7 @@ def shared(tmp_path):
 def test_the_runs_own_server_is_killed(tmp_path, monkeypatch, after):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     arguments = ["--enforce-eager", "--max-num-seqs", "64"]
-    fit = Fit(tmp_path, python=REAL, arguments=arguments)
+    fit = Fit(tmp_path, python=VLLM_PYTHON, arguments=arguments)
     own = Own(fit)
     fit.until_it_collects([own.url], after, own.process().environ()["VLLM_API_KEY"])
     own.process().kill()
@@ -260,7 +256,7 @@ def test_the_runs_own_server_is_killed(tmp_path, monkeypatch, after):
 @pytest.mark.parametrize("after", moments("the learner"))
 def test_the_learner_is_killed_and_resumed(tmp_path, monkeypatch, after):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
-    fit = Fit(tmp_path, python=REAL, arguments=["--enforce-eager", "--max-num-seqs", "64"])
+    fit = Fit(tmp_path, python=VLLM_PYTHON, arguments=["--enforce-eager", "--max-num-seqs", "64"])
     own = Own(fit)
     weights = Path(own.word("--tokenizer")).parent
     fit.until_it_collects([own.url], after, own.process().environ()["VLLM_API_KEY"])
@@ -279,46 +275,46 @@ def test_the_learner_is_killed_and_resumed(tmp_path, monkeypatch, after):
 @pytest.mark.parametrize("after", moments("the only server hangs"))
 @pytest.mark.parametrize("fault", ["stop", "kill"])
 def test_the_only_server_is_away_for_a_while(servers, shared, tmp_path, fault, after):
-    (one,) = servers(1)
-    fit = Fit(tmp_path, url=one.url, folder=shared)
-    fit.until_it_collects([one.url], after)
-    break_and_mend([one], fault)
+    (server,) = servers(1)
+    fit = Fit(tmp_path, url=server.url, folder=shared)
+    fit.until_it_collects([server.url], after)
+    break_and_mend([server], fault)
     fit.ends()
 
 
 @pytest.mark.parametrize("after", moments("one of two"))
 @pytest.mark.parametrize("fault", ["stop", "kill"])
 def test_one_of_two_servers_is_lost(servers, shared, tmp_path, fault, after):
-    two = servers(2)
-    fit = Fit(tmp_path, url=[one.url for one in two], folder=shared)
-    fit.until_it_collects([one.url for one in two], after)
-    two[0].signal(signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
+    both = servers(2)
+    fit = Fit(tmp_path, url=[server.url for server in both], folder=shared)
+    fit.until_it_collects([server.url for server in both], after)
+    both[0].signal(signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
     fit.ends()
     assert "its sessions move to another server" in fit.text
     if fault == "stop":
-        two[0].signal(signal.SIGCONT)
+        both[0].signal(signal.SIGCONT)
     else:
-        two[0].start()
+        both[0].start()
 
 
 @pytest.mark.parametrize("after", moments("all of two"))
 @pytest.mark.parametrize("fault", ["stop", "kill"])
 def test_all_servers_are_away_for_a_while(servers, shared, tmp_path, fault, after):
-    two = servers(2)
-    fit = Fit(tmp_path, url=[one.url for one in two], folder=shared)
-    fit.until_it_collects([one.url for one in two], after)
-    break_and_mend(two, fault)
+    both = servers(2)
+    fit = Fit(tmp_path, url=[server.url for server in both], folder=shared)
+    fit.until_it_collects([server.url for server in both], after)
+    break_and_mend(both, fault)
     fit.ends()
 
 
-def break_and_mend(some: list[Served], fault: str) -> None:
+def break_and_mend(broken: list[Served], fault: str) -> None:
     """Stop servers for 20 s, or kill them and start them again, which takes as long."""
-    for one in some:
-        one.signal(signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
+    for server in broken:
+        server.signal(signal.SIGSTOP if fault == "stop" else signal.SIGKILL)
     if fault == "stop":
         time.sleep(20)
-    for one in some:
+    for server in broken:
         if fault == "stop":
-            one.signal(signal.SIGCONT)
+            server.signal(signal.SIGCONT)
         else:
-            one.start()
+            server.start()

@@ -7,14 +7,14 @@ from __future__ import annotations
 import pytest
 import torch
 
-from test_vllm import PROMPT, REAL, STARTER, asyncio_gather, change, own, turn
+from serving import PROMPT, STARTER, VLLM_PYTHON, change, needs_vllm, own, turns
 from turnrl import Lora, Policy, on_loop
 from turnrl_vllm.engine import VLLM
 
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-    pytest.mark.skipif(REAL is None, reason="TURNRL_TEST_VLLM_PYTHON names no interpreter"),
+    needs_vllm,
 ]
 WHOLE = pytest.mark.parametrize("whole", [False, True], ids=["adapter", "all weights"])
 SHARE = 0.3
@@ -33,13 +33,13 @@ def on_gpu(whole: bool) -> Policy:
 
 def engine_in(folder) -> VLLM:
     return VLLM(
-        python=str(REAL),
+        python=str(VLLM_PYTHON),
         arguments=["--enforce-eager", "--gpu-memory-utilization", str(SHARE)],
         folder=str(folder),
     )
 
 
-def free() -> int:
+def free_bytes() -> int:
     """Bytes of the GPU's memory that no process holds."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -48,21 +48,20 @@ def free() -> int:
 
 @WHOLE
 def test_it_gives_its_memory_back_while_the_policy_learns(tmp_path, whole):
-    policy, before = on_gpu(whole), free()
+    policy, before = on_gpu(whole), free_bytes()
     engine = engine_in(tmp_path)
     engine.check(policy, 256)
     engine.start(policy, 256)
     taken, kept, gaps = [], [], []
     for version in range(3):
         engine.sync(version)
-        taken.append(before - free())
-        sessions = [engine.open(PROMPT) for _ in range(8)]
-        for done in on_loop(asyncio_gather([turn(session) for session in sessions])):
+        taken.append(before - free_bytes())
+        for done in on_loop(turns([engine.open(PROMPT) for _ in range(8)])):
             assert done.version == version
             wanted = own(policy, PROMPT, done.token_ids)
             gaps += [abs(a - b) for a, b in zip(done.logprobs, wanted, strict=True)]
         engine.rest()
-        kept.append(before - free())
+        kept.append(before - free_bytes())
         change(policy)
     engine.close()
     print(f"gap {sum(gaps) / len(gaps):.3f}, most {max(gaps):.3f}")
@@ -70,4 +69,4 @@ def test_it_gives_its_memory_back_while_the_policy_learns(tmp_path, whole):
     assert sum(gaps) / len(gaps) < 0.1
     assert min(taken) > 0.6 * SHARE * torch.cuda.mem_get_info()[1]
     assert max(kept) < 0.15 * min(taken)
-    assert before - free() < 0.1e9
+    assert before - free_bytes() < 0.1e9
