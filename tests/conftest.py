@@ -242,6 +242,13 @@ def open_node(tmp_path_factory: pytest.TempPathFactory) -> Node:
     return _shared(tmp_path_factory, "open-node", Node)
 
 
+@pytest.fixture(scope="session")
+def url(request: pytest.FixtureRequest) -> str:
+    """The address of an Elasticsearch server in which tests build indices."""
+    address = os.environ.get("TURNRL_TEST_ES_URL")
+    return address or request.getfixturevalue("open_node").url
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _start_early(request: pytest.FixtureRequest) -> None:
     """Begin what takes half a minute in the background: the file that needs it comes late."""

@@ -70,8 +70,8 @@ class _Handler(BaseHTTPRequestHandler):
         return self._send(200, text)
 
     def _result(self, name, body):
-        found = self.index.search(body["queries"], body["topk"] if name != "many" else 3)
-        result = [[self._hit(name, hit) for hit in hits] for hits in found]
+        results = self.index.search(body["queries"], body["topk"] if name != "many" else 3)
+        result = [[self._hit(name, hit) for hit in hits] for hits in results]
         odd = {
             "list": lambda: result,
             "other": lambda: {"results": result},

@@ -27,6 +27,9 @@ _TEXTS = {
     "Paris": "Paris is the capital of France. The tower is by Eiffel.",
     "Café": "A café serves coffee, and the cities of Europe have many.",
 }
+API_KEY = "VuaCfGcBCdbkQm-e5aOx:ui2lp2axTNmsyakw9tvNnw"
+QUICK = {"timeout_s": 2.0, "retries": 1, "wait_s": 30.0}
+"""Settings with which faults of a server cost little time."""
 ROWS = [{"id": str(n), "title": k, "text": v} for n, (k, v) in enumerate(_TEXTS.items(), 1)]
 
 
@@ -45,6 +48,11 @@ def write_rows(path: Path, rows=ROWS) -> Path:
 
 def corpus_of(path: Path, chunk: int = 2000) -> Corpus:
     return Corpus(open_pages(str(path)), chunk=chunk)
+
+
+def search_tool(index: str, url: str, **arguments) -> WikiSearch:
+    """A tool that searches an index of an Elasticsearch server."""
+    return WikiSearch(index, "elasticsearch", url=url, **{**QUICK, **arguments})
 
 
 def ask(tool: WikiSearch, *queries: str) -> list[ToolResult]:
@@ -81,7 +89,7 @@ def asked_throughout(tool: WikiSearch, outage: Callable[[], None]) -> int:
     return len(answers)
 
 
-def found(tool: WikiSearch, query: str) -> list[str]:
+def ids_found(tool: WikiSearch, query: str) -> list[str]:
     """Ids of the passages that answer a query."""
     return ask(tool, query)[0].metadata["passage_ids"]
 

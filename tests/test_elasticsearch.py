@@ -6,15 +6,11 @@ a password, share a second one, which is always our own.
 """
 
 import base64
-import collections
-import contextlib
 import json
 import logging
 import os
 import random
 import re
-import socket
-import threading
 import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -23,13 +19,17 @@ from pathlib import Path
 import pytest
 
 from nodes import PASSWORD
+from proxies import Proxy
 from searching import (
+    API_KEY,
+    QUICK,
     ROWS,
     SHARED,
     ask,
     corpus_of,
     index_command,
     needs_shared_data,
+    search_tool,
     shared_rows,
     write_rows,
 )
@@ -41,142 +41,7 @@ from turnrl_wiki_search.server import explained
 
 pytestmark = pytest.mark.elasticsearch
 
-API_KEY = "VuaCfGcBCdbkQm-e5aOx:ui2lp2axTNmsyakw9tvNnw"
 CLOUD_HOST = "0123456789abcdef"
-QUICK = {"timeout_s": 2.0, "retries": 1, "wait_s": 30.0}
-
-
-@pytest.fixture(scope="session")
-def url(request) -> str:
-    given = os.environ.get("TURNRL_TEST_ES_URL")
-    return given or request.getfixturevalue("open_node").url
-
-
-class Proxy:
-    """Stands between client and server, and makes the faults that `faults` lists.
-
-    A fault is used up by one request: `cut` (half of the answer), `drop` (no answer), a number of
-    seconds to wait first, or an answer `(status, headers, body)` of the proxy's own. While `down`
-    is set every connection is refused.
-    """
-
-    def __init__(self, target: str) -> None:
-        host, port = target.removeprefix("http://").split(":")
-        self._target = (host, int(port))
-        self.faults: collections.deque = collections.deque()
-        self.requests: list[tuple[str, str, dict[str, str], bytes]] = []
-        self.connections = 0
-        self.busiest = 0
-        self.down = False
-        self._busy = 0
-        self._lock = threading.Lock()
-        self._open: set[socket.socket] = set()
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}"
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def set_down(self, down: bool) -> None:
-        with self._lock:
-            self.down = down
-            for connection in self._open if down else ():
-                with contextlib.suppress(OSError):  # the client hung up first
-                    connection.shutdown(socket.SHUT_RDWR)
-
-    def close(self) -> None:
-        self.set_down(True)
-        self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
-        self._listener.close()
-
-    def _accept(self) -> None:
-        while True:
-            try:
-                client, _ = self._listener.accept()
-            except OSError:
-                return
-            with self._lock:
-                self.connections += 1
-                if self.down:
-                    client.close()
-                    continue
-                self._open.add(client)
-            threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        try:
-            with client.makefile("rb") as reader:
-                while self._one(client, reader):
-                    pass
-        except OSError:
-            pass
-        finally:
-            # closed only where `set_down` cannot be shutting it down
-            with self._lock:
-                self._open.discard(client)
-                client.close()
-
-    def _one(self, client: socket.socket, reader) -> bool:
-        head, headers = self._head(reader)
-        if not head:
-            return False
-        body = reader.read(int(headers.get("content-length", 0)))
-        method, path, _ = head.split("\r\n")[0].split(" ")
-        with self._lock:
-            self.requests.append((method, path, headers, body))
-            fault = self.faults.popleft() if self.faults else None
-            self._busy += 1
-            self.busiest = max(self.busiest, self._busy)
-        try:
-            return self._answer_one(client, head, method, body, fault)
-        finally:
-            with self._lock:
-                self._busy -= 1
-
-    def _answer_one(
-        self, client: socket.socket, head: str, method: str, body: bytes, fault: object
-    ) -> bool:
-        if fault == "drop":
-            return False
-        if isinstance(fault, tuple):
-            client.sendall(self._answer(*fault))
-            return True
-        if isinstance(fault, float):
-            time.sleep(fault)
-        with socket.create_connection(self._target) as server, server.makefile("rb") as answer:
-            server.sendall(re.sub("(?i)connection: .*\r\n", "", head).encode("latin-1") + body)
-            head, headers = self._head(answer)
-            whole = head.encode("latin-1")
-            if "chunked" in headers.get("transfer-encoding", ""):
-                while size := answer.readline():
-                    whole += size + answer.read(int(size, 16) + 2)
-                    if int(size, 16) == 0:
-                        break
-            elif method != "HEAD":
-                whole += answer.read(int(headers.get("content-length", 0)))
-        if self.down:
-            return False
-        if fault == "cut":
-            client.sendall(whole[: len(whole) // 2])
-            return False
-        client.sendall(whole)
-        return True
-
-    @staticmethod
-    def _head(reader) -> tuple[str, dict[str, str]]:
-        lines = []
-        while line := reader.readline().decode("latin-1"):
-            lines.append(line)
-            if line == "\r\n":
-                break
-        pairs = (line.split(":", 1) for line in lines[1:-1])
-        return "".join(lines), {name.lower(): value.strip() for name, value in pairs}
-
-    @staticmethod
-    def _answer(status: int, headers: dict[str, str], body: object) -> bytes:
-        data = json.dumps(body).encode()
-        kind = "application/vnd.elasticsearch+json;compatible-with=8"
-        all_headers = {"X-Elastic-Product": "Elasticsearch", "Content-Type": kind, **headers}
-        lines = [f"HTTP/1.1 {status} Status", *(f"{k}: {v}" for k, v in all_headers.items())]
-        return "\r\n".join([*lines, f"Content-Length: {len(data)}", "", ""]).encode() + data
 
 
 @pytest.fixture
@@ -201,10 +66,6 @@ def small_index(url, tmp_path_factory) -> str:
         corpus_of(write_rows(tmp_path_factory.mktemp("s") / "rows.jsonl")),
     )
     return name
-
-
-def search_tool(index: str, url: str, **arguments) -> WikiSearch:
-    return WikiSearch(index, "elasticsearch", url=url, **{**QUICK, **arguments})
 
 
 # --- searching and building ---
@@ -378,18 +239,13 @@ def test_only_the_query_that_failed_is_asked_again(small_index, proxy):
     assert second.metadata["passage_ids"] == ["1"]
 
 
-@pytest.mark.parametrize("value", ["1", "date"])
-def test_retry_after_is_honoured(small_index, proxy, value):
-    from email.utils import formatdate
-
+def test_retry_after_is_honoured(small_index, proxy):
     tool = search_tool(small_index, proxy.url)
     ask(tool, "tower")
-    # a date has whole seconds only, so one 2.5 s ahead is 1.5 s ahead at least
-    header = formatdate(time.time() + 2.5, usegmt=True) if value == "date" else value
-    proxy.faults.append((429, {"Retry-After": header}, {}))
+    proxy.faults.append((429, {"Retry-After": "1"}, {}))
     begin = time.monotonic()
     ask(tool, "tower")
-    assert 1.0 <= time.monotonic() - begin <= 5
+    assert 1.0 <= time.monotonic() - begin <= 4
 
 
 # --- faults that stay ---
@@ -453,7 +309,7 @@ def test_an_outage_pauses_all_callers_and_leaves_no_trace(small_index, proxy, ca
     before = proxy.connections
     with ThreadPoolExecutor(16) as pool:
         calls = [(word, pool.submit(ask, tool, word)) for word in words * 8]
-        time.sleep(3)
+        time.sleep(1.5)
         tried = proxy.connections - before
         assert not any(call.done() for _, call in calls)
         proxy.set_down(False)
@@ -508,7 +364,7 @@ def ids_held(url: str, name: str) -> list[int]:
     return sorted(int(hit.passage.id) for hit in hits)
 
 
-def test_a_build_goes_on_through_faults_without_losing_or_doubling_a_passage(
+def test_a_build_continues_through_faults_without_losing_or_doubling_a_passage(
     url, proxy, name, tmp_path, capsys
 ):
     path = many_rows(tmp_path, 900)
@@ -660,21 +516,21 @@ def test_neither_a_cloud_id_nor_the_host_in_it_is_ever_shown(monkeypatch, caplog
 def test_a_recipe_gives_each_argument_of_the_server_by_its_own_name(tmp_path, capsys):
     from jsonargparse import ArgumentParser
 
-    given = {"url": ["https://a:1", "https://b:1"], "username": "me", "password": "${P}"}
-    given |= {"ca_certs": "c.crt", "timeout_s": 3.0, "retries": 2, "wait_s": 7.0}
+    arguments = {"url": ["https://a:1", "https://b:1"], "username": "me", "password": "${P}"}
+    arguments |= {"ca_certs": "c.crt", "timeout_s": 3.0, "retries": 2, "wait_s": 7.0}
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--tool", type=Tool)
-    init = {"index": "wiki", "backend": "elasticsearch", **given}
+    init = {"index": "wiki", "backend": "elasticsearch", **arguments}
     config = parser.parse_object({"tool": {"class_path": "WikiSearch", "init_args": init}})
-    assert parser.instantiate(config).tool._server == SearchServer(**given)
+    assert parser.instantiate(config).tool._server == SearchServer(**arguments)
     with pytest.raises(Exception, match="Option 'ulr' is not accepted"):
         parser.parse_object({"tool": {"class_path": "WikiSearch", "init_args": {"ulr": "x"}}})
     with pytest.raises(SystemExit):
         parser.parse_args(["--tool.help", "WikiSearch"])
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     for name, text in explained().items():
-        assert re.search(rf"--tool\.{name}\b", told)
-        assert text.split()[0] in told
+        assert re.search(rf"--tool\.{name}\b", printed)
+        assert text.split()[0] in printed
 
 
 def test_a_saved_recipe_holds_names_and_no_secrets(monkeypatch):
@@ -718,26 +574,26 @@ def test_figures_of_the_server(url, name, tmp_path):
     def plain(query: str) -> None:
         client.search(index=name, query={"match": {"contents": query}}, size=3)
 
-    def threads(count: int, some: list[str]) -> None:
+    def threads(count: int, asked: list[str]) -> None:
         with ThreadPoolExecutor(count) as pool:
-            list(pool.map(plain, some))
+            list(pool.map(plain, asked))
 
-    def batches(size: int, some: list[str]) -> None:
-        for start in range(0, len(some), size):
-            ask(tool, *some[start : start + size])
+    def batches(size: int, asked: list[str]) -> None:
+        for start in range(0, len(asked), size):
+            ask(tool, *asked[start : start + size])
 
-    def timed(call, size: int, some: list[str]) -> float:
+    def timed(call, size: int, asked: list[str]) -> float:
         begin = time.perf_counter()
-        call(size, some)
-        return len(some) / (time.perf_counter() - begin)
+        call(size, asked)
+        return len(asked) / (time.perf_counter() - begin)
 
     threads(8, queries[:1000])
     rates = {"plain 1": timed(threads, 1, queries[1000:2000])}
     rates["plain 64"] = timed(threads, 64, queries[2000:5000])
     # 336: the calls of 16 questions, each asked 21 times; a query that came twice would be warm
     for part, size in enumerate((1, 16, 64, 336)):
-        some = queries[5000 + part * 1344 :][:1344]
-        rates[f"batches of {size}"] = timed(batches, size, some)
+        asked = queries[5000 + part * 1344 :][:1344]
+        rates[f"batches of {size}"] = timed(batches, size, asked)
     client.close()
     print({key: round(value) for key, value in rates.items()})
     assert rates["batches of 336"] >= 1.4 * rates["plain 64"]

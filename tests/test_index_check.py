@@ -11,9 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from nodes import free_port
+from proxies import Proxy
 from retrieving import retriever_of
 from searching import SHARED, corpus_of, index_command, needs_shared_data, shared_rows, write_rows
-from test_elasticsearch import Proxy, url  # noqa: F401 - a fixture
 from turnrl import (
     Passage,
     Phrase,
@@ -87,11 +87,11 @@ def asked(tmp_path):
 
 
 def test_an_answer_counts_wherever_in_the_index_it_stands(folder):
-    found = checked(embedded.EmbeddedIndex(folder))
-    assert ids(found.held) == expected(True) == naive(ROWS, QUESTIONS)
-    assert ids(found.missing) == expected(False)
-    assert ids(found.unchecked) == expected(None)
-    assert (found.whole, found.scanned) == (True, 4)
+    coverage = checked(embedded.EmbeddedIndex(folder))
+    assert ids(coverage.held) == expected(True) == naive(ROWS, QUESTIONS)
+    assert ids(coverage.missing) == expected(False)
+    assert ids(coverage.unchecked) == expected(None)
+    assert (coverage.whole, coverage.scanned) == (True, 4)
 
 
 def test_an_answer_that_no_search_finds_counts(tmp_path):
@@ -103,8 +103,8 @@ def test_an_answer_that_no_search_finds_counts(tmp_path):
     index, question = embedded.EmbeddedIndex(tmp_path / "index"), QUESTIONS[1]
     for hits in index.search([question.text, *question.answers], 1):
         assert [hit.passage.id for hit in hits] == ["1"]
-    found = checked(index, [question], k=1)
-    assert (ids(found.held), found.scanned) == (["joined"], 2)
+    coverage = checked(index, [question], k=1)
+    assert (ids(coverage.held), coverage.scanned) == (["joined"], 2)
 
 
 class Unsearchable(SearchIndex):
@@ -151,14 +151,14 @@ TEXTS = st.lists(WORDS, min_size=1, max_size=4).map(" ".join)
 @example(["also tower"], [["so tower"]])
 @example(["so tower"], [["so", "tower"], ["tower"]])
 def test_it_agrees_with_the_naive_count_on_any_texts(texts, answers):
-    questions = [Question(str(n), "?", tuple(some)) for n, some in enumerate(answers)]
+    questions = [Question(str(n), "?", tuple(texts)) for n, texts in enumerate(answers)]
     rows = [{"title": "", "text": text} for text in texts]
     assert ids(checked(Listed(texts), questions).held) == naive(rows, questions)
 
 
 def test_questions_that_share_an_answer_or_its_longest_word_are_all_found(folder):
     answers = ["Dom Tower", "tower begun", "Dom", "Dom Tower", "tower eiffel", "begun", "in 1321"]
-    questions = [Question(str(n), "What?", (one, "zzz")) for n, one in enumerate(answers)]
+    questions = [Question(str(n), "What?", (answer, "zzz")) for n, answer in enumerate(answers)]
     index = Unsearchable(embedded.EmbeddedIndex(folder))
     assert ids(checked(index, questions).held) == naive(ROWS, questions) == [*"012356"]
 
@@ -175,11 +175,11 @@ class Loose(Phrase):
 ])  # fmt: skip
 def test_the_rule_of_the_question_decides(folder, rule, held):
     texts = ["112.50", "1321", "onapart", "13"]
-    questions = [Question(one, "What?", (one,), rule=rule) for one in texts]
-    usable = [one for one in questions if rule.read(one.answers[0]) is not None]
-    found = ids(checked(Unsearchable(embedded.EmbeddedIndex(folder)), usable).held)
-    assert found == naive(ROWS, usable)
-    assert set(held) <= set(found)
+    questions = [Question(text, "What?", (text,), rule=rule) for text in texts]
+    usable = [question for question in questions if rule.read(question.answers[0]) is not None]
+    ids_held = ids(checked(Unsearchable(embedded.EmbeddedIndex(folder)), usable).held)
+    assert ids_held == naive(ROWS, usable)
+    assert set(held) <= set(ids_held)
 
 
 @needs_shared_data
@@ -193,11 +193,11 @@ def test_it_agrees_with_every_passage_times_every_question(tmp_path, searching):
     ]
     embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path / "rows.jsonl", rows)))
     index = embedded.EmbeddedIndex(tmp_path / "index")
-    found = checked(index if searching else Unsearchable(index), questions)
+    coverage = checked(index if searching else Unsearchable(index), questions)
     held = naive(rows, questions)
-    assert ids(found.held) == held
+    assert ids(coverage.held) == held
     assert 40 < len(held) < 350
-    assert len(found.held) + len(found.missing) + len(found.unchecked) == len(questions)
+    assert len(coverage.held) + len(coverage.missing) + len(coverage.unchecked) == len(questions)
 
 
 def test_an_index_of_several_segments_is_read_whole(tmp_path, monkeypatch):
@@ -208,7 +208,7 @@ def test_an_index_of_several_segments_is_read_whole(tmp_path, monkeypatch):
     embedded.build(tmp_path / "index", corpus_of(path, chunk=50))
     index = embedded.EmbeddedIndex(tmp_path / "index")
     assert index._searcher.num_segments > 1
-    assert sorted(int(one.id) for one in index.passages()) == [*range(1000)]
+    assert sorted(int(passage.id) for passage in index.passages()) == [*range(1000)]
 
 
 @needs_shared_data
@@ -224,11 +224,11 @@ def test_the_page_shows_what_the_command_prints(tmp_path, capsys):
 # --- other backends ---
 
 
-def test_behind_retrieve_only_the_best_passages_are_read_and_it_is_said(folder, asked, capsys):
+def test_behind_retrieve_only_the_best_passages_are_read_and_this_is_printed(folder, asked, capsys):
     with retriever_of(folder, free_port()) as server:
-        found = checked(RetrieveIndex(SearchServer(), server.url), k=3)
-        assert not found.whole
-        assert (found.scanned, set(ids(found.held)) <= set(expected(True))) == (0, True)
+        coverage = checked(RetrieveIndex(SearchServer(), server.url), k=3)
+        assert not coverage.whole
+        assert (coverage.scanned, set(ids(coverage.held)) <= set(expected(True))) == (0, True)
         words = ["--index", server.url, "--backend", "retrieve", "--questions", asked]
         assert index_command("check", *words, "-k", 2) == 0
         out = capsys.readouterr().out
@@ -241,7 +241,7 @@ def test_behind_retrieve_only_the_best_passages_are_read_and_it_is_said(folder, 
 
 
 @pytest.fixture(scope="module")
-def on_server(url, tmp_path_factory):  # noqa: F811
+def on_server(url, tmp_path_factory):
     name = f"test-check-{uuid.uuid4().hex[:8]}"
     path = write_rows(tmp_path_factory.mktemp("check") / "rows.jsonl", ROWS)
     elastic.build(SearchServer(url=url), name, corpus_of(path))
@@ -249,14 +249,14 @@ def on_server(url, tmp_path_factory):  # noqa: F811
 
 
 @pytest.mark.elasticsearch
-def test_an_index_on_a_server_is_read_whole(on_server, url, asked, capsys, monkeypatch):  # noqa: F811
+def test_an_index_on_a_server_is_read_whole(on_server, url, asked, capsys, monkeypatch):
     monkeypatch.setattr("turnrl_wiki_search.elastic.search._PAGE", 3)
     index = elastic.ElasticIndex(SearchServer(url=url), on_server)
-    assert sorted(one.id for one in index.passages()) == ["1", "2", "3", "4"]
-    for one in (index, Unsearchable(index)):
-        found = checked(one)
-        assert ids(found.held) == expected(True)
-        assert ids(found.missing) == expected(False)
+    assert sorted(passage.id for passage in index.passages()) == ["1", "2", "3", "4"]
+    for source in (index, Unsearchable(index)):
+        coverage = checked(source)
+        assert ids(coverage.held) == expected(True)
+        assert ids(coverage.missing) == expected(False)
     words = ["--index", on_server, "--backend", "elasticsearch", "--url", url]
     assert index_command("check", *words, "--questions", asked) == 0
     assert capsys.readouterr().out.startswith("5 of 8 questions (62.5 %, 95 % interval 30.6 % to")
@@ -266,7 +266,7 @@ def test_an_index_on_a_server_is_read_whole(on_server, url, asked, capsys, monke
 @pytest.mark.parametrize("fault", [
     "drop", "cut", (503, {}, {"error": {"reason": "unavailable"}, "status": 503}),
 ], ids=str)  # fmt: skip
-def test_a_server_that_fails_amid_the_pass_gives_no_count(on_server, url, fault, monkeypatch):  # noqa: F811
+def test_a_server_that_fails_amid_the_pass_gives_no_count(on_server, url, fault, monkeypatch):
     monkeypatch.setattr("turnrl_wiki_search.elastic.search._PAGE", 1)
     proxy = Proxy(url)
     try:
@@ -354,8 +354,8 @@ def test_a_mistake_is_a_message_with_the_next_step(
     words, message, folder, asked, capsys, tmp_path, monkeypatch
 ):
     monkeypatch.chdir(tmp_path)
-    given = ["--index", folder, "--questions", asked, *words]  # the last of an option counts
-    assert index_command("check", *given) in (1, 2)
+    options = ["--index", folder, "--questions", asked, *words]  # the last of an option counts
+    assert index_command("check", *options) in (1, 2)
     error = capsys.readouterr().err
     assert message in error
     # what a recipe sets, and what a run does, is no next step of this command
@@ -379,7 +379,7 @@ def test_a_file_with_other_fields_is_to_be_changed(folder, tmp_path, capsys):
     ({"answers": [{"a": 1}]}, "'answers' is a mapping, {'a': 1}, not a text. Write a text there."),
     ({"answers": []}, "can be used (1 without an answer). Check --answers, or name another source"),
 ])  # fmt: skip
-def test_a_row_that_cannot_be_read_is_told_without_the_settings_of_a_recipe(
+def test_a_row_that_cannot_be_read_is_named_without_the_settings_of_a_recipe(
     row, message, folder, tmp_path, capsys
 ):
     file = tmp_path / "q.jsonl"

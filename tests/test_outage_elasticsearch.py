@@ -6,119 +6,41 @@ The server is one of our own, with a password and a certificate, for it is kille
 from __future__ import annotations
 
 import base64
-import contextlib
-import csv
-import io
 import logging
 import re
 import shutil
 import signal
-import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
 from nodes import PASSWORD
-from runs import TIMINGS
-from searching import ask, asked_throughout, corpus_of, write_rows
-from test_elasticsearch import API_KEY, search_tool
+from outages import ITERATIONS, ROOT, metrics, train, turnrl
+from searching import API_KEY, ask, asked_throughout, corpus_of, search_tool, write_rows
 from turnrl import ToolError
-from turnrl.cli import main
 from turnrl_wiki_search import elastic
 from turnrl_wiki_search.elastic import SearchServer
 
 pytestmark = [pytest.mark.elasticsearch, pytest.mark.usefixtures("one_thread")]
 
-ROOT = Path(__file__).parent.parent
-ITERATIONS, TRAJECTORIES = 5, 8
+TRAJECTORIES = 8
 
 
 @pytest.fixture(scope="module")
 def node(locked_node):
     build = "index build --source Atlas --backend elasticsearch --index atlas --split none"
-    code, _, told = turnrl(locked_node, ROOT, build.split())
-    assert code == 0, told
+    code, _, err = turnrl(locked_node, ROOT, build.split())
+    assert code == 0, err
     return locked_node
-
-
-def environment_of(node, **more):
-    if node is None:
-        return more
-    return {
-        "TURNRL_ES_URL": node.url,
-        "TURNRL_ES_PASSWORD": PASSWORD,
-        "TURNRL_ES_CA_CERTS": node.certificate,
-        **more,
-    }
-
-
-class Listener(io.StringIO):
-    """Keeps what is said, and acts once, in a thread of its own, when an iteration has ended."""
-
-    def __init__(self, action):
-        super().__init__()
-        self.action = threading.Thread(target=action) if action else None
-
-    def write(self, text):
-        if self.action and "iteration   2/" in text and not self.action.ident:
-            self.action.start()
-        return super().write(text)
-
-
-def turnrl(node, folder, arguments, during=None, **environment):
-    """Run a command in `folder`; `during` happens beside it, from the second iteration on."""
-    said, told = Listener(during), io.StringIO()
-    logged = logging.StreamHandler(told)  # in a process of its own these lines are on stderr too
-    logging.getLogger().addHandler(logged)
-    try:
-        with (
-            pytest.MonkeyPatch.context() as patch,
-            contextlib.redirect_stdout(said),
-            contextlib.redirect_stderr(told),
-        ):
-            patch.chdir(folder)
-            for name, value in environment_of(node, **environment).items():
-                patch.setenv(name, value)
-            code = main(arguments)
-    finally:
-        logging.getLogger().removeHandler(logged)
-        if said.action and said.action.ident:
-            said.action.join()
-    return code, said.getvalue(), told.getvalue()
-
-
-def train(node, folder, during=None, **tool):
-    """A run of a few iterations in `folder`."""
-    recipe = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
-    search = {"backend": "elasticsearch", "index": "atlas", "top_k": 1}
-    search |= {"timeout_s": 1.0, "retries": 1, "wait_s": 120.0, **tool}
-    recipe["model"]["rollout"]["tools"] = [{"class_path": "WikiSearch", "init_args": search}]
-    recipe["model"] |= {"group_size": 4, "steps_per_update": 1}
-    recipe["record"] = {"transcripts": 100}
-    recipe["data"] |= {"questions_per_iteration": 2, "val_limit": 8}
-    recipe["trainer"] |= {"max_epochs": ITERATIONS, "check_val_every_n_epoch": ITERATIONS}
-    folder.mkdir(exist_ok=True)
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    code, said, told = turnrl(node, folder, ["fit", "recipe.yaml"], during)
-    (folder / "output.log").write_text(said + told)
-    return code, told
-
-
-def metrics(folder):
-    text = (folder / "runs" / "recipe" / "version_0" / "metrics.csv").read_text()
-    rows = csv.DictReader(text.splitlines())
-    return [{k: v for k, v in row.items() if k not in TIMINGS} for row in rows]
 
 
 @pytest.fixture(scope="module")
 def calm(node, tmp_path_factory):
     """A run in which nothing happens, and which fills a cache."""
     folder = tmp_path_factory.mktemp("calm")
-    code, told = train(node, folder, cache="answers.sqlite")
-    assert code == 0, told
+    code, err = train(node, folder, cache="answers.sqlite")
+    assert code == 0, err
     return folder
 
 
@@ -143,11 +65,11 @@ LONG = [
 def test_a_run_outlives_its_server_and_trains_on_the_same_trajectories(
     node, calm, tmp_path, fault, seconds
 ):
-    code, told = train(node, tmp_path, during=lambda: fault(node, seconds))
-    assert code == 0, told
+    code, err = train(node, tmp_path, during=lambda: fault(node, seconds))
+    assert code == 0, err
     # it says what happened
-    assert f"{node.url} does not answer" in told
-    assert re.search(rf"{node.url} answers again after \d+ s; the run continues", told)
+    assert f"{node.url} does not answer" in err
+    assert re.search(rf"{node.url} answers again after \d+ s; the run continues", err)
     # every iteration trained, on the very trajectories of a run without an outage
     assert metrics(tmp_path) == metrics(calm)
     run = tmp_path / "runs" / "recipe" / "version_0"
@@ -163,29 +85,29 @@ def test_a_run_outlives_its_server_and_trains_on_the_same_trajectories(
 
 def test_a_run_whose_server_stays_away_stops_with_a_checkpoint_and_the_next_step(node, tmp_path):
     try:
-        code, told = train(node, tmp_path, lambda: node.signal(signal.SIGSTOP), wait_s=1.0)
+        code, err = train(node, tmp_path, lambda: node.signal(signal.SIGSTOP), wait_s=1.0)
     finally:
         node.signal(signal.SIGCONT)
     assert code == 1
-    assert "Traceback" not in told
-    assert f"the search server {node.url} does not answer" in told
-    assert "--ckpt_path runs/recipe/version_0/checkpoints/last.ckpt" in told
+    assert "Traceback" not in err
+    assert f"the search server {node.url} does not answer" in err
+    assert "--ckpt_path runs/recipe/version_0/checkpoints/last.ckpt" in err
     last = tmp_path / "runs" / "recipe" / "version_0" / "checkpoints" / "last.ckpt"
     finished = torch.load(last, weights_only=True)["global_step"]
     assert_hidden(tmp_path, [PASSWORD, BASIC])
     # the run goes on from there, once the server is back
-    code, said, told = turnrl(node, tmp_path, ["fit", "recipe.yaml", "--ckpt_path", str(last)])
-    assert code == 0, told
-    assert said.count("iteration ") == ITERATIONS - finished
+    code, out, err = turnrl(node, tmp_path, ["fit", "recipe.yaml", "--ckpt_path", str(last)])
+    assert code == 0, err
+    assert out.count("iteration ") == ITERATIONS - finished
 
 
 def test_a_run_is_replayed_from_its_cache_with_the_server_off(node, calm, tmp_path):
     node.signal(signal.SIGSTOP)
     try:
-        code, told = train(node, tmp_path, cache=str(calm / "answers.sqlite"), offline=True)
+        code, err = train(node, tmp_path, cache=str(calm / "answers.sqlite"), offline=True)
     finally:
         node.signal(signal.SIGCONT)
-    assert code == 0, told
+    assert code == 0, err
     assert metrics(tmp_path) == metrics(calm)
 
 
@@ -202,10 +124,10 @@ def test_a_key_or_cloud_id_that_opens_nothing_is_not_shown(node, calm, tmp_path,
     if name == "TURNRL_ES_CLOUD_ID":
         environment["TURNRL_ES_URL"] = ""  # the id is the address
     shutil.copy(calm / "recipe.yaml", tmp_path)
-    code, said, told = turnrl(node, tmp_path, ["fit", "recipe.yaml"], **environment)
+    code, out, err = turnrl(node, tmp_path, ["fit", "recipe.yaml"], **environment)
     assert code == 1
-    assert name in told
-    (tmp_path / "output.log").write_text(said + told)
+    assert name in err
+    (tmp_path / "output.log").write_text(out + err)
     hidden = [SECRETS[name], SECRETS[name].partition(":")[2], "0123abcd", PASSWORD]
     assert_hidden(tmp_path, hidden)
 
@@ -246,9 +168,9 @@ def test_a_real_server_that_goes_away_and_comes_back_is_waited_for(
             locked_node.signal(signal.SIGCONT)
 
     assert asked_throughout(tool, outage) >= 80
-    told = capsys.readouterr().err
-    assert "does not answer" in told
-    assert "answers again after" in told
+    err = capsys.readouterr().err
+    assert "does not answer" in err
+    assert "answers again after" in err
 
 
 def test_a_locked_server_opens_to_secrets_that_nothing_else_ever_shows(

@@ -9,8 +9,8 @@ import torch
 import yaml
 
 from nodes import free_port
+from outages import ITERATIONS, ROOT, metrics, train, turnrl
 from retrieving import PAGE, retriever_of
-from test_outage_elasticsearch import ITERATIONS, ROOT, metrics, train, turnrl
 from turnrl_wiki_search import embedded
 from turnrl_wiki_search.sources import Corpus, open_pages
 
@@ -40,18 +40,18 @@ def run_of(server, folder, during=None, **tool):
 def calm(module_server, tmp_path_factory):
     """A run in which nothing happens, and which fills a cache."""
     folder = tmp_path_factory.mktemp("calm")
-    code, told = run_of(module_server, folder, cache="answers.sqlite")
-    assert code == 0, told
+    code, err = run_of(module_server, folder, cache="answers.sqlite")
+    assert code == 0, err
     return folder
 
 
 @pytest.mark.slow
 def test_a_run_is_the_run_over_the_embedded_index(calm, module_server, tmp_path):
     index = str(module_server.index)
-    code, told = train(
+    code, err = train(
         None, tmp_path, backend="embedded", index=index, timeout_s=10.0, retries=5, wait_s=900.0
     )
-    assert code == 0, told
+    assert code == 0, err
     assert metrics(tmp_path) == metrics(calm)
 
 
@@ -74,10 +74,10 @@ def busy(server):
 def test_a_run_outlives_its_server_and_trains_on_the_same_trajectories(
     server, calm, tmp_path, fault
 ):
-    code, told = run_of(server, tmp_path, during=lambda: fault(server))
-    assert code == 0, told
-    assert f"{server.url} does not answer" in told
-    assert re.search(rf"{server.url} answers again after \d+ s; the run continues", told)
+    code, err = run_of(server, tmp_path, during=lambda: fault(server))
+    assert code == 0, err
+    assert f"{server.url} does not answer" in err
+    assert re.search(rf"{server.url} answers again after \d+ s; the run continues", err)
     assert metrics(tmp_path) == metrics(calm)
     run = tmp_path / "runs" / "recipe" / "version_0"
     transcripts = "".join(p.read_text() for p in sorted((run / "transcripts").iterdir()))
@@ -90,10 +90,10 @@ def test_a_run_outlives_its_server_and_trains_on_the_same_trajectories(
 def test_nonsense_in_the_middle_ends_a_run_with_a_checkpoint_and_the_next_step(
     server, calm, tmp_path
 ):
-    code, told = run_of(server, tmp_path, during=lambda: server.behave(*["page"] * 100))
+    code, err = run_of(server, tmp_path, during=lambda: server.behave(*["page"] * 100))
     assert code == 1
-    assert "Traceback" not in told
-    assert f"{server.url} answered a search with '{PAGE}', which is not JSON" in told
+    assert "Traceback" not in err
+    assert f"{server.url} answered a search with '{PAGE}', which is not JSON" in err
     last = tmp_path / "runs" / "recipe" / "version_0" / "checkpoints" / "last.ckpt"
     finished = torch.load(last, weights_only=True)["global_step"]
     assert 2 <= finished < ITERATIONS
@@ -101,9 +101,9 @@ def test_nonsense_in_the_middle_ends_a_run_with_a_checkpoint_and_the_next_step(
         assert "It works" not in path.read_text()
     # the run goes on from there, and ends where it would have ended
     server.behave()
-    code, said, told = turnrl(None, tmp_path, ["fit", "recipe.yaml", "--ckpt_path", str(last)])
-    assert code == 0, told
-    assert said.count("iteration ") == ITERATIONS - finished
+    code, out, err = turnrl(None, tmp_path, ["fit", "recipe.yaml", "--ckpt_path", str(last)])
+    assert code == 0, err
+    assert out.count("iteration ") == ITERATIONS - finished
 
 
 @pytest.mark.slow
@@ -111,10 +111,10 @@ def test_a_run_is_replayed_from_its_cache_with_the_server_off(server, calm, tmp_
     server.signal(signal.SIGSTOP)
     try:
         cache = str(calm / "answers.sqlite")
-        code, told = run_of(server, tmp_path, cache=cache, offline=True)
+        code, err = run_of(server, tmp_path, cache=cache, offline=True)
     finally:
         server.signal(signal.SIGCONT)
-    assert code == 0, told
+    assert code == 0, err
     assert metrics(tmp_path) == metrics(calm)
 
 
@@ -131,9 +131,9 @@ def test_five_lines_of_a_recipe_train_with_the_server_of_the_page(server, tmp_pa
     small += ["--data.questions_per_iteration", "2", "--model.group_size", "4"]
     recipe = str(ROOT / "recipes" / "quickstart.yaml")
     before = len(server.requests())
-    code, said, told = turnrl(None, tmp_path, ["fit", recipe, "mine.yaml", *small])
-    assert code == 0, told
-    assert "iteration   1/1" in said
+    code, out, err = turnrl(None, tmp_path, ["fit", recipe, "mine.yaml", *small])
+    assert code == 0, err
+    assert "iteration   1/1" in out
     assert len(server.requests()) > before
 
 
@@ -146,10 +146,10 @@ def test_the_doctor_asks_the_server(server, tmp_path, way, words):
     recipe = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
     recipe["model"]["rollout"]["tools"] = [{"class_path": "WikiSearch", "init_args": tool}]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    code, said, told = turnrl(None, tmp_path, ["doctor", "recipe.yaml"])
-    assert "Traceback" not in said + told
-    assert code == (1 if words else 0), said
-    (line,) = [line for line in said.splitlines() if re.match(r"(pass|fail)  tool ", line)]
+    code, out, err = turnrl(None, tmp_path, ["doctor", "recipe.yaml"])
+    assert "Traceback" not in out + err
+    assert code == (1 if words else 0), out
+    (line,) = [line for line in out.splitlines() if re.match(r"(pass|fail)  tool ", line)]
     assert line.startswith("fail" if words else "pass")
-    text = " ".join(said.split())
+    text = " ".join(out.split())
     assert all(word in text for word in words)

@@ -17,9 +17,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import encoders
-from searching import ROWS, ask, corpus_of, found, index_command, write_rows
-from test_elasticsearch import QUICK, Proxy, url  # noqa: F401 - a fixture
-from test_outage_elasticsearch import ROOT, turnrl
+from outages import ROOT, turnrl
+from proxies import Proxy
+from searching import QUICK, ROWS, ask, corpus_of, ids_found, index_command, write_rows
 from turnrl import Passage, RecipeError, ToolError
 from turnrl_wiki_search import WikiSearch, elastic
 from turnrl_wiki_search.elastic import ElasticIndex, SearchServer
@@ -43,7 +43,8 @@ def naive_fusion(first: list, second: list) -> list:
         return first.index(key) if key in first else 10**6
 
     keys = sorted({*first, *second})
-    return [(one, score(one)) for one in sorted(keys, key=lambda one: (-score(one), place(one)))]
+    ranked = sorted(keys, key=lambda key: (-score(key), place(key)))
+    return [(key, score(key)) for key in ranked]
 
 
 KEYS = st.lists(st.integers(0, 300).map(lambda n: (f"{n:03}", "i")), max_size=130, unique=True)
@@ -122,7 +123,7 @@ def test_a_cache_tells_apart_everything_that_decides_what_is_found():
         SearchServer(fields=fields, version="a", **DENSE),
         SearchServer(fields={**fields, "vector": "w"}, version="a", **DENSE),
     ]
-    assert len({one.known_as("wiki") for one in servers}) == len(servers)
+    assert len({server.known_as("wiki") for server in servers}) == len(servers)
     assert SearchServer().known_as("wiki") == "wiki"  # as caches of earlier versions know it
     assert SearchServer(url="http://elsewhere:1").known_as("wiki") == "wiki"
 
@@ -181,11 +182,11 @@ def test_ids_decide_between_equal_scores():
 
     hits = [hit("z", 2.0), hit("c", 1.0), hit("a", 1.0), hit("b", 1.0)]
     for ranking in ("bm25", "knn"):
-        ids = [one.passage.id for one in Asking(ranking, None).hits([hits], 3)]
+        ids = [hit.passage.id for hit in Asking(ranking, None).hits([hits], 3)]
         assert ids == ["z", "a", "b"]
     hybrid = Asking("hybrid", None).hits([hits, hits], 3)
-    assert [one.passage.id for one in hybrid] == ["z", "a", "b"]
-    assert [one.score for one in hybrid] == pytest.approx([2 / 61, 2 / 62, 2 / 63])
+    assert [hit.passage.id for hit in hybrid] == ["z", "a", "b"]
+    assert [hit.score for hit in hybrid] == pytest.approx([2 / 61, 2 / 62, 2 / 63])
 
 
 def test_hits_of_which_none_shows_its_text_are_no_empty_answer():
@@ -327,7 +328,7 @@ def new_name() -> str:
 
 
 @pytest.fixture(scope="module")
-def dense(url, tmp_path_factory):  # noqa: F811
+def dense(url, tmp_path_factory):
     name = new_name()
     path = write_rows(tmp_path_factory.mktemp("dense") / "rows.jsonl", MANY)
     elastic.build(
@@ -336,13 +337,13 @@ def dense(url, tmp_path_factory):  # noqa: F811
     return name
 
 
-def index_of(url, name, ranking, **more) -> ElasticIndex:  # noqa: F811
+def index_of(url, name, ranking, **more) -> ElasticIndex:
     how = {} if ranking == "bm25" else {"encoder": "encoders.words"}
     return ElasticIndex(SearchServer(url=url, ranking=ranking, **{**how, **QUICK, **more}), name)
 
 
 @server_test
-def test_knn_finds_what_comparing_every_vector_finds(dense, url):  # noqa: F811
+def test_knn_finds_what_comparing_every_vector_finds(dense, url):
     answers = index_of(url, dense, "knn").search(QUERIES, 5)
     texts = [f"{row['title']}\n{row['text']}" for row in MANY]
     similar = unit(encoders.words(QUERIES)) @ unit(encoders.words(texts)).T
@@ -359,9 +360,9 @@ def test_knn_finds_what_comparing_every_vector_finds(dense, url):  # noqa: F811
 
 @server_test
 @pytest.mark.parametrize("k", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 60))])
-def test_hybrid_fuses_what_the_two_rankings_find(dense, url, k):  # noqa: F811
+def test_hybrid_fuses_what_the_two_rankings_find(dense, url, k):
     depth = max(20, k)
-    bm25, knn = (index_of(url, dense, one).search(QUERIES, depth) for one in ("bm25", "knn"))
+    bm25, knn = (index_of(url, dense, kind).search(QUERIES, depth) for kind in ("bm25", "knn"))
     hybrid = index_of(url, dense, "hybrid").search(QUERIES, k)
     moved = 0
     for fused, words, near in zip(hybrid, bm25, knn, strict=True):
@@ -374,7 +375,7 @@ def test_hybrid_fuses_what_the_two_rankings_find(dense, url, k):  # noqa: F811
 
 
 @server_test
-def test_a_query_with_a_vector_of_zeros_has_no_neighbours_and_stops_nothing(dense, url):  # noqa: F811
+def test_a_query_with_a_vector_of_zeros_has_no_neighbours_and_stops_nothing(dense, url):
     unknown, known = "tower ZZZ", "castle lake"
     (words,) = index_of(url, dense, "bm25").search([unknown], 20)
     how = {"encoder": "encoders.zeros_for_z"}
@@ -388,7 +389,7 @@ def test_a_query_with_a_vector_of_zeros_has_no_neighbours_and_stops_nothing(dens
 
 
 @server_test
-def test_two_searches_for_each_query_leave_in_one_request(dense, url):  # noqa: F811
+def test_two_searches_for_each_query_leave_in_one_request(dense, url):
     proxy = Proxy(url)
     try:
         tool = WikiSearch(dense, "elasticsearch", url=proxy.url, ranking="hybrid",
@@ -412,7 +413,7 @@ def test_two_searches_for_each_query_leave_in_one_request(dense, url):  # noqa: 
 
 
 @server_test
-def test_vectors_stay_out_of_what_is_stored_and_the_version_of_words_stays(dense, url, tmp_path):  # noqa: F811
+def test_vectors_stay_out_of_what_is_stored_and_the_version_of_words_stays(dense, url, tmp_path):
     import elasticsearch
 
     with elasticsearch.Elasticsearch(url) as client:
@@ -423,7 +424,7 @@ def test_vectors_stay_out_of_what_is_stored_and_the_version_of_words_stays(dense
     plain = new_name()
     path = write_rows(tmp_path / "rows.jsonl", MANY)
     without = elastic.build(SearchServer(url=url), plain, corpus_of(path))
-    infos = {one: index_of(url, dense, one).info() for one in ("bm25", "knn", "hybrid")}
+    infos = {kind: index_of(url, dense, kind).info() for kind in ("bm25", "knn", "hybrid")}
     assert infos["bm25"].version == without.version
     assert len({info.version for info in infos.values()}) == 3
     assert {info.encoder for info in infos.values()} == {"encoders.words"}
@@ -436,7 +437,7 @@ def test_vectors_stay_out_of_what_is_stored_and_the_version_of_words_stays(dense
 
 @pytest.mark.slow
 @server_test
-def test_shards_change_the_answers_and_so_the_version(url, tmp_path):  # noqa: F811
+def test_shards_change_the_answers_and_so_the_version(url, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", MANY)
     versions, answers = [], []
     for shards in (1, 3):
@@ -456,7 +457,7 @@ def test_shards_change_the_answers_and_so_the_version(url, tmp_path):  # noqa: F
     ("encoders.wide", "gives vectors of 96 dimensions, and the index has 64. Set encoder to"),
     ("encoders.nan", "returned a vector with NaN"),
 ])  # fmt: skip
-def test_another_encoder_than_the_indexs_is_refused(dense, url, encoder, message):  # noqa: F811
+def test_another_encoder_than_the_indexs_is_refused(dense, url, encoder, message):
     with pytest.raises(ToolError, match=message):
         index_of(url, dense, "knn", encoder=encoder).info()
     with pytest.raises(ToolError, match=message):
@@ -466,7 +467,7 @@ def test_another_encoder_than_the_indexs_is_refused(dense, url, encoder, message
 
 
 @server_test
-def test_an_index_without_vectors_ranks_by_words_alone(url, tmp_path):  # noqa: F811
+def test_an_index_without_vectors_ranks_by_words_alone(url, tmp_path):
     name = new_name()
     elastic.build(SearchServer(url=url), name, corpus_of(write_rows(tmp_path / "rows.jsonl")))
     message = r"has no vectors, which .*'turnrl index build --backend elasticsearch --index .* "
@@ -475,7 +476,7 @@ def test_an_index_without_vectors_ranks_by_words_alone(url, tmp_path):  # noqa: 
 
 
 @server_test
-def test_a_passage_prefix_is_encoded_and_part_of_the_version(url, tmp_path):  # noqa: F811
+def test_a_passage_prefix_is_encoded_and_part_of_the_version(url, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl")
     versions = set()
     for prefix in ("", "passage: "):
@@ -489,7 +490,7 @@ def test_a_passage_prefix_is_encoded_and_part_of_the_version(url, tmp_path):  # 
 
 
 @server_test
-def test_an_interrupted_build_resumes_and_encodes_nothing_twice(url, tmp_path):  # noqa: F811
+def test_an_interrupted_build_resumes_and_encodes_nothing_twice(url, tmp_path):
     name, path = new_name(), write_rows(tmp_path / "rows.jsonl", MANY)
 
     class Stop(Exception):
@@ -514,12 +515,12 @@ def test_an_interrupted_build_resumes_and_encodes_nothing_twice(url, tmp_path): 
     assert counts == sorted(counts)
     encoded = sum(map(len, encoders.ASKED))
     assert encoded == 400 - 280  # the chunk that ends at 300 was under way
-    found = index_of(url, name, "knn").search(QUERIES, 3)
-    assert all(len(hits) == 3 for hits in found)
+    results = index_of(url, name, "knn").search(QUERIES, 3)
+    assert all(len(hits) == 3 for hits in results)
 
 
 @server_test
-def test_answers_by_vectors_are_cached_and_replayed_without_server_or_encoder(dense, url, tmp_path):  # noqa: F811
+def test_answers_by_vectors_are_cached_and_replayed_without_server_or_encoder(dense, url, tmp_path):
     cache = str(tmp_path / "cache.sqlite")
     how = {"ranking": "hybrid", "encoder": "encoders.noted", "cache": cache, **QUICK}
     first = ask(WikiSearch(dense, "elasticsearch", url=url, **how), *QUERIES[:9])
@@ -536,7 +537,7 @@ def test_answers_by_vectors_are_cached_and_replayed_without_server_or_encoder(de
 
 
 @server_test
-def test_the_command_builds_describes_and_searches_by_vectors(url, tmp_path, capsys):  # noqa: F811
+def test_the_command_builds_describes_and_searches_by_vectors(url, tmp_path, capsys):
     name, rows = new_name(), write_rows(tmp_path / "rows.jsonl")
     place = ["--index", name, "--backend", "elasticsearch", "--url", url]
     assert index_command("build", "--source", rows, *place, "--passage-prefix", "p: ") == 2
@@ -559,7 +560,7 @@ def test_the_command_builds_describes_and_searches_by_vectors(url, tmp_path, cap
 
 
 @pytest.fixture(scope="module")
-def news(url):  # noqa: F811
+def news(url):
     """An index as somebody else made it."""
     import elasticsearch
 
@@ -587,12 +588,12 @@ def news(url):  # noqa: F811
 NEWS = {"text": "body", "title": "meta.head"}
 
 
-def news_tool(url, news, fields=NEWS, **more) -> WikiSearch:  # noqa: F811
+def news_tool(url, news, fields=NEWS, **more) -> WikiSearch:
     return WikiSearch(news, "elasticsearch", url=url, fields=fields, **{**QUICK, **more})
 
 
 @server_test
-def test_an_index_of_somebody_else_is_searched_by_its_fields(news, url):  # noqa: F811
+def test_an_index_of_somebody_else_is_searched_by_its_fields(news, url):
     tool = news_tool(url, news)
     tool.check()
     (result,) = ask(tool, "dom tower of Utrecht")
@@ -600,19 +601,19 @@ def test_an_index_of_somebody_else_is_searched_by_its_fields(news, url):  # noqa
     assert result.metadata["passage_ids"][0] == "1"
     assert result.metadata["passage_starts"][0] == len("Utrecht\n")
     # a word of the title alone, and one that only a field within a field stems
-    assert found(tool, "Café") == ["3"]
-    assert found(tool, "serving coffees") == []
-    assert found(news_tool(url, news, {"text": "body.en"}), "coffees") == ["3"]
+    assert ids_found(tool, "Café") == ["3"]
+    assert ids_found(tool, "serving coffees") == []
+    assert ids_found(news_tool(url, news, {"text": "body.en"}), "coffees") == ["3"]
     assert ask(news_tool(url, news, {"text": "body.en"}), "coffees")[0].content == ROWS[2]["text"]
 
 
 @server_test
 @pytest.mark.parametrize("ranking", ["knn", "hybrid"])
-def test_vectors_of_somebody_else_are_searched(news, url, ranking):  # noqa: F811
+def test_vectors_of_somebody_else_are_searched(news, url, ranking):
     fields = {**NEWS, "vector": "embedding"}
     tool = news_tool(url, news, fields, ranking=ranking, encoder="encoders.words")
     tool.check()
-    assert found(tool, ROWS[1]["text"])[0] == "2"
+    assert ids_found(tool, ROWS[1]["text"])[0] == "2"
 
 
 @server_test
@@ -626,7 +627,7 @@ def test_vectors_of_somebody_else_are_searched(news, url, ranking):  # noqa: F81
      "ts dense_vector fields are: bytes, embedding"),
     ({"text": "body", "vector": "bytes"}, "has vectors of bytes, and encoders give decimal"),
 ])  # fmt: skip
-def test_a_field_that_is_not_there_or_of_another_type_is_named(news, url, fields, message):  # noqa: F811
+def test_a_field_that_is_not_there_or_of_another_type_is_named(news, url, fields, message):
     more = {"ranking": "knn", "encoder": "encoders.words"} if "vector" in fields else {}
     tool = news_tool(url, news, fields, **more)
     for act in (tool.check, lambda: ask(tool, "tower")):
@@ -640,7 +641,7 @@ def test_a_field_that_is_not_there_or_of_another_type_is_named(news, url, fields
     ({"excludes": ["body"]}, "body"), ({"excludes": ["body"]}, "body.en"),
     ({"enabled": False}, "body"),
 ])  # fmt: skip
-def test_an_index_that_does_not_return_its_text_is_refused_before_a_run(url, source, text):  # noqa: F811
+def test_an_index_that_does_not_return_its_text_is_refused_before_a_run(url, source, text):
     import elasticsearch
 
     name = new_name()
@@ -652,7 +653,7 @@ def test_an_index_that_does_not_return_its_text_is_refused_before_a_run(url, sou
         tool.check()  # an index without documents is no mistake yet
         client.index(index=name, document={"head": "A tower"}, refresh=True)
         tool.check()
-        assert found(tool, "tower") == []
+        assert ids_found(tool, "tower") == []
         client.index(index=name, document={"body": "A tower", "head": "B"}, refresh=True)
     message = rf"index '{name}' is searched by its field '{text}', but does not return its text"
     for act in (tool.check, lambda: ask(tool, "tower")):
@@ -662,7 +663,7 @@ def test_an_index_that_does_not_return_its_text_is_refused_before_a_run(url, sou
 
 @server_test
 @pytest.mark.parametrize("ranking", ["bm25", "knn", "hybrid"])
-def test_documents_without_the_text_take_no_places_of_others(url, ranking):  # noqa: F811
+def test_documents_without_the_text_take_no_places_of_others(url, ranking):
     import elasticsearch
 
     name = new_name()
@@ -683,11 +684,11 @@ def test_documents_without_the_text_take_no_places_of_others(url, ranking):  # n
         fields["vector"] = "embedding"
         how |= {"ranking": ranking, "encoder": "encoders.words"}
     tool = news_tool(url, name, fields, **how)
-    assert found(tool, "tower") == ["0", "1", "2"]
+    assert ids_found(tool, "tower") == ["0", "1", "2"]
 
 
 @server_test
-def test_vectors_of_somebody_else_of_other_dimensions_are_refused(news, url):  # noqa: F811
+def test_vectors_of_somebody_else_of_other_dimensions_are_refused(news, url):
     fields = {"text": "body", "vector": "embedding"}
     message = r"has vectors of 64 dimensions, and the encoder 'encoders.wide' gives 96"
     with pytest.raises(ToolError, match=message):
@@ -695,13 +696,13 @@ def test_vectors_of_somebody_else_of_other_dimensions_are_refused(news, url):  #
 
 
 @server_test
-def test_an_index_of_somebody_else_that_is_not_there_is_named(url):  # noqa: F811
+def test_an_index_of_somebody_else_that_is_not_there_is_named(url):
     with pytest.raises(ToolError, match=r"no index 'gone' at .*\(found: .*\). Correct 'index'"):
         news_tool(url, "gone").check()
 
 
 @server_test
-def test_a_cache_over_somebody_elses_index_needs_a_version(news, url, tmp_path):  # noqa: F811
+def test_a_cache_over_somebody_elses_index_needs_a_version(news, url, tmp_path):
     cache = str(tmp_path / "cache.sqlite")
     with pytest.raises(ToolError, match=r"turnrl did not build them. Set 'version'"):
         news_tool(url, news, cache=cache).check()
@@ -715,7 +716,7 @@ def test_a_cache_over_somebody_elses_index_needs_a_version(news, url, tmp_path):
 @server_test
 def test_two_indexes_of_somebody_else_share_no_answers(
     news,
-    url,  # noqa: F811
+    url,
     tmp_path,
 ):
     import elasticsearch
@@ -725,12 +726,12 @@ def test_two_indexes_of_somebody_else_share_no_answers(
         document = {"body": "Another tower", "meta": {"head": "Other"}}
         client.index(index=other, id="other", document=document, refresh=True)
     how = {"cache": str(tmp_path / "cache.sqlite"), "version": "a"}
-    assert sorted(found(news_tool(url, news, **how), "tower")) == ["1", "2"]
-    assert found(news_tool(url, other, **how), "tower") == ["other"]
+    assert sorted(ids_found(news_tool(url, news, **how), "tower")) == ["1", "2"]
+    assert ids_found(news_tool(url, other, **how), "tower") == ["other"]
 
 
 @server_test
-def test_the_answers_in_somebody_elses_index_are_counted(news, url, tmp_path, capsys):  # noqa: F811
+def test_the_answers_in_somebody_elses_index_are_counted(news, url, tmp_path, capsys):
     rows = [
         {"id": "1", "question": "Where is it?", "answers": ["the Netherlands"]},
         {"id": "2", "question": "Who?", "answers": ["Rietveld"]},
@@ -754,15 +755,15 @@ def test_the_answers_in_somebody_elses_index_are_counted(news, url, tmp_path, ca
 
 
 @pytest.fixture(scope="module")
-def places(url, tmp_path_factory):  # noqa: F811
+def places(url, tmp_path_factory):
     """Atlas as an index of somebody else, and as one of ours with vectors; their names."""
     import elasticsearch
     from elasticsearch import helpers
 
     source = open_pages("Atlas")
     names = {"news": new_name(), "corpus": new_name()}
-    rows = [{"_index": names["news"], "_id": one.id, "headline": one.title, "body": one.text}
-            for one in source.read()]  # fmt: skip
+    rows = [{"_index": names["news"], "_id": page.id, "headline": page.title, "body": page.text}
+            for page in source.read()]  # fmt: skip
     with elasticsearch.Elasticsearch(url) as client:
         helpers.bulk(client, rows, refresh=True)
     encoder = open_encoder("encoders.words")
@@ -774,7 +775,7 @@ def places(url, tmp_path_factory):  # noqa: F811
 @server_test
 @pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("words", "name"), [("headline", "news"), ("ranking: hybrid", "corpus")])
-def test_a_few_lines_of_a_recipe_of_the_page_train(places, url, tmp_path, words, name):  # noqa: F811
+def test_a_few_lines_of_a_recipe_of_the_page_train(places, url, tmp_path, words, name):
     page = (ROOT / "docs" / "howto" / "wikipedia-search.md").read_text()
     (block,) = [b for b in re.findall(r"```yaml\n(.*?)```", page, re.S) if words in b]
     assert f"index: {name}" in block
@@ -786,9 +787,9 @@ def test_a_few_lines_of_a_recipe_of_the_page_train(places, url, tmp_path, words,
     small += ["--data.questions_per_iteration", "4", "--model.group_size", "4"]
     recipe = str(ROOT / "recipes" / "quickstart.yaml")
     arguments = ["fit", recipe, "mine.yaml", *small]
-    code, said, told = turnrl(None, tmp_path, arguments, TURNRL_ES_URL=url)
-    assert code == 0, told
-    assert "iteration   1/1" in said
+    code, out, err = turnrl(None, tmp_path, arguments, TURNRL_ES_URL=url)
+    assert code == 0, err
+    assert "iteration   1/1" in out
     (metrics,) = (tmp_path / "runs").rglob("metrics.csv")
     rows = list(csv.DictReader(metrics.read_text().splitlines()))
     assert max(float(row["train/tool_execution"] or 0) for row in rows) > 0
@@ -797,14 +798,14 @@ def test_a_few_lines_of_a_recipe_of_the_page_train(places, url, tmp_path, words,
 
 @pytest.mark.slow
 @server_test
-def test_a_run_with_another_encoder_than_the_indexs_does_not_begin(places, url, tmp_path):  # noqa: F811
+def test_a_run_with_another_encoder_than_the_indexs_does_not_begin(places, url, tmp_path):
     tool = {"backend": "elasticsearch", "index": places["corpus"], "url": url}
     tool |= {"ranking": "knn", "encoder": "encoders.others"}
     recipe = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
     recipe["model"]["rollout"]["tools"] = [{"class_path": "WikiSearch", "init_args": tool}]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    code, said, told = turnrl(None, tmp_path, ["fit", "recipe.yaml"])
+    code, out, err = turnrl(None, tmp_path, ["fit", "recipe.yaml"])
     assert code == 1
-    assert "Traceback" not in told
-    assert "the encoder 'encoders.others' gives other vectors" in told
-    assert "iteration" not in said
+    assert "Traceback" not in err
+    assert "the encoder 'encoders.others' gives other vectors" in err
+    assert "iteration" not in out

@@ -229,10 +229,10 @@ def test_a_server_that_goes_away_and_comes_back_is_waited_for(folder, how, away_
                 server.signal(signal.SIGCONT)
 
         assert asked_throughout(tool, outage) >= 80
-    told = capsys.readouterr().err
+    printed = capsys.readouterr().err
     if away_s:  # one that is back at once may be there for the next attempt, and nothing is said
-        assert f"{server.url} does not answer" in told
-        assert re.search(r"answers again after \d+ s; the run continues", told)
+        assert f"{server.url} does not answer" in printed
+        assert re.search(r"answers again after \d+ s; the run continues", printed)
 
 
 def test_a_server_that_stays_away_ends_the_run_with_the_next_step(folder):

@@ -18,18 +18,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from outages import turnrl
 from searching import ROWS as SMALL
 from searching import (
     SHARED,
     ask,
     corpus_of,
-    found,
+    ids_found,
     index_command,
     needs_shared_data,
     shared_rows,
     write_rows,
 )
-from test_outage_elasticsearch import turnrl
 from turnrl import (
     DataError,
     Passage,
@@ -85,12 +85,12 @@ def test_a_result_says_where_the_text_of_each_passage_begins(small_index):
 
 
 def test_words_meet_in_their_stems(small_index):
-    assert found(WikiSearch(str(small_index), top_k=1), "serving coffees") == ["3"]
+    assert ids_found(WikiSearch(str(small_index), top_k=1), "serving coffees") == ["3"]
 
 
 def test_top_k_bounds_the_passages(small_index):
     for k in (1, 2):
-        assert len(found(WikiSearch(str(small_index), top_k=k), "tower")) == k
+        assert len(ids_found(WikiSearch(str(small_index), top_k=k), "tower")) == k
 
 
 def test_a_batch_is_answered_in_order_with_one_result_per_call(small_index):
@@ -120,7 +120,7 @@ def test_a_query_that_finds_nothing_has_run_and_says_nothing_that_counts_as_an_a
     "Utrecht " + " ".join(f"word{i}" for i in range(5000)),
 ])  # fmt: skip
 def test_any_text_is_a_query_and_none_is_syntax(small_index, query):
-    assert found(WikiSearch(str(small_index)), query)[0] == "1"
+    assert ids_found(WikiSearch(str(small_index)), query)[0] == "1"
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=300))
@@ -258,7 +258,7 @@ def test_build_from_builds_once_and_says_so_in_one_line(tmp_path, capsys):
         tool.check()
     line = f"turnrl: building the search index {tool.index!r} from {rows}\n"
     assert capsys.readouterr().err == line
-    assert found(tool, "Utrecht") == ["1"]
+    assert ids_found(tool, "Utrecht") == ["1"]
 
 
 def test_build_from_another_source_than_the_index_is_an_error(tmp_path):
@@ -304,7 +304,7 @@ def many_rows(folder: Path, count: int) -> Path:
 
 
 @pytest.mark.parametrize("stop_at", [400, 1000, 2600])
-def test_an_interrupted_build_goes_on_without_losing_or_doubling_a_passage(
+def test_an_interrupted_build_resumes_without_losing_or_doubling_a_passage(
     tmp_path, monkeypatch, stop_at
 ):
     monkeypatch.setattr(embedded, "_COMMIT_EVERY", 500)
@@ -331,13 +331,14 @@ def test_an_interrupted_build_goes_on_without_losing_or_doubling_a_passage(
 
 
 def test_a_build_killed_outright_is_taken_up(tmp_path):
-    path = many_rows(tmp_path, 60_000)
+    path = many_rows(tmp_path, 9_000)
     code = """
 import os, sys
 from turnrl_wiki_search import embedded
 from turnrl_wiki_search.sources import Corpus, open_pages
+embedded._COMMIT_EVERY = 3_000
 def stop(passages):
-    if passages > 55_000:
+    if passages > 7_000:
         os.kill(os.getpid(), 9)
 embedded.build(sys.argv[1], Corpus(open_pages(sys.argv[2])), on_progress=stop)
 """
@@ -345,9 +346,9 @@ embedded.build(sys.argv[1], Corpus(open_pages(sys.argv[2])), on_progress=stop)
     assert subprocess.run(command, check=False).returncode == -9
     seen = []
     embedded.build(tmp_path / "index", corpus_of(path), on_progress=seen.append)
-    assert seen[0] == 52_000  # the first commit was at 50,000
-    hits = embedded.EmbeddedIndex(tmp_path / "index").search(["shared"], 70_000)[0]
-    assert len({h.passage.id for h in hits}) == len(hits) == 60_000
+    assert seen[0] == 6_000  # the first commit was at 4,000
+    hits = embedded.EmbeddedIndex(tmp_path / "index").search(["shared"], 10_000)[0]
+    assert len({h.passage.id for h in hits}) == len(hits) == 9_000
 
 
 def test_an_interrupted_build_of_another_corpus_is_begun_anew(tmp_path):
@@ -576,10 +577,10 @@ def test_the_cache_is_bounded_and_keeps_what_was_used_last(small_index, tmp_path
 def test_another_version_of_an_index_is_never_answered_from_the_cache(tmp_path):
     path, cache = write_rows(tmp_path / "rows.jsonl", ROWS), str(tmp_path / "cache.sqlite")
     embedded.build(tmp_path / "index", corpus_of(path))
-    assert found(WikiSearch(str(tmp_path / "index"), cache=cache), "tower") != []
+    assert ids_found(WikiSearch(str(tmp_path / "index"), cache=cache), "tower") != []
     write_rows(path, [{"id": "9", "title": "New", "text": "A tower."}])
     embedded.build(tmp_path / "index", corpus_of(path), existing="replace")
-    assert found(WikiSearch(str(tmp_path / "index"), cache=cache), "tower") == ["9"]
+    assert ids_found(WikiSearch(str(tmp_path / "index"), cache=cache), "tower") == ["9"]
 
 
 def rehearsed(tool):
@@ -843,12 +844,12 @@ def test_the_two_searches_of_the_page_are_two_tools_of_one_recipe(tmp_path):
     small = ["--trainer.max_epochs", "1", "--data.val_limit", "8", "--model.group_size", "4"]
     small += ["--data.questions_per_iteration", "4"]
     recipe = str(Path(__file__).parents[1] / "recipes" / "quickstart.yaml")
-    code, said, told = turnrl(None, tmp_path, ["fit", recipe, "mine.yaml", *small])
-    assert code == 0, told
-    assert "iteration   1/1" in said
+    code, out, err = turnrl(None, tmp_path, ["fit", recipe, "mine.yaml", *small])
+    assert code == 0, err
+    assert "iteration   1/1" in out
 
 
-@pytest.mark.parametrize(("given", "message"), [
+@pytest.mark.parametrize(("options", "message"), [
     ({"descripton": "News."}, "no option 'descripton'. Did you mean description?"),
     ({"rankng": "knn"}, "no option 'rankng'. Did you mean ranking?"),
     ({"colour": "red"}, "no option 'colour'. Its docstring"),
@@ -860,9 +861,9 @@ def test_the_two_searches_of_the_page_are_two_tools_of_one_recipe(tmp_path):
     ({"server": {"url": "x"}}, "WikiSearch has no option 'server'"),
     ({"index": "http://localhost:8000/retrieve"}, "a server. Add 'backend: retrieve'."),
 ])  # fmt: skip
-def test_an_option_that_cannot_be_is_named_and_is_no_type_error(given, message):
+def test_an_impossible_option_is_named_and_is_no_type_error(options, message):
     with pytest.raises(RecipeError, match=re.escape(message)):
-        WikiSearch(**{"index": "index", **given})
+        WikiSearch(**{"index": "index", **options})
 
 
 def test_the_commands_in_the_docs_are_commands():
