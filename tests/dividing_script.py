@@ -27,7 +27,7 @@ def own_bytes() -> int:
 
 
 def main(rank: str, folder: str) -> None:
-    """Load, and say what was held."""
+    """Load, and write down what was held."""
     store = f"file://{folder}/store"
     torch.distributed.init_process_group("gloo", store, rank=int(rank), world_size=2)
     mesh = init_device_mesh("cpu", (2,))
@@ -43,13 +43,13 @@ def main(rank: str, folder: str) -> None:
     divided.fully_shard = watched
     policy.load("cpu", mesh)
     parts = [p.to_local() for p in policy.parameters() if not p.requires_grad]
-    told = {
+    account = {
         "most": max(held),
         "parts": sum(part.numel() * part.element_size() for part in parts),
         "dtypes": sorted({str(part.dtype) for part in parts}),
         "way": policy.in_force["attention while learning"],
     }
-    Path(folder, f"told-{rank}.json").write_text(json.dumps(told))
+    Path(folder, f"told-{rank}.json").write_text(json.dumps(account))
     torch.distributed.destroy_process_group()
 
 

@@ -16,7 +16,6 @@ from turnrl import ClippedSurrogate, Completion, Engine, Lora, OutcomeReward, Re
 from turnrl_estimators import TurnCritic
 
 CASES = {
-    "adapter": {"policy": {"lora": Lora(r=4)}},
     "bfloat16": {"policy": {"lora": Lora(r=4), "dtype": "bfloat16"}, "steps_per_update": 1},
     # older log-probabilities are read, and other steps' are kept
     "passes": {"policy": {"lora": Lora(r=4)}, "updates_per_iteration": 2, "steps_per_update": 3},
@@ -82,9 +81,9 @@ class Likely(OutcomeReward):
     process."""
 
     def prepare(self, trajectories, policy):
-        some = [t for t in trajectories if t.question.id in ("n1", "n4", "n7")]
-        for one in some:
-            policy.read(one.token_rows)
+        rare = [t for t in trajectories if t.question.id in ("n1", "n4", "n7")]
+        for trajectory in rare:
+            policy.read(trajectory.token_rows)
         if policy.divided and Path(policy.model, "adapter_config.json").is_file():
             with pytest.raises(RecipeError, match="the other processes would still give"):
                 policy.reference()
@@ -106,9 +105,9 @@ class Keep(Callback):
         self.gradients, self.losses, self.norms = [], [], []
 
     def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        found = [p.grad for p in pl_module.policy.parameters() if p.grad is not None]
-        every = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in found]
-        self.gradients.append(torch.cat([g.flatten() for g in every]).clone())
+        gradients = [p.grad for p in pl_module.policy.parameters() if p.grad is not None]
+        whole = [g.full_tensor() if hasattr(g, "full_tensor") else g for g in gradients]
+        self.gradients.append(torch.cat([g.flatten() for g in whole]).clone())
 
     def on_train_epoch_end(self, trainer, pl_module):
         self.losses.append(float(trainer.callback_metrics["train/loss"]))
@@ -118,7 +117,7 @@ class Keep(Callback):
         state = pl_module.policy.trainable_state()
         moments = [v for s in trainer.optimizers[0].state.values() for v in s.values() if v.ndim]
         weights = [*pl_module.policy.parameters()]
-        held = [held_bytes(some) for some in (weights, moments)]
+        held = [held_bytes(tensors) for tensors in (weights, moments)]
         if trainer.is_global_zero:
             kept = {"weights": state, "gradients": self.gradients, "losses": self.losses}
             kept |= {"norms": self.norms, "held": held}

@@ -19,8 +19,8 @@ from torch.distributed.tensor import DTensor
 
 from division_script import CASES, Writes, train
 from nursery import python
+from processes import start
 from runs import module
-from test_processes import start
 from turnrl import CheckpointError, Lora, Policy, RecipeError, Start
 from turnrl.checks import check_division
 from turnrl.policy import trials
@@ -43,11 +43,11 @@ def folder(tiny_model, tmp_path_factory, nursery):
         for strategy in ("ddp", "fsdp2")
     ]
     whole = {"case": "whole", "strategy": "fsdp2"}
-    runs.append({**whole, "folder": "longer", "epochs": 4})
+    runs.append({**whole, "folder": "longer", "epochs": 3})
     last = "fsdp2-whole/version_0/checkpoints/last.ckpt"
-    runs.append({**whole, "folder": "resumed", "epochs": 4, "resume": last})
+    runs.append({**whole, "folder": "resumed", "epochs": 3, "resume": last})
     last = last.replace("fsdp2", "ddp")
-    runs.append({**whole, "folder": "from-ddp", "epochs": 4, "resume": last})
+    runs.append({**whole, "folder": "from-ddp", "epochs": 3, "resume": last})
     begin = Policy(str(tiny_model), lora=Lora(r=4))
     begin.load()
     for name, weight in begin.trainable_parameters().items():
@@ -70,17 +70,17 @@ def kept(folder):
 
 @pytest.mark.parametrize("case", [*CASES, "adapter-again"])
 def test_a_divided_policy_learns_what_whole_ones_do(folder, case):
-    one, other = (kept(folder / f"{strategy}-{case}") for strategy in ("ddp", "fsdp2"))
+    whole, divided = (kept(folder / f"{strategy}-{case}") for strategy in ("ddp", "fsdp2"))
     gaps = []
-    for first, second in zip(one["gradients"], other["gradients"], strict=True):
+    for first, second in zip(whole["gradients"], divided["gradients"], strict=True):
         assert first.abs().max() > 1e-4
         gaps.append(float((second - first).norm() / first.norm()))
-    assert len(gaps) == {"adapter": 4, "passes": 12}.get(case, 2)
+    assert len(gaps) == {"passes": 12}.get(case, 2)
     # rounding, of which Adam makes more in each step
     assert gaps[0] < 1e-6
     assert max(gaps) < 5e-3
-    assert one["losses"] == pytest.approx(other["losses"], abs=2e-3)
-    assert one["norms"] == pytest.approx(other["norms"], rel=5e-3)
+    assert whole["losses"] == pytest.approx(divided["losses"], abs=2e-3)
+    assert whole["norms"] == pytest.approx(divided["norms"], rel=5e-3)
 
 
 @pytest.mark.parametrize(("strategy", "processes"), [("ddp", 1), ("fsdp2", 2)])
@@ -113,8 +113,8 @@ def test_a_trial_that_fails_in_mid_pass_leaves_nothing_undivided(mesh, tmp_path)
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "vocab_size": 32}
     config = transformers.FalconConfig(num_hidden_layers=2, alibi=False, **sizes)
     folder = saved(tmp_path / "falcon", config)
-    told = "FalconForCausalLM has attention of its own.* Set model.policy.share_prefixes to false"
-    with pytest.raises(RecipeError, match=told):
+    message = "has attention of its own.* Set model.policy.share_prefixes to false"
+    with pytest.raises(RecipeError, match=message):
         Policy(folder).load("cpu", mesh)
     policy = Policy(folder, share_prefixes=False)
     policy.load("cpu", mesh)
@@ -169,12 +169,12 @@ def test_a_process_never_holds_a_whole_policy(tmp_path, nursery):
     ]
     assert [process.wait(200) for process in both] == [0, 0]
     for rank in range(2):
-        told = json.loads((tmp_path / f"told-{rank}.json").read_text())
-        assert told["dtypes"] == ["torch.bfloat16"]
-        assert told["parts"] == pytest.approx(whole / 2, rel=0.01)
+        held = json.loads((tmp_path / f"told-{rank}.json").read_text())
+        assert held["dtypes"] == ["torch.bfloat16"]
+        assert held["parts"] == pytest.approx(whole / 2, rel=0.01)
         # its part, a layer, and what the allocator keeps
-        assert told["most"] < 0.8 * whole
-        assert told["way"] == "prompts once, padded batches"
+        assert held["most"] < 0.8 * whole
+        assert held["way"] == "prompts once, padded batches"
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "reference", "critic", "whole", "mixed"])
@@ -197,9 +197,9 @@ def test_a_run_that_was_divided_resumes_exactly(folder):
 def test_it_resumes_with_another_strategy_or_number_of_processes(folder, tiny_model, tmp_path):
     wanted = kept(folder / "longer")["weights"]
     last = str(folder / "fsdp2-whole" / "version_0" / "checkpoints" / "last.ckpt")
-    train("whole", str(tiny_model), "auto", 1, tmp_path, 4, last)
-    for found in (kept(tmp_path)["weights"], kept(folder / "from-ddp")["weights"]):
-        gap = sum(float((found[name] - wanted[name]).square().sum()) for name in wanted)
+    train("whole", str(tiny_model), "auto", 1, tmp_path, 3, last)
+    for weights in (kept(tmp_path)["weights"], kept(folder / "from-ddp")["weights"]):
+        gap = sum(float((weights[name] - wanted[name]).square().sum()) for name in wanted)
         size = sum(float(value.square().sum()) for value in wanted.values())
         assert gap / size < 1e-6
 
@@ -231,10 +231,10 @@ def resumed(optimizer):
 @pytest.mark.parametrize("shape", [(1,), (3, 4)])
 def test_moments_are_resumed_by_the_weight_that_they_are_of(shape):
     optimizer = torch.optim.AdamW([torch.nn.Parameter(torch.zeros(shape))])
-    found = resumed(optimizer)
-    (wanted,) = optimizer.state.values()
-    assert found.keys() == wanted.keys()
-    assert all(torch.equal(found[name], wanted[name]) for name in wanted)
+    moments = resumed(optimizer)
+    (before,) = optimizer.state.values()
+    assert moments.keys() == before.keys()
+    assert all(torch.equal(moments[name], before[name]) for name in before)
 
 
 def test_moments_that_do_not_come_apart_are_refused():

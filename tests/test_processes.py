@@ -1,59 +1,17 @@
-"""More than one process: every start of one takes seconds, so few starts show many things."""
+"""More than one process. Each takes seconds to start, so few starts show many things."""
 
 from __future__ import annotations
 
 import csv
-import json
-import os
 import re
-import signal
-import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 import torch
-import yaml
 
-from commands import RECIPE
-from nursery import python
+from processes import TESTS, TWO, recipe, start
 from turnrl import record
 from turnrl.cli import main
-
-TESTS = Path(__file__).parent
-TWO = {"devices": 2, "strategy": "ddp"}
-TIMEOUT_S = 150
-
-
-def recipe(model, file, **trainer):
-    contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(model)))
-    contents["model"]["rollout"]["max_tokens"] = 128
-    contents["model"]["optimizer"]["init_args"]["lr"] = 3e-3
-    contents["data"]["val_batch_size"] = 2
-    contents["trainer"] |= {"callbacks": ["runs.KeepWeights"], **trainer}
-    file.write_text(yaml.safe_dump(contents))
-
-
-def start(nursery, folder, *arguments, program=None, **environment):
-    """Run Python, and end it with all its children if it hangs."""
-    path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
-    process = subprocess.Popen(
-        [*(program or python()), *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, **nursery.environment, "PYTHONPATH": path, **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        out, err = process.communicate(timeout=TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        out, err = process.communicate()
-        pytest.fail(f"it hangs after:\n{out[-2000:]}\n{err[-2000:]}")
-    assert process.returncode == 0, f"{out[-2000:]}\n{err[-4000:]}"
-    return out, err
 
 
 @pytest.fixture(scope="module")
@@ -81,13 +39,13 @@ def metrics(run):
 
 def shares_at_most_one(run):
     kinds = ("val/", "train/exact", "train/tool", "train/format", "reward/outcome", "rollout/deg")
-    found = [
+    values = [
         float(value)
         for row in metrics(run)
         for name, value in row.items()
         if value and name.startswith(kinds)
     ]
-    return len(found) > 10 and max(found) <= 1
+    return len(values) > 10 and max(values) <= 1
 
 
 @pytest.mark.slow
@@ -127,13 +85,13 @@ def test_two_processes_learn_the_same_from_shared_and_from_padded_layouts(folder
 
 @pytest.mark.parametrize("run", ["two", "plain"])
 def test_each_token_of_a_step_weighs_the_same_on_both_processes(folder, run):
-    first, second = (some["shares"] for some in agree(folder / "runs" / run))
+    first, second = (rank["shares"] for rank in agree(folder / "runs" / run))
     for shares in zip(first, second, strict=True):
         # the loss is the mean over the step's tokens, and Lightning averages over the processes
         whole = torch.cat(shares)
         assert torch.allclose(whole, torch.full_like(whole, 2 / len(whole)))
-    # which totals of their own would not give
-    assert any(len(one) != len(other) for one, other in zip(first, second, strict=True))
+    # which would not be so if each process divided by its own number of tokens
+    assert any(len(a) != len(b) for a, b in zip(first, second, strict=True))
 
 
 def test_two_processes_share_the_questions_and_sample_apart(folder):

@@ -18,11 +18,10 @@ import yaml
 from lightning.pytorch.callbacks import Callback
 
 from nursery import command
-from test_processes import TWO, recipe
+from processes import TESTS, TWO, recipe
 from turnrl.signals import stopping
 from worlds import Echo
 
-TESTS = Path(__file__).parent
 WITHIN_S = 5.0
 
 
@@ -73,29 +72,29 @@ def started(folder, model, where, processes, nursery):
         contents["model"]["policy"]["minibatch_tokens"] = 1
     (folder / "run.yaml").write_text(yaml.safe_dump(contents))
     process = fit(folder, nursery=nursery)
-    said = []
+    lines = []
     for line in process.stdout:
-        said.append(line)
+        lines.append(line)
         if where in line:
             return process
-    raise AssertionError("".join(said))
+    raise AssertionError("".join(lines))
 
 
-def stops(folder, model, sent, where, processes, whom, nursery=None):
+def stops(folder, model, sent, where, processes, receivers, nursery=None):
     process = started(folder, model, where, processes, nursery)
     time.sleep(0.3)
     family = [p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(folder)]
     # before each that a nursery made stands the one that asked for it; libraries may have more
     assert len(family) >= processes * (2 if nursery else 1)
     begun = time.perf_counter()
-    (os.killpg if whom == "all" else os.kill)(process.pid, sent)
-    told = process.communicate(timeout=60)[0]
+    (os.killpg if receivers == "all" else os.kill)(process.pid, sent)
+    printed = process.communicate(timeout=60)[0]
     took = time.perf_counter() - begun
-    assert process.returncode == 128 + sent, told
+    assert process.returncode == 128 + sent, printed
     assert took < WITHIN_S
-    assert "Traceback" not in told
+    assert "Traceback" not in printed
     checkpoint = "runs/run/version_0/checkpoints/last.ckpt"
-    assert f"--ckpt_path {checkpoint}" in told
+    assert f"--ckpt_path {checkpoint}" in printed
     assert torch.load(folder / checkpoint, weights_only=True)["global_step"] == 0
     for pid in family:
         gone = not psutil.pid_exists(pid) or psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -111,12 +110,12 @@ def test_sigterm_stops_a_step(tiny_model, tmp_path, nursery):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("whom", ["the first", "all"])
+@pytest.mark.parametrize("receivers", ["the first", "all"])
 @pytest.mark.parametrize("processes", [1, 2])
 @pytest.mark.parametrize("where", ["COLLECTING", "STEPPING"])
 @pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT], ids=lambda s: s.name)
-def test_a_signal_stops_every_process(tiny_model, tmp_path, sent, where, processes, whom):
-    stops(tmp_path, tiny_model, sent, where, processes, whom)
+def test_a_signal_stops_every_process(tiny_model, tmp_path, sent, where, processes, receivers):
+    stops(tmp_path, tiny_model, sent, where, processes, receivers)
 
 
 @pytest.mark.slow
@@ -128,11 +127,11 @@ def test_sigterm_while_a_run_begins(tiny_model, tmp_path, after_s):
     family = psutil.Process(process.pid).children(recursive=True)
     begun = time.perf_counter()
     process.send_signal(signal.SIGTERM)
-    told = process.communicate(timeout=60)[0]
+    printed = process.communicate(timeout=60)[0]
     assert time.perf_counter() - begun < WITHIN_S
     # Python itself may not have got as far as turnrl
-    assert process.returncode in (128 + signal.SIGTERM, -signal.SIGTERM), told
-    assert "Traceback" not in told
+    assert process.returncode in (128 + signal.SIGTERM, -signal.SIGTERM), printed
+    assert "Traceback" not in printed
     for child in family:
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
 
