@@ -82,7 +82,9 @@ def closed_port():
 
 
 def patient(patience_s=30.0, **options):
-    return Patience("the oracle", patience_s, lambda told: EngineError(f"it {told} Go."), **options)
+    return Patience(
+        "the oracle", patience_s, lambda problem: EngineError(f"it {problem} Go."), **options
+    )
 
 
 def get(port, path="/"):
@@ -118,14 +120,16 @@ def test_a_status_that_stays_is_raised_by_nobody(status):
     raise_if_away(status, "status so", {"retry-after": "7"})
 
 
-def test_what_a_server_said_is_one_short_line_without_any_secret():
-    said = "no\n  key  abcd,\tnor ab" + "!" * 400
-    assert short_reason(said, ("ab", None, "", "abcd")) == ("no key ***, nor ***" + "!" * 400)[:300]
+def test_a_servers_answer_is_one_short_line_without_any_secret():
+    answer = "no\n  key  abcd,\tnor ab" + "!" * 400
+    assert (
+        short_reason(answer, ("ab", None, "", "abcd")) == ("no key ***, nor ***" + "!" * 400)[:300]
+    )
     assert short_reason(ValueError("a\nb")) == "a b"
     assert short_reason(ValueError()) == "ValueError"
 
 
-def test_a_server_that_is_well_is_asked_once_and_nothing_is_said(serve, capsys):
+def test_a_server_that_is_well_is_asked_once_and_nothing_is_printed(serve, capsys):
     server, oracle = serve(), patient()
     assert oracle.ask(lambda: get(server.server_port, "/a")) == "/a"
     assert asyncio.run(oracle.ask_async(lambda: get_async(server.server_port, "/b"))) == "/b"
@@ -144,15 +148,12 @@ def test_a_fault_that_passes_within_the_retries_is_not_worth_a_line(serve, capsy
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("value", ["1", "date"])
-def test_a_pause_that_the_server_asks_for_is_kept(serve, value):
+def test_a_pause_that_the_server_asks_for_is_kept(serve):
     server = serve()
-    # a date has whole seconds only, so one 2.5 s ahead is 1.5 s ahead at least
-    header = formatdate(time.time() + 2.5, usegmt=True) if value == "date" else value
-    server.replies = [(503, {"Retry-After": header})]
+    server.replies = [(503, {"Retry-After": "1"})]
     began = time.monotonic()
     patient().ask(lambda: get(server.server_port))
-    assert 1 <= time.monotonic() - began < 5
+    assert 1 <= time.monotonic() - began < 4
 
 
 @pytest.mark.parametrize(
@@ -172,14 +173,19 @@ def test_a_retry_after_is_seconds_or_a_date_and_a_minute_at_most(header, wanted)
     assert Unavailable("busy", header).retry_after_s == wanted
 
 
+def test_a_retry_after_may_be_a_date_in_the_near_future():
+    header = formatdate(time.time() + 20, usegmt=True)  # in whole seconds, rounded down
+    assert 18 < Unavailable("busy", header).retry_after_s <= 20
+
+
 def test_pauses_double_up_to_eight_seconds_and_never_fall_below_the_servers_wish():
     for failures, most in ((1, 0.25), (2, 0.5), (5, 4), (6, 8), (5000, 8)):
-        found = [pause_s(failures, Unavailable("busy")) for _ in range(200)]
-        assert most / 2 <= min(found) < max(found) <= most
+        pauses = [pause_s(failures, Unavailable("busy")) for _ in range(200)]
+        assert most / 2 <= min(pauses) < max(pauses) <= most
     assert pause_s(1, Unavailable("busy", "20")) == 20
 
 
-def test_an_outage_is_said_once_when_it_begins_and_once_when_it_ends(serve, capsys):
+def test_an_outage_is_printed_once_when_it_begins_and_once_when_it_ends(serve, capsys):
     port, oracle = closed_port(), patient()
     with ThreadPoolExecutor(8) as pool:
         calls = [pool.submit(oracle.ask, lambda n=n: get(port, f"/{n}")) for n in range(8)]
@@ -218,13 +224,13 @@ def test_while_a_server_is_away_one_request_is_sent_at_a_time(serve):
     async def work():
         asked = (oracle.ask_async(lambda: get_async(server.server_port)) for _ in range(12))
         together = asyncio.gather(*asked)
-        await asyncio.sleep(3)
+        await asyncio.sleep(1.3)
         before = len(server.asked_s)
         server.replies.clear()
         await together
         return before
 
-    # twelve at once, then after 0.25, 0.75 and 1.75 s: 3.75 s is too late
+    # twelve at once, then one after 0.25, 0.75 and 1.75 s, or as early as half of that
     assert 13 <= asyncio.run(work()) <= 12 + 3
     # and the first answer lets all others go
     assert server.asked_s[-1] - server.asked_s[-11] < 1
@@ -262,11 +268,11 @@ def test_without_patience_the_first_outage_ends_the_request():
 
 
 def test_a_server_that_answers_others_is_not_away(serve):
-    server, oracle, began = serve(), patient(0.8), time.monotonic()
+    server, oracle, began = serve(), patient(0.4), time.monotonic()
 
     def poison():
         get(server.server_port)
-        if time.monotonic() - began < 2:
+        if time.monotonic() - began < 1:
             raise Unavailable("status 500")
 
     with ThreadPoolExecutor(1) as pool:
@@ -275,7 +281,7 @@ def test_a_server_that_answers_others_is_not_away(serve):
             oracle.ask(lambda: get(server.server_port))
             time.sleep(0.02)
         slow.result()
-    assert 2 <= time.monotonic() - began < 12  # its own pauses grow meanwhile
+    assert 1 <= time.monotonic() - began < 6  # its own pauses grow meanwhile
 
 
 def test_an_error_that_stays_ends_the_request_at_once(serve):
@@ -344,9 +350,9 @@ def test_ctrl_c_ends_the_wait_at_once():
         time.sleep(0.3)
         began = time.monotonic()
         process.send_signal(signal.SIGINT)
-        told = process.communicate(timeout=10)[1]
+        err = process.communicate(timeout=10)[1]
         assert time.monotonic() - began < 2
-    assert "KeyboardInterrupt" in told
+    assert "KeyboardInterrupt" in err
 
 
 def test_a_cache_waits_for_another_process_that_makes_the_same_file(tmp_path):
