@@ -108,7 +108,7 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "told"),
+    ("name", "value", "message"),
     [
         ("key", CHAT, "a list of chat messages, [{'role': 'system', 'content': 'Be brief.'}, {"),
         ("prompt", ["Who?"], "a list, ['Who?'], not a text. Write a text there."),
@@ -124,12 +124,12 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
         ("key", [7], "a list, [7], not a text."),
     ],
 )
-def test_what_is_no_text_is_named_with_its_source_row_and_column(name, value, told):
+def test_what_is_no_text_is_named_with_its_source_row_and_column(name, value, message):
     good = {"key": "a", "prompt": "When?", "gold": "1843"}
     with pytest.raises(DataError) as caught:
         load_questions([good, good | {name: value}], fields=Fields("key", "prompt", "gold"))
     assert str(caught.value).startswith(f"the list of rows, row 2: {name!r} is ")
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 PARTS = [
@@ -140,27 +140,27 @@ PARTS = [
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "rows"])
 def test_a_prompt_of_chat_messages_is_a_question_with_a_system_message_of_its_own(tmp_path, kind):
     rows = [{"prompt": CHAT, "solution": "Ada", "level": 3}, {"prompt": CHAT[1:], "solution": "B"}]
-    given = rows
+    source = rows
     if kind == "jsonl":
-        given = write_jsonl(tmp_path / "chat.jsonl", rows)
+        source = write_jsonl(tmp_path / "chat.jsonl", rows)
     elif kind == "parquet":
-        given = str(tmp_path / "chat.parquet")
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), given)
+        source = str(tmp_path / "chat.parquet")
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), source)
     elif kind == "csv":
-        given = str(tmp_path / "chat.csv")
-        with Path(given).open("w", newline="") as file:
+        source = str(tmp_path / "chat.csv")
+        with Path(source).open("w", newline="") as file:
             written = csv.writer(file)
             written.writerow(["prompt", "solution"])
             written.writerows([json.dumps(row["prompt"]), row["solution"]] for row in rows)
     fields = Fields(None, "prompt", "solution")
-    first, second = load_questions(given, fields=fields)
+    first, second = load_questions(source, fields=fields)
     assert (first.text, first.system, first.answers) == ("Who?", "Be brief.", ("Ada",))
     assert (second.text, second.system, second.answers) == ("Who?", "", ("B",))
     assert load_questions([{"prompt": PARTS, "solution": "B"}], fields=fields)[0].text == "Who?"
 
 
 @pytest.mark.parametrize(
-    ("prompt", "told"),
+    ("prompt", "message"),
     [
         ([*CHAT, {"role": "assistant", "content": "She."}], "messages of system, user, assistant."),
         ([CHAT[0]], "has messages of system. turnrl takes one of the user"),
@@ -168,10 +168,10 @@ def test_a_prompt_of_chat_messages_is_a_question_with_a_system_message_of_its_ow
         ([{"role": "user", "content": None}], "content is not text"),
     ],
 )
-def test_a_prompt_of_other_messages_is_refused(prompt, told):
+def test_a_prompt_of_other_messages_is_refused(prompt, message):
     with pytest.raises(DataError, match="the list of rows, row 1: 'prompt' has ") as caught:
         load_questions([{"prompt": prompt, "answers": "Ada"}], fields=Fields(None, "prompt"))
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_question_whose_parts_are_no_texts_is_refused():
@@ -235,17 +235,17 @@ def test_a_path_is_a_file_and_an_empty_one_is_named(tmp_path):
         QuestionData(path, path, questions_per_iteration=1).eval_questions()
 
 
-def test_rows_left_out_are_told_with_their_file(tmp_path, caplog):
+def test_rows_that_are_left_out_are_counted_for_each_file(tmp_path, caplog):
     path = write_jsonl(tmp_path / "mine.jsonl", [*solved("42"), {"question": "?", "answer": None}])
     fields = Fields(None, answers="answer")
     data = QuestionData(path, path, questions_per_iteration=1, fields=fields)
     data.setup("fit")
-    told = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
-    assert len(told) == 2
-    assert all(one.startswith(f"{path}: left out 1 of 2 rows") for one in told)
+    messages = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert len(messages) == 2
+    assert all(line.startswith(f"{path}: left out 1 of 2 rows") for line in messages)
 
 
-def test_a_pattern_that_is_nowhere_or_no_pattern_is_told(tmp_path, recipe, capsys):
+def test_a_pattern_that_matches_nothing_or_is_invalid_is_refused(tmp_path, recipe, capsys):
     path = write_jsonl(tmp_path / "q.jsonl", solved("The answer is 42"))
     with pytest.raises(DataError, match=r"'### \(.*\)' matches no answer of .*'The answer is 42'"):
         load_questions(path, fields=Fields(None, answers="answer", answer_pattern="### (.*)"))
@@ -257,16 +257,16 @@ def test_a_pattern_that_is_nowhere_or_no_pattern_is_told(tmp_path, recipe, capsy
     save(recipe)
     # without quotes: to YAML the pattern is a comment
     Path("fields.yaml").write_text("data: {fields: {id: null,\n  answer_pattern: #### (.*)\n}}")
-    told = fails(capsys, ["fit", "recipe.yaml", "fields.yaml"])
-    assert "answer_pattern is null" in told
-    assert "In YAML a # begins a comment: put a text with one in quotes." in told
-    told = fails(capsys, ["fit", "recipe.yaml", "--data.fields.answer_pattern", "#### (.*"])
-    assert "data.fields.answer_pattern '#### (.*' is not a regular expression" in told
+    message = fails(capsys, ["fit", "recipe.yaml", "fields.yaml"])
+    assert "answer_pattern is null" in message
+    assert "In YAML a # begins a comment: put a text with one in quotes." in message
+    message = fails(capsys, ["fit", "recipe.yaml", "--data.fields.answer_pattern", "#### (.*"])
+    assert "data.fields.answer_pattern '#### (.*' is not a regular expression" in message
     recipe["data"]["fields"] = {"id": None, "answers": "answer", "answer_pattern": "answer (.*)"}
     save(recipe)
     pattern = ["--data.fields.answer_pattern", "#### (.*)"]
-    told = fails(capsys, ["fit", "recipe.yaml", *pattern])  # it arrives as it is
-    assert "answer_pattern '#### (.*)' matches no answer" in told
+    message = fails(capsys, ["fit", "recipe.yaml", *pattern])  # it arrives as it is
+    assert "answer_pattern '#### (.*)' matches no answer" in message
 
 
 # ------------------------------------------------------------ of the datasets library
@@ -456,7 +456,7 @@ for asks in sys.stdin:
 
 
 @pytest.mark.slow
-def test_a_hub_out_of_reach_is_told_at_once_and_what_is_cached_is_used(tiny_model, tmp_path):
+def test_a_hub_out_of_reach_is_reported_at_once_and_the_cache_is_used(tiny_model, tmp_path):
     cached = tmp_path / "hub/models--nobody--tiny"
     shutil.copytree(tiny_model, cached / "snapshots/0")
     (cached / "refs").mkdir()
@@ -471,11 +471,13 @@ def test_a_hub_out_of_reach_is_told_at_once_and_what_is_cached_is_used(tiny_mode
         text=True,
         check=True,
     )
-    told = r"^the hub \(http://127.0.0.1:9\) is out of reach \(.*\): only cached files are used\n"
+    message = (
+        r"^the hub \(http://127.0.0.1:9\) is out of reach \(.*\): only cached files are used\n"
+    )
     answers = asked.stderr.split("----\n")[:-1]
     for (asks, error), answer in zip(ASKED.items(), answers, strict=True):
         assert answer.count("out of reach") == 1, asks
-        assert re.match(told, answer)
+        assert re.match(message, answer)
         assert ("Error: " in answer) == (error is not None), answer
         assert error is None or re.search(f"Error: .*{error}", answer)
         assert float(answer.split()[-2]) < 25, answer  # on its own the client tries for longer
@@ -547,10 +549,10 @@ def test_rows_without_any_id_are_numbered(tmp_path):
         load_questions(path, fields=Fields("key"))
 
 
-def test_of_several_missing_fields_the_one_that_cannot_be_numbered_is_told(tmp_path):
+def test_of_several_missing_fields_the_one_that_cannot_be_numbered_is_named(tmp_path):
     path = write_jsonl(tmp_path / "q.jsonl", [{"qestion": "?", "answers": ["x"]}])
-    told = r"no field 'question'\. Did you mean qestion\? It has: answers, qestion"
-    with pytest.raises(DataError, match=told):
+    message = r"no field 'question'\. Did you mean qestion\? It has: answers, qestion"
+    with pytest.raises(DataError, match=message):
         load_questions(path)
 
 
@@ -627,7 +629,7 @@ def test_answers_that_normalise_to_nothing_are_dropped_and_the_rest_stays(tmp_pa
     assert question.answers == ("x",)
 
 
-def test_different_questions_with_one_id_get_ids_of_their_own_and_that_is_said(tmp_path, caplog):
+def test_different_questions_with_one_id_get_ids_of_their_own_with_a_warning(tmp_path, caplog):
     texts = ("One?", "Two?", "One?", "Three?")
     rows = [{"id": "7", "question": text, "answers": "x"} for text in texts]
     usable = load_questions(write_jsonl(tmp_path / "q.jsonl", rows))
@@ -693,10 +695,10 @@ def test_every_question_is_asked_once_before_any_is_asked_again(
 
 def test_the_order_depends_on_seed_and_iteration_and_on_nothing_else(tmp_path):
     path = numbered(tmp_path, 100)
-    one, same, other = (QuestionData(path, seed=seed) for seed in (1, 1, 2))
-    late = one.iteration_questions(5, 0, 1)
+    first, same, other = (QuestionData(path, seed=seed) for seed in (1, 1, 2))
+    late = first.iteration_questions(5, 0, 1)
     random.seed(7)
-    assert [one.iteration_questions(i, 0, 1) for i in range(6)][5] == late
+    assert [first.iteration_questions(i, 0, 1) for i in range(6)][5] == late
     assert same.iteration_questions(5, 0, 1) == late
     assert other.iteration_questions(5, 0, 1) != late
     # and each time that all have been asked it is another
@@ -705,7 +707,7 @@ def test_the_order_depends_on_seed_and_iteration_and_on_nothing_else(tmp_path):
     assert len(set(orders)) == 4
     assert len({frozenset(order) for order in orders}) == 1
     # two processes together ask what one process asks
-    assert one.iteration_questions(5, 0, 2) + one.iteration_questions(5, 1, 2) == late
+    assert first.iteration_questions(5, 0, 2) + first.iteration_questions(5, 1, 2) == late
 
 
 def test_processes_that_cannot_share_an_iteration_are_an_error(tmp_path):
@@ -717,11 +719,15 @@ def test_processes_that_cannot_share_an_iteration_are_an_error(tmp_path):
 
 
 @pytest.mark.parametrize(("asked", "times"), [(19, 0), (20, 2), (1000, 100)])
-def test_an_iteration_that_asks_everything_several_times_is_told(tmp_path, caplog, asked, times):
+def test_an_iteration_that_asks_everything_several_times_brings_a_warning(
+    tmp_path, caplog, asked, times
+):
     data = QuestionData(numbered(tmp_path, 10), questions_per_iteration=asked)
     data.setup("fit")
-    told = f"every question {times} times: data.questions_per_iteration is {asked}, and data.train"
-    assert (told in caplog.text) == (times > 0)
+    message = (
+        f"every question {times} times: data.questions_per_iteration is {asked}, and data.train"
+    )
+    assert (message in caplog.text) == (times > 0)
     assert ("questions_per_iteration" in caplog.text) == (times > 0)
 
 

@@ -1,6 +1,7 @@
 """Sampling ahead: the next iterations' attempts come while this one is learned from."""
 
 import asyncio
+import itertools
 import time
 from dataclasses import replace
 
@@ -116,7 +117,7 @@ class Asks(Callback):
 
 def test_an_engine_that_rests_is_synced_before_it_samples_again(tiny_model, tmp_path):
     it = fitted(module(tiny_model, 0, engine=Rests()), tmp_path, 2, Asks())
-    calls = [one for n, one in enumerate(it.engine.calls) if [one] != it.engine.calls[n - 1 : n]]
+    calls = [name for name, _ in itertools.groupby(it.engine.calls)]
     assert calls[:3] == ["sync", "open", "rest"]
     assert calls.count("rest") == 2
     assert all(after == "sync" for n, after in enumerate(calls) if calls[n - 1 : n] == ["rest"])
