@@ -89,7 +89,8 @@ def intercept(monkeypatch, server, meddle=None) -> list[str]:
         The paths so far, also of health checks.
     """
     paths: list[str] = []
-    ask, is_well = server.ask_async, server.is_well
+    connection = server.connection
+    ask, is_well = connection.ask_async, connection.is_well
 
     async def asks(path, body, within_s=None):
         paths.append(path)
@@ -102,8 +103,8 @@ def intercept(monkeypatch, server, meddle=None) -> list[str]:
         paths.append("/health")
         return await is_well(within_s)
 
-    monkeypatch.setattr(server, "ask_async", asks)
-    monkeypatch.setattr(server, "is_well", asks_whether_well)
+    monkeypatch.setattr(connection, "ask_async", asks)
+    monkeypatch.setattr(connection, "is_well", asks_whether_well)
     return paths
 
 

@@ -34,6 +34,7 @@ from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
 from turnrl_servers import pool
 from turnrl_sglang import SGLang
+from turnrl_sglang.server import SGLangServer
 from turnrl_vllm import VLLM
 
 pytestmark = OF_PEFT
@@ -155,7 +156,7 @@ def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model,
 
 
 def test_an_end_token_of_the_models_own_ends_a_turn():
-    server = SERVER
+    server = SGLangServer("http://localhost:30000", "", 5)
     meta = {
         "finish_reason": {"type": "stop", "matched": 2},
         "output_token_logprobs": [[-0.5, 7, None], [-0.25, 2, None]],
@@ -201,7 +202,8 @@ def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_m
 
 
 def test_a_request_leaves_nothing_to_the_defaults_of_a_models_folder():
-    body = SERVER.turn_request([5, 9], Sampling(6, 0.7, 2**31 + 3, stop=("</a>",)))
+    server = SGLangServer("http://localhost:30000", "", 5)
+    body = server.turn_request([5, 9], Sampling(6, 0.7, 2**31 + 3, stop=("</a>",)))
     assert body["input_ids"] == [5, 9]
     assert body["sampling_params"] == {
         "max_new_tokens": 6,

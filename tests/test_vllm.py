@@ -608,7 +608,8 @@ def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
             assert not is_asleep(engine)
             engine.rest()
             assert is_asleep(engine)
-            assert not server.connection._clients  # a server that sleeps for long closes its connections
+            # a server that sleeps for long closes its connections
+            assert not server.connection._clients
         change(policy)
     assert engine.in_force["memory between collections"] == "given back"
 
@@ -685,7 +686,7 @@ def test_a_server_sleeps_if_the_policy_is_on_a_gpu_or_if_it_is_set(
         raise NotStarted
 
     # in place of a process
-    monkeypatch.setattr("turnrl_vllm.engine.Started", start)
+    monkeypatch.setattr("turnrl_vllm.own.Started", start)
     on_device(monkeypatch, device)
     engine = VLLM(python=sys.executable, sleeps=sleeps)
     with pytest.raises(NotStarted):
@@ -723,7 +724,7 @@ def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(stand, begun, tiny_
     engine.sync(0)
 
     async def interrupted() -> None:
-        falls = asyncio.ensure_future(engine.pool.sleep(engine.api.sleep))
+        falls = asyncio.ensure_future(engine.pool.sleep())
         while not engine.pool.asleep:
             await asyncio.sleep(0)
         await asyncio.sleep(0.01)  # the request is under way
@@ -765,7 +766,7 @@ def test_a_server_that_does_not_sleep_or_wake_well_stops_the_run(
     engine.sync(0)
 
     async def sleep_and_sample() -> None:
-        await engine.pool.sleep(engine.api.sleep)
+        await engine.pool.sleep()
         await turn(engine.open(PROMPT))
 
     with pytest.raises(EngineError, match=message):

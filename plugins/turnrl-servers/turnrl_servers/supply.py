@@ -65,8 +65,10 @@ class Supply(ABC):
         """Let the servers free memory until `wake`. Returns True if they do."""
         return False
 
-    async def wake(self, pool: Pool) -> None:  # noqa: B027 - most servers are always awake
-        """Let the servers sample again. Called before each turn."""
+    async def wake(self, pool: Pool) -> None:
+        """Wake servers that sleep. Called before each turn."""
+        if pool.asleep:
+            await pool.wake()
 
     def end(self) -> None:  # noqa: B027 - servers that are given stay
         """End the servers that the run has started."""

@@ -111,10 +111,11 @@ class OwnServer(Supply):
 
     async def wake(self, pool: Pool) -> None:
         """See `Supply.wake`."""
-        if pool.asleep and self.started is not None:
-            self.started.note(asleep=False)
+        if pool.asleep:
+            if self.started is not None:
+                self.started.note(asleep=False)
             give_back_cache()
-            await pool.wake()
+        await super().wake(pool)
 
     def end(self) -> None:
         """See `Supply.end`."""
