@@ -434,10 +434,10 @@ def test_with_stop_an_alarm_ends_the_run_and_its_iteration_is_kept(tiny_model, t
 
 
 def test_two_fits_of_a_trainer_share_one_callback(tiny_model, tmp_path):
-    run = trainer(tmp_path, 2, limit_val_batches=0)
+    run = trainer(tmp_path, 1, limit_val_batches=0)
     it = module(tiny_model)
     run.fit(it, data())
-    run.fit_loop.max_epochs = 4
+    run.fit_loop.max_epochs = 2
     run.fit(it, data())
     names = [type(callback).__name__ for callback in run.callbacks]
     assert names.count("Alarms") == names.count("LambdaCallback") == 1

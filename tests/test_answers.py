@@ -712,7 +712,6 @@ def test_an_evaluation_says_how_many_questions_a_figure_covers(recipe, capsys):
     ("numbr", ["data.answers", "'numbr'", "Did you mean number"]),
     ({"class_path": "Number", "init_args": {"tolerance": -1}}, ["Number.tolerance is -1"]),
     ({"class_path": "Number", "init_args": {"tol": 1}}, ["'data.answers.tol'", "tolerance"]),
-    ("nowhere.same", ["'nowhere.same'", "No module"]),
     (7, ["data.answers is 7"]),
 ])  # fmt: skip
 def test_a_mistake_in_the_rule_is_reported_at_the_start(recipe, capsys, setting, words):

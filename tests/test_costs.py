@@ -155,7 +155,7 @@ def cost_part(drawn, options):
 
 
 def test_costs_among_right_keeps_to_its_contract():
-    for options in ({}, UNBIASED, {"cost_scale": "none"}):
+    for options in ({}, UNBIASED):
         check_estimator(CostsAmongRight(**options))
 
 
