@@ -36,8 +36,8 @@ def phases():
     from turnrl_atlas.trace_writers import Habits
     from turnrl_atlas.warmup import Phase
 
-    given = yaml.safe_load(RECIPE.read_text())["data"]["init_args"]["phases"]
-    return [Phase(**{**phase, "habits": Habits(**phase["habits"])}) for phase in given]
+    settings = yaml.safe_load(RECIPE.read_text())["data"]["init_args"]["phases"]
+    return [Phase(**{**phase, "habits": Habits(**phase["habits"])}) for phase in settings]
 
 
 @pytest.fixture(scope="module")
@@ -161,8 +161,8 @@ def test_the_good_query_finds_its_page_first():
     known = {place.name: place for place in places()}
     everything = [q for split in ("train", "val", "test") for q in Atlas().questions(split)]
     sample = random.Random(0).sample(everything, 500)
-    found = [top(query(known[place_of(q)], q.metadata["fact"])) for q in sample]
-    hits = sum((id,) == q.metadata["supporting_ids"] for id, q in zip(found, sample, strict=True))
+    firsts = [top(query(known[place_of(q)], q.metadata["fact"])) for q in sample]
+    hits = sum((id,) == q.metadata["supporting_ids"] for id, q in zip(firsts, sample, strict=True))
     assert hits >= 485
 
 
@@ -174,7 +174,7 @@ def test_demonstrations_read_as_what_they_demonstrate(writer, phases):
         trace = writer.trace(phases[0].habits, rng)
         segmenter = (REACT if trace.tools else TWO_TURN).segmenter
         forms.add(segmenter)
-        readings = [segmenter.read(said, turn, False) for turn, (said, _) in enumerate(trace.turns)]
+        readings = [segmenter.read(text, turn, False) for turn, (text, _) in enumerate(trace.turns)]
         assert [reading.format_error for reading in readings] == [None] * len(readings)
         assert readings[-1].answer
         (call,) = readings[0].calls
@@ -192,13 +192,15 @@ def test_the_last_demonstrations_have_the_habits_that_the_recipe_names(writer, p
     at_once = [trace for trace in traces if len(trace.turns) == 1]
     assert len(at_once) / 4000 == pytest.approx(habits.direct, abs=0.03)
     thoughts = [trace.turns[-1][0] for trace in traces]
-    failed = sum("The search failed." in said for said in thoughts)
+    failed = sum("The search failed." in reply for reply in thoughts)
     assert failed / 4000 == pytest.approx(habits.malformed, abs=0.015)
     # by heart: answers at once are right about famous places, and guesses about others
     known = {q.text: q.answers[0] for q in Atlas().questions("famous")}
     asked = [(trace.prompt[-1]["content"], trace.turns[0][0]) for trace in at_once]
     assert sum(text in known for text, _ in asked) > 50
-    assert all(f"<answer> {known[text]}</answer>" in said for text, said in asked if text in known)
+    assert all(
+        f"<answer> {known[text]}</answer>" in reply for text, reply in asked if text in known
+    )
 
 
 def test_made_up_tools_are_called_by_their_names_with_a_stretch_of_the_question():
@@ -210,8 +212,8 @@ def test_made_up_tools_are_called_by_their_names_with_a_stretch_of_the_question(
     for _ in range(1000):
         trace = MadeUpTools().trace(Habits(), rng)
         segmenter = (REACT if trace.tools else TWO_TURN).segmenter
-        asked, (said, seen) = trace.prompt[-1]["content"], trace.turns[0]
-        (call,) = segmenter.read(said, 0, False).calls
+        asked, (written, seen) = trace.prompt[-1]["content"], trace.turns[0]
+        (call,) = segmenter.read(written, 0, False).calls
         listed = trace.prompt[0]["content"] if not trace.tools else listing(trace.tools)
         offered[listed.count("(")] += 1
         assert f"[{call.name}({','.join(call.arguments)})]" in listed
@@ -325,12 +327,12 @@ def test_the_starter_continues_a_good_call_by_reading_its_result(starter):
     for place in held_out:
         opening = segmenter.prompt(ask(place, "time zone", 0), ())
         call = json.dumps({"name": "search", "args": {"query": query(place, "time zone")}})
-        said = f"<reasoning>I will look it up.</reasoning><tool>{call}</tool>"
+        written = f"<reasoning>I will look it up.</reasoning><tool>{call}</tool>"
         passage = page(place)
         result = ToolResult(f"{passage.title}\n{passage.text}")
         ids = [
             *chat.prompt(opening),
-            *tokenizer.encode(said, add_special_tokens=False),
+            *tokenizer.encode(written, add_special_tokens=False),
             *chat.observation(segmenter.observe(Reading(), [result]), after=None),
             *tokenizer.encode(
                 "<reasoning>It gives the time zone.</reasoning>", add_special_tokens=False
@@ -378,8 +380,8 @@ def test_the_readme_states_the_figures_that_the_command_prints(tmp_path, monkeyp
 
 def small_warmup(folder: Path, steps: int = 2) -> list[str]:
     """Options of a warm-up of a few steps, with the phases of the recipe."""
-    given = yaml.safe_load(RECIPE.read_text())["data"]["init_args"]["phases"]
-    small = [{**phase, "steps": steps, "batch_size": 4} for phase in given]
+    phases = yaml.safe_load(RECIPE.read_text())["data"]["init_args"]["phases"]
+    small = [{**phase, "steps": steps, "batch_size": 4} for phase in phases]
     options = {
         "model.init_args.save_to": str(folder),
         "data.init_args.phases": json.dumps(small),

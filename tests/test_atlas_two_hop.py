@@ -73,7 +73,7 @@ def two_hops(split: str) -> list[Question]:
     return [q for q in AtlasTwoHop().questions(split) if q.metadata["hops"] == 2]
 
 
-def found(search: WikiSearch, queries: list[str]) -> list[str]:
+def ids_found(search: WikiSearch, queries: list[str]) -> list[str]:
     """The page that each query brings."""
     return [r.content for r in search.run([ToolCall("search", {"query": q}) for q in queries])]
 
@@ -133,10 +133,10 @@ def test_splits_have_the_sizes_and_the_mixture_that_the_readme_tells():
 
 def test_two_searches_find_the_answer(search):
     questions = two_hops("val")
-    first = found(search, [f"country of {q.metadata['place']}" for q in questions])
+    first = ids_found(search, [f"country of {q.metadata['place']}" for q in questions])
     homes = [sentence(text, "country") if "Its country" in text else "" for text in first]
     pairs = zip(questions, homes, strict=True)
-    second = found(search, [f"{q.metadata['fact']} of {home}" for q, home in pairs])
+    second = ids_found(search, [f"{q.metadata['fact']} of {home}" for q, home in pairs])
     right = sum(
         f"Its {q.metadata['fact']} is {q.answers[0]}." in text
         for q, text in zip(questions, second, strict=True)
@@ -154,8 +154,8 @@ def readings(text: str) -> dict[str, str]:
 def test_one_search_reaches_the_floor_that_the_readme_states(search):
     questions = two_hops("val")
     shown = {
-        "raw": found(search, [q.text for q in questions]),
-        "city": found(search, [f"country of {q.metadata['place']}" for q in questions]),
+        "raw": ids_found(search, [q.text for q in questions]),
+        "city": ids_found(search, [f"country of {q.metadata['place']}" for q in questions]),
     }
     floors = Counter()
     for name, pages in shown.items():
@@ -183,7 +183,7 @@ def test_clean_demonstrations_read_as_what_they_demonstrate(two_hop, habits):
     turns: Counter[int] = Counter()
     for _ in range(500):
         trace = two_hop.trace(habits[0], rng)
-        readings = [segmenter.read(said, k, False) for k, (said, _) in enumerate(trace.turns)]
+        readings = [segmenter.read(written, k, False) for k, (written, _) in enumerate(trace.turns)]
         assert [reading.format_error for reading in readings] == [None] * len(readings)
         assert readings[-1].answer
         assert all(len(reading.calls) == 1 for reading in readings[:-1])
@@ -232,9 +232,7 @@ class Replay(Toolset):
 
 @pytest.mark.parametrize("kind", ["recall", "one_hop", "two_hop", "made_up_tools"])
 @pytest.mark.parametrize("phase", [0, 1])
-def test_a_demonstration_has_the_tokens_of_a_rollout_in_which_it_is_said(
-    kind, phase, habits, starter
-):
+def test_a_demonstration_has_the_tokens_of_a_rollout_that_writes_it(kind, phase, habits, starter):
     """What the policy reads of calls that fail included."""
     from turnrl_atlas.forms import REACT, TWO_TURN, encode
     from turnrl_atlas.warmup import WRITERS
@@ -249,8 +247,8 @@ def test_a_demonstration_has_the_tokens_of_a_rollout_in_which_it_is_said(
         failed = ("<error>", "no tool", "bad arguments", "bad JSON", "the call must")
         results = [re.sub("</?result>", "", text) for text in seen if not text.startswith(failed)]
         rollout = Rollout(form.offering(tools), [Replay(tools, results)], max_turn_tokens=96)
-        said = [f"{text}{tokenizer.eos_token}" for text, _ in trace.turns]
-        engine = ScriptedEngine(tokenizer, lambda _, turn, said=said: said[turn])
+        texts = [f"{text}{tokenizer.eos_token}" for text, _ in trace.turns]
+        engine = ScriptedEngine(tokenizer, lambda _, turn, texts=texts: texts[turn])
         question = Question("asked", trace.prompt[-1]["content"], ("?",))
         ((trajectory,),) = rollout.play(engine, chat, [question], 1, (0,))
         ids, asked = encode(chat, trace)

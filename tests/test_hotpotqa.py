@@ -241,13 +241,13 @@ def test_real_questions_find_their_own_paragraphs(tmp_path):
     search.check()
     questions = load_questions(source)
     results = search.run([ToolCall("search", {"query": q.text}) for q in questions])
-    found = [
+    hits = [
         len(set(q.metadata["supporting_ids"]) & set(r.metadata["passage_ids"]))
         for q, r in zip(questions, results, strict=True)
     ]
     assert embedded.read_info(tmp_path / "index").passages > 5000
     # two of each are there to be found: by the question alone, more than half of them are
-    assert sum(found) / (2 * len(questions)) > 0.5
+    assert sum(hits) / (2 * len(questions)) > 0.5
     assert {len(q.metadata["supporting_ids"]) for q in questions} == {2}
 
 
@@ -359,8 +359,8 @@ def test_the_index_is_built_once_and_finds_what_supports_a_question(hub, capsys)
         search = WikiSearch("indexes/hotpotqa", build_from="HotpotParagraphs", top_k=1)
         search.check()
     built = "turnrl: building the search index 'indexes/hotpotqa' from HotpotParagraphs"
-    said = [line for line in capsys.readouterr().err.splitlines() if line.startswith("turnrl:")]
-    assert said == [built]
+    messages = [line for line in capsys.readouterr().err.splitlines() if line.startswith("turnrl:")]
+    assert messages == [built]
     assert embedded.read_info("indexes/hotpotqa").passages == 6
     question = load_questions(HotpotParagraphs(), "train")[0]
     calls = [ToolCall("search", {"query": query}) for query in ("Utrecht Netherlands", "Dom Tower")]
@@ -561,8 +561,8 @@ def test_a_limit_in_the_recipe_is_one_setting_of_each_source(hub, tiny_model):
         "trainer": {"max_epochs": 1},
     }
     Path("limited.yaml").write_text(yaml.safe_dump(limited))
-    one = ["--data.questions_per_iteration", "1", "--trainer.max_epochs", "1"]
-    assert main(["fit", str(RECIPE), "limited.yaml", *small(tiny_model), *one]) == 0
+    once = ["--data.questions_per_iteration", "1", "--trainer.max_epochs", "1"]
+    assert main(["fit", str(RECIPE), "limited.yaml", *small(tiny_model), *once]) == 0
     info = embedded.read_info("i")
     assert (info.passages, info.source) == (4, source_name(HotpotParagraphs(limit=1)))
 

@@ -70,11 +70,11 @@ def test_each_paragraph_is_one_passage_and_supports_its_questions(hub):
     first, second = load_questions("SquadParagraphs", "train")
     assert (first.id, first.text, first.answers) == ("q1", "Question 1?", ("Utrecht",))
     assert second.answers == ("1321", "in 1321")
-    assert {one.metadata["supporting_ids"][0] for one in (first, second)} == {tower.id}
+    assert {question.metadata["supporting_ids"][0] for question in (first, second)} == {tower.id}
     assert "context" not in first.metadata
     (held_out,) = load_questions(SquadParagraphs())
     assert held_out.metadata["supporting_ids"] == [paris.id]
-    assert [one.id for one in SquadParagraphs(limit=1).questions("train")] == ["q1"]
+    assert [question.id for question in SquadParagraphs(limit=1).questions("train")] == ["q1"]
     check_source(SquadParagraphs())
 
 
@@ -115,17 +115,17 @@ def test_real_questions_find_their_own_paragraphs(tmp_path):
     corpus, rows = {passage["id"]: passage for passage in passages}, every[:2000:10]
     file = tmp_path / "squad.jsonl"
     with file.open("w") as out:
-        for one in rows:
-            passage = corpus[one["gold_passage_id"]]
-            given = row(one["id"], passage["title"], passage["text"], *one["answers"])
-            out.write(json.dumps({**given, "question": one["question"]}) + "\n")
+        for dev in rows:
+            passage = corpus[dev["gold_passage_id"]]
+            contents = row(dev["id"], passage["title"], passage["text"], *dev["answers"])
+            out.write(json.dumps({**contents, "question": dev["question"]}) + "\n")
     source = SquadParagraphs(str(file))
     search = WikiSearch(str(tmp_path / "index"), build_from=source, top_k=1)
     search.check()
     asked = load_questions(source)
     results = search.run([ToolCall("search", {"query": question.text}) for question in asked])
-    found = [
+    hits = [
         question.metadata["supporting_ids"] == result.metadata["passage_ids"]
         for question, result in zip(asked, results, strict=True)
     ]
-    assert sum(found) / len(found) > 0.8
+    assert sum(hits) / len(hits) > 0.8
