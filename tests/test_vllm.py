@@ -372,6 +372,20 @@ def test_a_server_that_dies_and_comes_back_is_waited_for(stand, begun, tiny_mode
     assert "answers again" in capfd.readouterr().err
 
 
+def test_a_server_that_was_restarted_gets_all_weights_again(stand, begun, tiny_model):
+    policy, server = loaded(tiny_model, whole=True), stand()
+    change(policy, 0.5)
+    engine = begun(policy, server)
+    engine.sync(0)
+
+    def disturb():
+        time.sleep(0.1)
+        server.kill()
+        server.start()
+
+    check_crowd(policy, crowd(engine, disturb), 0)
+
+
 def test_sessions_of_a_server_that_dies_continue_at_another(stand, begun, tiny_model, capfd):
     policy, servers = adapted(tiny_model), [stand(), stand()]
     engine = begun(policy, *servers)
@@ -554,7 +568,7 @@ def test_a_run_that_is_killed_leaves_no_server(interpreter, tiny_model, tmp_path
     assert psutil.wait_procs(left, timeout=30)[1] == []
 
 
-def test_a_server_that_does_not_start_is_told_with_the_end_of_its_log(
+def test_a_server_that_does_not_start_is_reported_with_the_end_of_its_log(
     interpreter, tiny_model, tmp_path
 ):
     broken(interpreter, "no room on the GPU")
