@@ -18,7 +18,7 @@ RECIPE = {
         "rollout": {"segmenter": "worlds.Letters", "tools": ["worlds.Echo"], "max_turn_tokens": 6},
         "rewards": ["worlds.Answered", "worlds.Called"],
         "group_size": 4,
-        "steps_per_update": 2,
+        "steps_per_pass": 2,
         "optimizer": {
             "class_path": "torch.optim.AdamW",
             "init_args": {"lr": 1e-3, "betas": [0.9, 0.99], "weight_decay": 0.0},

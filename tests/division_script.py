@@ -16,20 +16,20 @@ from turnrl import ClippedSurrogate, Completion, Engine, Lora, OutcomeReward, Re
 from turnrl_estimators import TurnCritic
 
 CASES = {
-    "bfloat16": {"policy": {"lora": Lora(r=4), "dtype": "bfloat16"}, "steps_per_update": 1},
+    "bfloat16": {"policy": {"lora": Lora(r=4), "dtype": "bfloat16"}, "steps_per_pass": 1},
     # older log-probabilities are read, and other steps' are kept
-    "passes": {"policy": {"lora": Lora(r=4)}, "updates_per_iteration": 2, "steps_per_update": 3},
+    "passes": {"policy": {"lora": Lora(r=4)}, "passes_per_iteration": 2, "steps_per_pass": 3},
     "reference": {
         "policy": {"lora": Lora(r=4), "gradient_checkpointing": True},
         "objective": ClippedSurrogate(kl_coef=0.5),
-        "steps_per_update": 1,
+        "steps_per_pass": 1,
     },
-    "critic": {"policy": {"lora": Lora(r=4)}, "estimator": TurnCritic(), "steps_per_update": 1},
-    "whole": {"policy": {}, "steps_per_update": 1},
+    "critic": {"policy": {"lora": Lora(r=4)}, "estimator": TurnCritic(), "steps_per_pass": 1},
+    "whole": {"policy": {}, "steps_per_pass": 1},
     # on float32 weights of what the files have in bfloat16
     "mixed": {
         "policy": {"dtype": "bfloat16", "gradient_checkpointing": True},
-        "steps_per_update": 1,
+        "steps_per_pass": 1,
     },
 }
 

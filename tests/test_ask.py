@@ -352,14 +352,14 @@ def test_lightnings_own_callback_keeps_the_last_ones(tiny_model, tmp_path):
 
 
 def test_ruined_weights_replace_no_good_checkpoint(tiny_model, tmp_path):
-    it = module(tiny_model, steps_per_update=1, optimizer=adamw(1e30))
+    it = module(tiny_model, steps_per_pass=1, optimizer=adamw(1e30))
     with pytest.raises(turnrl.TrainingError, match="log-probabilities are not finite"):
         trainer(tmp_path, 3, limit_val_batches=0).fit(it, data())
     assert weights(it.policy).isfinite().all()  # so it is not the numbers that tell
     assert weights(it.policy).abs().max() > 1e20
     saved = torch.load(last(tmp_path), weights_only=True)
     assert saved["global_step"] == 0
-    sane = module(tiny_model, steps_per_update=1, optimizer=adamw(1e-3))
+    sane = module(tiny_model, steps_per_pass=1, optimizer=adamw(1e-3))
     trainer(tmp_path / "b", 1, limit_val_batches=0).fit(sane, data(), ckpt_path=last(tmp_path))
     assert weights(sane.policy).abs().max() < 1e3
 
@@ -388,7 +388,7 @@ def test_a_checkpoint_inside_an_iteration_is_named_by_its_own_step(tiny_model, t
 def test_weights_that_were_not_the_ones_scored_are_not_the_best(tiny_model, tmp_path):
     # three steps an iteration, a validation after the second: the third one's weights differ
     best = BestCheckpoint("val/reward/total")
-    it = module(tiny_model, steps_per_update=3)
+    it = module(tiny_model, steps_per_pass=3)
     trainer(tmp_path, 2, [best], val_check_interval=2).fit(it, data())
     assert not (tmp_path / "version_0" / "checkpoints" / "best.ckpt").exists()
 

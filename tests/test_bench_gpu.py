@@ -103,7 +103,7 @@ def test_the_tables_have_no_gap_but_a_gpus_memory_and_fit_a_terminal(bench):
     tables = tables_of(bench.results)
     empty = [(t.header[0], row[0]) for t in tables for row in t.rows if NONE in row]
     assert {name for _, name in empty} == {
-        *("peak memory", "rollouts", "learning, 2 updates", "peak memory while loading"),
+        *("peak memory", "rollouts", "learning, 2 passes", "peak memory while loading"),
     }
 
 

@@ -145,7 +145,7 @@ def test_a_validation_inside_an_iteration_leaves_the_rows_whole(tiny_model, tmp_
     with terminal() as lines:
         options = {"val_check_interval": 1, "enable_progress_bar": True}
         run = trainer(tmp_path, 1, [IterationLines()], **options)
-        run.fit(module(tiny_model, steps_per_update=3), data())
+        run.fit(module(tiny_model, steps_per_pass=3), data())
     titles = [line[:17].rstrip() for line in lines if re.search(r" \d\d:\d\d ", line)]
     assert titles == ["before training", "at step 1", "at step 2", "iteration   1/1", "validation"]
 

@@ -918,7 +918,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
 }
 
 SMALL = {
-    "model": {"group_size": 4, "steps_per_update": 1},
+    "model": {"group_size": 4, "steps_per_pass": 1},
     "data": {"questions_per_iteration": 2, "val_limit": 8, "val_batch_size": 8},
     # with a step per iteration, and at most 4 of them whatever number of epochs is asked for
     "trainer": {"max_epochs": 2, "max_steps": 4, "check_val_every_n_epoch": 1},

@@ -32,8 +32,8 @@ RECIPES = Path(__file__).parents[1] / "recipes"
 FAR = ["--trainer.accelerator", "far", "--trainer.strategy", "far"]
 SMALL = {
     "--model.group_size": 2,
-    "--model.steps_per_update": 1,
-    "--model.updates_per_iteration": 2,
+    "--model.steps_per_pass": 1,
+    "--model.passes_per_iteration": 2,
     "--model.policy.minibatch_tokens": 512,
     "--data.questions_per_iteration": 2,
     "--data.val_limit": 4,

@@ -294,7 +294,7 @@ def test_a_run_learns_the_same_from_shared_and_from_padded_layouts(tiny_model, t
         it = module(
             tiny_model,
             **{**options, "policy": policy},
-            updates_per_iteration=2,
+            passes_per_iteration=2,
             optimizer=adamw(1e-3),
         )
         folder = tmp_path / str(share)

@@ -136,11 +136,11 @@ def plan(trajectories, given, logprobs_now=None, **options):
     differs = options.pop("sampler_differs", False)
     settings = {
         "objective": ClippedSurrogate(),
-        "updates": 1,
-        "steps_per_update": 1,
-        "passes": within(10_000, share=False),
+        "passes": 1,
+        "steps_per_pass": 1,
+        "laid_out": within(10_000, share=False),
     } | options
-    old = OldLogprobs(columns, read, FirstStep(settings["updates"], **facts), differs)
+    old = OldLogprobs(columns, read, FirstStep(settings["passes"], **facts), differs)
     return Updates(columns, old, **settings)
 
 
@@ -170,7 +170,7 @@ def test_processes_weigh_their_tokens_by_the_whole_step(aggregation):
             planned(
                 *own,
                 objective=ClippedSurrogate(aggregation=aggregation, constant_tokens=100),
-                steps_per_update=2,
+                steps_per_pass=2,
                 mean_over_processes=partial(mean, rank),
             )
         )
@@ -196,7 +196,7 @@ def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead()
         asked.extend(map(number_of, some))
         return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in some]
 
-    two = plan(trajectories, given, logprobs_now, updates=2, steps_per_update=2)
+    two = plan(trajectories, given, logprobs_now, passes=2, steps_per_pass=2)
     for number, step in enumerate(two.steps(torch.Generator().manual_seed(3), lambda total: total)):
         if number == 0:
             first = learned_from(step)
@@ -212,7 +212,7 @@ def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead()
 
 
 @pytest.mark.parametrize(
-    ("updates", "facts", "read_ahead", "first_step"),
+    ("passes", "facts", "read_ahead", "first_step"),
     [
         (1, {}, 0, "nothing"),
         (1, {"dropout": True}, 0, "nothing"),
@@ -225,7 +225,7 @@ def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead()
     ],
 )
 def test_what_is_read_ahead_follows_from_updates_dropout_and_the_cap(
-    updates, facts, read_ahead, first_step
+    passes, facts, read_ahead, first_step
 ):
     trajectories, _, given = made_up_iteration()
     asked = []
@@ -234,11 +234,11 @@ def test_what_is_read_ahead_follows_from_updates_dropout_and_the_cap(
         asked.extend(map(number_of, some))
         return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in some]
 
-    iteration = plan(trajectories, given, logprobs_now, updates=updates, **facts)
+    iteration = plan(trajectories, given, logprobs_now, passes=passes, **facts)
     steps = iteration.steps(torch.Generator().manual_seed(3), lambda total: total)
     (batch,) = next(steps)
     assert sorted(asked) == list(range(read_ahead))
-    assert FirstStep(updates, **facts).leaves_some(1) == (read_ahead > 0)
+    assert FirstStep(passes, **facts).leaves_some(1) == (read_ahead > 0)
     assert batch.old_logprobs is None  # its own pass gives the ratio's
     found = {"has them": batch.exact_logprobs is not None, "keeps them": batch.keep is not None}
     assert [name for name, is_so in found.items() if is_so] == [first_step] * (
@@ -277,10 +277,10 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
             given,
             logprobs_now,
             objective=ClippedSurrogate(aggregation=aggregation, constant_tokens=100),
-            updates=2,
+            passes=2,
             dropout=True,
-            steps_per_update=2,
-            passes=within(budget, share),
+            steps_per_pass=2,
+            laid_out=within(budget, share),
         )
     )
     assert len(steps) == 4
@@ -341,13 +341,13 @@ def test_trajectories_of_one_prompt_are_learnt_from_together():
     orders = set()
     for seed in range(20):
         shuffle = torch.Generator().manual_seed(seed)
-        steps = list(planned(alike, given, steps_per_update=3, shuffle=shuffle))
+        steps = list(planned(alike, given, steps_per_pass=3, shuffle=shuffle))
         found = [{i % 3 for i in learned_from(step)} for step in steps]
         assert sorted(map(len, found)) == [1, 1, 1]
         orders.add(tuple(tuple(names) for names in found))
     assert len(orders) > 3
     # steps are of equal size all the same
-    sizes = [len(learned_from(step)) for step in planned(alike, given, steps_per_update=2)]
+    sizes = [len(learned_from(step)) for step in planned(alike, given, steps_per_pass=2)]
     assert sizes == [5, 4]
 
 
@@ -361,7 +361,7 @@ def test_log_probabilities_are_taken_before_the_first_step_and_only_of_what_a_la
 
     for steps in (1, 3):
         learned = []
-        for step in planned(trajectories, given, logprobs_now, steps_per_update=steps):
+        for step in planned(trajectories, given, logprobs_now, steps_per_pass=steps):
             events.append("step")
             learned.append(learned_from(step))
         later = sorted(i for names in learned[1:] for i in names)
@@ -385,10 +385,10 @@ def test_a_samplers_numbers_stand_for_the_learners_only_where_they_are_the_same(
                 -len(some) :
             ]
 
-        _, step = planned(trajectories, given, logprobs_now, updates=2, dropout=True)
+        _, step = planned(trajectories, given, logprobs_now, passes=2, dropout=True)
         if apart == 0.0:
             asked.clear()
-            twice = {"updates": 2, "dropout": True, "sampler_differs": True}
+            twice = {"passes": 2, "dropout": True, "sampler_differs": True}
             list(planned(trajectories, given, logprobs_now, **twice))
             assert len(asked) == 20
             asked = asked[:read]
@@ -437,7 +437,7 @@ def test_the_budget_of_a_minibatch_does_not_change_a_step(tiny_model, tmp_path, 
             tiny_model,
             tmp_path / str(budget),
             policy={"minibatch_tokens": budget},
-            updates_per_iteration=2,
+            passes_per_iteration=2,
             objective=ClippedSurrogate(aggregation=aggregation),
         )
         seen.append(steps)
@@ -519,7 +519,7 @@ def test_the_loss_of_every_step_and_its_gradient_equal_the_equations_written_as_
         policy={"lora": Lora(r=4), "minibatch_tokens": 70},
         rollout={"temperature": temperature},
         objective=objective,
-        updates_per_iteration=2,
+        passes_per_iteration=2,
         optimizer=adamw(3e-3),
     )
     advantages = torch.cat([credit.turns for credit in it.experience.credit])
@@ -550,7 +550,7 @@ def test_the_loss_of_every_step_and_its_gradient_equal_the_equations_written_as_
 def test_old_log_probabilities_are_the_learners_own_of_before_the_first_update(
     tiny_model, tmp_path
 ):
-    it, seen = trained(tiny_model, tmp_path, rollout={"temperature": 1.3}, updates_per_iteration=2)
+    it, seen = trained(tiny_model, tmp_path, rollout={"temperature": 1.3}, passes_per_iteration=2)
     trajectories = it.experience.trajectories
     assert [batch.old_logprobs is None for step in seen.batches for batch in step] == [
         *[True, False, False, False]
@@ -620,7 +620,7 @@ class Dice(Steps):
 def test_the_samplers_mismatch_is_corrected_without_the_noise_of_dropout(tiny_model, tmp_path, cap):
     objective, dice = ClippedSurrogate(0.1, 0.15, importance_cap=cap), Dice()
     options = {"policy": {"lora": Lora(r=4, dropout=0.5)}, "engine": Off(), "objective": objective}
-    it = module(tiny_model, updates_per_iteration=2, **options)
+    it = module(tiny_model, passes_per_iteration=2, **options)
     it.policy.load()
     move(it.policy, 1)  # where LoRA's B is zero, nothing that is dropped shows
     trainer(tmp_path, 1, [dice], limit_val_batches=0).fit(it, data())

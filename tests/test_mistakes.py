@@ -294,7 +294,7 @@ LATE = [
     ("no minibatch", {"model.policy.minibatch_tokens": 0}, "policy.minibatch_tokens", "0",
      "must be at least 1"),
     ("a group of one", {"model.group_size": 1}, "group_size", "1", "Raise it (16 is usual)"),
-    ("more steps than trajectories", {"model.steps_per_update": 17}, "steps_per_update", "17",
+    ("more steps than trajectories", {"model.steps_per_pass": 17}, "steps_per_pass", "17",
      "Lower it."),
     ("gradients gathered twice", {"trainer.accumulate_grad_batches": 2},
      "trainer.accumulate_grad_batches", "2", "Leave it out"),

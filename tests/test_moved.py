@@ -192,7 +192,7 @@ def as_version_0_9(contents):
 def test_a_run_with_old_keys_can_be_resumed_evaluated_played_and_compared(
     recipe, capsys, objective
 ):
-    recipe["model"] |= {"estimator": CRITIC, "objective": objective, "steps_per_update": 1}
+    recipe["model"] |= {"estimator": CRITIC, "objective": objective, "steps_per_pass": 1}
     recipe["record"] = {"tokens": True}
     save(recipe)
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs=1"]) == 0

@@ -34,7 +34,7 @@ from turnrl_vllm.engine import VLLM
 
 SEVEN = Decoder(3584, 18_944, 28, 28, 4, 128, 152_064, False)
 TRIVIA = Work(SEVEN, True, 2, 16, None, 336, 2048, 512, 2, 512, 2, True)
-"""The TriviaQA recipe: 16 questions x 21, two turns, two updates."""
+"""The TriviaQA recipe: 16 questions x 21, two turns, two passes."""
 
 
 def seven(layers=28):

@@ -51,7 +51,7 @@ from worlds import Answered, Boundless, Called, Echo, Letters, Numbers
 def trained(model, folder, player, tools, rewards, source, epochs=2, budget=None, **options):
     """A module after a short training, without validation."""
     rollout = Rollout(player=player, tools=tools, max_turn_tokens=8, max_tokens=256)
-    settings = {"group_size": 4, "steps_per_update": 2, "optimizer": adamw(3e-3), **options}
+    settings = {"group_size": 4, "steps_per_pass": 2, "optimizer": adamw(3e-3), **options}
     it = MTGRPO(
         Policy(str(model), minibatch_tokens=budget), rollout, rewards, engine=Slots(), **settings
     )
@@ -181,7 +181,7 @@ def test_a_trajectory_of_several_histories_is_learned_from_as_a_whole(tiny_model
             *(tiny_model, tmp_path / str(tokens), Summariser(), [Echo()]),
             *([Answered(), Called()], Numbers()),
             epochs=1,
-            updates_per_iteration=2,
+            passes_per_iteration=2,
             budget=tokens,
             objective=ClippedSurrogate(ratio_level=level),
         )

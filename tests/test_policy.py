@@ -112,7 +112,7 @@ def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path
     it = module(
         tiny_model,
         policy={"quantization": "nf4", "lora": Lora(r=4)},
-        steps_per_update=1,
+        steps_per_pass=1,
         optimizer=adamw(1e-2),
     )
     trainer(tmp_path, 3, limit_val_batches=0).fit(it, data())

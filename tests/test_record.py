@@ -341,7 +341,7 @@ def test_a_trajectory_without_tokens_has_rows_and_the_version_passed_in(tmp_path
 
 
 def test_without_tokens_a_record_costs_no_forward_pass(tiny_model, tmp_path, monkeypatch):
-    it = module(tiny_model, steps_per_update=1)
+    it = module(tiny_model, steps_per_pass=1)
     read, asked = it.policy.read, []
     monkeypatch.setattr(it.policy, "read", lambda *a, **k: asked.append(a) or read(*a, **k))
     trainer(tmp_path, 1).fit(it, data())

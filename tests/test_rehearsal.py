@@ -456,7 +456,7 @@ def test_every_session_is_closed(tiny_model):
 
 
 def test_more_steps_than_attempts_fail(tiny_model):
-    finding = rehearse(module(tiny_model, steps_per_update=99), data())["learning"]
+    finding = rehearse(module(tiny_model, steps_per_pass=99), data())["learning"]
     assert (finding.status, "Lower it" in finding.step) == ("fail", True)
 
 

@@ -68,7 +68,7 @@ def started(folder, model, where, processes, nursery):
         contents["data"]["val"] = None  # else it is there that the run waits
     else:
         # some 500 passes of a trajectory each
-        contents["model"] |= {"group_size": 128, "steps_per_update": 1}
+        contents["model"] |= {"group_size": 128, "steps_per_pass": 1}
         contents["model"]["policy"]["minibatch_tokens"] = 1
     (folder / "run.yaml").write_text(yaml.safe_dump(contents))
     process = fit(folder, nursery=nursery)

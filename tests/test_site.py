@@ -272,7 +272,7 @@ def turnrl_rewards():
 # ---------------------------------------------------------------- columns of metrics.csv
 
 SMALL = [
-    *("--model.group_size=2", "--model.steps_per_update=1", "--data.questions_per_iteration=2"),
+    *("--model.group_size=2", "--model.steps_per_pass=1", "--data.questions_per_iteration=2"),
     *("--data.val_limit=2", "--data.val_batch_size=2", "--trainer.max_epochs=1"),
 ]
 RUNS = {

@@ -81,7 +81,7 @@ def test_each_paragraph_is_one_passage_and_supports_its_questions(hub):
 @pytest.mark.slow
 def test_the_recipe_warms_up_and_trains(hub, tiny_model):
     small = ["--data.questions_per_iteration", "2", "--model.group_size", "2"]
-    small += ["--model.rollout.max_tokens", "2000", "--model.steps_per_update", "1"]
+    small += ["--model.rollout.max_tokens", "2000", "--model.steps_per_pass", "1"]
     small += ["--trainer.accelerator", "cpu"]
     short = ["--steps", "1", "--batch_size", "2", "--held_out", "1", *small]
     begun = ["--model.policy.model", str(tiny_model)]

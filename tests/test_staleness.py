@@ -37,7 +37,7 @@ def module(model, staleness, tools=None, **options):
         "objective": ClippedSurrogate(importance_cap=2.0),
         "group_size": 4,
         "max_staleness": staleness,
-        "steps_per_update": 2,
+        "steps_per_pass": 2,
         "optimizer": adamw(3e-3),
         **options,
     }
@@ -211,7 +211,7 @@ def test_what_is_sampled_ahead_ends_with_the_run(tiny_model, tmp_path):
                 time.sleep(0.05)
             trainer.should_stop = True
 
-    it = fitted(module(tiny_model, 1, [tool], steps_per_update=1), tmp_path, 5, Stop())
+    it = fitted(module(tiny_model, 1, [tool], steps_per_pass=1), tmp_path, 5, Stop())
     assert it.global_step == 1
     assert not it.collector._sampling
 

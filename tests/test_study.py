@@ -241,7 +241,7 @@ SMALL = Sweep(
     "0..1",
     ("MT-GRPO", "GRPO-OR"),
     (
-        *("--model.group_size", "2", "--model.steps_per_update", "1", "--data.val_limit", "4"),
+        *("--model.group_size", "2", "--model.steps_per_pass", "1", "--data.val_limit", "4"),
         *("--data.questions_per_iteration", "2", "--trainer.max_epochs", "2"),
     ),
 )
@@ -978,10 +978,10 @@ def test_all_runs_of_a_part_sample_and_learn_as_much(name):
             attempts = int(model["group_size"]) * int(data["questions_per_iteration"])
             # a trunk of two turns has two branches of two turns, and two of one
             turns = attempts * (8 if estimator in ("Branched", "Tree") else 2)
-            steps = int(trainer["max_epochs"]) * model["steps_per_update"]
+            steps = int(trainer["max_epochs"]) * model["steps_per_pass"]
             sizes.add((turns, steps, trainer["check_val_every_n_epoch"], data.get("val_limit")))
             updates = 2 if label == "two updates" else 1
-            assert int(model.get("updates_per_iteration", 1)) == updates
+            assert int(model.get("passes_per_iteration", 1)) == updates
     (turns, steps, every, limit), *others = sizes
     assert not others
     moves = {"horizon": (64, 3, None), "lake": (256, 5, None)}

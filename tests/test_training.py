@@ -95,9 +95,9 @@ def spied(tiny_model, spy, **options):
 
 def test_an_iteration_is_an_epoch_that_collects_and_then_steps(tiny_model, tmp_path):
     spy = Spy()
-    it = spied(tiny_model, spy, updates_per_iteration=2)
+    it = spied(tiny_model, spy, passes_per_iteration=2)
     trainer(tmp_path, 2, [spy], limit_val_batches=0).fit(it, data())
-    steps = ["step"] * 4  # 2 updates of 2 steps
+    steps = ["step"] * 4  # 2 passes of 2 steps
     assert spy.events == [
         *["start", "collect 0", *steps, "end"],
         *["start", "collect 1", *steps, "end"],
@@ -203,7 +203,7 @@ def test_the_time_to_learn_has_what_is_read_before_the_first_step(
         read(self, steps)
 
     monkeypatch.setattr(OldLogprobs, "look_ahead", slowly)
-    trainer(tmp_path, 1).fit(module(tiny_model, steps_per_update=2), data())
+    trainer(tmp_path, 1).fit(module(tiny_model, steps_per_pass=2), data())
     (metrics,) = tmp_path.rglob("metrics.csv")
     with metrics.open() as file:
         *_, last = csv.DictReader(file)
@@ -226,14 +226,14 @@ def test_the_seconds_of_processes_that_learn_side_by_side_are_those_of_one(monke
 def test_the_first_ratio_is_exactly_one_and_the_engine_agrees_with_the_learner(
     tiny_model, tmp_path
 ):
-    it = module(tiny_model, steps_per_update=1)
+    it = module(tiny_model, steps_per_pass=1)
     trainer(tmp_path, 3, limit_val_batches=0).fit(it, data())
     assert column(tmp_path, "train/ratio") == [1.0, 1.0, 1.0]
     assert max(column(tmp_path, "train/logprob_gap")) < 1e-5
 
 
 def test_later_updates_move_the_ratio_and_are_clipped(tiny_model, tmp_path):
-    it = module(tiny_model, steps_per_update=1, updates_per_iteration=3, optimizer=adamw(1e-2))
+    it = module(tiny_model, steps_per_pass=1, passes_per_iteration=3, optimizer=adamw(1e-2))
     trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
     assert column(tmp_path, "train/ratio") != [1.0]
     assert column(tmp_path, "train/clip_fraction")[0] > 0
@@ -361,7 +361,7 @@ def test_what_the_sampler_says_of_its_probabilities_enters_no_update(tiny_model,
         it = module(
             tiny_model,
             engine=engine,
-            updates_per_iteration=2,
+            passes_per_iteration=2,
             objective=ClippedSurrogate(0.05, 0.05),
         )
         trainer(tmp_path / name, 2, limit_val_batches=0).fit(it, data())
@@ -386,7 +386,7 @@ class SaysT(OutcomeReward):
 
 
 def test_learning_raises_the_reward(tiny_model, tmp_path):
-    it = module(tiny_model, estimator=OutcomeOnly(), steps_per_update=1, optimizer=adamw(5e-3))
+    it = module(tiny_model, estimator=OutcomeOnly(), steps_per_pass=1, optimizer=adamw(5e-3))
     it.rewards = [SaysT()]
     trainer(tmp_path, 15, limit_val_batches=0).fit(it, data())
     rewards = column(tmp_path, "reward/outcome")
@@ -426,7 +426,7 @@ def test_kl_to_the_reference_starts_at_zero_and_grows(tiny_model, tmp_path):
         policy={"lora": Lora(r=4)},
         objective=ClippedSurrogate(kl_coef=0.01),
         optimizer=adamw(1e-2),
-        steps_per_update=1,
+        steps_per_pass=1,
     )
     trainer(tmp_path, 4, limit_val_batches=0).fit(it, data())
     kl = column(tmp_path, "train/kl")
@@ -445,7 +445,7 @@ def test_dropout_of_the_base_model_touches_neither_ratios_nor_kl(tiny_model, tmp
             model,
             policy={"lora": Lora(r=4)},
             objective=ClippedSurrogate(kl_coef=0.01),
-            updates_per_iteration=2,
+            passes_per_iteration=2,
         )
         trainer(tmp_path / name, 1, limit_val_batches=0).fit(it, data())
     assert rows(tmp_path / "with") == rows(tmp_path / "without")
@@ -457,7 +457,7 @@ def test_dropout_of_the_base_model_touches_neither_ratios_nor_kl(tiny_model, tmp
 def test_a_run_resumed_at_an_iterations_boundary_ends_like_one_that_never_stopped(
     tiny_model, tmp_path
 ):
-    options = {"updates_per_iteration": 2, "scheduler": warmup(6)}
+    options = {"passes_per_iteration": 2, "scheduler": warmup(6)}
     trainer(tmp_path / "whole", 4).fit(module(tiny_model, **options), data())
     trainer(tmp_path / "first", 2).fit(module(tiny_model, **options), data())
     resumed = module(tiny_model, **options)
@@ -486,7 +486,7 @@ def test_a_run_killed_between_its_checkpoint_and_its_row_gets_the_row_when_resum
 
 @pytest.mark.slow
 def test_a_run_resumed_with_a_dropout_of_its_adapter_drops_what_it_would_have(tiny_model, tmp_path):
-    options = {"policy": {"lora": Lora(r=4, dropout=0.5)}, "updates_per_iteration": 2}
+    options = {"policy": {"lora": Lora(r=4, dropout=0.5)}, "passes_per_iteration": 2}
     whole = module(tiny_model, **options)
     trainer(tmp_path / "whole", 2, limit_val_batches=0).fit(whole, data())
     trainer(tmp_path / "first", 1, limit_val_batches=0).fit(module(tiny_model, **options), data())
@@ -664,9 +664,9 @@ def test_a_strategy_that_divides_a_model_is_refused():
 
 
 def test_more_steps_than_trajectories_are_refused(tiny_model, tmp_path):
-    message = "steps_per_update is 17, but there are only 4 questions x 4 = 16 trajectories"
+    message = "steps_per_pass is 17, but there are only 4 questions x 4 = 16 trajectories"
     with pytest.raises(RecipeError, match=message):
-        trainer(tmp_path, 1).fit(module(tiny_model, steps_per_update=17), data())
+        trainer(tmp_path, 1).fit(module(tiny_model, steps_per_pass=17), data())
 
 
 def test_trajectories_longer_than_the_models_positions_are_refused(tiny_model, tmp_path):
@@ -680,8 +680,8 @@ def test_settings_that_cannot_be_are_refused(tiny_model):
         module(tiny_model, group_size=1)
     with pytest.raises(RecipeError, match=r"kl_coef is 0\.1, .* Set model\.policy\.lora"):
         module(tiny_model, objective=ClippedSurrogate(kl_coef=0.1))
-    with pytest.raises(RecipeError, match=r"model\.steps_per_update is 0"):
-        module(tiny_model, steps_per_update=0)
+    with pytest.raises(RecipeError, match=r"model\.steps_per_pass is 0"):
+        module(tiny_model, steps_per_pass=0)
     with pytest.raises(RecipeError, match=r"policy\.minibatch_tokens is 0"):
         Policy(str(tiny_model), minibatch_tokens=0)
     for name in ("per_iteration", "transcripts"):
@@ -696,7 +696,7 @@ def test_two_updates_learn_the_same_whether_old_log_probabilities_are_computed_a
     tiny_model, tmp_path, monkeypatch, steps
 ):
     """With one step to an update the first one's own forward pass has them all."""
-    options = {"updates_per_iteration": 2, "steps_per_update": steps}
+    options = {"passes_per_iteration": 2, "steps_per_pass": steps}
     learned, ahead = [], []
     for name in ("heard", "ahead"):
         it = module(tiny_model, **options, rollout={"top_k": 300})  # no sampler stands in for them

@@ -117,7 +117,7 @@ def check_settings(module: Learns) -> None:
     Raises:
         RecipeError: Naming the setting, its value and the next step.
     """
-    counts = ("group_size", "updates_per_iteration", "steps_per_update")
+    counts = ("group_size", "passes_per_iteration", "steps_per_pass")
     at_least(1, "model.", module, *counts, whole=True, optional=False)
     least = ("max_staleness", "redraws", "seed")
     at_least(0, "model.", module, *least, whole=True, optional=False)

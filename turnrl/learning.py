@@ -158,28 +158,28 @@ class FirstStep:
         later steps, with dropout   read ahead without dropout: a pass with dropout is too noisy
 
     Args:
-        updates: Number of passes over all trajectories.
+        passes: Number of passes over all trajectories.
         dropout: True if the passes of a step have dropout.
         caps_importance: True if the objective compares the sampler with the learner.
     """
 
-    updates: int
+    passes: int
     dropout: bool = False
     caps_importance: bool = False
 
     @property
     def gives_them(self) -> bool:
         """True if later steps use those that it computes."""
-        return self.updates > 1 and not self.dropout
+        return self.passes > 1 and not self.dropout
 
     @property
     def needs_them(self) -> bool:
         """True if it needs those that it does not compute."""
         return self.dropout and self.caps_importance
 
-    def leaves_some(self, steps_per_update: int) -> bool:
+    def leaves_some(self, steps_per_pass: int) -> bool:
         """True if some have to be read ahead, unless the sampler computed the same numbers."""
-        return steps_per_update > 1 or (self.dropout and (self.updates > 1 or self.needs_them))
+        return steps_per_pass > 1 or (self.dropout and (self.passes > 1 or self.needs_them))
 
 
 class OldLogprobs:
@@ -277,9 +277,9 @@ class Updates:
         columns: The trajectories and their advantages.
         old: Reads and keeps the log-probabilities that ratios are taken to.
         objective: Weighs tokens.
-        updates: Number of passes over all trajectories.
-        steps_per_update: Number of steps in one pass over the trajectories.
-        passes: Divides rows among minibatches; rows with the same owner number stay together.
+        passes: Number of passes over all trajectories.
+        steps_per_pass: Number of steps in one pass over the trajectories.
+        laid_out: Divides rows among minibatches; rows with the same owner number stay together.
     """
 
     def __init__(
@@ -287,12 +287,12 @@ class Updates:
         columns: TokenColumns,
         old: OldLogprobs,
         objective: ClippedSurrogate,
-        updates: int,
-        steps_per_update: int,
-        passes: Callable[[Sequence[TokenRow], Sequence[int]], Iterator[Pass]],
+        passes: int,
+        steps_per_pass: int,
+        laid_out: Callable[[Sequence[TokenRow], Sequence[int]], Iterator[Pass]],
     ) -> None:
         self._columns, self._old, self._objective = columns, old, objective
-        self._updates, self._steps_per_update, self._passes = updates, steps_per_update, passes
+        self._passes, self._steps_per_pass, self._laid_out = passes, steps_per_pass, laid_out
 
     def steps(
         self, shuffle: torch.Generator, mean_over_processes: Callable[[Tensor], Tensor]
@@ -305,22 +305,22 @@ class Updates:
                 step.
         """
         columns = self._columns
-        orders = [columns.order(shuffle) for _ in range(self._updates)]
-        steps = [step for order in orders for step in order.tensor_split(self._steps_per_update)]
+        orders = [columns.order(shuffle) for _ in range(self._passes)]
+        steps = [step for order in orders for step in order.tensor_split(self._steps_per_pass)]
         self._old.look_ahead(steps)
         for number, chosen in enumerate(steps):
             counts = columns.counts[chosen]
             total = mean_over_processes(torch.tensor([float(counts.sum()), float(len(chosen))]))
             weights = self._objective.weights(counts, *total.tolist())
             step = []
-            # a trajectory may have several rows; each row's owner is its place in `chosen`
+            # a trajectory may have several rows; each row's owner is its position in `chosen`
             owned_rows = [
                 (p, r) for p, i in enumerate(chosen) for r in columns.trajectories[i].token_rows
             ]
-            owners = [place for place, _ in owned_rows]
-            for numbers, layout in self._passes([row for _, row in owned_rows], owners):
-                places = [*dict.fromkeys(owners[n] for n in numbers)]
-                minibatch = columns.minibatch(chosen[places], layout, weights[places])
-                members = chosen[places].tolist()
-                step.append(self._old.join(minibatch, members, first=number == 0))
+            owners = [position for position, _ in owned_rows]
+            for numbers, layout in self._laid_out([row for _, row in owned_rows], owners):
+                positions = [*dict.fromkeys(owners[n] for n in numbers)]
+                members = chosen[positions]
+                minibatch = columns.minibatch(members, layout, weights[positions])
+                step.append(self._old.join(minibatch, members.tolist(), first=number == 0))
             yield step

@@ -90,8 +90,8 @@ class MTGRPO(PolicyModule):
             nearly always, or nearly never, then have a greater share in the gradient. Metrics of
             answers and rewards come from the first draw. The record has the groups that the policy
             learns from.
-        updates_per_iteration: How many passes to make over an iteration's trajectories.
-        steps_per_update: Optimiser steps in one pass over an iteration's trajectories.
+        passes_per_iteration: How many passes to make over an iteration's trajectories.
+        steps_per_pass: Optimiser steps in one pass over an iteration's trajectories.
         optimizer: Any optimiser of torch or another library, by its class. None is AdamW at the
             paper's rate, 1e-6.
         scheduler: Schedule of the learning rate, by its class; it counts optimiser steps. None
@@ -111,8 +111,8 @@ class MTGRPO(PolicyModule):
         group_size: int = 16,
         max_staleness: int = 0,
         redraws: int = 0,
-        updates_per_iteration: int = 1,
-        steps_per_update: int = 1,
+        passes_per_iteration: int = 1,
+        steps_per_pass: int = 1,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
         seed: int = 0,
@@ -131,8 +131,8 @@ class MTGRPO(PolicyModule):
         self.group_size = group_size
         self.max_staleness = max_staleness
         self.redraws = redraws
-        self.updates_per_iteration = updates_per_iteration
-        self.steps_per_update = steps_per_update
+        self.passes_per_iteration = passes_per_iteration
+        self.steps_per_pass = steps_per_pass
         self.policy.critic = self.estimator.critic
         self.experience: Experience | None = None
         """The experience of the last iteration."""
@@ -220,8 +220,8 @@ class MTGRPO(PolicyModule):
             tokens,
             self._old_logprobs(tokens),
             self.objective,
-            self.updates_per_iteration,
-            self.steps_per_update,
+            self.passes_per_iteration,
+            self.steps_per_pass,
             lambda rows, owners: self.policy.passes(rows, owners=owners),
         )
 
@@ -240,7 +240,7 @@ class MTGRPO(PolicyModule):
         """What the first step of an iteration does for the ratios of all steps."""
         lora, cap = self.policy.lora, self.objective.importance_cap
         dropout = lora is not None and lora.dropout > 0
-        return FirstStep(self.updates_per_iteration, dropout, cap is not None)
+        return FirstStep(self.passes_per_iteration, dropout, cap is not None)
 
     def _mean_over_processes(self, value: Tensor) -> Tensor:
         """The mean of a tensor over processes; without a Trainer there is only one process."""
@@ -262,13 +262,13 @@ class MTGRPO(PolicyModule):
             RecipeError: If there are more steps than trajectories.
         """
         trajectories = questions * self.group_size
-        if trajectories < self.steps_per_update:
+        if trajectories < self.steps_per_pass:
             raise RecipeError(
-                f"model.steps_per_update is {self.steps_per_update}, but there are only "
+                f"model.steps_per_pass is {self.steps_per_pass}, but there are only "
                 f"{questions} questions x {self.group_size} = {trajectories} trajectories per "
                 "process. Lower it."
             )
-        return self.updates_per_iteration * self.steps_per_update
+        return self.passes_per_iteration * self.steps_per_pass
 
     # ----------------------------------------------------------------- learn
 

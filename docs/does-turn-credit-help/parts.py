@@ -354,7 +354,7 @@ CONDITIONS = {
         world=_TWO,
     ),
     "updates": Part(
-        {"two updates": _ONE_5.having("--model.updates_per_iteration", "2")},
+        {"two updates": _ONE_5.having("--model.passes_per_iteration", "2")},
         {"one update": _ONE_5},
         world=_ONE,
     ),

@@ -130,13 +130,13 @@ def trl(blocks: int = 3, steps: int = 2, prompts: int = 8, rows: int = 16) -> No
         make(Path(folder), Shape(prompts), template)
         sides = {"TRL": partial(by_trl, folder, rows), "turnrl": partial(by_turnrl, folder)}
         check_equal(*(fresh(partial(side, steps=0)) for side in sides.values()))
-        for case, updates, ms in (
+        for case, passes, ms in (
             ("one update", 1, 0),
-            ("two updates", 2, 0),
+            ("two passes", 2, 0),
             ("50 ms tool", 1, 50),
         ):
             timed = {
-                name: partial(side, steps=steps, updates=updates, tool_ms=ms)
+                name: partial(side, steps=steps, passes=passes, tool_ms=ms)
                 for name, side in sides.items()
             }
             alternate(blocks, timed, case)

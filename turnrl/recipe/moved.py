@@ -35,8 +35,10 @@ _KEYS = {
     "model.transcripts_per_iteration": "record.transcripts",
     "model.profile": "plan.profile",
     "model.estimator.critic.coef": "model.objective.value_coef",
+    "model.updates_per_iteration": "model.passes_per_iteration",
+    "model.steps_per_update": "model.steps_per_pass",
 }
-"""Keys of versions 0.8 and 0.9, each with the key of the setting now."""
+"""Keys of earlier versions, each with the key of the setting now."""
 SAVED = {"seed_everything", "model", "data", "trainer", "ckpt_path"}
 """Keys of every recipe that a run has saved."""
 _EMPTIED = ("record", "plan", "model.objective")
@@ -98,8 +100,8 @@ def up_to_date(contents: Contents, before: Contents | None = None, prints: bool 
 
 
 def as_before(contents: Contents) -> Editable:
-    """The contents of a recipe with the keys of versions 0.8 and 0.9, so that their digest stays
-    the same when keys move."""
+    """The contents of a recipe with the earliest keys, so that their digest stays the same when
+    keys move."""
     old: Editable = copy.deepcopy({**contents})
     if _trains_by_mtgrpo(old, {}):
         _move(old, [(new, old) for old, new in _KEYS.items()], make=False)

@@ -147,7 +147,7 @@ def sampled_tokens(trajectories: Sequence[Trajectory]) -> int:
 
 
 def module_of(
-    folder: str, policy: Policy, engine: Engine | None, updates: int = 1, search: Tool | None = None
+    folder: str, policy: Policy, engine: Engine | None, passes: int = 1, search: Tool | None = None
 ) -> MTGRPO:
     """The agent of a task, which calls a tool and answers, and whose turns are forced.
 
@@ -155,7 +155,7 @@ def module_of(
         folder: The task's folder.
         policy: The policy that learns.
         engine: The engine that samples; see `Forced` for None.
-        updates: Passes over each iteration's trajectories.
+        passes: Passes over each iteration's trajectories.
         search: The tool; None finds the task's articles.
     """
     task = Task.read(folder)
@@ -174,7 +174,7 @@ def module_of(
         ClippedSurrogate(aggregation="token"),
         Forced(engine, TaskScript(folder)),
         group_size=task.shape.group_size,
-        updates_per_iteration=updates,
+        passes_per_iteration=passes,
     )
 
 

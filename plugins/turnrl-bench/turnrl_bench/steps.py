@@ -56,11 +56,11 @@ def work_of(trajectories: Any, gradient: Gradient | GradientOfTrl) -> Work:
     return {**dict(zip(parts, zip(*rows, strict=True), strict=True)), **gradient.kept}
 
 
-def by_turnrl(folder: str, steps: int, updates: int = 1, tool_ms: float = 0, **policy: Any) -> Work:
+def by_turnrl(folder: str, steps: int, passes: int = 1, tool_ms: float = 0, **policy: Any) -> Work:
     """Time steps of turnrl after a first step. With 0 steps, return the work of the first."""
     search = agent.Search(Task.read(folder).article, tool_ms)
     watch, gradient = agent.Watch(), Gradient()
-    module = agent.module_of(folder, Policy(folder, **policy), Slots(), updates, search)
+    module = agent.module_of(folder, Policy(folder, **policy), Slots(), passes, search)
     agent.train(module, [watch, gradient] if not steps else [watch], folder, 1 + steps)
     if steps:
         parts = ("rollouts", "learning", "whole step")
@@ -132,7 +132,7 @@ def _trainer(folder: str, task: Task, tool_ms: float, size: dict[str, int]) -> A
     )
 
 
-def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float = 0) -> Work:
+def by_trl(folder: str, rows: int, steps: int, passes: int = 1, tool_ms: float = 0) -> Work:
     """The same by TRL's `GRPOTrainer`. `ScriptedTokens` leaves one token at a time possible; the
     trainer does all of its other work."""
     task, gradient = Task.read(folder), GradientOfTrl()
@@ -142,8 +142,8 @@ def by_trl(folder: str, rows: int, steps: int, updates: int = 1, tool_ms: float 
         "per_device_train_batch_size": rows,
         "gradient_accumulation_steps": shape.prompts * shape.group_size // rows,
         "max_completion_length": shape.tokens - shape.prompt_tokens,
-        "num_iterations": updates,
-        "max_steps": (1 + steps) * updates,
+        "num_iterations": passes,
+        "max_steps": (1 + steps) * passes,
     }
     trainer = _trainer(folder, task, tool_ms, size)
     if not steps:

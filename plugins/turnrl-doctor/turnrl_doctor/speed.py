@@ -109,10 +109,10 @@ def _rollouts_s(work: Work, choice: Choice, card: Card) -> float:
     kernels = 0 if not work.rank else 2 if dense else 6 if work.four_bit else 3
     step += shape.layers * (35 + 7 * kernels) * 1.3e-6 + 0.4e-3
     read = total * max(work.mean_tokens - work.sampled_tokens, 1.0)
-    passes = max(math.ceil(read / choice.prefill_tokens), waves * turns)
+    reads = max(math.ceil(read / choice.prefill_tokens), waves * turns)
     read_s = 2 * shape.dense * read / card.flops
-    read_s += passes * _weights_s(work, 0, dense, card)
-    read_s += passes * work.joined(int(read / passes), dense) / card.bandwidth
+    read_s += reads * _weights_s(work, 0, dense, card)
+    read_s += reads * work.joined(int(read / reads), dense) / card.bandwidth
     read_s += shape.layers * read * _elementwise(work) / card.bandwidth
     begun_s = 0.0 if choice.keep_memory else GRAPHS_S + choice.kv_memory / card.bandwidth
     filled = 4.5 * work.adapted / card.bandwidth if dense and not choice.keep_memory else 0.0
@@ -128,20 +128,20 @@ def learning_s(work: Work, choice: Choice, card: Card) -> float:
     size = max(choice.minibatch_tokens, work.max_tokens)
     # a prompt, a third of a trajectory, is read once in each minibatch that has any of its group
     prompt = work.mean_tokens / 3
-    passes = math.ceil(work.trajectories * 2 * prompt / (size - prompt))
-    tokens = work.trajectories * 2 * prompt + passes * prompt
+    minibatches = math.ceil(work.trajectories * 2 * prompt / (size - prompt))
+    tokens = work.trajectories * 2 * prompt + minibatches * prompt
     recomputed = choice.gradient_checkpointing / shape.layers
     backward = 1 if work.rank else 2
     forwards = 1 + recomputed
     # the number of passes over each token, forward and backward
-    ways = work.updates * (forwards + backward) + work.old
+    ways = work.passes * (forwards + backward) + work.old
     flops = 2 * shape.dense * tokens * ways
     head = 6 * shape.vocab * shape.hidden * work.trajectories * work.sampled_tokens
     moved = shape.layers * tokens * _elementwise(work)
-    moved *= work.updates * (forwards + 2) + work.old
-    moved += passes * work.joined(size) * (work.updates * forwards + work.old)
-    unpacked = passes * ways * _weights_s(work, 0, False, card)
+    moved *= work.passes * (forwards + 2) + work.old
+    moved += minibatches * work.joined(size) * (work.passes * forwards + work.old)
+    unpacked = minibatches * ways * _weights_s(work, 0, False, card)
     if work.shares > 1:  # the rate between cards is about a tenth of the memory's, as with NVLink
-        unpacked += passes * ways * shape.dense * work.size / (card.bandwidth / 10)
+        unpacked += minibatches * ways * shape.dense * work.size / (card.bandwidth / 10)
     rate = card.flops if work.size == 2 else card.flops / 8
-    return (flops + head * work.updates) / rate + moved / card.bandwidth + unpacked
+    return (flops + head * work.passes) / rate + moved / card.bandwidth + unpacked

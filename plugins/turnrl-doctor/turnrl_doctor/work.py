@@ -99,7 +99,7 @@ class Work:
         turn_tokens: The most tokens of a turn.
         turns: The most turns.
         result_tokens: The most tokens between two turns.
-        updates: Passes over an iteration's trajectories.
+        passes: Passes over an iteration's trajectories.
         old: True if log-probabilities from before the updates are computed.
         cut: True if tokens are drawn from a part of the distribution.
         moments: Numbers in float32 that the optimiser keeps for each weight.
@@ -120,7 +120,7 @@ class Work:
     turn_tokens: int = 512
     turns: int = 2
     result_tokens: int = 512
-    updates: int = 1
+    passes: int = 1
     old: bool = False
     cut: bool = False
     moments: float = 2

@@ -1,4 +1,4 @@
-"""A whole iteration as `turnrl fit` runs it: rollouts, old log-probabilities, two updates."""
+"""A whole iteration as `turnrl fit` runs it: rollouts, old log-probabilities, two passes."""
 
 from __future__ import annotations
 

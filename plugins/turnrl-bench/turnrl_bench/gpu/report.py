@@ -120,7 +120,7 @@ def _iteration(results: Results) -> Table:
     lines = (
         ("rollouts", *taken("rollouts", "rollouts_s"), *memory("sampling")),
         ("old log-probabilities", taken("old log-probabilities", "read_s")[0], "", "", ""),
-        ("learning, 2 updates", *taken("learning", "learning_s"), *memory("learning")),
+        ("learning, 2 passes", *taken("learning", "learning_s"), *memory("learning")),
         ("whole iteration", *taken("whole", "whole_s"), "", ""),
         ("rollouts, tokens/s", _cell(case, "tokens_per_s", _PER_S), "", "", ""),
     )
