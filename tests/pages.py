@@ -50,22 +50,22 @@ def example(page: str, name: str) -> str:
 
 def pieces(page: str) -> list[Piece]:
     """Everything on a page that can be copied, in the order of the page."""
-    found: list[Piece] = []
+    shown: list[Piece] = []
     for language, text in _parts((ROOT / page).read_text(encoding="utf-8")):
         if language in SHELLS:
-            found += [Piece(page, "command", command) for command in _commands(text)]
+            shown += [Piece(page, "command", command) for command in _commands(text)]
         elif language is not None and language.startswith("{"):
             continue  # an order to Sphinx: the test of the site is its test
         elif language is not None:
-            found.append(Piece(page, language or "text", text))
+            shown.append(Piece(page, language or "text", text))
         else:
             for span in re.findall(r"`([^`]+)`", text):
                 words = " ".join(span.split())
                 if re.match(r"(turnrl|python3?|pip|docker|pytest|\.venv\S+) ", words):
-                    found.append(Piece(page, "mention", words))
+                    shown.append(Piece(page, "mention", words))
                 elif words.startswith("--"):
-                    found.append(Piece(page, "option", words))
-    return found
+                    shown.append(Piece(page, "option", words))
+    return shown
 
 
 def _parts(text: str) -> Iterator[tuple[str | None, str]]:

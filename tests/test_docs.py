@@ -940,15 +940,15 @@ def claimed(*kinds: type[Claim]) -> list[tuple[Piece, Claim]]:
 
 def each(*kinds: type[Claim]) -> list[object]:
     """The same, for a test of each."""
-    found = []
+    params = []
     for piece, claim in claimed(*kinds):
         marks = []
         if isinstance(claim, Runs | Printed) and claim.slow:
             marks.append(pytest.mark.slow)
         if isinstance(claim, Runs) and claim.server:
             marks.append(pytest.mark.elasticsearch)
-        found.append(pytest.param(piece, claim, id=str(piece), marks=marks))
-    return found
+        params.append(pytest.param(piece, claim, id=str(piece), marks=marks))
+    return params
 
 
 # ------------------------------------------------------------------ every page, all of it
@@ -980,9 +980,9 @@ def read_as_lists(lines: list[str]) -> list[str]:
     """Lines that begin a list in Markdown without an empty line before: `1)` or `-`, where a line
     of a sentence happened to break."""
     tokens = MarkdownIt().parse("\n".join(lines))
-    outer = [one for one in tokens if one.map and one.level == 0]
-    ends = {one.map[1] for one in outer if one.type == "paragraph_open"}
-    begins = (one.map[0] for one in outer if one.type.endswith("list_open"))
+    outer = [token for token in tokens if token.map and token.level == 0]
+    ends = {token.map[1] for token in outer if token.type == "paragraph_open"}
+    begins = (token.map[0] for token in outer if token.type.endswith("list_open"))
     return [lines[number] for number in begins if number in ends]
 
 
@@ -1011,9 +1011,11 @@ def test_the_commands_and_options_in_sentences_are_those_of_the_help_pages(capsy
     named = {p.text.split(" --")[0] for p in unclaimed if p.kind == "mention"}
     assert named >= {"turnrl fit", "turnrl eval", "turnrl plugin new", "turnrl index build"}
     pages = {command: help_of(*command.split()[1:], capsys=capsys) for command in named}
-    told = "".join(pages.values())
+    help_pages = "".join(pages.values())
     options = {p.text for p in unclaimed if p.kind == "option"}
-    assert {option for option in options if not re.search(rf"{option}(?![\w.])", told)} == set()
+    assert {
+        option for option in options if not re.search(rf"{option}(?![\w.])", help_pages)
+    } == set()
 
 
 # ------------------------------------------------------------------ typed in a terminal
@@ -1232,15 +1234,15 @@ def clone(tmp_path_factory) -> Page:
 @pytest.fixture(scope="module")
 def server(request) -> Iterator[str]:
     """The address of a search server that has no index 'wikipedia', and has none afterwards."""
-    given = os.environ.get("TURNRL_TEST_ES_URL")
-    address = given or request.getfixturevalue("open_node").url
+    own = os.environ.get("TURNRL_TEST_ES_URL")
+    address = own or request.getfixturevalue("open_node").url
 
-    def asked(method: str) -> None:
+    def ask(method: str) -> None:
         request = urllib.request.Request(f"{address}/wikipedia", method=method)
         urllib.request.urlopen(request).close()
 
     try:
-        asked("HEAD")
+        ask("HEAD")
     except urllib.error.HTTPError as error:
         error.close()
         if error.code != 404:
@@ -1248,7 +1250,7 @@ def server(request) -> Iterator[str]:
     else:
         pytest.skip(f"{address} has an index 'wikipedia' already")
     yield address
-    asked("DELETE")
+    ask("DELETE")
 
 
 @pytest.mark.parametrize(("piece", "claim"), each(Runs))
@@ -1447,15 +1449,15 @@ def test_the_calculator_and_the_rows_of_the_page_fit_together(tmp_path):
     wrong = ["1 +", "'a' * 3", "2 ** 9", "1 / 0", "x", "", "(" * 100, "-" * 99, "\0"]
     calls = [{"expression": text} for text in ("(3 + 4) * 6", "-1/4", " 1e300 * 1e300")]
     check_tool(tool, calls, [{"expression": text} for text in wrong])
-    told = [result.content for result in tool.run([ToolCall("calculate", c) for c in calls])]
-    assert told == ["42", "-0.25", "inf"]
+    results = tool.run([ToolCall("calculate", call) for call in calls])
+    assert [result.content for result in results] == ["42", "-0.25", "inf"]
     settings = yaml.safe_load(blocks["yaml"])["data"]
     questions = load_questions(str(tmp_path / "train.jsonl"), fields=Fields(**settings["fields"]))
     assert [q.answers for q in questions] == [("42",), ("6",), ("1,000",), ("63",)]
 
     turns = [Turn("", Reading(answer=a)) for a in ("1,000", "-4.5", "42 pens", None)]
     tried = [Trajectory(questions[0], (turn,), "answer") for turn in turns]
-    assert [reward.score(one) for one in tried] == [0.1, 0.1, 0, 0]
+    assert [reward.score(trajectory) for trajectory in tried] == [0.1, 0.1, 0, 0]
     space.clear()  # a message of another test lists the tools that there are
     del tool, reward
     gc.collect()
@@ -1474,8 +1476,11 @@ def calculator() -> Iterator[dict[str, Any]]:
 
 def test_the_held_out_questions_for_the_calculator_have_numbers_that_training_never_has(calculator):
     asked = {split: calculator["Sums"]().questions(split) for split in ("train", "val")}
-    assert [len(some) // 500 for some in asked.values()] == [7, 1]
-    sets = [{tuple(sorted(re.findall(r"\d+", q.text))) for q in some} for some in asked.values()]
+    assert [len(questions) // 500 for questions in asked.values()] == [7, 1]
+    sets = [
+        {tuple(sorted(re.findall(r"\d+", question.text))) for question in questions}
+        for questions in asked.values()
+    ]
     assert sets[0] & sets[1] == set()
     for question in (*asked["train"], *asked["val"]):
         sum_ = re.fullmatch(
@@ -1501,9 +1506,9 @@ def test_the_calculator_of_the_page_refuses_what_is_no_expression_and_raises_not
     calls = [{"expression": text} for text in (*right, *wrong)]
     tool = calculator["Calculator"]()
     check_tool(tool, calls[: len(right)], calls[len(right) :])
-    told = tool.run([ToolCall("calculator", call) for call in calls])
-    assert [one.content for one in told if one.ok] == [*right.values()]
-    assert [one.ok for one in told] == [True] * len(right) + [False] * len(wrong)
+    results = tool.run([ToolCall("calculator", call) for call in calls])
+    assert [result.content for result in results if result.ok] == [*right.values()]
+    assert [result.ok for result in results] == [True] * len(right) + [False] * len(wrong)
 
 
 def test_readme_has_one_line_to_train_and_one_to_test():
@@ -1535,8 +1540,8 @@ def advantages_that_are_worked_out():
 def how_they_come_about() -> str:
     """The paragraph below them, as one line."""
     text = (ROOT / WORKED_OUT).read_text()
-    (found,) = re.findall(r"^Each advantage is .*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
-    return " ".join(found.split())
+    (paragraph,) = re.findall(r"^Each advantage is .*?(?=\n\n)", text, re.MULTILINE | re.DOTALL)
+    return " ".join(paragraph.split())
 
 
 def test_the_advantages_that_are_worked_out_are_those_of_a_group():
@@ -1556,7 +1561,7 @@ def test_the_advantages_that_are_worked_out_are_in_the_table_above_them():
 def test_the_parts_of_each_advantage_are_computed_as_the_page_says():
     text = how_they_come_about()
     lists = re.findall(r"[\d.]+(?:, [\d.]+)* and [\d.]+", text)
-    compared = [[float(x) for x in re.split(", | and ", one)] for one in lists]
+    compared = [[float(x) for x in re.split(", | and ", values)] for values in lists]
     returns = FOUND.flip(1).cumsum(1).flip(1)  # of a turn's own reward and the later ones
     outcomes, *turns = (
         column[THIRD_FIRST][took[THIRD_FIRST]].tolist()
@@ -1592,17 +1597,17 @@ def test_the_picture_of_readme_is_of_the_recorded_attempt():
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(ROOT / "docs")
         attempt = importlib.import_module("attempt")
-    told = json.loads((attempt.HERE / "attempt.json").read_text())
-    own = attempt.advantages(told)
-    assert own["MT-GRPO"] == pytest.approx(told["recorded"], abs=1e-5)
-    outcomes = [one["outcome"] for one in told["attempts"]]
-    sums = [one["outcome"] + sum(one["turn_rewards"]) for one in told["attempts"]]
+    record = json.loads((attempt.HERE / "attempt.json").read_text())
+    own = attempt.advantages(record)
+    assert own["MT-GRPO"] == pytest.approx(record["recorded"], abs=1e-5)
+    outcomes = [row["outcome"] for row in record["attempts"]]
+    sums = [row["outcome"] + sum(row["turn_rewards"]) for row in record["attempts"]]
     for name, values in (("GRPO-OR", outcomes), ("GRPO-MR", sums)):
-        z = (values[told["member"]] - statistics.mean(values)) / statistics.stdev(values)
+        z = (values[record["member"]] - statistics.mean(values)) / statistics.stdev(values)
         assert own[name] == pytest.approx([z] * 3, abs=1e-4)
     for theme in attempt.THEMES:
         drawn = (attempt.HERE / f"attempt-{theme}.svg").read_text()
-        assert drawn == attempt.picture(told, theme)
+        assert drawn == attempt.picture(record, theme)
 
 
 def test_the_first_page_of_the_site_shows_what_the_readme_shows():
