@@ -187,3 +187,13 @@ def test_a_class_that_another_class_extends_is_abstract():
     for base in bases:
         abstract = inspect.isabstract(base) or not {ABC, Protocol}.isdisjoint(base.__bases__)
         assert abstract or issubclass(base, Exception), f"{base} is extended, and not abstract"
+
+
+def test_what_two_test_modules_use_lies_in_a_helper_module():
+    tests = Path(__file__).parent
+    importing = [
+        file.name
+        for file in tests.glob("*.py")
+        if re.search(r"^\s*(from|import) test_", file.read_text(), re.MULTILINE)
+    ]
+    assert importing == []
