@@ -386,6 +386,22 @@ def test_a_server_that_was_restarted_gets_all_weights_again(stand, begun, tiny_m
     check_crowd(policy, crowd(engine, disturb), 0)
 
 
+def test_turns_of_a_server_that_was_restarted_unnoticed_are_not_learned_from(
+    stand, begun, tiny_model
+):
+    policy, server = loaded(tiny_model, whole=True), stand()
+    change(policy, 0.5)
+    engine = begun(policy, server)
+    engine.sync(0)
+    on_loop(turn(engine.open(PROMPT)))
+    engine.rest()
+    server.kill()
+    server.start()
+    on_loop(turn(engine.open(PROMPT)))  # with the weights of its start
+    with pytest.raises(EngineError, match="was restarted between two turns"):
+        engine.rest()
+
+
 def test_sessions_of_a_server_that_dies_continue_at_another(stand, begun, tiny_model, capfd):
     policy, servers = adapted(tiny_model), [stand(), stand()]
     engine = begun(policy, *servers)

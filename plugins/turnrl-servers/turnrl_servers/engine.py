@@ -267,8 +267,12 @@ class ServerEngine(Engine):
             await self.pool.drain()
 
     def rest(self) -> None:
-        """See `Engine.rest`. A server that the run has started may fall asleep."""
-        if self.pool is not None and self.supply.rest(self.pool):
+        """See `Engine.rest`. Servers must still have the weights, and one that the run has started
+        may fall asleep."""
+        if self.pool is None or self.weights is None:
+            return
+        on_loop(self.weights.verify())
+        if self.supply.rest(self.pool):
             self._in_force["memory between collections"] = "given back"
 
     def close(self) -> None:

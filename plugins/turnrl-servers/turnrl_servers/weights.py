@@ -189,6 +189,14 @@ class Weights(ABC):
             EngineError: If it has other weights.
         """
 
+    async def verify(self) -> None:  # noqa: B027 - an adapter's turn names its weights
+        """Check that the turns of a collection had the weights that they should have. No turn may
+        be under way.
+
+        Raises:
+            EngineError: If a server has lost them unnoticed.
+        """
+
     def close(self) -> None:
         """Remove the files, and have the servers drop the weights."""
         with self._lock:
@@ -316,6 +324,22 @@ class WholeModel(Weights):
             return answer, newest.version
         finally:
             self._leave()
+
+    async def verify(self) -> None:
+        """See `Weights.verify`. A server that is restarted between two turns answers the second one
+        with the weights of its start, and only some name the weights in their answers."""
+        for server in self.pool.servers:
+            if server.salt is None:
+                continue
+            try:
+                with contextlib.suppress(Unavailable):  # its next turn gives it the weights anyway
+                    await self._prove(server, self.newest, server.with_base(server.salt))
+            except EngineError as error:
+                raise EngineError(
+                    f"{server.name} was restarted between two turns, and has sampled with the "
+                    f"weights of its start since then ({error}) Nothing was learned from these "
+                    "turns. Resume the run from its last checkpoint."
+                ) from error
 
     def close(self) -> None:
         """See `Weights.close`. The servers get back the weights that they were started with."""
