@@ -197,7 +197,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "pytest -q -m slow": TESTS,
         "ruff check": Runs(("no issues found",), clone=True, slow=True),
         "tests/oldest.py": Elsewhere(
-            "test_oldest.test_lower_bounds_are_those_of_all_that_is_installed"
+            "test_oldest.test_lower_bounds_include_optional_groups_and_skip_other_pythons"
         ),
         "sphinx-build": Elsewhere("test_site.built"),
     },
@@ -240,7 +240,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
         "turnrl play RECIPE": Elsewhere(FROM_PYTHON),
         "turnrl eval RECIPE": Elsewhere(FROM_PYTHON),
-        "turnrl report --watch": Elsewhere("test_report.test_a_run_that_goes_on_is_watched"),
+        "turnrl report --watch": Elsewhere(
+            "test_report.test_a_report_is_rewritten_while_its_run_continues"
+        ),
         "pip install -e .": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "turnrl doctor RECIPE": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "plugin new --with engine": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
@@ -256,17 +258,21 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
     },
     "docs/does-turn-credit-help/index.md": {
-        "study.py": Elsewhere("test_study.test_a_study_that_is_killed_goes_on_to_the_same_tables"),
-        "--seeds": Elsewhere("test_study.test_some_seeds_of_a_part"),
-        "--draw": Elsewhere("test_study.test_a_folder_of_ones_own_has_ones_own_figures_alone"),
+        "study.py": Elsewhere(
+            "test_study.test_a_study_that_is_killed_resumes_and_ends_with_the_same_tables"
+        ),
+        "--seeds": Elsewhere("test_study.test_a_part_can_be_run_for_a_few_of_its_seeds"),
+        "--draw": Elsewhere("test_study.test_a_folder_of_your_own_has_only_your_figures"),
     },
     "docs/does-turn-credit-help/plan.md": {},
     "docs/explanation/credit.md": {
         "z(x) = (x - baseline)": Elsewhere(
             "test_credit.test_turn_level_equals_its_equation_written_as_loops"
         ),
-        "g = 1/G sum_i": Elsewhere("test_estimators.test_the_figures_are_those_of_drawn_groups"),
-        "bias       |E[g]": Elsewhere("test_estimators.test_the_figures_are_those_of_drawn_groups"),
+        "g = 1/G sum_i": Elsewhere("test_estimators.test_the_exact_figures_match_sampled_groups"),
+        "bias       |E[g]": Elsewhere(
+            "test_estimators.test_the_exact_figures_match_sampled_groups"
+        ),
         "LOAD_PLUGINS=estimators": Runs(("TurnCritic: exact values",), slow=True),
         "turnrl credit-check --toy costs": Runs(("TurnCritic: exact values",), slow=True),
         "A_{i,k} = outcome_coef z(R)_i + turn_coef": Elsewhere(
@@ -281,8 +287,8 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "quickstart.yaml --ckpt_path": Runs(
             ("signal to noise",), slow=True, before="turnrl fit recipes/quickstart.yaml && "
         ),
-        "--json": Elsewhere("test_estimators.test_as_json_it_is_an_object_a_line"),
-        "SNR = mean": Elsewhere("test_estimators.test_signal_is_what_comes_back_in_another_group"),
+        "--json": Elsewhere("test_estimators.test_json_output_is_one_object_per_line"),
+        "SNR = mean": Elsewhere("test_estimators.test_signal_is_what_two_groups_have_in_common"),
     },
     "docs/design.md": {
         "atlas         segmenters": Elsewhere(
@@ -378,8 +384,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl report runs/turn_level": Elsewhere("test_report.test_runs_are_reported_by_name"),
         "+0.641 = -0.21": NotRun("numbers of one run"),
         "value                 ": NotRun("numbers of one run"),
-        "@compares.register": Elsewhere("test_why.test_an_estimator_of_ones_own_is_explained"),
-        "turnrl report --watch": Elsewhere("test_report.test_a_run_that_goes_on_is_watched"),
+        "@compares.register": Elsewhere("test_why.test_your_own_estimator_can_be_explained"),
+        "turnrl report --watch": Elsewhere(
+            "test_report.test_a_report_is_rewritten_while_its_run_continues"
+        ),
         "--trajectories 500": Elsewhere("test_report.test_runs_are_reported_by_name"),
     },
     "docs/howto/notebook.md": {
@@ -422,18 +430,14 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             slow=True,
         ),
         "A  model.estimator": NotRun("six runs of 10 iterations, each some minutes"),
-        "--seeds 0": Elsewhere("test_sweep.test_seeds_and_values_are_read_as_the_page_says"),
-        "--set model.group_size": Elsewhere(
-            "test_sweep.test_seeds_and_values_are_read_as_the_page_says"
-        ),
-        "--set config": Elsewhere("test_sweep.test_a_setting_may_be_a_recipe_over_the_others"),
-        "--jobs 2": Elsewhere("test_sweep.test_cores_are_shared_out_and_every_run_has_its_gpu"),
-        "--devices": Elsewhere("test_sweep.test_cores_are_shared_out_and_every_run_has_its_gpu"),
-        "--results": Elsewhere(
-            "test_sweep.test_the_lines_can_be_kept_in_a_file_apart_from_the_runs"
-        ),
+        "--seeds 0": Elsewhere("test_sweep.test_seeds_and_values_are_parsed"),
+        "--set model.group_size": Elsewhere("test_sweep.test_seeds_and_values_are_parsed"),
+        "--set config": Elsewhere("test_sweep.test_a_setting_may_be_a_recipe"),
+        "--jobs 2": Elsewhere("test_sweep.test_cores_are_divided_and_every_run_has_its_gpu"),
+        "--devices": Elsewhere("test_sweep.test_cores_are_divided_and_every_run_has_its_gpu"),
+        "--results": Elsewhere("test_sweep.test_results_can_be_kept_in_a_file_apart_from_the_runs"),
         "turnrl sweep --json": Elsewhere(
-            "test_sweep.test_the_table_can_be_read_by_a_program_and_runs_can_be_listed_beforehand"
+            "test_sweep.test_the_table_can_be_json_and_runs_can_be_listed_beforehand"
         ),
         "--trainer.max_epochs": Fits(),
         "scale: none": Runs(
@@ -878,7 +882,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "class_path: GroupInGroup": Fits("model"),
         "estimator: CostsAmongRight": Fits("model"),
         "import applied": Elsewhere(
-            "test_applied.test_the_example_of_the_page_names_every_estimator"
+            "test_applied.test_the_example_in_the_readme_names_every_estimator"
         ),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
     },
@@ -890,7 +894,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "plugins/turnrl-rewards/README.md": {
         "rewards:": Fits("model"),
         "class_path: SupportSeen": Fits("model"),
-        "class PassagesSeen": Elsewhere("test_turn_rewards.test_the_score_in_the_readme_scores"),
+        "class PassagesSeen": Elsewhere("test_turn_rewards.test_the_score_in_the_readme_works"),
         "measure: probability": Fits("model"),
         "class_path: LLMJudge": Fits("model"),
         "answers: {class_path: Number": Fits(),

@@ -588,9 +588,11 @@ def test_lines_keep_to_80_columns_on_a_terminal_and_are_one_for_a_script():
 
 def test_build_makes_a_run_and_reads_no_data(recipe):
     path = recipe(data__train="nothing/of-this-name")
-    built = turnrl.build([path, "--model.group_size", "6", "--ckpt_path=last"])
+    built = turnrl.build([path, "--model.group_size", "6"])
     start = built.start
     assert start.module.group_size == built.module.group_size == 6
     assert start.folder == Path("runs/recipe/version_0")
     assert (start.device.type, start.processes) == ("cpu", 1)
     assert yaml.safe_load(Path(path).read_text())["model"]["group_size"] == 4
+    with pytest.raises(turnrl.CheckpointError, match="no run in 'runs/recipe'"):
+        turnrl.build([path, "--ckpt_path=last"])

@@ -234,7 +234,8 @@ def test_every_run_has_its_own_folder_that_last_and_best_find_with_any_logger(
     assert not Path("config.yaml").exists()
     for name in ("last", "best"):
         invocation = read_invocation("eval", ["recipe.yaml", "--ckpt_path", name, *logger])
-        assert invocation.checkpoint() == f"{home}/version_1/checkpoints/{name}.ckpt"
+        file = f"{home}/version_1/checkpoints/{name}.ckpt"
+        assert invocation.with_checkpoint().contents["ckpt_path"] == file
 
 
 def test_a_logger_gets_the_rows_of_metrics_csv(tiny_model, tmp_path):

@@ -84,16 +84,19 @@ class SampledAgent(Agent):
         """See `Agent.converse`.
 
         Raises:
-            PluginError: If the chat template does not describe the tools.
+            PluginError: If a player's chat template does not describe its tools.
         """
         if isinstance(self.sampler, MessageSampler):
             return MessageConversation(self.sampler, self.chat, messages, tools)
         assert isinstance(self.sampler, Engine)
         prompt_ids = self.chat.prompt(messages, tools)
-        if tools and prompt_ids == self.chat.prompt(messages):
+        # before a player opens a history, nobody knows whether it leaves tools to the template
+        left = tools if isinstance(self.plugin, Player) else ()
+        if left and prompt_ids == self.chat.prompt(messages):
             raise PluginError(
-                f"{type(self.plugin).__name__} leaves it to the chat template to describe the "
-                f"tools, and the policy's does not. {self.chat.advice_on_tools(tools[0])}"
+                f"the player {type(self.plugin).__name__} leaves it to the chat template to "
+                "describe the tools, and the policy's does not. "
+                f"{self.chat.advice_on_tools(left[0])}"
             )
         return TokenConversation(self.sampler.open(prompt_ids), self.chat, messages, prompt_ids)
 
