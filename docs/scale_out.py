@@ -34,7 +34,7 @@ class Work:
     result: int = 500  # tokens that are read before each turn but the first
     spread: float = 0.5  # a turn has between (1 - spread) and (1 + spread) times its tokens
     tool_s: float = 0.05  # seconds of a call
-    updates: int = 2  # passes over what was collected
+    passes: int = 2  # passes over what was collected
     steps: int = 4  # of the optimiser in a pass
 
 
@@ -232,7 +232,7 @@ class Run:
         # a group stays on one learner
         most = math.ceil(work.questions / count) * work.group * tokens
         reduce_s = 2 * (count - 1) / count * network.adapter / network.bytes_s
-        learn_s = work.updates * (most * self._rates.learner.token_s + work.steps * reduce_s)
+        learn_s = work.passes * (most * self._rates.learner.token_s + work.steps * reduce_s)
         give_s = len(self._servers) * network.adapter / network.bytes_s + network.load_s
         for _ in range(self._iterations):
             yield self._collected.get()

@@ -125,7 +125,7 @@ class Counted:
         members = 2 + tokens // (total - prompt)
         own = (draw.integers(0, 1000, total - prompt) for _ in range(members))
         rows = [(np.concatenate([begin, some]).tolist(), asked) for some in own]
-        _, layout = next(self.policy.passes(rows, tokens))
+        _, layout = next(self.policy.forward_passes(rows, tokens))
         return layout, move_data_to_device(layout, META)
 
 

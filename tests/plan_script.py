@@ -59,7 +59,7 @@ def main(*words: str) -> None:
         before = peak_bytes(torch.device("cpu"))
         policy.load()
         loaded = peak_bytes(torch.device("cpu"))
-        _, layout = next(policy.passes(rows, int(tokens)))
+        _, layout = next(policy.forward_passes(rows, int(tokens)))
         optimizer = torch.optim.AdamW(policy.trainable_parameters().values())
         for _ in range(2):  # gradients and moments are there at the second
             logprobs, *_ = policy(layout)

@@ -280,7 +280,7 @@ def test_packed_traces_have_the_loss_of_separate_ones(phases, starter):
         return torch.nn.functional.cross_entropy(logits, labels[1:], reduction="sum")
 
     with torch.no_grad():
-        ((_, layout),) = policy.passes(rows, 10_000)
+        ((_, layout),) = policy.forward_passes(rows, 10_000)
         assert layout.input_ids.numel() < sum(len(ids) for ids, _ in rows)
         apart = [loss(ids, asked).item() for ids, asked in rows]
         assert -policy(layout).logprobs.sum().item() == pytest.approx(sum(apart), rel=1e-4)

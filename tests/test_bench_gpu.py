@@ -347,7 +347,7 @@ def test_pairs_of_a_layout_are_those_of_each_distinct_beginning(bench):
     policy = bench.policy("nf4")
     for share in (True, False):
         policy.way = policy.way._replace(share=share)
-        (_, layout), *_ = policy.passes(rows, 64)
+        (_, layout), *_ = policy.forward_passes(rows, 64)
         whole = [tuple(ids[:n]) for ids, _ in rows for n in range(1, len(ids) + 1)]
         wanted = sum(map(len, set(whole) if share else whole))
         assert learning.counts_of(layout) == (8 if share else 12, wanted, 4)

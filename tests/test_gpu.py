@@ -80,7 +80,7 @@ def test_a_policy_on_the_cpu_stands_beside_one_on_the_gpu(tiny_model):
     for device in ("cpu", "cuda", "cpu", "cuda"):
         policy = turnrl.Policy(str(tiny_model))
         policy.load(device)
-        (_, layout), *_ = policy.passes(rows, 1000)
+        (_, layout), *_ = policy.forward_passes(rows, 1000)
         with torch.no_grad():
             found.append(policy(move_data_to_device(layout, device))[0].cpu())
     assert torch.equal(found[0], found[2])

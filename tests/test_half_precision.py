@@ -90,7 +90,7 @@ def scene(request):
     draw = torch.Generator().manual_seed(0)
     texts = torch.randint(16, 900, (ROWS, PROMPT + ASKED), generator=draw).tolist()
     rows = [(text, [False] * PROMPT + [True] * ASKED) for text in texts]
-    for _, layout in exact.passes(rows, 4096):
+    for _, layout in exact.forward_passes(rows, 4096):
         exact(layout).logprobs.sum().backward()
     # while a gradient keeps its sign, a step of Adam is the learning rate times that sign
     ups = {n: x.grad.sign() for n, x in exact.trainable_parameters().items() if "lora_B" in n}

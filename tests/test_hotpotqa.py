@@ -341,7 +341,7 @@ def test_a_missing_field_is_answered_with_the_setting_of_the_source(tmp_path):
         ({"config": "fullwiki"}, r"configuration fullwiki, .*'distractor'"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(hub, settings, message):
+def test_impossible_settings_are_refused(hub, settings, message):
     with pytest.raises((RecipeError, DataError), match=message):
         list(HotpotParagraphs(**settings).passages())
 

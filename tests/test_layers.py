@@ -189,11 +189,11 @@ def test_a_class_that_another_class_extends_is_abstract():
         assert abstract or issubclass(base, Exception), f"{base} is extended, and not abstract"
 
 
-def test_what_two_test_modules_use_lies_in_a_helper_module():
+def test_no_test_module_imports_another():
     tests = Path(__file__).parent
     importing = [
         file.name
-        for file in tests.glob("*.py")
+        for file in tests.rglob("*.py")
         if re.search(r"^\s*(from|import) test_", file.read_text(), re.MULTILINE)
     ]
     assert importing == []

@@ -13,7 +13,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import turnrl.policy.layout
 from runs import adamw, column, data, module, trainer
 from turnrl import ClippedSurrogate, Lora, Policy
-from turnrl.policy.layout import Layout, lay_out, passes
+from turnrl.policy.layout import Layout, forward_passes, lay_out
 from turnrl_estimators import TurnCritic
 
 few = st.lists(st.integers(0, 2), min_size=1, max_size=9)
@@ -122,7 +122,7 @@ def naive_varlen(query, key, value, own, reach, longest_own, longest_reach, **op
 def test_passes_hold_every_sequence_once_and_keep_within_the_budget(ids, budget, share):
     rows = rows_of(ids)
     seen = []
-    for some, layout in passes(rows, budget, share):
+    for some, layout in forward_passes(rows, budget, share):
         assert layout.input_ids.numel() <= budget or len({tuple(ids[i]) for i in some}) == 1
         assert len(layout.wanted) == sum(sum(rows[i][1]) for i in some)
         seen += some
@@ -132,7 +132,7 @@ def test_passes_hold_every_sequence_once_and_keep_within_the_budget(ids, budget,
 def test_a_pass_gathers_no_more_than_four_times_its_budget():
     # 40 sequences of 101 tokens that share 100 of them are 140 tokens, of which each sees 101
     ids = [[7] * 100 + [10 + n] for n in range(40)]
-    sizes = [len(some) for some, _ in passes(rows_of(ids), 200)]
+    sizes = [len(some) for some, _ in forward_passes(rows_of(ids), 200)]
     assert sizes == [7] * 5 + [5]
 
 
@@ -147,10 +147,10 @@ def test_sequences_that_begin_alike_come_together_and_else_those_of_like_length(
     # in turns of one prompt and the other; with a budget of 12 tokens, a prompt of 6 and three
     # answers of 2 fit: two passes, and not the six of two sequences that the order given would make
     ids = [[p] * 6 + [10 + n, p] for n in range(3) for p in (1, 2)]
-    assert [len(some) for some, _ in passes(rows_of(ids), 12)] == [3, 3]
-    assert [len(some) for some, _ in passes(rows_of(ids), 12, share=False)] == [1] * 6
+    assert [len(some) for some, _ in forward_passes(rows_of(ids), 12)] == [3, 3]
+    assert [len(some) for some, _ in forward_passes(rows_of(ids), 12, share=False)] == [1] * 6
     mixed = [[1] * n for n in (1, 3) * 4]
-    assert [len(some) for some, _ in passes(rows_of(mixed), 8, share=False)] == [4, 2, 2]
+    assert [len(some) for some, _ in forward_passes(rows_of(mixed), 8, share=False)] == [4, 2, 2]
 
 
 # ---------------------------------------------------------------------------- a model and a run
@@ -230,7 +230,7 @@ def test_a_model_that_would_compute_something_else_from_a_shared_layout_is_given
     policy.load()
     assert not policy.way.share
     rows = rows_of([[5, 6, 7, 8], [5, 6, 7, 9, 10]])
-    ((_, layout),) = policy.passes(rows, 1000)
+    ((_, layout),) = policy.forward_passes(rows, 1000)
     assert layout.attention_mask is not None
 
 
@@ -265,7 +265,7 @@ def test_a_model_with_attention_of_its_own_is_read_in_padded_rows_and_that_is_sa
     assert "FalconForCausalLM has attention of its own" in told[0]
     policy = it.policy
     rows = rows_of([[5, 6, 7, 8], [5, 6, 7, 9, 10]])
-    ((some, layout),) = policy.passes(rows, 1000)
+    ((some, layout),) = policy.forward_passes(rows, 1000)
     assert layout.attention_mask is not None
     assert len(some) == 2
     assert len(policy.read(rows, 1000)) == 2

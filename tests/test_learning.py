@@ -28,7 +28,7 @@ from turnrl import (
     Turn,
 )
 from turnrl.learning import FirstStep, OldLogprobs, TokenColumns, Updates
-from turnrl.policy.layout import lay_out, passes
+from turnrl.policy.layout import forward_passes, lay_out
 from turnrl_slots import Slots
 
 # ----------------------------------------------------------------------------------- streams
@@ -125,7 +125,7 @@ def naive_weight(aggregation, trajectory, step):
 
 def within(budget, share):
     """Divides rows, each with its owner's number, among minibatches of so many tokens."""
-    return lambda rows, owners: passes(rows, budget, share, owners=owners)
+    return lambda rows, owners: forward_passes(rows, budget, share, owners=owners)
 
 
 def plan(trajectories, given, logprobs_now=None, **options):
@@ -138,7 +138,7 @@ def plan(trajectories, given, logprobs_now=None, **options):
         "objective": ClippedSurrogate(),
         "passes": 1,
         "steps_per_pass": 1,
-        "laid_out": within(10_000, share=False),
+        "forward_passes": within(10_000, share=False),
     } | options
     old = OldLogprobs(columns, read, FirstStep(settings["passes"], **facts), differs)
     return Updates(columns, old, **settings)
@@ -280,7 +280,7 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
             passes=2,
             dropout=True,
             steps_per_pass=2,
-            laid_out=within(budget, share),
+            forward_passes=within(budget, share),
         )
     )
     assert len(steps) == 4
@@ -316,9 +316,9 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
             assert n == len(batch) == len(batch.layout.wanted)
             assert (batch.old_logprobs is None) == (number == 0)
     learned = list(map(learned_from, steps))
-    for update in (learned[:2], learned[2:]):
-        assert sorted(i for names in update for i in names) == list(range(9))
-    assert set(learned[0]) != set(learned[2])  # each update in an order of its own
+    for one_pass in (learned[:2], learned[2:]):
+        assert sorted(i for names in one_pass for i in names) == list(range(9))
+    assert set(learned[0]) != set(learned[2])  # each pass has its own order
 
 
 def asked_with(prompt, trajectory):

@@ -370,7 +370,7 @@ def test_the_recipe_of_the_page_runs(serve, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused(settings, message):
+def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(RecipeError, match=message):
         OpenEnv(**{"url": "http://localhost:1", **settings})
 

@@ -285,7 +285,7 @@ def test_a_tokenizer_without_a_chat_template_is_refused(tiny_model, tmp_path):
         ChatFormat(Policy(str(folder)).tokenizer)
 
 
-def test_settings_that_cannot_be_are_refused(tiny_model):
+def test_impossible_settings_are_refused(tiny_model):
     with pytest.raises(RecipeError, match=r"quantization is 'nf4'.*Add model\.policy\.lora"):
         Policy(str(tiny_model), quantization="nf4")
     with pytest.raises(RecipeError, match=r"policy\.lora does not fit"):

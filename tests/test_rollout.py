@@ -230,7 +230,7 @@ def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
     assert [number for number, *_ in engine.asked[:6]] == [0, 1, 2, 3, 4, 5]
 
 
-def test_what_is_cut_from_the_distribution_reaches_the_engine_and_is_warned_of(chat, caplog):
+def test_top_k_min_p_and_top_p_reach_the_engine_with_a_warning(chat, caplog):
     rollout = Rollout(Brackets(), [Look()], top_k=20, min_p=0.1, top_p=0.9)
     rollout.check(chat)
     assert "cuts the distribution" in caplog.text
@@ -243,7 +243,7 @@ def test_what_is_cut_from_the_distribution_reaches_the_engine_and_is_warned_of(c
 
 
 @pytest.mark.slow
-def test_a_collection_in_waves_over_little_memory_is_the_one_over_much(tiny_model):
+def test_waves_do_not_change_the_samples(tiny_model):
     from turnrl_slots import Slots
 
     policy = Policy(str(tiny_model))
@@ -594,7 +594,7 @@ def bare(**attributes):
         ({"top_k": -1}, r"rollout\.top_k is -1"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(arguments, message):
+def test_impossible_settings_are_refused(arguments, message):
     with pytest.raises(RecipeError, match=message):
         Rollout(**{"segmenter": Brackets(), "tools": [], **arguments})
 

@@ -138,7 +138,10 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
         score_group([GUESSED] * 3, rewards, 2),
     )
     experience = Experience(
-        Collected(groups, 1.0, 3.0, 0, 0, 2), tuple(assign_credit(g, TurnLevel()) for g in groups)
+        Collected(
+            groups=groups, seconds=1.0, scoring_seconds=3.0, sampled=0, probe_tokens=0, restarted=2
+        ),
+        tuple(assign_credit(g, TurnLevel()) for g in groups),
     )
     figures = group_tallies(groups, rewards)
     assert {name: figure.total for name, figure in figures.items()} == {
@@ -183,7 +186,14 @@ def test_what_the_policy_does_is_watched_on_the_first_draw_and_what_it_learns_on
     draws = [[[GUESSED] * 3, sampled], [[FAILED] * 3], [[SEARCHED, SEARCHED, FAILED]]]
     first, second, third = (
         Experience(
-            Collected(groups, 1.0, 3.0, 10, 2, 1),
+            Collected(
+                groups=groups,
+                seconds=1.0,
+                scoring_seconds=3.0,
+                sampled=10,
+                probe_tokens=2,
+                restarted=1,
+            ),
             tuple(assign_credit(group, OutcomeOnly()) for group in groups),
         )
         for groups in (

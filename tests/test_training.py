@@ -166,7 +166,7 @@ def test_the_metrics_of_an_iteration_are_means_over_its_trajectories(tiny_model,
     assert 1 < wanted["rollout/turns"] < 2  # else some of these would be true of anything
 
 
-def test_an_iteration_tells_what_learning_costs(tiny_model, tmp_path):
+def test_an_iteration_logs_time_and_memory_of_learning(tiny_model, tmp_path):
     trainer(tmp_path, 2).fit(module(tiny_model), data())
     (metrics,) = tmp_path.rglob("metrics.csv")
     with metrics.open() as file:
@@ -177,7 +177,7 @@ def test_an_iteration_tells_what_learning_costs(tiny_model, tmp_path):
         assert 0.1 < float(row["train/memory_gb"]) < 20
 
 
-def test_the_memory_of_a_process_is_not_that_of_the_one_that_started_it():
+def test_peak_memory_excludes_the_parent_process():
     held = bytearray(600_000_000)  # resident, and more than the imports below hold
     code = (
         "import torch; from turnrl.policy.memory import peak_bytes; "
@@ -211,7 +211,7 @@ def test_the_time_to_learn_has_what_is_read_before_the_first_step(
     assert float(last["rollout/scoring_seconds"]) > 0
 
 
-def test_the_seconds_of_processes_that_learn_side_by_side_are_those_of_one(monkeypatch):
+def test_train_seconds_are_the_mean_over_processes(monkeypatch):
     clock, logged = iter((10.0, 16.0)), {}
     monkeypatch.setattr("turnrl.module.time", SimpleNamespace(perf_counter=clock.__next__))
     # what the metrics sum over two processes
@@ -339,7 +339,7 @@ def test_messages_about_memory_name_the_setting_of_the_engine(
         it.ask("?")
 
 
-def test_an_engine_is_told_of_weights_once_each_time_they_change(tiny_model, tmp_path):
+def test_the_engine_syncs_once_per_change_of_weights(tiny_model, tmp_path):
     it, synced = module(tiny_model, engine=Slots()), []
     sync = it.engine.sync
     it.engine.sync = lambda version: synced.append(version) or sync(version)
@@ -354,7 +354,7 @@ def test_an_engine_is_told_of_weights_once_each_time_they_change(tiny_model, tmp
 
 
 @pytest.mark.slow
-def test_what_the_sampler_says_of_its_probabilities_enters_no_update(tiny_model, tmp_path):
+def test_updates_ignore_the_samplers_log_probabilities(tiny_model, tmp_path):
     trained = []
     for name, engine in [("honest", Slots()), ("liar", Lies())]:
         # a narrow clip, which ratios that are off by half a nat would be cut by
@@ -649,7 +649,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
         ({"accumulate_grad_batches": 2}, r"trainer\.accumulate_grad_batches is 2, but a batch is"),
     ],
 )
-def test_what_lightning_would_do_to_a_step_is_refused(tiny_model, tmp_path, options, message):
+def test_trainer_options_that_change_a_step_are_refused(tiny_model, tmp_path, options, message):
     with pytest.raises(RecipeError, match=message):
         trainer(tmp_path, 1, **options).fit(module(tiny_model), data())
 
@@ -675,7 +675,7 @@ def test_trajectories_longer_than_the_models_positions_are_refused(tiny_model, t
         trainer(tmp_path, 1).fit(it, data())
 
 
-def test_settings_that_cannot_be_are_refused(tiny_model):
+def test_impossible_settings_are_refused(tiny_model):
     with pytest.raises(RecipeError, match="group_size is 1, but TurnLevel compares"):
         module(tiny_model, group_size=1)
     with pytest.raises(RecipeError, match=r"kl_coef is 0\.1, .* Set model\.policy\.lora"):
@@ -692,10 +692,10 @@ def test_settings_that_cannot_be_are_refused(tiny_model):
 
 
 @pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 2])
-def test_two_updates_learn_the_same_whether_old_log_probabilities_are_computed_ahead_or_not(
+def test_two_passes_learn_the_same_with_old_log_probabilities_read_ahead_or_kept(
     tiny_model, tmp_path, monkeypatch, steps
 ):
-    """With one step to an update the first one's own forward pass has them all."""
+    """With one step per pass, the first step's own forward pass computes them all."""
     options = {"passes_per_iteration": 2, "steps_per_pass": steps}
     learned, ahead = [], []
     for name in ("heard", "ahead"):
@@ -720,7 +720,7 @@ class ReadAhead(OldLogprobs):
         super().__init__(tokens, read, replace(first_step, dropout=True), **options)
 
 
-def test_a_sampler_of_older_weights_stands_for_no_learner(tiny_model, monkeypatch):
+def test_stale_sampler_log_probabilities_never_stand_in_for_the_learners(tiny_model, monkeypatch):
     asked = []
     monkeypatch.setattr(turnrl.module, "OldLogprobs", lambda *_, **facts: asked.append(facts))
     for options in ({}, {"rollout": {"top_k": 5}}, {"max_staleness": 1}):

@@ -574,7 +574,7 @@ def test_an_adapter_with_dropout_loads_and_its_reference_has_none(tiny_model, tm
     begun.load()
     assert begun.way.share  # as for a policy without dropout
     row = ([5, 6, 7, 8, 9, 10], [False] * 2 + [True] * 4)
-    (layout,) = (layout for _, layout in begun.passes([row], 100))
+    (layout,) = (layout for _, layout in begun.forward_passes([row], 100))
     begun.train()
     with torch.no_grad(), begun.reference():
         first, again = (begun(layout).logprobs for _ in range(2))
@@ -595,7 +595,7 @@ def test_gradients_are_the_same_with_the_reference_between_forward_and_backward(
         policy = Policy(str(folder), lora=Lora(r=4), gradient_checkpointing=checkpointing)
         policy.load()
         moved(policy, 1)
-        (layout,) = (layout for _, layout in policy.passes([row], 100))
+        (layout,) = (layout for _, layout in policy.forward_passes([row], 100))
         loss = policy(layout).logprobs.sum()
         if between:
             with torch.no_grad(), policy.reference():

@@ -227,7 +227,7 @@ class Collector:
         bar: str | None,
         probes: int,
         rollout: Rollout | None = None,
-    ) -> "_Sampling":
+    ) -> _Sampling:
         version = self.sync()
         with self._phase():
             work = (rollout or self.setup.rollout).begin(
@@ -258,7 +258,7 @@ class Collector:
                 self._synced = version
         return version
 
-    def _result(self, sampling: "_Sampling") -> tuple[float, Attempts]:
+    def _result(self, sampling: _Sampling) -> tuple[float, Attempts]:
         """The seconds that sampling took, and the attempts."""
         with self._phase():
             attempts = sampling.work.result()

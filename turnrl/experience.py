@@ -5,7 +5,6 @@ The algorithm learns from it, and its figures become the iteration's row in `met
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +15,8 @@ from turnrl.scoring import Tally
 from turnrl.types import Group, Reward, Trajectory
 
 
-class Collected(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class Collected:
     """Scored groups, and the cost of sampling them.
 
     Args:
@@ -70,9 +70,9 @@ class Experience:
         return self.collected.groups
 
     @property
-    def drawn(self) -> tuple[Group, ...]:
+    def first_draw(self) -> "Experience":
         """The first draw of each question, before groups were redrawn."""
-        return (self.first or self).groups
+        return self.first or self
 
     @property
     def degenerate(self) -> list[int]:
@@ -91,7 +91,7 @@ class Experience:
             groups[i], credit[i] = group, its_credit
         collected = self.collected.joined(anew.collected, tuple(groups))
         redrawn = self.redrawn + sum(len(group.trunks) for group in anew.groups)
-        return Experience(collected, tuple(credit), redrawn, self.first or self)
+        return Experience(collected, tuple(credit), redrawn, self.first_draw)
 
     @property
     def trajectories(self) -> list[Trajectory]:
@@ -130,7 +130,7 @@ class Experience:
         Metrics of behaviour describe only the first draw: redrawing keeps groups whose attempts
         differ, which would bias them. Metrics of learning and of cost count every draw.
         """
-        drawn = self.first or self
+        drawn = self.first_draw
         tallies = {
             name if name.startswith("reward/") else f"train/{name}": figure
             for name, figure in scoring.group_tallies(drawn.groups, rewards).items()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from turnrl.credit import sampled_turns
 from turnrl.objective import ClippedSurrogate, RatioLevel
-from turnrl.policy.layout import Layout, Pass
+from turnrl.policy.layout import ForwardPass, Layout
 from turnrl.types import TokenRow, Trajectory
 
 
@@ -279,7 +279,8 @@ class Updates:
         objective: Weighs tokens.
         passes: Number of passes over all trajectories.
         steps_per_pass: Number of steps in one pass over the trajectories.
-        laid_out: Divides rows among minibatches; rows with the same owner number stay together.
+        forward_passes: Divides rows among minibatches; rows with the same owner number stay
+            together.
     """
 
     def __init__(
@@ -289,10 +290,14 @@ class Updates:
         objective: ClippedSurrogate,
         passes: int,
         steps_per_pass: int,
-        laid_out: Callable[[Sequence[TokenRow], Sequence[int]], Iterator[Pass]],
+        forward_passes: Callable[[Sequence[TokenRow], Sequence[int]], Iterator[ForwardPass]],
     ) -> None:
         self._columns, self._old, self._objective = columns, old, objective
-        self._passes, self._steps_per_pass, self._laid_out = passes, steps_per_pass, laid_out
+        self._passes, self._steps_per_pass, self._forward_passes = (
+            passes,
+            steps_per_pass,
+            forward_passes,
+        )
 
     def steps(
         self, shuffle: torch.Generator, mean_over_processes: Callable[[Tensor], Tensor]
@@ -318,7 +323,7 @@ class Updates:
                 (p, r) for p, i in enumerate(chosen) for r in columns.trajectories[i].token_rows
             ]
             owners = [position for position, _ in owned_rows]
-            for numbers, layout in self._laid_out([row for _, row in owned_rows], owners):
+            for numbers, layout in self._forward_passes([row for _, row in owned_rows], owners):
                 positions = [*dict.fromkeys(owners[n] for n in numbers)]
                 members = chosen[positions]
                 minibatch = columns.minibatch(members, layout, weights[positions])

@@ -85,9 +85,8 @@ class ExperienceLoader:
             self._data.iteration_questions(number, run.global_rank, run.world_size)
             for number in range(iteration, end)
         ]
-        yield from self._module.iterate(
-            questions, iteration, ahead
-        )  # collects only once a step is asked for
+        # a generator, so nothing is collected before a step is asked for
+        yield from self._module.iterate(questions, iteration, ahead)
 
     def state_dict(self) -> dict[str, int]:
         """Empty, which lets Lightning resume a run inside an iteration."""

@@ -28,7 +28,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property, partial, reduce
 from typing import Any, cast, final
 
 import torch
@@ -222,7 +222,7 @@ class MTGRPO(PolicyModule):
             self.objective,
             self.passes_per_iteration,
             self.steps_per_pass,
-            lambda rows, owners: self.policy.passes(rows, owners=owners),
+            lambda rows, owners: self.policy.forward_passes(rows, owners=owners),
         )
 
     def _old_logprobs(self, tokens: TokenColumns) -> OldLogprobs:
@@ -280,7 +280,7 @@ class MTGRPO(PolicyModule):
             self._unlogged = None
             tallies = experience.tallies(self.rewards)
             charged, processes = self.estimator.charges_costs, self.trainer.world_size
-            earned = earning_tallies(experience.drawn, charged, processes)
+            earned = earning_tallies(experience.first_draw.groups, charged, processes)
             self.metrics.log(tallies | earned)
             if self.max_staleness:
                 self.metrics.log({"train/staleness": experience.staleness(self.global_step)})
@@ -301,25 +301,22 @@ class MTGRPO(PolicyModule):
         wait: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         if isinstance(strategy := self.trainer.strategy, ParallelStrategy):
             wait = strategy.block_backward_sync()
-        every: list[dict[str, Tensor]] = []
+        parts: list[dict[str, Tensor]] = []  # sums of each minibatch, on the device for now
         with wait:
-            for _ in range(self._idle_passes(batch)):
+            for _ in range(self._idle_forward_passes(batch)):
                 self.loss(batch[0].weightless())[0].backward()
             for minibatch in batch[:-1]:
                 loss, sums = self.loss(minibatch)
                 loss.backward()
-                every.append(sums)
+                parts.append(sums)
         loss, sums = self.loss(batch[-1])
-        first, *later = [*every, sums]
-        totals = {name: sum((sums[name] for sums in later), first[name]) for name in first}
-        # they stay on the device until the step is over
-        watched = dict(zip(totals, torch.stack([*totals.values()]).tolist(), strict=True))
+        watched = _totals([*parts, sums])
         loss_alone = {"train/loss": Tally(watched.pop("loss"), 1)}
         tokens = sum(map(len, batch))
         self.metrics.log(loss_alone | {f"train/{k}": Tally(v, tokens) for k, v in watched.items()})
         return loss
 
-    def _idle_passes(self, batch: Step) -> int:
+    def _idle_forward_passes(self, batch: Step) -> int:
         """Number of passes that this process makes only because another has more minibatches: each
         pass of a divided policy takes all processes."""
         if not self.policy.divided:
@@ -399,3 +396,10 @@ class MTGRPO(PolicyModule):
         key = (EVALUATE, self.seed, number, self.global_rank)
         attempts = self.collector.explore(batch, self.samples, key, self.bar("evaluating"))
         return self.collector.score(attempts.trajectories)
+
+
+def _totals(parts: Sequence[dict[str, Tensor]]) -> dict[str, float]:
+    """The sums of several minibatches, which have the same names, with one transfer from the
+    device."""
+    total = reduce(torch.add, [torch.stack([part[name] for name in parts[0]]) for part in parts])
+    return dict(zip(parts[0], total.tolist(), strict=True))

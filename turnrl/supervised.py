@@ -53,7 +53,7 @@ class Supervised(L.LightningModule, ABC):
             parameter.grad = None
         rows = self.rows(batch)
         total = sum(sum(asked) for _, asked in rows)
-        layouts = [layout for _, layout in self.policy.passes(rows, self.budget)]
+        layouts = [layout for _, layout in self.policy.forward_passes(rows, self.budget)]
         loss, summed = torch.zeros(()), 0.0
         for number, layout in enumerate(layouts, 1):
             logprobs = self.policy(move_data_to_device(layout, self.device)).logprobs

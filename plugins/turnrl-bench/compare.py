@@ -236,7 +236,7 @@ def logits_peak(folder: str) -> Figures:
     """The most memory of the plainest method: the logits of all loss tokens in one tensor."""
     policy = agent.policy_of(folder, 8, share_prefixes=False)
     rows = [row for t in agent.played(folder, policy) for row in t.token_rows]
-    ((_, layout),) = policy.passes(rows, sys.maxsize)
+    ((_, layout),) = policy.forward_passes(rows, sys.maxsize)
     held = new_peak()
     hidden = policy.hidden(layout.input_ids, layout.attention_mask, layout.position_ids)
     logprobs = policy.logits(hidden.flatten(0, 1)[layout.before]).log_softmax(-1)

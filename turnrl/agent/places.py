@@ -11,7 +11,7 @@ from turnrl.types import Sampler, Toolset
 
 
 class Shares(NamedTuple):
-    """The parts that places are shared between.
+    """How many parties share the places.
 
     Args:
         collections: Number of collections that may be under way at a time.
@@ -23,6 +23,7 @@ class Shares(NamedTuple):
 
 
 ALONE = Shares()
+"""One collection in one process."""
 
 
 @dataclass(frozen=True)

@@ -156,17 +156,17 @@ class Layout:
         return torch.cat(reads)[self.order][None]
 
 
-Pass = tuple[list[int], Layout]
+ForwardPass = tuple[list[int], Layout]
 """Numbers of the sequences that are read in one pass, and their layout."""
 
 
-def passes(
+def forward_passes(
     rows: Sequence[TokenRow],
     budget: int,
     share: bool = True,
     kernel: bool = False,
     owners: Sequence[int] | None = None,
-) -> Iterator[Pass]:
+) -> Iterator[ForwardPass]:
     """Divide sequences among forward passes of at most `budget` tokens as they are laid out.
 
     Sequences that begin alike come together, or, if rows are padded, sequences of similar length. A

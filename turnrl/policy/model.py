@@ -54,7 +54,7 @@ from turnrl.policy.files import (
     origin_of,
     refuse_other_kind,
 )
-from turnrl.policy.layout import Layout, Pass, passes
+from turnrl.policy.layout import ForwardPass, Layout, forward_passes
 from turnrl.policy.scores import ValueHead, chosen_logprobs
 from turnrl.policy.sizes import MINIBATCH_TOKENS, sizes_of
 from turnrl.policy.trials import Way, check_head, choose_way
@@ -232,7 +232,7 @@ class Policy(nn.Module):
 
     @torch.no_grad()
     def _idle(self) -> None:
-        _, layout = next(self.passes([([0, 0], [False, True])]))
+        _, layout = next(self.forward_passes([([0, 0], [False, True])]))
         with self.evaluating():
             self(move_data_to_device(layout, self.device))
 
@@ -396,14 +396,14 @@ class Policy(nn.Module):
         states = self.hidden(input_ids, torch.ones_like(input_ids), positions)
         return own.float(), self.logits(states)
 
-    def passes(
+    def forward_passes(
         self,
         rows: Sequence[TokenRow],
         budget: int | None = None,
         owners: Sequence[int] | None = None,
-    ) -> Iterator[Pass]:
-        """See `turnrl.policy.layout.passes`; the policy's own budget is the default."""
-        return passes(rows, budget or self.budget, self.way.share, self.way.kernel, owners)
+    ) -> Iterator[ForwardPass]:
+        """See `turnrl.policy.layout.forward_passes`; the policy's own budget is the default."""
+        return forward_passes(rows, budget or self.budget, self.way.share, self.way.kernel, owners)
 
     @contextlib.contextmanager
     def evaluating(self) -> Iterator[None]:
@@ -433,7 +433,7 @@ class Policy(nn.Module):
         device = self.device
         scores: dict[int, TokenScores] = {}
         with self.in_step(), self.evaluating():
-            for numbers, layout in self.passes(rows, budget):
+            for numbers, layout in self.forward_passes(rows, budget):
                 if self._step is not None:
                     self._step.announce()
                 asked = self(move_data_to_device(layout, device), temperature)

@@ -12,7 +12,7 @@ from transformers import PretrainedConfig
 
 from turnrl.device import of_the_device
 from turnrl.errors import RecipeError, in_short
-from turnrl.policy.layout import Layout, Pass, lay_out, takes_ragged
+from turnrl.policy.layout import ForwardPass, Layout, lay_out, takes_ragged
 from turnrl.policy.sizes import sizes_of
 from turnrl.types import TokenRow, TokenScores
 
@@ -36,7 +36,9 @@ class Tried(Protocol):
     @property
     def compute_dtype(self) -> torch.dtype: ...
     def both_logits(self, input_ids: Tensor) -> tuple[Tensor, Tensor]: ...
-    def passes(self, rows: Sequence[TokenRow], budget: int | None) -> Iterator[Pass]: ...
+    def forward_passes(
+        self, rows: Sequence[TokenRow], budget: int | None
+    ) -> Iterator[ForwardPass]: ...
     def parameters(self) -> Iterator[torch.nn.Parameter]: ...
     @property
     def __call__(self) -> Callable[..., TokenScores]: ...
@@ -162,5 +164,5 @@ def try_out(policy: Tried, tokens: int, longest: int) -> None:
         size = max(min(longest, tokens - begin), 2)
         ids = torch.randint(vocabulary, (size,), generator=draw).tolist()
         rows.append((ids, [n > 0 for n in range(size)]))
-    _, layout = next(policy.passes(rows, tokens))
+    _, layout = next(policy.forward_passes(rows, tokens))
     _norm_of_gradient(policy, policy(move_data_to_device(layout, policy.device)).logprobs.sum())

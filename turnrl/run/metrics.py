@@ -44,7 +44,8 @@ class MetricLog:
 
     def __init__(self, module: L.LightningModule) -> None:
         self._module = module
-        self._names: dict[bool, set[str]] = {False: set(), True: set()}  # by: is it a validation?
+        # the names of training's figures, and of a validation's
+        self._names: dict[bool, set[str]] = {False: set(), True: set()}
 
     def log(self, figures: Mapping[str, Tally], weigh: bool = False) -> None:
         """Log the means of a batch over all processes, whose figures may have different names.

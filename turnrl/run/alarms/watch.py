@@ -80,7 +80,7 @@ class Alarms(L.Callback):
         pl_module.metrics.log({"train/alarms": Tally(len(raised), 1)})
         experience = pl_module.experience  # of this process; None in a run that resumes
         if experience is not None and iteration == 1:
-            self._earned = earnings(experience.drawn).lines
+            self._earned = earnings(experience.first_draw.groups).lines
             if self._earned and not pl_module.estimator.charges_costs:
                 rule = type(pl_module.estimator).__name__
                 self._earned[-1] += f"; {rule} does not charge all of them"

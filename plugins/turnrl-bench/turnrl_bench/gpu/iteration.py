@@ -8,7 +8,7 @@ from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.decoding import Wave
 from turnrl_bench.gpu.floors import Cost
 from turnrl_bench.gpu.learning import counts_of
-from turnrl_bench.gpu.parts import RANK, UPDATES
+from turnrl_bench.gpu.parts import PASSES, RANK
 from turnrl_bench.gpu.results import Cases, Found
 from turnrl_slots import Slots
 
@@ -24,7 +24,7 @@ def measure(bench: Bench, cases: Cases) -> None:
 def _iteration(bench: Bench, until: float) -> Found:
     engine, watch = Slots(), Watch(_LONG_S, until)
     policy = policy_of(bench.model, RANK, quantization="nf4")
-    module = module_of(bench.model, policy, engine, UPDATES)
+    module = module_of(bench.model, policy, engine, PASSES)
     train(module, [watch], bench.model, 2, "gpu" if bench.on_gpu else "cpu")
     assert module.experience is not None
     trajectories, last = module.experience.trajectories, watch.times[-1]
@@ -33,8 +33,10 @@ def _iteration(bench: Bench, until: float) -> Found:
     tokens = module.policy.budget
     rolling = rollout_costs(bench, dense=engine.decode_weights == "dense")
     learning: list[Cost] = []
-    for _, layout in policy.passes([row for t in trajectories for row in t.token_rows], tokens):
-        learning += UPDATES * floors.learning(bench.net, "nf4", *counts_of(layout))
+    for _, layout in policy.forward_passes(
+        [row for t in trajectories for row in t.token_rows], tokens
+    ):
+        learning += PASSES * floors.learning(bench.net, "nf4", *counts_of(layout))
     peaks = watch.peaks[-1]
     plan = {phase: [int(size), name] for phase, (size, name) in module.memory.planned.items()}
     return {

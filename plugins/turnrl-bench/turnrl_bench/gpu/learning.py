@@ -31,7 +31,7 @@ def measure(bench: Bench, cases: Cases) -> None:
 def minibatch(bench: Bench) -> tuple[list[int], object]:
     """The first full minibatch: the numbers of its trajectories, and their layout."""
     policy, rows = bench.policy("nf4"), [row for t in bench.played() for row in t.token_rows]
-    numbers, layout = next(policy.passes(rows, bench.setting.minibatch_tokens))
+    numbers, layout = next(policy.forward_passes(rows, bench.setting.minibatch_tokens))
     return numbers, move_data_to_device(layout, bench.device)
 
 

@@ -10,7 +10,7 @@ from turnrl_doctor import work
 MINUTES = 9.0
 """Time for all parts together; the default of `--minutes`."""
 
-RANK, UPDATES = 16, 2
+RANK, PASSES = 16, 2
 
 
 @dataclass(frozen=True)
