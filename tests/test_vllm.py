@@ -716,7 +716,7 @@ def test_a_server_sleeps_if_the_policy_is_on_a_gpu_or_if_it_is_set(
         raise NotStarted
 
     # in place of a process
-    monkeypatch.setattr("turnrl_vllm.own.Started", start)
+    monkeypatch.setattr("turnrl_vllm.supply.Started", start)
     on_device(monkeypatch, device)
     engine = VLLM(python=sys.executable, sleeps=sleeps)
     with pytest.raises(NotStarted):

@@ -98,7 +98,7 @@ class _Session(Session):
 
 @dataclass(eq=False, repr=False)
 class ServerEngine(Engine):
-    """Samples with servers. A subclass names their kind, and may set another `supply`.
+    """Samples with servers. A subclass names their kind.
 
     Args:
         url: Address of a server, such as http://localhost:8000, or several addresses. They must
@@ -154,14 +154,21 @@ class ServerEngine(Engine):
         self.sessions: Counter[Server] = Counter()
         self._in_force: dict[str, str] = {}
         self._folder: WeightsFolder = Alone(self.folder)
-        self.supply: Supply = Given(
-            self.kind, self._urls, self.api_key_env, self.timeout_s, self.patience_s
-        )
+        self.supply = self._supply()
 
     @property
     @abstractmethod
     def kind(self) -> type[Server]:
         """The kind of server. A subclass sets it."""
+
+    def _supply(self) -> Supply:
+        """Where the servers come from. A subclass may start them."""
+        return self._given()
+
+    def _given(self, base: str | None = None) -> Given:
+        """Servers that run at `url`, with the name of their base if they serve several models."""
+        key, turn_s, patience_s = self.api_key_env, self.timeout_s, self.patience_s
+        return Given(self.kind, self._urls, key, turn_s, patience_s, base)
 
     @property
     def _urls(self) -> list[str]:
@@ -180,8 +187,8 @@ class ServerEngine(Engine):
         share."""
         self._where = where
         if where.processes > 1:
-            check_together(policy, where, self.supply.starts, self.folder)
-        servers = self.supply.check(policy)
+            check_together(policy, where, self.supply.starts_servers, self.folder)
+        servers = self.supply.ready(policy)
         if servers:
             versions = [self._examined(server, policy, max_tokens) for server in servers]
             self._in_force = {"sampler": self._sampler(versions)}
@@ -223,7 +230,7 @@ class ServerEngine(Engine):
             raise
 
     def _start(self, policy: SampledPolicy, max_tokens: int, home: Path) -> None:
-        servers = self.supply.begin(policy, max_tokens, home, self._where.folder)
+        servers = self.supply.start(policy, max_tokens, home, self._where.folder)
         self.pool = Pool(servers, self.supply.patience_s, self.supply.check_alive)
         versions = [self._examined(server, policy, max_tokens) for server in servers]
         adapter = has_adapter(policy)
@@ -286,7 +293,7 @@ class ServerEngine(Engine):
                     server.connection.give_up_calls()
                 on_loop(pool.drain())
         finally:
-            self.supply.end()
+            self.supply.close()
             if weights is not None:
                 weights.close()
             self._folder.leave()

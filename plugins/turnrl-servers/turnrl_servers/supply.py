@@ -18,16 +18,16 @@ class Supply(ABC):
     """The servers of an engine, which run already or are started for it.
 
     Attributes:
-        starts: True if the run starts a server.
+        starts_servers: True if the run starts them.
         base: The name under which the servers serve the base; None if they serve one model.
         patience_s: Seconds without any answer after which the run stops.
     """
 
-    starts = False
-    base: str | None = None
+    starts_servers = False
+    base: str | None
     patience_s: float
 
-    def check(self, policy: SampledPolicy) -> list[Server]:
+    def ready(self, policy: SampledPolicy) -> list[Server]:
         """The servers that run before the policy's weights load.
 
         Raises:
@@ -40,10 +40,10 @@ class Supply(ABC):
         return None
 
     @abstractmethod
-    def begin(
+    def start(
         self, policy: SampledPolicy, max_tokens: int, home: Path, run: Path | None
     ) -> list[Server]:
-        """The servers that sample.
+        """Start the servers, or return those that run.
 
         Args:
             policy: The policy, whose weights are loaded.
@@ -70,12 +70,12 @@ class Supply(ABC):
         if pool.asleep:
             await pool.wake()
 
-    def end(self) -> None:  # noqa: B027 - servers that are given stay
+    def close(self) -> None:  # noqa: B027 - servers that are given stay
         """End the servers that the run has started."""
 
 
 @final
-@dataclass
+@dataclass(frozen=True)
 class Given(Supply):
     """Servers that run already.
 
@@ -85,6 +85,7 @@ class Given(Supply):
         api_key_env: The environment variable with their key, if they have one.
         timeout_s: Seconds that one turn may take.
         patience_s: See `Supply`.
+        base: See `Supply`.
     """
 
     kind: type[Server]
@@ -92,14 +93,15 @@ class Given(Supply):
     api_key_env: str | None
     timeout_s: float
     patience_s: float
+    base: str | None = None
 
-    def check(self, policy: SampledPolicy) -> list[Server]:
-        """See `Supply.check`."""
+    def ready(self, policy: SampledPolicy) -> list[Server]:
+        """See `Supply.ready`."""
         key = os.environ.get(self.api_key_env or "", "").strip()
         return [self.kind(url, key, self.timeout_s) for url in self.urls]
 
-    def begin(
+    def start(
         self, policy: SampledPolicy, max_tokens: int, home: Path, run: Path | None
     ) -> list[Server]:
-        """See `Supply.begin`."""
-        return self.check(policy)
+        """See `Supply.start`."""
+        return self.ready(policy)

@@ -35,7 +35,7 @@ def examine(
     """Check that a server can sample a policy, as far as possible without the policy's weights.
 
     Args:
-        server: The server. Its `base` is set.
+        server: The server, whose `base` this sets.
         policy: The policy, of which the tokenizer and the configuration are loaded.
         max_tokens: The most tokens of a session.
         base: The name under which it serves the base; None if it serves one model.

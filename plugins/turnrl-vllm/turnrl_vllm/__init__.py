@@ -2,7 +2,7 @@
 
 engine   VLLM; what it shares with other engines behind servers is `turnrl_servers`
 server   how vLLM's server is asked
-own      a server that the run starts, lets sleep and ends
+supply   a server that the run starts, lets sleep and ends
 started  its process
 keeper   the process that keeps it, and ends it with the run
 """

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import final
 
 from turnrl import Engine, RecipeError, at_least
-from turnrl_servers import ServerEngine
-from turnrl_vllm.own import OwnServer
+from turnrl_servers import ServerEngine, Supply
 from turnrl_vllm.server import VLLMServer
 from turnrl_vllm.started import check_python
+from turnrl_vllm.supply import StartedByRun
 
 
 @final
@@ -91,18 +91,20 @@ class VLLM(ServerEngine):
                 "ones in model.engine.url. Leave it out."
             )
         at_least(0, "model.engine.", self, "start_timeout_s", optional=False)
+
+    def _supply(self) -> Supply:
+        """With `python`, the run starts the server."""
         if self.python is None:
-            self.supply.base = self.base
-        else:
-            self.supply = OwnServer(
-                self.python,
-                self.arguments,
-                adapters=self.keeps + 1,
-                timeout_s=self.timeout_s,
-                patience_s=self.patience_s,
-                start_timeout_s=self.start_timeout_s,
-                sleeps=self.sleeps,
-            )
+            return self._given(self.base)
+        return StartedByRun(
+            self.python,
+            self.arguments,
+            adapters=self.keeps + 1,
+            timeout_s=self.timeout_s,
+            patience_s=self.patience_s,
+            start_timeout_s=self.start_timeout_s,
+            sleeps=self.sleeps,
+        )
 
     def rehearsal(self) -> AbstractContextManager[Engine]:
         """See `Engine.rehearsal`. With `python`, a server is started with the rehearsal's small

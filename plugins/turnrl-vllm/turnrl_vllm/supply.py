@@ -1,4 +1,4 @@
-"""`OwnServer`: a vLLM server that the run starts, lets sleep and ends."""
+"""`StartedByRun`: a vLLM server that the run starts, lets sleep and ends."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from turnrl_vllm.started import ASLEEP, Started, check_python, give_back_cache, 
 
 
 @final
-class OwnServer(Supply):
+class StartedByRun(Supply):
     """A server that the run starts on this machine, starts again if it dies, and ends.
 
     Args:
@@ -28,7 +28,8 @@ class OwnServer(Supply):
             is on a GPU.
     """
 
-    starts = True
+    starts_servers = True
+    base = None
 
     def __init__(
         self,
@@ -49,8 +50,8 @@ class OwnServer(Supply):
         """Its process, while it runs."""
         self._may_sleep = False
 
-    def check(self, policy: SampledPolicy) -> list[Server]:
-        """See `Supply.check`. There is none yet."""
+    def ready(self, policy: SampledPolicy) -> list[Server]:
+        """See `Supply.ready`. There is none yet."""
         check_python(self.python)
         if not isinstance(policy, Policy):
             raise RecipeError("VLLM with python serves a turnrl.Policy. Give url in its place.")
@@ -64,10 +65,10 @@ class OwnServer(Supply):
         awake = int(share * total)
         return Beside(awake, awake if self.sleeps is False else min(awake, ASLEEP))
 
-    def begin(
+    def start(
         self, policy: SampledPolicy, max_tokens: int, home: Path, run: Path | None
     ) -> list[Server]:
-        """See `Supply.begin`. Starts vLLM with the base, and waits until it answers."""
+        """See `Supply.start`. Starts vLLM with the base, and waits until it answers."""
         assert isinstance(policy, Policy), "checked"
         model = policy.folder
         if not has_adapter(policy):
@@ -117,8 +118,8 @@ class OwnServer(Supply):
             give_back_cache()
         await super().wake(pool)
 
-    def end(self) -> None:
-        """See `Supply.end`."""
+    def close(self) -> None:
+        """See `Supply.close`."""
         started, self.started = self.started, None
         if started is not None:
             started.close()
