@@ -27,7 +27,7 @@ from turnrl import (
     Trajectory,
     Turn,
 )
-from turnrl.learning import FirstStep, OldLogprobs, TokenColumns, Updates
+from turnrl.learning import LearningPlan, OldLogprobs, TokenColumns, Updates
 from turnrl.policy.layout import forward_passes, lay_out
 from turnrl_slots import Slots
 
@@ -128,26 +128,20 @@ def within(budget, share):
     return lambda rows, owners: forward_passes(rows, budget, share, owners=owners)
 
 
-def plan(trajectories, given, logprobs_now=None, **options):
+def updates_of(trajectories, given, logprobs_now=None, **options):
     """The plan of an iteration of padded minibatches, with any log-probabilities."""
     read = logprobs_now or (lambda some: [torch.zeros(len(t.sampled_turns)) for t in some])
     columns = TokenColumns(trajectories, given)
-    facts = {n: options.pop(n) for n in ("dropout", "caps_importance") if n in options}
-    differs = options.pop("sampler_differs", False)
-    settings = {
-        "objective": ClippedSurrogate(),
-        "passes": 1,
-        "steps_per_pass": 1,
-        "forward_passes": within(10_000, share=False),
-    } | options
-    old = OldLogprobs(columns, read, FirstStep(settings["passes"], **facts), differs)
-    return Updates(columns, old, **settings)
+    objective = options.pop("objective", ClippedSurrogate())
+    divided = options.pop("forward_passes", within(10_000, share=False))
+    plan = LearningPlan(**options)
+    return Updates(columns, OldLogprobs(columns, read, plan), objective, plan, divided)
 
 
 def planned(*given, mean_over_processes=lambda total: total, shuffle=None, **options):
     """The steps of such a plan."""
     shuffle = shuffle or torch.Generator().manual_seed(3)
-    return plan(*given, **options).steps(shuffle, mean_over_processes)
+    return updates_of(*given, **options).steps(shuffle, mean_over_processes)
 
 
 @pytest.mark.parametrize("aggregation", ["token", "trajectory", "constant"])
@@ -196,7 +190,7 @@ def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead()
         asked.extend(map(number_of, some))
         return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in some]
 
-    two = plan(trajectories, given, logprobs_now, passes=2, steps_per_pass=2)
+    two = updates_of(trajectories, given, logprobs_now, passes=2, steps_per_pass=2)
     for number, step in enumerate(two.steps(torch.Generator().manual_seed(3), lambda total: total)):
         if number == 0:
             first = learned_from(step)
@@ -234,11 +228,11 @@ def test_what_is_read_ahead_follows_from_updates_dropout_and_the_cap(
         asked.extend(map(number_of, some))
         return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in some]
 
-    iteration = plan(trajectories, given, logprobs_now, passes=passes, **facts)
+    iteration = updates_of(trajectories, given, logprobs_now, passes=passes, **facts)
     steps = iteration.steps(torch.Generator().manual_seed(3), lambda total: total)
     (batch,) = next(steps)
     assert sorted(asked) == list(range(read_ahead))
-    assert FirstStep(passes, **facts).leaves_some(1) == (read_ahead > 0)
+    assert LearningPlan(passes, **facts).reads_ahead == (read_ahead > 0)
     assert batch.old_logprobs is None  # its own pass gives the ratio's
     found = {"has them": batch.exact_logprobs is not None, "keeps them": batch.keep is not None}
     assert [name for name, is_so in found.items() if is_so] == [first_step] * (

@@ -147,9 +147,9 @@ def _prompt(trajectory: Trajectory) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class FirstStep:
-    """What the first step of an iteration does for the old log-probabilities, which the ratios of
-    all steps are taken to:
+class LearningPlan:
+    """The steps of an iteration, and what its first step does for the old log-probabilities, which
+    the ratios of all steps are taken to:
 
         first step, no dropout      the step's own, so the ratio is 1 by definition; nothing is read
         first step, with dropout    the step's own too; but `importance_cap` compares the sampler
@@ -159,27 +159,34 @@ class FirstStep:
 
     Args:
         passes: Number of passes over all trajectories.
-        dropout: True if the passes of a step have dropout.
+        steps_per_pass: Number of steps in one pass over the trajectories.
+        dropout: True if forward passes of a step have dropout.
         caps_importance: True if the objective compares the sampler with the learner.
+        sampler_differs: True if the sampler draws from another distribution than the learner's:
+            from a part of it, or with older weights.
     """
 
-    passes: int
+    passes: int = 1
+    steps_per_pass: int = 1
     dropout: bool = False
     caps_importance: bool = False
+    sampler_differs: bool = False
 
     @property
-    def gives_them(self) -> bool:
-        """True if later steps use those that it computes."""
+    def first_step_gives(self) -> bool:
+        """True if later steps use the log-probabilities that the first one computes."""
         return self.passes > 1 and not self.dropout
 
     @property
-    def needs_them(self) -> bool:
-        """True if it needs those that it does not compute."""
+    def first_step_needs(self) -> bool:
+        """True if the first step needs log-probabilities that it does not compute."""
         return self.dropout and self.caps_importance
 
-    def leaves_some(self, steps_per_pass: int) -> bool:
+    @property
+    def reads_ahead(self) -> bool:
         """True if some have to be read ahead, unless the sampler computed the same numbers."""
-        return steps_per_pass > 1 or (self.dropout and (self.passes > 1 or self.needs_them))
+        with_dropout = self.dropout and (self.passes > 1 or self.first_step_needs)
+        return self.steps_per_pass > 1 or with_dropout
 
 
 class OldLogprobs:
@@ -192,10 +199,7 @@ class OldLogprobs:
     Args:
         columns: The trajectories.
         read: Computes the learner's log-probabilities of trajectories, with its present weights.
-        first_step: What the first step computes and needs.
-        sampler_differs: True if the sampler draws from another distribution than the learner's:
-            from a part of it, or with older weights. Then a few trajectories prove nothing about
-            the others.
+        plan: The steps. If the sampler differs, a few trajectories prove nothing about the others.
         in_step: Inside this block processes may make different numbers of passes; see
             `Policy.in_step`.
     """
@@ -204,12 +208,11 @@ class OldLogprobs:
         self,
         columns: TokenColumns,
         read: Callable[[Sequence[Trajectory]], Column],
-        first_step: FirstStep,
-        sampler_differs: bool = False,
+        plan: LearningPlan,
         in_step: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
         self._columns, self._read, self._in_step = columns, read, in_step
-        self._first_step, self._reads_all = first_step, sampler_differs
+        self._plan = plan
         self._logprobs: dict[int, Tensor] = {}  # by the trajectory's number
 
     def look_ahead(self, steps: Sequence[Tensor]) -> None:
@@ -218,8 +221,8 @@ class OldLogprobs:
         Args:
             steps: The numbers of each step's trajectories.
         """
-        from_first_step = set(steps[0].tolist()) if self._first_step.gives_them else set()
-        needing = steps if self._first_step.needs_them else steps[1:]
+        from_first_step = set(steps[0].tolist()) if self._plan.first_step_gives else set()
+        needing = steps if self._plan.first_step_needs else steps[1:]
         needed = sorted({i for step in needing for i in step.tolist()} - from_first_step)
         compared = _spread(needed, _SAMPLE)
         rest = sorted({*needed} - {*compared})
@@ -228,7 +231,7 @@ class OldLogprobs:
             self._read_in(compared)
             gaps = [(self._logprobs[i] - sampler[i]).abs().max() for i in compared]
             alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
-            if alike and not self._reads_all:
+            if alike and not self._plan.sampler_differs:
                 self._logprobs |= {i: sampler[i] for i in rest}
             else:
                 self._read_in(rest)
@@ -248,9 +251,9 @@ class OldLogprobs:
         """
         if not first:
             return replace(minibatch, old_logprobs=self._of(numbers))
-        if self._first_step.needs_them:
+        if self._plan.first_step_needs:
             return replace(minibatch, exact_logprobs=self._of(numbers))
-        if self._first_step.gives_them:
+        if self._plan.first_step_gives:
             return replace(minibatch, keep=partial(self._keep, numbers))
         return minibatch
 
@@ -277,8 +280,7 @@ class Updates:
         columns: The trajectories and their advantages.
         old: Reads and keeps the log-probabilities that ratios are taken to.
         objective: Weighs tokens.
-        passes: Number of passes over all trajectories.
-        steps_per_pass: Number of steps in one pass over the trajectories.
+        plan: The number of passes and steps.
         forward_passes: Divides rows among minibatches; rows with the same owner number stay
             together.
     """
@@ -288,16 +290,11 @@ class Updates:
         columns: TokenColumns,
         old: OldLogprobs,
         objective: ClippedSurrogate,
-        passes: int,
-        steps_per_pass: int,
+        plan: LearningPlan,
         forward_passes: Callable[[Sequence[TokenRow], Sequence[int]], Iterator[ForwardPass]],
     ) -> None:
         self._columns, self._old, self._objective = columns, old, objective
-        self._passes, self._steps_per_pass, self._forward_passes = (
-            passes,
-            steps_per_pass,
-            forward_passes,
-        )
+        self._plan, self._forward_passes = plan, forward_passes
 
     def steps(
         self, shuffle: torch.Generator, mean_over_processes: Callable[[Tensor], Tensor]
@@ -310,8 +307,8 @@ class Updates:
                 step.
         """
         columns = self._columns
-        orders = [columns.order(shuffle) for _ in range(self._passes)]
-        steps = [step for order in orders for step in order.tensor_split(self._steps_per_pass)]
+        orders = [columns.order(shuffle) for _ in range(self._plan.passes)]
+        steps = [step for order in orders for step in order.tensor_split(self._plan.steps_per_pass)]
         self._old.look_ahead(steps)
         for number, chosen in enumerate(steps):
             counts = columns.counts[chosen]

@@ -47,18 +47,19 @@ from turnrl.earnings import earning_tallies
 from turnrl.errors import RecipeError
 from turnrl.experience import Experience
 from turnrl.function_rewards import rewards_of
-from turnrl.learning import FirstStep, Minibatch, OldLogprobs, Step, TokenColumns, Updates
+from turnrl.learning import LearningPlan, Minibatch, OldLogprobs, Step, TokenColumns, Updates
 from turnrl.lifecycle import PolicyModule
 from turnrl.loader import IterationData
 from turnrl.objective import ClippedSurrogate
 from turnrl.plugins import installed
+from turnrl.policy.layout import ForwardPass
 from turnrl.policy.memory import peak_bytes
 from turnrl.policy.model import Policy
 from turnrl.policy.reading import read_trajectories
 from turnrl.run.folders import data_of
 from turnrl.scoring import Tally
 from turnrl.streams import EVALUATE, TRAIN, stream_seed
-from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, Trajectory
+from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, TokenRow, Trajectory
 
 
 def _default_engine() -> Engine:
@@ -204,9 +205,9 @@ class MTGRPO(PolicyModule):
         self._unlogged = self.experience
         self._began = time.perf_counter()
         torch.manual_seed(self.stream(iteration))  # dropout draws from it, so resuming is exact
-        updates = self._updates_of(self.experience)
+        steps = self._updates_of(self.experience).steps
         shuffle = torch.Generator().manual_seed(self.stream(iteration))
-        return updates.steps(shuffle, self._mean_over_processes)
+        return steps(shuffle, self._mean_over_processes)
 
     @property
     def witness(self) -> Trajectory | None:
@@ -216,31 +217,30 @@ class MTGRPO(PolicyModule):
     def _updates_of(self, experience: Experience) -> Updates:
         """The optimiser steps that learn from an iteration's experience."""
         tokens = TokenColumns(experience.trajectories, experience.advantages, experience.returns)
-        return Updates(
-            tokens,
-            self._old_logprobs(tokens),
-            self.objective,
-            self.passes_per_iteration,
-            self.steps_per_pass,
-            lambda rows, owners: self.policy.forward_passes(rows, owners=owners),
-        )
+        plan, policy = self.learning_plan, self.policy
 
-    def _old_logprobs(self, tokens: TokenColumns) -> OldLogprobs:
-        """The learner's log-probabilities from before the first step, computed when needed."""
-        return OldLogprobs(
-            tokens,
-            lambda chosen: [scores.logprobs for scores in read_trajectories(chosen, self.read)],
-            self.first_step,
-            sampler_differs=self.rollout.sampling.cuts_distribution or self.max_staleness > 0,
-            in_step=self.policy.in_step,
-        )
+        def read(trajectories: Sequence[Trajectory]) -> list[Tensor]:
+            return [scores.logprobs for scores in read_trajectories(trajectories, self.read)]
+
+        def forward_passes(
+            rows: Sequence[TokenRow], owners: Sequence[int]
+        ) -> Iterator[ForwardPass]:
+            return policy.forward_passes(rows, owners=owners)
+
+        old = OldLogprobs(tokens, read, plan, policy.in_step)
+        return Updates(tokens, old, self.objective, plan, forward_passes)
 
     @property
-    def first_step(self) -> FirstStep:
-        """What the first step of an iteration does for the ratios of all steps."""
-        lora, cap = self.policy.lora, self.objective.importance_cap
-        dropout = lora is not None and lora.dropout > 0
-        return FirstStep(self.passes_per_iteration, dropout, cap is not None)
+    def learning_plan(self) -> LearningPlan:
+        """The steps of an iteration, and the log-probabilities that their ratios are taken to."""
+        lora = self.policy.lora
+        return LearningPlan(
+            passes=self.passes_per_iteration,
+            steps_per_pass=self.steps_per_pass,
+            dropout=lora is not None and lora.dropout > 0,
+            caps_importance=self.objective.importance_cap is not None,
+            sampler_differs=self.rollout.sampling.cuts_distribution or self.max_staleness > 0,
+        )
 
     def _mean_over_processes(self, value: Tensor) -> Tensor:
         """The mean of a tensor over processes; without a Trainer there is only one process."""

@@ -71,7 +71,7 @@ def work_of(start: Start) -> Work:
         turns=turns,
         result_tokens=min(rollout.max_result_tokens, rollout.max_tokens),
         passes=module.passes_per_iteration,
-        old=module.first_step.leaves_some(module.steps_per_pass),
+        old=module.learning_plan.reads_ahead,
         cut=rollout.sampling.cuts_distribution,
         moments=_moments(module),
         processes=start.processes,
