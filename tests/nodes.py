@@ -69,6 +69,7 @@ class Node:
 
 
 def free_port() -> int:
+    """A port at which nothing listens."""
     while True:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))

@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import json
 import os
-import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -16,6 +15,7 @@ import pytest
 import torch
 
 from commands import RECIPE, save
+from nodes import free_port
 from server_stand_in import Listener
 from turnrl import Completion, Engine, Lora, Policy, RecipeError, Sampling, Session, record
 
@@ -30,13 +30,6 @@ needs_vllm = pytest.mark.skipif(
     VLLM_PYTHON is None, reason="TURNRL_TEST_VLLM_PYTHON names no interpreter"
 )
 TURN = Sampling(6, 1.0)
-
-
-def free_port() -> int:
-    """A port at which nothing listens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
 
 
 class Stand:

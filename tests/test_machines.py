@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from serving import free_port
+from nodes import free_port
 
 pytestmark = pytest.mark.slow
 FIT = ["-m", "turnrl", "fit", "quickstart", "small.yaml", "--trainer.strategy", "ddp"]

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from serving import adapted, free_port
+from nodes import free_port
+from serving import adapted
 from turnrl import Sampling, on_loop
 from turnrl_vllm.engine import VLLM
 

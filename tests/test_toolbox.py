@@ -417,8 +417,8 @@ async def begun(agent):
     """An attempt that has begun, after its first turn."""
     attempt = Attempt(agent, QUESTION, (0,))
     await attempt.sessions.open(QUESTION)
-    BRACKETS.begin([attempt], agent)
-    await BRACKETS.advance(attempt, agent)
+    BRACKETS.begin([attempt], agent.chat)
+    await BRACKETS.advance(attempt)
     return attempt
 
 
@@ -429,7 +429,7 @@ async def branches(agent, seeds):
     ended = []
     for attempt in [*forked, trunk]:
         while attempt.ended_by is None:
-            await BRACKETS.advance(attempt, agent)
+            await BRACKETS.advance(attempt)
         await attempt.close()
         await attempt.close()  # harmless
         ended.append(attempt.trajectory)
@@ -474,7 +474,7 @@ def test_a_session_that_cannot_be_copied_refuses_to_branch_and_leaves_nothing_op
             await attempt.fork((1,))
         assert len(engine.open_sessions) == 1
         # the trunk goes on as if nothing had been
-        await BRACKETS.advance(attempt, agent)
+        await BRACKETS.advance(attempt)
         await attempt.close()
         return [r.content for r in attempt.turns[-1].results]
 

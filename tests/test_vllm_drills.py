@@ -22,7 +22,8 @@ import pytest
 import yaml
 
 import turnrl
-from serving import VLLM_PYTHON, free_port, needs_vllm, sampled_tokens
+from nodes import free_port
+from serving import VLLM_PYTHON, needs_vllm, sampled_tokens
 from turnrl import record
 
 pytestmark = [

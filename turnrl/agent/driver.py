@@ -6,7 +6,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
-from turnrl.agent.agent import SampledAgent
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
 from turnrl.types import Player, Segmenter, ToolSpec, Trajectory
@@ -50,7 +49,7 @@ class Driver(ABC):
             PluginError: If the plugin breaks its contract.
         """
 
-    def begin(self, attempts: Sequence[Attempt], agent: SampledAgent) -> None:  # noqa: B027 - a player's begin themselves
+    def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:  # noqa: B027 - a player's begin themselves
         """Begin attempts whose tool sessions are open.
 
         Raises:
@@ -58,12 +57,11 @@ class Driver(ABC):
         """
 
     @abstractmethod
-    async def advance(self, attempt: Attempt, agent: SampledAgent) -> None:
+    async def advance(self, attempt: Attempt) -> None:
         """Move an attempt on.
 
         Args:
             attempt: The attempt. `ended_by` is set when it ends.
-            agent: The agent of the attempt.
         """
 
     def sent(self, trajectory: Trajectory, chat: ChatFormat) -> Sequence[str]:

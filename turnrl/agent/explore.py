@@ -156,7 +156,7 @@ class Exploration:
         async with asyncio.TaskGroup() as tasks:
             for track in tracks:
                 tasks.create_task(self._open(track))
-        self.driver.begin([track.attempt for track in tracks], self.agent)
+        self.driver.begin([track.attempt for track in tracks], self.agent.chat)
 
     async def _open(self, track: _Track) -> None:
         while True:
@@ -181,7 +181,7 @@ class Exploration:
         """Move a track on. Close it if it ends; restart it if the world lost it."""
         attempt = track.attempt
         try:
-            await self.driver.advance(attempt, self.agent)
+            await self.driver.advance(attempt)
             if attempt.ended_by is not None:
                 await attempt.close()
         except TrajectoryLost as lost:

@@ -10,7 +10,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
-from turnrl.agent.agent import SampledAgent
 from turnrl.agent.attempt import REFUSALS, Attempt
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.driver import Driver
@@ -49,7 +48,7 @@ class Played(Driver):
         with blaming(PluginError, what, "Fix it, and try turnrl.testing.check_player on it."):
             self.player.check(self.specs)
 
-    async def advance(self, attempt: Attempt, agent: SampledAgent) -> None:
+    async def advance(self, attempt: Attempt) -> None:
         """See `Driver.advance`. The attempt is played to its end."""
         await let_play(self.player, attempt)
 

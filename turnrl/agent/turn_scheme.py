@@ -9,10 +9,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar, Literal, final
 
-from turnrl.agent.agent import SampledAgent
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
-from turnrl.agent.dictation import Dictation
 from turnrl.agent.driver import Driver
 from turnrl.errors import PluginError, RecipeError, blaming
 from turnrl.types import (
@@ -145,36 +143,32 @@ class TurnScheme(Driver):
         """Token ids of a question's prompt; see `messages`."""
         return chat.prompt(self.messages(question, chat), self.templated)
 
-    def begin(self, attempts: Sequence[Attempt], agent: SampledAgent) -> None:
+    def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:
         """See `Driver.begin`. Consecutive attempts with the same prompt share the work of reading
         it."""
         with contextlib.ExitStack() as roots:  # a shared prompt is freed after the last attempt
             for _, alike in groupby(attempts, lambda a: (id(a.asked), a.sessions.prompt, a.tools)):
                 first, *others = alike
                 prompt, tools = first.sessions.prompt, first.tools
-                messages = self.messages(first.asked, agent.chat, prompt, tools)
+                messages = self.messages(first.asked, chat, prompt, tools)
                 described = tools if self.segmenter.tools_in_template else ()
-                opened = agent.converse(messages, described)
+                opened = first.agent.converse(messages, described)
                 root = roots.enter_context(contextlib.closing(opened))
-                if root.tokens >= agent.max_tokens:
+                if root.tokens >= first.agent.max_tokens:
                     raise first.no_room(root.tokens)
                 for attempt in (first, *others):
                     attempt.conversations.append(root.fork())
 
-    async def advance(self, attempt: Attempt, agent: SampledAgent) -> None:
+    async def advance(self, attempt: Attempt) -> None:
         """See `Driver.advance`. It takes the next turn: sample, read, act, observe.
 
         Calls are run if the policy can read their results, so not in the last turn, and not in a
         turn that was cut. The last turn still runs calls that act on the world, and only those: a
         search beside them would earn rewards although nobody reads its result.
         """
-        sampling, k, (conversation,) = agent.sampling, len(attempt.turns), attempt.conversations
-        forced = tuple[int, ...]()
-        if isinstance(agent.sampler, Dictation):
-            forced = await agent.sampler.turn(
-                attempt, attempt.seed, self.segmenter, sampling, agent.chat
-            )
-        reply = await attempt.say(conversation, sampling.stop, forced)
+        agent, k, (conversation,) = attempt.agent, len(attempt.turns), attempt.conversations
+        forced = await agent.dictated(attempt, attempt.seed, self.segmenter)
+        reply = await attempt.say(conversation, agent.sampling.stop, forced)
         reading = self.read(reply.text, k, reply.cut)
         attempt.read(reading)
         why: Ending | None = None
