@@ -1,5 +1,5 @@
-"""Fixtures of all tests, and the order in which their files run: real small things, such as a random
-Qwen2 with a ChatML tokenizer.
+"""Fixtures of all tests, such as a random Qwen2 with a ChatML tokenizer, and the order of their
+files.
 
 The helper modules, by what a test needs:
 
@@ -11,11 +11,11 @@ The helper modules, by what a test needs:
     trajectories, recorded    trajectories made by hand, and records of runs that never took place
     engines, kept, encoders   engines on a tiny policy, one with weights of its own; encoders
     equations, faulty         equations of credit as loops, and estimators that fail in one way each
-    serving, server_stand_in  what tests of vLLM and SGLang share, and the stand-in for their servers
+    serving, server_stand_in  what tests of vLLM and SGLang share, and their stand-in server
     nodes, proxies, outages   real Elasticsearch servers, faults before them, runs during an outage
     searching, retrieving     small corpora and indexes, and a server with `/retrieve`
     vendors, lift_server      servers of chat completions and of OpenEnv
-    counting, foreign         bytes of a policy of any size, and a second device that the CPU computes
+    counting, foreign         bytes of a policy of any size, and a device that the CPU computes
     pages                     what a reader copies from a page, and a terminal to type it in
     *_script                  programs that a test runs in processes of its own
 """

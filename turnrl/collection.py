@@ -161,7 +161,12 @@ class Collector:
 
     def finish(self, key: tuple[int, ...]) -> Collected:
         """Wait for the attempts that began under a key, score them, and prepare their groups for
-        credit."""
+        credit.
+
+        Raises:
+            EngineError: If turns were sampled with weights of another version.
+            PluginError: If the estimator prepares other groups than the questions'.
+        """
         sampling = self._sampling.pop(key)
         seconds, attempts = self._result(sampling)
         acted = time.perf_counter()
