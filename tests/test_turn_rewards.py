@@ -529,13 +529,13 @@ def test_a_policy_trains_on_all_of_them(tiny_model, tmp_path):
 
 def test_rewards_that_ask_the_policy_keep_to_the_recipes_budget(tiny_model, tmp_path, monkeypatch):
     it, asked, budgets = module(tiny_model, {"lora": Lora(r=4), "minibatch_tokens": 150}), [], []
-    read, passes = it.policy.read, turnrl.policy.model.passes
+    read, forward_passes = it.policy.read, turnrl.policy.model.forward_passes
 
     def watched(rows, budget, *more):
         budgets.append(budget)
-        return passes(rows, budget, *more)
+        return forward_passes(rows, budget, *more)
 
-    monkeypatch.setattr(turnrl.policy.model, "passes", watched)
+    monkeypatch.setattr(turnrl.policy.model, "forward_passes", watched)
     it.policy.read = lambda rows, *budget, **more: (
         asked.append(budget[:1]) or read(rows, *budget, **more)
     )
