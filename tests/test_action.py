@@ -92,7 +92,7 @@ def test_an_action_is_of_the_type_that_the_tool_takes(kind, text, value):
     assert reads(text, (step({"type": kind}),), form="text") == ([{"action": value}], None)
 
 
-def test_of_two_actions_that_differ_in_case_the_written_one_is_taken():
+def test_actions_that_differ_only_in_case_are_read_as_written():
     keys = (step({"type": "string", "enum": ["h", "H", "left"]}),)
     for text, taken in [("h", "h"), ("H", "H"), ("LEFT", "left")]:
         assert reads(text, keys, form="text") == ([{"action": taken}], None)
@@ -118,7 +118,7 @@ def test_the_parameter_that_the_recipe_names_is_the_action():
         ({"argument": "force"}, (step({}, force={}),), "of which it requires action; Action gives"),
     ],
 )
-def test_a_tool_that_one_value_does_not_satisfy_is_refused(settings, tools, message):
+def test_a_tool_that_one_value_cannot_call_is_refused(settings, tools, message):
     with pytest.raises(RecipeError, match=message):
         Action(**settings).check(tools)
 
@@ -128,7 +128,7 @@ def test_a_form_that_does_not_exist_is_refused():
         Action(form="json")
 
 
-def test_the_policy_reads_the_form_the_tool_and_what_went_wrong():
+def test_the_prompt_shows_the_form_and_tool_and_observations_show_errors():
     segmenter = Action(3)
     system, user = segmenter.prompt(QUESTION, [WAYS])
     assert "in at most 3 turns" in system["content"]
@@ -147,7 +147,7 @@ def test_the_policy_reads_the_form_the_tool_and_what_went_wrong():
 
 
 @pytest.mark.parametrize(("name", "most"), [("library", 20), ("guess", 15)])
-def test_an_environment_of_ones_own_is_few_lines(name, most):
+def test_a_custom_environment_takes_few_lines(name, most):
     page = (ROOT / "docs" / "howto" / "environments.md").read_text()
     parts = re.findall(rf"<!-- {name}\.\w+ -->\n```\w+\n(.*?)```", page, re.DOTALL)
     lines = [line for part in parts for line in part.splitlines() if line.strip()]

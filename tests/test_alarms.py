@@ -288,7 +288,7 @@ def test_calls_cost_more_than_they_find_in_the_first_iteration():
     assert alarms(earned(0.09)) == []
 
 
-def test_two_iterations_are_surer_than_one_and_later_alarms_need_more():
+def test_averaging_two_iterations_narrows_the_error_and_later_alarms_need_more():
     # the mean of two has an error of 0.04 / sqrt(2) = 0.0283, and 2.6 of them are needed: 0.0736
     (alarm,) = alarms(earned(-0.075, -0.075))
     assert (alarm.began, alarm.noticed) == (1, 2)
@@ -598,7 +598,7 @@ class Typo(PlainAgent):
         await attempt.reply([{"role": "user", "content": "?"}])
 
 
-def test_a_run_whose_calls_all_fail_quotes_their_error(tiny_model, tmp_path, caplog):
+def test_the_warning_that_all_calls_fail_quotes_their_error(tiny_model, tmp_path, caplog):
     it = module(tiny_model)
     it.rollout = Rollout(player=Typo(), tools=[Echo()], max_turn_tokens=6, max_tokens=128)
     trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
@@ -666,7 +666,7 @@ def test_a_run_that_learns_nothing_is_warned_of_once(tiny_model, tmp_path, caplo
         (["--model.rewards", "[test_alarms.FirstToken]"], "no answer in iteration 1: every traj"),
     ],
 )
-def test_a_run_in_which_everything_is_cut_is_warned_of(recipe, caplog, rewards, begin):
+def test_a_run_warns_when_every_trajectory_is_cut(recipe, caplog, rewards, begin):
     cut = ["--model.rollout.max_turn_tokens", "1", "--trainer.max_epochs", "2"]
     slow = ["--model.rollout.segmenter", "test_alarms.Slow"]
     assert main(["fit", "recipe.yaml", *cut, *slow, *rewards]) == 0

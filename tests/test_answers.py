@@ -258,7 +258,7 @@ def numbers_as_written(draw, signs=(False, True)):
 
 
 @given(numbers_as_written(), st.sampled_from(AROUND))
-def test_a_number_is_read_back_in_whatever_notation_it_is_written(written, around):
+def test_numbers_are_read_in_any_notation(written, around):
     text, value = written
     assert Number().read(around.format(text)) == value
 
@@ -371,7 +371,7 @@ def test_expressions_are_compared_with_math_verify(given_answer, accepted, right
     assert exact_match(given_answer, asking(accepted, rule=Math())) == right
 
 
-def test_math_without_its_package_names_what_to_install(monkeypatch):
+def test_the_math_rule_without_its_package_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(RecipeError, match=r"'math-verify'.*pip install 'turnrl\[math\]'"):
         QuestionData(answers="math")
@@ -399,7 +399,7 @@ def test_a_rule_can_be_a_name_an_object_or_your_own_function():
         assert not can_be_found(asking("xyz", rule=rule))
 
 
-def test_a_rule_is_found_by_the_path_that_version_0_8_saved():
+def test_a_rule_is_found_under_its_version_0_8_path():
     assert renamed("turnrl_answers.Number") == "turnrl_rewards.Number"
     assert answer_rule(renamed("turnrl_answers.Number")) == Number()
     assert pickle.loads(pickle.dumps(asking("5", rule=Number()))).rule == Number()
@@ -438,7 +438,7 @@ def test_an_unknown_rule_is_an_error(named, message):
         QuestionData(answers=named)
 
 
-def test_a_question_accepts_what_a_recipe_accepts_as_its_rule():
+def test_a_question_accepts_the_same_rules_as_a_recipe():
     assert exact_match("1.0", asking("1", rule="number"))
     assert exact_match("abc", asking("xyz", rule=same_length))
     with pytest.raises(RecipeError, match=r"data\.answers is 'numbr', which is not a rule"):
@@ -482,7 +482,7 @@ def attempt(question, *turns, answer=None):
     (Choice(), "A", ["a", "(A)", "Answer: A"], ["B", "a dog"]),
     (Phrase(), "The Hague", ["hague!"], ["Hague city", "the"]),
 ])  # fmt: skip
-def test_one_rule_decides_rewards_and_curves(rule, accepted, right, wrong):
+def test_rewards_and_curves_use_the_same_answer_rule(rule, accepted, right, wrong):
     question = asking(accepted, rule=rule)
     for answer in right + wrong:
         answered = attempt(question, answer=answer)
@@ -584,13 +584,13 @@ def test_nothing_is_paid_if_finding_the_answer_proves_nothing(question, text, fi
     assert not answer_in_results(search(text, ok=False).results, question)
 
 
-def test_a_number_is_found_as_a_number():
+def test_a_number_is_matched_by_value_not_as_text():
     question = asking("1000", rule=Number())
     assert contains_answer("In all 1,000.0 people", question)
     assert not contains_answer("In all 10000 people, 100 of them", question)
 
 
-def test_the_curve_counts_only_questions_whose_answer_can_be_found():
+def test_answer_in_results_counts_only_questions_whose_answer_can_be_found():
     real, verdict = asking("Peru"), asking("no")
     groups = [
         score_group([attempt(real, search("Peru")), attempt(real, search("Rome"))], [ExactMatch()]),
@@ -606,7 +606,7 @@ def test_the_curve_counts_only_questions_whose_answer_can_be_found():
 # ------------------------------------------------------------------------ answers of a question
 
 
-def test_a_text_is_one_answer_and_other_types_are_errors():
+def test_a_text_counts_as_one_answer_and_other_types_are_errors():
     question = Question("q", "Where is Cusco?", "Peru")
     assert question.answers == ("Peru",)
     assert exact_match("peru", question)
@@ -735,5 +735,5 @@ def test_a_mistake_in_the_rule_is_reported_at_the_start(recipe, capsys, setting,
         ),
     ],
 )
-def test_what_follows_a_number_is_part_of_it_or_ignored(text, wanted):
+def test_text_after_a_number_makes_it_unreadable_or_is_ignored(text, wanted):
     assert Number().read(text) == wanted

@@ -103,7 +103,7 @@ def test_other_estimators_are_left_out_if_a_group_does_not_name_its_branches_par
     assert (own.own, len(own.advantages)) == (True, 4)
 
 
-def test_what_a_constructor_raises_is_returned():
+def test_an_exception_from_a_constructor_is_returned():
     made, failed = make(TurnLevel, gamma=0.5), make(TurnLevel, gamma=2)
     assert made == TurnLevel(gamma=0.5)
     assert isinstance(failed, Exception)

@@ -43,13 +43,13 @@ def run(trained, tmp_path):
     return tmp_path
 
 
-def test_a_recipe_whose_data_have_no_settings_is_loaded(recipe):
+def test_a_recipe_whose_data_has_no_settings_loads(recipe):
     recipe["data"] = {"class_path": "turnrl.QuestionData", "init_args": None}
     save(recipe)
     assert turnrl.load("recipe.yaml").policy.network is not None
 
 
-def test_a_checkpoint_is_asked_questions_of_ones_own(run, capsys):
+def test_a_checkpoint_answers_the_users_own_questions(run, capsys):
     agent = turnrl.load("runs/recipe/version_0/checkpoints/last.ckpt")
     first, second = agent.ask(["Number 7?", Question("x", "Number 8?", ("8",))])
     assert (first.question.text, second.question.answers) == ("Number 7?", ("8",))
@@ -84,7 +84,7 @@ def test_a_folder_of_a_run_and_a_recipe_are_loaded_too(run):
     assert untrained.ask(["Number 7?"])[0].turns
 
 
-def test_what_cannot_be_loaded_is_named(recipe):
+def test_load_reports_missing_files_and_invalid_recipes(recipe):
     with pytest.raises(CheckpointError, match="no checkpoint at 'runs/none'"):
         turnrl.load("runs/none")
     with pytest.raises(RecipeError, match="no recipe at 'recipes"):
@@ -99,7 +99,7 @@ def test_what_cannot_be_loaded_is_named(recipe):
         turnrl.load("recipe.yaml")
 
 
-def test_what_is_loaded_and_what_takes_it_are_checked_at_once(tiny_model):
+def test_load_refuses_a_path_or_module_of_the_wrong_type(tiny_model):
     with pytest.raises(TypeError, match=r"^path is None\. Give a run, a checkpoint or a recipe"):
         turnrl.load(None)
     for wrong in ("x", MTGRPO, Policy(str(tiny_model))):
@@ -163,7 +163,7 @@ def test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe(
     assert message.endswith("Give a recipe, and the run after it: RECIPE --ckpt_path " + str(run))
 
 
-def test_play_says_before_it_loads_torch_what_it_cannot_play(by_hand, tiny_model):
+def test_play_reports_what_it_cannot_play_before_loading_torch(by_hand, tiny_model):
     _, run = by_hand
     save({"modle": {}}, "typo.yaml")
     code = (
@@ -385,7 +385,7 @@ def test_a_checkpoint_inside_an_iteration_is_named_by_its_own_step(tiny_model, t
     assert names == {f"epoch={n // 2}-step={n + 1}.ckpt" for n in range(4)}
 
 
-def test_weights_that_were_not_the_ones_scored_are_not_the_best(tiny_model, tmp_path):
+def test_weights_changed_since_validation_are_not_saved_as_best(tiny_model, tmp_path):
     # three steps an iteration, a validation after the second: the third one's weights differ
     best = BestCheckpoint("val/reward/total")
     it = module(tiny_model, steps_per_pass=3)
@@ -480,14 +480,14 @@ def test_any_sequence_of_questions_is_asked(tiny_model):
 
 
 @pytest.mark.parametrize("asked", [5, [5], None, {"a": 1}], ids=str)
-def test_what_is_no_question_is_refused_with_what_can_be_asked(tiny_model, asked):
+def test_asking_anything_but_questions_is_refused_with_what_can_be_asked(tiny_model, asked):
     it = module(tiny_model)
     it.policy.load()
     with pytest.raises(RecipeError, match=r"cannot ask .*; ask texts, or turnrl"):
         it.ask(asked)
 
 
-def test_what_was_asked_has_a_score(tiny_model):
+def test_attempts_at_asked_questions_can_be_scored(tiny_model):
     it = module(tiny_model)
     asked = [Question("a", "Number 7?", ("7",)), Question("b", "Number 8?", ("8",))]
     tried = it.ask(asked, samples=3)
@@ -507,7 +507,7 @@ def test_what_was_asked_has_a_score(tiny_model):
 
 
 @pytest.mark.slow
-def test_a_run_whose_recipe_names_the_modules_class_is_loaded(run):
+def test_a_run_whose_recipe_names_the_module_class_loads(run):
     contents = yaml.safe_load((run / "recipe.yaml").read_text())
     contents["model"] = {"class_path": "turnrl.MTGRPO", "init_args": contents["model"]}
     (run / "mine.yaml").write_text(yaml.safe_dump(contents))

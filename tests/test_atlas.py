@@ -128,7 +128,7 @@ def test_every_question_is_answered_by_its_page():
             assert contains_answer(passage.text, question)
 
 
-def test_an_unknown_split_is_named_with_those_there_are():
+def test_an_unknown_split_is_refused_with_the_known_ones():
     with pytest.raises(DataError, match="no split 'dev'; it has train, val, test, famous"):
         Atlas().questions("dev")
 
@@ -166,7 +166,7 @@ def test_the_good_query_finds_its_page_first():
     assert hits >= 485
 
 
-def test_demonstrations_read_as_what_they_demonstrate(writer, phases):
+def test_demonstrations_parse_cleanly_and_answer_from_the_page_shown(writer, phases):
     from turnrl_atlas.forms import REACT, TWO_TURN
 
     rng, forms = random.Random(0), set()
@@ -250,7 +250,7 @@ def test_demonstrations_name_no_held_out_place(phases):
                     assert title not in held_out
 
 
-def test_an_unknown_kind_of_demonstration_is_named_with_those_there_are():
+def test_an_unknown_kind_of_demonstration_is_refused_with_the_known_ones():
     from turnrl_atlas.trace_writers import Habits
     from turnrl_atlas.warmup import Phase
 
@@ -346,7 +346,7 @@ def test_the_starter_continues_a_good_call_by_reading_its_result(starter):
 
 
 @pytest.mark.slow
-def test_what_the_policy_does_is_measured(starter, tmp_path, monkeypatch):
+def test_the_policys_actions_and_skills_are_measured(starter, tmp_path, monkeypatch):
     from turnrl import Policy
     from turnrl_atlas.figures import Measured
     from turnrl_atlas.forms import FORMS, TWO_TURN

@@ -83,7 +83,7 @@ def sentence(text: str, fact: str) -> str:
     return re.search(rf"Its {fact} is (.+?)\.(?: Its|$)", text)[1]
 
 
-def test_an_answer_is_found_by_walking_over_two_pages():
+def test_each_answer_is_found_by_following_two_pages():
     pages = {passage.title: passage.text for passage in AtlasTwoHop().passages()}
     assert pages == {passage.title: passage.text for passage in Atlas().passages()}
     ids = {passage.title: passage.id for passage in AtlasTwoHop().passages()}
@@ -151,7 +151,7 @@ def readings(text: str) -> dict[str, str]:
     return {**facts, "region": region, "zone": city}
 
 
-def test_one_search_reaches_the_floor_that_the_readme_states(search):
+def test_one_search_scores_the_floors_stated_in_the_readme(search):
     questions = two_hops("val")
     shown = {
         "raw": ids_found(search, [q.text for q in questions]),
@@ -178,7 +178,7 @@ def test_one_search_reaches_the_floor_that_the_readme_states(search):
     assert stated == [f"{floors[name] / len(questions):.2f}" for name in ("raw", "city", "fixed")]
 
 
-def test_clean_demonstrations_read_as_what_they_demonstrate(two_hop, habits):
+def test_clean_demonstrations_parse_and_answer_from_the_second_page(two_hop, habits):
     segmenter, rng = ReAct(instructions=""), random.Random(0)
     turns: Counter[int] = Counter()
     for _ in range(500):
@@ -199,7 +199,7 @@ def test_clean_demonstrations_read_as_what_they_demonstrate(two_hop, habits):
     assert set(turns) == {3}
 
 
-def test_mixed_demonstrations_have_the_habits_and_leave_what_is_right_within_reach(two_hop, habits):
+def test_mixed_demonstrations_show_the_habits_and_sometimes_reach_both_pages(two_hop, habits):
     segmenter, rng, count = ReAct(instructions=""), random.Random(0), 4000
     ways: Counter[str] = Counter()
     for _ in range(count):

@@ -60,7 +60,7 @@ def sample(engine, prompt, forks, turns=2, **sampling):
 
 
 @pytest.mark.slow
-def test_an_engine_that_is_told_nothing_keeps_to_the_contract():
+def test_a_forced_engine_given_no_tokens_meets_the_contract():
     policy = Policy("package://turnrl_atlas/starter")
     policy.load()
     check_engine(Forced(Slots(), lambda prompt_ids, member, turn: ()), policy)
@@ -138,7 +138,7 @@ def test_a_task_has_the_sizes_that_were_asked_for_and_no_two_trajectories_say_th
     assert task.article("a") == task.article("a") != task.article("b")
 
 
-def test_what_is_too_short_for_a_task_is_told_with_the_least_that_is_enough(tmp_path):
+def test_lengths_too_short_for_a_task_are_refused_with_the_minimum(tmp_path):
     with pytest.raises(RecipeError, match=r"Ask for \d+ or more") as told:
         make(tmp_path, replace(SMALL, prompt_tokens=20))
     least = int(re.search(r"for (\d+) or", str(told.value))[1])
@@ -181,7 +181,7 @@ def test_trl_and_turnrl_do_equal_work_in_a_small_case(compared):
     assert len(re.findall(r"^whole step, s +[\d.]+ +[\d.]+ +[\d.]+x", shown, re.MULTILINE)) == 3
 
 
-def test_every_comparison_of_the_page_is_one_of_the_script(monkeypatch):
+def test_comparison_commands_on_the_page_exist_in_the_script(monkeypatch):
     monkeypatch.syspath_prepend(SCRIPT.parent)
     script = importlib.import_module("compare")
     commands = re.findall(r"^(?:OMP\S+ )?python \S+/compare.py (.*)$", PAGE.read_text(), re.M)

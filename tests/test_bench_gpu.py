@@ -107,7 +107,7 @@ def test_the_tables_have_no_gap_but_a_gpus_memory_and_fit_a_terminal(bench):
     }
 
 
-def test_the_page_shows_what_was_measured():
+def test_the_performance_page_shows_the_measured_tables():
     folder = ROOT / "docs" / "explanation"
     page = (folder / "performance.md").read_text()
     for table in tables_of(Results(folder / "bench-gpu-h100.json")):
@@ -138,7 +138,7 @@ def test_a_case_that_a_machine_cannot_run_is_skipped(tmp_path):
 # ----------------------------------------------------------------- errors, time, and resuming
 
 
-def test_a_part_and_a_case_for_which_there_is_no_time_say_so(tmp_path):
+def test_parts_and_cases_without_enough_time_say_why(tmp_path):
     results = Results(tmp_path / "found.json")
     driver.drive(results, [part("late", least_s=1.0)], tmp_path, True, 0.5 / 60, 1)
     assert results.part("late")["status"] == "skipped"
@@ -172,7 +172,7 @@ def test_a_case_that_was_measured_is_not_measured_again(tmp_path):
 
 
 @pytest.mark.slow
-def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(
+def test_a_part_that_raises_or_dies_records_its_error_and_the_others_run(
     tmp_path, monkeypatch, capfd, nursery
 ):
     nursery.stand_in(monkeypatch)
@@ -204,7 +204,7 @@ def test_what_a_part_raises_or_dies_of_is_its_own_and_the_others_run(
 
 
 @pytest.mark.slow
-def test_a_command_that_is_ended_keeps_what_it_has_and_goes_on_from_there(tmp_path, capsys):
+def test_an_interrupted_command_keeps_its_results_and_resumes(tmp_path, capsys):
     file, folder = tmp_path / "found.json", tmp_path / "models"
     folder.mkdir()
     command = [sys.executable, "-m", "turnrl", *TINY, "--json", str(file)]
@@ -305,7 +305,7 @@ def test_the_least_work_of_learning_is_counted_by_hand():
     assert head.flops == 4 * 1536 * 151_936 * 2000
 
 
-def test_the_steps_of_ragged_turns_are_those_of_a_walk_token_by_token():
+def test_steps_of_ragged_turns_match_a_token_by_token_walk():
     histories, lengths = [5, 7, 11], [1, 4, 3]
     walked: dict[int, list[int]] = {}
     for history, length in zip(histories, lengths, strict=True):
@@ -342,7 +342,7 @@ def test_every_row_of_the_table_is_a_case_that_is_measured():
 
 
 @quiet
-def test_pairs_of_a_layout_are_those_of_each_distinct_beginning(bench):
+def test_a_shared_layout_counts_pairs_once_per_distinct_prefix(bench):
     rows = [([1, 2, 3, *rest], [False] * 4 + [True] * 2) for rest in ([4, 5, 6], [4, 7, 8])]
     policy = bench.policy("nf4")
     for share in (True, False):
@@ -354,6 +354,6 @@ def test_pairs_of_a_layout_are_those_of_each_distinct_beginning(bench):
     policy.way = policy.way._replace(share=True)
 
 
-def test_parts_run_in_the_order_of_their_worth_whatever_order_they_are_asked_in():
+def test_parts_run_by_priority_whatever_the_requested_order():
     assert [one.name for one in _parts("iteration, machine")] == ["machine", "iteration"]
     assert all(one.least_s <= one.most_s for one in PARTS.values())

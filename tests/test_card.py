@@ -39,7 +39,7 @@ def exported(tmp_path):
     return tmp_path
 
 
-def test_the_card_of_a_hub_model_has_what_peft_and_the_hub_read(exported):
+def test_the_card_of_a_hub_model_has_the_fields_peft_and_the_hub_read(exported):
     write_card(exported, HUB, "v1", True, {"recipe": "mine"})
     card = huggingface_hub.ModelCard.load(exported / "README.md")
     assert card.data.base_model == HUB

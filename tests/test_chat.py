@@ -159,7 +159,7 @@ def test_a_template_that_strips_texts_is_followed(tokenizer):
     assert tokenizer.decode(ids) == whole
 
 
-def test_a_template_that_encodes_what_tools_say_is_refused_once_a_tool_speaks(tokenizer):
+def test_a_template_that_encodes_tool_output_is_refused_at_the_first_tool_message(tokenizer):
     # as Llama 3.1's does: a text is `iterable`, so it becomes a JSON string
     tokenizer = tokenizer(
         CHATML.replace(
@@ -210,7 +210,7 @@ def test_tool_messages_are_grouped_as_the_template_groups_them(tokenizer):
             assert tokenizer.decode(ids) == rendered(tokenizer, conversation)
 
 
-def test_a_whole_trajectory_is_what_the_template_renders_with_tools_and_tool_messages(tokenizer):
+def test_a_whole_trajectory_with_tools_matches_the_rendered_template(tokenizer):
     tokenizer = tokenizer(QWEN_LIKE)
     chat, look = ChatFormat(tokenizer), Look()
     rollout = Rollout(Tags(system="Be brief.", tools_in_template=True), [look])
@@ -274,7 +274,7 @@ def test_a_file_comes_before_a_bundled_template_of_that_name(tiny_model, tmp_pat
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
-def test_for_a_forgetful_template_of_a_known_family_the_bundled_one_is_offered(tokenizer, name):
+def test_the_error_for_a_forgetful_template_suggests_its_familys_bundled_one(tokenizer, name):
     marks = "\n".join(FAMILIES[name])
     with pytest.raises(RecipeError) as caught:
         ChatFormat(tokenizer(f"{FORGETFUL}{{# {marks} #}}"))
@@ -285,7 +285,7 @@ def test_for_a_forgetful_template_of_a_known_family_the_bundled_one_is_offered(t
     ChatFormat(tokenizer(read_template(name)))
 
 
-def test_an_unknown_forgetful_template_is_refused_with_what_it_forgets(tokenizer):
+def test_an_unknown_forgetful_template_is_refused_for_changing_earlier_messages(tokenizer):
     with pytest.raises(RecipeError, match=r"appending a message changes.*Give a plain one in"):
         ChatFormat(tokenizer(FORGETFUL))
 

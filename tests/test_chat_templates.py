@@ -129,7 +129,7 @@ def test_appending_a_message_changes_nothing_before_it(name, thinking, opening, 
 
 @each_template
 @given(reply=contents, rest=messages)
-def test_a_reply_stands_verbatim_between_its_prompt_and_what_follows_it(name, reply, rest):
+def test_a_reply_is_rendered_verbatim_between_its_prompt_and_the_rest(name, reply, rest):
     question = {"role": "user", "content": "Where?"}
     prompt = render(name, [question])
     # what follows a reply may depend on everything but the reply
@@ -192,13 +192,13 @@ def test_the_chat_format_of_rollouts_accepts_a_bundled_template(name):
 
 
 @each_template
-def test_the_marks_of_one_family_are_not_those_of_another(name):
+def test_the_marks_of_one_family_match_no_other_family(name):
     marks = "".join(FAMILIES[name])
     assert recognised(marks) == {name}
     assert family(marks) == name
 
 
-def test_neither_a_bundled_template_nor_plain_chatml_is_taken_for_one_that_needs_replacing():
+def test_bundled_templates_and_plain_chatml_are_not_flagged_for_replacement():
     chatml = (
         "{% for message in messages %}<|im_start|>{{ message.role }}\n{{ message.content }}"
         "<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"

@@ -71,7 +71,7 @@ def test_the_saved_recipe_trains_the_same_again(recipe):
     assert rows("recipe") == rows("again")
 
 
-def test_a_resumed_run_says_which_settings_have_changed_and_follows_them(recipe, trained, capsys):
+def test_a_resumed_run_prints_its_changed_settings_and_uses_them(recipe, trained, capsys):
     checkpoint = "runs/recipe/version_0/checkpoints/last.ckpt"
     capsys.readouterr()
     settings = {"lr": 5e-4, "betas": [0.8, 0.9], "weight_decay": 0.1}
@@ -310,7 +310,7 @@ def test_a_command_in_a_program_keeps_none_of_its_objects_from_being_collected(r
     assert gone() is None
 
 
-def test_a_logger_whose_package_is_missing_is_named_without_a_traceback(recipe, capsys):
+def test_a_missing_logger_package_is_named_without_a_traceback(recipe, capsys):
     assert importlib.util.find_spec("comet_ml") is None
     message = fails(capsys, ["fit", "recipe.yaml", "--trainer.logger", "CometLogger"])
     assert "comet" in message

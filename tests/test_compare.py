@@ -206,7 +206,7 @@ def test_two_policies_of_one_run_are_compared(capsys):
     assert "See them: turnrl report a\n" in capsys.readouterr().out
 
 
-def test_the_newest_of_two_evaluations_in_one_iteration_is_taken():
+def test_the_newest_of_two_evaluations_in_one_iteration_is_used():
     for version, right in ((10, 0), (12, 1)):
         for rank in (0, 1):
             rows = [row(n, right, iteration=3, policy_version=version) for n in range(rank, 6, 2)]
@@ -252,7 +252,7 @@ SEEDS = {
 }
 
 
-def test_runs_that_differ_only_in_seeds_are_one_side_with_an_interval_over_seeds(capsys):
+def test_runs_that_differ_only_by_seed_form_one_side_with_an_interval_over_seeds(capsys):
     places = [*seeds("a", SEEDS["a"]), *seeds("b", SEEDS["b"])]
     (comparison,) = compare(open_sides(places))
     assert comparison.figures["exact_match"] == over_seeds([0.4, 0.2, 0.6], [0.8, 0.4, 1.0])
@@ -313,7 +313,7 @@ def test_evaluations_of_the_checkpoints_of_several_seeds_are_compared_over_seeds
     assert "json:" not in printed
 
 
-def test_seeds_are_paired_by_their_number_and_those_without_a_partner_are_named():
+def test_runs_are_paired_by_seed_and_unpaired_runs_are_named():
     a = seeds("a", SEEDS["a"])
     b = seeds("b", SEEDS["b"][::-1], first=1)  # seeds 1, 2, 3
     (comparison,) = compare(open_sides([*a, *b]))
@@ -341,7 +341,7 @@ def test_the_same_recipe_and_seed_twice_is_refused():
 # -------------------------------------------------------------------------------- what is refused
 
 
-def test_runs_on_different_questions_are_refused_with_what_differs(capsys):
+def test_runs_on_different_questions_are_refused_with_the_difference(capsys):
     a, _ = two()
     rows = [row(n, 1) for n in range(10)]
     saved("other", [row(n, 1) for n in range(20, 30)])
@@ -470,7 +470,7 @@ def test_a_word_that_names_no_run_is_refused_with_the_next_step(capsys):
     assert "has no split 'test'. Take val." in fails(capsys, ["compare", a, b, "--split", "test"])
 
 
-def test_two_words_for_one_evaluation_are_refused_with_the_alternatives(capsys):
+def test_two_names_for_one_evaluation_are_refused_with_the_alternatives(capsys):
     for iteration in (0, 5, 10):
         rows = [row(n, n % 2, iteration=iteration, policy_version=iteration) for n in range(4)]
         saved("runs/mine/version_0", rows, f"val-{iteration:06d}-0.parquet")

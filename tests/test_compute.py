@@ -58,7 +58,7 @@ def left_to_peft(policy):
 
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 @pytest.mark.parametrize("checkpointing", [None, True])
-def test_an_adapter_computes_what_peft_computes(tiny_model, quantization, checkpointing):
+def test_adapter_values_and_gradients_match_peft(tiny_model, quantization, checkpointing):
     options = {"quantization": quantization, "gradient_checkpointing": checkpointing}
     policy = adapted(tiny_model, **options)
     found, gradients = value_and_gradients(policy)
@@ -103,7 +103,7 @@ def test_an_adapter_that_is_off_is_left_alone(tiny_model):
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_dropout_is_of_what_enters_the_adapter_alone_as_in_peft(tiny_model, training):
+def test_dropout_applies_only_to_the_adapters_input_as_in_peft(tiny_model, training):
     policy = adapted(tiny_model, lora={"dropout": 0.5})
     policy.network.train(training)
 
@@ -120,7 +120,7 @@ def test_dropout_is_of_what_enters_the_adapter_alone_as_in_peft(tiny_model, trai
         assert (gradient - others[name]).norm() < 1e-4 * others[name].norm(), name
 
 
-def test_a_model_may_add_in_place_to_what_an_adapted_layer_gives(tiny_model):
+def test_a_model_may_add_in_place_to_an_adapted_layers_output(tiny_model):
     layer = adapted_layers(adapted(tiny_model).network)[0]
     x = torch.randn(2, 3, layer.base.in_features, requires_grad=True)
     (wanted,) = torch.autograd.grad((layer(x) + 1).square().sum(), x)
@@ -137,7 +137,7 @@ def test_dora_is_left_to_peft(tiny_model):
     assert not any("forward" in vars(layer) for layer in network.modules())
 
 
-def test_a_dense_weight_is_what_the_layer_multiplies_by(tiny_model):
+def test_a_dense_weight_reproduces_the_quantized_layers_output(tiny_model):
     policy = adapted(tiny_model, quantization="nf4")
     layer = policy.network.base_model.model.model.layers[0].mlp.up_proj.base_layer
     assert layer.weight.dtype == torch.uint8
@@ -194,7 +194,9 @@ def recomputed(policy):
     return len(passes) - 2
 
 
-def test_layers_are_recomputed_whatever_transformers_calls_it(tiny_model, monkeypatch):
+def test_layers_are_recomputed_without_the_transformers_checkpointing_methods(
+    tiny_model, monkeypatch
+):
     # the first is of later versions than 5.17, the other ends with 6
     for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
         monkeypatch.delattr(PreTrainedModel, name, raising=False)
@@ -246,7 +248,7 @@ def test_fused_kernels_are_for_gpus(tiny_model):
     assert fuse(policy.network, torch.device("cpu")) == "none on this device"
 
 
-def test_a_wrong_rotation_is_told_from_rounding(monkeypatch):
+def test_a_wrong_rotation_is_distinguished_from_rounding(monkeypatch):
     rotate = modeling_qwen2.apply_rotary_pos_emb
     network = AutoModelForCausalLM.from_pretrained(STARTER, dtype=torch.float32)
     ids = ordinary_ids(network)
@@ -319,11 +321,11 @@ def test_faults_of_a_device_say_nothing_of_a_model(error, wanted):
         (ValueError("the search server is out of memory"), False),
     ],
 )
-def test_memory_that_ran_out_is_told_from_other_faults(error, wanted):
+def test_out_of_memory_errors_are_distinguished_from_other_errors(error, wanted):
     assert out_of_memory(error) is wanted
 
 
-def test_what_says_no_to_a_kernel_is_told_from_what_breaks_the_device():
+def test_device_errors_are_distinguished_from_kernel_refusals():
     with pytest.raises(RuntimeError) as mixed:
         torch.ones(2) + torch.ones(2, device="meta")
     assert of_the_device(mixed.value)

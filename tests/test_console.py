@@ -81,7 +81,7 @@ def terminal(columns=80, rows=100):
 # ------------------------------------------------------------------------------------------- lines
 
 
-def test_a_run_says_what_it_does_until_its_first_figures_and_no_summary_with_flops(recipe, capsys):
+def test_a_run_prints_its_steps_before_the_first_figures_and_no_flops_summary(recipe, capsys):
     del recipe["trainer"]["enable_model_summary"]
     save(recipe)
     lines = [line for line in fit(capsys) if line != "loading torch and Lightning"]
@@ -225,7 +225,7 @@ def test_a_run_ends_with_before_beside_final_and_how_to_ask_it(recipe, capsys):
 
 
 @pytest.mark.slow
-def test_a_run_in_a_world_ends_with_how_to_see_what_the_policy_does(recipe, capsys):
+def test_a_run_in_a_world_ends_by_printing_the_report_command(recipe, capsys):
     recipe["model"]["rollout"]["tools"] = ["worlds.Acts"]
     save(recipe)
     lines = fit(capsys, "--trainer.max_epochs", "1")
@@ -235,14 +235,14 @@ def test_a_run_in_a_world_ends_with_how_to_see_what_the_policy_does(recipe, caps
     assert not any("ask it" in line for line in unkept)
 
 
-def test_nothing_is_said_of_an_evaluation_of_no_questions(recipe, capsys):
+def test_no_evaluation_is_announced_without_validation_questions(recipe, capsys):
     lines = fit(capsys, "--data.val", "null", "--trainer.max_epochs", "1")
     assert "evaluating the policy before training" not in lines
     assert "collecting trajectories" in lines
 
 
 @pytest.mark.slow
-def test_what_was_scored_otherwise_stands_beside_nothing(recipe, capsys):
+def test_the_final_table_leaves_out_scores_from_other_questions(recipe, capsys):
     fit(capsys)
     few = ["--data.val_limit", "2", "--trainer.max_epochs", "4"]
     lines = fit(capsys, "--ckpt_path", "last", *few)
@@ -358,7 +358,7 @@ def test_a_second_run_shows_nothing_of_the_first(tiny_model, tmp_path, capsys):
         assert sum(line.startswith(title) for line in printed) == 1
 
 
-def test_without_a_logger_it_is_said_where_checkpoints_lie_and_how_to_ask(
+def test_without_a_logger_a_run_prints_where_checkpoints_are_and_how_to_ask(
     tiny_model, tmp_path, capsys
 ):
     options = {"enable_progress_bar": True, "logger": False, "default_root_dir": tmp_path}
@@ -390,7 +390,7 @@ def test_a_bar_that_a_recipe_names_stays_though_it_is_lightnings_default(recipe,
     assert not any(line.startswith("iteration   1/1") for line in lines)
 
 
-def test_a_bar_of_ones_own_prints_the_announcements(tiny_model, tmp_path):
+def test_a_custom_progress_bar_prints_the_announcements(tiny_model, tmp_path):
     class Bar(ProgressBar):
         printed = []
 
@@ -438,7 +438,7 @@ def test_the_recipe_the_folder_and_the_device_are_named_before_torch_is_loaded(r
 
 
 @pytest.mark.parametrize(("asked", "named"), [("cpu", "the CPU"), ("tpu", "tpu"), ("mps", "mps")])
-def test_the_device_is_the_one_that_is_asked_for(asked, named):
+def test_the_device_name_matches_the_requested_device(asked, named):
     assert device_name(asked) == named
 
 
@@ -491,7 +491,9 @@ def test_a_run_that_is_finished_says_so_and_how_to_go_on_and_leaves_no_folder(re
         assert [path.name for path in Path("runs/recipe").iterdir()] == ["version_0"]
 
 
-def test_a_finished_run_of_a_plain_trainer_is_told_in_its_own_words(tiny_model, tmp_path, capsys):
+def test_resuming_a_finished_plain_trainer_run_says_to_raise_max_epochs(
+    tiny_model, tmp_path, capsys
+):
     trainer(tmp_path, 1).fit(module(tiny_model), data())
     again = trainer(tmp_path, 1, enable_progress_bar=True, logger=False)
     again.fit(module(tiny_model), data(), ckpt_path=last(tmp_path))
@@ -502,7 +504,7 @@ def test_a_finished_run_of_a_plain_trainer_is_told_in_its_own_words(tiny_model, 
     )
 
 
-def test_changed_settings_are_told_one_by_one_within_the_terminal():
+def test_changed_settings_are_printed_one_by_one_within_the_terminal_width():
     prompt = "You may search before you answer. " * 20
     old = {
         "a": {"rewards": [{"w": 1.0}, {"w": 0.5}], "prompt": f"{prompt}Be brief."},
@@ -544,7 +546,7 @@ def test_the_console_of_a_run_that_goes_on_with_much_changed_fits_a_terminal(tra
 # ------------------------------------------------------------------ lines too long for a terminal
 
 
-def test_a_mistake_is_wrapped_at_words_on_a_terminal_and_is_one_line_in_a_pipe(capsys):
+def test_an_error_is_wrapped_at_words_on_a_terminal_but_is_one_line_in_a_pipe(capsys):
     with terminal() as lines:
         assert main(["fit", "nosuch"]) == 2
     shown = [line for line in lines if line]
@@ -555,7 +557,7 @@ def test_a_mistake_is_wrapped_at_words_on_a_terminal_and_is_one_line_in_a_pipe(c
     assert " ".join(line.strip() for line in shown) == whole
 
 
-def test_a_warning_is_wrapped_at_words_on_a_terminal_and_is_one_line_in_a_pipe(capsys):
+def test_a_warning_is_wrapped_on_a_terminal_but_is_one_line_in_a_pipe(capsys):
     record = logging.LogRecord("turnrl", logging.WARNING, "", 0, "many words " * 20, None, None)
     with terminal():
         narrow = Fitted().format(record)

@@ -184,7 +184,7 @@ def test_costs_add_up_to_nothing_in_each_turn_and_give_wrong_attempts_nothing(dr
 
 @given(groups(), OPTIONS, st.floats(-5, 5))
 @settings(deadline=None, max_examples=30)
-def test_what_wrong_attempts_cost_changes_no_credit(drawn, options, cost):
+def test_the_cost_of_wrong_attempts_changes_no_credit(drawn, options, cost):
     dearer = dataclasses.replace(
         drawn,
         costs=[
@@ -271,7 +271,7 @@ def test_a_cost_is_not_amplified_if_right_attempts_earn_unequal_outcomes():
     assert part[:, 0].tolist() == pytest.approx([-by_cost, by_cost] * 2, rel=1e-3)
 
 
-def test_a_group_of_one_has_nobody_to_compare_with():
+def test_costs_change_no_credit_in_a_group_of_one():
     group = searched([1], [True]).group()
     assert CostsAmongRight()(group).equal(TurnLevel()(group))
 
@@ -301,7 +301,7 @@ def test_unscaled_it_estimates_the_gradient_that_its_page_gives(size):
     assert torch.allclose(toy.gradient_among_right - toy.cost_part, plain.gradient)
 
 
-def test_costs_change_each_turn_by_what_right_attempts_cost_not_by_how_many_are_right():
+def test_the_cost_gradient_follows_the_cost_of_right_attempts_not_their_number():
     toy, step = TOYS["costs"], 1e-6
 
     def among(toy, k):
@@ -368,7 +368,7 @@ def long_answer(trajectory):
     return float(len(trajectory.answer or ""))
 
 
-def test_scoring_separates_costs_and_knows_which_attempts_are_right():
+def test_scoring_separates_costs_and_marks_the_right_attempts():
     rewards = [SearchCost(), Length(), FirstHit(), ExactMatch(2.0)]
     group = score_group([attempt(2, "x"), attempt(0, "y")], rewards)
     assert group.cost_names == ("turn/search_cost", "outcome/length")
@@ -499,7 +499,7 @@ def test_a_record_that_is_older_than_costs_says_so(tmp_path):
     assert reasons["mine"] == ""
 
 
-def test_a_run_records_what_costs_and_what_is_right(recipe, capsys):
+def test_a_run_records_which_rewards_are_costs_and_what_counts_as_right(recipe, capsys):
     model = {**recipe["model"], "estimator": "CostsAmongRight"}
     rewards = [*model["rewards"], "SearchCost", "ExactMatch"]
     save({**recipe, "model": {**model, "rewards": rewards}})

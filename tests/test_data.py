@@ -94,7 +94,7 @@ def test_an_answer_may_be_a_text_a_number_or_a_list(tmp_path):
     assert answers == [("Ada",), ("7",), ("1.5",), ("x", "2"), ("y", "z"), ("[not JSON",)]
 
 
-def test_fields_name_other_columns_nested_ones_by_a_dotted_path(tmp_path):
+def test_fields_name_other_columns_and_nested_ones_by_dotted_path(tmp_path):
     rows = [{"ask": "Who?", "gold": {"text": ["Ada"], "start": [3]}, "aka": [{"name": "A. L."}]}]
     path = write_jsonl(tmp_path / "q.jsonl", rows)
     fields = Fields(None, "ask", ["gold.text", "aka.name"])
@@ -124,7 +124,7 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
         ("key", [7], "a list, [7], not a text."),
     ],
 )
-def test_what_is_no_text_is_named_with_its_source_row_and_column(name, value, message):
+def test_a_value_that_is_not_text_is_reported_with_its_source_row_and_column(name, value, message):
     good = {"key": "a", "prompt": "When?", "gold": "1843"}
     with pytest.raises(DataError) as caught:
         load_questions([good, good | {name: value}], fields=Fields("key", "prompt", "gold"))
@@ -174,13 +174,13 @@ def test_a_prompt_of_other_messages_is_refused(prompt, message):
     assert message in str(caught.value)
 
 
-def test_a_question_whose_parts_are_no_texts_is_refused():
+def test_a_question_whose_id_or_text_is_not_a_string_is_refused():
     for question, name in ((("1", CHAT), "text"), ((1, "Who?"), "id")):
         with pytest.raises(DataError, match=rf"^the {name} of question '?1'? is the .*Give a text"):
             Question(*question)
 
 
-def test_numbers_dates_arrays_and_gaps_are_read_as_what_they_are():
+def test_numbers_dates_and_arrays_are_read_as_text_and_gaps_are_dropped():
     numpy = pytest.importorskip("numpy")
     rows = [
         {"question": 7, "answers": numpy.array(["b", "c"])},
@@ -225,7 +225,7 @@ def test_a_pattern_finds_the_answer_within_a_field(tmp_path, caplog):
     assert [q.answers for q in load_questions(path, fields=whole)] == [("42",)]
 
 
-def test_a_path_is_a_file_and_an_empty_one_is_named(tmp_path):
+def test_a_path_loads_its_file_and_an_empty_file_is_reported(tmp_path):
     path = tmp_path / "mine.jsonl"
     write_jsonl(path, [{"id": "a", "question": "?", "answers": ["x"]}])
     data = QuestionData(path, path, questions_per_iteration=1)
@@ -288,7 +288,7 @@ def loaded(source, *arguments, **options):
     return [(q.id, q.answers) for q in load_questions(source, *arguments, **options)]
 
 
-def test_what_save_to_disk_wrote_is_a_question_set(hub_rows, tmp_path):
+def test_data_sets_written_by_save_to_disk_load_as_questions(hub_rows, tmp_path):
     import datasets
 
     hub_rows.save_to_disk(tmp_path / "one")
@@ -499,7 +499,7 @@ def test_a_hub_that_answers_is_used_and_asked_once_whether_it_is_there(monkeypat
     assert not huggingface_hub.constants.HF_HUB_OFFLINE
 
 
-def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, monkeypatch):
+def test_a_split_missing_on_the_hub_is_refused_with_the_available_ones(tmp_path, monkeypatch):
     # `datasets` takes a local folder of Parquet files where it takes a name on the hub
     (tmp_path / "owner/name").mkdir(parents=True)
     table = pyarrow.Table.from_pylist(ROWS)
@@ -532,7 +532,7 @@ def test_a_split_that_the_hub_lacks_is_answered_with_those_there_are(tmp_path, m
         ("turnrl.QuestionSource", r"'turnrl.QuestionSource', .*: it lacks questions"),
     ],
 )
-def test_an_unknown_source_is_answered_with_what_is_known(name, message):
+def test_an_unknown_source_is_refused_with_the_known_names_or_the_reason(name, message):
     with pytest.raises(DataError, match=message):
         load_questions(name)
 
@@ -549,14 +549,14 @@ def test_rows_without_any_id_are_numbered(tmp_path):
         load_questions(path, fields=Fields("key"))
 
 
-def test_of_several_missing_fields_the_one_that_cannot_be_numbered_is_named(tmp_path):
+def test_the_question_field_is_reported_when_id_and_question_are_missing(tmp_path):
     path = write_jsonl(tmp_path / "q.jsonl", [{"qestion": "?", "answers": ["x"]}])
     message = r"no field 'question'\. Did you mean qestion\? It has: answers, qestion"
     with pytest.raises(DataError, match=message):
         load_questions(path)
 
 
-def test_a_missing_field_is_answered_with_those_there_are(tmp_path):
+def test_a_missing_field_is_reported_with_the_available_ones(tmp_path):
     path = write_jsonl(tmp_path / "q.jsonl", [{"query": "?", "gold": {"text": "x"}}])
     with pytest.raises(
         DataError, match=r"no field 'question'. It has: gold.text, query. Set data.fields.question"
@@ -591,7 +591,7 @@ def test_a_file_without_usable_questions_is_an_error(tmp_path, content, message)
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "json"])
-def test_a_file_that_is_not_utf_8_is_named_with_what_to_do(tmp_path, suffix, encoding):
+def test_a_file_that_is_not_utf_8_is_refused_with_the_fix(tmp_path, suffix, encoding):
     file = tmp_path / f"q.{suffix}"
     file.write_bytes("question,answers\nWhich café?,x\n".encode(encoding))
     with pytest.raises(DataError, match=r"cannot read '.*q\.\w+': .*\. Save it as UTF-8"):
@@ -606,7 +606,7 @@ def test_a_split_of_a_file_and_a_folder_are_errors(tmp_path):
         load_questions(str(tmp_path))
 
 
-def test_rows_that_cannot_be_used_are_counted_in_one_warning(tmp_path, caplog):
+def test_unusable_rows_are_counted_in_one_warning(tmp_path, caplog):
     rows = [
         *ROWS,
         {"id": "c", "question": "Article?", "answers": ["The"]},
@@ -629,7 +629,7 @@ def test_answers_that_normalise_to_nothing_are_dropped_and_the_rest_stays(tmp_pa
     assert question.answers == ("x",)
 
 
-def test_different_questions_with_one_id_get_ids_of_their_own_with_a_warning(tmp_path, caplog):
+def test_different_questions_sharing_an_id_get_distinct_ids_and_a_warning(tmp_path, caplog):
     texts = ("One?", "Two?", "One?", "Three?")
     rows = [{"id": "7", "question": text, "answers": "x"} for text in texts]
     usable = load_questions(write_jsonl(tmp_path / "q.jsonl", rows))

@@ -69,7 +69,7 @@ def kept(folder):
 
 
 @pytest.mark.parametrize("case", [*CASES, "adapter-again"])
-def test_a_divided_policy_learns_what_whole_ones_do(folder, case):
+def test_a_divided_policy_learns_the_same_as_whole_ones(folder, case):
     whole, divided = (kept(folder / f"{strategy}-{case}") for strategy in ("ddp", "fsdp2"))
     gaps = []
     for first, second in zip(whole["gradients"], divided["gradients"], strict=True):
@@ -178,7 +178,7 @@ def test_a_process_never_holds_a_whole_policy(tmp_path, nursery):
 
 
 @pytest.mark.parametrize("case", ["bfloat16", "reference", "critic", "whole", "mixed"])
-def test_two_processes_learn_what_one_does(folder, tiny_model, tmp_path, case):
+def test_two_processes_learn_the_same_as_one(folder, tiny_model, tmp_path, case):
     model = folder / "half" if case == "mixed" else tiny_model
     train(case, str(model), "auto", 1, tmp_path)
     alone, divided = kept(tmp_path), kept(folder / f"fsdp2-{case}")
@@ -211,7 +211,9 @@ def test_it_resumes_with_another_strategy_or_number_of_processes(folder, tiny_mo
         ({}, None, "and Slots samples with the policy's own weights, of which each process"),
     ],
 )
-def test_what_cannot_be_divided_is_refused(tiny_model, policy, engine, message):
+def test_policies_and_engines_that_cannot_be_divided_are_refused(
+    tiny_model, policy, engine, message
+):
     it = module(tiny_model, policy, engine=engine)
     with pytest.raises(RecipeError, match=message):
         check_division(it.policy, it.engine)
@@ -243,7 +245,7 @@ def test_moments_that_do_not_come_apart_are_refused():
         resumed(optimizer)
 
 
-def test_the_layers_of_a_network_are_found_whatever_they_are_called():
+def test_the_layers_of_a_network_are_found_under_any_name():
     sizes = {"hidden_size": 16, "num_attention_heads": 2, "vocab_size": 32}
     config = transformers.FalconConfig(num_hidden_layers=3, **sizes)
     network = transformers.FalconForCausalLM(config)

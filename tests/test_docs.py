@@ -153,16 +153,16 @@ SEEN = "see what it does: turnrl report "
 LEARNED = "test_warmup.test_the_lake_of_gymnasium_on_the_page_is_learned"
 """How a run in an environment ends."""
 NOTHING_LEFT = "this run is finished"
-FULL_SIZE = Elsewhere("test_docs.test_the_tutorial_at_its_full_size_prints_what_it_shows")
-COMPARED = Elsewhere("test_bench.test_every_comparison_of_the_page_is_one_of_the_script")
+FULL_SIZE = Elsewhere("test_docs.test_the_full_size_tutorial_prints_the_output_it_shows")
+COMPARED = Elsewhere("test_bench.test_comparison_commands_on_the_page_exist_in_the_script")
 TESTS = Runs(("tests collected",), clone=True, slow=True, after=" --collect-only")
-AS_IN_README = Elsewhere("test_docs.test_the_first_page_of_the_site_shows_what_the_readme_shows")
-SHOWN_FILE = Elsewhere("test_plugins.test_the_files_in_the_docs_are_those_that_the_command_writes")
+AS_IN_README = Elsewhere("test_docs.test_everything_shown_on_the_sites_first_page_is_in_the_readme")
+SHOWN_FILE = Elsewhere("test_plugins.test_the_code_on_the_plugins_page_matches_its_files")
 EXAMPLE = Elsewhere("test_plugins.test_the_examples_in_the_docs_run")
 TAUGHT = Elsewhere("test_docs.test_the_policy_learns_the_calculator_as_the_page_shows")
 CALCULATOR = "test_docs.test_the_calculator_and_the_rows_of_the_page_fit_together"
 FROM_PYTHON = "test_ask.test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe"
-NAMED = "test_recipes.test_a_recipe_is_given_by_its_name_wherever_one_is"
+NAMED = "test_recipes.test_every_command_accepts_a_recipe_by_name"
 LISTED = "test_recipes.test_every_recipe_is_listed_with_its_command_and_its_row"
 COPIED = "test_recipes.test_a_copy_is_a_file_to_change_and_replaces_none"
 BY_DOORS = "test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe"
@@ -236,7 +236,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--model.optimizer torch.optim.SGD": Fits(),
         "pip install 'turnrl[gpu]'": NotRun("the package index; the tests use what is installed"),
         "turnrl play --estimators": Elsewhere(
-            "test_play.test_estimators_say_what_credit_some_attempts_would_get"
+            "test_play.test_play_prints_the_credit_that_each_estimator_would_give"
         ),
         "turnrl play RECIPE": Elsewhere(FROM_PYTHON),
         "turnrl eval RECIPE": Elsewhere(FROM_PYTHON),
@@ -288,7 +288,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             ("signal to noise",), slow=True, before="turnrl fit recipes/quickstart.yaml && "
         ),
         "--json": Elsewhere("test_estimators.test_json_output_is_one_object_per_line"),
-        "SNR = mean": Elsewhere("test_estimators.test_signal_is_what_two_groups_have_in_common"),
+        "SNR = mean": Elsewhere(
+            "test_estimators.test_signal_measures_what_two_groups_have_in_common"
+        ),
     },
     "docs/design.md": {
         "atlas         segmenters": Elsewhere(
@@ -370,7 +372,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "- {id: utrecht": Fits(),
         "--data.fields": Fits(),
         "class Ladder(IterationData)": Elsewhere(
-            "test_training.test_data_of_a_users_own_trains_if_it_says_what_an_iteration_asks"
+            "test_training.test_a_custom_data_module_trains_if_it_gives_each_iterations_questions"
         ),
         "answers: {class_path: Number": Fits(),
         "index build": Runs(("300 passages",), ("indexes/mine",)),
@@ -575,14 +577,12 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         '"""A player in the embedded': Saved("searcher.py"),
         "player: searcher.Searcher": Saved("searcher.yaml"),
         "turnrl fit": Runs((FINISHED,), ("runs/searcher/version_0/metrics.csv",)),
-        "turnrl play": Elsewhere(
-            "test_players.test_what_a_player_sent_stands_in_transcripts_and_in_play"
-        ),
+        "turnrl play": Elsewhere("test_players.test_transcripts_and_play_show_what_a_player_sent"),
         "turnrl play runs/searcher": Runs(
             ("-- turn 1", "answer "), after=' "What country is Utrecht in?"'
         ),
         "asyncio.to_thread": Elsewhere(
-            "test_players.test_a_check_that_fails_says_what_was_seen_and_what_to_change"
+            "test_players.test_a_failing_check_reports_what_it_saw_and_what_to_change"
         ),
         "player: my_module.PlainAgent": Fits(),
         "check_player(": Elsewhere("test_players.test_players_keep_to_the_contract"),
@@ -592,24 +592,24 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl doctor": NotRun("the hub and a search server; test_doctor.py has smaller recipes"),
         "--plan.profile 24GB": NotRun("the hub and a GPU; test_plan.py applies a profile"),
         "memory plan for": Elsewhere(
-            "test_plan.test_the_tables_on_the_page_are_what_the_plan_computes"
+            "test_plan.test_the_tables_on_the_page_match_the_computed_plan"
         ),
         "first_gpu.sh  ": Elsewhere(
             "test_first_gpu.test_the_script_lists_its_steps_and_refuses_another"
         ),
         "first_gpu.sh all": Elsewhere(
-            "test_first_gpu.test_the_script_goes_on_after_what_fails_and_says_what_did"
+            "test_first_gpu.test_the_script_continues_after_a_failure_and_reports_which_part_failed"
         ),
         "first_gpu.sh check": Elsewhere("test_first_gpu.test_a_step_is_rehearsed_on_a_cpu"),
         "--cuda 13.0": Elsewhere("test_first_gpu.test_kernels_of_other_cards_are_left_behind"),
         "pip list": Elsewhere(
-            "test_first_gpu.test_what_is_packed_installs_without_a_network_and_runs"
+            "test_first_gpu.test_the_packed_files_install_without_a_network_and_run"
         ),
         "first_gpu_pack.py": Elsewhere(
-            "test_first_gpu.test_what_is_packed_installs_without_a_network_and_runs"
+            "test_first_gpu.test_the_packed_files_install_without_a_network_and_run"
         ),
         "carried/install.sh": Elsewhere(
-            "test_first_gpu.test_what_is_packed_installs_without_a_network_and_runs"
+            "test_first_gpu.test_the_packed_files_install_without_a_network_and_run"
         ),
     },
     "docs/index.md": {
@@ -644,7 +644,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--model.engine.help VLLM": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "arguments: [--gpu-memory-utilization": Fits(),
         "doctor recipe.yaml servers.yaml": Elsewhere(
-            "test_vllm.test_a_server_that_cannot_serve_is_told_before_weights_load"
+            "test_vllm.test_a_server_that_cannot_serve_is_reported_before_weights_load"
         ),
         "fit recipe.yaml servers.yaml": Elsewhere(
             "test_vllm.test_a_run_trains_with_it_and_its_record_has_every_version"
@@ -776,7 +776,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "class_path: ReAct": Fits("model.rollout"),
         "class_path: SearchR1": Fits("model.rollout"),
         "turn 3   answer": Elsewhere(
-            "test_docs.test_the_advantages_that_are_worked_out_are_those_of_a_group"
+            "test_docs.test_the_worked_out_advantages_match_the_computed_ones"
         ),
         "from turnrl_estimators import PerTurnIndex": Runs(
             ("ended by   answer", "PerTurnIndex\n    +0.87  +1.44  +0.87\n    -0.87  -2.02\n"),
@@ -794,20 +794,20 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--sample 500": Runs(('"answer@5"',)),
         "turnrl index check": Runs(("questions (", "in the index."), ("missing.jsonl",)),
         "--answers number": Elsewhere(
-            "test_index_check.test_a_split_and_a_rule_are_those_that_were_named"
+            "test_index_check.test_the_check_uses_the_given_split_and_answer_rule"
         ),
         "38 of 146 questions": Elsewhere(
             "test_index_check.test_the_page_shows_what_the_command_prints"
         ),
         "description: Searches the news of": Elsewhere(
-            "test_wiki_search.test_the_two_searches_of_the_page_are_two_tools_of_one_recipe"
+            "test_wiki_search.test_the_documented_pair_of_searches_makes_two_tools_in_one_recipe"
         ),
         "index: indexes/wikipedia": Fits("model.rollout"),
         "backend: retrieve": Elsewhere(
             "test_outage_retrieve.test_five_lines_of_a_recipe_train_with_the_server_of_the_page"
         ),
         "POST {": Elsewhere(
-            "test_retrieve.test_the_request_and_the_answer_of_the_page_are_those_of_the_protocol"
+            "test_retrieve.test_the_documented_request_and_answer_match_the_protocol"
         ),
         "fields: {text: body, title: headline}": Elsewhere(
             "test_ranking.test_a_few_lines_of_a_recipe_of_the_page_train"
@@ -839,10 +839,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
         "backend: elasticsearch": Fits("model.rollout"),
         "build_from: HotpotParagraphs": Elsewhere(
-            "test_hotpotqa.test_what_the_page_shows_is_a_run_over_paragraphs"
+            "test_hotpotqa.test_the_recipes_on_the_page_train_over_paragraphs"
         ),
         "init_args: {limit: 2000}": Elsewhere(
-            "test_hotpotqa.test_what_the_page_shows_is_a_run_over_paragraphs"
+            "test_hotpotqa.test_the_recipes_on_the_page_train_over_paragraphs"
         ),
         '"question": "In which country': Elsewhere(
             "test_hotpotqa.test_the_row_that_the_page_shows_is_read"
@@ -1010,7 +1010,7 @@ def help_of(*command: str, capsys) -> str:
     return capsys.readouterr().out
 
 
-def test_the_commands_and_options_in_sentences_are_those_of_the_help_pages(capsys):
+def test_commands_and_options_in_sentences_appear_in_the_help_pages(capsys):
     unclaimed = [p for page in PAGES for p in pieces(page) if claim_of(p) is None]
     named = {p.text.split(" --")[0] for p in unclaimed if p.kind == "mention"}
     assert named >= {"turnrl fit", "turnrl eval", "turnrl plugin new", "turnrl index build"}
@@ -1293,7 +1293,7 @@ def test_a_block_for_a_notebook_runs_in_one(piece, claim, following):
 
 
 @pytest.mark.parametrize(("piece", "claim"), each(Printed))
-def test_a_line_that_a_page_shows_is_what_is_printed(piece, claim, following):
+def test_lines_shown_on_a_page_are_printed(piece, claim, following):
     done = following[piece.page].result(piece)
     assert done.code == 0, done.text
     assert piece.text.strip() in done.text
@@ -1328,7 +1328,7 @@ def follow_at_full_size(page: str, folder: Path, nursery: Nursery) -> int:
 
 
 @pytest.mark.slow
-def test_the_tutorial_at_its_full_size_prints_what_it_shows(tmp_path, nursery):
+def test_the_full_size_tutorial_prints_the_output_it_shows(tmp_path, nursery):
     assert follow_at_full_size("docs/tutorial.md", tmp_path, nursery) > 8
 
 
@@ -1495,7 +1495,7 @@ def test_the_held_out_questions_for_the_calculator_have_numbers_that_training_ne
         assert question.answers == (str(computed),)
 
 
-def test_the_calculator_of_the_page_refuses_what_is_no_expression_and_raises_nothing(calculator):
+def test_the_example_calculator_refuses_invalid_expressions_without_raising(calculator):
     right = {
         "52 minus 62 minus 76": "-86",
         "2 plus 3 times 4 minus 5": "9",
@@ -1548,7 +1548,7 @@ def how_they_come_about() -> str:
     return " ".join(paragraph.split())
 
 
-def test_the_advantages_that_are_worked_out_are_those_of_a_group():
+def test_the_worked_out_advantages_match_the_computed_ones():
     rules = TurnLevel(), OutcomeOnly()
     third = torch.stack([rule.advantages(FOUND, RIGHT, REACHED)[2] for rule in rules], dim=1)
     assert torch.allclose(torch.tensor(advantages_that_are_worked_out()), third, atol=0.005)
@@ -1614,7 +1614,7 @@ def test_the_picture_of_readme_is_of_the_recorded_attempt():
         assert drawn == attempt.picture(record, theme)
 
 
-def test_the_first_page_of_the_site_shows_what_the_readme_shows():
+def test_everything_shown_on_the_sites_first_page_is_in_the_readme():
     readme = (ROOT / "README.md").read_text()
     shown = [piece.text.strip() for piece in pieces("docs/index.md")]
     assert shown

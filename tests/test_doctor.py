@@ -244,7 +244,7 @@ def test_a_card_prints_its_plan(recipe, doctor, capsys):
     assert "pass  memory plan" in out
 
 
-def test_what_this_machine_lacks_is_no_failure_of_a_card_elsewhere(
+def test_missing_local_files_only_warn_when_planning_for_another_card(
     recipe, doctor, capsys, tiny_model
 ):
     folder = Path(shutil.copytree(tiny_model, "plan/model"))
@@ -507,7 +507,7 @@ def installed_versions(monkeypatch):
     return say
 
 
-def test_versions_that_nobody_tried_are_one_warning(installed_versions):
+def test_untested_versions_give_one_warning(installed_versions):
     (found,) = installed_versions(torch="1.13.0", transformers="6.1.0")
     assert (found.status, found.name) == ("warn", "versions")
     assert found.text == "turnrl was not tried with torch 1.13.0, transformers 6.1.0"
@@ -576,7 +576,7 @@ def test_prefix_sharing_that_is_not_in_force_is_a_warning(tiny_model, monkeypatc
     assert "of this test" in told["sharing"].text
 
 
-def test_lines_keep_to_80_columns_on_a_terminal_and_are_one_for_a_script():
+def test_findings_wrap_at_80_columns_on_a_terminal_but_not_in_a_script():
     found = Finding("warn", "GPU", "word " * 40, "Do this. " * 12)
     narrow = lines_of(found, 80)
     assert len(narrow) > 4

@@ -114,7 +114,7 @@ def test_a_cost_that_pays_is_reported():
     assert warning.startswith("turn/wrong is marked as a cost and pays attempts that call: return")
 
 
-def test_bounds_say_what_a_find_would_pay_if_nothing_was_found():
+def test_bounds_give_the_pay_of_a_find_when_nothing_was_found():
     earned = earnings([group(attempt("Rome", MISSED), attempt("Rome"))])
     assert (earned.paid, earned.pays) == (0, 0.5)
     assert "1 attempt in 5 is paid: here 0 of 1 were" in earned.verdict
@@ -159,7 +159,7 @@ def many(questions, rewards=PAID):
     ]
 
 
-def test_an_iteration_logs_what_both_kinds_earned_and_the_error_of_the_difference():
+def test_an_iteration_logs_acting_and_idle_earnings_and_the_error_of_the_difference():
     groups = many(ENOUGH // 2)
     tallies = earning_tallies(groups, charged=True)
     assert tallies["rollout/acted"] == Tally(20, 30)
@@ -174,7 +174,7 @@ def test_an_iteration_logs_what_both_kinds_earned_and_the_error_of_the_differenc
     assert four["reward/acting_error"] == Tally(pytest.approx(error / 2), 1)
 
 
-def test_the_error_counts_what_the_others_earned_and_groups_of_any_size():
+def test_the_error_includes_idle_earnings_and_groups_of_any_size():
     class Waits(TurnReward):
         """Pays for a turn without a call, by its question."""
 

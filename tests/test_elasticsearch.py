@@ -195,7 +195,7 @@ def test_batches_that_meet_share_the_two_connections(small_index, proxy):
     assert proxy.busiest == 2
 
 
-def test_a_batch_of_which_one_request_is_refused_is_an_error(small_index, proxy):
+def test_one_refused_request_in_a_batch_is_an_error(small_index, proxy):
     proxy.faults.extend([0.0, (400, {}, {"error": {"reason": "odd"}})])
     with pytest.raises(ToolError, match=r"refused a request .*odd"):
         ask(search_tool(small_index, proxy.url), *(f"tower {i}" for i in range(200)))
@@ -453,9 +453,7 @@ def test_a_repeated_question_costs_no_request_and_a_replay_no_server(small_index
 # --- secrets ---
 
 
-def test_the_api_key_is_sent_and_struck_out_of_what_a_server_says_back(
-    small_index, proxy, monkeypatch
-):
+def test_the_api_key_is_sent_and_masked_in_server_errors(small_index, proxy, monkeypatch):
     monkeypatch.setenv("KEY", API_KEY)
     tool = search_tool(small_index, proxy.url, api_key="${KEY}")
     ask(tool, "tower")

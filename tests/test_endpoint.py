@@ -68,7 +68,7 @@ def test_a_vendors_model_takes_the_same_turns_with_the_same_tools(chat, monkeypa
     assert server.keys == ["Bearer secret"] * 2
 
 
-def test_what_came_back_is_scored_and_recorded(chat, tmp_path):
+def test_endpoint_replies_are_scored_and_recorded(chat, tmp_path):
     question = Question("q", "?", ("Paris",))
     says = lambda messages, number: "=Paris" if len(messages) > 2 else CALL  # noqa: E731
     with vendor(says) as server:
@@ -172,7 +172,7 @@ def test_a_server_that_cannot_be_asked_is_named_without_the_key(chat, monkeypatc
     assert "secret" not in str(raised.value)
 
 
-def test_what_is_no_chat_completion_is_named(chat, monkeypatch):
+def test_a_response_that_is_not_a_chat_completion_is_reported(chat, monkeypatch):
     monkeypatch.setattr(Handler, "event", lambda self, _: self.wfile.write(b"data: {}\n\n"))
     message = r"sent '{}', which is not an event of a chat completion"
     with vendor(lambda *_: "=x") as server, pytest.raises(EndpointError, match=message):
@@ -196,7 +196,7 @@ def test_a_reply_that_the_server_withheld_is_no_wrong_answer(chat, monkeypatch, 
 
 
 @pytest.mark.parametrize("ending", ["tool_calls", "function_call", "eos_token", "stop_sequence"])
-def test_a_reply_that_the_model_ended_is_one_whatever_the_ending_is_called(
+def test_replies_with_unusual_finish_reasons_count_as_complete(
     chat,
     monkeypatch,
     ending,

@@ -14,7 +14,7 @@ from turnrl import Policy, RecipeError, Sampling
 from turnrl_slots import Slots
 
 
-def test_batched_greedy_tokens_are_those_of_full_forward_passes(tiny_policy):
+def test_batched_greedy_tokens_match_full_forward_passes(tiny_policy):
     engine = started(tiny_policy)
     sessions = [engine.open(prompt) for prompt in PROMPTS]
     completions = run(together(*(s.generate([], GREEDY) for s in sessions)))
@@ -25,7 +25,7 @@ def test_batched_greedy_tokens_are_those_of_full_forward_passes(tiny_policy):
 
 @pytest.mark.parametrize("slots", [1, 3, 64])
 @pytest.mark.parametrize("prefill_tokens", [8, 4096])
-def test_three_turns_over_kept_keys_and_values_equal_one_history(
+def test_three_turns_over_cached_keys_and_values_match_one_history(
     tiny_policy, slots, prefill_tokens
 ):
     engine = started(tiny_policy, slots=slots, prefill_tokens=prefill_tokens)
@@ -210,7 +210,7 @@ def test_a_drain_that_is_cancelled_leaves_the_turns_alone(tiny_policy):
     assert list(run(scenario()).token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)
 
 
-def test_who_waits_is_told_when_the_loop_is_stopped(tiny_policy):
+def test_a_waiting_caller_gets_an_error_when_the_loop_is_stopped(tiny_policy):
     engine = started(tiny_policy)
 
     async def scenario():
@@ -242,7 +242,7 @@ def test_weights_do_not_change_under_a_turn(tiny_policy):
     run(scenario())
 
 
-def test_passes_of_a_small_model_are_computed_on_one_thread_and_others_keep_theirs(tiny_policy):
+def test_a_small_model_runs_on_one_thread_and_the_thread_count_is_restored(tiny_policy):
     policy, seen, before = Watched(tiny_policy), [], torch.get_num_threads()
     engine, logits = started(policy), policy.logits
     policy.logits = lambda hidden: (seen.append(torch.get_num_threads()), logits(hidden))[1]

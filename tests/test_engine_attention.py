@@ -37,7 +37,7 @@ def naive_attention(pool, layer, tables, starts, counts, query, scale):
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_attention_over_shared_pages_is_that_of_each_row_alone(seed):
+def test_attention_over_shared_pages_matches_each_row_alone(seed):
     draw = random.Random(seed)
     shapes = Shapes()
     shapes.layers, shapes.heads, shapes.size = 2, 2, 8
@@ -80,7 +80,7 @@ def test_attention_over_shared_pages_is_that_of_each_row_alone(seed):
         assert torch.equal(pool.store[1, 1][last], value[0, :, -1])
 
 
-def test_turns_read_by_a_kernel_are_those_of_full_forward_passes(tiny_policy, kernel):
+def test_turns_read_by_a_kernel_match_full_forward_passes(tiny_policy, kernel):
     # ragged prompts that begin alike or not, some begun while others are sampled, and forks
     engine = started(tiny_policy, 256, slots=3)
     assert engine.pool.kernel == kernel

@@ -221,7 +221,7 @@ def test_the_engine_keeps_to_the_contract_where_a_vocabulary_falls_back_to_bytes
         check_engine(Wrapped(MissesBytes), falling_back)
 
 
-def test_an_engine_behind_another_passes_and_so_does_one_that_promises_no_seeds(tiny_policy):
+def test_wrapped_engines_pass_even_without_seeds_or_cut_distributions(tiny_policy):
     check_engine(Wrapped(), tiny_policy)
     check_engine(Wrapped(IgnoresTheSeed, seeded=False), tiny_policy)
     check_engine(Wrapped(CannotCut, cuts_distributions=False), tiny_policy)
@@ -345,7 +345,7 @@ class Failing(Wrapped):
         (lambda *w: w == ("close",), r"^Failing\.close\(\), called twice, raised"),
     ],
 )
-def test_a_step_in_which_an_engine_raises_is_told(tiny_policy, fails, message):
+def test_the_step_at_which_an_engine_raises_is_reported(tiny_policy, fails, message):
     with pytest.raises(AssertionError, match=f"{message}.*KeyError") as raised:
         check_engine(Failing(fails), tiny_policy)
     assert isinstance(raised.value.__cause__, KeyError)

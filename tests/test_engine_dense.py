@@ -50,7 +50,7 @@ def test_dense_weights_give_the_log_probabilities_of_base_and_adapter(adapted):
     assert logprobs_of(adapted, "adapter") != pytest.approx(separate, abs=0.1)
 
 
-def test_dense_weights_follow_the_adapter_at_each_sync_and_are_given_back(adapted):
+def test_dense_weights_follow_the_adapter_at_each_sync_and_are_freed_on_drain(adapted):
     engine = started(adapted, decode_weights="dense")
     # adapters under which float32 rounds these tokens by less than 2e-5; with seed 2, three ways to
     # compute one of them differ by 2e-4, as the processor's kernels have it
@@ -117,7 +117,7 @@ def test_the_learner_is_as_it_was_however_sampling_with_dense_weights_ends(adapt
         assert kept is False or torch.allclose(kept[1], weight.grad, atol=1e-6)
 
 
-def test_between_passes_the_network_is_the_one_that_learns(adapted):
+def test_between_passes_the_network_uses_the_adapter_not_the_dense_weights(adapted):
     engine = started(adapted, decode_weights="dense")
 
     async def scenario():

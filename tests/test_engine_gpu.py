@@ -183,7 +183,7 @@ def test_memory_that_runs_out_while_a_step_is_recorded_stops_the_run(tiny_policy
         converse_by_steps(tiny_policy, Fails())
 
 
-def test_a_run_that_gathers_is_warned_of_its_cost_and_one_that_chose_so_is_not(
+def test_falling_back_to_gathered_attention_warns_but_choosing_it_does_not(
     tiny_policy, monkeypatch, caplog
 ):
     monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
@@ -215,7 +215,7 @@ def test_a_way_that_cannot_be_had_is_refused_with_the_next_step(tiny_policy, mon
         started(tiny_policy, attention="fa3")
 
 
-def test_a_gpu_in_float32_is_told_what_it_misses(caplog):
+def test_float32_on_a_gpu_logs_advice_to_use_bfloat16(caplog):
     shapes = SimpleNamespace(dtype=torch.float32)
     assert find_way(shapes, torch.device("cuda")) is None
     assert "policy.dtype to 'bfloat16'" in caplog.text
@@ -361,7 +361,7 @@ def test_a_model_is_refused_by_its_configuration_alone(random_model, tiny_model)
         Slots().check(recurrent, 64)
 
 
-def test_a_memory_too_small_for_one_trajectory_is_refused_before_weights_load(tiny_model):
+def test_memory_too_small_for_one_trajectory_is_refused_before_weights_load(tiny_model):
     policy = Policy(str(tiny_model))
     two = f"{2 * PAGE_BYTES / 1e3}KB"
     Slots(kv_memory=two).check(policy, 64)
@@ -410,7 +410,7 @@ def test_an_engine_gives_memory_back_before_and_after_it_samples(tiny_policy, mo
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
-def test_memory_of_the_host_that_learning_leaves_is_given_back():
+def test_freed_host_memory_is_returned_to_the_system():
     resident = Path("/proc/self/statm")
 
     def taken() -> float:
@@ -456,7 +456,7 @@ def test_a_full_prefill_is_tried_where_no_kernel_attends(tiny_policy):
 
 
 @pytest.mark.parametrize(("most", "part"), [(100, "a prefill of that many"), (4, "a step of 5")])
-def test_memory_that_is_missing_for_them_is_told_with_what_to_lower(tiny_policy, most, part):
+def test_running_out_of_memory_reports_which_settings_to_lower(tiny_policy, most, part):
     engine = started(tiny_policy)
     policy = Watched(tiny_policy)
 
@@ -574,7 +574,7 @@ def far_policy(tiny_model):
 
 
 @pytest.mark.parametrize("decode_weights", ["adapter", "dense"])
-def test_a_pass_on_another_device_comes_back_in_one_copy(far_policy, decode_weights, monkeypatch):
+def test_each_pass_on_another_device_is_copied_back_once(far_policy, decode_weights, monkeypatch):
     from foreign import LEDGER
 
     monkeypatch.setattr(turnrl_slots.sampling, "CUT_ROWS", 2)
@@ -645,7 +645,7 @@ def test_drawing_takes_the_memory_of_two_distributions():
     assert big.made == 1
 
 
-def test_rows_drawn_in_slices_are_those_drawn_at_once(monkeypatch):
+def test_rows_sampled_in_slices_match_rows_sampled_at_once(monkeypatch):
     rng = torch.Generator().manual_seed(1)
     hidden, head = torch.randn(9, 8, generator=rng), torch.randn(50, 8, generator=rng)
     samplings = [Sampling(1, 0.8, top_k=5 if n % 2 else 0) for n in range(9)]
@@ -676,7 +676,7 @@ def test_rows_drawn_in_slices_are_those_drawn_at_once(monkeypatch):
     assert logprobs == pytest.approx(whole[1], abs=1e-6)
 
 
-def test_numbers_of_several_kinds_travel_in_one_copy():
+def test_arrays_of_several_types_survive_being_packed_for_one_copy():
     arrays = [
         np.array([[1, -2, 3]], np.int32),
         np.array([0.25, 1e-30], np.float32),

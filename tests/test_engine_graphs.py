@@ -100,7 +100,7 @@ class Stale(Recorder):
 
 @pytest.mark.parametrize("kernel", ["pages"], indirect=True)
 @pytest.mark.parametrize("broken", [Broken, Stale])
-def test_steps_that_cannot_be_recorded_are_computed_and_that_is_said_once(
+def test_steps_that_cannot_be_recorded_still_run_with_one_warning(
     tiny_policy, kernel, broken, caplog
 ):
     with caplog.at_level("WARNING"):
@@ -114,7 +114,7 @@ def test_steps_that_cannot_be_recorded_are_computed_and_that_is_said_once(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 @pytest.mark.parametrize("decode_weights", ["adapter", "dense"])
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
-def test_a_gpu_samples_by_its_kernel_and_by_graphs_what_the_learner_computes(
+def test_gpu_kernel_and_graph_sampling_match_the_learners_log_probabilities(
     tiny_model, quantization, decode_weights
 ):
     policy = Policy(str(tiny_model), quantization, Lora(r=4), dtype="bfloat16")

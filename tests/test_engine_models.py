@@ -25,7 +25,7 @@ __all__ = ["model"]  # fixtures
         ("Llama4Text", {"intermediate_size_mlp": 64, "num_local_experts": 2}),
     ],
 )
-def test_greedy_turns_are_those_of_the_models_own_generate(model, name, options):
+def test_greedy_turns_match_the_models_own_generate(model, name, options):
     # ragged prompts that begin alike or not, four turns, a fork at the second
     policy = model(name, **options)
     engine = started(policy, 256, slots=5)
@@ -57,7 +57,7 @@ def test_greedy_turns_are_those_of_the_models_own_generate(model, name, options)
         assert list(found) == wanted[0, len(history) :].tolist()
 
 
-def test_a_model_whose_log_probabilities_would_be_wrong_is_refused(model):
+def test_a_model_that_would_give_wrong_log_probabilities_is_refused(model):
     with pytest.raises(RecipeError, match=r"\(CohereForCausalLM\) changes logits after its head"):
         model("Cohere", logit_scale=0.06)
     with pytest.raises(RecipeError, match=r"Gemma2ForCausalLM\)? (does not|changes logits)"):

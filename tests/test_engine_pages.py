@@ -29,7 +29,7 @@ def test_a_memory_has_a_unit_and_auto_is_the_same_each_time(tiny_policy):
     assert first.pool.bytes < 0.26 * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def test_a_trajectory_that_does_not_fit_is_told_before_anything_is_sampled(tiny_policy):
+def test_a_trajectory_too_large_for_memory_is_refused_before_sampling(tiny_policy):
     told = (
         r"kv_memory is '50KB': room for 96 tokens of 512 bytes each.*max_tokens = 100 takes 0\.1 MB"
     )
@@ -70,7 +70,7 @@ def test_more_sessions_than_fit_are_served_within_the_memory_by_reading_again(ti
     assert read_again > 1.2 * read
 
 
-def test_a_page_that_is_taken_anew_is_no_longer_known_by_what_came_after_it(tiny_policy):
+def test_a_reused_page_is_not_matched_by_its_old_successors(tiny_policy):
     # two texts whose first pages differ and lie in the same place, one after the other, and whose
     # second pages have the same tokens: what these are depends on what came before
     tokens = [(11 * i) % 300 for i in range(50)]
@@ -156,7 +156,7 @@ def test_a_session_that_is_closed_while_it_is_sampled_keeps_its_pages_until_the_
     assert run(scenario()) == (1, 1)
 
 
-def test_what_a_turn_did_not_come_to_need_is_free_and_more_sessions_are_expected(tiny_policy):
+def test_unused_pages_of_a_turn_are_freed_and_raise_the_expected_capacity(tiny_policy):
     engine = started(tiny_policy, 4 * PAGE, kv_memory=f"{16 * PAGE_BYTES / 1e3}KB")
     anything = tuple(range(351))
 
@@ -174,7 +174,7 @@ def test_what_a_turn_did_not_come_to_need_is_free_and_more_sessions_are_expected
     assert engine.capacity == 4
 
 
-def test_sessions_that_come_to_need_all_do_not_lower_what_fits_whatever_they_need(tiny_policy):
+def test_sessions_that_use_all_their_pages_do_not_lower_the_capacity(tiny_policy):
     engine = started(tiny_policy, 4 * PAGE, kv_memory=f"{16 * PAGE_BYTES / 1e3}KB")
 
     async def scenario():
@@ -212,7 +212,7 @@ def test_nobody_is_to_read_again_for_a_turn_that_still_does_not_fit(tiny_policy)
     assert run(scenario()) == [(1, 2)]
 
 
-def test_whoever_waits_for_a_turn_keeps_its_pages_before_one_that_has_not_asked(tiny_policy):
+def test_a_waiting_session_keeps_its_pages_and_an_idle_one_loses_them(tiny_policy):
     policy = Watched(tiny_policy)
     engine = started(policy, 4 * PAGE, kv_memory=f"{4 * PAGE_BYTES / 1e3}KB", slots=1)
 
@@ -233,7 +233,7 @@ def test_whoever_waits_for_a_turn_keeps_its_pages_before_one_that_has_not_asked(
     assert last == (1, 2)
 
 
-def test_a_turn_for_which_there_is_no_room_waits_and_does_not_give_up_its_own_pages(tiny_policy):
+def test_a_turn_without_room_waits_and_keeps_its_own_pages(tiny_policy):
     policy = Watched(tiny_policy)
     engine = started(policy, 4 * PAGE, kv_memory=f"{4 * PAGE_BYTES / 1e3}KB")
 
@@ -253,7 +253,7 @@ def test_a_turn_for_which_there_is_no_room_waits_and_does_not_give_up_its_own_pa
     assert run(scenario())[PAGE] == (1, 2)
 
 
-def test_nobody_gives_up_pages_for_a_turn_that_takes_just_what_is_free(tiny_policy):
+def test_a_turn_that_fits_the_free_pages_evicts_nothing(tiny_policy):
     policy = Watched(tiny_policy)
     engine = started(policy, 3 * PAGE, kv_memory=f"{3 * PAGE_BYTES / 1e3}KB")
 
@@ -270,7 +270,7 @@ def test_nobody_gives_up_pages_for_a_turn_that_takes_just_what_is_free(tiny_poli
     assert run(scenario()) == [(1, 2)]
 
 
-def test_forks_do_not_write_to_what_they_share(tiny_policy):
+def test_forks_do_not_write_to_shared_pages(tiny_policy):
     # a page is partly filled when it is shared, and then each goes its own way, in any order
     engine = started(tiny_policy)
 
@@ -314,7 +314,7 @@ def test_a_group_reads_its_prompt_once(tiny_policy):
     assert policy.read == [(1, 40), (1, 7)]
 
 
-def test_what_prompts_begin_with_is_read_once_for_all_questions(tiny_policy):
+def test_a_shared_prompt_prefix_is_read_once_for_all_questions(tiny_policy):
     policy = Watched(tiny_policy)
     engine = started(policy, 256)
     system = [(7 * i) % 300 for i in range(2 * PAGE + 5)]
@@ -342,7 +342,7 @@ def test_a_turn_that_goes_on_within_a_page_is_not_taken_for_the_beginning_of_one
     assert list(run(scenario()).token_ids) == greedy_reference(tiny_policy, [6, 7, 9], 12)
 
 
-def test_of_what_is_kept_for_others_the_end_goes_before_the_beginning(tiny_policy):
+def test_the_end_of_a_cached_prefix_is_evicted_before_its_beginning(tiny_policy):
     policy = Watched(tiny_policy)
     engine = started(policy, 4 * PAGE, kv_memory=f"{4 * PAGE_BYTES / 1e3}KB")
     prompt = [(7 * i) % 300 for i in range(3 * PAGE + 1)]
@@ -363,9 +363,7 @@ def test_of_what_is_kept_for_others_the_end_goes_before_the_beginning(tiny_polic
 
 
 @pytest.mark.parametrize(("prefill_tokens", "passes"), [(8, [8, 2 + 4]), (7, [4, 1 + 4, 2 + 4])])
-def test_no_more_is_read_in_one_pass_than_is_said_and_as_much_as_that(
-    tiny_policy, prefill_tokens, passes
-):
+def test_each_pass_reads_up_to_prefill_tokens_and_no_more(tiny_policy, prefill_tokens, passes):
     policy = Watched(tiny_policy)
     engine = started(policy, prefill_tokens=prefill_tokens)
     policy.read.clear()
@@ -407,7 +405,7 @@ def test_an_engine_that_is_started_again_has_forgotten_the_pages_of_before(tiny_
     assert list(again.token_ids) == greedy_reference(tiny_policy, history, 12)
 
 
-def test_a_session_goes_on_after_the_memory_was_given_back(tiny_policy):
+def test_a_session_continues_after_the_engine_released_its_memory(tiny_policy):
     engine = started(tiny_policy)
 
     async def scenario():

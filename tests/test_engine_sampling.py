@@ -62,7 +62,7 @@ def test_samples_follow_the_distribution_of_the_model(tiny_policy):
     assert completions[0].logprobs[0] == pytest.approx(math.log(expected[token]), abs=1e-5)
 
 
-def test_log_probabilities_are_those_of_the_training_pass(tiny_policy):
+def test_sampled_log_probabilities_match_the_training_pass(tiny_policy):
     engine = started(tiny_policy)
     temperature = 0.7
     session = engine.open(PROMPTS[3])
@@ -105,7 +105,7 @@ def test_a_stop_string_may_be_white_space_or_beyond_ascii(tiny_policy):
 STOPS = ("}", "x}", "}}", " }", "}a", "é", "é}", "\u3002", "x \u3002", " END", " x")
 
 
-def test_a_stop_string_ends_a_turn_in_whatever_tokens_it_is_written(falling_back):
+def test_a_stop_string_ends_a_turn_however_it_is_tokenized(falling_back):
     # pieces, and the bytes of what is not in the vocabulary: `}`, `é`, an ideographic full stop
     tokenizer = falling_back.tokenizer
     of_bytes = [3 + byte for byte in "}\u00e9\u3002x a".encode()]

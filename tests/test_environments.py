@@ -91,7 +91,7 @@ def lake(**options):
 # ------------------------------------------------------------------------- Gymnasium
 
 
-def test_an_attempt_earns_what_gymnasium_pays_and_ends_where_it_does(chat):
+def test_an_attempt_earns_gymnasiums_rewards_and_ends_when_it_does(chat):
     route = ["down", "Down", "right", "right", "down", "right", "left"]
     trajectory = play_one(chat, lake(), route)
     assert trajectory.ended_by == "tool"
@@ -146,7 +146,7 @@ def test_worlds_of_gymnasium_are_read_as_they_are_drawn(chat, name, drawn):
     check_tool(tool, [{"action": 0}], [{"action": 9}, {"action": "0"}, {}], QUESTION)
 
 
-def test_a_function_of_the_user_says_what_the_policy_reads(chat):
+def test_a_users_observe_function_writes_what_the_policy_reads(chat):
     tool = Gymnasium("FrozenLake-v1", SCHEDULE, WAYS, observe=lambda cell: f"row {cell // 4}")
     trajectory = play_one(chat, tool, ["down"], turns=1)
     assert "Go.\n\nrow 0" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
@@ -244,7 +244,7 @@ class Dial(gymnasium.Env):
         (spaces.Text(4, charset="abcd"), None, {"type": "string", "maxLength": 4}, "abba", "abbab"),
     ],
 )
-def test_an_action_is_a_number_a_text_or_one_of_a_list(chat, space, words, schema, good, wrong):
+def test_an_action_may_be_a_number_a_text_or_one_of_a_list(chat, space, words, schema, good, wrong):
     tool = Gymnasium(make=Dial, options={"space": space}, actions=words)
     assert tool.specs[0].parameters["properties"]["action"] == schema
     trajectory = play_one(chat, tool, [good, wrong], turns=2)
@@ -589,7 +589,7 @@ class Countdown:
         return ToolResult(str(self.numbers), done=not self.numbers)
 
 
-def test_an_attempt_changes_nothing_of_what_another_is_given(chat):
+def test_an_attempt_cannot_change_the_columns_of_another(chat):
     question = Question("c", "Go.", metadata={"numbers": [1, 2]})
     tool = Environment(Countdown)
     (group,), *_ = play(chat, tool, "12", [question], size=2, turns=2, tool_name="take")
@@ -739,7 +739,7 @@ def test_an_environment_that_comes_too_late_is_closed_when_it_comes(options, las
     assert settled("close done")[-4:] == last
 
 
-def test_what_ends_an_attempt_shares_a_limit_too():
+def test_get_reward_and_close_share_one_time_limit():
     tool = clock(0.3, pays=0.2, close=0.2)
     message, took_s = waits(tool, 0.0)
     assert "environment Clock in close took longer than step_timeout_s = 0.3" in message
@@ -750,7 +750,7 @@ def test_what_ends_an_attempt_shares_a_limit_too():
     assert settled("close done")[-3:] == ["get_reward done", "close", "close done"]
 
 
-def test_the_end_of_a_run_waits_for_what_comes_late(chat):
+def test_a_run_waits_for_late_steps_before_it_ends(chat):
     tool = clock(0.1)
     with pytest.raises(TrajectoryLost):
         play(chat, tool, ["0.4"], tool_name="wait", turns=1, max_restarts=0)
@@ -781,7 +781,7 @@ def test_a_coroutine_that_hangs_is_cancelled(chat):
     assert log == ["woken", "closed"]
 
 
-def test_what_close_raises_does_not_hide_what_went_wrong_before(chat):
+def test_an_error_in_close_does_not_hide_an_earlier_error(chat):
     def stuck():
         raise OSError("stuck")
 
@@ -924,7 +924,7 @@ def test_a_lost_environment_is_asked_for_no_reward(chat):
     assert not asked
 
 
-def test_an_attempt_that_takes_every_column_changes_nothing_of_what_another_is_given():
+def test_an_attempt_that_takes_every_column_cannot_change_those_of_another():
     class Any(Countdown):
         def reset(self, **columns) -> str:
             return super().reset(columns["numbers"])
@@ -1010,7 +1010,7 @@ def test_a_capacity_below_a_group_is_named_and_not_the_engine(tiny_model, caplog
 # ------------------------------------------------------------------------- several tools
 
 
-def test_two_environments_in_one_recipe_are_refused_and_both_are_named():
+def test_two_environments_in_one_recipe_are_refused_by_name():
     tools = [Environment(Guess), lake()]
     message = (
         "environment Guess and environment FrozenLake-v1 both hand over the figure 'steps' of an "
@@ -1132,7 +1132,7 @@ class Ledger:
         self.held.close()
 
 
-def test_an_environment_that_is_made_for_one_thread_is_called_in_one_thread(chat):
+def test_an_environment_that_is_not_thread_safe_is_called_in_one_thread(chat):
     tool = Gymnasium(make=Ledger, thread_safe=False)
     says = ["a", "b", "c"]
     attempts = play(chat, tool, says, size=8, turns=3, probes=1, max_restarts=0)
@@ -1367,7 +1367,7 @@ def test_actions_that_are_no_words_are_refused(make, actions, says):
         Gymnasium(make=make, actions=actions)
 
 
-def test_a_recipe_says_which_word_needs_quotes(recipe, capsys):
+def test_an_error_names_the_recipe_word_that_needs_quotes(recipe, capsys):
     text = Path("recipe.yaml").read_text()
     for words, says in (
         (
@@ -1423,6 +1423,6 @@ def test_options_that_a_class_does_not_take_are_refused():
         ({"gives": "('x', 1.0, True, False, {})"}, "from press, .* If Lift has Gymnasium's form"),
     ],
 )
-def test_a_class_that_returns_no_text_is_named_with_what_to_return(chat, parts, says):
+def test_an_error_names_a_class_that_returns_no_text_and_what_to_return(chat, parts, says):
     with pytest.raises(ToolError, match=says):
         play_one(chat, Environment(own(**parts)), ["up"], tool_name="press")

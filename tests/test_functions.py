@@ -287,7 +287,7 @@ class Shelf:
         described(functools.partial(sphinx, "words"), name="find"),
     ],
 )
-def test_methods_and_partial_functions_leave_out_what_is_given_already(description):
+def test_methods_and_partial_functions_leave_out_bound_arguments(description):
     assert description.spec.name == "find"
     assert len(description.spec.parameters["properties"]) == 1
 
@@ -402,7 +402,7 @@ def test_a_text_where_the_schema_has_a_number_is_no_number():
         (True, "true"),
     ],
 )
-def test_what_a_function_returns_is_the_text_of_the_result(value, content):
+def test_a_functions_return_value_becomes_the_text_of_the_result(value, content):
     def give() -> Any:
         """Give it."""
         return value
@@ -461,7 +461,7 @@ class AsyncHand(Hand):
 @pytest.mark.parametrize(
     ("function", "hand", "more"), [("double", Hand, 20), ("double_async", AsyncHand, 60)]
 )
-def test_a_tool_that_is_a_function_does_little_more_than_one_by_hand(function, hand, more, size):
+def test_a_function_tool_makes_few_more_calls_than_a_handwritten_tool(function, hand, more, size):
     """Counted in functions called for each call, as the time depends on what else runs."""
 
     def called(tool: Any) -> float:
@@ -488,7 +488,7 @@ def test_a_tool_that_is_a_function_does_little_more_than_one_by_hand(function, h
 
 
 @pytest.mark.slow  # a time: for a quiet machine
-def test_a_tool_that_is_a_function_costs_little_more_than_one_by_hand():
+def test_a_function_tool_takes_little_more_time_than_a_handwritten_tool():
     def cpu(tool: Any, size: int, times: int) -> float:
         """Seconds a call, in batches of a size."""
         box = Toolbox([tool], str, size)
@@ -543,7 +543,7 @@ def double(n: int) -> str:
         ([max], r"tools\[0\]: the function max does not say what it takes"),
     ],
 )
-def test_what_is_no_tool_is_refused(tools, says):
+def test_invalid_tools_are_refused(tools, says):
     with pytest.raises(RecipeError, match=says):
         Rollout(TwoTurn(), tools)
 
@@ -599,7 +599,7 @@ def level_of(trajectory: Trajectory, level: int) -> float:
     return level
 
 
-def test_a_column_does_not_replace_what_a_reward_is_passed():
+def test_a_column_does_not_override_a_rewards_other_arguments():
     asked = Question("q", "?", ("x",), metadata={"turn": 7, "trajectory": "t", "level": 3})
     trajectory = dataclasses.replace(attempt_of("a", "b"), question=asked)
     rewards = [
@@ -627,7 +627,7 @@ def test_a_batch_has_no_results_that_nobody_read():
     assert [message["role"] for message in seen[0]] == ["assistant", "assistant"]
 
 
-def test_a_batch_is_what_trl_gives():
+def test_a_batch_reward_gets_the_arguments_that_trl_passes():
     seen: dict[str, Any] = {}
 
     async def watch(prompts: Any, completions: Any, **columns: Any) -> Any:
@@ -686,7 +686,7 @@ def noting(completions, log_metric, log_extra, **columns):
     return [1.0] * len(completions)
 
 
-def test_what_a_function_logs_is_a_metric_and_a_column_of_the_record():
+def test_values_that_a_function_logs_become_metrics_and_record_columns():
     other = [dataclasses.replace(attempt, question=Question("q2", "Who?", NL)) for attempt in GROUP]
     groups = score_groups([GROUP, other[:1]], rewards_of([noting]))
     assert [group.extra for group in groups] == [
@@ -708,7 +708,7 @@ class Length(OutcomeReward):
         return 0.0
 
 
-def test_any_reward_may_say_more_than_what_it_pays():
+def test_any_reward_may_log_metrics_and_extra_columns():
     (group,) = score_groups([GROUP], [Length(), *rewards_of([noting])])
     assert group.logged == {"longest": 2, "length": 1.0}
     assert group.extra == ({"turns": 2, "last": "it is NL"}, {"turns": 1, "last": "no idea"})
@@ -831,7 +831,7 @@ def test_a_function_that_gives_no_questions_is_named(source, says):
         load_questions(defined(source))
 
 
-def test_a_function_whose_module_cannot_be_imported_is_named(tmp_path, monkeypatch):
+def test_an_error_names_a_function_whose_module_cannot_be_imported(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where a module may lie that is on no path
     monkeypatch.setattr("sys.path", [*sys.path])
     (tmp_path / "needs_more.py").write_text("import nothing_of_the_kind")

@@ -72,7 +72,7 @@ def test_kernels_and_shared_prompts_are_in_force(tiny_model, options):
     assert told, "the engine says nothing of its choices"
 
 
-def test_a_policy_on_the_cpu_stands_beside_one_on_the_gpu(tiny_model):
+def test_policies_on_the_cpu_and_the_gpu_work_in_one_process(tiny_model):
     from lightning.fabric.utilities import move_data_to_device
 
     rows = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11, 12], [13] * 4)]

@@ -23,7 +23,7 @@ def grid(*size, seed=0):
 @pytest.mark.parametrize("shape", [(40, 16, 24), (6, 64, 8)], ids=["one product", "two products"])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("rank", [4, 8])
-def test_base_and_adapter_are_one_sum_with_one_rounding(shape, bias, rank):
+def test_base_and_adapter_are_summed_with_one_rounding(shape, bias, rank):
     m, k, n = shape
     assert (k * (m + n) < 4 * m * n) is (m == 40)  # which of its ways it takes
     x, weight, added = grid(m, k), grid(n, k, seed=1), grid(n, seed=2) if bias else None
@@ -128,7 +128,7 @@ def test_bfloat16_sees_an_adapter_from_its_fifth_step_on(scene, way):
         assert 0.9 < (seen[0] - seen[1]) / exact[steps] < 1.1, steps
 
 
-def test_dense_weights_take_over_what_the_adapter_has_become(scene):
+def test_refilled_dense_weights_match_the_adapters_current_weights(scene):
     half, _, move, _ = scene
     layer = adapted_layers(half.network)[0]
     dense = layer.dense()

@@ -146,7 +146,7 @@ def test_questions_name_the_passages_that_support_them(hub):
     assert held_out.metadata["supporting_ids"] == [ids["Page B"]]
 
 
-def test_one_title_with_two_texts_is_two_passages(hub):
+def test_a_title_with_two_texts_makes_two_passages(hub):
     other = row(5, ["Paris"], ["Paris"])
     other["context"]["sentences"] = [["Paris is a town in Texas."]]
     hub([*TRAIN, other])
@@ -185,7 +185,7 @@ def in_its_own_files(row: dict) -> dict:
 
 
 @pytest.mark.parametrize("ending", [".json", ".jsonl", ".parquet"])
-def test_a_file_of_ones_own_is_one_split_in_either_layout(hub, tmp_path, ending):
+def test_a_users_file_is_read_as_one_split_in_either_layout(hub, tmp_path, ending):
     path = tmp_path / f"mine{ending}"
     fields = None
     if ending == ".parquet":
@@ -309,7 +309,7 @@ def test_paragraphs_without_text_are_left_out_and_a_corpus_of_them_is_refused(tm
         WikiSearch(str(tmp_path / "b"), build_from=HotpotParagraphs(path=path)).check()
 
 
-def test_without_supporting_facts_all_works_but_the_reward_for_them_which_says_so(tmp_path):
+def test_only_the_support_reward_is_refused_without_supporting_facts(tmp_path):
     source = HotpotParagraphs(path=write_jsonl(tmp_path / "a.jsonl", without("supporting_facts")))
     questions = load_questions(source)
     assert questions[0].metadata == {"type": "bridge", "level": "hard"}
@@ -354,7 +354,7 @@ def many(rows: int) -> list[dict]:
     return [row(n, [f"Page {n}", f"Page {n + 1}"], [f"Page {n}"]) for n in range(rows)]
 
 
-def test_the_index_is_built_once_and_finds_what_supports_a_question(hub, capsys):
+def test_the_index_is_built_once_and_finds_the_supporting_passages(hub, capsys):
     for _ in range(2):
         search = WikiSearch("indexes/hotpotqa", build_from="HotpotParagraphs", top_k=1)
         search.check()
@@ -392,7 +392,7 @@ def test_an_index_of_another_limit_is_refused_with_a_command_that_builds_it(hub,
     assert "building" not in capsys.readouterr().err
 
 
-def test_a_source_has_one_name_however_it_is_given():
+def test_a_source_has_the_same_name_however_it_is_given():
     source = HotpotParagraphs(limit=5, splits=["train"], fields=Fields("_id"))
     name = source_name(source)
     assert name == (
@@ -552,7 +552,7 @@ def test_the_recipe_builds_its_index_and_trains(hub, tiny_model):
 
 
 @pytest.mark.slow
-def test_a_limit_in_the_recipe_is_one_setting_of_each_source(hub, tiny_model):
+def test_a_limit_in_the_recipe_applies_to_each_source(hub, tiny_model):
     source = {"class_path": "HotpotParagraphs", "init_args": {"limit": 1}}
     search = {"class_path": "WikiSearch", "init_args": {"index": "i", "build_from": source}}
     limited = {
@@ -577,7 +577,7 @@ def fenced(language: str) -> list[str]:
 
 
 @pytest.mark.parametrize("limit", [None, pytest.param(2000, marks=pytest.mark.slow)])
-def test_what_the_page_shows_is_a_run_over_paragraphs(hub, tiny_model, limit):
+def test_the_recipes_on_the_page_train_over_paragraphs(hub, tiny_model, limit):
     blocks = [yaml.safe_load(text) for text in fenced("yaml")]
     shown = [block for block in blocks if "data" in block]
     assert len(shown) == 2

@@ -314,7 +314,7 @@ def test_limit_takes_the_first_and_sample_draws(folder, asked, capsys):
     assert fields["checked"] + fields["unchecked"] == 4
 
 
-def test_a_split_and_a_rule_are_those_that_were_named(folder, capsys, tmp_path):
+def test_the_check_uses_the_given_split_and_answer_rule(folder, capsys, tmp_path):
     words = ["check", "--index", folder, "--questions"]
     assert index_command(*words, "Atlas", "--split", "train", "--limit", 20, "--json") == 0
     assert json.loads(capsys.readouterr().out)["checked"] > 0
@@ -417,7 +417,7 @@ def test_a_file_that_cannot_be_written_does_not_cost_the_count(folder, asked, ca
     assert "Choose another file." in printed.err
 
 
-def test_questions_of_which_none_can_be_checked_are_named(folder, tmp_path, capsys):
+def test_a_file_without_any_checkable_question_is_reported(folder, tmp_path, capsys):
     rows = [{"id": "1", "question": "Is it?", "answers": ["no"]}]
     file = write_rows(tmp_path / "q.jsonl", rows)
     assert index_command("check", "--index", folder, "--questions", file) == 2

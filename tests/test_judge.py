@@ -235,7 +235,7 @@ def test_a_judged_text_cannot_leave_its_tags_or_speak_for_another_role(serve):
     assert "Rome" in shown
 
 
-def test_a_long_answer_is_cut_and_an_odd_one_can_be_sent(serve):
+def test_a_long_answer_is_cut_and_invalid_unicode_is_replaced(serve):
     judge = serve()
     assert scores(reward(judge), answering("x" * 100_000 + "y", "half \ud800 pair")) == [1, 1]
     texts = [in_tags("given_answer", b["messages"][0]["content"]) for _, b in judge.requests]

@@ -89,7 +89,7 @@ def _version(file: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("processes", "runs"), [(1, 50), (2, 10)])
-def test_a_run_killed_at_random_moments_ends_like_one_that_was_not(
+def test_a_run_killed_at_random_moments_ends_like_an_undisturbed_run(
     tiny_model, tmp_path, nursery, processes, runs
 ):
     recipe = json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model)))

@@ -87,7 +87,7 @@ def test_files_import_each_other_in_no_circle():
     assert list(TopologicalSorter(graph).static_order())  # an error that names the circle
 
 
-def test_the_framework_imports_no_plugin_but_where_it_is_said():
+def test_the_framework_imports_plugins_only_in_the_listed_modules():
     for path in MODULES:
         for module, _ in imports(path):
             plugin = module.partition(".")[0]
@@ -160,7 +160,7 @@ def test_a_command_lets_a_gpus_memory_grow_unless_its_user_says_otherwise(monkey
     assert run(code).strip() == str(["", "max_split_size_mb:128"])
 
 
-def test_importing_turnrl_takes_little_longer_than_what_it_imports_of_python():
+def test_importing_turnrl_takes_little_longer_than_the_modules_it_imports():
     def seconds(names):
         took = "import time; t = time.process_time(); import {}; print(time.process_time() - t)"
         return min(float(run(took.format(names))) for _ in range(4))

@@ -32,7 +32,7 @@ def beginnings(ids):
 
 
 @given(sequences, st.booleans())
-def test_every_token_stands_after_its_own_history_and_shared_ones_once(ids, share):
+def test_every_token_follows_its_own_history_and_shared_tokens_appear_once(ids, share):
     rows = rows_of(ids)
     layout = lay_out(rows, share)
     flat, positions = layout.input_ids.flatten(), layout.position_ids.flatten()
@@ -78,7 +78,7 @@ def histories(layout):
 
 @given(sequences, st.sampled_from([None, 1, 3]), st.sampled_from(["one batch", "many", "ragged"]))
 @settings(deadline=None)
-def test_attention_of_a_layout_is_that_of_each_sequence_alone(ids, window, way):
+def test_attention_over_a_layout_matches_attention_over_each_sequence_alone(ids, window, way):
     with pytest.MonkeyPatch.context() as patch:
         if way == "many":
             patch.setattr(turnrl.policy.layout, "_CALL", 0)
@@ -143,7 +143,7 @@ def test_a_first_token_cannot_be_asked_for_and_all_are_accounted_for(asked):
             lay_out([([5, 6, 7], asked)], share)
 
 
-def test_sequences_that_begin_alike_come_together_and_else_those_of_like_length():
+def test_sequences_are_batched_by_shared_prefix_and_otherwise_by_length():
     # in turns of one prompt and the other; with a budget of 12 tokens, a prompt of 6 and three
     # answers of 2 fit: two passes, and not the six of two sequences that the order given would make
     ids = [[p] * 6 + [10 + n, p] for n in range(3) for p in (1, 2)]
@@ -223,9 +223,7 @@ def test_models_compute_the_same_from_a_shared_layout(random_model, name, option
         ),
     ],
 )
-def test_a_model_that_would_compute_something_else_from_a_shared_layout_is_given_padded_rows(
-    random_model, name, options
-):
+def test_a_model_that_cannot_read_a_shared_layout_gets_padded_rows(random_model, name, options):
     policy = Policy(str(random_model(name, **options)))
     policy.load()
     assert not policy.way.share
@@ -234,7 +232,7 @@ def test_a_model_that_would_compute_something_else_from_a_shared_layout_is_given
     assert layout.attention_mask is not None
 
 
-def test_a_model_whose_numbers_differ_is_given_padded_rows(tiny_model, monkeypatch, caplog):
+def test_a_model_whose_log_probabilities_differ_gets_padded_rows(tiny_model, monkeypatch, caplog):
     right = Layout.attend
     monkeypatch.setattr(Layout, "attend", lambda self, *seen: right(self, *seen) + 0.01)
     policy = Policy(str(tiny_model))
@@ -253,9 +251,7 @@ def test_a_lack_of_memory_is_not_taken_for_a_model_that_cannot_share(tiny_model,
         Policy(str(tiny_model)).load()
 
 
-def test_a_model_with_attention_of_its_own_is_read_in_padded_rows_and_that_is_said_once(
-    random_model, caplog
-):
+def test_a_model_with_custom_attention_gets_padded_rows_and_one_log_message(random_model, caplog):
     it = module(random_model("Falcon"))
     with caplog.at_level("INFO"):
         it.configure_model()

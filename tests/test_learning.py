@@ -105,7 +105,7 @@ def number_of(trajectory):
     return trajectory.samples[0].token_ids[0] - 1000
 
 
-def test_attempts_at_one_prompt_stay_together_whatever_else_they_opened():
+def test_attempts_at_one_prompt_stay_together_despite_extra_histories():
     trajectories = [made_up(0, (2,), random.Random(i)) for i in range(4)]
     opened = Sample().read((1000, 9, 9))
     trajectories[2] = replace(trajectories[2], samples=(opened, *trajectories[2].samples))
@@ -218,7 +218,7 @@ def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead()
         (2, {"dropout": True, "caps_importance": True}, 9, "has them"),
     ],
 )
-def test_what_is_read_ahead_follows_from_updates_dropout_and_the_cap(
+def test_updates_dropout_and_the_cap_decide_what_is_read_ahead(
     passes, facts, read_ahead, first_step
 ):
     trajectories, _, given = made_up_iteration()
@@ -327,7 +327,7 @@ def asked_with(prompt, trajectory):
     return replace(trajectory, samples=(first, *others))
 
 
-def test_trajectories_of_one_prompt_are_learnt_from_together():
+def test_trajectories_of_one_prompt_share_a_learning_step():
     trajectories, _, given = made_up_iteration()
     groups = [(1, 2, 3), (4, 5, 6), (7, 8, 9)]
     prompts = [groups[i % 3] for i in range(9)]  # those of a group do not lie side by side
@@ -345,7 +345,7 @@ def test_trajectories_of_one_prompt_are_learnt_from_together():
     assert sizes == [5, 4]
 
 
-def test_log_probabilities_are_taken_before_the_first_step_and_only_of_what_a_later_one_needs():
+def test_only_trajectories_of_later_steps_are_read_before_the_first_step():
     trajectories, _, given = made_up_iteration()
     events = []
 

@@ -566,7 +566,7 @@ def test_classes_are_read_from_source_as_python_sees_them():
     assert source.short("TurnLevel").module == "turnrl.credit"
 
 
-def test_each_section_is_of_one_class_before_and_after_torch_is_loaded():
+def test_each_section_maps_to_the_same_class_before_and_after_torch_loads():
     assert [*MAPPINGS] == [*CLASSES]
     source = Source(())
     for section, cls in CLASSES.items():
@@ -584,7 +584,7 @@ BROKEN = {"broken": "class Broken(Tool)\n", "raising": "raise RuntimeError('not 
     ("model.engine", "model.engine", "broken", "SyntaxError: expected ':' (broken.py, line 1)"),
     ("trainer.callbacks", "trainer.callbacks[0]", "raising", "RuntimeError: not today"),
 ])  # fmt: skip
-def test_a_module_that_cannot_be_imported_is_told_with_its_key(
+def test_an_error_names_the_key_of_a_module_that_cannot_be_imported(
     recipe, capsys, module, cause, key, place
 ):
     Path(f"{module}.py").write_text(BROKEN[module])
@@ -660,7 +660,9 @@ def test_anchors_and_merges_of_a_recipe(recipe, capsys):
         (["one.yaml", "--model.estimator", "null"], None),
     ],
 )  # fmt: skip
-def test_what_is_given_together_is_what_is_built(recipe, capsys, arguments, estimator):
+def test_merged_recipes_and_options_build_the_expected_estimator(
+    recipe, capsys, arguments, estimator
+):
     save({"model": {"estimator": component("TurnLevel", gamma=0.5)}}, "one.yaml")
     save({"model": {"estimator": {"gamma": 0.25}}}, "two.yaml")
     save({"model": {"estimator": "Merged"}}, "three.yaml")
@@ -676,7 +678,7 @@ def test_what_is_given_together_is_what_is_built(recipe, capsys, arguments, esti
         assert (name, None if gamma is None else float(gamma)) == estimator
 
 
-def test_a_list_is_replaced_or_added_to_and_what_is_added_can_be_set(recipe, capsys):
+def test_a_list_can_be_replaced_or_extended_and_an_added_item_configured(recipe, capsys):
     def rewards(*options):
         found = resolved(capsys, "recipe.yaml", *options)["model"]["rewards"]
         return [
@@ -695,7 +697,7 @@ def test_a_list_is_replaced_or_added_to_and_what_is_added_can_be_set(recipe, cap
     assert added == [*rewards(), ("AnswerPresent", 5)]
 
 
-def test_two_recipes_that_contradict_each_other_are_told_by_their_sum(recipe, capsys):
+def test_recipes_that_contradict_each_other_are_checked_after_merging(recipe, capsys):
     save({"model": {"estimator": component("Merged")}}, "one.yaml")
     save({"model": {"estimator": {"gamma": 0.5}}}, "two.yaml")
     message = fails(capsys, ["fit", "recipe.yaml", "one.yaml", "two.yaml"])
@@ -711,7 +713,7 @@ def test_values_of_options_are_the_text_that_they_are(recipe, capsys):
         assert found["model"]["rollout"]["segmenter"]["init_args"]["instructions"] == text
 
 
-def test_only_what_asks_for_help_asks_for_help(recipe):
+def test_only_help_options_request_help(recipe):
     given = read_invocation(
         "fit", ["recipe.yaml", "--model.policy.model", "my-hub/model.helpful-h"]
     )
@@ -1014,7 +1016,7 @@ ARGUMENTS = [
     ARGUMENTS,
     ids=range(len(ARGUMENTS)),
 )
-def test_an_argument_of_another_kind_is_told_with_what_to_write(tiny_model, cls, wrong, told):
+def test_an_argument_of_the_wrong_type_is_refused_with_what_to_write(tiny_model, cls, wrong, told):
     right = {
         Rollout: lambda: {"segmenter": Letters(), "tools": [Echo()]},
         Policy: lambda: {"model": str(tiny_model)},
@@ -1041,7 +1043,7 @@ def test_a_class_is_no_data_set():
         load_questions(Numbers)
 
 
-def test_a_loader_of_rows_is_told_before_any_weights_are_loaded(tiny_model, tmp_path):
+def test_a_dataloader_of_rows_is_refused_before_any_weights_are_loaded(tiny_model, tmp_path):
     loader = torch.utils.data.DataLoader([{"question": "Who?", "answers": "Ada"}] * 4)
     texts = torch.utils.data.DataLoader(["Who?"], collate_fn=list)
     it = module(tiny_model)
@@ -1066,7 +1068,7 @@ def test_a_loader_of_rows_is_told_before_any_weights_are_loaded(tiny_model, tmp_
 
 
 @pytest.mark.parametrize("given", [None, "1.0", [1.0], torch.ones(2), float("nan"), 1e12, {}])
-def test_a_reward_that_gives_no_number_is_named_with_what_it_gave(given):
+def test_an_error_names_a_reward_that_returns_no_number_and_its_value(given):
     class Gives(OutcomeReward):
         def score(self, trajectory):
             return given
@@ -1094,7 +1096,7 @@ def test_a_reward_may_give_any_number(given):
 @pytest.mark.parametrize(
     ("given", "came"), [(None, "None"), ([0.5], "a float"), ("x", "the string")]
 )
-def test_an_estimator_that_gives_no_tensor_is_named_with_what_to_return(given, came):
+def test_an_error_tells_an_estimator_without_a_tensor_what_to_return(given, came):
     class Gives(AdvantageEstimator):
         def __call__(self, group):
             return given
@@ -1172,19 +1174,19 @@ def test_a_class_that_is_named_though_it_is_meant_anyway_keeps_the_synonyms(name
 
 
 @pytest.mark.parametrize("text", [".inf", "-.inf", ".nan"])
-def test_a_number_that_is_not_finite_is_told_by_its_key(recipe, capsys, text):
+def test_an_error_names_the_key_of_a_number_that_is_not_finite(recipe, capsys, text):
     Path("over.yaml").write_text(f"model: {{optimizer: {{init_args: {{lr: {text}}}}}}}")
     told = fails(capsys, ["fit", "recipe.yaml", "over.yaml"])
     assert f"model.optimizer.init_args.lr is {float(text.replace('.', ''))}; it must be fin" in told
 
 
-def test_a_whole_number_beyond_any_float_is_told_by_its_key(recipe, capsys):
+def test_an_error_names_the_key_of_an_integer_too_large_for_a_float(recipe, capsys):
     Path("over.yaml").write_text(f"model: {{optimizer: {{init_args: {{lr: {10**400}}}}}}}")
     told = fails(capsys, ["fit", "recipe.yaml", "over.yaml"])
     assert f"model.optimizer.init_args.lr is 1{'0' * 79}; it must be finite" in told
 
 
-def test_a_finite_number_is_one_that_a_float_can_hold():
+def test_only_numbers_that_fit_in_a_float_are_finite():
     numbers = [0, -1.5, 10**300, np.float32(2), np.int64(3), np.float64("1e300")]
     assert all(map(is_finite, numbers))
     others = [math.nan, -math.inf, 10**400, -(10**400), np.float32("inf"), "1", None, 1j, [1.0]]

@@ -66,7 +66,7 @@ def below_init_args(contents):
     return {**contents, "model": {"class_path": "turnrl.MTGRPO", "init_args": contents["model"]}}
 
 
-def test_old_keys_are_read_as_the_new_ones_with_a_warning_for_each(both, capsys):
+def test_old_keys_are_read_as_new_keys_with_one_warning_each(both, capsys):
     assert read("old.yaml") | {"trainer": 0} == read("new.yaml") | {"trainer": 0}
     read("old.yaml")  # nothing is printed twice
     assert capsys.readouterr().err.splitlines() == [
@@ -93,7 +93,7 @@ def test_old_keys_below_init_args_and_as_options_are_read(both, capsys):
     }
 
 
-def test_a_new_key_overrides_its_old_one_and_an_option_a_recipe(recipe):
+def test_a_new_key_overrides_its_old_key_and_an_option_overrides_a_recipe(recipe):
     recipe["model"]["record_per_iteration"] = 3
     recipe["record"] = {"per_iteration": 5}
     save(recipe)

@@ -102,7 +102,7 @@ def test_each_aggregation_is_the_mean_that_its_name_says(aggregation):
 @pytest.mark.parametrize("aggregation", WANTED)
 # 5 and 9 tokens; 4 and 10 tokens in one trajectory and three
 @pytest.mark.parametrize("ranks", [((0, 1), (2, 3)), ((0,), (1, 2, 3))])
-def test_processes_of_unequal_shares_take_the_mean_that_one_would(aggregation, ranks):
+def test_processes_with_unequal_shares_compute_the_same_mean_as_one_process(aggregation, ranks):
     assert step_loss(aggregation, ranks) == pytest.approx(WANTED[aggregation])
 
 
@@ -128,7 +128,7 @@ def test_options_out_of_range_are_refused(options, message):
         ClippedSurrogate(**options)
 
 
-def test_the_clip_fraction_counts_what_loses_its_gradient_on_either_side():
+def test_the_clip_fraction_counts_tokens_clipped_on_either_side():
     # ratios 0.5 and 2 with either sign of the advantage: clipped below only if it is negative,
     # above only if it is positive
     old, now = torch.zeros(4), torch.tensor([0.5, 0.5, 2.0, 2.0]).log().requires_grad_()
@@ -203,13 +203,13 @@ def test_a_segment_that_has_gone_far_enough_is_cut_as_a_whole():
     assert float(watched["clip_fraction"]) == 2
 
 
-def test_bounds_that_are_not_given_are_those_of_the_ratios_level():
+def test_clip_bounds_default_to_those_for_the_ratio_level():
     assert ClippedSurrogate().clips == (0.2, 0.2)
     assert ClippedSurrogate(ratio_level="turn").clips == (3e-4, 4e-4)
     assert ClippedSurrogate(clip_high=0.1, ratio_level="trajectory").clips == (3e-4, 0.1)
 
 
-def test_what_the_sampler_gave_less_than_the_learner_counts_more_up_to_the_cap():
+def test_tokens_the_sampler_found_less_likely_weigh_more_up_to_the_cap():
     # w = 1.5, 1 / 2, and exp(3) cut to 2; before any update the ratio is 1
     old = torch.zeros(3, requires_grad=True)
     sampler = -torch.tensor([1.5, 0.5, math.exp(3)]).log()

@@ -137,7 +137,7 @@ def test_an_attempt_has_a_session_that_pays_by_the_step_and_ends_the_attempt(cha
     check_tool(tool, good, [{"go": "left"}, {"floors": 1}, {"go": "up", "x": 1}], QUESTION)
 
 
-def test_the_tool_is_what_the_server_says_of_its_action(serve):
+def test_the_tools_spec_follows_the_servers_action_schema(serve):
     url = serve().url
     (spec,) = OpenEnv(url).specs
     assert (spec.name, spec.description) == ("step", "Move the lift.")
@@ -178,7 +178,7 @@ class Page(BaseHTTPRequestHandler):
         """Say nothing."""
 
 
-def test_what_a_server_says_of_an_action_keeps_its_values_and_its_recursive_types():
+def test_an_action_schema_keeps_its_defaults_and_recursive_types():
     with HTTPServer(("127.0.0.1", 0), Page) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
         (spec,) = OpenEnv(f"http://127.0.0.1:{server.server_port}").specs
@@ -201,7 +201,7 @@ def test_any_number_of_attempts_are_played_in_turn(chat, serve, kind, sessions, 
     assert {trajectory.ended_by for trajectory in every} == {"tool"}
 
 
-def test_the_capacity_is_found_out_without_a_check_too_and_one_that_is_set_is_kept(chat, serve):
+def test_the_capacity_is_detected_without_a_check_and_a_set_capacity_is_kept(chat, serve):
     server = serve(sessions=3)
     tool = OpenEnv(server.url)
     assert len(play(chat, tool, ["up"], size=5, checked=False).trajectories[0]) == 5
@@ -241,7 +241,7 @@ def test_a_full_server_is_waited_for_and_then_named(chat, serve):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_the_server_refuses_is_the_policys_mistake_and_what_breaks_is_not(chat, serve, kind):
+def test_refused_actions_are_the_policys_mistake_and_server_failures_are_not(chat, serve, kind):
     tool = OpenEnv(serve(kind).url)
 
     def calls(*arguments):
@@ -420,7 +420,7 @@ def test_an_address_with_a_secret_is_refused_and_not_shown(url):
     assert "hunter2" not in str(refused.value)
 
 
-def test_what_json_cannot_hold_is_refused_before_the_server_is_asked():
+def test_values_that_json_cannot_hold_are_refused_before_any_request():
     day = datetime.date(2026, 1, 1)
     with pytest.raises(
         RecipeError, match=r"OpenEnv.options.day is datetime.date\(2026, 1, 1\), wh"
@@ -500,7 +500,7 @@ def plain(message):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not REAL, reason="TURNRL_TEST_OPENENV_PYTHON names no interpreter")
-def test_the_server_of_these_tests_says_what_openenvs_says(serve):
+def test_the_test_server_answers_like_openenvs_server(serve):
     ours, theirs = serve("ours"), serve("openenv")
     heard = [plain(asyncio.run(talk(server.url))) for server in (ours, theirs)]
     assert heard[0] == heard[1]

@@ -83,7 +83,7 @@ def test_a_run_outlives_its_server_and_trains_on_the_same_trajectories(
         assert not any(word in text for text in transcripts), word
 
 
-def test_a_run_whose_server_stays_away_stops_with_a_checkpoint_and_the_next_step(node, tmp_path):
+def test_a_run_that_loses_its_server_saves_a_checkpoint_and_prints_how_to_resume(node, tmp_path):
     try:
         code, err = train(node, tmp_path, lambda: node.signal(signal.SIGSTOP), wait_s=1.0)
     finally:

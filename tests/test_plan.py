@@ -93,7 +93,7 @@ def test_the_weights_of_a_model_are_counted_from_its_configuration(config):
     near(shape.dense + shape.embedded + shape.rest, whole, 0.005)
 
 
-def test_an_architecture_that_is_not_known_is_said_to_be():
+def test_an_unknown_architecture_is_refused_with_a_reason():
     experts = SimpleNamespace(model_type="mixed", num_local_experts=8)
     experts.get_text_config = lambda: experts
     with pytest.raises(LookupError, match="mixed routes tokens among experts"):
@@ -155,7 +155,7 @@ def engine_bytes(policy, count, tokens, rows):
         pytest.param(28, True, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_planned_bytes_are_those_that_the_7b_shape_asks_for(monkeypatch, layers, again):
+def test_planned_bytes_match_those_that_a_7b_model_allocates(monkeypatch, layers, again):
     """Weights, learning, prefill and decoding of Qwen2.5-7B in 4 bits with LoRA, within 5 %."""
     # the kernel, which allocates nothing but its result (and Triton may not be there)
     kernel = SimpleNamespace(attend_rows=lambda query, *rest: torch.empty_like(query))
@@ -211,7 +211,7 @@ def test_a_larger_card_is_never_slower():
     assert spent[-1] < spent[0]
 
 
-def test_no_combination_that_fits_is_faster_than_the_one_chosen():
+def test_no_combination_that_fits_is_faster_than_the_chosen_plan():
     """The search drops combinations early; this one tries a grid of all."""
     work, one = replace(TRIVIA, trajectories=64), card(24)
     found = choose(work, one, {})
@@ -232,7 +232,7 @@ def test_no_combination_that_fits_is_faster_than_the_one_chosen():
                                     assert spent >= best - 0.05, choice
 
 
-def test_what_the_recipe_gives_is_not_changed_and_shown_as_given():
+def test_settings_from_the_recipe_are_kept_and_shown_as_given():
     given = {"slots": 48, "minibatch_tokens": 4096, "kv_memory": 3 * 10**9, "keep_memory": False}
     found = choose(TRIVIA, card(24), given)
     assert {name: getattr(found.choice, name) for name in given} == given
@@ -266,7 +266,7 @@ def test_an_engine_in_a_process_of_its_own_has_its_share_of_each_phase():
     assert awake.choice.minibatch_tokens < found.choice.minibatch_tokens
 
 
-def test_what_is_given_up_is_faster_and_does_not_fit():
+def test_rejected_choices_are_faster_but_do_not_fit():
     found = choose(TRIVIA, card(24), {})
     gave_up = list(given_up(found))
     assert gave_up
@@ -297,7 +297,9 @@ def test_the_table_keeps_to_80_columns_and_adds_up():
         (TRIVIA, 24, {"kv_memory": 20 * 10**9}, "Lower model.engine.kv_memory"),
     ],
 )  # fmt: skip
-def test_what_cannot_fit_is_refused_with_the_numbers_and_the_first_setting(work, size, given, told):
+def test_a_plan_that_cannot_fit_is_refused_with_sizes_and_a_setting_to_change(
+    work, size, given, told
+):
     with pytest.raises(
         RecipeError, match=r"at least [\d.]+ GB, and the plan uses [\d.]+ of"
     ) as found:
@@ -317,7 +319,7 @@ def test_what_cannot_fit_is_refused_with_the_numbers_and_the_first_setting(work,
         ("Some Other Card", False, 140e12),
     ],
 )
-def test_a_card_has_its_own_ceilings_or_says_whose(name, known, flops):
+def test_a_card_uses_its_own_limits_or_names_the_card_it_borrows_from(name, known, flops):
     found = card_of(name, 80 * 10**9 if name == "80GB" else 20 * 10**9)
     assert (not found.like, found.flops) == (known, flops)
 
@@ -329,7 +331,7 @@ def started(model, profile="auto", **settings):
     return Start(torch.device("cpu"), module(model, **settings), data(), profile=profile)
 
 
-def test_a_profile_settles_what_the_recipe_leaves_open(tiny_model, capsys):
+def test_a_profile_sets_what_the_recipe_leaves_open(tiny_model, capsys):
     start = started(tiny_model, profile="24GB", policy={"minibatch_tokens": 2048})
     check = MemoryPlan()
     check.settle(start)
@@ -346,7 +348,7 @@ def test_a_profile_settles_what_the_recipe_leaves_open(tiny_model, capsys):
 
 
 @pytest.mark.parametrize(("given", "layers"), [(1, 1), (True, 2), (False, 0), (0, 0), (9, 2)])
-def test_layers_that_are_given_are_counted(tiny_model, given, layers):
+def test_given_checkpointing_is_counted_in_layers(tiny_model, given, layers):
     start = started(tiny_model, policy={"gradient_checkpointing": given})
     settings = given_settings(start.module, work_of(start))
     assert settings["gradient_checkpointing"] == layers
@@ -508,12 +510,12 @@ def test_a_vllm_server_that_leaves_no_room_is_refused(tiny_model):
         MemoryPlan().settle(start)
 
 
-def test_one_trajectory_at_a_time_is_planned():
+def test_a_plan_for_one_trajectory_at_a_time_holds_that_trajectory():
     found = choose(replace(TRIVIA, trajectories=1), card(80), {})
     assert found.choice.kv_memory >= 2048 * TRIVIA.kv_bytes
 
 
-def test_an_engine_that_the_plan_does_not_know_is_said(tiny_model):
+def test_an_engine_unknown_to_the_plan_is_reported_as_a_warning(tiny_model):
     start = started(tiny_model, profile="24GB", engine=ScriptedEngine(None, str))
     check = MemoryPlan()
     check.settle(start)
@@ -558,7 +560,7 @@ def test_a_full_model_is_planned_with_all_its_weights(tiny_model):
     assert (work.size, work.moments) == (4, 0)
 
 
-def test_the_tables_on_the_page_are_what_the_plan_computes():
+def test_the_tables_on_the_page_match_the_computed_plan():
     page = (Path(__file__).parents[1] / "docs" / "howto" / "gpu.md").read_text(encoding="utf-8")
     work = replace(TRIVIA, old=False)
     names = {

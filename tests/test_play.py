@@ -36,7 +36,7 @@ def test_a_pipe_gives_a_question_a_line(recipe, capsys, monkeypatch):
     assert "\x1b" not in printed
 
 
-def test_estimators_say_what_credit_some_attempts_would_get(recipe, capsys):
+def test_play_prints_the_credit_that_each_estimator_would_give(recipe, capsys):
     own = {"class_path": "TurnLevel", "init_args": {"turn_coef": 0.25, "scale": "none"}}
     recipe["model"]["estimator"] = own
     save(recipe)

@@ -98,7 +98,7 @@ def test_messages_that_are_not_well_formed_are_named(tiny_policy, messages, wron
         play_one(tiny_policy, lambda attempt: _messages(attempt, messages))
 
 
-def test_one_call_is_no_list_of_calls(tiny_policy):
+def test_a_single_call_instead_of_a_list_is_refused(tiny_policy):
     async def play(attempt):
         await attempt.reply(USER)
         await attempt.call(LOOK)
@@ -318,7 +318,7 @@ def test_a_history_that_got_no_reply_is_no_sample(tiny_policy):
     assert len(trajectory.samples) == 1
 
 
-def test_a_stop_text_is_one_string_and_not_its_letters(tiny_policy):
+def test_a_stop_text_is_one_string_and_is_not_split_into_letters(tiny_policy):
     seen = []
 
     class Watches(ScriptedEngine):
@@ -379,7 +379,7 @@ def test_a_rewritten_history_reaches_a_server_of_messages_without_the_role_tool(
 # ------------------------------------------------------------------------- toolsets
 
 
-def test_all_toolsets_are_stopped_although_one_fails_to():
+def test_all_toolsets_are_stopped_even_if_one_fails_to_stop():
     stopped = []
 
     class Held(Echo):

@@ -63,7 +63,7 @@ def trained(model, folder, player, tools, rewards, source, epochs=2, budget=None
 # ------------------------------------------------------------------------- from outside the house
 
 
-def test_an_environment_of_gymnasium_trains_on_what_each_step_pays(tiny_model, tmp_path):
+def test_a_gymnasium_environment_trains_on_the_reward_of_each_step(tiny_model, tmp_path):
     it = trained(tiny_model, tmp_path, Walker(), [FrozenLake()], [StepReward()], Lakes())
     rows = record.read(tmp_path / "version_0", split="train")
     assert len(rows) == 16
@@ -146,7 +146,7 @@ def test_an_agent_that_summarises_its_context_trains_on_all_its_histories(tiny_m
     assert [turn["sample"] for turn in row["turns"]] == [0, 0, 0, 1]
 
 
-def test_what_a_player_sent_stands_in_transcripts_and_in_play(recipe, tmp_path, capsys):
+def test_transcripts_and_play_show_what_a_player_sent(recipe, tmp_path, capsys):
     recipe["model"]["rollout"] |= {
         "segmenter": None,
         "player": "players.summariser.Summariser",
@@ -239,7 +239,7 @@ async def _looks_up(attempt, reply):
         (_looks_up, (), r"In turn 1 a call failed: .*echo.* Pass check_player the tools"),
     ],
 )  # fmt: skip
-def test_a_check_that_passes_warns_of_what_is_probably_a_mistake(play, tools, message):
+def test_a_passing_check_warns_about_a_likely_mistake(play, tools, message):
     with pytest.warns(UserWarning, match=message):
         check_player(plays(play), ["there ", "here"], tools, QUESTION)
 
@@ -270,7 +270,7 @@ async def _nothing_more(attempt):
         (Boundless(), ["there"], r"^Boundless has no max_turns. Set it in the class: max_turns"),
     ],
 )  # fmt: skip
-def test_a_check_that_fails_says_what_was_seen_and_what_to_change(player, replies, message):
+def test_a_failing_check_reports_what_it_saw_and_what_to_change(player, replies, message):
     with pytest.raises(AssertionError, match=message):
         check_player(player, replies, (), QUESTION)
 
@@ -409,7 +409,7 @@ def test_nothing_is_done_in_a_world_that_is_over(tiny_policy):
     assert trajectory.figures == {"steps": 3}
 
 
-def test_a_player_says_what_it_read_and_why_it_stopped(tiny_policy):
+def test_a_player_records_its_reading_and_why_it_stopped(tiny_policy):
     async def play(attempt):
         await attempt.reply(USER)
         await attempt.call([ToolCall("echo", {"text": "abc"}), ToolCall("echo", {})])
@@ -551,7 +551,7 @@ def test_in_a_last_turn_a_search_beside_a_step_is_neither_run_nor_paid_for(tiny_
     assert paid == pytest.approx([0.3, 0.1])  # one call of three
 
 
-def test_what_a_tool_says_is_unread_was_read_all_the_same():
+def test_a_result_with_unread_metadata_still_counts_as_read():
     mail = ToolResult("Inbox: 3 new mails", metadata={"unread": 3})
     assert mail.informs
     assert "(not read)" not in str(Turn("look", results=(mail,)))

@@ -97,7 +97,7 @@ def test_the_wheel_and_its_entry_points_have_every_folder():
     assert set(wheel["dev-mode-dirs"]) == {f"plugins/{name}" for name in names} | {"."}
 
 
-def test_a_plugin_is_found_with_its_distribution_and_version(install):
+def test_a_plugin_is_loaded_with_its_distribution_and_version(install):
     install("nothing", GOOD)
     plugin = loaded()["nothing"]
     assert (plugin.distribution, plugin.version) == ("nothing", "4.2")
@@ -169,7 +169,7 @@ def test_a_broken_plugin_is_named_with_the_cause_and_the_way_round(install, sour
     assert "set TURNRL_LOAD_PLUGINS to the comma-separated plugins to load" in str(caught.value)
 
 
-def test_the_variable_leaves_out_what_it_does_not_name(install, monkeypatch):
+def test_the_variable_loads_only_the_plugins_it_names(install, monkeypatch):
     install("broken", "1 / 0")
     monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "segmenters, rewards")
     assert list(loaded()) == ["core", "rewards", "segmenters"]
@@ -183,20 +183,20 @@ def test_an_empty_variable_loads_nothing(install, monkeypatch):
     assert "TurnLevel" in turnrl.installed("turnrl_estimators")
 
 
-def test_the_variable_cannot_ask_for_what_is_not_installed(install, monkeypatch):
+def test_the_variable_cannot_request_a_plugin_that_is_not_installed(install, monkeypatch):
     monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "segmenters,reflect")
     with pytest.raises(PluginError, match=r"asks for reflect, .*Installed: .*segmenters"):
         load_plugins()
 
 
-def test_two_plugins_cannot_have_one_name(install):
+def test_two_plugins_cannot_share_a_name(install):
     install("same", GOOD)
     install("same-again", GOOD)
     with pytest.raises(PluginError, match="two plugins are called 'same': plugin_of_same"):
         load_plugins()
 
 
-def test_two_installed_classes_cannot_have_one_name(install):
+def test_two_installed_classes_cannot_share_a_name(install):
     install("one", GOOD)
     install("two", GOOD)
     with pytest.raises(PluginError, match="two installed classes are called 'Nothing'"):
@@ -353,7 +353,7 @@ def test_every_hook_is_documented():
     assert [hook for hook in HOOKS if f"| `{hook}` |" not in text] == []
 
 
-def test_the_files_in_the_docs_are_those_that_the_command_writes():
+def test_the_code_on_the_plugins_page_matches_its_files():
     text = (ROOT / "docs/howto/plugins.md").read_text()
     shown = re.findall(r"\]\((\S+\.py)\):\n\n```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
     assert [Path(link).stem for link, _ in shown] == [

@@ -141,7 +141,7 @@ def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path
         assert torch.allclose(loaded(ids).logits, network(ids).logits, atol=1e-5)
 
 
-def test_an_adapter_leaves_out_what_is_more_than_a_product(random_model):
+def test_an_adapter_leaves_out_layers_that_return_more_than_a_product(random_model):
     # the routers of Llama 4 are linear layers, and give a pair
     folder = random_model("Llama4Text", intermediate_size_mlp=64, num_local_experts=2)
     policy = Policy(str(folder), lora=Lora(r=4))
@@ -166,7 +166,7 @@ def test_a_whole_model_is_exported_for_transformers(tiny_model, tmp_path):
         assert torch.equal(loaded.state_dict()[name], value)
 
 
-def test_a_checkpoint_restores_what_was_trained(tiny_model, tmp_path):
+def test_a_checkpoint_restores_the_trained_weights(tiny_model, tmp_path):
     it = module(tiny_model, policy={"lora": Lora(r=4)}, optimizer=adamw(1e-2))
     trainer(tmp_path, 2, limit_val_batches=0).fit(it, data())
     again = module(tiny_model, policy={"lora": Lora(r=4)})

@@ -68,7 +68,7 @@ def test_two_processes_finish_with_lines_and_print_each_once(folder):
     assert shares_at_most_one(folder / "runs" / "two" / "version_0")
 
 
-def test_two_processes_finish_with_a_bar_that_a_plain_trainer_was_given(folder):
+def test_two_processes_finish_with_a_plain_trainers_progress_bar(folder):
     assert "Epoch 1: 100%" in (folder / "printed").read_text()
     agree(folder / "runs" / "padded")
     agree(folder / "runs" / "plain")

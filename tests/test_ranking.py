@@ -103,12 +103,12 @@ def test_settings_that_cannot_be_or_would_be_ignored_are_refused(arguments, mess
     ("retrieve", DENSE, "ranking, encoder would have no effect, because the backend is 'retrieve'"),
     ("retrieve", {"fields": {"text": "a"}}, "fields would have no effect"),
 ])  # fmt: skip
-def test_other_backends_refuse_what_only_elasticsearch_does(backend, arguments, message):
+def test_other_backends_refuse_settings_only_elasticsearch_supports(backend, arguments, message):
     with pytest.raises(RecipeError, match=message):
         WikiSearch("http://localhost:1/retrieve", backend, **arguments)
 
 
-def test_a_cache_tells_apart_everything_that_decides_what_is_found():
+def test_cache_keys_differ_for_every_setting_that_affects_the_hits():
     fields = {"text": "body", "vector": "v"}
     servers = [
         SearchServer(),
@@ -145,7 +145,7 @@ def test_a_recipe_names_fields_and_an_encoder():
         parser.parse_object({"tool": {"class_path": "WikiSearch", "init_args": init}})
 
 
-def test_title_and_text_of_somebody_elses_index_are_asked_as_one_field():
+def test_title_and_text_of_a_foreign_index_are_searched_as_one_field():
     titled = Asking("bm25", {"text": "body", "title": "head"})
     (body,) = titled.bodies("dom tower", None, 3)
     fields = {"type": "cross_fields", "fields": ["head", "body"]}
@@ -189,7 +189,7 @@ def test_ids_decide_between_equal_scores():
     assert [hit.score for hit in hybrid] == pytest.approx([2 / 61, 2 / 62, 2 / 63])
 
 
-def test_hits_of_which_none_shows_its_text_are_no_empty_answer():
+def test_hits_without_any_text_raise_an_error_instead_of_an_empty_answer():
     asking = Asking("bm25", {"text": "body", "title": "head"})
     hits = [{"_id": f"{n}", "_index": "news", "_score": 1.0} for n in range(2)]
     assert asking.hits([[]], 3) == []
@@ -238,7 +238,7 @@ def test_vectors_that_are_none_are_refused_with_the_encoders_name(name, message)
     assert f"'encoders.{name}'" in str(error.value)
 
 
-def test_a_query_whose_words_an_encoder_does_not_know_is_no_fault_but_nan_is():
+def test_an_encoder_may_return_zeros_for_unknown_words_but_not_nan():
     assert not open_encoder("encoders.zeros")(["tower"], "query").any()
     with pytest.raises(ToolError, match="returned a vector with NaN or infinity for the text"):
         open_encoder("encoders.nan")(["tower"], "query")
@@ -343,7 +343,7 @@ def index_of(url, name, ranking, **more) -> ElasticIndex:
 
 
 @server_test
-def test_knn_finds_what_comparing_every_vector_finds(dense, url):
+def test_knn_search_agrees_with_comparing_every_vector(dense, url):
     answers = index_of(url, dense, "knn").search(QUERIES, 5)
     texts = [f"{row['title']}\n{row['text']}" for row in MANY]
     similar = unit(encoders.words(QUERIES)) @ unit(encoders.words(texts)).T
@@ -360,7 +360,7 @@ def test_knn_finds_what_comparing_every_vector_finds(dense, url):
 
 @server_test
 @pytest.mark.parametrize("k", [3, *(pytest.param(k, marks=pytest.mark.slow) for k in (1, 60))])
-def test_hybrid_fuses_what_the_two_rankings_find(dense, url, k):
+def test_hybrid_search_fuses_the_hits_of_both_rankings(dense, url, k):
     depth = max(20, k)
     bm25, knn = (index_of(url, dense, kind).search(QUERIES, depth) for kind in ("bm25", "knn"))
     hybrid = index_of(url, dense, "hybrid").search(QUERIES, k)
@@ -389,7 +389,7 @@ def test_a_query_with_a_vector_of_zeros_has_no_neighbours_and_stops_nothing(dens
 
 
 @server_test
-def test_two_searches_for_each_query_leave_in_one_request(dense, url):
+def test_both_searches_of_every_query_are_sent_in_one_request(dense, url):
     proxy = Proxy(url)
     try:
         tool = WikiSearch(dense, "elasticsearch", url=proxy.url, ranking="hybrid",
@@ -413,7 +413,9 @@ def test_two_searches_for_each_query_leave_in_one_request(dense, url):
 
 
 @server_test
-def test_vectors_stay_out_of_what_is_stored_and_the_version_of_words_stays(dense, url, tmp_path):
+def test_vectors_are_not_stored_in_the_source_and_leave_the_bm25_version_unchanged(
+    dense, url, tmp_path
+):
     import elasticsearch
 
     with elasticsearch.Elasticsearch(url) as client:

@@ -219,7 +219,7 @@ def test_a_call_of_bad_form_is_mended_if_lenient_and_fails_otherwise_with_the_sa
     ("{'a': 'it\\'s \"so\" True,}'}", {"a": 'it\'s "so" True,}'}, QUOTES),
     ('{"a": "it\'s None, ]", }', {"a": "it's None, ]"}, "a trailing comma"),
 ])  # fmt: skip
-def test_only_what_is_outside_a_string_is_mended(body, arguments, slip):
+def test_lenient_parsing_mends_only_text_outside_strings(body, arguments, slip):
     text = f'<tool_call>{{"name": "x", "arguments": {body}}}</tool_call>'
     (call,) = ReAct(lenient=True).read(text, 0, False).calls
     assert call == ToolCall("x", arguments, mended=slip)
@@ -304,7 +304,7 @@ def test_calls_of_the_last_turn_are_none_and_a_format_error():
 
 
 @pytest.mark.parametrize("answer", ["tag", "boxed", "plain"])
-def test_what_a_cut_turn_did_not_close_is_not_there(answer):
+def test_an_answer_left_unclosed_by_a_cut_turn_does_not_count(answer):
     text = {"tag": ANSWER, "boxed": BOX, "plain": "Europe/Amsterdam"}[answer]
     text = THOUGHT + text
     for length in range(len(text) + 1):
@@ -555,7 +555,7 @@ def test_a_template_that_refuses_the_messages_of_a_wrong_turn_is_refused_before_
         Rollout(ReAct(), [Search()]).check(ChatFormat(tokenizer))
 
 
-def test_for_a_plain_template_a_bundled_one_that_describes_tools_is_offered(tiny_model):
+def test_the_error_for_a_template_without_tools_suggests_a_bundled_one(tiny_model):
     rollout = Rollout(ReAct(), [Search()])
     plain = ChatFormat(Policy(str(tiny_model)).tokenizer)
     with pytest.raises(
@@ -580,7 +580,7 @@ def test_for_a_plain_template_a_bundled_one_that_describes_tools_is_offered(tiny
     assert ChatFormat(tokenizer).advice_on_tools(Search()).startswith("Give a file with one that")
 
 
-def test_what_was_sampled_and_what_was_appended_make_up_the_trajectory(chat):
+def test_a_trajectory_consists_of_its_sampled_and_appended_tokens(chat):
     for number, text in enumerate(itertools.islice(texts(10_000, 2), 60)):
         segmenter = [*EVERY, SearchR1()][number % 19]
         text = text.encode("utf-8", "replace").decode()
@@ -649,7 +649,7 @@ def test_a_lenient_reading_lets_the_policy_go_on_and_is_never_paid(chat, body):
         assert curves(mended)[name] == curves(strict)[name] == 0.0
 
 
-def test_a_good_call_beside_a_mended_one_is_paid_for_itself(chat):
+def test_a_good_call_next_to_a_mended_one_earns_its_own_reward(chat):
     slip = f"<tool_call>{MENDED[0][0]}</tool_call>"
     tools = [Search(lambda query: PAGE)]
     trajectory = play(chat, ReAct(lenient=True), tools, slip + OTHER, ANSWER)

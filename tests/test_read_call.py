@@ -16,12 +16,12 @@ values = st.recursive(
 
 
 @given(st.text(min_size=1), st.dictionaries(st.text(), values), st.sampled_from([None, 2]))
-def test_what_was_written_as_json_is_read_back(name, arguments, indent):
+def test_a_call_written_as_json_is_read_back(name, arguments, indent):
     text = json.dumps({"arguments": arguments, "name": name}, indent=indent)
     assert read_call(text) == ToolCall(name, arguments)
 
 
-def test_the_arguments_stand_under_one_of_the_names_given():
+def test_arguments_are_read_only_from_an_accepted_key():
     assert read_call('{"name": "a", "args": {"b": 1}}') == ToolCall("a", {"b": 1})
     assert read_call('{"name": "a", "input": {}}', ("input",)) == ToolCall("a", {})
     for text in ('{"name": "a", "args": {}}', '{"name": "a", "input": {}, "args": {}}'):
@@ -63,7 +63,7 @@ pieces = st.sampled_from([*'{}[]",:', '"name": "a"', '"args": {', "\\ud800", "Na
 
 
 @given(st.lists(pieces | st.text(max_size=3)).map("".join))
-def test_any_text_is_read_and_what_was_read_can_be_written_down(text):
+def test_any_text_can_be_read_and_the_resulting_call_serialized(text):
     call = read_call(text)
     assert bool(call.name) == (call.error is None)
     json.dumps({call.name: dict(call.arguments)}, ensure_ascii=False).encode()

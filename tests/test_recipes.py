@@ -36,7 +36,7 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_recipe_is_given_by_its_name_wherever_one_is(folder, capsys):
+def test_every_command_accepts_a_recipe_by_name(folder, capsys):
     assert main(["fit", "quickstart", "--model.group_size", "3", "--print_config"]) == 0
     recipe = yaml.safe_load(capsys.readouterr().out)
     assert recipe["model"]["policy"]["model"] == "package://turnrl_atlas/starter"
@@ -48,7 +48,7 @@ def test_a_recipe_is_given_by_its_name_wherever_one_is(folder, capsys):
     assert turnrl.load("quickstart").policy.model == "package://turnrl_atlas/starter"
 
 
-def test_the_bundled_recipes_are_those_of_the_folder_variants_included(folder):
+def test_bundled_recipes_match_the_folder_including_variants(folder):
     assert turnrl.bundled_recipes() == FILES
     base, variant = "hotpotqa_qwen2.5_1.5b", "variants/hotpotqa_qwen2.5_0.5b_full"
     given = read_invocation("fit", [base, variant])
@@ -66,7 +66,7 @@ def test_a_local_file_of_that_name_goes_first(folder):
     assert find_recipe("quickstart") == "quickstart"
 
 
-def test_a_recipe_that_is_not_there_is_named_with_what_is(folder, capsys):
+def test_the_error_for_an_unknown_recipe_suggests_existing_ones(folder, capsys):
     assert "Did you mean quickstart?" in fails(capsys, ["fit", "recipes/quickstart.yaml"])
     assert "Did you mean quickstart?" in fails(capsys, ["fit", "quikstart"])
     assert "'turnrl recipes' lists" in fails(capsys, ["fit", "nothing_like_it"])
@@ -121,7 +121,7 @@ def test_an_installed_turnrl_has_its_recipes(tmp_path, monkeypatch, capsys):
     assert "turnrl fit quickstart\n    reproduces  MT-GRPO" in capsys.readouterr().out
 
 
-def test_a_recipe_with_the_class_paths_of_version_0_8_makes_what_it_made(tmp_path, monkeypatch):
+def test_a_recipe_with_version_0_8_class_paths_still_builds_the_same_objects(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = yaml.safe_load(FILES["quickstart"].read_text("utf-8"))
     recipe["model"]["rewards"] = [
@@ -182,7 +182,7 @@ def test_a_class_path_that_version_0_8_or_0_9_saved_leads_to_the_class(path):
         ("turnrl_rewards.qa.ExactMatch", turnrl_rewards.ExactMatch),
     ],
 )
-def test_what_was_called_server_is_found_and_all_else_stays(before, now):
+def test_renamed_server_paths_are_found_and_other_paths_are_unchanged(before, now):
     module, _, name = renamed(before).rpartition(".")
     assert getattr(importlib.import_module(module), name) is now
 
@@ -200,13 +200,13 @@ def test_what_was_called_server_is_found_and_all_else_stays(before, now):
         ("Tree", "TurnLevel", None),
     ],
 )  # fmt: skip
-def test_the_settings_that_another_class_loses_are_told(old, new, line):
+def test_settings_lost_by_a_change_of_class_are_listed(old, new, line):
     before = {"model": {"class_path": "MTGRPO", "init_args": {"estimator": old}}}
     after = merged(before, {"model": {"init_args": {"estimator": new}}})
     assert [*dropped(before, after)] == ([] if line is None else [f"model.{line}"])
 
 
-def test_an_option_of_another_class_tells_what_it_leaves_behind(recipe, capsys):
+def test_an_option_that_changes_a_class_prints_a_notice(recipe, capsys):
     say_once.cache_clear()
     option = ("--model.optimizer", "torch.optim.SGD")
     read_invocation("fit", ["recipe.yaml", *option])

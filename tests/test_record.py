@@ -217,7 +217,7 @@ def test_transcripts_show_the_best_and_the_worst_attempt_with_their_credit(run):
 
 
 @pytest.mark.slow
-def test_whole_groups_are_kept_up_to_the_limit_and_evaluations_entirely(tiny_model, tmp_path):
+def test_the_recorder_keeps_whole_groups_up_to_its_limit_and_all_evaluations(tiny_model, tmp_path):
     # groups of 4: 9 has room for two, 3 for none and keeps one all the same
     for most, rows in ((9, 8), (3, 4), (0, 0)):
         trainer(tmp_path / str(most), 1, [Recorder(most)]).fit(module(tiny_model), data())
@@ -297,7 +297,7 @@ def several(version=0):
     return Trajectory(Question("q", "?", ("x",)), turns, "answer", (first, other), begins=1)
 
 
-def test_several_histories_are_recorded_one_after_the_other(tmp_path):
+def test_several_histories_are_recorded_in_sequence(tmp_path):
     def learner(rows):
         assert rows == [*several().token_rows]
         return recorded.noted(rows)
@@ -435,7 +435,7 @@ def test_the_estimator_is_recorded_with_the_arguments_that_it_keeps():
 # -------------------------------------------------------------------------------------- reading
 
 
-def test_a_record_is_found_by_run_folder_file_or_name(run, tmp_path, monkeypatch):
+def test_a_record_is_found_by_its_run_folder_file_or_name(run, tmp_path, monkeypatch):
     folder, _, _ = run
     every = record.files(folder / "version_0")
     assert every == sorted(kept(folder).iterdir()) == record.files(str(kept(folder)))

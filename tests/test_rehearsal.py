@@ -109,7 +109,7 @@ def test_arguments_fit_the_schema_whole_and_as_short_as_it_allows(properties):
     assert set(made[-1]) == set(schema["required"])
 
 
-def test_arguments_are_what_the_tool_or_its_schema_names_first():
+def test_rehearsal_arguments_come_from_the_tools_examples_or_its_schema():
     query = {"type": "string", "examples": ["time zone of Utrecht"]}
     schema = {"type": "object", "properties": {"query": query, "n": {"default": 4}}}
     of_schema = [{"query": "time zone of Utrecht", "n": 4}, {}]

@@ -73,7 +73,7 @@ def test_a_group_that_is_read_back_gets_the_same_credit(tmp_path):
             assert before.equal(after), rule
 
 
-def test_runs_that_differ_only_in_their_seeds_are_one_experiment(tmp_path):
+def test_runs_that_differ_only_in_seed_form_one_experiment(tmp_path):
     for seed in (0, 1):
         recorded.run(tmp_path / "turn" / f"version_{seed}", seed=seed)
     recorded.run(tmp_path / "outcome" / "version_0", estimator=OutcomeOnly())
@@ -145,7 +145,7 @@ NOTED = [settings | {"command": "eval"} for settings in EVALUATED]
         ),
     ],
 )
-def test_the_runs_of_one_experiment_differ_only_in_their_seeds(tmp_path, settings, parts):
+def test_runs_of_one_experiment_differ_only_in_seed(tmp_path, settings, parts):
     home = tmp_path / "runs" / "recipe"
     for number, recipe in enumerate(settings):
         recorded.run(home / f"version_{number}", 1, seed=recipe["seed_everything"], settings=recipe)
@@ -155,7 +155,7 @@ def test_the_runs_of_one_experiment_differ_only_in_their_seeds(tmp_path, setting
         assert {*differences(runs)} <= {"seed_everything", "ckpt_path"}
 
 
-def test_whatever_is_left_of_a_damaged_run_is_shown(tmp_path, capsys):
+def test_the_report_shows_what_remains_of_a_damaged_run(tmp_path, capsys):
     folder = recorded.run(tmp_path / "run")
     torn = folder / "record" / "train-000001-0.parquet"
     torn.write_bytes(torn.read_bytes()[:100])
@@ -191,7 +191,7 @@ def test_a_record_without_valid_json_is_reported(tmp_path):
     assert "Merged" in [credit["name"] for credit in first["why"]]
 
 
-def test_a_group_whose_attempts_took_no_turn_can_be_reported(tmp_path):
+def test_the_report_accepts_a_group_whose_attempts_took_no_turn(tmp_path):
     report([recorded.run(tmp_path / "run", turns=(0, 0))], tmp_path / "out.html")
     (first, *_) = unpacked(tmp_path / "out.html", "d0")
     assert [row["turns"] for row in first["rows"]] == [[]] * 4
@@ -244,7 +244,7 @@ def test_alarms_are_computed_for_a_run_without_the_callback(tmp_path):
     assert raised == {"tool use": 3, "groups": 3, "lengths": 6}
 
 
-def test_what_turn_rewards_paid_is_shown_for_the_first_and_the_last_iteration(tmp_path):
+def test_the_report_shows_turn_reward_pay_for_the_first_and_last_iteration(tmp_path):
     folder = recorded.run(tmp_path / "run")
     report([folder], tmp_path / "out.html")
     (shown,) = unpacked(tmp_path / "out.html")["runs"]
@@ -331,7 +331,7 @@ def test_an_estimator_that_was_named_by_its_path_is_imported_again(tmp_path, mon
     assert (own["name"], own["own"], term["weight"]) == ("Scaled", True, 3.0)
 
 
-def test_a_record_cannot_import_what_is_not_installed(tmp_path, monkeypatch):
+def test_a_record_cannot_import_code_that_is_not_installed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     Path("malicious.py").write_text("raise SystemExit('it ran')")
@@ -476,7 +476,7 @@ def test_watch_waits_for_a_run_that_has_no_figures_yet(tmp_path, monkeypatch, ca
         ("notes", "no record of a run at 'notes'. The folder 'notes' holds no run."),
     ],
 )
-def test_watch_does_not_wait_for_what_cannot_become_a_run(
+def test_watch_does_not_wait_for_a_path_that_can_never_become_a_run(
     tmp_path, monkeypatch, capsys, word, message
 ):
     monkeypatch.chdir(tmp_path)
@@ -766,7 +766,7 @@ def test_every_metric_is_drawn(tmp_path, opened):
 
 
 @browser_only
-def test_what_turn_rewards_paid_is_a_table(tmp_path, opened):
+def test_turn_reward_pay_is_shown_in_a_table(tmp_path, opened):
     page = opened([recorded.run(tmp_path / "run")])
     table = page.get_by_role("table", name="What turn rewards paid")
     cells = table.locator("tbody tr").first.locator("td, th").all_inner_texts()
@@ -880,7 +880,7 @@ def did(row):
 
 
 @browser_only
-def test_attempts_are_counted_by_what_they_did(tmp_path, opened):
+def test_the_list_counts_and_filters_attempts_by_kind_of_outcome(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
     kept = record.read(folder)
     draw = random.Random(5)
@@ -1037,7 +1037,7 @@ def test_a_watched_page_reloads_itself_and_keeps_its_position(tmp_path, opened):
 
 
 @browser_only
-def test_the_overview_says_what_compare_says(tmp_path, opened):
+def test_the_overview_shows_the_same_verdict_as_compare(tmp_path, opened):
     folders = [evaluated(tmp_path / name, right) for name, right in (("a", 3), ("b", 17))]
     report(folders, tmp_path / "out.html")
     (comparison,) = compare(open_sides([str(folder) for folder in folders]))
@@ -1141,7 +1141,7 @@ TURNS = {
 
 
 @browser_only
-def test_a_turn_shows_what_was_thought_called_and_read(tmp_path, opened):
+def test_a_turn_shows_its_thought_calls_and_results(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=1, groups=1, size=len(TURNS), turns=(2, 2))
     kept = record.read(folder)
     for row, text in zip(kept, TURNS, strict=True):

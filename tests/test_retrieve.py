@@ -58,7 +58,7 @@ def search_tool(address: str, **arguments) -> WikiSearch:
 # --- answers ---
 
 
-def test_the_answers_are_those_of_the_index_that_the_server_has(server, folder):
+def test_the_server_answers_like_the_index_it_serves(server, folder):
     assert ask(search_tool(server.url), *QUERIES) == ask(WikiSearch(str(folder)), *QUERIES)
 
 
@@ -76,7 +76,7 @@ def test_real_passages_are_the_same_answers(tmp_path):
     assert sizes[0] == 512
 
 
-def test_a_batch_is_one_request_with_each_query_once(server):
+def test_a_batch_is_sent_as_one_request_with_each_query_once(server):
     before = len(server.requests())
     tool = search_tool(server.url, top_k=2)
     ask(tool, *(f"tower {n % 200}" for n in range(400)))
@@ -85,7 +85,7 @@ def test_a_batch_is_one_request_with_each_query_once(server):
     assert (request["topk"], request["return_scores"]) == (2, True)
 
 
-def test_the_request_and_the_answer_of_the_page_are_those_of_the_protocol(server):
+def test_the_documented_request_and_answer_match_the_protocol(server):
     page = Path(__file__).parents[1].joinpath("docs/howto/wikipedia-search.md").read_text()
     shown, answer = re.search(r"POST (\{.*\})\n(\{.*\})\n", page).groups()
     before = len(server.requests())
@@ -97,7 +97,7 @@ def test_the_request_and_the_answer_of_the_page_are_those_of_the_protocol(server
     assert (hit.passage.title, hit.passage.id, hit.score) == ("Peru", "7", 12.5)
 
 
-def test_batches_that_meet_are_sent_one_after_another(server):
+def test_concurrent_batches_each_get_their_own_results(server):
     tool = search_tool(server.url, top_k=1)
     words = {"Utrecht": "1", "Paris": "2", "coffee": "3"}
     with ThreadPoolExecutor(8) as pool:
@@ -253,7 +253,7 @@ def test_a_server_that_stays_away_ends_the_run_with_the_next_step(folder):
 # --- secrets ---
 
 
-def test_the_key_is_sent_and_struck_out_of_what_a_server_says_back(server, monkeypatch, caplog):
+def test_the_api_key_is_sent_and_redacted_from_server_errors(server, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("MY_KEY", KEY)
     tool = search_tool(server.url, api_key="${MY_KEY}")
@@ -313,7 +313,7 @@ def test_a_key_in_the_address_is_sent_and_not_shown(server, monkeypatch, caplog,
     ("two words", r"with the API key in \$\{MY_KEY\}: it has a space"),
     ("kéy", r"it has a space or another character"), ("", "variable MY_KEY, which is not set"),
 ])  # fmt: skip
-def test_a_key_that_cannot_be_one_is_not_shown(server, monkeypatch, value, message):
+def test_an_invalid_api_key_is_refused_without_being_shown(server, monkeypatch, value, message):
     monkeypatch.setenv("MY_KEY", value)
     with pytest.raises((ToolError, RecipeError), match=message) as error:
         search_tool(server.url, api_key="${MY_KEY}").check()

@@ -47,7 +47,7 @@ def paid(trajectory, *more):
     return group.turn_rewards[0].double().round(decimals=6).tolist()
 
 
-def test_a_trajectory_is_exactly_what_was_sampled_and_appended(chat):
+def test_a_trajectory_holds_exactly_the_sampled_and_appended_tokens(chat):
     tool = Look()
     groups, engine = collect(
         Rollout(Brackets(), [tool]), chat, say('[look {"query": "Paris"}]', "=Paris")
@@ -103,7 +103,7 @@ def test_a_mistake_of_the_policy_is_read_by_the_policy(chat, text, reply):
     assert tool.batches == []
 
 
-def test_calls_of_one_turn_and_of_other_trajectories_leave_as_one_batch(chat):
+def test_calls_from_one_turn_and_from_other_trajectories_run_as_one_batch(chat):
     tool = Look()
     calls = '[look {"query": "a"}];[look {"query": "b"}]'
     groups, _ = collect(Rollout(Brackets(), [tool]), chat, say(calls, "=x"), group_size=3)
@@ -211,7 +211,7 @@ def test_groups_stay_whole_once_there_is_room_for_them(chat, capacity, ends):
     assert asked == [i for wave in waves for _ in range(2) for i in wave]
 
 
-def test_probes_count_at_their_most_among_what_the_engine_holds(chat):
+def test_the_maximum_number_of_probes_counts_toward_engine_capacity(chat):
     engine = ScriptedEngine(chat.tokenizer, lambda session, k: (CALL, "=x")[k])
     engine.capacity = 15  # of three turns with two branches each: two trajectories with theirs
     questions, open_at_once = [replace(QUESTION, id=f"q{i}") for i in range(2)], []
@@ -270,7 +270,7 @@ def test_waves_do_not_change_the_samples(tiny_model):
     assert collections[0] == collections[1] == collections[2] == collections[3]
 
 
-def test_a_trajectory_stops_at_its_last_turn_whose_calls_are_not_run(chat):
+def test_a_trajectory_stops_at_its_last_turn_without_running_its_calls(chat):
     tool = Look()
     calls = say(*['[look {"query": "Paris"}]'] * 3)
     trajectory = play_one(Rollout(Brackets(3), [tool]), chat, calls)
@@ -399,7 +399,7 @@ def test_a_prompt_leaves_room_for_a_token_at_least(chat):
         collect(Rollout(Brackets(), [], max_tokens=prompt), chat, say("=x"))
 
 
-def test_a_long_result_is_cut_to_the_budget_and_rewards_see_what_the_policy_saw(chat):
+def test_a_long_result_is_cut_to_the_budget_for_both_policy_and_rewards(chat):
     tool = Look(lambda query: "word " * 5000 + "Paris")
     rollout = Rollout(Brackets(), [tool], max_result_tokens=20)
     trajectory = play_one(rollout, chat, say(CALL, "=x"))
@@ -423,7 +423,7 @@ def test_no_cut_of_a_result_makes_a_tag_again(chat):
             assert safe == neutralise(text, tags, chat.control_tokens)
 
 
-def test_a_vocabulary_that_cannot_say_what_is_inert_gets_a_shorter_result(chat, monkeypatch):
+def test_a_result_is_shortened_when_making_it_inert_adds_tokens(chat, monkeypatch):
     monkeypatch.setattr(chat, "inert", lambda text, tags: f"{text} <unk>")
     safe = chat.safe("one two three four five six seven", Brackets.tags, 12)
     assert safe.endswith(" <unk>")
@@ -615,7 +615,7 @@ class Speaks(Brackets):
 
 
 @pytest.mark.parametrize("segmenter", [Silent(), OldStyle(), Speaks()])
-def test_the_preflight_refuses_a_segmenter_whose_observations_are_no_messages(chat, segmenter):
+def test_the_preflight_refuses_a_segmenter_whose_observations_are_not_messages(chat, segmenter):
     name = type(segmenter).__name__
     with pytest.raises(PluginError, match=rf"{name}\.observe gave .*of role user or tool"):
         Rollout(segmenter, []).check(chat)

@@ -94,9 +94,7 @@ def test_a_best_checkpoint_that_cannot_be_written_leaves_the_previous_one(
 # ---------------------------------------------------------------------------------------- metrics
 
 
-def test_metrics_have_one_row_per_policy_and_iterations_have_the_same_numbers_everywhere(
-    recipe, capsys
-):
+def test_metrics_have_one_row_per_policy_and_every_file_numbers_iterations_alike(recipe, capsys):
     assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "3"]) == 0
     logged = metrics("runs/recipe/version_0")
     assert [row["iteration"] for row in logged] == ["0", "1", "2", "3"]

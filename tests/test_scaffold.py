@@ -116,7 +116,7 @@ def test_only_the_kinds_asked_for_are_written(here):
     }
 
 
-def test_any_kinds_give_a_package_of_those_kinds_in_which_every_name_is_known(here, monkeypatch):
+def test_any_mix_of_kinds_scaffolds_exactly_those_with_every_name_defined(here, monkeypatch):
     for number, kinds in enumerate(SUBSETS):
         new(f"p{number}", "--with", *kinds)
         folder = here / f"turnrl-p{number}"
@@ -146,7 +146,7 @@ def test_the_tests_that_are_written_pass(here, monkeypatch, kinds):
     assert len(ran) >= len(kinds)
 
 
-def test_the_table_says_what_the_bundled_world_says():
+def test_the_template_table_agrees_with_the_bundled_world():
     """So questions of the package can be looked up in Atlas, where the tool is the bundled one."""
     facts = {place.name: place.facts for place in places() if place.kind == "country"}
     held_out = {place.name for place in places() if place.split != "train"}
@@ -195,7 +195,7 @@ def test_the_next_steps_are_printed_to_be_pasted(here, capsys, monkeypatch):
         (["new", "--folder", "full/file"], "'full/file' is a file. Name another with --folder"),
     ],
 )
-def test_a_mistake_is_one_line_and_nothing_is_written(here, capsys, arguments, message):
+def test_a_mistake_prints_one_line_and_writes_nothing(here, capsys, arguments, message):
     (here / "full").mkdir()
     (here / "full" / "file").write_text("mine")
     assert main(["plugin", "new", *arguments]) == 2

@@ -55,7 +55,7 @@ def test_a_server_takes_the_time_that_its_steps_take(script):
     assert server.busy_s == pytest.approx(second + 1.1)
 
 
-def test_an_iteration_of_equal_attempts_is_the_sum_that_one_writes_down(script):
+def test_an_iteration_of_equal_attempts_matches_the_time_computed_by_hand(script):
     work = script.Work(3, 4, prompt=50, sampled=(20, 10), result=30, spread=0, tool_s=0.5)
     server = script.Server(step_s=0.01, row_s=0.002, read_s=0.001, rows=12)
     network = script.Network(bytes_s=1e6, adapter=5e5, load_s=0.25)
@@ -83,7 +83,7 @@ def test_a_run_that_collects_ahead_waits_for_the_longer_of_both(script):
 
 
 @pytest.mark.parametrize(("size", "cards"), [("7B", [1, 2]), ("32B", [4])])
-def test_the_tables_of_the_page_are_those_of_the_script(script, size, cards):
+def test_the_tables_on_the_page_match_the_script(script, size, cards):
     for staleness in (0, 1):
         rows = script.table(script.SIZES[size], cards, staleness).splitlines()
         assert len(rows) > 2
@@ -97,7 +97,7 @@ def test_every_table_of_the_page_is_printed_by_the_command():
         assert not row.startswith("|") or row in PAGE
 
 
-def test_the_first_row_is_what_was_measured(script):
+def test_the_first_row_matches_the_measured_times(script):
     """On an H100: rollouts of 14.5 s and learning of 39.8 s, with lengths that were forced."""
     work = script.Work(questions=21, spread=0, tool_s=0)
     simulated = script.Run(replace(script.SIZES["7B"], work=work), 1, None).play()

@@ -181,7 +181,7 @@ def test_a_collection_is_watched_by_sums_over_its_trajectories():
     assert tallies["train/degenerate_groups"] == tallies["rollout/degenerate_groups"]
 
 
-def test_what_the_policy_does_is_watched_on_the_first_draw_and_what_it_learns_on_the_last():
+def test_behavior_metrics_use_the_first_draw_and_learning_metrics_the_last():
     rewards, sampled = [Calls(), Answers()], [SEARCHED, GUESSED, FAILED]
     draws = [[[GUESSED] * 3, sampled], [[FAILED] * 3], [[SEARCHED, SEARCHED, FAILED]]]
     first, second, third = (
@@ -220,7 +220,7 @@ def test_what_the_policy_does_is_watched_on_the_first_draw_and_what_it_learns_on
     assert once.tallies(rewards)["train/degenerate_groups"] == Tally(3, 6)
 
 
-def test_a_group_is_of_one_question_and_of_one_attempt_at_least():
+def test_a_group_must_have_one_question_and_at_least_one_attempt():
     other = replace(SEARCHED, question=Question("r", "The river?", ("Seine",)))
     with pytest.raises(DataError, match=r"attempts at 'The capital\?' and at 'The river\?'"):
         score_group([SEARCHED, GUESSED, other], [Calls()])

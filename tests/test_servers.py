@@ -120,7 +120,7 @@ def test_a_status_that_stays_is_raised_by_nobody(status):
     raise_if_away(status, "status so", {"retry-after": "7"})
 
 
-def test_a_servers_answer_is_one_short_line_without_any_secret():
+def test_a_servers_answer_is_shortened_to_one_line_without_secrets():
     answer = "no\n  key  abcd,\tnor ab" + "!" * 400
     assert (
         short_reason(answer, ("ab", None, "", "abcd")) == ("no key ***, nor ***" + "!" * 400)[:300]
@@ -217,7 +217,7 @@ def test_an_outage_shorter_than_quiet_s_is_not_worth_a_line(serve, capsys):
     assert capsys.readouterr().err == ""
 
 
-def test_while_a_server_is_away_one_request_is_sent_at_a_time(serve):
+def test_while_a_server_is_down_only_one_request_at_a_time_is_sent(serve):
     server, oracle = serve(), patient()
     server.replies = [(503, {})] * 1000
 
@@ -236,7 +236,7 @@ def test_while_a_server_is_away_one_request_is_sent_at_a_time(serve):
     assert server.asked_s[-1] - server.asked_s[-11] < 1
 
 
-def test_an_outage_that_lasts_ends_all_who_wait_and_whoever_comes_later_begins_afresh(serve):
+def test_a_long_outage_fails_all_waiting_requests_and_later_ones_start_afresh(serve):
     port, oracle, place = closed_port(), patient(1.0), threading.Semaphore(2)
 
     def ask():

@@ -108,7 +108,7 @@ def test_two_runs_share_a_server_if_each_trains_an_adapter(stand, tiny_model):
         engine.close()
 
 
-def test_a_server_that_reloads_its_weights_is_not_given_up(stand, tiny_model, monkeypatch):
+def test_a_server_that_is_reloading_its_weights_is_not_given_up_on(stand, tiny_model, monkeypatch):
     # constants, because no run has a reason to set them
     monkeypatch.setattr(pool, "_CHECK_EVERY_S", 0.1)
     monkeypatch.setattr(pool, "_HEALTH_TIMEOUT_S", 0.2)

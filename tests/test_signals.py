@@ -151,7 +151,7 @@ sys.exit(turnrl.cli.main(["fit"]))
     assert done.stderr == "\nturnrl: stopped by Ctrl-C\n"
 
 
-def test_what_ends_because_of_a_signal_has_its_time_and_other_alarms_are_left_alone():
+def test_stopping_allows_time_for_cleanup_and_leaves_other_alarms_alone():
     script = """
 import os, signal, time
 from turnrl.signals import stopping
@@ -216,7 +216,7 @@ def test_nothing_else_is_imported_before_an_interrupt_can_be_caught():
 
 
 @pytest.mark.parametrize("program", [["turnrl"], ["python", "-m", "turnrl"]], ids=" ".join)
-def test_an_interrupt_while_the_command_line_is_imported_is_one_line(tmp_path, program):
+def test_an_interrupt_during_command_line_import_prints_one_line(tmp_path, program):
     interrupts = "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(9)\n"
     (tmp_path / "pluggy.py").write_text(interrupts)
     command = [str(Path(sys.executable).with_name(program[0])), *program[1:], "plugins"]

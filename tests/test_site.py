@@ -195,7 +195,7 @@ def test_links_within_the_site_lead_to_pages_and_headings(built, pages):
         (["notebook"], "howto/notebook"),
     ],
 )
-def test_a_search_for_what_people_call_it_finds_the_page(built, words, page):
+def test_searching_for_common_terms_finds_the_page(built, words, page):
     text = (built / "searchindex.js").read_text("utf-8")
     index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
     number = index["docnames"].index(page)
@@ -332,7 +332,7 @@ def columns(tmp_path_factory, nursery) -> dict[str, list[str]]:
 
 
 @pytest.mark.slow
-def test_every_column_of_a_run_is_listed_and_every_listed_one_occurs(columns, facts):
+def test_every_run_column_is_listed_and_every_listed_column_occurs(columns, facts):
     listed = [metric for *_, group in facts.metrics() for metric in group]
     written = {column for run in columns.values() for column in run}
     assert {c for c in written if not any(m.matches(c) for m in listed)} == set()

@@ -60,7 +60,7 @@ def hub(tmp_path, monkeypatch):
         pyarrow.parquet.write_table(table, path / f"{split}-00000-of-00001.parquet")
 
 
-def test_each_paragraph_is_one_passage_and_supports_its_questions(hub):
+def test_each_paragraph_becomes_one_passage_that_supports_its_questions(hub):
     tower, paris = SquadParagraphs().passages()
     assert tower == Passage(
         tower.id, "Dom Tower of Utrecht", "The Dom Tower is in Utrecht. It was begun in 1321."

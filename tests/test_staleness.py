@@ -70,7 +70,7 @@ class Versions(Callback):
         pytest.param(2, [0, 0, 0, 2], marks=pytest.mark.slow),
     ],
 )
-def test_what_is_learned_from_is_as_old_as_it_may_be_and_no_older(
+def test_training_data_is_as_stale_as_allowed_and_no_staler(
     tiny_model, tmp_path, staleness, versions
 ):
     seen = Versions()
@@ -168,7 +168,7 @@ class Late(Ahead):
 
 
 @pytest.mark.timeout(120)
-def test_the_next_iteration_is_sampled_while_this_one_is_learned_from(tiny_model, tmp_path):
+def test_the_next_iteration_is_sampled_while_the_current_one_trains(tiny_model, tmp_path):
     tool = Late()
 
     class Learned(Callback):
@@ -184,7 +184,7 @@ class Down(Ahead):
         raise ConnectionError("no route")
 
 
-def test_a_world_that_breaks_ahead_stops_the_run_after_what_was_sampled_before(
+def test_a_world_failing_ahead_stops_the_run_after_the_iteration_already_sampled(
     tiny_model, tmp_path
 ):
     it = module(tiny_model, 1, [Down()])
@@ -202,7 +202,7 @@ class Hangs(Ahead):
 
 
 @pytest.mark.timeout(120)
-def test_what_is_sampled_ahead_ends_with_the_run(tiny_model, tmp_path):
+def test_sampling_ahead_stops_when_the_run_ends(tiny_model, tmp_path):
     tool = Hangs()
 
     class Stop(Callback):
@@ -241,7 +241,7 @@ def test_collections_side_by_side_share_the_places_of_a_toolset(tiny_model, tmp_
     assert (tool.opened, tool.now, tool.most) == (24, 0, 4)
 
 
-def test_what_is_sampled_ahead_ends_with_an_exception(tiny_model, tmp_path):
+def test_sampling_ahead_stops_when_training_raises(tiny_model, tmp_path):
     class Fails(Callback):
         def on_train_batch_end(self, *_):
             raise ZeroDivisionError

@@ -497,7 +497,7 @@ def tables(n, kinds, likely):
         (64, (0.0, 0.2, 1.0), (0.1, 0.88, 0.02)),
     ],
 )
-def test_the_mean_of_three_values_is_covered_even_if_one_is_rare(n, kinds, likely):
+def test_the_interval_covers_the_mean_of_three_values_even_if_one_is_rare(n, kinds, likely):
     wanted, covered = np.dot(likely, kinds), 0.0
     for values, chance in tables(n, kinds, likely):
         low, high = interval(values, (0, 1))

@@ -316,7 +316,7 @@ def test_the_noisy_reward_is_wrong_for_one_call_in_five(conditions):
     assert {noisy.score(replace(_searched(0, True), turns=(turn,)), 0) for turn in silent} == {0.0}
 
 
-def test_the_estimator_between_weighs_like_one_and_splits_like_the_other(
+def test_the_apart_estimator_normalizes_turn_sums_and_outcomes_separately(
     conditions,
 ):
     turns = torch.tensor([[0.3, 0.5, 0.0], [0.3, 0.0, 0.0], [0.0, 0.0, 0.0], [0.3, 0.0, 0.5]])
@@ -396,7 +396,7 @@ def test_a_cost_that_begins_later_costs_nothing_before_then(conditions):
     assert [*seen, cost.score(_searched(1, True), 0)] == [0.0, 0.0, -0.2, -0.2, -0.2]
 
 
-def test_one_scale_divides_the_turn_rewards_of_all_groups_by_one_number(conditions):
+def test_turn_rewards_of_all_groups_are_divided_by_one_scale(conditions):
     turns = [[[0.5, 0.0], [0.0, 0.0], [-0.1, 0.5]], [[-0.1, 0.0], [-0.1, -0.2], [0.0, 0.0]]]
     taken = [[2, 1, 2], [1, 2, 1]]
     outcomes = [[1.0, 0.0, 0.4], [0.2, 0.2, 1.0]]
@@ -493,7 +493,7 @@ def test_the_split_leaves_out_the_noise_of_earlier_doors(doors):
         assert measured == pytest.approx(expected, rel=0.05)
 
 
-def test_another_starter_policy_differs_from_the_bundled_one_in_one_thing(
+def test_varied_starter_policies_differ_from_the_bundled_one_only_as_set(
     conditions,
 ):
     phases = read_invocation("fit", ["atlas_starter"]).contents["data"]["init_args"]["phases"]
@@ -610,7 +610,7 @@ def _all_lines():
 
 
 @pytest.mark.parametrize("name", parts.PARTS)
-def test_the_tables_of_the_page_are_those_of_the_lines(name):
+def test_the_tables_on_the_page_match_the_recorded_lines(name):
     """By an independent reading: rows by `--set` and options, areas by sums over tokens."""
     part, lines = parts.PARTS[name], _all_lines()
     runs = {}
@@ -702,7 +702,7 @@ def _over_seeds(values, level=0.95):
     return [mean, mean - half, mean + half]
 
 
-def test_the_pages_are_what_the_command_makes_of_the_lines(tmp_path, monkeypatch):
+def test_drawing_from_the_recorded_lines_reproduces_the_pages(tmp_path, monkeypatch):
     shutil.copytree(HERE / "lines", tmp_path / "lines")
     for file in (*PAGES, HERE / "pretrained.csv"):
         shutil.copy(file, tmp_path)
@@ -840,7 +840,7 @@ def test_a_typing_error_is_reported_before_anything_is_trained(
         (parts.PARTS["one-hop"].sweeps[""], parts.PARTS["longer"].sweeps.values()),
     ],
 )
-def test_what_changes_nothing_for_an_estimator_changes_none_of_its_runs(first, others):
+def test_settings_irrelevant_to_an_estimator_leave_its_runs_unchanged(first, others):
     """GRPO-OR sees no turn reward, and no run sees its end. So its runs, trained again, are the
     same."""
     runs = rows.done(HERE, parts.PARTS)

@@ -479,7 +479,7 @@ def test_runs_come_seed_by_seed_so_that_settings_can_be_compared_early(recipe):
     assert len({cell.digest for cell in cells}) == 4
 
 
-def test_a_digest_depends_on_what_is_trained_not_on_spelling_or_folders(recipe):
+def test_a_digest_depends_on_the_training_settings_not_on_spelling_or_folders(recipe):
     (own,) = digests()
     assert digests("--seed_everything=7", "--trainer.logger=CSVLogger") == [own]
     assert digests("--model.optimizer.lr=0.001", "--model.group_size=4") == [own]
@@ -610,7 +610,7 @@ def test_curves_count_every_sampled_token_and_every_part_of_an_iteration():
 # --------------------------------------------------------------------------------- the table
 
 
-def test_the_area_is_the_sum_of_trapezoids_up_to_what_every_run_sampled():
+def test_the_area_averages_trapezoids_up_to_the_end_that_every_run_reached():
     points = [(0, 0.0), (100, 0.5), (200, 1.0)]
     # 100 * (0 + .5) / 2 + 50 * (.5 + .75) / 2 = 25 + 31.25, over 150
     assert table.area(points, 150) == pytest.approx(56.25 / 150)
@@ -696,7 +696,7 @@ def test_questions_scored_beside_the_validation_are_in_the_table(recipe):
     assert not any("train" in line for line in text)
 
 
-def test_notes_name_what_the_figures_of_a_setting_lack(recipe):
+def test_notes_report_missing_values_and_seeds_for_each_setting(recipe):
     def curves(cell):
         return {"val/answer_in_results": [None, None, cell.seed]} if cell.seed != 3 else {}
 
@@ -725,7 +725,7 @@ def attempt(number, rows, best=None, **trainer):
         (folder / "checkpoints" / "best.ckpt").write_text(best)
 
 
-def test_attempts_are_merged_into_one_run_and_later_rows_win(tmp_path, monkeypatch):
+def test_attempts_are_merged_into_one_run_and_later_attempts_win(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     attempt(0, [(0, 0.1), (1, 0.9), (2, 0.2)], best="first")
     Path("run/version_0/a.txt").write_text("first")

@@ -258,7 +258,7 @@ def late(calls):
         (late, "did not answer to run on upper with arguments .* within timeout_s = 0.5"),
     ],
 )
-def test_every_session_is_closed_whatever_run_does(run, message):
+def test_every_session_is_closed_however_run_ends(run, message):
     tool = Paged(run)
     tool.timeout_s = Quick.timeout_s if run is late else 60
     with pytest.raises(AssertionError, match=message):
@@ -308,7 +308,7 @@ class Aim(ToolSession):
         self.goal = goal
 
 
-def test_sessions_are_opened_for_a_question_of_ones_own():
+def test_check_tool_opens_sessions_for_a_custom_question():
     question = Question("north", "Where to?", ("north",), {"goal": "north"})
     check_tool(Aimed(), GOOD, BAD, question=question)
     told = r"^tool 'upper' \(Aimed\) raised KeyError: 'goal' in open for question 'q' \(its columns"
@@ -357,7 +357,7 @@ def test_the_coroutines_of_a_session_share_an_event_loop():
     asyncio.run(inside_a_loop())
 
 
-def test_what_a_tool_raises_before_it_is_called_is_told():
+def test_check_tool_reports_faults_found_before_the_first_call():
     with pytest.raises(AssertionError, match="give check_tool a good call of Upper"):
         check_tool(Upper(), [])
     tool = Upper()
@@ -556,7 +556,7 @@ def test_a_reward_beyond_its_bounds_is_caught():
         check_reward(reward)
 
 
-def test_a_reward_that_raises_is_told_with_the_trajectory_and_the_turn():
+def test_a_reward_that_raises_is_reported_with_the_trajectory_and_turn():
     right, calls = Right(), Calls()
     right.score = lambda trajectory: 1 / len(trajectory.results)
     message = r"^Right\.score\('right without a search'\) raised ZeroDivisionError: "
@@ -584,7 +584,7 @@ def test_a_reward_sees_the_trajectories_before_it_scores_one():
         check_reward(Prepared())
 
 
-def test_a_reward_is_of_one_kind_and_has_a_name_that_metrics_can_show():
+def test_a_reward_must_have_one_kind_and_a_lower_case_name():
     class Both(OutcomeReward, TurnReward):
         def score(self, trajectory, turn=0):
             return 0.0
@@ -922,7 +922,7 @@ def scripted(tiny_model):
     return make
 
 
-def test_a_scripted_engine_says_what_it_is_given_by_session_and_turn(scripted):
+def test_a_scripted_engine_samples_the_text_given_for_its_session_and_turn(scripted):
     engine, ids = scripted(lambda number, turn: f"{number} in {turn}")
 
     async def scenario():

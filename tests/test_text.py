@@ -74,7 +74,7 @@ def test_an_answer_is_contained_as_whole_words_in_order():
     assert not contains_answer("", Question("q", "?", "art"))
 
 
-def test_the_longest_contained_answer_is_given_in_normal_form():
+def test_the_longest_contained_answer_is_returned_normalized():
     answers = ["York", "The New York", "Rome", ""]
     assert contained_answer("in New-York and in New York.", answers) == "new york"
     assert contained_answer("in London", answers) is None

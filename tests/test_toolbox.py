@@ -76,7 +76,7 @@ def test_each_of_many_trajectories_sees_its_own_state_alone(chat, kind, lockstep
     assert not engine.open_sessions
 
 
-def test_a_session_is_opened_with_the_prompt_whatever_the_trajectory_calls(chat):
+def test_every_trajectory_opens_a_session_whatever_it_calls(chat):
     tool = Counter()
     texts = ["=at once", '[add {"n": "many"}]', "[add not json]", '[sub {"n": 1}]', add(1)]
     collect(
@@ -103,7 +103,7 @@ def test_a_tool_without_state_never_gets_a_session(chat):
     stateful.check_closed(6)
 
 
-def test_calls_of_one_session_come_in_order_and_never_in_two_batches_at_once():
+def test_calls_of_a_session_run_in_order_and_never_in_two_batches_at_once():
     # trajectories that arrive at all moments, at a tool that takes its time
     class Uneven(PatientCounter):
         async def open(self, question):
@@ -364,7 +364,7 @@ def test_a_session_that_cannot_be_closed_is_reported_and_the_others_are_closed(c
     tool.check_closed(12)
 
 
-def test_one_tool_that_cannot_close_does_not_keep_another_open(chat):
+def test_a_tool_that_fails_to_close_does_not_keep_another_open(chat):
     class Sticks(Count):
         def close(self):
             super().close()
@@ -580,7 +580,7 @@ def test_a_session_is_no_part_of_a_call_that_is_compared_or_shown():
     assert repr(call) == repr(same)
 
 
-def test_threads_are_used_again_and_one_that_hangs_keeps_nobody_waiting():
+def test_threads_are_reused_and_a_hung_one_blocks_no_other_call():
     held, before = threading.Event(), set(threading.enumerate())
 
     async def calls():
@@ -600,7 +600,7 @@ def test_threads_are_used_again_and_one_that_hangs_keeps_nobody_waiting():
     assert daemons == {True}  # none keeps a program that is interrupted
 
 
-def test_what_a_call_sets_in_its_context_is_not_for_the_next():
+def test_context_set_by_one_call_does_not_leak_into_the_next():
     kept = contextvars.ContextVar("kept", default=0)
 
     def sets():

@@ -97,7 +97,7 @@ def test_a_session_adds_to_the_prompt_of_its_own_trajectory_and_cannot_forge_a_t
     assert groups[0][0].question.text == "One?"
 
 
-def test_trajectories_of_one_prompt_share_the_work_of_reading_it_and_others_do_not(chat):
+def test_only_trajectories_with_the_same_prompt_share_its_prefill(chat):
     class Opens(ScriptedEngine):
         def open(self, prompt_ids):
             prompts.append(chat.tokenizer.decode(prompt_ids))
@@ -171,7 +171,7 @@ def test_two_sets_may_not_give_the_same_figure(chat):
         collect(Rollout(Brackets(), [Bank(), Other()]), chat, say("=x"))
 
 
-def test_a_set_whose_tool_is_called_like_another_is_refused():
+def test_a_toolset_with_a_duplicate_tool_name_is_refused():
     class Double(Look):
         name = "double"
 
@@ -180,7 +180,7 @@ def test_a_set_whose_tool_is_called_like_another_is_refused():
         Rollout(Brackets(), [Bank(), Double()])
 
 
-def test_the_policy_reads_which_tools_there_are_in_all_sets(chat):
+def test_the_unknown_tool_error_lists_the_tools_of_all_sets(chat):
     groups, _ = collect(Rollout(Brackets(), [Bank(), Look()]), chat, say("[count {}]", "=x"))
     (result,) = groups[0][0].results
     assert result.content == "no tool 'count'; there is pay, double, look"

@@ -193,7 +193,7 @@ def test_peak_memory_excludes_the_parent_process():
     assert 95_000_000 < more < 130_000_000
 
 
-def test_the_time_to_learn_has_what_is_read_before_the_first_step(
+def test_training_time_includes_the_reading_before_the_first_step(
     tiny_model, tmp_path, monkeypatch
 ):
     read = OldLogprobs.look_ahead
@@ -400,9 +400,7 @@ def test_the_same_seed_gives_the_same_metrics_to_the_last_digit(tiny_model, tmp_
     assert rows(tmp_path / "a") != rows(tmp_path / "c")
 
 
-def test_steps_that_are_left_out_do_not_change_the_weight_of_those_that_are_taken(
-    tiny_model, tmp_path
-):
+def test_skipped_steps_do_not_change_the_weight_of_the_steps_taken(tiny_model, tmp_path):
     after_first = []
 
     class First(Callback):
@@ -454,9 +452,7 @@ def test_dropout_of_the_base_model_touches_neither_ratios_nor_kl(tiny_model, tmp
 # -------------------------------------------------------------------------- stopping and going on
 
 
-def test_a_run_resumed_at_an_iterations_boundary_ends_like_one_that_never_stopped(
-    tiny_model, tmp_path
-):
+def test_a_run_resumed_between_iterations_ends_like_one_that_never_stopped(tiny_model, tmp_path):
     options = {"passes_per_iteration": 2, "scheduler": warmup(6)}
     trainer(tmp_path / "whole", 4).fit(module(tiny_model, **options), data())
     trainer(tmp_path / "first", 2).fit(module(tiny_model, **options), data())
@@ -485,7 +481,7 @@ def test_a_run_killed_between_its_checkpoint_and_its_row_gets_the_row_when_resum
 
 
 @pytest.mark.slow
-def test_a_run_resumed_with_a_dropout_of_its_adapter_drops_what_it_would_have(tiny_model, tmp_path):
+def test_a_resumed_run_with_adapter_dropout_ends_like_one_that_never_stopped(tiny_model, tmp_path):
     options = {"policy": {"lora": Lora(r=4, dropout=0.5)}, "passes_per_iteration": 2}
     whole = module(tiny_model, **options)
     trainer(tmp_path / "whole", 2, limit_val_batches=0).fit(whole, data())
@@ -760,7 +756,7 @@ class Ladder(IterationData):
         return UserList([[Question("1", "1?", ("1",))]])  # a plain list is one of loaders
 
 
-def test_data_of_a_users_own_trains_if_it_says_what_an_iteration_asks(tmp_path, tiny_model):
+def test_a_custom_data_module_trains_if_it_gives_each_iterations_questions(tmp_path, tiny_model):
     it, ladder = module(tiny_model), Ladder()
     trainer(tmp_path, 3).fit(it, ladder)
     assert ladder.asked == [0, 0, 1, 2], "first to count the steps, then once an iteration"

@@ -31,7 +31,7 @@ turns = st.tuples(ids, ids, st.integers(0, 9)).map(
 )
 
 
-def test_tokens_are_in_the_order_in_which_they_were_read_and_sampled():
+def test_tokens_keep_the_order_in_which_they_were_read_and_sampled():
     first = said("a", (3, 4), (-0.3, -0.4), Reading(), (ToolResult("x"),), (5, 6), version=2)
     second = said("b", (7,), (-0.7,), Reading(answer="Ada"), version=3)
     whole = trajectory(QUESTION, (1, 2), (first, second), "answer")
@@ -122,12 +122,12 @@ def test_a_trajectory_lists_the_tokens_of_one_history_after_another():
     assert [ids_of(SEVERAL, k) for k in range(4)] == [(2, 3), (8,), (5,), (11, 12)]
 
 
-def test_the_history_of_a_turn_is_what_it_was_sampled_after():
+def test_the_history_of_a_turn_is_the_tokens_before_it():
     assert [SEVERAL.history(k) for k in range(4)] == [(1,), (6, 7), (1, 2, 3, 4), (10,)]
     assert SEVERAL.history(4) == (10, 11, 12)
 
 
-def test_the_final_history_is_the_one_of_the_last_turn():
+def test_the_final_history_belongs_to_the_last_turn():
     """Whichever history came last, and whether or not anything was sampled in it."""
     first, second, third = SEVERAL.samples
     unanswered = Sample().read((20, 21))
@@ -169,7 +169,7 @@ def test_a_trajectory_has_a_short_repr():
     assert repr(cut) == "Trajectory('Who?', turns=1, tokens=0, ended_by='length')"
 
 
-def test_the_answer_is_the_one_of_the_last_turn():
+def test_the_answer_comes_only_from_the_last_turn():
     assert Trajectory(QUESTION, (Turn(""),), "turns").answer is None
     answered = (Turn("", Reading(answer="Ada")), Turn(""))
     assert Trajectory(QUESTION, answered, "turns").answer is None
@@ -194,7 +194,7 @@ def test_data_is_frozen():
 
 
 @pytest.mark.parametrize("abstract", [Tool, Segmenter, TurnReward, QuestionSource])
-def test_what_plugins_extend_is_abstract(abstract):
+def test_plugin_base_classes_are_abstract(abstract):
     with pytest.raises(TypeError, match="abstract"):
         abstract()
 
@@ -208,7 +208,7 @@ def test_a_source_without_a_corpus_says_so():
         Bare().passages()
 
 
-def test_every_error_is_a_turnrl_error_and_one_of_the_standard_library():
+def test_every_error_extends_turnrl_error_and_a_standard_library_error():
     names = [name for name in turnrl.__all__ if name.endswith("Error")]
     errors = [getattr(turnrl, name) for name in names]
     assert len(errors) == 12

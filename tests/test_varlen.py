@@ -27,13 +27,13 @@ def torch_2_11(monkeypatch):
     monkeypatch.setattr(turnrl.policy.trials, "takes_ragged", lambda *_: True)
 
 
-def test_a_gpu_in_half_precision_takes_kernels_whatever_their_arguments(monkeypatch):
+def test_a_gpu_in_half_precision_uses_varlen_kernels_of_any_signature(monkeypatch):
     monkeypatch.setattr(turnrl.policy.varlen, "torch_varlen_attn", varlen_of_torch_2_11)
     asked = [("cuda", torch.bfloat16), ("cuda", torch.float32), ("cpu", torch.bfloat16)]
     assert [takes_ragged(torch.device(d), t) for d, t in asked] == [True, False, False]
 
 
-def test_this_torch_takes_what_it_is_given(monkeypatch):
+def test_the_installed_torch_accepts_the_arguments_passed_to_varlen_attention(monkeypatch):
     given, signature = [], inspect.signature(torch_varlen_attn)
 
     def notes(*arguments, **options):

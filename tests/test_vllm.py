@@ -195,7 +195,7 @@ class Elsewhere(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_server_that_cannot_serve_is_told_before_weights_load(stand, tiny_model, monkeypatch):
+def test_a_server_that_cannot_serve_is_reported_before_weights_load(stand, tiny_model, monkeypatch):
     policy = Policy(str(tiny_model), lora=Lora(r=32))
     away = f"http://127.0.0.1:{free_port()}"
     assert f"vLLM at {away} does not answer" in refusal(VLLM(url=away), policy)
@@ -442,9 +442,7 @@ def test_a_server_that_hangs_is_left_until_it_answers_again(stand, begun, tiny_m
     check_crowd(policy, crowd(engine), 2)
 
 
-def test_turns_do_not_wait_one_after_another_for_a_server_that_was_lost(
-    stand, begun, tiny_model, monkeypatch
-):
+def test_turns_do_not_wait_in_sequence_for_a_lost_server(stand, begun, tiny_model, monkeypatch):
     """Each would give it the adapter again, and wait for as long as that may take."""
     restarted = stand()
     engine = begun(adapted(tiny_model), restarted)
@@ -667,7 +665,7 @@ def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_p
         (["--kv-cache-memory-bytes", "8G"], None),
     ],
 )
-def test_the_memory_plan_knows_what_a_server_takes(arguments, share):
+def test_the_memory_plan_accounts_for_what_a_server_uses(arguments, share):
     sleeps = VLLM(python="python", arguments=arguments)
     assert sleeps.beside(10**11) == (None if share is None else (int(share * 1e11), 3 * 10**9))
     awake = VLLM(python="python", arguments=arguments, sleeps=False)
@@ -1097,7 +1095,7 @@ def test_the_end_of_a_log_has_nothing_of_an_earlier_server(interpreter, tiny_mod
         engine.start(policy, 64)
 
 
-def test_the_doctor_refuses_what_processes_cannot_share(recipe, interpreter, capsys):
+def test_the_doctor_refuses_an_engine_that_processes_cannot_share(recipe, interpreter, capsys):
     written = recipe(python=str(interpreter))
     words = ["--trainer.devices=2", "--trainer.strategy=ddp"]
     assert main(["doctor", written, *words]) == 1
@@ -1105,7 +1103,9 @@ def test_the_doctor_refuses_what_processes_cannot_share(recipe, interpreter, cap
 
 
 @pytest.mark.parametrize(("strategy", "whole"), [("ddp", False), ("fsdp2", True)])
-def test_the_doctor_passes_what_processes_can_share(stand, recipe, capsys, strategy, whole):
+def test_the_doctor_passes_a_server_that_processes_can_share(
+    stand, recipe, capsys, strategy, whole
+):
     written = recipe(whole, url=stand(*WINDOW).url)
     main(["doctor", written, "--trainer.devices=2", f"--trainer.strategy={strategy}"])
     shown = capsys.readouterr().out
@@ -1116,7 +1116,7 @@ def test_the_doctor_passes_what_processes_can_share(stand, recipe, capsys, strat
     ), shown
 
 
-def test_the_doctor_refuses_what_cannot_be_divided(recipe, capsys):
+def test_the_doctor_refuses_settings_that_fsdp_cannot_shard(recipe, capsys):
     written = recipe(url="http://127.0.0.1:9")
     words = ["doctor", written, "--trainer.devices=2", "--trainer.strategy=fsdp2"]
     assert main([*words, "--model.policy.quantization=nf4"]) == 2
@@ -1126,7 +1126,7 @@ def test_the_doctor_refuses_what_cannot_be_divided(recipe, capsys):
 
 
 @pytest.mark.slow
-def test_what_processes_cannot_share_is_refused(recipe, interpreter, nursery):
+def test_fit_refuses_an_engine_that_processes_cannot_share(recipe, interpreter, nursery):
     for engine, whole, message in (
         ({"python": str(interpreter)}, False, "model.engine.python would start a server for ea"),
         ({"url": "http://127.0.0.1:9"}, True, "2 processes train all weights, and a server would"),

@@ -285,7 +285,7 @@ def test_the_only_server_is_away_for_a_while(servers, shared, tmp_path, fault, a
 
 @pytest.mark.parametrize("after", moments("one of two"))
 @pytest.mark.parametrize("fault", ["stop", "kill"])
-def test_one_of_two_servers_is_lost(servers, shared, tmp_path, fault, after):
+def test_a_run_survives_the_loss_of_one_of_two_servers(servers, shared, tmp_path, fault, after):
     both = servers(2)
     fit = Fit(tmp_path, url=[server.url for server in both], folder=shared)
     fit.until_it_collects([server.url for server in both], after)

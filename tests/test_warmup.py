@@ -80,7 +80,7 @@ def play(chat, demonstrate, scheme=None, tools=None, questions=(QUESTION,), size
 
 
 @pytest.mark.parametrize("scheme", [TwoTurn(), ReAct(), ReAct(think="required"), ReAct(3, "boxed")])
-def test_random_play_calls_with_arguments_that_fit_and_answers_what_was_read(chat, scheme):
+def test_random_play_calls_with_valid_arguments_and_gives_the_right_answer(chat, scheme):
     (attempts,) = play(chat, RandomPlay(scheme), scheme, size=40)
     turns = [turn for attempt in attempts for turn in attempt.turns]
     assert all(turn.reading.format_error is None for turn in turns)
@@ -163,7 +163,7 @@ def test_random_play_recites_no_answer_that_it_has_not_read(chat):
     assert one.answer == "Sweden"
 
 
-def test_random_play_acts_in_an_environment_whatever_stands_beside_it(chat):
+def test_random_play_acts_in_an_environment_whatever_other_tools_exist(chat):
     scheme = Action(4, "text", "step")
     tools = [Page(), Environment("turnrl_environments.lake.Lake")]
     asked = Question("q", "Cross.", ("Paris",), metadata={"seed": 3})  # it has an answer, too
@@ -218,7 +218,7 @@ def test_demonstrations_are_the_same_for_the_same_seed_and_differ_among_attempts
     assert len({str(one) for one in first}) == 6
 
 
-def test_a_row_of_demonstrations_is_what_a_policy_that_wrote_it_would_have_made(chat):
+def test_a_demonstration_yields_the_same_tokens_as_a_policy_that_wrote_it(chat):
     said = [
         '<tool>{"name": "look", "args": {"query": "x"}}</tool> and more',
         "<answer>Paris</answer>",
@@ -243,7 +243,7 @@ def test_a_row_of_demonstrations_is_what_a_policy_that_wrote_it_would_have_made(
     assert chat.text(written) == "left"
 
 
-def test_a_demonstrator_may_wait_give_a_reading_and_see_what_came(chat):
+def test_a_demonstrator_may_be_async_return_a_reading_and_see_results(chat):
     seen = []
 
     async def demonstrate(attempt, rng):
@@ -279,7 +279,7 @@ def test_a_demonstrator_that_gives_no_turn_is_named(chat, gives, error, told):
     assert "demonstrat" in str(raised.value).lower()
 
 
-def test_a_scheme_that_does_not_write_turns_says_what_to_define(chat):
+def test_the_error_for_a_segmenter_that_cannot_write_turns_names_the_method(chat):
     class Bare(Segmenter):
         max_turns = 2
 
@@ -323,7 +323,7 @@ class Look(L.Callback):
         self.gradient = {n: p.grad.clone() for n, p in pl_module.named_parameters()}
 
 
-def test_the_loss_is_the_mean_cross_entropy_of_the_marked_tokens_in_one_pass_or_in_many(
+def test_the_loss_is_the_mean_cross_entropy_of_marked_tokens_in_one_or_many_passes(
     tiny_model,
 ):
     draw = random.Random(0)
@@ -428,7 +428,7 @@ def test_a_policy_that_never_calls_calls_after_a_warm_up_and_a_run_begins_with_i
         assert config["base_model_name_or_path"] == "package://turnrl_atlas/starter"
 
 
-def test_mistakes_of_a_warm_up_are_told(tmp_path, monkeypatch, capsys):
+def test_mistakes_in_warm_up_options_are_reported(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     save(LAKE, "lake.yaml")
     go = ["warmup", "lake.yaml"]
@@ -483,7 +483,7 @@ def test_settings_of_a_warm_up_are_refused_before_torch_is_loaded(tmp_path, opti
     assert printed == "2 set()\n"
 
 
-def test_a_warm_up_takes_texts_of_ones_own(tmp_path, monkeypatch, capsys):
+def test_a_warm_up_accepts_custom_demonstrations(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     Path("shown.py").write_text(
         "import random\n"

@@ -147,7 +147,7 @@ def test_many_threads_get_the_answers_of_one(small_index):
 # --- what the policy reads ---
 
 
-def test_another_thread_may_search_while_one_is_in_the_middle(small_index):
+def test_a_thread_may_search_while_another_search_is_running(small_index):
     """Python may change threads wherever it collects garbage, also while words are being cut."""
     code = """
 import gc, sys
@@ -204,14 +204,14 @@ def test_an_absent_index_names_the_folder_and_the_command(tmp_path):
         WikiSearch(str(tmp_path / "nowhere")).check()
 
 
-def test_a_folder_that_is_no_index_says_what_it_holds(tmp_path):
+def test_the_error_for_a_folder_without_an_index_lists_its_files(tmp_path):
     (tmp_path / "notes.txt").write_text("x")
     message = r"has no turnrl-index\.json \(found: notes\.txt\).*turnrl index build"
     with pytest.raises(ToolError, match=message):
         WikiSearch(str(tmp_path)).check()
 
 
-def test_an_index_of_another_format_says_which_and_how_to_rebuild(tmp_path):
+def test_the_error_for_an_index_of_another_format_explains_how_to_rebuild(tmp_path):
     index = built(tmp_path)
     path = index / embedded.METADATA
     path.write_text(json.dumps({**json.loads(path.read_text()), "format": 99}))
@@ -251,7 +251,7 @@ def test_arguments_that_cannot_be_or_would_be_ignored_are_refused(arguments, mes
 # --- building ---
 
 
-def test_build_from_builds_once_and_says_so_in_one_line(tmp_path, capsys):
+def test_build_from_builds_once_and_prints_one_line(tmp_path, capsys):
     rows = write_rows(tmp_path / "rows.jsonl", ROWS)
     for _ in range(2):
         tool = WikiSearch(str(tmp_path / "deep" / "index"), build_from=str(rows))
@@ -442,7 +442,7 @@ def test_an_installed_corpus_is_a_source_by_its_short_name(tmp_path):
     assert next(iter(open_pages("Atlas").read())) == first
 
 
-def test_the_wiki_18_layout_of_one_field_is_read(tmp_path):
+def test_the_single_field_wiki_18_layout_is_read(tmp_path):
     path = write_rows(tmp_path / "wiki.jsonl", [{"id": 0, "contents": '"Utrecht"\nA city.'}])
     assert list(open_pages(str(path)).read()) == [Passage("0", "Utrecht", "A city.")]
 
@@ -470,7 +470,7 @@ def test_a_bad_parquet_file_is_named(tmp_path):
         list(open_pages(str(tmp_path / "rows.parquet")).read())
 
 
-def test_an_unknown_source_offers_what_there_is():
+def test_the_error_for_an_unknown_source_suggests_existing_ones():
     message = r"no source 'Atlass'\. Did you mean Atlas\? .*found: .*Atlas"
     with pytest.raises(DataError, match=message):
         open_pages("Atlass")
@@ -558,7 +558,7 @@ def test_a_replay_of_nothing_is_an_error(tmp_path):
         tool.check()
 
 
-def test_the_cache_is_bounded_and_keeps_what_was_used_last(small_index, tmp_path):
+def test_the_cache_is_bounded_and_keeps_recently_used_entries(small_index, tmp_path):
     from turnrl_wiki_search.cache import AnswerCache
 
     index = embedded.EmbeddedIndex(small_index)
@@ -816,7 +816,7 @@ def test_the_recipes_in_the_docs_make_tools_and_the_compose_file_is_one():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("one_thread")
-def test_the_two_searches_of_the_page_are_two_tools_of_one_recipe(tmp_path):
+def test_the_documented_pair_of_searches_makes_two_tools_in_one_recipe(tmp_path):
     """A run calls each by its name, and its prompts show each description."""
     import yaml
 
