@@ -229,7 +229,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--trainer.profiler pytorch": Fits(),
         "--record.per_iteration 0": Fits(),
         "turnrl --help": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
-        "turnrl warmup RECIPE": Elsewhere(WARMUP + "mistakes_of_a_warm_up_are_told"),
+        "turnrl warmup RECIPE": Elsewhere(WARMUP + "mistakes_in_warm_up_options_are_reported"),
         "plugin new --with tool": Elsewhere(
             "test_scaffold.test_a_tool_comes_with_questions_that_it_knows_the_answers_to"
         ),
