@@ -768,32 +768,14 @@ def test_explained_variance_compares_the_critic_with_the_actual_returns():
     values = (torch.tensor([0.0, 1.0]), torch.tensor([2.0, 1.0]))
     credit = assign_credit(group, Gives((torch.tensor([0.0, 0.0]), torch.tensor([0.0, 2.0]))))
     known = replace(group, token_values=values)
-    tallies = Experience(
-        Collected(
-            groups=(known,),
-            seconds=1.0,
-            scoring_seconds=0.0,
-            sampled=0,
-            probe_tokens=0,
-            restarted=0,
-        ),
-        (credit,),
-    ).tallies([Calls()])
+    figures = ("seconds", "scoring_seconds", "sampled", "probe_tokens", "restarted")
+    costs = dict.fromkeys(figures, 1)
+    tallies = Experience(Collected(groups=(known,), **costs), (credit,)).tallies([Calls()])
     assert tallies["critic/explained_variance"].total / 2 == pytest.approx(1 - 1 / (5 / 3))
     assert tallies["critic/bias"].total / 2 == pytest.approx(-0.5)
     same = assign_credit(group, Gives((torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0]))))
     nothing = replace(group, token_values=tuple(torch.zeros(2) for _ in same.tokens))
-    tallies = Experience(
-        Collected(
-            groups=(nothing,),
-            seconds=1.0,
-            scoring_seconds=0.0,
-            sampled=0,
-            probe_tokens=0,
-            restarted=0,
-        ),
-        (same,),
-    ).tallies([Calls()])
+    tallies = Experience(Collected(groups=(nothing,), **costs), (same,)).tallies([Calls()])
     assert tallies["critic/explained_variance"].total == 0  # of nothing
     assert tallies["critic/bias"].total / 2 == -1
 

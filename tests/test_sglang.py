@@ -12,6 +12,7 @@ import os
 import httpx2
 import pytest
 
+from nodes import free_port
 from serving import (
     OF_PEFT,
     PROMPT,
@@ -20,7 +21,6 @@ from serving import (
     change,
     check_record,
     check_turn,
-    free_port,
     intercept,
     loaded,
     refusal,

@@ -28,6 +28,7 @@ from lightning import Callback
 from safetensors.torch import load_file
 
 import turnrl_vllm.started
+from nodes import free_port
 from nursery import command, python
 from serving import (
     OF_PEFT,
@@ -38,7 +39,6 @@ from serving import (
     change,
     check_record,
     check_turn,
-    free_port,
     intercept,
     loaded,
     needs_vllm,
@@ -386,8 +386,9 @@ def test_a_server_that_was_restarted_gets_all_weights_again(stand, begun, tiny_m
     check_crowd(policy, crowd(engine, disturb), 0)
 
 
+@pytest.mark.parametrize("samples_ahead", [False, True])
 def test_turns_of_a_server_that_was_restarted_unnoticed_are_not_learned_from(
-    stand, begun, tiny_model
+    stand, begun, tiny_model, samples_ahead
 ):
     policy, server = loaded(tiny_model, whole=True), stand()
     change(policy, 0.5)
@@ -399,7 +400,7 @@ def test_turns_of_a_server_that_was_restarted_unnoticed_are_not_learned_from(
     server.start()
     on_loop(turn(engine.open(PROMPT)))  # with the weights of its start
     with pytest.raises(EngineError, match="was restarted between two turns"):
-        engine.rest()
+        engine.sync(1) if samples_ahead else engine.rest()
 
 
 def test_sessions_of_a_server_that_dies_continue_at_another(stand, begun, tiny_model, capfd):

@@ -68,7 +68,6 @@ class VLLM(ServerEngine):
                 f"VLLM has {how_many}. Give the url of a server that runs, or the python of an "
                 "environment with vLLM, and the run starts one."
             )
-        super().__post_init__()
         if self.arguments and self.python is None:
             raise RecipeError(
                 "model.engine.arguments are for a server that the run starts, and model.engine.url "
@@ -91,6 +90,7 @@ class VLLM(ServerEngine):
                 "ones in model.engine.url. Leave it out."
             )
         at_least(0, "model.engine.", self, "start_timeout_s", optional=False)
+        super().__post_init__()
 
     def _supply(self) -> Supply:
         """With `python`, the run starts the server."""
