@@ -6,6 +6,7 @@ server      Server, one server as a run knows it, and how servers of its kind ar
 connection  sends requests to one server, and reads its answers
 pool        several servers as one: assigns sessions, and moves them when a server is lost
 weights     publishes versions of the weights to the servers
+files       the files of one version, which the servers read
 trial       refuses servers with another base or log-probabilities that differ
 folders     the folder for weights, of one process or of several that learn together
 """
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from turnrl_servers.connection import SHORT_S as SHORT_S
     from turnrl_servers.connection import Refused as Refused
     from turnrl_servers.engine import ServerEngine as ServerEngine
+    from turnrl_servers.files import has_adapter as has_adapter
+    from turnrl_servers.files import write as write
     from turnrl_servers.pool import Pool as Pool
     from turnrl_servers.server import RELOAD_S as RELOAD_S
     from turnrl_servers.server import Answer as Answer
@@ -27,8 +30,6 @@ if TYPE_CHECKING:
     from turnrl_servers.server import Served as Served
     from turnrl_servers.server import Server as Server
     from turnrl_servers.supply import Supply as Supply
-    from turnrl_servers.weights import has_adapter as has_adapter
-    from turnrl_servers.weights import write as write
 
 _FILES = {
     "SHORT_S": "connection",
@@ -42,8 +43,8 @@ _FILES = {
     "Served": "server",
     "Server": "server",
     "Supply": "supply",
-    "has_adapter": "weights",
-    "write": "weights",
+    "has_adapter": "files",
+    "write": "files",
 }
 """Public names, and the files that define them: a command that needs none imports none."""
 

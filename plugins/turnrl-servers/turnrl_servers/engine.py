@@ -34,6 +34,7 @@ from turnrl import (
 )
 from turnrl.servers import Unavailable
 from turnrl_servers.connection import Refused
+from turnrl_servers.files import has_adapter
 from turnrl_servers.folders import (
     Alone,
     Together,
@@ -47,7 +48,7 @@ from turnrl_servers.pool import Pool
 from turnrl_servers.server import Server
 from turnrl_servers.supply import Given, Supply
 from turnrl_servers.trial import examine
-from turnrl_servers.weights import Adapters, Published, Weights, WholeModel, has_adapter
+from turnrl_servers.weights import Adapters, Published, Weights, WholeModel
 
 
 class _Session(Session):

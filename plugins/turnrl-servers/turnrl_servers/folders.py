@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import final
 
 from turnrl import RecipeError, SampledPolicy, Surroundings
-from turnrl_servers.weights import has_adapter
+from turnrl_servers.files import has_adapter
 
 _VISIBLE_S = 30.0
 """Seconds until a file server shows a new folder to all machines."""
