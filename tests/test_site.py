@@ -89,7 +89,8 @@ def built(tmp_path_factory, nursery) -> Path:
     site = tmp_path_factory.mktemp("site")
     extensions = runpy.run_path(str(ROOT / "docs" / "conf.py"))["extensions"]
     extensions.remove("sphinx.ext.viewcode")
-    build(nursery, site, "-D", f"extensions={','.join(extensions)}")
+    # nor every object in the contents of its page
+    build(nursery, site, "-D", f"extensions={','.join(extensions)}", "-D", "toc_object_entries=0")
     return site
 
 
