@@ -186,7 +186,7 @@ def test_every_seed_with_every_setting_is_run_once(recipe, sweep):
     # it grows by what is not there yet
     code, text = sweep("--seeds=0", "--set=model.estimator=OutcomeOnly,TurnLevel,Merged")
     assert re.findall(r"begins  (.*)", text) == ["estimator=Merged, seed 0"]
-    assert "The folders of 2 others are not here." in text
+    assert "It lacks 2 runs without a folder here." in text
     assert len(lines()) == 5
 
 

@@ -106,6 +106,7 @@ from turnrl.scoring import score_group as score_group
 from turnrl.supervised import Supervised as Supervised
 from turnrl.text import Style as Style
 from turnrl.text import contained_answer as contained_answer
+from turnrl.text import counted as counted
 from turnrl.text import fitted as fitted
 from turnrl.text import neutralise as neutralise
 from turnrl.text import normalize_answer as normalize_answer

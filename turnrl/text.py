@@ -81,6 +81,11 @@ def labelled(label: str, text: str) -> str:
     return f"{label:11}" + text.replace("\n", "\n" + " " * 11)
 
 
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, such as `1 run` or `1,024 runs`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
 def visible(text: str) -> str:
     r"""`text` for people to read, with escapes such as `\x1b` or `\u202e` for characters that act
     on a terminal or cannot be seen.

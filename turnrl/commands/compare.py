@@ -20,7 +20,7 @@ from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from turnrl.run.links import link
-from turnrl.text import painted, say, visible
+from turnrl.text import counted, painted, say, visible
 
 if TYPE_CHECKING:
     from turnrl.plugins import Commands
@@ -106,7 +106,7 @@ def as_text(
     first, second = comparison.first, comparison.second
     seeds, common = len(first.evaluations), len(comparison.questions)
     shares = " and ".join(f"{common / asked:.0%} of {asked}" for asked in comparison.asked)
-    yield f"{split}: {common} questions in common, {shares}"
+    yield f"{split}: {counted(common, 'question')} in common, {shares}"
     for name, side, role in (("A", first, ", the baseline"), (letter, second, "")):
         after = ", ".join(map(str, dict.fromkeys(e.iteration for e in side.evaluations)))
         yield f"{name}  {side.name}, iteration {after}{role}"
@@ -171,8 +171,7 @@ def _notes(comparison: Comparison, seeds: int, letter: str) -> Iterator[str]:
     )
     for key, figure in comparison.figures.items():
         if figure.over == "questions" and figure.pairs < len(comparison.questions):
-            count = f"{figure.pairs} question{'s' * (figure.pairs > 1)}"
-            yield f"{key} is over {count}. The others do not have it."
+            yield f"{key} is over {counted(figure.pairs, 'question')}. The others do not have it."
     if seeds > 1:
         yield (
             f"Intervals: Student's t over {seeds} seeds, paired. They hold for other seeds of "

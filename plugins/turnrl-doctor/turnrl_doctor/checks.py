@@ -22,6 +22,7 @@ from turnrl import (
     RecipeError,
     Start,
     Status,
+    counted,
     writable_part,
 )
 from turnrl.policy.sizes import sizes_of
@@ -235,8 +236,7 @@ class ModelFiles(Check):
             yield Finding("fail", "model", f"{folder} {lacks}", step, "machine")
         else:
             size = gigabytes(sum(file.stat().st_size for file in files))
-            count = "1 file" if len(files) == 1 else f"{len(files)} files"
-            text = f"{name}: {count} of weights, {size} GB, complete"
+            text = f"{name}: {counted(len(files), 'file')} of weights, {size} GB, complete"
             yield Finding("pass", "model", text)
 
     def _hub(self, name: str, revision: str | None) -> Finding:

@@ -48,6 +48,7 @@ from turnrl import (
     Toolset,
     Trajectory,
     WorldError,
+    counted,
     kind_of,
     load_questions,
     open_source,
@@ -116,7 +117,7 @@ def _read(data: QuestionData, by_role: dict[str, list[Question]]) -> Iterator[Fi
             about = "recipe"
             if at_hand:
                 by_role[role] = load_questions(opened, split, role=role, rule=data.rule)
-                yield Finding("pass", name, f"{len(by_role[role])} questions")
+                yield Finding("pass", name, counted(len(by_role[role]), "question"))
             else:
                 yield Finding("pass", name, f"{source} is on the hub, and will be downloaded")
         except Exception as error:  # a source is anybody's code, and every role is reported
@@ -200,8 +201,8 @@ class _Parts:
         if not small.rewards or not self.attempts:
             return
         names = ", ".join(str(reward).removeprefix("reward ") for reward in small.rewards)
-        count = sum(map(len, self.attempts))
-        text = f"{names} score {count} attempts at {len(self.questions)} questions"
+        attempts = counted(sum(map(len, self.attempts)), "attempt")
+        text = f"{names} score {attempts} at {counted(len(self.questions), 'question')}"
         yield Finding("pass", "rewards", text)
         if any(reward.is_cost and reward.by_turn for reward in small.rewards):
             yield from _guarded("costs", self._earned(small))
@@ -345,7 +346,7 @@ class _Parts:
             self.attempts += sampled
             turns = sum(len(t.turns) for group in sampled for t in group)
             chosen = (f"{name}: {value}" for name, value in engine.in_force.items())
-            text = f"{turns} turns by {type(engine).__name__} on {small.policy.device}"
+            text = f"{counted(turns, 'turn')} by {type(engine).__name__} on {small.policy.device}"
             if type(engine) is not type(self.module.engine):
                 text += f", in place of {type(self.module.engine).__name__}"
             yield Finding("pass", "sampling", "; ".join((text, *chosen)))

@@ -26,7 +26,7 @@ from dataclasses import asdict
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from turnrl import Question, RecipeError, TurnRLError, installed, say
+from turnrl import Question, RecipeError, TurnRLError, counted, installed, say
 
 if TYPE_CHECKING:
     from turnrl import MTGRPO
@@ -184,8 +184,8 @@ def _print_rollouts(
     pairs = list(zip(groups[::2], groups[1::2], strict=True))
     if not as_json:
         print(
-            f"\n{len(questions)} questions, two groups of {size} each; signal to noise of the "
-            "advantages of turns"
+            f"\n{counted(len(questions), 'question')}, two groups of {size} each; signal to noise "
+            "of the advantages of turns"
         )
         print(f"{'estimator':37} {'turn':>4} {'mean |A|':>9} {'SNR':>9} {'pairs':>7}")
     notes = []

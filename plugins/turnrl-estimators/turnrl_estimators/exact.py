@@ -22,6 +22,7 @@ from turnrl import (
     RewardComponent,
     Trajectory,
     assign_credit,
+    counted,
 )
 from turnrl.applied import Made, make, one_line
 from turnrl_estimators.costs import CostsAmongRight
@@ -168,7 +169,7 @@ def figures(
     length, norm = float(true.norm()), float(mean.norm())
     nonzero = norm > 1e-9 * length
     cosine = float(mean @ true) / (norm * length) if nonzero else 0.0
-    notes = [f"{probes} probe{'s' * (probes > 1)}"] if probes else []
+    notes = [counted(probes, "probe")] if probes else []
     notes += ["exact values by turn"] if estimator.critic is not None else []
     return GradientEstimate(
         name,

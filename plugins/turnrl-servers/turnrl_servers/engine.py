@@ -28,6 +28,7 @@ from turnrl import (
     Session,
     Surroundings,
     at_least,
+    counted,
     installed,
     on_loop,
     say,
@@ -350,5 +351,5 @@ class ServerEngine(Engine):
 
     def _sampler(self, versions: Sequence[str]) -> str:
         """The servers' versions and their number, for `in_force`."""
-        servers = "1 server" if len(versions) == 1 else f"{len(versions)} servers"
+        servers = counted(len(versions), "server")
         return f"{self.kind.software} {', '.join(sorted(set(versions)))}, {servers}"

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from turnrl.run import record
+from turnrl.text import counted
 
 Figures = dict[str, dict[str, record.Figure]]
 """By data set, then by name. If there are several data sets, the last one is `overall`."""
@@ -48,7 +49,7 @@ def lines(figures: Figures, how: str) -> Iterator[str]:
     """
     for name, of_set in figures.items():
         questions = max(figure.questions for figure in of_set.values())
-        yield f"\n{questions} questions, {how}; mean and 95 % interval"
+        yield f"\n{counted(questions, 'question')}, {how}; mean and 95 % interval"
         for key, figure in of_set.items():
             value, few = "-", ""
             if figure.mean is not None:
@@ -57,7 +58,7 @@ def lines(figures: Figures, how: str) -> Iterator[str]:
                 continue
             if figure.questions < questions:
                 why = ", whose answer can be found" if key == "answer_in_results" else ""
-                few = f"  of {figure.questions} questions{why}"
+                few = f"  of {counted(figure.questions, 'question')}{why}"
             yield f"    {f'{name}/{key}':36} {value}{few}"
     shown = {key for of_set in figures.values() for key, f in of_set.items() if f.mean is not None}
     yield ""

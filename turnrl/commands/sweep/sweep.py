@@ -24,7 +24,7 @@ from turnrl.commands.sweep import results
 from turnrl.commands.sweep.matrix import Cell, check
 from turnrl.errors import DataError, TurnRLError
 from turnrl.run.folders import whole_file
-from turnrl.text import say, visible
+from turnrl.text import counted, say, visible
 
 if TYPE_CHECKING:
     from turnrl.commands.sweep.jobs import Job, Jobs, Workers
@@ -53,10 +53,10 @@ class Sweep:
         todo, count = self.todo, len(cells)
         settings = len({cell.digest for cell in cells})
         seeds = count // settings
-        of_each = f" ({settings} settings x {seeds} seed{'s' * (seeds > 1)})"
+        of_each = f" ({settings} settings x {counted(seeds, 'seed')})"
         product = of_each if settings > 1 else ""
         done = f", {count - len(todo)} of them done" if len(todo) < count else ""
-        say("\n".join([f"{_count(count)}{product} in {folder}{done}", *problems]))
+        say("\n".join([f"{counted(count, 'run')}{product} in {folder}{done}", *problems]))
 
     @property
     def todo(self) -> list[Cell]:
@@ -85,7 +85,7 @@ class Sweep:
         gpus = [name for name in dict.fromkeys(where.devices) if name is not None]
         device = {"cpu": "the CPU", "cuda": "all GPUs"}.get(kind, kind)
         on = f"GPU {', '.join(gpus)}" if gpus else device
-        threads = f"{where.threads} thread{'s' * (where.threads > 1)} each"
+        threads = f"{counted(where.threads, 'thread')} each"
         print(f"{len(where.devices)} at a time, {threads}, on {on}", flush=True)
         return where
 
@@ -121,7 +121,7 @@ class Sweep:
         except KeyboardInterrupt:
             count = len(self._cells)
             done = count - len(self.todo)
-            say(f"\n{done} of {_count(count)} are done. Repeat the command to resume.")
+            say(f"\n{done} of {counted(count, 'run')} are done. Repeat the command to resume.")
             raise
 
     def _begin(self, cell: Cell, jobs: Jobs) -> None:
@@ -225,12 +225,8 @@ class Sweep:
             say(f"no report: {error}")
             return
         elsewhere = len(runs) - len(there)
-        but = f" The folders of {elsewhere} others are not here." if elsewhere else ""
-        say(f"report of {_count(len(there))}: {file}. Open it in a browser.{but}")
-
-
-def _count(runs: int) -> str:
-    return f"{runs} run{'s' * (runs != 1)}"
+        lacks = f" It lacks {counted(elsewhere, 'run')} without a folder here." if elsewhere else ""
+        say(f"report of {counted(len(there), 'run')}: {file}. Open it in a browser.{lacks}")
 
 
 def _log(text: str) -> None:

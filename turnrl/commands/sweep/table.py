@@ -20,7 +20,7 @@ from turnrl.commands.sweep.matrix import Cell, title
 from turnrl.commands.sweep.results import MAIN, Result, Results
 from turnrl.run import record
 from turnrl.run.statistics import Difference, by_seed, interval_over_seeds
-from turnrl.text import visible
+from turnrl.text import counted, visible
 
 _WIDTH = 80
 _NAME = 18
@@ -239,7 +239,8 @@ def _notes(table: Table, rows: Mapping[str, Setting]) -> Iterator[str]:
                 yield f"{name} of {letter} is over {len(figure.values)} of its seeds."
         pairs = max((f.less.pairs for f in row.figures.values() if f.less), default=0)
         if 0 < pairs < max(len(row.seeds), len(table.rows[0].seeds)):
-            yield f"{letter} shares {pairs} seeds with A: its differences are over these."
+            shared = counted(pairs, "seed")
+            yield f"{letter} shares {shared} with A: its differences are over these."
     if len(table.missing) == 1:
         yield "1 run did not finish, so no figure includes it."
     elif table.missing:
