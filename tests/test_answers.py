@@ -273,7 +273,7 @@ def test_a_number_inside_an_expression_is_not_read_as_the_answer(written, more, 
 def test_any_text_reads_as_a_number_or_none(text, tolerance):
     rule = Number(tolerance, tolerance)
     assert rule.same(text, text) == (rule.read(text) is not None)
-    assert not rule.stands_in("", text)
+    assert not rule.occurs_in("", text)
 
 
 def test_a_tolerance_is_absolute_or_a_share_of_the_accepted_number():
@@ -357,7 +357,7 @@ def test_an_answer_of_any_length_is_read_in_time(part):
     started = time.process_time()
     for rule in (Number(), Choice()):
         rule.read(text)
-    assert not Number().stands_in(text, "7")
+    assert not Number().occurs_in(text, "7")
     assert time.process_time() - started < 2
 
 

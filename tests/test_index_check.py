@@ -166,7 +166,7 @@ def test_questions_that_share_an_answer_or_its_longest_word_are_all_found(folder
 class Loose(Phrase):
     """A rule that extends SQuAD's."""
 
-    def stands_in(self, text, accepted):
+    def occurs_in(self, text, accepted):
         return accepted.lower() in text.lower()
 
 

@@ -38,8 +38,8 @@ def exact_match(answer: str | None, question: Question) -> bool:
 
 
 def f1(answer: str | None, question: Question) -> float | None:
-    """Harmonic mean of precision and recall of an answer's words, against the accepted answer that
-    gives the greatest; 0 without an answer.
+    """F1 of an answer's words (the harmonic mean of precision and recall) against the accepted
+    answer that matches best; 0 without an answer.
 
     Words are counted as in SQuAD's evaluation script (Rajpurkar et al. 2016, arXiv 1606.05250).
     Unlike there, an answer that normalisation makes empty scores 0, as in `exact_match`.
@@ -59,9 +59,9 @@ def f1(answer: str | None, question: Question) -> float | None:
 
 
 def contains_answer(text: str, question: Question) -> bool:
-    """True if an accepted answer stands in a text, by the question's rule."""
+    """True if an accepted answer occurs in a text, by the question's rule."""
     rule = _rule(question, "contains_answer")
-    return rule.seeks and any(rule.stands_in(text, accepted) for accepted in question.answers)
+    return rule.seeks and any(rule.occurs_in(text, accepted) for accepted in question.answers)
 
 
 def usable_answers(question: Question) -> tuple[str, ...]:
@@ -71,8 +71,8 @@ def usable_answers(question: Question) -> tuple[str, ...]:
 
 
 def says_nothing(answer: str | None, question: Question) -> bool:
-    """True if there is no answer, or if neither the question's rule nor SQuAD's normalisation
-    leaves anything of it."""
+    """True if there is no answer, or nothing is left of it by the question's rule and by SQuAD's
+    normalisation."""
     rule = _rule(question, "says_nothing")
     return answer is None or (rule.read(answer) is None and not normalize_answer(answer))
 
@@ -83,22 +83,22 @@ _VERDICTS = {"yes", "no", "true", "false"}
 def can_be_found(question: Question) -> bool:
     """True if finding an accepted answer in a text is meaningful.
 
-    It is meaningless if an accepted answer is yes, no, true or false, which stand in many texts, or
+    It is meaningless if an accepted answer is yes, no, true or false, which occur in many texts, or
     if the question itself contains the answer ("Which is older, Radio City or Ashoka?"), because
-    then every search result would. Rules that do not look for answers in texts (`Choice`, `Math`, a
-    function) find none.
+    then every search result would contain it. Rules that do not look for answers in texts
+    (`Choice`, `Math`, a function) find none.
     """
     rule = _rule(question, "can_be_found")
     if not rule.seeks or not question.answers:
         return False
     return not any(
-        normalize_answer(accepted) in _VERDICTS or rule.stands_in(question.text, accepted)
+        normalize_answer(accepted) in _VERDICTS or rule.occurs_in(question.text, accepted)
         for accepted in question.answers
     )
 
 
 def answer_in_results(results: Iterable[ToolResult], question: Question) -> bool:
-    """True if an accepted answer stands in a successful result, and the question's answers
+    """True if an accepted answer occurs in a successful result, and the question's answers
     `can_be_found` at all.
 
     Args:

@@ -284,7 +284,7 @@ def check_division(policy: Policy, engine: Engine) -> None:
 
 
 class Plan(L.Callback):
-    """Names the amount of memory for which the null settings of a run are chosen.
+    """Sets the GPU memory that the null settings of a run are chosen to fit.
 
     Args:
         profile: The memory of a GPU, such as `24GB`, or `auto` for this machine's GPU. The settings

@@ -27,7 +27,8 @@ def of_the_device(error: BaseException) -> bool:
     """True for an error of memory, of a GPU, or of tensors on two devices.
 
     Such an error says nothing about the thing that was tried, so a check that tries something must
-    raise it: two devices are a bug in turnrl, and memory that runs out now will run out later.
+    raise it: tensors on two devices are a bug in turnrl, and memory that runs out in a check would
+    run out in the run.
     """
     if out_of_memory(error):
         return True

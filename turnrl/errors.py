@@ -44,7 +44,7 @@ class PolicyMistake(Exception):
 
 
 class RecipeError(TurnRLError, ValueError):
-    """The recipe, or an argument given from Python, asks for something that cannot be."""
+    """The recipe, or an argument given from Python, asks for something impossible."""
 
 
 class ArgumentTypeError(RecipeError, TypeError):

@@ -13,8 +13,8 @@ from turnrl.types import Question
 
 
 class IterationData(L.LightningDataModule, ABC):
-    """Data to train on: the questions of each iteration. Evaluation asks the lists of questions
-    that `val_dataloader` gives, if there is one.
+    """Data to train on: the questions of each iteration. `val_dataloader`, if defined, yields the
+    lists of questions of an evaluation.
 
     Attributes:
         split: The split that an evaluation scores.

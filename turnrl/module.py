@@ -59,6 +59,7 @@ from turnrl.policy.reading import read_trajectories
 from turnrl.run.folders import data_of
 from turnrl.scoring import Tally
 from turnrl.streams import EVALUATE, TRAIN, stream_seed
+from turnrl.text import counted
 from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, TokenRow, Trajectory
 
 
@@ -83,12 +84,12 @@ class MTGRPO(PolicyModule):
         group_size: G, trajectories per question.
         max_staleness: The most iterations by which the sampling weights may be older than the
             learning ones. With 0, sampling and learning take turns. With 1, the next iteration is
-            sampled while the policy learns from this one. Above 0 it needs
-            `objective.importance_cap`, and an engine that keeps `max_staleness` + 1 versions of the
-            weights.
-        redraws: How often to redraw groups that would teach nothing, because all their advantages
-            are zero (arXiv 2503.14476 draws until none is left). Questions that the policy answers
-            nearly always, or nearly never, then have a greater share in the gradient. Metrics of
+            sampled while the policy learns from this one. Above 0 it needs an engine that keeps
+            `max_staleness` + 1 versions of the weights, and `objective.importance_cap` (`VLLM` and
+            `SGLang` set it by themselves).
+        redraws: How many times to redraw groups that would teach nothing, because all their
+            advantages are zero (arXiv 2503.14476 redraws until none is left). This gives more
+            weight to questions that the policy answers nearly always or nearly never. Metrics of
             answers and rewards come from the first draw. The record has the groups that the policy
             learns from.
         passes_per_iteration: How many passes to make over an iteration's trajectories.
@@ -179,7 +180,9 @@ class MTGRPO(PolicyModule):
             self.collector.begin(again, (*key, redraw), self.bar("collecting"))
             experience = experience.with_redrawn(degenerate, self._experience((*key, redraw)))
             left = len(experience.degenerate)
-            rank_zero_info(f"redrew {len(degenerate)} groups; {left} of them still teach nothing")
+            rank_zero_info(
+                f"redrew {counted(len(degenerate), 'group')}; {left} of them still teach nothing"
+            )
         return experience
 
     def _key(self, iteration: int) -> tuple[int, ...]:

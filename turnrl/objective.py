@@ -48,12 +48,13 @@ class ClippedSurrogate:
     """The clipped surrogate, with an optional KL penalty to the reference policy.
 
     Args:
-        clip_low: The ratio is not rewarded for falling below 1 - clip_low; null takes the usual
-            value for the ratio's level, 0.2 for tokens and 3e-4 for turns and trajectories.
-        clip_high: The ratio is not rewarded for rising above 1 + clip_high; null takes 0.2, or
-            4e-4.
-        kl_coef: Weight of the KL penalty against the policy with its adapter switched off; needs
-            LoRA if above 0.
+        clip_low: Lower clip bound: a token with a negative advantage has no gradient once its ratio
+            is below 1 - clip_low. Null takes the usual value for the ratio's level, 0.2 for tokens
+            and 3e-4 for turns and trajectories.
+        clip_high: Upper clip bound: a token with a positive advantage has no gradient once its
+            ratio is above 1 + clip_high. Null takes 0.2, or 4e-4.
+        kl_coef: Weight of the KL penalty against the policy that training began from; needs LoRA if
+            above 0.
         aggregation: `token` weighs all sampled tokens of an optimiser step equally; `trajectory`
             first takes the mean of each trajectory, as the paper does; `constant` divides each
             trajectory's sum by `constant_tokens`, so that there is no bias towards long or short
@@ -62,7 +63,8 @@ class ClippedSurrogate:
         ratio_level: `token` uses the probability ratio of each token; `turn` and `trajectory` use
             the geometric mean over a turn or a trajectory.
         importance_cap: C of truncated importance sampling, which corrects for a sampler whose
-            probabilities differ from the learner's (2 is usual); null for no correction.
+            probabilities differ from the learner's (2 is usual). Null takes the engine's own: 2
+            for `VLLM` and `SGLang`, no correction for `Slots`.
         value_coef: Weight of the value loss of an estimator's critic, beside the policy's loss.
     """
 

@@ -30,7 +30,7 @@ from turnrl.types import Group, Notes, Reward, RewardComponent, SampledPolicy, T
 
 @dataclass(frozen=True)
 class Tally:
-    """A mean not taken yet: a sum, and the number of trajectories, tokens or groups in it."""
+    """A mean in parts: a sum, and the number of trajectories, tokens or groups in it."""
 
     total: float
     count: float
@@ -252,7 +252,7 @@ def curves(trajectory: Trajectory) -> dict[str, float | None]:
 
     `exact_match`: the question accepts the answer; None if it has no accepted answer.
     `tool_execution`: share of attempted calls that succeeded, 0 if none was attempted; a call that
-    was never answered did not succeed. `answer_in_results`: an accepted answer stands in the tool
+    was never answered did not succeed. `answer_in_results`: an accepted answer occurs in the tool
     results as the policy read them; None where that says nothing (see `can_be_found`). `format`:
     every turn was well formed and the last one answered, or a tool ended the attempt.
     """

@@ -62,7 +62,7 @@ class WarmedUp(NamedTuple):
 
 
 class Conduct(NamedTuple):
-    """How a policy acts in sampled attempts, as shares from 0 to 1.
+    """How well a policy keeps to the form in sampled attempts, as shares from 0 to 1.
 
     Args:
         in_form: Share of turns with a call that worked, or with a well-formed answer.

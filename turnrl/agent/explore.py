@@ -32,7 +32,7 @@ class _Track:
         number: The attempt's number in the collection; a probe has its parent's number.
         attempt: The attempt; a restart replaces it.
         probe: True if it branched off another attempt.
-        restarts: How often it was restarted.
+        restarts: How many times it was restarted.
         lost: The reason why it has to restart; None if it need not.
         counted: True if the bar counts it as ended.
     """
@@ -198,8 +198,9 @@ class Exploration:
 
     async def _again(self, track: _Track, lost: TrajectoryLost) -> None:
         """Replace an attempt that the world lost by a new one with the same random numbers: other
-        numbers would bias the sample if the loss depends on what the policy did. The probes of the
-        old attempt are dropped, because the new one may act differently where they branched off."""
+        numbers would bias the sample if losing an attempt depends on what the policy did. The
+        probes of the old attempt are dropped, because the new one may act differently where they
+        branched off."""
         if track.restarts >= self.max_restarts:
             times = f"{track.restarts + 1} times" if track.restarts else "once"
             raise TrajectoryLost(f"{lost} The attempt was lost {times}: the run stops.") from lost

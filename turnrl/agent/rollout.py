@@ -70,8 +70,8 @@ class Rollout:
         top_p: While collecting, draw from the fewest likeliest tokens whose probabilities add up to
             this, among those that `top_k` and `min_p` leave.
         player: Drives the attempts in place of a turn scheme.
-        max_restarts: How often one attempt may restart after the world lost it (`TrajectoryLost`)
-            before the run stops.
+        max_restarts: How many times one attempt may restart after the world lost it
+            (`TrajectoryLost`) before the run stops.
     """
 
     segmenter: types.Segmenter | None = None

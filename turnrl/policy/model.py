@@ -2,6 +2,9 @@
 
 A recipe describes a `Policy`, which costs nothing to make. The tokenizer loads first, so that a
 mistake in the recipe shows within a second. The weights load when Lightning asks for them.
+
+Everything that computes is a method of `Policy`, because torch gathers the parts of a divided
+policy (`divided`) only in methods of the module that it has wrapped.
 """
 
 import contextlib

@@ -142,7 +142,7 @@ class Stateful(ABC):
 
 @contract("turnrl_segmenters")
 class Segmenter(ABC):
-    """Defines the turns: how the task is put, where a turn stops, what it means, and how results
+    """Defines the turns: the prompt, where a turn stops, how its text is parsed, and how results
     are shown.
 
     Attributes:
@@ -267,8 +267,8 @@ class Attempt(Protocol):
         """
 
     def read(self, reading: Reading) -> None:
-        """Note what the last turn meant: its calls, its answer, what is wrong with its form. `call`
-        already notes calls, and the value that `play` returns is noted as the answer."""
+        """Record how the last turn was parsed: its calls, its answer, any error of form. `call`
+        already records calls, and the value that `play` returns is recorded as the answer."""
 
     async def call(self, calls: Sequence[ToolCall]) -> tuple[ToolResult, ...]:
         """Run calls of the last turn. Each is checked, timed, and batched with the calls of other
@@ -286,7 +286,7 @@ class Attempt(Protocol):
 @contract("turnrl_players")
 class Player(ABC):
     """Drives an attempt: asks the model, calls tools, decides when to stop. Use it for agents that
-    are not a fixed loop of turns; where a `Segmenter` will do, it is simpler.
+    are not a fixed loop of turns. If a `Segmenter` can express yours, that is simpler.
 
     One instance plays many attempts side by side, so keep whatever belongs to one attempt in local
     variables of `play`.

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Notes(NamedTuple):
-    """A reward's remarks on the trajectories that it saw, beside the scores that it gives them.
+    """Extra figures and record columns that a reward reports beside its scores.
 
     Args:
         metrics: Figures over all of the trajectories, logged as `train/log/NAME` and
@@ -54,8 +54,7 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
     separately, such as `CostsAmongRight`, go by this and never by a sign."""
 
     right_at: float | None = None
-    """The least score of a right attempt, if this is an outcome reward that says which attempts are
-    right. None if it does not say."""
+    """The score from which an attempt counts as right; None if this reward does not decide that."""
 
     def __str__(self) -> str:
         return f"reward {type(self).__name__}"
@@ -107,8 +106,8 @@ class OutcomeReward(Reward):
 @dataclass(frozen=True)
 class Critic:
     """A value head, trained beside the policy. It is linear in the policy's last hidden states,
-    which are divided by their root mean square and their number, so that one learning rate suits
-    any model.
+    each divided by its root mean square and by its width, so that one learning rate suits any
+    model.
 
     Args:
         lr: Learning rate of the head, which has its own parameter group in the optimiser. With an
@@ -212,7 +211,7 @@ class AdvantageEstimator(ABC):
 
 @contract("turnrl_datasets")
 class QuestionSource(ABC):
-    """A data set that a package brings along, used by its class name: `train: Atlas`.
+    """A data set that a package ships, named in a recipe by its class: `train: Atlas`.
 
     If a source also knows the corpus that its questions are about, `turnrl index build --source`
     can build the search index from it.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Surroundings:
-    """Where an engine works.
+    """The run that an engine works in: its folder and its processes.
 
     Args:
         folder: The run's folder, where an engine may keep a log. None if there is no run, or if the
@@ -38,7 +38,7 @@ class Surroundings:
 
 
 class Beside(NamedTuple):
-    """Memory of the learner's GPU that an engine's own processes take.
+    """Memory of the learner's GPU that an engine's own processes use.
 
     Args:
         sampling: Bytes while it samples.
@@ -335,8 +335,8 @@ class Engine(Sampler):
     @abstractmethod
     def sync(self, version: int) -> None:
         """Act with the policy's weights as they are now. Called before the first session, and again
-        when the weights have changed. Older sessions must not continue, unless the engine `keeps`
-        the weights that they began with, because those weights computed their caches. If it keeps
+        when the weights have changed. Sessions opened earlier must not continue, because the old
+        weights computed their caches, unless the engine still `keeps` those weights. If it keeps
         several, this may be called while older sessions generate on the event loop's thread, and
         `drain` is not called, because another collection may be under way.
 

@@ -15,11 +15,11 @@ from turnrl.text import contained_answer, normalize_answer
 
 @contract("turnrl_answers")
 class AnswerRule(ABC):
-    """Decides which answers are the same. Extend it, or give `data.answers` a function of two
-    texts.
+    """Decides whether two answers are equivalent. Extend it, or give `data.answers` a function of
+    two texts.
 
     Attributes:
-        seeks: True if an accepted answer can be looked for in the results of tools (`stands_in`).
+        seeks: True if an accepted answer can be looked for in the results of tools (`occurs_in`).
             Otherwise no reward pays for finding one.
         unreadable: For messages, a description of the accepted answers that `read` cannot read.
         goes_by: For messages, a description of the values of `data.answers` that mean this rule;
@@ -40,8 +40,8 @@ class AnswerRule(ABC):
         read = self.read(given)
         return read is not None and read == self.read(accepted)
 
-    def stands_in(self, text: str, accepted: str) -> bool:
-        """True if the accepted answer stands somewhere in the text."""
+    def occurs_in(self, text: str, accepted: str) -> bool:
+        """True if the accepted answer occurs in the text."""
         return False
 
     @classmethod
@@ -77,7 +77,7 @@ class Phrase(AnswerRule):
     def read(self, text: str) -> str | None:
         return normalize_answer(text) or None
 
-    def stands_in(self, text: str, accepted: str) -> bool:
+    def occurs_in(self, text: str, accepted: str) -> bool:
         return contained_answer(text, [accepted]) is not None
 
 

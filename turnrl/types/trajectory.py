@@ -80,8 +80,8 @@ class ToolResult:
     Args:
         content: Text for the policy to read. It is untrusted: control tokens and tags in it are
             neutralised before the policy sees it.
-        ok: False if the call failed through the policy's own mistake, which it then reads in
-            `content`, or was read only by mending it.
+        ok: False if the policy's call was wrong (it reads why in `content`), or had to be repaired
+            before it could be read.
         metadata: Anything a reward or a report may want (scores, say). The policy never sees it.
             `passage_ids` names the passages in `content`, in order, and `passage_starts` gives the
             character at which the text of each begins. If a result is cut, it keeps the ids whose

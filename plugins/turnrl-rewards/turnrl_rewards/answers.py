@@ -97,7 +97,7 @@ class Number(_Kind):
     def same(self, given: str, accepted: str) -> bool:
         return self._near(self.read(given), self.read(accepted))
 
-    def stands_in(self, text: str, accepted: str) -> bool:
+    def occurs_in(self, text: str, accepted: str) -> bool:
         from turnrl_rewards.numbers import numbers
 
         wanted = self.read(accepted)

@@ -40,7 +40,7 @@ class AnswerLikelihood(StateScore):
         opening: Text before the answer; see `InformationGain`.
         measure: `logprob`, in nats; `mean_logprob`, in nats per token of the answer; `probability`,
             the exponential of `mean_logprob`, from 0 to 1.
-        reference: Use the policy that training began from (its adapter off), so that a state's
+        reference: Use the policy that training began from, so that a state's
             score does not move while the policy learns.
     """
 
@@ -127,7 +127,7 @@ class InformationGain(Difference):
             write there, including spaces. Its tokens are not counted.
         measure: `logprob`, in nats; `mean_logprob`, in nats per token of the answer; `probability`,
             the exponential of `mean_logprob`, from 0 to 1.
-        reference: Use the policy that training began from (its adapter off); needs policy.lora.
+        reference: Use the policy that training began from; needs policy.lora.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class InformationGain(Difference):
 class KLPenalty(TurnReward):
     """r_k = -coef x sum over the sampled tokens t of turn k of (log p(t) - log p_ref(t)).
 
-    p is the policy that acted and p_ref the policy with its adapter off, both at temperature 1. In
+    p is the policy that acted and p_ref the one that training began from, both at temperature 1. In
     nats; needs policy.lora. If tokens are sampled at temperature 1, the expectation is
     -coef x KL(policy || reference) of the turn. So it is never above 0, though a single turn may
     earn a little.
@@ -201,7 +201,7 @@ def _accepted(trajectory: Trajectory) -> str | None:
 
 
 def _reference(policy: SampledPolicy, option: str) -> AbstractContextManager[None]:
-    """The policy with its adapter off. Errors name the option that needs it."""
+    """The policy that training began from. Errors name the option that needs it."""
     from peft import PeftModel  # loads torch
 
     if not isinstance(policy.load(), PeftModel):

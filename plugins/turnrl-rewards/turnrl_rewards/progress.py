@@ -85,7 +85,7 @@ class Progress(Difference):
 class AnswerSeen(StateScore):
     """1 if a successful result so far contains an accepted answer, else 0. Always 0 if finding the
     answer means nothing (`turnrl.can_be_found`), for example because the answer is yes or no, or
-    stands in the question."""
+    occurs in the question."""
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
         results = (result for turn in trajectory.turns[:turns] for result in turn.results)

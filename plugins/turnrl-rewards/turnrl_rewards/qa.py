@@ -49,7 +49,7 @@ class AnswerRetrieved(TurnReward):
     """weight if a successful result of the turn contains an accepted answer, else 0.
 
     Also 0 if finding the answer means nothing (`turnrl.can_be_found`), for example because it is
-    yes or no, or stands in the question.
+    yes or no, or occurs in the question.
 
     Args:
         weight: Reward of a turn that found an accepted answer.

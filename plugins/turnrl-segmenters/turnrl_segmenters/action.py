@@ -41,7 +41,7 @@ class Action(Scheme):
 
     Args:
         max_turns: The most turns; the action of the last one is taken too.
-        form: `tag` if the action stands in `<action>`, after any text; `text` if the action is the
+        form: `tag` if the action is in `<action>`, after any text; `text` if the action is the
             whole turn.
         tool: The tool that takes the action; by default the only tool, or else `step`.
         argument: The parameter that is the action; by default the one that the tool requires.

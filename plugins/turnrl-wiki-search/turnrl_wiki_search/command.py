@@ -19,6 +19,7 @@ from turnrl import (
     RecipeError,
     answer_rule,
     can_be_found,
+    counted,
     say,
     visible,
     whole_file,
@@ -321,7 +322,7 @@ def _check(args: argparse.Namespace) -> None:
         if not checkable:
             raise RecipeError(
                 f"none of the {len(questions)} questions of {args.questions} can be checked: each "
-                "answer is yes or no, stands in its question, or has a rule that looks for none in "
+                "answer is yes or no, occurs in its question, or has a rule that looks for none in "
                 "texts. Name other --questions, or another rule with --answers."
             )
         searched = Progress(unit=" questions", total=checkable)
@@ -378,7 +379,7 @@ def _print_coverage(
         )
     if result.unchecked:
         say(
-            f"{len(result.unchecked)} more cannot be checked: the answer is yes or no, stands in "
+            f"{len(result.unchecked)} more cannot be checked: the answer is yes or no, occurs in "
             "the question, or is of a kind that is not looked for in texts."
         )
     say(f"{seconds:.1f} s; {result.scanned:,} of {_counted(info)} read after the searches")
@@ -394,7 +395,7 @@ def _percent(share: float) -> str:
 
 
 def _counted(info: IndexInfo) -> str:
-    return "its passages" if info.passages is None else f"{info.passages:,} passages"
+    return "its passages" if info.passages is None else counted(info.passages, "passage")
 
 
 def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexInfo) -> None:
@@ -402,7 +403,7 @@ def _print_score(args: argparse.Namespace, score: dict[str, float], info: IndexI
         print(json.dumps({**score, "passages": info.passages}))
         return
     rate = f"{score.pop('queries_per_s'):,.0f} queries/s"
-    say(f"{score.pop('questions')} questions over {_counted(info)}, {rate}")
+    say(f"{counted(int(score.pop('questions')), 'question')} over {_counted(info)}, {rate}")
     for name, value in score.items():
         print(f"{name:10} {value:.3f}")
 

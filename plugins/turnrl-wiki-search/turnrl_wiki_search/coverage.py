@@ -29,7 +29,7 @@ class Coverage:
         held: Questions with an accepted answer in a passage.
         missing: Questions without one; if `whole` is false, without one in the passages found.
         unchecked: Questions for which a passage with the answer would prove nothing, because the
-            answer is yes or no, or stands in the question, or the rule does not look in texts.
+            answer is yes or no, or occurs in the question, or the rule does not look in texts.
         whole: True if every passage was considered. If not, `held` may lack questions.
         scanned: Passages read one by one, after the searches.
     """
