@@ -36,8 +36,8 @@ class Minibatch:
         sampler_logprobs: (N,), the sampler's log-probability of each token.
         old_logprobs: (N,), the learner's log-probabilities before the first step, which the ratio
             is taken to; None in the first step, where it is 1 by definition.
-        exact_logprobs: (N,), those without dropout, for the first step; None if its own pass
-            computes the same, or nothing needs them.
+        exact_logprobs: (N,), those without dropout, for the first step; None if its own forward
+            pass computes the same, or nothing needs them.
         returns: (N,), the critic's target for each token; None without a critic.
         keep: Takes the log-probabilities (N,) that this step computes, for later steps; None if no
             later step needs them.
@@ -155,7 +155,7 @@ class LearningPlan:
         first step, with dropout    the step's own too; but `importance_cap` compares the sampler
                                     with numbers read without dropout
         later steps, no dropout     computed by the first step, or read ahead
-        later steps, with dropout   read ahead without dropout: a pass with dropout is too noisy
+        later steps, with dropout   read ahead, in forward passes without dropout
 
     Args:
         passes: Number of passes over all trajectories.
@@ -192,15 +192,15 @@ class LearningPlan:
 class OldLogprobs:
     """The learner's log-probabilities of sampled tokens before the first step.
 
-    A separate pass reads them for a few trajectories first. If the sampler computed the same
-    numbers there (in process, in float32), its numbers are used for all others too, and the pass
-    over those is saved.
+    A separate forward pass reads them for a few trajectories first. If the sampler computed the
+    same numbers there (in process, in float32), its numbers are used for all others too, and the
+    forward pass over those is saved.
 
     Args:
         columns: The trajectories.
         read: Computes the learner's log-probabilities of trajectories, with its present weights.
         plan: The steps. If the sampler differs, a few trajectories prove nothing about the others.
-        in_step: Inside this block processes may make different numbers of passes; see
+        in_step: Inside this block processes may make different numbers of forward passes; see
             `Policy.in_step`.
     """
 

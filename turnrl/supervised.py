@@ -47,8 +47,8 @@ class Supervised(L.LightningModule, ABC):
         return batch
 
     def training_step(self, batch: Sequence[object], batch_idx: int) -> Tensor:
-        """Mean cross-entropy of the batch's tokens. The gradients of all passes but the last are
-        added up here."""
+        """Mean cross-entropy of the batch's tokens. The gradients of all forward passes but the
+        last are added up here."""
         for parameter in self.policy.parameters():
             parameter.grad = None
         rows = self.rows(batch)

@@ -1,8 +1,8 @@
 """A policy that several processes share: each keeps a part of every weight (FSDP2).
 
 A layer's weights are gathered before it computes, and dropped afterwards, both forward and
-backward. Every process takes part in that, so all of them make equally many passes, however much
-each has to read; see `InStep`. Weights that leave a process (checkpoints, exports, weights for
+backward. Every process takes part in that, so all of them make equally many forward passes, however
+much each has to read; see `InStep`. Weights that leave a process (checkpoints, exports, weights for
 servers) are whole.
 
 Source: Zhao et al., arXiv 2304.11277, as implemented by torch's `fully_shard`.
@@ -92,25 +92,26 @@ def part_of(value: Tensor, like: Tensor) -> Tensor:
 
 
 class InStep:
-    """Makes processes that share a policy perform equally many passes.
+    """Makes processes that share a policy perform equally many forward passes.
 
-    A process announces each of its passes. A process with nothing left to read makes idle passes
-    until the last process is done.
+    A process announces each of its forward passes. A process with nothing left to read makes idle
+    forward passes until the last process is done.
 
     Args:
         mesh: The processes.
-        idle: Makes a pass whose result is not needed.
+        idle: Makes a forward pass whose result is not needed.
     """
 
     def __init__(self, mesh: DeviceMesh, idle: Callable[[], object]) -> None:
         self._mesh, self._idle = mesh, idle
         self.within = False
-        """True if this process may be making passes that the others do not know of."""
+        """True if this process may be making forward passes that the others do not know of."""
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        """A block in which this process may make any number of passes, each after `announce`. All
-        processes enter it equally often. A nested block is part of the outer one."""
+        """A block in which this process may make any number of forward passes, each after
+        `announce`. All processes enter it equally often. A nested block is part of the outer
+        one."""
         if self.within:
             yield
             return
@@ -128,7 +129,7 @@ class InStep:
         return self._mesh.get_local_rank() == 0
 
     def announce(self) -> None:
-        """Announce a pass."""
+        """Announce a forward pass."""
         self._any(passes=True)
 
     def _any(self, passes: bool) -> bool:

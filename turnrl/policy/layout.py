@@ -157,7 +157,7 @@ class Layout:
 
 
 ForwardPass = tuple[list[int], Layout]
-"""Numbers of the sequences that are read in one pass, and their layout."""
+"""Numbers of the sequences that are read in one forward pass, and their layout."""
 
 
 def forward_passes(
@@ -170,16 +170,16 @@ def forward_passes(
     """Divide sequences among forward passes of at most `budget` tokens as they are laid out.
 
     Sequences that begin alike come together, or, if rows are padded, sequences of similar length. A
-    sequence that is longer than the budget has its own pass.
+    sequence that is longer than the budget has its own forward pass.
 
     Args:
         rows: The sequences, and which of their tokens are asked for.
-        budget: The most tokens of a pass, padding included. Sequences that share much are
+        budget: The most tokens of a forward pass, padding included. Sequences that share much are
             gathered in full by attention, so together they have at most four times as many.
         share: Read shared prefixes once; see `lay_out`.
         kernel: Lay them out for a kernel that takes any length; see `takes_ragged`.
-        owners: A number for each sequence; those with the same number come in the same pass, side
-            by side. None if each stands alone.
+        owners: A number for each sequence; those with the same number come in the same forward
+            pass, side by side. None if each stands alone.
     """
     ids = [np.asarray(ids) for ids, _ in rows]
     owned: dict[int, list[int]] = {}
@@ -190,7 +190,7 @@ def forward_passes(
     order = _alike(firsts) if share else sorted(range(len(firsts)), key=lambda n: len(firsts[n]))
 
     def tokens_of(numbers: Sequence[int]) -> int:
-        """Tokens of a pass over these sequences, in this order."""
+        """Tokens of a forward pass over these sequences, in this order."""
         if not share:
             return len(numbers) * max(len(ids[i]) for i in numbers)
         shared = (_common(ids[a], ids[b]) for a, b in itertools.pairwise(numbers))

@@ -1,5 +1,6 @@
-"""Sizes that decide how much memory a policy takes: its model's dimensions, the most that a pass
-holds at once, and the rules of padding. Memory plans and the program import them without torch.
+"""Sizes that decide how much memory a policy takes: its model's dimensions, the most that a forward
+pass holds at once, and the rules of padding. Memory plans and the program import them without
+torch.
 """
 
 from __future__ import annotations

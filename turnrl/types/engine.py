@@ -139,7 +139,7 @@ Passed to `SampledPolicy.hidden(..., attend=...)`, in place of a mask.
     scale     factor of the scores; None for 1 / sqrt(D)
     window    number of tokens that a token of this layer sees, itself included; None for all
 
-Returns (B, T, heads, D), the attention output of the pass's tokens in one layer.
+Returns (B, T, heads, D), the attention output of the forward pass's tokens in one layer.
 """
 
 
