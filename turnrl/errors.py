@@ -14,7 +14,7 @@ import math
 import os
 import re
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
 
@@ -229,14 +229,13 @@ def instance_of(kind: type, name: str, value: object, extends: str = "") -> None
         raise ArgumentTypeError(f"{name} is {kind_of(value)}. {advice}")
 
 
-def instances_of(kind: type, name: str, value: object, extends: str = "") -> None:
-    """Refuse an argument from Python that is not a list of instances; see `instance_of`."""
-    if not isinstance(value, Sequence) or isinstance(value, str):
-        instance = f"{type(value).__name__}(...)" if isinstance(value, kind) else ""
-        example = f"{name}=[{instance or _call(kind, value, extends) or '...'}]"
-        raise ArgumentTypeError(f"{name} is {kind_of(value)}, not a list. Pass a list: {example}.")
-    for number, item in enumerate(value):
-        instance_of(kind, f"{name}[{number}]", item, extends)
+def not_a_list(kind: type, name: str, value: object, extends: str) -> ArgumentTypeError:
+    """The error for an argument from Python that should be a list; see `instance_of`."""
+    item = f"{type(value).__name__}(...)" if isinstance(value, kind) else ""
+    if inspect.isroutine(value):
+        item = value.__name__
+    example = f"{name}=[{item or _call(kind, value, extends) or '...'}]"
+    return ArgumentTypeError(f"{name} is {kind_of(value)}, not a list. Pass a list: {example}.")
 
 
 def function_of(arguments: str, name: str, value: object, example: str) -> None:

@@ -18,9 +18,11 @@ class IterationData(L.LightningDataModule, ABC):
 
     Attributes:
         split: The split that an evaluation scores.
+        label: Its name in metrics and in the record; the split itself if empty.
     """
 
     split: str = "val"
+    label: str = ""
 
     @abstractmethod
     def iteration_questions(self, iteration: int, rank: int, world_size: int) -> Sequence[Question]:

@@ -320,8 +320,8 @@ class MTGRPO(PolicyModule):
         return loss
 
     def _idle_forward_passes(self, batch: Step) -> int:
-        """Number of passes that this process makes only because another has more minibatches: each
-        pass of a divided policy takes all processes."""
+        """Number of forward passes that this process makes only because another has more
+        minibatches: each forward pass of a divided policy takes all processes."""
         if not self.policy.divided:
             return 0
         own = torch.tensor(len(batch), device=self.device)
@@ -391,9 +391,9 @@ class MTGRPO(PolicyModule):
 
     @property
     def split(self) -> str:
-        """The split that an evaluation scores: `val`, `test`, ..."""
+        """The name of what an evaluation scores: `val`, `test`, ..."""
         data = data_of(self.trainer)
-        return data.split if isinstance(data, IterationData) else "val"
+        return data.label or data.split if isinstance(data, IterationData) else "val"
 
     def _scored(self, batch: list[Question], number: int) -> tuple[Group, ...]:
         key = (EVALUATE, self.seed, number, self.global_rank)

@@ -127,7 +127,7 @@ def warm_up(
     tried = data.eval_questions("val")[: settings.held_out] if data.sources["val"] else []
     tried = tried or list(islice(questions, settings.held_out))
     at_once = data.questions_per_iteration * module.group_size
-    demonstrate = settings.by or RandomPlay(module.rollout.scheme.segmenter)
+    demonstrate = settings.by or RandomPlay(module.rollout.scheme.plugin)
     shown = demonstrations(module, asked, demonstrate, at_once)
     device = runner.strategy.root_device
     Start(device, module, data).settle()

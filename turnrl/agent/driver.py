@@ -18,17 +18,14 @@ class Driver(ABC):
     Attributes:
         kind: The plugin's key in `rollout`.
         branches: True if attempts pause between turns, so that they can be forked there.
+        plugin: The segmenter or the player.
         specs: The tools of the recipe.
     """
 
     kind: ClassVar[Literal["segmenter", "player"]]
     branches: ClassVar[bool]
+    plugin: Segmenter | Player
     specs: tuple[ToolSpec, ...]
-
-    @property
-    @abstractmethod
-    def plugin(self) -> Segmenter | Player:
-        """The segmenter or the player."""
 
     @property
     def name(self) -> str:

@@ -17,8 +17,8 @@ from turnrl.errors import (
     RecipeError,
     did_you_mean,
     instance_of,
-    instances_of,
     kind_of,
+    not_a_list,
 )
 from turnrl.types import ToolSpec
 
@@ -196,12 +196,8 @@ def with_functions(
         ArgumentTypeError: If `values` is not a list of components and functions.
         RecipeError: From `make`.
     """
-    if inspect.isroutine(values):
-        raise ArgumentTypeError(
-            f"{name} is {kind_of(values)}, not a list. Pass a list: {name}=[{values.__name__}]."
-        )
     if not isinstance(values, Sequence) or isinstance(values, str):
-        instances_of(kind, name, values, extends)
+        raise not_a_list(kind, name, values, extends)
     parts = list[_Part]()
     for number, value in enumerate(values):
         where = f"{name}[{number}]"

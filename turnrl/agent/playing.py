@@ -27,30 +27,25 @@ class Played(Driver):
     """A player, with the tools that its attempts may call.
 
     Args:
-        player: The player.
+        plugin: The player.
         specs: The tools of the recipe.
     """
 
-    player: Player
+    plugin: Player
     specs: tuple[ToolSpec, ...]
 
     kind: ClassVar[Literal["player"]] = "player"
     branches: ClassVar[bool] = False
 
-    @property
-    def plugin(self) -> Player:
-        """See `Driver.plugin`."""
-        return self.player
-
     def check(self, chat: ChatFormat) -> None:
         """See `Driver.check`."""
         what = f"{self.name}.check on {str(self.specs)[:200]!r}"
         with blaming(PluginError, what, "Fix it, and try turnrl.testing.check_player on it."):
-            self.player.check(self.specs)
+            self.plugin.check(self.specs)
 
     async def advance(self, attempt: Attempt) -> None:
         """See `Driver.advance`. The attempt is played to its end."""
-        await let_play(self.player, attempt)
+        await let_play(self.plugin, attempt)
 
     def sent(self, trajectory: Trajectory, chat: ChatFormat) -> Sequence[str]:
         """See `Driver.sent`. A player sends messages of its own."""

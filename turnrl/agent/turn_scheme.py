@@ -34,30 +34,25 @@ class TurnScheme(Driver):
     error blames the segmenter's package.
 
     Args:
-        segmenter: Defines a turn.
+        plugin: The segmenter, which defines a turn.
         specs: The tools of the recipe.
     """
 
-    segmenter: Segmenter
+    plugin: Segmenter
     specs: tuple[ToolSpec, ...]
 
     kind: ClassVar[Literal["segmenter"]] = "segmenter"
     branches: ClassVar[bool] = True
 
     @property
-    def plugin(self) -> Segmenter:
-        """See `Driver.plugin`."""
-        return self.segmenter
-
-    @property
     def stop(self) -> tuple[str, ...]:
         """See `Driver.stop`."""
-        return self.segmenter.stop
+        return self.plugin.stop
 
     @property
     def templated(self) -> tuple[ToolSpec, ...]:
         """Tools of the recipe that the segmenter leaves to the chat template to describe."""
-        return self.specs if self.segmenter.tools_in_template else ()
+        return self.specs if self.plugin.tools_in_template else ()
 
     # ------------------------------------------------------------------ the segmenter's own methods
 
@@ -68,28 +63,28 @@ class TurnScheme(Driver):
     def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
         """See `Segmenter.prompt`."""
         with self._blamed("prompt", question):
-            return self.segmenter.prompt(question, tools)
+            return self.plugin.prompt(question, tools)
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
         """See `Segmenter.read`."""
         with self._blamed("read", text):
-            return self.segmenter.read(text, turn, cut)
+            return self.plugin.read(text, turn, cut)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
         """See `Segmenter.observe`."""
         with self._blamed("observe", reading):
-            return self.segmenter.observe(reading, results)
+            return self.plugin.observe(reading, results)
 
     # ------------------------------------------------------------------ before the first attempt
 
     def check(self, chat: ChatFormat) -> None:
         """See `Driver.check`."""
         with self._blamed("check", self.specs):
-            self.segmenter.check(self.specs)
-        if not self.specs and self.segmenter.max_turns > 1:
+            self.plugin.check(self.specs)
+        if not self.specs and self.plugin.max_turns > 1:
             _logger.warning(
                 f"model.rollout.tools is empty, and {self.name} takes up to "
-                f"{self.segmenter.max_turns} turns: whatever the policy calls, it reads that there "
+                f"{self.plugin.max_turns} turns: whatever the policy calls, it reads that there "
                 "is no such tool. Name tools in model.rollout.tools, unless it is to answer from "
                 "memory."
             )
@@ -129,7 +124,7 @@ class TurnScheme(Driver):
             tools: Tools that the policy can call; None for the tools of the recipe.
         """
         text = f"{question.text}\n\n{more}" if more else question.text
-        question = replace(question, text=chat.inert(text, self.segmenter.tags))
+        question = replace(question, text=chat.inert(text, self.plugin.tags))
         messages = self.prompt(question, self.specs if tools is None else tools)
         if not question.system:
             return messages
@@ -151,7 +146,7 @@ class TurnScheme(Driver):
                 first, *others = alike
                 prompt, tools = first.sessions.prompt, first.tools
                 messages = self.messages(first.asked, chat, prompt, tools)
-                described = tools if self.segmenter.tools_in_template else ()
+                described = tools if self.plugin.tools_in_template else ()
                 opened = first.agent.converse(messages, described)
                 root = roots.enter_context(contextlib.closing(opened))
                 if root.tokens >= first.agent.max_tokens:
@@ -167,7 +162,7 @@ class TurnScheme(Driver):
         search beside them would earn rewards although nobody reads its result.
         """
         agent, k, (conversation,) = attempt.agent, len(attempt.turns), attempt.conversations
-        forced = await agent.dictated(attempt, attempt.seed, self.segmenter)
+        forced = await agent.dictated(attempt, attempt.seed, self.plugin)
         reply = await attempt.say(conversation, agent.sampling.stop, forced)
         reading = self.read(reply.text, k, reply.cut)
         attempt.read(reading)

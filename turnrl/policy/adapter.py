@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import importlib
 import json
 import logging
 import warnings
@@ -32,8 +31,8 @@ class Lora:
         alpha: The update is scaled by alpha / r.
         dropout: Dropout of the adapter's input. Above 0 the learner differs from the sampler, so
             the noise shows in `train/logprob_gap`, and ratios carry it into the clip. The
-            correction of `importance_cap` stays free of the noise, at the cost of one more pass
-            over the trajectories.
+            correction of `importance_cap` stays free of the noise, at the cost of one more forward
+            pass over the trajectories.
         target_modules: Names of the linear layers to adapt; `all-linear` takes all but the head.
     """
 
@@ -53,22 +52,13 @@ class Lora:
         return {"r": self.r, "alpha": self.alpha}
 
 
-def import_bitsandbytes() -> None:
-    """Import bitsandbytes without its remark that a CPU lacks a kernel of the package `kernels`. No
-    policy uses that kernel; see `with_adapter`. If the import fails, transformers' import of it
-    will explain why."""
-    remarks = logging.getLogger("bitsandbytes.backends.cpu.ops")
-    remarks.addFilter(_is_no_remark)
-    try:
-        importlib.import_module("bitsandbytes")
-    except Exception:
-        return
-    finally:
-        remarks.removeFilter(_is_no_remark)
-
-
 def _is_no_remark(record: logging.LogRecord) -> bool:
+    """False for a remark of bitsandbytes that a CPU lacks a kernel of the package `kernels`. No
+    policy uses that kernel; see `with_adapter`."""
     return "gemm_4bit_forward from kernels-community" not in record.getMessage()
+
+
+logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(_is_no_remark)
 
 
 def with_adapter(network: Any, lora: Lora, quantized: bool) -> object:
@@ -81,7 +71,6 @@ def with_adapter(network: Any, lora: Lora, quantized: bool) -> object:
     Raises:
         RecipeError: If the settings do not fit the model.
     """
-    import_bitsandbytes()  # peft does
     from peft import LoraConfig, get_peft_model
 
     config = LoraConfig(
@@ -103,8 +92,8 @@ def with_adapter(network: Any, lora: Lora, quantized: bool) -> object:
                 network.requires_grad_(False)
                 for layer in network.modules():
                     if isinstance(layer, Linear4bit):
-                        # bitsandbytes would repack the weights at the first pass in eval mode,
-                        # and from then on no gradient would pass through them
+                        # bitsandbytes would repack the weights at the first forward pass in eval
+                        # mode, and from then on no gradient would pass through them
                         layer.support_avx512bf16_for_cpu = False
             network = get_peft_model(network, config)
     except ValueError as error:
@@ -196,21 +185,8 @@ def start_adapter(network: Any, folder: Path) -> dict[nn.Parameter, Tensor]:
 
 @contextlib.contextmanager
 def exchanged(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """A block in which parameters have other weights. No gradient may be computed in it."""
-    own = {parameter: parameter.data for parameter in weights}
-    try:
-        for parameter, weight in weights.items():
-            parameter.data = weight.to(parameter.device)
-        yield
-    finally:
-        for parameter, data in own.items():
-            parameter.data = data
-
-
-@contextlib.contextmanager
-def written_over(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
-    """Like `exchanged`, but written in place, for parameters whose storage is read directly, such
-    as the parts of a divided policy."""
+    """A block in which parameters have other weights, written in place, because the parts of a
+    divided policy are read from their storage. No gradient may be computed in it."""
     own = {parameter: parameter.detach().clone() for parameter in weights}
     try:
         for parameter, weight in weights.items():

@@ -12,7 +12,7 @@ from safetensors import SafetensorError
 
 from turnrl.agent.chat import read_template
 from turnrl.errors import RecipeError, did_you_mean
-from turnrl.policy.adapter import import_bitsandbytes, read_adapter
+from turnrl.policy.adapter import read_adapter
 from turnrl.policy.hub import reach_hub
 
 PACKAGE_PREFIX = "package://"
@@ -170,7 +170,6 @@ def load_network(
     """
     options: dict[str, object] = {"dtype": dtype, "attn_implementation": "sdpa", "config": config}
     if four_bit:
-        import_bitsandbytes()
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",

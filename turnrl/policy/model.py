@@ -36,7 +36,6 @@ from turnrl.policy.adapter import (
     exchanged,
     start_adapter,
     with_adapter,
-    written_over,
 )
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import blocks_of, fuse, head_logits, recompute
@@ -201,7 +200,7 @@ class Policy(nn.Module):
 
     def _divide(self, mesh: DeviceMesh) -> None:
         """Keep a part of each weight in each process of a mesh. From then on all processes make
-        equally many passes: see `in_step`.
+        equally many forward passes: see `in_step`.
 
         Args:
             mesh: The processes.
@@ -230,7 +229,7 @@ class Policy(nn.Module):
 
     def in_step(self) -> AbstractContextManager[None]:
         """A block in which processes that share a divided policy may make different numbers of
-        passes. All of them must enter it, and no other collective call may run in it."""
+        forward passes. All of them must enter it, and no other collective call may run in it."""
         return contextlib.nullcontext() if self._step is None else self._step()
 
     @torch.no_grad()
@@ -337,8 +336,8 @@ class Policy(nn.Module):
         have."""
         if not self._mixed:
             return contextlib.nullcontext()
-        # the cache would keep the cast weights of all layers during a pass, for which a divided
-        # policy has no room; a pass uses each weight once anyway
+        # the cache would keep the cast weights of all layers during a forward pass, for which a
+        # divided policy has no room; a forward pass uses each weight once anyway
         return torch.autocast(self.device.type, self.compute_dtype, cache_enabled=not self.divided)
 
     @property
@@ -494,7 +493,7 @@ class Policy(nn.Module):
     @contextlib.contextmanager
     def _as_it_began(self) -> Iterator[None]:
         """A block in which the adapter is as training began with it, without its dropout."""
-        with self.evaluating(), (written_over if self.divided else exchanged)(self._start):
+        with self.evaluating(), exchanged(self._start):
             yield
 
     def refer_to_now(self) -> None:

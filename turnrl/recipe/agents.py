@@ -200,16 +200,12 @@ def _kept(path: Path, run: Path) -> Path | None:
 def _no_run(folder: Path) -> str:
     """The message for a folder that is not a run, with the next step."""
     step = runs_with_checkpoints(folder)
-    if (folder / "adapter_config.json").is_file():
-        step = (
-            f"It holds an adapter: 'turnrl play RECIPE --checkpoint {folder}' asks it, and "
-            f"'turnrl eval RECIPE --model.policy.model {folder}' scores it."
-        )
-    elif (folder / "config.json").is_file():
-        step = (
-            f"It holds a model: 'turnrl play RECIPE --checkpoint {folder}' asks it, and "
-            f"'turnrl eval RECIPE --model.policy.model {folder}' scores it."
-        )
+    for file, content in (("config.json", "a model"), ("adapter_config.json", "an adapter")):
+        if (folder / file).is_file():
+            step = (
+                f"It holds {content}: 'turnrl play RECIPE --checkpoint {folder}' asks it, and "
+                f"'turnrl eval RECIPE --model.policy.model {folder}' scores it."
+            )
     here = repr(str(folder))
     return f"no run and no checkpoint in {here}: the folder {here} has no config.yaml. {step}"
 

@@ -288,14 +288,10 @@ def checkpoint_to_resume(path: str) -> str:
     exported = exported_in(folder)
     if exported is None:
         raise CheckpointError(f"no checkpoint in {path!r}. {runs_with_checkpoints(folder)}")
-    if (exported / "config.json").is_file():
-        raise CheckpointError(
-            f"no checkpoint in {path!r}. Take its model as the policy: "
-            f"--ckpt_path null --model.policy.model {exported}"
-        )
+    whole = (exported / "config.json").is_file()
+    step = "Take its model as the policy" if whole else "Begin with its adapter"
     raise CheckpointError(
-        f"no checkpoint in {path!r}. Begin with its adapter: "
-        f"--ckpt_path null --model.policy.model {exported}"
+        f"no checkpoint in {path!r}. {step}: --ckpt_path null --model.policy.model {exported}"
     )
 
 

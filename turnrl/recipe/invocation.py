@@ -247,8 +247,29 @@ class _Merge:
         self._recipe: Editable = {}  # without the options
 
     def add_recipe(self, file: RecipeFile) -> None:
-        of_run = self._of_run and not self.files
-        new = _recipe(file, self._command, self._flags, of_run, self.contents, self._prints)
+        """Add the settings of a recipe. The command that a run notes beside them is left out, and
+        so are the `ckpt_path` of a first recipe that is a run's own, and where it wrote.
+
+        Raises:
+            RecipeError: If a flag of the command is a key of the recipe. The `config.yaml` of a
+                run of an earlier version has every key at the top, so there flags are ignored.
+        """
+        contents = up_to_date(file.read(), self.contents, self._prints)
+        for flag in () if {*contents} >= SAVED else self._flags:
+            if flag in contents:
+                raise RecipeError(
+                    f"{flag} is an option of 'turnrl {self._command}', and no key of a recipe. "
+                    f"Leave it out of {str(file)!r}, and give --{flag}."
+                )
+        new = {key: value for key, value in contents.items() if key not in (COMMAND, *self._flags)}
+        if file.path is not None and Path(file.path).with_name("checkpoints").is_dir():
+            with_paths = {key: new[key] for key in ("model", "data") if key in new}
+            new |= each_value(with_paths, partial(relocated, Path(file.path)))
+        if self._of_run and not self.files:
+            new.pop("ckpt_path", None)
+            if isinstance(trainer := new.get("trainer"), dict):
+                settings = trainer.items()
+                new["trainer"] = {key: value for key, value in settings if key not in _WRITES}
         self.contents.update(merged(self.contents, new))
         self._recipe = dict(self.contents)
         self.files.append(file.path or "stdin")
@@ -320,46 +341,6 @@ def _recipe_of(agent: NamedAgent, command: str) -> str:
             f"'turnrl {command} RECIPE --ckpt_path {agent.checkpoint}'."
         )
     return str(held(agent.run, "recipe") / agent.recipe.name)
-
-
-def _recipe(
-    file: RecipeFile,
-    command: str,
-    flags: Flags,
-    of_run: bool,
-    before: Contents,
-    prints: bool,
-) -> Editable:
-    """The settings of a recipe, without the command that a run notes beside them.
-
-    Args:
-        file: The recipe.
-        command: The command that reads it.
-        flags: Options that a recipe must not have as keys. They are ignored in the `config.yaml` of
-            an earlier run, which has every key at the top.
-        of_run: Leave out the run's `ckpt_path`, and the settings that say where it wrote.
-        before: The recipes that it overrides.
-        prints: Print a line for each key of an earlier version.
-    Raises:
-        RecipeError: If it has a flag as a key.
-    """
-    contents = up_to_date(file.read(), before, prints)
-    for flag in () if {*contents} >= SAVED else flags:
-        if flag in contents:
-            raise RecipeError(
-                f"{flag} is an option of 'turnrl {command}', and no key of a recipe. "
-                f"Leave it out of {str(file)!r}, and give --{flag}."
-            )
-    new = {key: value for key, value in contents.items() if key not in (COMMAND, *flags)}
-    if file.path is not None and Path(file.path).with_name("checkpoints").is_dir():
-        with_paths = {key: new[key] for key in ("model", "data") if key in new}
-        new |= each_value(with_paths, partial(relocated, Path(file.path)))
-    if of_run:
-        new.pop("ckpt_path", None)
-        if isinstance(trainer := new.get("trainer"), dict):
-            settings = trainer.items()
-            new["trainer"] = {key: value for key, value in settings if key not in _WRITES}
-    return new
 
 
 def _completed(invocation: Invocation) -> Invocation:

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import turnrl
-from turnrl.recipe.merging import Contents, Editable
+from turnrl.recipe.merging import Contents, Editable, each_value
 from turnrl.text import say_once
 
 _PACKAGES = {
@@ -56,13 +56,12 @@ _PATH = re.compile(rf"({'|'.join([*_PACKAGES, *_SERVERS])})((?:\.[a-z]\w*)*)\.([
 def renamed(value: object) -> Any:
     """The contents of a recipe, with class paths of earlier versions replaced by the present
     ones."""
-    if isinstance(value, dict):
-        return {key: renamed(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [renamed(item) for item in value]
-    if isinstance(value, str) and (match := _PATH.fullmatch(value)):
-        return _now(*match.groups())
-    return value
+
+    def now(item: object, key: str) -> object:
+        match = _PATH.fullmatch(item) if isinstance(item, str) else None
+        return _now(*match.groups()) if match else item
+
+    return each_value(value, now)
 
 
 def _now(package: str, modules: str, name: str) -> str:

@@ -245,17 +245,8 @@ def difference(
         span = np.ptp([*(possible or (0.0,)), *first, *second])
         reach = float(span if few else np.abs(pairs).max())
         low, high = _score(np.sort(pairs), -reach, reach, _squared(pairs))
-    return Difference(
-        first=float(np.mean(first)),
-        second=float(np.mean(second)),
-        low=low,
-        high=high,
-        p=p,
-        gained=counts[0],
-        lost=counts[1],
-        pairs=len(pairs),
-        over="questions",
-    )
+    means = float(np.mean(first)), float(np.mean(second))
+    return Difference(*means, low, high, p, *counts, len(pairs), "questions")
 
 
 def over_seeds(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Difference:
@@ -284,17 +275,8 @@ def over_seeds(first: Sequence[float], second: Sequence[float], level: float = 0
     spread = pairs.std(ddof=1) if np.ptp(pairs) >= _SAME else 0.0  # otherwise only rounding
     half = stats.t.ppf((1 + level) / 2, len(pairs) - 1) * spread / np.sqrt(len(pairs))
     low, high = float(pairs.mean() - half), float(pairs.mean() + half)
-    return Difference(
-        first=float(np.mean(first)),
-        second=float(np.mean(second)),
-        low=low,
-        high=high,
-        p=None,
-        gained=counts[0],
-        lost=counts[1],
-        pairs=len(pairs),
-        over="seeds",
-    )
+    means = float(np.mean(first)), float(np.mean(second))
+    return Difference(*means, low, high, None, *counts, len(pairs), "seeds")
 
 
 def by_seed(

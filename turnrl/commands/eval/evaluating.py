@@ -4,7 +4,7 @@ rows of the record."""
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,36 +18,15 @@ from turnrl.data.questions import QuestionData
 from turnrl.data.rows import Names
 from turnrl.data.sources import open_source
 from turnrl.errors import RecipeError
-from turnrl.loader import IterationData
 from turnrl.module import MTGRPO
 from turnrl.recipe.build import Built
 from turnrl.run import record, recording
 from turnrl.scoring import score_group
 from turnrl.text import say
-from turnrl.types.questions import Question
 from turnrl_openai import Endpoint, EndpointServer
 
 _NAMES = Names(sources=("--questions",), splits=("--split",))
 """The names of the settings of questions that are not the recipe's."""
-
-
-class _Named(IterationData):
-    """A data set under its own name, which is its split in the record and in metrics."""
-
-    def __init__(self, data: QuestionData, name: str) -> None:
-        super().__init__()
-        self.data, self.split = data, name
-        self.questions_per_iteration = data.questions_per_iteration
-
-    def setup(self, stage: str) -> None:
-        self.data.trainer = self.trainer
-        self.data.setup(stage)
-
-    def iteration_questions(self, iteration: int, rank: int, world_size: int) -> list[Question]:
-        return self.data.iteration_questions(iteration, rank, world_size)
-
-    def val_dataloader(self) -> Iterable[list[Question]]:
-        return self.data.val_dataloader()
 
 
 def evaluate(built: Built, out: TextIO) -> None:
@@ -176,10 +155,10 @@ def _by_policy(
         say("no --ckpt_path: this scores the policy as the recipe names it, before any training")
     rows: dict[str, list[record.Row]] = {}
     for name, data in sets.items():
-        named = data if data.split == name else _Named(data, name)
+        data.label = name
         # a checkpoint may come from anywhere, so no code in it is run
         options = {"ckpt_path": checkpoint, "verbose": False, "weights_only": True}
-        trainer.validate(module, datamodule=named, **options)
+        trainer.validate(module, datamodule=data, **options)
         checkpoint = None  # its weights are loaded
         (own,) = (c.evaluated for c in trainer.callbacks if isinstance(c, recording.Recorder))
         shares = [own] * trainer.world_size
