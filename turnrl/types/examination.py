@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from turnrl.plugins import contract, installed
 from turnrl.types.engine import Surroundings
@@ -37,6 +37,13 @@ class Finding:
     text: str
     step: str = ""
     about: Literal["machine", "recipe"] = "recipe"
+
+
+@runtime_checkable
+class AsksQuestions(Protocol):
+    """Data whose iterations have a known size. Not every data module that a run takes has one."""
+
+    questions_per_iteration: int
 
 
 @dataclass
@@ -70,8 +77,9 @@ class Start:
     divided: bool = False
 
     def __post_init__(self) -> None:
-        # not every data module has it
-        self.questions = self.questions or getattr(self.data, "questions_per_iteration", 16)
+        if not self.questions:
+            data = self.data
+            self.questions = data.questions_per_iteration if isinstance(data, AsksQuestions) else 16
 
     @property
     def surroundings(self) -> Surroundings:
