@@ -152,7 +152,7 @@ class Collector:
 
         Args:
             questions: The questions.
-            key: Names the random streams.
+            key: Names the random streams; see `turnrl.streams`.
             bar: Text of a progress bar; None for no bar.
         """
         if key not in self._sampling:
@@ -217,7 +217,7 @@ class Collector:
         Args:
             questions: The questions.
             size: Trajectories to sample for each; None for one greedy trajectory.
-            key: Names the random streams.
+            key: Names the random streams; see `turnrl.streams`.
             bar: Text of a progress bar; None for no bar.
             probes: Branches from the beginning of each turn.
             rollout: The rollout to use in place of the recipe's.

@@ -54,7 +54,7 @@ class Agent(ABC):
         """
 
     async def dictated(
-        self, attempt: Attempt, seed: tuple[int, ...], segmenter: Segmenter
+        self, attempt: Attempt, key: tuple[int, ...], segmenter: Segmenter
     ) -> tuple[int, ...]:
         """Token ids that the next turn is made of; empty if the model writes it."""
         return ()
@@ -109,12 +109,12 @@ class SampledAgent(Agent):
         return TokenConversation(self.sampler.open(prompt_ids), self.chat, messages, prompt_ids)
 
     async def dictated(
-        self, attempt: Attempt, seed: tuple[int, ...], segmenter: Segmenter
+        self, attempt: Attempt, key: tuple[int, ...], segmenter: Segmenter
     ) -> tuple[int, ...]:
         """See `Agent.dictated`."""
         if not isinstance(self.sampler, Dictation):
             return ()
-        return await self.sampler.turn(attempt, seed, segmenter, self.sampling, self.chat)
+        return await self.sampler.turn(attempt, key, segmenter, self.sampling, self.chat)
 
     def inert(self, text: str) -> str:
         """See `Agent.inert`."""

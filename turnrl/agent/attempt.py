@@ -42,7 +42,7 @@ class Attempt:
     Args:
         agent: The model, the tools and the limits.
         asked: The question as the data have it, not neutralised.
-        seed: Integers that name the attempt's random streams; a turn's number is added.
+        key: Integers that name the attempt's random streams; a turn's number is added.
         sessions: Its sessions at the tools, for a branch of another attempt; None for new ones.
         begins: The first turn of its own, for a branch of another attempt.
     """
@@ -51,11 +51,11 @@ class Attempt:
         self,
         agent: Agent,
         asked: Question,
-        seed: tuple[int, ...],
+        key: tuple[int, ...],
         sessions: ToolSessions | None = None,
         begins: int = 0,
     ) -> None:
-        self.agent, self.asked, self.seed = agent, asked, seed
+        self.agent, self.asked, self.key = agent, asked, key
         self.sessions = agent.sessions() if sessions is None else sessions
         self.begins = begins
         self.conversations: list[Conversation] = []
@@ -159,7 +159,7 @@ class Attempt:
             )
         sampling, turn = self.agent.sampling, len(self.turns)
         room = min(sampling.max_tokens, self.agent.max_tokens - conversation.tokens)
-        seed = stream_seed(*self.seed, turn)
+        seed = stream_seed(*self.key, turn)
         self.sampling = True
         try:
             reply = await conversation.say(
@@ -278,14 +278,14 @@ class Attempt:
 
     # ------------------------------------------------------------------ its life
 
-    async def fork(self, seed: tuple[int, ...]) -> Attempt:
+    async def fork(self, key: tuple[int, ...]) -> Attempt:
         """A branch that goes on from here with random streams of its own.
 
         Raises:
             ToolError: If a tool's session cannot be copied.
         """
         sessions = await self.sessions.fork()
-        branch = Attempt(self.agent, self.asked, seed, sessions, len(self.turns))
+        branch = Attempt(self.agent, self.asked, key, sessions, len(self.turns))
         branch.turns = self.turns
         try:
             branch.conversations = [conversation.fork() for conversation in self.conversations]

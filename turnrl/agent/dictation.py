@@ -45,7 +45,7 @@ class Dictation(Engine):
     async def turn(
         self,
         attempt: Attempt,
-        seed: tuple[int, ...],
+        key: tuple[int, ...],
         scheme: Segmenter,
         sampling: Sampling,
         chat: ChatFormat,
@@ -58,7 +58,7 @@ class Dictation(Engine):
             RecipeError: If the turn is longer than a policy's may be.
         """
         turn, question_id = len(attempt.turns), attempt.question.id
-        rng = random.Random(repr((seed, turn)))
+        rng = random.Random(repr((key, turn)))
         with blaming(PluginError, f"the demonstrator on question {question_id!r}", "Fix it."):
             shown = self.demonstrate(attempt, rng)
             shown = await shown if inspect.isawaitable(shown) else shown

@@ -56,7 +56,7 @@ class Exploration:
         at_once: Returns the number of attempts that may be under way; None for any number.
         questions: What to ask.
         group_size: G, attempts per question.
-        seed: Integers that name the collection; the numbers of question and attempt are added.
+        key: Integers that name the collection; the numbers of question and attempt are added.
         probes: Branches from the beginning of each turn of each attempt.
         max_restarts: How often one attempt may restart after the world lost it.
         bar: Counts the attempts that have ended; closed at the end.
@@ -67,7 +67,7 @@ class Exploration:
     at_once: Callable[[], int | None]
     questions: Sequence[types.Question]
     group_size: int
-    seed: tuple[int, ...]
+    key: tuple[int, ...]
     probes: int
     max_restarts: int
     bar: tqdm[NoReturn]
@@ -79,7 +79,7 @@ class Exploration:
         self._attempts = [
             _Track(
                 n * self.group_size + member,
-                Attempt(self.agent, question, (*self.seed, n, member)),
+                Attempt(self.agent, question, (*self.key, n, member)),
             )
             for n, question in enumerate(self.questions)
             for member in range(self.group_size)
@@ -170,7 +170,7 @@ class Exploration:
         attempt, probes = parent.attempt, list[_Track]()
         try:
             for n in range(self.probes):
-                forked = await attempt.fork((*attempt.seed, len(attempt.turns), n))
+                forked = await attempt.fork((*attempt.key, len(attempt.turns), n))
                 probes.append(_Track(parent.number, forked, probe=True))
                 self._branches.append(probes[-1])
         except TrajectoryLost as lost:
@@ -212,7 +212,7 @@ class Exploration:
         self._branches = [probe for probe in self._branches if probe not in dropped]
         self.bar.update(-track.counted)
         track.counted = False
-        track.attempt, track.lost = Attempt(self.agent, old.asked, old.seed), None
+        track.attempt, track.lost = Attempt(self.agent, old.asked, old.key), None
         track.restarts += 1
         self._restarted += 1
 

@@ -219,7 +219,7 @@ class Rollout:
         chat: ChatFormat,
         questions: Sequence[types.Question],
         group_size: int,
-        seed: Sequence[int],
+        key: Sequence[int],
         greedy: bool = False,
         description: str | None = None,
     ) -> list[list[types.Trajectory]]:
@@ -231,7 +231,7 @@ class Rollout:
                 still counted in its tokens.
             questions: What to ask.
             group_size: G, trajectories per question.
-            seed: Integers that name the collection; trajectory and turn numbers are added to them.
+            key: Integers that name the collection; trajectory and turn numbers are added to them.
             greedy: Take the likeliest tokens instead of sampling.
             description: Label of a progress bar, which shows up after a few seconds; None for none.
         Returns:
@@ -241,7 +241,7 @@ class Rollout:
             DataError: If a question leaves no room to act within `max_tokens`.
         """
         return self.begin(
-            sampler, chat, questions, group_size, seed, 0, greedy=greedy, description=description
+            sampler, chat, questions, group_size, key, 0, greedy=greedy, description=description
         ).result()[0]
 
     def begin(
@@ -250,7 +250,7 @@ class Rollout:
         chat: ChatFormat,
         questions: Sequence[types.Question],
         group_size: int,
-        seed: Sequence[int],
+        key: Sequence[int],
         probes: int,
         greedy: bool = False,
         description: str | None = None,
@@ -281,7 +281,7 @@ class Rollout:
             lambda: self.places.at_once(sampler, probes, shares),
             questions,
             group_size,
-            tuple(seed),
+            tuple(key),
             probes,
             self.max_restarts,
             bar,

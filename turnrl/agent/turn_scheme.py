@@ -162,7 +162,7 @@ class TurnScheme(Driver):
         search beside them would earn rewards although nobody reads its result.
         """
         agent, k, (conversation,) = attempt.agent, len(attempt.turns), attempt.conversations
-        forced = await agent.dictated(attempt, attempt.seed, self.plugin)
+        forced = await agent.dictated(attempt, attempt.key, self.plugin)
         reply = await attempt.say(conversation, agent.sampling.stop, forced)
         reading = self.read(reply.text, k, reply.cut)
         attempt.read(reading)
