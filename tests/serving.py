@@ -1,5 +1,5 @@
-"""What the tests of engines with servers share: stand-ins for the servers, and turns whose
-log-probabilities are compared with the learner's."""
+"""What the tests of engines behind servers share: stand-ins for the servers, policies, turns whose
+log-probabilities are compared with the learner's, and runs."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import contextlib
 import json
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,12 @@ from commands import RECIPE, save
 from nodes import free_port
 from server_stand_in import Listener
 from turnrl import Completion, Engine, Lora, Policy, RecipeError, Sampling, Session, record
+from turnrl_servers import Server
 
 PROMPT = [5, 9, 33, 71]
 STARTER = "package://turnrl_atlas/starter"
 """The model that real servers serve."""
-OF_PEFT = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
+IGNORE_PEFT_WARNING = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
 """A warning of peft's, which a stand-in's thread would raise as an error."""
 VLLM_PYTHON = os.environ.get("TURNRL_TEST_VLLM_PYTHON")
 """The interpreter of an environment with vLLM."""
@@ -30,9 +32,10 @@ needs_vllm = pytest.mark.skipif(
     VLLM_PYTHON is None, reason="TURNRL_TEST_VLLM_PYTHON names no interpreter"
 )
 TURN = Sampling(6, 1.0)
+"""A turn that nothing ends before its sixth token."""
 
 
-class Stand:
+class StandIn:
     """A stand-in for a server, in a thread of this process: a process takes seconds to start."""
 
     def __init__(self, model: Path, *options: str) -> None:
@@ -58,26 +61,30 @@ class Stand:
 
 
 @contextlib.contextmanager
-def stands(default_model: Path, *always: str) -> Iterator[Callable[..., Stand]]:
-    """Makes stand-ins, which end with the block."""
-    made: list[Stand] = []
+def stand_ins(default_model: Path, *always: str) -> Iterator[Callable[..., StandIn]]:
+    """Starts stand-ins, which end with the block."""
+    started: list[StandIn] = []
 
-    def make(*options: str, model: Path = default_model) -> Stand:
-        made.append(Stand(model, *always, *options))
-        return made[-1]
+    def start(*options: str, model: Path = default_model) -> StandIn:
+        started.append(StandIn(model, *always, *options))
+        return started[-1]
 
-    yield make
-    for stand in made:
-        stand.kill()
+    yield start
+    for stand_in in started:
+        stand_in.kill()
 
 
-def intercept(monkeypatch, server, meddle=None) -> list[str]:
+def intercept(
+    monkeypatch: pytest.MonkeyPatch,
+    server: Server,
+    on_answer: Callable[[str, Any], Awaitable[None]] | None = None,
+) -> list[str]:
     """Note what an engine's server is asked from now on.
 
     Args:
         monkeypatch: Undoes it.
         server: One of `engine.pool.servers`.
-        meddle: Awaited with each path and answer. It may change the answer, or raise.
+        on_answer: Awaited with each path and answer. It may change the answer, or raise.
     Returns:
         The paths so far, also of health checks.
     """
@@ -85,42 +92,38 @@ def intercept(monkeypatch, server, meddle=None) -> list[str]:
     connection = server.connection
     ask, is_well = connection.ask_async, connection.is_well
 
-    async def asks(path, body, within_s=None):
+    async def noted_ask(path, body, within_s=None):
         paths.append(path)
         answer = await ask(path, body, within_s)
-        if meddle is not None:
-            await meddle(path, answer)
+        if on_answer is not None:
+            await on_answer(path, answer)
         return answer
 
-    async def asks_whether_well(within_s):
+    async def noted_health_check(within_s):
         paths.append("/health")
         return await is_well(within_s)
 
-    monkeypatch.setattr(connection, "ask_async", asks)
-    monkeypatch.setattr(connection, "is_well", asks_whether_well)
+    monkeypatch.setattr(connection, "ask_async", noted_ask)
+    monkeypatch.setattr(connection, "is_well", noted_health_check)
     return paths
 
 
 # --------------------------------------------------------------------------------- policies
 
 
-def loaded(model: Path, whole: bool = False) -> Policy:
-    """A policy whose weights are all trained, or else one with an adapter that has an effect."""
-    if not whole:
-        return adapted(model)
-    policy = Policy(str(model))
-    policy.load()
+def trained_policy(model: str | Path, whole: bool = False) -> Policy:
+    """A policy as after some steps of training.
+
+    Args:
+        model: Its base.
+        whole: Whether all its weights have changed. Else it has an adapter that has an effect.
+    """
+    policy = Policy(str(model), lora=None if whole else Lora(r=4))
+    perturb(policy)
     return policy
 
 
-def adapted(model: Path, rank: int = 4) -> Policy:
-    """A policy with an adapter that has an effect."""
-    policy = Policy(str(model), lora=Lora(r=rank))
-    change(policy)
-    return policy
-
-
-def change(policy: Policy, size: float = 0.1) -> None:
+def perturb(policy: Policy, size: float = 0.1) -> None:
     """Change the weights, as a step of training would."""
     policy.load()
     with torch.no_grad():
@@ -141,7 +144,7 @@ async def turns(sessions: Sequence[Session]) -> list[Completion]:
     return await asyncio.gather(*(turn(session) for session in sessions))
 
 
-def own(policy: Policy, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
+def learner_logprobs(policy: Policy, prompt: Sequence[int], tokens: Sequence[int]) -> list[float]:
     """The learner's log-probabilities of sampled tokens."""
     rows = [([*prompt, *tokens], [False] * len(prompt) + [True] * len(tokens))]
     return policy.read(rows, temperature=1.0)[0].logprobs.tolist()
@@ -151,7 +154,7 @@ def check_turn(
     policy: Policy, done: Completion, history: Sequence[int] = PROMPT, within: float = 1e-4
 ) -> None:
     """A turn was sampled with the learner's weights, after exactly this history."""
-    wanted = own(policy, history, done.token_ids)
+    wanted = learner_logprobs(policy, history, done.token_ids)
     assert done.logprobs == pytest.approx(wanted, abs=within)
 
 
@@ -165,18 +168,20 @@ def refusal(engine: Engine, policy: Policy, max_tokens: int = 64) -> str:
 # ------------------------------------------------------------------------------------- runs
 
 
-def write_recipe(model: Path, engine: str, whole: bool = False, **settings) -> str:
-    """Write a recipe with an engine of this class into the working directory.
+def save_recipe(model: Path, engine: str, whole: bool = False, **settings: object) -> None:
+    """Write `recipe.yaml`, with an engine of this class, into the working directory.
 
-    Returns:
-        Its name.
+    Args:
+        model: The model that it trains.
+        engine: The class.
+        whole: Whether it trains all weights. Else it trains an adapter.
+        settings: Of the engine.
     """
     contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(model)))
     contents["model"]["policy"]["lora"] = None if whole else {"r": 4}
     contents["model"]["engine"] = {"class_path": engine, "init_args": settings}
     contents["record"] = {"tokens": True}
     save(contents)
-    return "recipe.yaml"
 
 
 def trained_rows() -> list[dict]:

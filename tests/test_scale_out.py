@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nodes import free_port
-from serving import adapted
+from serving import trained_policy
 from turnrl import Sampling, on_loop
 from turnrl_vllm.engine import VLLM
 
@@ -150,7 +150,7 @@ def test_local_servers_take_as_long_as_is_computed(script, tiny_model, count):
     command = [sys.executable, ROOT / "tests" / "paced_server.py"]
     processes = [subprocess.Popen([*command, str(p), *map(str, numbers)]) for p in ports]
     time.sleep(2)
-    policy = adapted(tiny_model)
+    policy = trained_policy(tiny_model)
     engine = VLLM(url=[f"http://127.0.0.1:{port}" for port in ports], max_logprob_gap=1e9)
     draw = random.Random(1)
 

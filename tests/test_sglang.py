@@ -6,6 +6,7 @@ The slow tests need a server that serves the Atlas starter, with adapters of ran
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 
@@ -14,19 +15,19 @@ import pytest
 
 from nodes import free_port
 from serving import (
-    OF_PEFT,
+    IGNORE_PEFT_WARNING,
     PROMPT,
     STARTER,
-    adapted,
-    change,
+    TURN,
     check_record,
     check_turn,
     intercept,
-    loaded,
+    perturb,
     refusal,
-    stands,
+    save_recipe,
+    stand_ins,
+    trained_policy,
     turn,
-    write_recipe,
 )
 from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_loop
 from turnrl.cli import main
@@ -37,30 +38,30 @@ from turnrl_sglang import SGLang
 from turnrl_sglang.server import SGLangServer
 from turnrl_vllm import VLLM
 
-pytestmark = OF_PEFT
+pytestmark = IGNORE_PEFT_WARNING
 REAL = os.environ.get("TURNRL_TEST_SGLANG_URL")
 
 
 @pytest.fixture
-def stand(tiny_model):
-    """Makes stand-ins, which end with the test."""
-    with stands(tiny_model, "--sglang") as make:
-        yield make
+def start_stand_in(tiny_model):
+    """Starts stand-ins, which end with the test."""
+    with stand_ins(tiny_model, "--sglang") as start:
+        yield start
 
 
 @pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_engine_keeps_its_contract(stand, tiny_model, whole):
-    policy = loaded(tiny_model, whole)
-    engine = SGLang(url=stand().url)
+def test_the_engine_keeps_its_contract(start_stand_in, tiny_model, whole):
+    policy = trained_policy(tiny_model, whole)
+    engine = SGLang(url=start_stand_in().url)
     engine.check(policy, 64)
     check_engine(engine, policy)
     assert engine.in_force["sampler"] == "SGLang 0.0.0, 1 server"
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
-    policy = loaded(tiny_model, whole)
-    server = stand()
+def test_each_version_samples_with_its_own_weights(start_stand_in, tiny_model, whole):
+    policy = trained_policy(tiny_model, whole)
+    server = start_stand_in()
     engine = SGLang(url=server.url)
     engine.start(policy, 64)
     for version in range(3):
@@ -68,7 +69,7 @@ def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
         done = on_loop(turn(engine.open(PROMPT)))
         assert done.version == version
         check_turn(policy, done)
-        change(policy)
+        perturb(policy)
     models = engine.pool.servers[0].connection.ask("GET", "/v1/models")["data"]
     assert len(models) == (1 if whole else 3)  # two versions are kept
     engine.close()
@@ -76,10 +77,12 @@ def test_each_version_samples_with_its_own_weights(stand, tiny_model, whole):
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_a_restarted_server_gets_its_weights_again_before_a_turn_counts(stand, tiny_model, whole):
-    policy = loaded(tiny_model, whole)
-    change(policy)
-    server = stand()
+def test_a_restarted_server_gets_its_weights_again_before_a_turn_counts(
+    start_stand_in, tiny_model, whole
+):
+    policy = trained_policy(tiny_model, whole)
+    perturb(policy)
+    server = start_stand_in()
     engine = SGLang(url=server.url, patience_s=60)
     engine.start(policy, 64)
     engine.sync(0)
@@ -91,16 +94,16 @@ def test_a_restarted_server_gets_its_weights_again_before_a_turn_counts(stand, t
     engine.close()
 
 
-def test_two_runs_share_a_server_if_each_trains_an_adapter(stand, tiny_model):
-    server = stand()
-    policies = [adapted(tiny_model) for _ in range(2)]
+def test_two_runs_share_a_server_if_each_trains_an_adapter(start_stand_in, tiny_model):
+    server = start_stand_in()
+    policies = [trained_policy(tiny_model) for _ in range(2)]
     engines = [SGLang(url=server.url) for _ in policies]
     for engine, policy in zip(engines, policies, strict=True):
         engine.check(policy, 64)
         engine.start(policy, 64)
     for version in range(2):
         for engine, policy in zip(engines, policies, strict=True):
-            change(policy)
+            perturb(policy)
             engine.sync(version)
         for engine, policy in zip(engines, policies, strict=True):
             check_turn(policy, on_loop(turn(engine.open(PROMPT))))
@@ -108,12 +111,14 @@ def test_two_runs_share_a_server_if_each_trains_an_adapter(stand, tiny_model):
         engine.close()
 
 
-def test_a_server_that_is_reloading_its_weights_is_not_given_up_on(stand, tiny_model, monkeypatch):
+def test_a_server_that_is_reloading_its_weights_is_not_given_up_on(
+    start_stand_in, tiny_model, monkeypatch
+):
     # constants, because no run has a reason to set them
     monkeypatch.setattr(pool, "_CHECK_EVERY_S", 0.1)
     monkeypatch.setattr(pool, "_HEALTH_TIMEOUT_S", 0.2)
-    policy = loaded(tiny_model, whole=True)
-    server = stand("--reload-s", "0.8")
+    policy = trained_policy(tiny_model, whole=True)
+    server = start_stand_in("--reload-s", "0.8")
     engine = SGLang(url=server.url)
     engine.start(policy, 64)
     engine.sync(0)
@@ -122,10 +127,10 @@ def test_a_server_that_is_reloading_its_weights_is_not_given_up_on(stand, tiny_m
     engine.close()
 
 
-def test_a_server_has_its_own_weights_again_when_a_run_has_ended(stand, tiny_model):
-    policy, adapter = Policy(str(tiny_model)), adapted(tiny_model)
-    change(policy)
-    server = stand()
+def test_a_server_has_its_own_weights_again_when_a_run_has_ended(start_stand_in, tiny_model):
+    policy, adapter = Policy(str(tiny_model)), trained_policy(tiny_model)
+    perturb(policy)
+    server = start_stand_in()
     engine = SGLang(url=server.url)
     engine.start(policy, 64)
     engine.sync(0)
@@ -139,9 +144,11 @@ def test_a_server_has_its_own_weights_again_when_a_run_has_ended(stand, tiny_mod
     other.close()
 
 
-def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model, monkeypatch):
-    policy = adapted(tiny_model)
-    engine = SGLang(url=stand().url)
+def test_a_turn_that_the_server_breaks_off_is_asked_for_again(
+    start_stand_in, tiny_model, monkeypatch
+):
+    policy = trained_policy(tiny_model)
+    engine = SGLang(url=start_stand_in().url)
     engine.start(policy, 64)
     engine.sync(0)
 
@@ -150,7 +157,7 @@ def test_a_turn_that_the_server_breaks_off_is_asked_for_again(stand, tiny_model,
             answer["meta_info"]["finish_reason"] = {"type": "abort", "message": "Aborted"}
 
     paths = intercept(monkeypatch, engine.pool.servers[0], abort_first)
-    assert len(on_loop(turn(engine.open(PROMPT))).token_ids) == 6
+    assert len(on_loop(turn(engine.open(PROMPT))).token_ids) == TURN.max_tokens
     assert paths.count("/generate") == 3  # the server is compared again in between
     engine.close()
 
@@ -175,25 +182,25 @@ def test_an_end_token_of_the_models_own_ends_a_turn():
     assert server.turn_request([5], Sampling(6, 1.0))["sampling_params"]["ignore_eos"] is True
 
 
-def test_a_server_that_cannot_serve_is_refused_before_weights_load(stand, tiny_model):
+def test_a_server_that_cannot_serve_is_refused_before_weights_load(start_stand_in, tiny_model):
     policy = Policy(str(tiny_model), lora=Lora(r=32))
     away = f"http://127.0.0.1:{free_port()}"
     assert f"SGLang at {away} does not answer" in refusal(SGLang(url=away), policy)
-    short = stand("--max-model-len", "48", "--no-adapters")
+    short = start_stand_in("--max-model-len", "48", "--no-adapters")
     message = refusal(SGLang(url=short.url), policy)
     assert "has a window of 42 tokens. Start it with --context-length 70" in message
     message = refusal(SGLang(url=short.url), policy, 40)
     assert "cannot take an adapter of rank 32 (status 400: LoRA is not enabled)" in message
     assert message.endswith("--enable-lora, --max-lora-rank and --lora-target-modules.")
-    plain = stand()
+    plain = start_stand_in()
     message = refusal(SGLang(url=plain.url), policy)
     assert "LoRA rank 32 is greater than --max-lora-rank 16" in message
     SGLang(url=plain.url).check(Policy(str(tiny_model), lora=Lora(r=16)), 64)
     assert "is no vLLM" in refusal(VLLM(url=plain.url), policy)
-    with stands(tiny_model) as vllm:
+    with stand_ins(tiny_model) as vllm:
         assert "is no SGLang" in refusal(SGLang(url=vllm().url), policy)
     assert policy.network is None
-    locked = stand("--api-key", "a-secret")
+    locked = start_stand_in("--api-key", "a-secret")
     message = refusal(SGLang(url=locked.url), policy)
     assert "wants a key (status 401: Unauthorized)" in message
     assert message.endswith("Put its key into the environment variable SGLANG_API_KEY.")
@@ -222,9 +229,9 @@ def test_a_request_leaves_nothing_to_the_defaults_of_a_models_folder():
     }
 
 
-def test_another_base_is_refused(stand, tiny_model):
-    policy = adapted(tiny_model)
-    engine = SGLang(url=stand().url)
+def test_another_base_is_refused(start_stand_in, tiny_model):
+    policy = trained_policy(tiny_model)
+    engine = SGLang(url=start_stand_in().url)
     policy.load()
     policy.base.get_input_embeddings().weight.data.mul_(2)
     engine.start(policy, 64)
@@ -234,26 +241,23 @@ def test_another_base_is_refused(stand, tiny_model):
 
 
 @pytest.fixture
-def recipe(tiny_model, tmp_path, monkeypatch):
-    """Writes a recipe with SGLang for its engine into the working directory."""
+def write_recipe(tiny_model, tmp_path, monkeypatch):
+    """Writes `recipe.yaml`, with SGLang for its engine, into a folder that is now the working
+    directory."""
     monkeypatch.chdir(tmp_path)
-
-    def write(**settings) -> str:
-        return write_recipe(tiny_model, "SGLang", **settings)
-
-    return write
+    return functools.partial(save_recipe, tiny_model, "SGLang")
 
 
-def test_a_run_trains_with_it_and_its_record_has_every_version(stand, recipe):
-    written = recipe(url=[stand("--max-model-len", "2054").url for _ in range(2)])
-    built = build([written])
+def test_a_run_trains_with_it_and_its_record_has_every_version(start_stand_in, write_recipe):
+    write_recipe(url=[start_stand_in("--max-model-len", "2054").url for _ in range(2)])
+    built = build(["recipe.yaml"])
     built.trainer.fit(built.module, datamodule=built.data)
     check_record(attempts=2 * 16)
 
 
-def test_a_recipe_that_cuts_distributions_is_refused(recipe, capsys):
-    written = recipe(url="http://localhost:9")  # it is not even asked
-    assert main(["fit", written, "--model.rollout.top_k", "5"]) == 2
+def test_a_recipe_that_cuts_distributions_is_refused(write_recipe, capsys):
+    write_recipe(url="http://localhost:9")  # it is not even asked
+    assert main(["fit", "recipe.yaml", "--model.rollout.top_k", "5"]) == 2
     message = "SGLang cannot draw from a part of the distribution. Leave out model.rollout.top_k"
     assert message in capsys.readouterr().err
 
@@ -265,11 +269,11 @@ class TestReal:
 
     def test_it_samples_each_of_many_versions(self, tmp_path):
         policy = Policy(STARTER, lora=Lora(r=16))
-        change(policy)
+        perturb(policy)
         engine = SGLang(url=REAL, folder=str(tmp_path))
         engine.start(policy, 256)
         for version in range(30):
-            change(policy, 0.02)
+            perturb(policy, 0.02)
             engine.sync(version)
             check_turn(policy, on_loop(turn(engine.open(PROMPT))), within=2e-3)
         engine.close()
@@ -278,7 +282,7 @@ class TestReal:
     @pytest.mark.parametrize("whole", [False, True])
     def test_it_keeps_the_contract(self, tmp_path, whole):
         policy = Policy(STARTER, lora=None if whole else Lora(r=16))
-        change(policy)
+        perturb(policy)
         engine = SGLang(url=REAL, folder=str(tmp_path))
         engine.check(policy, 256)
         check_engine(engine, policy)

@@ -6,6 +6,7 @@ The slow tests need an interpreter with vLLM: `TURNRL_TEST_VLLM_PYTHON=.../bin/p
 from __future__ import annotations
 
 import asyncio
+import functools
 import http.server
 import json
 import os
@@ -18,7 +19,9 @@ import sys
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import httpx2
 import psutil
@@ -31,26 +34,28 @@ import turnrl_vllm.started
 from nodes import free_port
 from nursery import command, python
 from serving import (
-    OF_PEFT,
+    IGNORE_PEFT_WARNING,
     PROMPT,
     STARTER,
+    TURN,
     VLLM_PYTHON,
-    adapted,
-    change,
+    StandIn,
     check_record,
     check_turn,
     intercept,
-    loaded,
     needs_vllm,
+    perturb,
     refusal,
     sampled_tokens,
-    stands,
+    save_recipe,
+    stand_ins,
+    trained_policy,
     trained_rows,
     turn,
     turns,
-    write_recipe,
 )
 from turnrl import (
+    Completion,
     EngineError,
     Lora,
     Policy,
@@ -67,31 +72,31 @@ from turnrl_servers import pool as pool_of_servers
 from turnrl_servers.folders import Together
 from turnrl_vllm.engine import VLLM
 
-pytestmark = OF_PEFT
+pytestmark = IGNORE_PEFT_WARNING
 WINDOW = ("--max-model-len", "2048")
 """A stand-in's option for the turns of a run."""
 
 
 @pytest.fixture
-def stand(tiny_model):
-    """Makes stand-ins, which end with the test."""
-    with stands(tiny_model) as make:
-        yield make
+def start_stand_in(tiny_model):
+    """Starts stand-ins, which end with the test."""
+    with stand_ins(tiny_model) as start:
+        yield start
 
 
 @pytest.fixture
-def begun():
-    """Makes an engine that samples a policy with some stand-ins; it is closed after the test."""
+def start_engine():
+    """Starts engines that sample a policy with some stand-ins, and closes them after the test."""
     engines: list[VLLM] = []
 
-    def make(policy: Policy, *servers, **settings) -> VLLM:
+    def start(policy: Policy, *servers: StandIn, **settings: Any) -> VLLM:
         urls = [server.url for server in servers]
         engine = VLLM(url=urls, **{"patience_s": 20, **settings})
         engines.append(engine)
         engine.start(policy, 64)
         return engine
 
-    yield make
+    yield start
     for engine in engines:
         engine.close()
 
@@ -101,18 +106,18 @@ def begun():
 
 @pytest.mark.slow  # SGLang's is not
 @pytest.mark.parametrize("whole", [False, True])
-def test_the_engine_keeps_its_contract(stand, tiny_model, whole):
-    policy = loaded(tiny_model, whole)
-    engine = VLLM(url=stand().url)
+def test_the_engine_keeps_its_contract(start_stand_in, tiny_model, whole):
+    policy = trained_policy(tiny_model, whole)
+    engine = VLLM(url=start_stand_in().url)
     engine.check(policy, 64)
     check_engine(engine, policy)
     assert engine.in_force["sampler"] == "vLLM 0.0.0, 1 server"
 
 
 @pytest.mark.parametrize("whole", [False, True])
-def test_each_version_samples_with_its_own_weights(stand, begun, tiny_model, whole):
-    policy = loaded(tiny_model, whole)
-    engine = begun(policy, stand())
+def test_each_version_samples_with_its_own_weights(start_stand_in, start_engine, tiny_model, whole):
+    policy = trained_policy(tiny_model, whole)
+    engine = start_engine(policy, start_stand_in())
     session = None
     for version in (0, 1, 3, 3):  # the last one, say, because another checkpoint was loaded
         engine.sync(version)
@@ -122,20 +127,20 @@ def test_each_version_samples_with_its_own_weights(stand, begun, tiny_model, who
         if session is not None:  # two versions are kept, whatever their numbers
             assert on_loop(turn(session)).version <= version
         session = engine.open(PROMPT)
-        change(policy, 0.5)
+        perturb(policy, 0.5)
 
 
-def test_a_session_continues_with_its_own_adapter_while_that_is_kept(stand, tiny_model):
-    policy = adapted(tiny_model)
-    engine = VLLM(url=stand().url, keeps=2)
+def test_a_session_continues_with_its_own_adapter_while_that_is_kept(start_stand_in, tiny_model):
+    policy = trained_policy(tiny_model)
+    engine = VLLM(url=start_stand_in().url, keeps=2)
     engine.start(policy, 64)
     engine.sync(0)
     session = engine.open(PROMPT)
     before = {name: weight.clone() for name, weight in policy.network.named_parameters()}
-    change(policy)
+    perturb(policy)
     engine.sync(1)
     done = on_loop(turn(session))
-    change(policy)
+    perturb(policy)
     engine.sync(2)
     with pytest.raises(RuntimeError, match="weights are gone"):
         on_loop(turn(session))
@@ -151,10 +156,10 @@ def test_a_session_continues_with_its_own_adapter_while_that_is_kept(stand, tiny
 
 
 def test_a_server_that_took_weights_but_answered_too_late_is_asked_again(
-    stand, begun, tiny_model, monkeypatch
+    start_stand_in, start_engine, tiny_model, monkeypatch
 ):
-    policy = adapted(tiny_model)
-    engine = begun(policy, stand())
+    policy = trained_policy(tiny_model)
+    engine = start_engine(policy, start_stand_in())
 
     async def first_is_late(path, answer):
         if paths.count("/v1/load_lora_adapter") == 1:
@@ -167,9 +172,9 @@ def test_a_server_that_took_weights_but_answered_too_late_is_asked_again(
 
 
 def test_a_turn_that_the_server_breaks_off_is_asked_for_again(
-    stand, begun, tiny_model, monkeypatch
+    start_stand_in, start_engine, tiny_model, monkeypatch
 ):
-    engine = begun(adapted(tiny_model), stand())
+    engine = start_engine(trained_policy(tiny_model), start_stand_in())
     engine.sync(0)
 
     async def abort_first(path, answer):
@@ -178,7 +183,7 @@ def test_a_turn_that_the_server_breaks_off_is_asked_for_again(
 
     paths = intercept(monkeypatch, engine.pool.servers[0], abort_first)
     done = on_loop(turn(engine.open(PROMPT)))
-    assert len(done.token_ids) == 6
+    assert len(done.token_ids) == TURN.max_tokens
     assert paths.count("/v1/completions") == 3  # the server is compared again in between
 
 
@@ -195,21 +200,23 @@ class Elsewhere(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_server_that_cannot_serve_is_reported_before_weights_load(stand, tiny_model, monkeypatch):
+def test_a_server_that_cannot_serve_is_reported_before_weights_load(
+    start_stand_in, tiny_model, monkeypatch
+):
     policy = Policy(str(tiny_model), lora=Lora(r=32))
     away = f"http://127.0.0.1:{free_port()}"
     assert f"vLLM at {away} does not answer" in refusal(VLLM(url=away), policy)
-    short = stand("--max-model-len", "48")
+    short = start_stand_in("--max-model-len", "48")
     assert "has a window of 48 tokens" in refusal(VLLM(url=short.url), policy)
     assert "serves base." in refusal(VLLM(url=short.url, base="other"), policy)
-    message = refusal(VLLM(url=stand("--no-adapters").url), policy)
+    message = refusal(VLLM(url=start_stand_in("--no-adapters").url), policy)
     assert "cannot take an adapter of rank 32 (status 404: Not Found)" in message
     assert "--enable-lora, --max-lora-rank, and in its environment VLLM_ALLOW" in message
-    message = refusal(VLLM(url=stand().url), policy)
+    message = refusal(VLLM(url=start_stand_in().url), policy)
     assert "cannot take an adapter of rank 32" in message
     assert "LoRA rank 32 is greater than max_lora_rank 16" in message
     assert message.endswith("Start it with a larger --max-lora-rank, or lower model.policy.lora.r.")
-    locked = stand("--api-key", "a-secret-of-mine", "--max-lora-rank", "32")
+    locked = start_stand_in("--api-key", "a-secret-of-mine", "--max-lora-rank", "32")
     monkeypatch.setenv("VLLM_API_KEY", "a-wrong-key")
     message = refusal(VLLM(url=locked.url), policy)
     assert "refuses the key" in message
@@ -227,45 +234,55 @@ def test_a_server_that_cannot_serve_is_reported_before_weights_load(stand, tiny_
     assert policy.network is None
 
 
-def test_another_tokenizer_is_refused(stand, tiny_model, tmp_path):
+def test_another_tokenizer_is_refused(start_stand_in, tiny_model, tmp_path):
     other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
     file = other / "tokenizer.json"
     content = json.loads(file.read_text())
     content["model"]["merges"] = []
     file.write_text(json.dumps(content))
-    message = refusal(VLLM(url=stand(model=other).url), Policy(str(tiny_model), lora=Lora()))
+    message = refusal(
+        VLLM(url=start_stand_in(model=other).url), Policy(str(tiny_model), lora=Lora())
+    )
     assert "whose tokenizer reads a text as other tokens" in message
 
 
-def test_a_server_that_returns_raw_log_probabilities_is_refused(stand, begun, tiny_model):
-    engine = begun(adapted(tiny_model), stand("--raw-logprobs"))
+def test_a_server_that_returns_raw_log_probabilities_is_refused(
+    start_stand_in, start_engine, tiny_model
+):
+    engine = start_engine(trained_policy(tiny_model), start_stand_in("--raw-logprobs"))
     with pytest.raises(EngineError, match="--logprobs-mode processed_logprobs"):
         engine.sync(0)
 
 
-def test_a_server_that_came_back_with_a_lower_rank_is_refused(stand, begun, tiny_model):
-    server = stand()
-    engine = begun(adapted(tiny_model), server)
+def test_a_server_that_came_back_with_a_lower_rank_is_refused(
+    start_stand_in, start_engine, tiny_model
+):
+    server = start_stand_in()
+    engine = start_engine(trained_policy(tiny_model), server)
     server.kill()
     server.start("--max-lora-rank", "2")
     with pytest.raises(EngineError, match="larger --max-lora-rank"):
         engine.sync(0)
 
 
-def test_another_base_is_refused_by_its_log_probabilities(stand, begun, tiny_model, tmp_path):
+def test_another_base_is_refused_by_its_log_probabilities(
+    start_stand_in, start_engine, tiny_model, tmp_path
+):
     other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
     base = Policy(str(tiny_model))
-    change(base, 1.0)
+    perturb(base, 1.0)
     base.network.save_pretrained(other)
-    engine = begun(adapted(tiny_model), stand(model=other))
+    engine = start_engine(trained_policy(tiny_model), start_stand_in(model=other))
     with pytest.raises(EngineError, match="It has other weights"):
         engine.sync(0)
 
 
-def test_a_base_that_only_the_learner_quantises_is_refused(stand, begun, tiny_model):
+def test_a_base_that_only_the_learner_quantises_is_refused(
+    start_stand_in, start_engine, tiny_model
+):
     policy = Policy(str(tiny_model), quantization="nf4", lora=Lora(r=4))
-    change(policy)
-    engine = begun(policy, stand(), max_logprob_gap=1e-6)
+    perturb(policy)
+    engine = start_engine(policy, start_stand_in(), max_logprob_gap=1e-6)
     message = r"learns on a base in 4 bits .*raise model\.engine\.max_logprob"
     with pytest.raises(EngineError, match=message):
         engine.sync(0)
@@ -308,9 +325,16 @@ def test_an_interpreter_without_vllm_is_refused(tmp_path, tiny_model, monkeypatc
 # ------------------------------------------------------------------------------- outages
 
 
-def crowd(engine: VLLM, disturb=lambda: None, count: int = 3):
-    """Six sessions of several turns, and something that is done to the servers meanwhile.
+def converse_during(
+    engine: VLLM, disturb: Callable[[], None] = lambda: None, turns_each: int = 3
+) -> list[tuple[int, list[Completion]]]:
+    """Six sessions of several turns, while something is done to the servers. When exactly it
+    happens is left to chance: no turn may suffer from it at any moment.
 
+    Args:
+        engine: A started engine.
+        disturb: What is done, in a thread.
+        turns_each: Turns of each session.
     Returns:
         Each session's number, and its turns.
     """
@@ -318,7 +342,7 @@ def crowd(engine: VLLM, disturb=lambda: None, count: int = 3):
     async def converse(n: int):
         session = engine.open([*PROMPT, n])
         done = [await turn(session)]
-        for k in range(1, count):
+        for k in range(1, turns_each):
             await asyncio.sleep(0.05)
             done.append(await turn(session, [k]))
         return n, done
@@ -333,21 +357,25 @@ def crowd(engine: VLLM, disturb=lambda: None, count: int = 3):
     return on_loop(scenario())
 
 
-def check_crowd(policy: Policy, conversations, version: int) -> None:
+def check_conversations(
+    policy: Policy, conversations: Sequence[tuple[int, Sequence[Completion]]], version: int
+) -> None:
     """Every token of every turn has the learner's log-probability, after exactly its history."""
     for n, done in conversations:
         history = [*PROMPT, n]
         for k, completion in enumerate(done):
             history += [k] if k else []
             assert completion.version == version
-            assert len(completion.token_ids) == 6
+            assert len(completion.token_ids) == TURN.max_tokens
             check_turn(policy, completion, history)
             history += completion.token_ids
 
 
-def test_a_server_that_dies_and_comes_back_is_waited_for(stand, begun, tiny_model, capfd):
-    policy, server = adapted(tiny_model), stand()
-    engine = begun(policy, server)
+def test_a_server_that_dies_and_comes_back_is_waited_for(
+    start_stand_in, start_engine, tiny_model, capfd
+):
+    policy, server = trained_policy(tiny_model), start_stand_in()
+    engine = start_engine(policy, server)
     engine.sync(0)
 
     def disturb():
@@ -356,26 +384,28 @@ def test_a_server_that_dies_and_comes_back_is_waited_for(stand, begun, tiny_mode
         time.sleep(0.3)
         server.start()
 
-    check_crowd(policy, crowd(engine, disturb), 0)
+    check_conversations(policy, converse_during(engine, disturb), 0)
     server.kill()  # nobody asks it meanwhile
     server.start()
-    check_crowd(policy, crowd(engine, count=1), 0)
+    check_conversations(policy, converse_during(engine, turns_each=1), 0)
     server.kill()
     server.start("--raw-logprobs")
     with pytest.raises(EngineError, match="--logprobs-mode processed_logprobs"):
-        crowd(engine, count=1)
+        converse_during(engine, turns_each=1)
     server.kill()
     server.start()
-    change(policy)
+    perturb(policy)
     engine.sync(1)
-    check_crowd(policy, crowd(engine, count=1), 1)
+    check_conversations(policy, converse_during(engine, turns_each=1), 1)
     assert "answers again" in capfd.readouterr().err
 
 
-def test_a_server_that_was_restarted_gets_all_weights_again(stand, begun, tiny_model):
-    policy, server = loaded(tiny_model, whole=True), stand()
-    change(policy, 0.5)
-    engine = begun(policy, server)
+def test_a_server_that_was_restarted_gets_all_weights_again(
+    start_stand_in, start_engine, tiny_model
+):
+    policy, server = trained_policy(tiny_model, whole=True), start_stand_in()
+    perturb(policy, 0.5)
+    engine = start_engine(policy, server)
     engine.sync(0)
 
     def disturb():
@@ -383,16 +413,16 @@ def test_a_server_that_was_restarted_gets_all_weights_again(stand, begun, tiny_m
         server.kill()
         server.start()
 
-    check_crowd(policy, crowd(engine, disturb), 0)
+    check_conversations(policy, converse_during(engine, disturb), 0)
 
 
 @pytest.mark.parametrize("samples_ahead", [False, True])
 def test_turns_of_a_server_that_was_restarted_unnoticed_are_not_learned_from(
-    stand, begun, tiny_model, samples_ahead
+    start_stand_in, start_engine, tiny_model, samples_ahead
 ):
-    policy, server = loaded(tiny_model, whole=True), stand()
-    change(policy, 0.5)
-    engine = begun(policy, server)
+    policy, server = trained_policy(tiny_model, whole=True), start_stand_in()
+    perturb(policy, 0.5)
+    engine = start_engine(policy, server)
     engine.sync(0)
     on_loop(turn(engine.open(PROMPT)))
     engine.rest()
@@ -403,50 +433,56 @@ def test_turns_of_a_server_that_was_restarted_unnoticed_are_not_learned_from(
         engine.sync(1) if samples_ahead else engine.rest()
 
 
-def test_sessions_of_a_server_that_dies_continue_at_another(stand, begun, tiny_model, capfd):
-    policy, servers = adapted(tiny_model), [stand(), stand()]
-    engine = begun(policy, *servers)
+def test_sessions_of_a_server_that_dies_continue_at_another(
+    start_stand_in, start_engine, tiny_model, capfd
+):
+    policy, servers = trained_policy(tiny_model), [start_stand_in(), start_stand_in()]
+    engine = start_engine(policy, *servers)
     engine.sync(0)
 
     def disturb():
         time.sleep(0.1)
         servers[0].kill()
 
-    check_crowd(policy, crowd(engine, disturb), 0)
-    change(policy)
+    check_conversations(policy, converse_during(engine, disturb), 0)
+    perturb(policy)
     engine.sync(1)
-    check_crowd(policy, crowd(engine, count=1), 1)
+    check_conversations(policy, converse_during(engine, turns_each=1), 1)
     assert "its sessions move to another server" in capfd.readouterr().err
 
 
-def test_a_server_that_hangs_is_left_until_it_answers_again(stand, begun, tiny_model, monkeypatch):
+def test_a_server_that_hangs_is_left_until_it_answers_again(
+    start_stand_in, start_engine, tiny_model, monkeypatch
+):
     # constants, because no run has a reason to set them
     monkeypatch.setattr(pool_of_servers, "_CHECK_EVERY_S", 0.1)
     monkeypatch.setattr(pool_of_servers, "_HEALTH_TIMEOUT_S", 0.5)
-    policy, servers = adapted(tiny_model), [stand(), stand()]
-    engine = begun(policy, *servers)
+    policy, servers = trained_policy(tiny_model), [start_stand_in(), start_stand_in()]
+    engine = start_engine(policy, *servers)
     engine.sync(0)
 
     def disturb():
         time.sleep(0.1)
         servers[1].hang()
 
-    check_crowd(policy, crowd(engine, disturb), 0)
+    check_conversations(policy, converse_during(engine, disturb), 0)
     paths = intercept(monkeypatch, engine.pool.servers[1])
-    change(policy)
+    perturb(policy)
     engine.sync(1)  # and does not wait until the other one has not taken an adapter
     assert set(paths) == {"/health"}
     servers[1].go_on()
-    change(policy)
+    perturb(policy)
     engine.sync(2)
     assert "/v1/load_lora_adapter" in paths
-    check_crowd(policy, crowd(engine), 2)
+    check_conversations(policy, converse_during(engine), 2)
 
 
-def test_turns_do_not_wait_in_sequence_for_a_lost_server(stand, begun, tiny_model, monkeypatch):
+def test_turns_do_not_wait_in_sequence_for_a_lost_server(
+    start_stand_in, start_engine, tiny_model, monkeypatch
+):
     """Each would give it the adapter again, and wait for as long as that may take."""
-    restarted = stand()
-    engine = begun(adapted(tiny_model), restarted)
+    restarted = start_stand_in()
+    engine = start_engine(trained_policy(tiny_model), restarted)
     engine.sync(0)
     restarted.kill()
     restarted.start()
@@ -465,17 +501,17 @@ def test_turns_do_not_wait_in_sequence_for_a_lost_server(stand, begun, tiny_mode
     assert paths.count("/v1/load_lora_adapter") == 2
 
 
-def test_servers_that_stay_away_stop_the_run(stand, begun, tiny_model):
-    server = stand()
-    engine = begun(adapted(tiny_model), server, patience_s=1)
+def test_servers_that_stay_away_stop_the_run(start_stand_in, start_engine, tiny_model):
+    server = start_stand_in()
+    engine = start_engine(trained_policy(tiny_model), server, patience_s=1)
     engine.sync(0)
     with pytest.raises(EngineError, match=r"turnrl waited 1 s.*model\.engine\.patience_s"):
-        crowd(engine, server.kill)
+        converse_during(engine, server.kill)
 
 
-def test_sessions_are_spread_over_servers_and_stay(stand, begun, tiny_model):
-    servers = [stand(), stand()]
-    engine = begun(adapted(tiny_model), *servers)
+def test_sessions_are_spread_over_servers_and_stay(start_stand_in, start_engine, tiny_model):
+    servers = [start_stand_in(), start_stand_in()]
+    engine = start_engine(trained_policy(tiny_model), *servers)
     engine.sync(0)
     sessions = [engine.open([*PROMPT, n]) for n in range(6)]
     on_loop(turns(sessions))
@@ -519,6 +555,11 @@ def interpreter(tmp_path, nursery, monkeypatch) -> Path:
     return file
 
 
+def url_of(engine: VLLM) -> str:
+    """The address of the server that an engine has started."""
+    return engine.supply.started.url
+
+
 def listening(url: str) -> psutil.Process:
     """The process that listens at an address."""
     port = int(url.rpartition(":")[2])
@@ -534,18 +575,18 @@ def keepers() -> list[psutil.Process]:
 
 @pytest.mark.slow
 def test_a_run_starts_its_server_restarts_it_and_ends_it(interpreter, tiny_model, tmp_path):
-    policy = adapted(tiny_model)
+    policy = trained_policy(tiny_model)
     engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"), patience_s=60)
     engine.check(policy, 64)
     engine.start(policy, 64)
     engine.sync(0)
-    url = engine.supply.started.url
+    url = url_of(engine)
 
     def disturb():
         time.sleep(0.2)
         listening(url).kill()
 
-    check_crowd(policy, crowd(engine, disturb), 0)
+    check_conversations(policy, converse_during(engine, disturb), 0)
     last = listening(url)
     (log,) = (tmp_path / "shared").glob("*.log")
     assert "vLLM ended with exit code -9" in log.read_text()
@@ -589,7 +630,7 @@ def test_a_server_that_does_not_start_is_reported_with_the_end_of_its_log(
     broken(interpreter, "no room on the GPU")
     engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"))
     with pytest.raises(EngineError, match=r"(?s)ended while it was starting.*no room on the GPU"):
-        engine.start(adapted(tiny_model), 64)
+        engine.start(trained_policy(tiny_model), 64)
     engine.close()
     (log,) = (tmp_path / "shared").iterdir()
     assert log.read_text().count("no room on the GPU") == 1  # it would end so every time
@@ -602,20 +643,17 @@ def broken(interpreter: Path, message: str) -> None:
 
 
 @pytest.fixture
-def recipe(tiny_model, tmp_path, monkeypatch):
-    """Writes a recipe with VLLM for its engine into the working directory."""
+def write_recipe(tiny_model, tmp_path, monkeypatch):
+    """Writes `recipe.yaml`, with VLLM for its engine, into a folder that is now the working
+    directory."""
     monkeypatch.chdir(tmp_path)
-
-    def write(whole: bool = False, **settings) -> str:
-        return write_recipe(tiny_model, "VLLM", whole, **settings)
-
-    return write
+    return functools.partial(save_recipe, tiny_model, "VLLM")
 
 
 def answer_of(engine: VLLM, path: str):
     """What the server that an engine has started answers."""
     headers = {"Authorization": f"Bearer {engine.supply.started.key}"}
-    return httpx2.get(f"{engine.supply.started.url}/{path}", headers=headers).json()
+    return httpx2.get(f"{url_of(engine)}/{path}", headers=headers).json()
 
 
 def is_asleep(engine: VLLM) -> bool:
@@ -639,13 +677,13 @@ def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
             assert is_asleep(engine)
             # a server that sleeps for long closes its connections
             assert not server.connection._clients
-        change(policy)
+        perturb(policy)
     assert engine.in_force["memory between collections"] == "given back"
 
 
 @pytest.mark.parametrize("whole", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_path, whole):
-    policy = loaded(tiny_model, whole)
+    policy = trained_policy(tiny_model, whole)
     engine = VLLM(python=str(interpreter), sleeps=True)
     engine.check(policy, 64, Surroundings(tmp_path / "run"))
     sleeps_and_samples(engine, policy)
@@ -679,7 +717,7 @@ def on_device(monkeypatch, kind: str) -> None:
 
 
 def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_path, monkeypatch):
-    policy = adapted(tiny_model)
+    policy = trained_policy(tiny_model)
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
@@ -738,18 +776,20 @@ def sleeper(interpreter, tmp_path):
 
 @pytest.mark.slow
 def test_a_server_that_is_gone_when_it_is_to_sleep_is_no_fault(sleeper, tiny_model):
-    policy = adapted(tiny_model)
+    policy = trained_policy(tiny_model)
     engine = sleeper(policy, patience_s=60)
-    listening(engine.supply.started.url).kill()
+    listening(url_of(engine)).kill()
     engine.rest()
     check_turn(policy, on_loop(turn(engine.open(PROMPT))))
     engine.close()
 
 
-def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(stand, begun, tiny_model, monkeypatch):
+def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(
+    start_stand_in, start_engine, tiny_model, monkeypatch
+):
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")  # else vLLM refuses to sleep
-    server = stand()
-    engine = begun(adapted(tiny_model), server)
+    server = start_stand_in()
+    engine = start_engine(trained_policy(tiny_model), server)
     engine.sync(0)
 
     async def interrupted() -> None:
@@ -768,14 +808,14 @@ def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(stand, begun, tiny_
 
 @pytest.mark.slow
 def test_a_server_that_dies_in_its_sleep_is_started_again(sleeper, tiny_model):
-    policy = adapted(tiny_model)
+    policy = trained_policy(tiny_model)
     engine = sleeper(policy, patience_s=60)
     engine.rest()
-    listening(engine.supply.started.url).kill()
+    listening(url_of(engine)).kill()
     time.sleep(1)
     with pytest.raises(StopIteration):  # it would take the memory that the learner has now
-        listening(engine.supply.started.url)
-    check_crowd(policy, crowd(engine), 0)
+        listening(url_of(engine))
+    check_conversations(policy, converse_during(engine), 0)
     engine.close()
 
 
@@ -788,10 +828,10 @@ def test_a_server_that_dies_in_its_sleep_is_started_again(sleeper, tiny_model):
     ],
 )
 def test_a_server_that_does_not_sleep_or_wake_well_stops_the_run(
-    stand, begun, tiny_model, monkeypatch, option, message
+    start_stand_in, start_engine, tiny_model, monkeypatch, option, message
 ):
     monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
-    engine = begun(adapted(tiny_model), stand(option))
+    engine = start_engine(trained_policy(tiny_model), start_stand_in(option))
     engine.sync(0)
 
     async def sleep_and_sample() -> None:
@@ -818,21 +858,23 @@ def learned_asleep(*words: str) -> set[bool]:
 
 
 @pytest.mark.slow
-def test_a_run_that_samples_ahead_lets_its_server_stay_awake(recipe, interpreter):
+def test_a_run_that_samples_ahead_lets_its_server_stay_awake(write_recipe, interpreter):
+    write_recipe(python=str(interpreter), sleeps=True)
     ahead = ("--trainer.max_epochs=2", "--model.max_staleness=1")
-    assert learned_asleep(recipe(python=str(interpreter), sleeps=True), *ahead) == {False}
+    assert learned_asleep("recipe.yaml", *ahead) == {False}
 
 
-def test_a_run_keeps_the_log_of_its_server(recipe, interpreter, capfd):
-    written = recipe(python=str(interpreter), sleeps=True)
-    assert learned_asleep(written, "--trainer.max_epochs=1") == {True}
+def test_a_run_keeps_the_log_of_its_server(write_recipe, interpreter, capfd):
+    write_recipe(python=str(interpreter), sleeps=True)
+    assert learned_asleep("recipe.yaml", "--trainer.max_epochs=1") == {True}
     assert "its log is runs/recipe/version_0/vllm.log" in capfd.readouterr().err
     assert Path("runs/recipe/version_0/vllm.log").is_file()
     assert keepers() == []
 
 
-def test_the_doctor_starts_a_server_with_a_small_model(recipe, interpreter, capfd):
-    assert main(["doctor", recipe(python=str(interpreter))]) == 0
+def test_the_doctor_starts_a_server_with_a_small_model(write_recipe, interpreter, capfd):
+    write_recipe(python=str(interpreter))
+    assert main(["doctor", "recipe.yaml"]) == 0
     printed = capfd.readouterr()
     sampling = r"pass  sampling +\d+ turns by VLLM on cpu; sampler: vLLM 0\.0\.0"
     assert re.search(sampling, printed.out)
@@ -846,12 +888,12 @@ def test_the_doctor_starts_a_server_with_a_small_model(recipe, interpreter, capf
 def test_a_server_that_is_not_started_again_stops_the_run_at_once(
     interpreter, tiny_model, tmp_path
 ):
-    policy = adapted(tiny_model)
+    policy = trained_policy(tiny_model)
     engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"))
     engine.start(policy, 64)
     engine.sync(0)
     broken(interpreter, "the GPU is gone")
-    server = listening(engine.supply.started.url)
+    server = listening(url_of(engine))
 
     async def sampled():
         server.kill()
@@ -862,17 +904,19 @@ def test_a_server_that_is_not_started_again_stops_the_run_at_once(
     engine.close()
 
 
-def test_a_run_trains_with_it_and_its_record_has_every_version(stand, recipe):
-    built = build([recipe(url=stand(*WINDOW).url)])
+def test_a_run_trains_with_it_and_its_record_has_every_version(start_stand_in, write_recipe):
+    write_recipe(url=start_stand_in(*WINDOW).url)
+    built = build(["recipe.yaml"])
     assert built.module.objective.importance_cap == 2
     built.trainer.fit(built.module, datamodule=built.data)
     assert 0 < float(built.trainer.callback_metrics["train/logprob_gap"]) < 1e-4
     check_record(attempts=2 * 16)
 
 
-def test_a_run_that_sampled_ahead_is_evaluated_without_its_server(stand, recipe):
-    server = stand(*WINDOW)
-    words = [recipe(url=server.url), "--model.max_staleness=1"]
+def test_a_run_that_sampled_ahead_is_evaluated_without_its_server(start_stand_in, write_recipe):
+    server = start_stand_in(*WINDOW)
+    write_recipe(url=server.url)
+    words = ["recipe.yaml", "--model.max_staleness=1"]
     built = build(words)
     built.trainer.fit(built.module, datamodule=built.data)
     server.kill()
@@ -885,15 +929,18 @@ def test_a_run_that_sampled_ahead_is_evaluated_without_its_server(stand, recipe)
     assert other.trainer.validate(other.module, datamodule=other.data, verbose=False)
 
 
-def test_a_run_that_fails_leaves_no_weights_and_no_adapters(stand, recipe, monkeypatch):
+def test_a_run_that_fails_leaves_no_weights_and_no_adapters(
+    start_stand_in, write_recipe, monkeypatch
+):
     class Fails(Callback):
         def on_train_batch_end(self, *_):
             raise KeyboardInterrupt
 
     Path("tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(Path("tmp").absolute()))
-    server = stand(*WINDOW)
-    built = build([recipe(url=server.url)])
+    server = start_stand_in(*WINDOW)
+    write_recipe(url=server.url)
+    built = build(["recipe.yaml"])
     built.trainer.callbacks.append(Fails())
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         built.trainer.fit(built.module, datamodule=built.data)
@@ -916,10 +963,10 @@ def fit_in_two(nursery, strategy: str, *options: str) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_processes_that_learn_together_share_the_versions_of_the_first(
-    stand, recipe, nursery, strategy
+    start_stand_in, write_recipe, nursery, strategy
 ):
-    servers = [stand(*WINDOW) for _ in range(2)]
-    recipe(url=[server.url for server in servers])
+    servers = [start_stand_in(*WINDOW) for _ in range(2)]
+    write_recipe(url=[server.url for server in servers])
     ran = fit_in_two(nursery, strategy)
     assert ran.returncode == 0, ran.stderr
     check_record(attempts=2 * 16)
@@ -937,9 +984,11 @@ def test_processes_that_learn_together_share_the_versions_of_the_first(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_processes_that_learn_together_sample_ahead(stand, recipe, nursery, strategy):
-    servers = [stand(*WINDOW, "--max-loras", "4") for _ in range(2)]
-    recipe(url=[server.url for server in servers], keeps=2)
+def test_processes_that_learn_together_sample_ahead(
+    start_stand_in, write_recipe, nursery, strategy
+):
+    servers = [start_stand_in(*WINDOW, "--max-loras", "4") for _ in range(2)]
+    write_recipe(url=[server.url for server in servers], keeps=2)
     ran = fit_in_two(nursery, strategy, "--model.max_staleness=1", "--trainer.max_epochs=4")
     assert ran.returncode == 0, ran.stderr
     trained = trained_rows()
@@ -953,9 +1002,11 @@ def test_processes_that_learn_together_sample_ahead(stand, recipe, nursery, stra
 
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
-def test_if_the_first_process_fails_the_others_end(stand, recipe, tmp_path, nursery, strategy):
+def test_if_the_first_process_fails_the_others_end(
+    start_stand_in, write_recipe, tmp_path, nursery, strategy
+):
     # the first one fails while the others wait for the versions that it gives to the servers
-    recipe(url=stand(*WINDOW).url, max_logprob_gap=0)
+    write_recipe(url=start_stand_in(*WINDOW).url, max_logprob_gap=0)
 
     def here() -> set[int]:
         return {p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)}
@@ -968,8 +1019,10 @@ def test_if_the_first_process_fails_the_others_end(stand, recipe, tmp_path, nurs
     assert here() == before
 
 
-def test_processes_that_share_one_policy_train_all_of_its_weights(stand, recipe, nursery):
-    recipe(whole=True, url=[stand(*WINDOW).url for _ in range(2)])
+def test_processes_that_share_one_policy_train_all_of_its_weights(
+    start_stand_in, write_recipe, nursery
+):
+    write_recipe(whole=True, url=[start_stand_in(*WINDOW).url for _ in range(2)])
     ran = fit_in_two(nursery, "fsdp2")
     assert ran.returncode == 0, ran.stderr
     check_record(attempts=2 * 16)
@@ -1005,7 +1058,7 @@ def publish_together(rank: int, store: str, url: str, model: str) -> str:
     processes = torch.distributed
     processes.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
     torch.manual_seed(len(store))
-    policy = adapted(model)
+    policy = trained_policy(model)
     engine = VLLM(url=url)
     engine.check(policy, 64, Surroundings(Path(store).parent / "runs", 2))
     engine.start(policy, 64)
@@ -1021,9 +1074,9 @@ def publish_together(rank: int, store: str, url: str, model: str) -> str:
 
 
 @pytest.mark.slow
-def test_runs_of_the_same_folder_and_port_share_no_name(stand, tiny_model, tmp_path):
+def test_runs_of_the_same_folder_and_port_share_no_name(start_stand_in, tiny_model, tmp_path):
     """The second one would sample with the adapter of the first, which has its name already."""
-    url, names = stand().url, []
+    url, names = start_stand_in().url, []
     script = (
         "import sys, test_vllm; rank, *rest = sys.argv[1:]\n"
         "print(test_vllm.publish_together(int(rank), *rest))"
@@ -1051,9 +1104,9 @@ def test_a_forked_child_of_a_killed_run_keeps_no_server(interpreter, tiny_model,
     """It has the other end of the keeper's input too."""
     (tmp_path / "run.py").write_text(
         "import os, sys, time\n"
-        "from serving import adapted\n"
+        "from serving import trained_policy\n"
         "from turnrl_vllm.engine import VLLM\n"
-        "policy = adapted(sys.argv[1])\n"
+        "policy = trained_policy(sys.argv[1])\n"
         "engine = VLLM(python=sys.argv[2])\n"
         "engine.start(policy, 64)\n"
         "if child := os.fork():\n"
@@ -1082,7 +1135,7 @@ def test_a_forked_child_of_a_killed_run_keeps_no_server(interpreter, tiny_model,
 def test_the_end_of_a_log_has_nothing_of_an_earlier_server(interpreter, tiny_model, tmp_path):
     broken(interpreter, "error: an argument that there is not")
     engine = VLLM(python=str(interpreter))
-    policy, folder = adapted(tiny_model), tmp_path / "run"
+    policy, folder = trained_policy(tiny_model), tmp_path / "run"
     engine.check(policy, 64, Surroundings(folder))
     folder.mkdir()
     earlier = "torch.OutOfMemoryError: CUDA out of memory\n"
@@ -1096,19 +1149,21 @@ def test_the_end_of_a_log_has_nothing_of_an_earlier_server(interpreter, tiny_mod
         engine.start(policy, 64)
 
 
-def test_the_doctor_refuses_an_engine_that_processes_cannot_share(recipe, interpreter, capsys):
-    written = recipe(python=str(interpreter))
+def test_the_doctor_refuses_an_engine_that_processes_cannot_share(
+    write_recipe, interpreter, capsys
+):
+    write_recipe(python=str(interpreter))
     words = ["--trainer.devices=2", "--trainer.strategy=ddp"]
-    assert main(["doctor", written, *words]) == 1
+    assert main(["doctor", "recipe.yaml", *words]) == 1
     assert "python would start a server for each of 2 processes" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(("strategy", "whole"), [("ddp", False), ("fsdp2", True)])
 def test_the_doctor_passes_a_server_that_processes_can_share(
-    stand, recipe, capsys, strategy, whole
+    start_stand_in, write_recipe, capsys, strategy, whole
 ):
-    written = recipe(whole, url=stand(*WINDOW).url)
-    main(["doctor", written, "--trainer.devices=2", f"--trainer.strategy={strategy}"])
+    write_recipe(whole, url=start_stand_in(*WINDOW).url)
+    main(["doctor", "recipe.yaml", "--trainer.devices=2", f"--trainer.strategy={strategy}"])
     shown = capsys.readouterr().out
     assert re.search(
         r"^pass  sampler +VLLM can sample this model \(vLLM 0\.0\.0, 1 server\)$",
@@ -1117,9 +1172,9 @@ def test_the_doctor_passes_a_server_that_processes_can_share(
     ), shown
 
 
-def test_the_doctor_refuses_settings_that_fsdp_cannot_shard(recipe, capsys):
-    written = recipe(url="http://127.0.0.1:9")
-    words = ["doctor", written, "--trainer.devices=2", "--trainer.strategy=fsdp2"]
+def test_the_doctor_refuses_settings_that_fsdp_cannot_shard(write_recipe, capsys):
+    write_recipe(url="http://127.0.0.1:9")
+    words = ["doctor", "recipe.yaml", "--trainer.devices=2", "--trainer.strategy=fsdp2"]
     assert main([*words, "--model.policy.quantization=nf4"]) == 2
     assert "is 'nf4', whose weights do not come apart" in capsys.readouterr().out
     assert main([*words, "--model.engine=Slots"]) == 2
@@ -1127,12 +1182,12 @@ def test_the_doctor_refuses_settings_that_fsdp_cannot_shard(recipe, capsys):
 
 
 @pytest.mark.slow
-def test_fit_refuses_an_engine_that_processes_cannot_share(recipe, interpreter, nursery):
+def test_fit_refuses_an_engine_that_processes_cannot_share(write_recipe, interpreter, nursery):
     for engine, whole, message in (
         ({"python": str(interpreter)}, False, "model.engine.python would start a server for ea"),
         ({"url": "http://127.0.0.1:9"}, True, "2 processes train all weights, and a server would"),
     ):
-        recipe(whole, **engine)
+        write_recipe(whole, **engine)
         ran = fit_in_two(nursery, "ddp")
         assert ran.returncode == 2
         assert message in ran.stderr
@@ -1167,13 +1222,13 @@ class TestReal:
     @pytest.mark.parametrize("whole", [False, True])
     def test_it_keeps_the_contract(self, small_cache, tmp_path, whole):
         policy = Policy(STARTER, lora=None if whole else Lora(r=16))
-        change(policy)
+        perturb(policy)
         check_engine(served(policy, tmp_path), policy)
 
     @pytest.mark.parametrize("whole", [False, True])
     def test_it_sleeps_while_nothing_is_sampled(self, small_cache, tmp_path, whole):
         policy = Policy(STARTER, lora=None if whole else Lora(r=16))
-        change(policy)
+        perturb(policy)
         engine = served(policy, tmp_path, sleeps=True)
         sleeps_and_samples(engine, policy)
         engine.close()
@@ -1181,13 +1236,13 @@ class TestReal:
     @pytest.mark.parametrize("whole", [False, True])
     def test_each_of_many_versions_is_in_force(self, small_cache, tmp_path, whole):
         policy = Policy(STARTER, lora=None if whole else Lora(r=16))
-        change(policy)
+        perturb(policy)
         engine = served(policy, tmp_path)
         engine.start(policy, 256)
         (keeper,) = psutil.Process().children()
         held = []
         for version in range(300):
-            change(policy, 0.02)
+            perturb(policy, 0.02)
             engine.sync(version)
             done = on_loop(turn(engine.open(PROMPT)))
             assert done.version == version
@@ -1201,7 +1256,7 @@ class TestReal:
     def test_it_samples_nearly_as_fast_as_a_bare_client(self, small_cache, tmp_path):
         """128 turns of 60 tokens after 195, all at once, in turns with the engine."""
         policy = Policy(STARTER, lora=Lora(r=16))
-        change(policy)
+        perturb(policy)
         engine = served(policy, tmp_path)
         engine.start(policy, 256)
         engine.sync(0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from serving import PROMPT, STARTER, VLLM_PYTHON, change, needs_vllm, own, turns
+from serving import PROMPT, STARTER, VLLM_PYTHON, learner_logprobs, needs_vllm, perturb, turns
 from turnrl import Lora, Policy, on_loop
 from turnrl_vllm.engine import VLLM
 
@@ -27,7 +27,7 @@ def on_gpu(whole: bool) -> Policy:
     with torch.device("cuda"):
         policy.load(torch.device("cuda"))
     policy.to("cuda")
-    change(policy)
+    perturb(policy)
     return policy
 
 
@@ -58,11 +58,11 @@ def test_it_gives_its_memory_back_while_the_policy_learns(tmp_path, whole):
         taken.append(before - free_bytes())
         for done in on_loop(turns([engine.open(PROMPT) for _ in range(8)])):
             assert done.version == version
-            wanted = own(policy, PROMPT, done.token_ids)
+            wanted = learner_logprobs(policy, PROMPT, done.token_ids)
             gaps += [abs(a - b) for a, b in zip(done.logprobs, wanted, strict=True)]
         engine.rest()
         kept.append(before - free_bytes())
-        change(policy)
+        perturb(policy)
     engine.close()
     print(f"gap {sum(gaps) / len(gaps):.3f}, most {max(gaps):.3f}")
     print(f"GB awake {[x / 1e9 for x in taken]}, asleep {[x / 1e9 for x in kept]}")
