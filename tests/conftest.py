@@ -11,7 +11,7 @@ The helper modules, by what a test needs:
     trajectories, recorded    trajectories made by hand, and records of runs that never took place
     engines, kept, encoders   engines on a tiny policy, one with weights of its own; encoders
     equations, faulty         equations of credit as loops, and estimators that fail in one way each
-    serving, server_stand_in  what tests of vLLM and SGLang share, and their stand-in server
+    serving, server_stand_in  what tests of engines behind servers share, and the stand-in
     nodes, proxies, outages   real Elasticsearch servers, faults before them, runs during an outage
     searching, retrieving     small corpora and indexes, and a server with `/retrieve`
     vendors, lift_server      servers of chat completions and of OpenEnv
@@ -78,7 +78,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 
 LONGEST = (
-    *("docs", "vllm", "mistakes", "report", "site", "sweep", "cli", "training", "run_files"),
+    *("docs", "server_processes", "vllm_own_server", "server_engines", "mistakes", "report"),
+    *("site", "sweep", "cli", "training", "run_files"),
     *("eval", "warmup", "estimators", "study", "console", "ask", "doctor", "elasticsearch"),
     *("testing", "ranking", "scaffold", "alarms", "exploration", "engine_contract", "react"),
     *("environments", "judge", "plan", "rehearsal"),

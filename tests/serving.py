@@ -5,25 +5,47 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import os
+import sys
 import threading
+import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 import torch
 
+import turnrl_vllm.started
 from commands import RECIPE, save
 from nodes import free_port
+from nursery import python
 from server_stand_in import Listener
-from turnrl import Completion, Engine, Lora, Policy, RecipeError, Sampling, Session, record
-from turnrl_servers import Server
+from turnrl import (
+    Completion,
+    Engine,
+    Lora,
+    Policy,
+    RecipeError,
+    Sampling,
+    Session,
+    Surroundings,
+    on_loop,
+    record,
+)
+from turnrl_servers import Server, ServerEngine
+from turnrl_sglang import SGLang
+from turnrl_vllm import VLLM
 
 PROMPT = [5, 9, 33, 71]
 STARTER = "package://turnrl_atlas/starter"
 """The model that real servers serve."""
+WINDOW = ("--max-model-len", "2048")
+"""A stand-in's option for the turns of a run."""
 IGNORE_PEFT_WARNING = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
 """A warning of peft's, which a stand-in's thread would raise as an error."""
 VLLM_PYTHON = os.environ.get("TURNRL_TEST_VLLM_PYTHON")
@@ -33,6 +55,29 @@ needs_vllm = pytest.mark.skipif(
 )
 TURN = Sampling(6, 1.0)
 """A turn that nothing ends before its sixth token."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of server, and how its stand-in is asked.
+
+    Args:
+        engine: The engine that samples with it.
+        stand_in: Options of the stand-in.
+        turn_path: Where a turn is asked for.
+        load_path: Where an adapter is loaded.
+        key_env: The environment variable with the key.
+    """
+
+    engine: type[ServerEngine]
+    stand_in: tuple[str, ...]
+    turn_path: str
+    load_path: str
+    key_env: str
+
+
+VLLM_KIND = Kind(VLLM, (), "/v1/completions", "/v1/load_lora_adapter", "VLLM_API_KEY")
+SGLANG_KIND = Kind(SGLang, ("--sglang",), "/generate", "/load_lora_adapter", "SGLANG_API_KEY")
 
 
 class StandIn:
@@ -72,6 +117,46 @@ def stand_ins(default_model: Path, *always: str) -> Iterator[Callable[..., Stand
     yield start
     for stand_in in started:
         stand_in.kill()
+
+
+@pytest.fixture
+def kind() -> Kind:
+    """The kind of the stand-ins and engines, unless a test or its module names another one."""
+    return VLLM_KIND
+
+
+@pytest.fixture
+def start_stand_in(kind: Kind, tiny_model: Path) -> Iterator[Callable[..., StandIn]]:
+    """Starts stand-ins, which end with the test."""
+    with stand_ins(tiny_model, *kind.stand_in) as start:
+        yield start
+
+
+@pytest.fixture
+def start_engine(kind: Kind) -> Iterator[Callable[..., ServerEngine]]:
+    """Starts engines that sample a policy with some stand-ins, and closes them after the test."""
+    engines: list[ServerEngine] = []
+
+    def start(policy: Policy, *servers: StandIn, **settings: Any) -> ServerEngine:
+        urls = [server.url for server in servers]
+        engine = kind.engine(url=urls, **{"patience_s": 20, **settings})
+        engines.append(engine)
+        engine.start(policy, 64)
+        return engine
+
+    yield start
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def write_recipe(
+    kind: Kind, tiny_model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., None]:
+    """Writes `recipe.yaml`, with an engine of the kind, into a folder that is now the working
+    directory."""
+    monkeypatch.chdir(tmp_path)
+    return functools.partial(save_recipe, tiny_model, kind.engine.__name__)
 
 
 def intercept(
@@ -165,6 +250,52 @@ def refusal(engine: Engine, policy: Policy, max_tokens: int = 64) -> str:
     return str(error.value)
 
 
+def converse_during(
+    engine: VLLM, disturb: Callable[[], None] = lambda: None, turns_each: int = 3
+) -> list[tuple[int, list[Completion]]]:
+    """Six sessions of several turns, while something is done to the servers. When exactly it
+    happens is left to chance: no turn may suffer from it at any moment.
+
+    Args:
+        engine: A started engine.
+        disturb: What is done, in a thread.
+        turns_each: Turns of each session.
+    Returns:
+        Each session's number, and its turns.
+    """
+
+    async def converse(n: int):
+        session = engine.open([*PROMPT, n])
+        done = [await turn(session)]
+        for k in range(1, turns_each):
+            await asyncio.sleep(0.05)
+            done.append(await turn(session, [k]))
+        return n, done
+
+    async def scenario():
+        disturbed = asyncio.get_running_loop().run_in_executor(None, disturb)
+        conversations = await asyncio.gather(*(converse(n) for n in range(6)))
+        await disturbed
+        await engine.drain()
+        return conversations
+
+    return on_loop(scenario())
+
+
+def check_conversations(
+    policy: Policy, conversations: Sequence[tuple[int, Sequence[Completion]]], version: int
+) -> None:
+    """Every token of every turn has the learner's log-probability, after exactly its history."""
+    for n, done in conversations:
+        history = [*PROMPT, n]
+        for k, completion in enumerate(done):
+            history += [k] if k else []
+            assert completion.version == version
+            assert len(completion.token_ids) == TURN.max_tokens
+            check_turn(policy, completion, history)
+            history += completion.token_ids
+
+
 # ------------------------------------------------------------------------------------- runs
 
 
@@ -208,3 +339,90 @@ def check_record(attempts: int) -> None:
         for version, sampler, learner in sampled_tokens(row):
             assert version == row["policy_version"]
             assert sampler == pytest.approx(learner, abs=1e-4)
+
+
+def publish_together(rank: int, store: str, url: str, model: str) -> str:
+    """Publish a version, as one of two processes. Returns the name of its weights."""
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+    processes = torch.distributed
+    processes.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
+    torch.manual_seed(len(store))
+    policy = trained_policy(model)
+    engine = VLLM(url=url)
+    engine.check(policy, 64, Surroundings(Path(store).parent / "runs", 2))
+    engine.start(policy, 64)
+    if rank == 0:
+        time.sleep(1)  # the other one waits, however long it takes
+    engine.sync(0)
+    check_turn(policy, on_loop(turn(engine.open(PROMPT))))
+    name = engine.weights.newest.name
+    processes.barrier()
+    engine.close()
+    processes.destroy_process_group()
+    return name
+
+
+# ------------------------------------------------------------------------ a server of the run's own
+
+
+@pytest.fixture
+def interpreter(tmp_path, nursery, monkeypatch) -> Path:
+    """An interpreter in whose environment `vllm` is the stand-in, which starts fast."""
+    monkeypatch.setattr(turnrl_vllm.started, "_LOOK_EVERY_S", 0.05)
+    package = tmp_path / "packages" / "vllm" / "entrypoints" / "cli"
+    package.mkdir(parents=True)
+    for folder in (package, package.parent, package.parent.parent):
+        (folder / "__init__.py").touch()
+    (package / "main.py").write_text(
+        "import os, sys\n"
+        f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import server_stand_in\n"
+        "_, model, *rest = sys.argv[1:]\n"
+        "server_stand_in.main(['--model', model, '--api-key', os.environ['VLLM_API_KEY'], *rest])\n"
+    )
+    for name, value in nursery.environment.items():
+        monkeypatch.setenv(name, value)
+    forked = " ".join(python(str(package / "main.py")))
+    file = tmp_path / "python"
+    file.write_text(
+        f'#!/bin/sh\nif [ "$1" = -m ]; then shift 2; exec {forked} "$@"; fi\n'
+        f'PYTHONPATH={tmp_path / "packages"} exec {sys.executable} "$@"\n'
+    )
+    file.chmod(0o755)
+    return file
+
+
+def url_of(engine: VLLM) -> str:
+    """The address of the server that an engine has started."""
+    return engine.supply.started.url
+
+
+def answer_of(engine: VLLM, path: str):
+    """What the server that an engine has started answers."""
+    headers = {"Authorization": f"Bearer {engine.supply.started.key}"}
+    return httpx2.get(f"{url_of(engine)}/{path}", headers=headers).json()
+
+
+def is_asleep(engine: VLLM) -> bool:
+    """Whether the server that an engine has started sleeps."""
+    return answer_of(engine, "is_sleeping")["is_sleeping"]
+
+
+def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
+    """It sleeps after each collection, and acts with the right weights after each wake."""
+    engine.start(policy, 64)
+    (server,) = engine.pool.servers
+    for version in range(3):
+        engine.sync(version)
+        for collection in range(2):  # the second one on the same weights, without a sync
+            assert is_asleep(engine) == bool(collection)
+            for done in on_loop(turns([engine.open(PROMPT) for _ in range(4)])):
+                assert done.version == version
+                check_turn(policy, done, within=2e-3)
+            assert not is_asleep(engine)
+            engine.rest()
+            assert is_asleep(engine)
+            # a server that sleeps for long closes its connections
+            assert not server.connection._clients
+        perturb(policy)
+    assert engine.in_force["memory between collections"] == "given back"

@@ -636,7 +636,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--signal=TERM@120": NotRun("an option of SLURM"),
         "srun turnrl": NotRun("SLURM; its variables are tried by " + MACHINES),
         "recipe.yaml servers.yaml --trainer.devices 2": Elsewhere(
-            "test_vllm.test_processes_that_learn_together_share_the_versions_of_the_first"
+            "test_server_processes.test_processes_that_learn_together_share_the_versions_of_the_first"
         ),
     },
     "docs/howto/vllm.md": {
@@ -644,10 +644,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--model.engine.help VLLM": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "arguments: [--gpu-memory-utilization": Fits(),
         "doctor recipe.yaml servers.yaml": Elsewhere(
-            "test_vllm.test_a_server_that_cannot_serve_is_reported_before_weights_load"
+            "test_server_engines.test_a_server_that_cannot_serve_is_reported_before_weights_load"
         ),
         "fit recipe.yaml servers.yaml": Elsewhere(
-            "test_vllm.test_a_run_trains_with_it_and_its_record_has_every_version"
+            "test_server_engines.test_a_run_trains_with_it_and_its_record_has_every_version"
         ),
         "--host 127.0.0.1": NotRun("an option of vLLM"),
         "--max-lora-rank": NotRun("an option of vLLM"),
@@ -659,16 +659,16 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--enable-lora": NotRun("an option of vLLM"),
         "--logprobs-mode": NotRun("an option of vLLM"),
         "turnrl doctor quickstart vllm.yaml": Elsewhere(
-            "test_vllm.test_the_doctor_starts_a_server_with_a_small_model"
+            "test_vllm_own_server.test_the_doctor_starts_a_server_with_a_small_model"
         ),
         "turnrl fit quickstart vllm.yaml": Elsewhere(
-            "test_vllm.test_a_run_keeps_the_log_of_its_server"
+            "test_vllm_own_server.test_a_run_keeps_the_log_of_its_server"
         ),
         "turnrl eval servers --model.engine Slots": Elsewhere(
-            "test_vllm.test_a_run_that_sampled_ahead_is_evaluated_without_its_server"
+            "test_server_engines.test_a_run_that_sampled_ahead_is_evaluated_without_its_server"
         ),
         "recipe.yaml servers.yaml --trainer.devices 2": Elsewhere(
-            "test_vllm.test_processes_that_learn_together_share_the_versions_of_the_first"
+            "test_server_processes.test_processes_that_learn_together_share_the_versions_of_the_first"
         ),
         "VLLM_ALLOW_RUNTIME_LORA_UPDATING": NotRun("vLLM has an environment of its own"),
         "url: [": Fits(),

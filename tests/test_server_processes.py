@@ -1,0 +1,215 @@
+"""Processes that learn together and share servers."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from nursery import command
+from serving import (
+    IGNORE_PEFT_WARNING,
+    WINDOW,
+    check_record,
+    interpreter,
+    kind,
+    sampled_tokens,
+    start_stand_in,
+    trained_rows,
+    write_recipe,
+)
+from turnrl import (
+    RecipeError,
+)
+from turnrl.cli import main
+from turnrl_servers.folders import Together
+
+__all__ = ["interpreter", "kind", "start_stand_in", "write_recipe"]  # fixtures
+pytestmark = IGNORE_PEFT_WARNING
+
+
+def fit_in_two(nursery, strategy: str, *options: str) -> subprocess.CompletedProcess[str]:
+    """Train `recipe.yaml` in two processes."""
+    two = ("--trainer.devices=2", f"--trainer.strategy={strategy}")
+    return subprocess.run(
+        command("fit", "recipe.yaml", *two, *options),
+        env={**os.environ, **nursery.environment, "PYTHONPATH": str(Path(__file__).parent)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_processes_that_learn_together_share_the_versions_of_the_first(
+    start_stand_in, write_recipe, nursery, strategy
+):
+    servers = [start_stand_in(*WINDOW) for _ in range(2)]
+    write_recipe(url=[server.url for server in servers])
+    ran = fit_in_two(nursery, strategy)
+    assert ran.returncode == 0, ran.stderr
+    check_record(attempts=2 * 16)
+    saved = torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)
+    exported = load_file("runs/recipe/version_0/adapter/adapter_model.safetensors")
+    assert len(exported) == len(saved["state_dict"])
+    for name, value in exported.items():
+        inner = name.replace(".weight", ".default.weight")
+        assert torch.equal(value, saved["state_dict"][f"policy.network.{inner}"])
+    for server in servers:
+        names = server.listener.model.loads
+        assert [name.split("-")[4:] for name in names] == [["0", "0"], ["2", "0"], ["4", "0"]]
+    assert not list(Path("runs").rglob("turnrl-weights-*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_processes_that_learn_together_sample_ahead(
+    start_stand_in, write_recipe, nursery, strategy
+):
+    servers = [start_stand_in(*WINDOW, "--max-loras", "4") for _ in range(2)]
+    write_recipe(url=[server.url for server in servers], keeps=2)
+    ran = fit_in_two(nursery, strategy, "--model.max_staleness=1", "--trainer.max_epochs=4")
+    assert ran.returncode == 0, ran.stderr
+    trained = trained_rows()
+    assert len(trained) == 4 * 16
+    behind = set()
+    for row in trained:
+        for version, sampler, learner in sampled_tokens(row):
+            behind.add(row["policy_version"] - version)
+            assert version < row["policy_version"] or sampler == pytest.approx(learner, abs=1e-4)
+    assert behind == {0, 2}  # an iteration has two steps
+
+
+@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+def test_if_the_first_process_fails_the_others_end(
+    start_stand_in, write_recipe, tmp_path, nursery, strategy
+):
+    # the first one fails while the others wait for the versions that it gives to the servers
+    write_recipe(url=start_stand_in(*WINDOW).url, max_logprob_gap=0)
+
+    def here() -> set[int]:
+        return {p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)}
+
+    before = here()
+    ran = fit_in_two(nursery, strategy)
+    assert ran.returncode == 1
+    assert "and model.engine.max_logprob_gap is 0." in ran.stderr
+    assert "stopped by" not in ran.stderr
+    assert here() == before
+
+
+def test_processes_that_share_one_policy_train_all_of_its_weights(
+    start_stand_in, write_recipe, nursery
+):
+    write_recipe(whole=True, url=[start_stand_in(*WINDOW).url for _ in range(2)])
+    ran = fit_in_two(nursery, "fsdp2")
+    assert ran.returncode == 0, ran.stderr
+    check_record(attempts=2 * 16)
+    saved = torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)
+    exported = load_file("runs/recipe/version_0/model/model.safetensors")
+    assert exported.keys() <= {k.removeprefix("policy.network.") for k in saved["state_dict"]}
+    for name, value in exported.items():
+        assert torch.equal(value, saved["state_dict"][f"policy.network.{name}"])
+
+
+# ----------------------------------------------------------------------- the folder that they share
+
+
+def test_processes_meet_in_a_folder_of_this_run_and_this_start_alone(tmp_path):
+    processes = torch.distributed
+    processes.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    try:
+        first, second = Together(tmp_path / "run"), Together(tmp_path / "run")
+        folders = [first.make(), first.make(), second.make()]
+        assert len({folder.name for folder in folders}) == 3  # adapters have their names
+        for folder in folders:
+            folder.rmdir()
+        first.leave()
+        second.leave()
+        assert not [*(tmp_path / "run").iterdir()]
+        (tmp_path / "file").touch()
+        with pytest.raises(RecipeError, match=r"cannot be made .* Set model\.engine\.folder"):
+            Together(tmp_path / "file")
+    finally:
+        processes.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_runs_of_the_same_folder_and_port_share_no_name(start_stand_in, tiny_model, tmp_path):
+    """The second one would sample with the adapter of the first, which has its name already."""
+    url, names = start_stand_in().url, []
+    script = (
+        "import serving, sys; rank, *rest = sys.argv[1:]\n"
+        "print(serving.publish_together(int(rank), *rest))"
+    )
+    for run in range(2):
+        arguments = [str(tmp_path / ("store" + "x" * run)), url, str(tiny_model)]
+        processes = [
+            subprocess.Popen(
+                [sys.executable, "-c", script, str(rank), *arguments],
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+                text=True,
+            )
+            for rank in range(2)
+        ]
+        both = [process.communicate(timeout=120)[0].split()[-1] for process in processes]
+        assert both[0] == both[1]
+        names.append(both[0])
+    assert names[0] != names[1]
+    assert not [*(tmp_path / "runs").iterdir()]
+
+
+# ------------------------------------------------------------------ settings that they cannot share
+
+
+def test_the_doctor_refuses_an_engine_that_processes_cannot_share(
+    write_recipe, interpreter, capsys
+):
+    write_recipe(python=str(interpreter))
+    words = ["--trainer.devices=2", "--trainer.strategy=ddp"]
+    assert main(["doctor", "recipe.yaml", *words]) == 1
+    assert "python would start a server for each of 2 processes" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("strategy", "whole"), [("ddp", False), ("fsdp2", True)])
+def test_the_doctor_passes_a_server_that_processes_can_share(
+    start_stand_in, write_recipe, capsys, strategy, whole
+):
+    write_recipe(whole, url=start_stand_in(*WINDOW).url)
+    main(["doctor", "recipe.yaml", "--trainer.devices=2", f"--trainer.strategy={strategy}"])
+    shown = capsys.readouterr().out
+    assert re.search(
+        r"^pass  sampler +VLLM can sample this model \(vLLM 0\.0\.0, 1 server\)$",
+        shown,
+        re.MULTILINE,
+    ), shown
+
+
+def test_the_doctor_refuses_settings_that_fsdp_cannot_shard(write_recipe, capsys):
+    write_recipe(url="http://127.0.0.1:9")
+    words = ["doctor", "recipe.yaml", "--trainer.devices=2", "--trainer.strategy=fsdp2"]
+    assert main([*words, "--model.policy.quantization=nf4"]) == 2
+    assert "is 'nf4', whose weights do not come apart" in capsys.readouterr().out
+    assert main([*words, "--model.engine=Slots"]) == 2
+    assert "Slots samples with the policy's own weights" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_fit_refuses_an_engine_that_processes_cannot_share(write_recipe, interpreter, nursery):
+    for engine, whole, message in (
+        ({"python": str(interpreter)}, False, "model.engine.python would start a server for ea"),
+        ({"url": "http://127.0.0.1:9"}, True, "2 processes train all weights, and a server would"),
+    ):
+        write_recipe(whole, **engine)
+        ran = fit_in_two(nursery, "ddp")
+        assert ran.returncode == 2
+        assert message in ran.stderr
+        assert "Traceback" not in ran.stderr

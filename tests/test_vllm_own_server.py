@@ -1,0 +1,427 @@
+"""A vLLM server that the run starts, lets sleep and ends. Its interpreter starts a stand-in."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from lightning import Callback
+
+from serving import (
+    IGNORE_PEFT_WARNING,
+    PROMPT,
+    answer_of,
+    check_conversations,
+    check_turn,
+    converse_during,
+    interpreter,
+    is_asleep,
+    kind,
+    refusal,
+    sleeps_and_samples,
+    start_engine,
+    start_stand_in,
+    trained_policy,
+    turn,
+    url_of,
+    write_recipe,
+)
+from turnrl import (
+    EngineError,
+    Lora,
+    Policy,
+    RecipeError,
+    Surroundings,
+    build,
+    on_loop,
+)
+from turnrl.cli import main
+from turnrl_vllm.engine import VLLM
+
+__all__ = ["interpreter", "kind", "start_engine", "start_stand_in", "write_recipe"]  # fixtures
+pytestmark = IGNORE_PEFT_WARNING
+
+
+def listening(url: str) -> psutil.Process:
+    """The process that listens at an address."""
+    port = int(url.rpartition(":")[2])
+    listen = (c for c in psutil.net_connections("tcp") if c.status == "LISTEN")
+    return psutil.Process(next(c.pid for c in listen if c.laddr[1] == port))
+
+
+def keepers() -> list[psutil.Process]:
+    """What keeps the servers of this process."""
+    children = psutil.Process().children()
+    return [child for child in children if any("keeper.py" in word for word in child.cmdline())]
+
+
+def broken(interpreter: Path, message: str) -> None:
+    """Let vLLM end with a message as soon as it starts."""
+    program = interpreter.parent / "packages" / "vllm" / "entrypoints" / "cli" / "main.py"
+    program.write_text(f"raise SystemExit({message!r})\n")
+
+
+# ---------------------------------------------------------------------------- its start and its end
+
+
+def test_an_interpreter_without_vllm_is_refused(tmp_path, tiny_model, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("vllm").mkdir()  # an environment of that name, as in the how-to, is no package
+    policy = Policy(str(tiny_model), lora=Lora())
+    assert "has no package vllm" in refusal(VLLM(python=sys.executable), policy)
+    assert "no Python that runs here" in refusal(VLLM(python="/nowhere/python"), policy)
+    message = refusal(VLLM(python=sys.prefix), policy)
+    assert f"is a folder. Give the path of the interpreter in it: {sys.prefix}/bin/pyt" in message
+    with pytest.raises(RecipeError, match="no Python that runs here"):  # nothing is started
+        VLLM(python="/nowhere/python").rehearsal()
+
+
+@pytest.mark.slow
+def test_a_run_starts_its_server_restarts_it_and_ends_it(interpreter, tiny_model, tmp_path):
+    policy = trained_policy(tiny_model)
+    engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"), patience_s=60)
+    engine.check(policy, 64)
+    engine.start(policy, 64)
+    engine.sync(0)
+    url = url_of(engine)
+
+    def disturb():
+        time.sleep(0.2)
+        listening(url).kill()
+
+    check_conversations(policy, converse_during(engine, disturb), 0)
+    last = listening(url)
+    (log,) = (tmp_path / "shared").glob("*.log")
+    assert "vLLM ended with exit code -9" in log.read_text()
+    assert "it is started again" in log.read_text()
+    engine.close()
+    assert not last.is_running()
+    assert not [*(tmp_path / "shared").iterdir()]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_run_that_is_killed_leaves_no_server(interpreter, tiny_model, tmp_path, number):
+    (tmp_path / "run.py").write_text(
+        "import sys, time\n"
+        "from turnrl import Lora, Policy\n"
+        "from turnrl_vllm.engine import VLLM\n"
+        "policy = Policy(sys.argv[1], lora=Lora(r=4))\n"
+        "policy.load()\n"
+        "engine = VLLM(python=sys.argv[2], folder=sys.argv[3])\n"
+        "engine.start(policy, 64)\n"
+        "print(engine.supply.started.url.rpartition(':')[2], flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "run.py", str(tiny_model), str(interpreter), str(tmp_path / "s")],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+    )
+    port = run.stdout.readline().decode().strip()
+    left = [p for p in psutil.process_iter(["cmdline"]) if port in (p.info["cmdline"] or ())]
+    assert len(left) == 2  # the server, and its keeper
+    run.send_signal(number)
+    run.wait()
+    run.stdout.close()
+    assert psutil.wait_procs(left, timeout=30)[1] == []
+
+
+@pytest.mark.slow
+def test_a_forked_child_of_a_killed_run_keeps_no_server(interpreter, tiny_model, tmp_path):
+    """It has the other end of the keeper's input too."""
+    (tmp_path / "run.py").write_text(
+        "import os, sys, time\n"
+        "from serving import trained_policy\n"
+        "from turnrl_vllm.engine import VLLM\n"
+        "policy = trained_policy(sys.argv[1])\n"
+        "engine = VLLM(python=sys.argv[2])\n"
+        "engine.start(policy, 64)\n"
+        "if child := os.fork():\n"
+        "    print(engine.supply.started.url, child, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    run = subprocess.Popen(
+        [sys.executable, "run.py", str(tiny_model), str(interpreter)],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    url, child = run.stdout.readline().split()
+    server = listening(url)
+    run.kill()
+    run.wait()
+    run.stdout.close()
+    try:
+        assert psutil.wait_procs([server], timeout=30)[1] == []
+        assert psutil.pid_exists(int(child))
+    finally:
+        os.kill(int(child), signal.SIGKILL)
+
+
+def test_a_server_that_does_not_start_is_reported_with_the_end_of_its_log(
+    interpreter, tiny_model, tmp_path
+):
+    broken(interpreter, "no room on the GPU")
+    engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"))
+    with pytest.raises(EngineError, match=r"(?s)ended while it was starting.*no room on the GPU"):
+        engine.start(trained_policy(tiny_model), 64)
+    engine.close()
+    (log,) = (tmp_path / "shared").iterdir()
+    assert log.read_text().count("no room on the GPU") == 1  # it would end so every time
+
+
+def test_the_end_of_a_log_has_nothing_of_an_earlier_server(interpreter, tiny_model, tmp_path):
+    broken(interpreter, "error: an argument that there is not")
+    engine = VLLM(python=str(interpreter))
+    policy, folder = trained_policy(tiny_model), tmp_path / "run"
+    engine.check(policy, 64, Surroundings(folder))
+    folder.mkdir()
+    earlier = "torch.OutOfMemoryError: CUDA out of memory\n"
+    (folder / "vllm.log").write_text(earlier + "more\n" * 20)
+    with pytest.raises(EngineError, match="an argument that there is not") as error:
+        engine.start(policy, 64)
+    assert "CUDA" not in str(error.value)
+    assert "--gpu-memory" not in str(error.value)
+    broken(interpreter, "ValueError: Free memory on device is less than desired")
+    with pytest.raises(EngineError, match=r"starting\. Lower --gpu-memory-utilization in model\."):
+        engine.start(policy, 64)
+
+
+@pytest.mark.slow
+def test_a_server_that_is_not_started_again_stops_the_run_at_once(
+    interpreter, tiny_model, tmp_path
+):
+    policy = trained_policy(tiny_model)
+    engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"))
+    engine.start(policy, 64)
+    engine.sync(0)
+    broken(interpreter, "the GPU is gone")
+    server = listening(url_of(engine))
+
+    async def sampled():
+        server.kill()
+        return await turn(engine.open(PROMPT))
+
+    with pytest.raises(EngineError, match=r"(?s)started again in vain.*the GPU is gone"):
+        on_loop(sampled())
+    engine.close()
+
+
+# ---------------------------------------------------------------------------------------- its sleep
+
+
+@pytest.mark.parametrize("whole", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_path, whole):
+    policy = trained_policy(tiny_model, whole)
+    engine = VLLM(python=str(interpreter), sleeps=True)
+    engine.check(policy, 64, Surroundings(tmp_path / "run"))
+    sleeps_and_samples(engine, policy)
+    assert answer_of(engine, "wakes") == 5  # of six collections the first finds it awake
+    # all weights are read again, as nobody knows what a sleep has left of them
+    assert len(answer_of(engine, "loads")) == (6 if whole else 3)
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "share"),
+    [
+        ([], 0.92),
+        (["--gpu-memory-utilization", "0.4"], 0.4),
+        (["--max-num-seqs", "64", "--gpu-memory-utilization=0.25"], 0.25),
+        (["--gpu-memory-utilization"], None),
+        (["--gpu-memory-utilization", "half"], None),
+        (["--kv-cache-memory-bytes", "8G"], None),
+    ],
+)
+def test_the_memory_plan_accounts_for_what_a_server_uses(arguments, share):
+    sleeps = VLLM(python="python", arguments=arguments)
+    assert sleeps.beside(10**11) == (None if share is None else (int(share * 1e11), 3 * 10**9))
+    awake = VLLM(python="python", arguments=arguments, sleeps=False)
+    assert awake.beside(10**11) == (None if share is None else (int(share * 1e11),) * 2)
+    assert VLLM(url="http://localhost:8000").beside(10**11) is None
+
+
+def on_device(monkeypatch, kind: str) -> None:
+    monkeypatch.setattr(Policy, "device", property(lambda _: torch.device(kind)))
+
+
+def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_path, monkeypatch):
+    policy = trained_policy(tiny_model)
+    emptied: list[bool] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
+    engine = VLLM(python=str(interpreter))
+    engine.check(policy, 64, Surroundings(tmp_path / "run"))
+    with monkeypatch.context() as there:
+        on_device(there, "cuda")
+        engine.start(policy, 64)
+    (keeper,) = keepers()
+    assert "--enable-sleep-mode" in keeper.cmdline()
+    engine.sync(0)
+    engine.rest()
+    assert is_asleep(engine)
+    before = len(emptied)
+    on_loop(turn(engine.open(PROMPT)))
+    on_loop(turn(engine.open(PROMPT)))
+    assert len(emptied) - before == 1  # the learner's cache, which vLLM takes
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    ("device", "sleeps", "wanted"),
+    [("cuda", None, True), ("cuda", False, False), ("cpu", None, False), ("cpu", True, True)],
+)
+def test_a_server_sleeps_if_the_policy_is_on_a_gpu_or_if_it_is_set(
+    tiny_model, monkeypatch, device, sleeps, wanted
+):
+    class NotStarted(Exception):
+        pass
+
+    def start(*_, sleeps, **__):
+        assert sleeps == wanted
+        raise NotStarted
+
+    # in place of a process
+    monkeypatch.setattr("turnrl_vllm.supply.Started", start)
+    on_device(monkeypatch, device)
+    engine = VLLM(python=sys.executable, sleeps=sleeps)
+    with pytest.raises(NotStarted):
+        engine.start(Policy(str(tiny_model), lora=Lora()), 64)
+
+
+@pytest.fixture
+def sleeper(interpreter, tmp_path):
+    """Makes an engine that has started a server and given it a version."""
+
+    def make(policy: Policy, **settings) -> VLLM:
+        engine = VLLM(python=str(interpreter), sleeps=True, **settings)
+        engine.check(policy, 64, Surroundings(tmp_path / "run"))
+        engine.start(policy, 64)
+        engine.sync(0)
+        return engine
+
+    return make
+
+
+@pytest.mark.slow
+def test_a_server_that_is_gone_when_it_is_to_sleep_is_no_fault(sleeper, tiny_model):
+    policy = trained_policy(tiny_model)
+    engine = sleeper(policy, patience_s=60)
+    listening(url_of(engine)).kill()
+    engine.rest()
+    check_turn(policy, on_loop(turn(engine.open(PROMPT))))
+    engine.close()
+
+
+@pytest.mark.slow
+def test_a_server_that_dies_in_its_sleep_is_started_again(sleeper, tiny_model):
+    policy = trained_policy(tiny_model)
+    engine = sleeper(policy, patience_s=60)
+    engine.rest()
+    listening(url_of(engine)).kill()
+    time.sleep(1)
+    with pytest.raises(StopIteration):  # it would take the memory that the learner has now
+        listening(url_of(engine))
+    check_conversations(policy, converse_during(engine), 0)
+    engine.close()
+
+
+def test_a_sleep_that_is_interrupted_ends_with_the_next_turn(
+    start_stand_in, start_engine, tiny_model, monkeypatch
+):
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")  # else vLLM refuses to sleep
+    server = start_stand_in()
+    engine = start_engine(trained_policy(tiny_model), server)
+    engine.sync(0)
+
+    async def interrupted() -> None:
+        falls = asyncio.ensure_future(engine.pool.sleep())
+        while not engine.pool.asleep:
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.01)  # the request is under way
+        falls.cancel()
+        await asyncio.gather(falls, return_exceptions=True)
+
+    on_loop(interrupted())
+    assert server.listener.model.asleep
+    on_loop(turn(engine.open(PROMPT)))
+    assert not server.listener.model.asleep
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("--sleepless", r"does not give its memory back .*no such allocator.*engine\.sleeps"),
+        ("--wakeless", r"does not get its memory back .*out of memory.*--gpu-memory-utilization"),
+        ("--forgetful", r"differ from the learner's by .* or an older adapter"),
+    ],
+)
+def test_a_server_that_does_not_sleep_or_wake_well_stops_the_run(
+    start_stand_in, start_engine, tiny_model, monkeypatch, option, message
+):
+    monkeypatch.setenv("VLLM_SERVER_DEV_MODE", "1")
+    engine = start_engine(trained_policy(tiny_model), start_stand_in(option))
+    engine.sync(0)
+
+    async def sleep_and_sample() -> None:
+        await engine.pool.sleep()
+        await turn(engine.open(PROMPT))
+
+    with pytest.raises(EngineError, match=message):
+        on_loop(sleep_and_sample())
+
+
+# --------------------------------------------------------------------------------------------- runs
+
+
+def learned_asleep(*words: str) -> set[bool]:
+    """Train a recipe; whether its server slept during each step."""
+
+    class Asleep(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            steps.append(is_asleep(pl_module.engine))
+
+    steps: list[bool] = []
+    run = build([*words])
+    run.trainer.callbacks.append(Asleep())
+    run.trainer.fit(run.module, run.data)
+    assert len(steps) > 1
+    return set(steps)
+
+
+@pytest.mark.slow
+def test_a_run_that_samples_ahead_lets_its_server_stay_awake(write_recipe, interpreter):
+    write_recipe(python=str(interpreter), sleeps=True)
+    ahead = ("--trainer.max_epochs=2", "--model.max_staleness=1")
+    assert learned_asleep("recipe.yaml", *ahead) == {False}
+
+
+def test_a_run_keeps_the_log_of_its_server(write_recipe, interpreter, capfd):
+    write_recipe(python=str(interpreter), sleeps=True)
+    assert learned_asleep("recipe.yaml", "--trainer.max_epochs=1") == {True}
+    assert "its log is runs/recipe/version_0/vllm.log" in capfd.readouterr().err
+    assert Path("runs/recipe/version_0/vllm.log").is_file()
+    assert keepers() == []
+
+
+def test_the_doctor_starts_a_server_with_a_small_model(write_recipe, interpreter, capfd):
+    write_recipe(python=str(interpreter))
+    assert main(["doctor", "recipe.yaml"]) == 0
+    printed = capfd.readouterr()
+    sampling = r"pass  sampling +\d+ turns by VLLM on cpu; sampler: vLLM 0\.0\.0"
+    assert re.search(sampling, printed.out)
+    (log,) = re.findall(r"starting vLLM; its log is (\S+)", printed.err)
+    assert not Path(log).exists()
+    assert not Path("runs").exists()
+    assert keepers() == []
