@@ -108,7 +108,8 @@ class Model:
             raise Refusal(400, f"maximum context length is {self.options.max_model_len} tokens")
         reason, heat = "length", body["temperature"]
         for _ in range(body["max_tokens"]):
-            logits = network(torch.tensor([[*prompt, *ids]])).logits[0, -1].float()
+            read = network(torch.tensor([[*prompt, *ids]]), use_cache=False, logits_to_keep=1)
+            logits = read.logits[0, -1].float()
             cut = _cut(logits / (heat or 1.0), body) if heat else logits
             log_p = cut.log_softmax(-1)
             token = int(log_p.exp().multinomial(1) if heat else logits.argmax())

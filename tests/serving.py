@@ -62,22 +62,58 @@ class Kind:
     """A kind of server, and how its stand-in is asked.
 
     Args:
+        software: Its name in messages.
         engine: The engine that samples with it.
         stand_in: Options of the stand-in.
         turn_path: Where a turn is asked for.
         load_path: Where an adapter is loaded.
-        key_env: The environment variable with the key.
+        key_env: The environment variable with its key.
+        spare_tokens: Tokens of its window that it needs for itself.
+        abort: Changes an answer with a turn into one whose turn was aborted.
     """
 
+    software: str
     engine: type[ServerEngine]
     stand_in: tuple[str, ...]
     turn_path: str
     load_path: str
     key_env: str
+    spare_tokens: int
+    abort: Callable[[dict], None]
+
+    def __str__(self) -> str:
+        return self.software
 
 
-VLLM_KIND = Kind(VLLM, (), "/v1/completions", "/v1/load_lora_adapter", "VLLM_API_KEY")
-SGLANG_KIND = Kind(SGLang, ("--sglang",), "/generate", "/load_lora_adapter", "SGLANG_API_KEY")
+def _abort_at_vllm(answer: dict) -> None:
+    answer["choices"][0] |= {"finish_reason": "abort", "token_ids": [1, 2]}
+
+
+def _abort_at_sglang(answer: dict) -> None:
+    answer["meta_info"]["finish_reason"] = {"type": "abort", "message": "Aborted"}
+
+
+VLLM_KIND = Kind(
+    "vLLM",
+    VLLM,
+    (),
+    "/v1/completions",
+    "/v1/load_lora_adapter",
+    "VLLM_API_KEY",
+    0,
+    _abort_at_vllm,
+)
+SGLANG_KIND = Kind(
+    "SGLang",
+    SGLang,
+    ("--sglang",),
+    "/generate",
+    "/load_lora_adapter",
+    "SGLANG_API_KEY",
+    6,
+    _abort_at_sglang,
+)
+both_kinds = pytest.mark.parametrize("kind", [VLLM_KIND, SGLANG_KIND], ids=str)
 
 
 class StandIn:

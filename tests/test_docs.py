@@ -644,7 +644,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--model.engine.help VLLM": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "arguments: [--gpu-memory-utilization": Fits(),
         "doctor recipe.yaml servers.yaml": Elsewhere(
-            "test_server_engines.test_a_server_that_cannot_serve_is_reported_before_weights_load"
+            "test_server_engines.test_a_server_that_cannot_serve_is_refused_before_weights_load"
         ),
         "fit recipe.yaml servers.yaml": Elsewhere(
             "test_server_engines.test_a_run_trains_with_it_and_its_record_has_every_version"
@@ -679,10 +679,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "sglang.launch_server": NotRun("SGLang has an environment of its own"),
         "url: [": Fits(),
         "doctor recipe.yaml servers.yaml": Elsewhere(
-            "test_sglang.test_a_server_that_cannot_serve_is_refused_before_weights_load"
+            "test_server_engines.test_a_server_that_cannot_serve_is_refused_before_weights_load"
         ),
         "fit recipe.yaml servers.yaml": Elsewhere(
-            "test_sglang.test_a_run_trains_with_it_and_its_record_has_every_version"
+            "test_server_engines.test_a_run_trains_with_it_and_its_record_has_every_version"
         ),
         "--": NotRun("an option of SGLang"),
     },

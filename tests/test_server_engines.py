@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.server
 import json
 import shutil
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx2
 import pytest
 from lightning import Callback
 
+import turnrl.servers
 from nodes import free_port
 from serving import (
     IGNORE_PEFT_WARNING,
     PROMPT,
+    SGLANG_KIND,
     TURN,
+    VLLM_KIND,
     WINDOW,
+    StandIn,
+    both_kinds,
     check_conversations,
     check_record,
     check_turn,
@@ -29,6 +36,7 @@ from serving import (
     kind,
     perturb,
     refusal,
+    stand_ins,
     start_engine,
     start_stand_in,
     trained_policy,
@@ -53,23 +61,39 @@ __all__ = ["kind", "start_engine", "start_stand_in", "write_recipe"]  # fixtures
 pytestmark = IGNORE_PEFT_WARNING
 
 
+@pytest.fixture(autouse=True)
+def _short_waits(monkeypatch):
+    """A server that is away is asked again sooner than a run would ask it."""
+    monkeypatch.setattr(turnrl.servers, "_FIRST_BACKOFF_S", 0.05)
+    monkeypatch.setattr(turnrl.servers, "_PROBE_EVERY_S", 0.2)
+
+
 # ------------------------------------------------------------------------------------- the contract
 
 
-@pytest.mark.slow  # SGLang's is not
-@pytest.mark.parametrize("whole", [False, True])
-def test_the_engine_keeps_its_contract(start_stand_in, tiny_model, whole):
+@pytest.mark.parametrize(
+    ("kind", "whole"),
+    [
+        (SGLANG_KIND, False),
+        pytest.param(SGLANG_KIND, True, marks=pytest.mark.slow),
+        pytest.param(VLLM_KIND, False, marks=pytest.mark.slow),
+        pytest.param(VLLM_KIND, True, marks=pytest.mark.slow),
+    ],
+    ids=str,
+)
+def test_the_engine_keeps_its_contract(kind, start_stand_in, tiny_model, whole):
     policy = trained_policy(tiny_model, whole)
-    engine = VLLM(url=start_stand_in().url)
+    engine = kind.engine(url=start_stand_in().url)
     engine.check(policy, 64)
     check_engine(engine, policy)
-    assert engine.in_force["sampler"] == "vLLM 0.0.0, 1 server"
+    assert engine.in_force["sampler"] == f"{kind.software} 0.0.0, 1 server"
 
 
+@both_kinds
 @pytest.mark.parametrize("whole", [False, True])
 def test_each_version_samples_with_its_own_weights(start_stand_in, start_engine, tiny_model, whole):
-    policy = trained_policy(tiny_model, whole)
-    engine = start_engine(policy, start_stand_in())
+    policy, server = trained_policy(tiny_model, whole), start_stand_in()
+    engine = start_engine(policy, server)
     session = None
     for version in (0, 1, 3, 3):  # the last one, say, because another checkpoint was loaded
         engine.sync(version)
@@ -80,6 +104,15 @@ def test_each_version_samples_with_its_own_weights(start_stand_in, start_engine,
             assert on_loop(turn(session)).version <= version
         session = engine.open(PROMPT)
         perturb(policy, 0.5)
+    assert len(models_at(server)) == (1 if whole else 3)  # the base, and what is kept
+    engine.close()
+    assert len(models_at(server)) == 1
+
+
+def models_at(server: StandIn) -> list[str]:
+    """The base and the adapters that a server lists."""
+    listed = httpx2.get(f"{server.url}/v1/models").json()["data"]
+    return [model["id"] for model in listed]
 
 
 def test_a_session_continues_with_its_own_adapter_while_that_is_kept(start_stand_in, tiny_model):
@@ -107,102 +140,178 @@ def test_a_session_continues_with_its_own_adapter_while_that_is_kept(start_stand
     check_turn(policy, done)
 
 
+@both_kinds
 def test_a_server_that_took_weights_but_answered_too_late_is_asked_again(
-    start_stand_in, start_engine, tiny_model, monkeypatch
+    kind, start_stand_in, start_engine, tiny_model, monkeypatch
 ):
     policy = trained_policy(tiny_model)
     engine = start_engine(policy, start_stand_in())
 
     async def first_is_late(path, answer):
-        if paths.count("/v1/load_lora_adapter") == 1:
+        if paths.count(kind.load_path) == 1:
             raise Unavailable("timed out")
 
     paths = intercept(monkeypatch, engine.pool.servers[0], first_is_late)
     engine.sync(0)
-    assert paths.count("/v1/load_lora_adapter") == 2
+    assert paths.count(kind.load_path) == 2
     check_turn(policy, on_loop(turn(engine.open(PROMPT))))
 
 
+@both_kinds
 def test_a_turn_that_the_server_breaks_off_is_asked_for_again(
-    start_stand_in, start_engine, tiny_model, monkeypatch
+    kind, start_stand_in, start_engine, tiny_model, monkeypatch
 ):
     engine = start_engine(trained_policy(tiny_model), start_stand_in())
     engine.sync(0)
 
     async def abort_first(path, answer):
         if len(paths) == 1:
-            answer["choices"][0] |= {"finish_reason": "abort", "token_ids": [1, 2]}
+            kind.abort(answer)
 
     paths = intercept(monkeypatch, engine.pool.servers[0], abort_first)
     done = on_loop(turn(engine.open(PROMPT)))
     assert len(done.token_ids) == TURN.max_tokens
-    assert paths.count("/v1/completions") == 3  # the server is compared again in between
+    assert paths.count(kind.turn_path) == 3  # the server is compared again in between
 
 
 # ------------------------------------------------------------------------- servers that are refused
 
 
-class Elsewhere(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        self.send_response(200)
-        self.end_headers()
-        self.wfile.write(b"<html>It works!</html>")
-
-    def log_message(self, *_):
-        pass
-
-
-def test_a_server_that_cannot_serve_is_reported_before_weights_load(
-    start_stand_in, tiny_model, monkeypatch
-):
-    policy = Policy(str(tiny_model), lora=Lora(r=32))
+@both_kinds
+def test_an_address_where_no_server_of_its_kind_answers_is_refused(kind, tiny_model):
+    policy = Policy(str(tiny_model), lora=Lora())
     away = f"http://127.0.0.1:{free_port()}"
-    assert f"vLLM at {away} does not answer" in refusal(VLLM(url=away), policy)
-    short = start_stand_in("--max-model-len", "48")
-    assert "has a window of 48 tokens" in refusal(VLLM(url=short.url), policy)
-    assert "serves base." in refusal(VLLM(url=short.url, base="other"), policy)
-    message = refusal(VLLM(url=start_stand_in("--no-adapters").url), policy)
-    assert "cannot take an adapter of rank 32 (status 404: Not Found)" in message
-    assert "--enable-lora, --max-lora-rank, and in its environment VLLM_ALLOW" in message
-    message = refusal(VLLM(url=start_stand_in().url), policy)
-    assert "cannot take an adapter of rank 32" in message
-    assert "LoRA rank 32 is greater than max_lora_rank 16" in message
-    assert message.endswith("Start it with a larger --max-lora-rank, or lower model.policy.lora.r.")
-    locked = start_stand_in("--api-key", "a-secret-of-mine", "--max-lora-rank", "32")
-    monkeypatch.setenv("VLLM_API_KEY", "a-wrong-key")
-    message = refusal(VLLM(url=locked.url), policy)
-    assert "refuses the key" in message
-    assert "a-wrong-key" not in message
-    monkeypatch.setenv("VLLM_API_KEY", "a-secret-of-mine")
-    VLLM(url=locked.url).check(policy, 64)
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Elsewhere)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        place = f"http://127.0.0.1:{server.server_port}"
-        assert "is no vLLM" in refusal(VLLM(url=place), policy)
-    finally:
-        server.shutdown()
-        server.server_close()
+    assert f"{kind.software} at {away} does not answer" in refusal(kind.engine(url=away), policy)
+    (other,) = {VLLM_KIND, SGLANG_KIND} - {kind}
+    with stand_ins(tiny_model, *other.stand_in) as start_other, web_server() as pages:
+        for url in (start_other().url, pages):
+            assert f"is no {kind.software}" in refusal(kind.engine(url=url), policy)
     assert policy.network is None
 
 
-def test_another_tokenizer_is_refused(start_stand_in, tiny_model, tmp_path):
+@contextlib.contextmanager
+def web_server() -> Iterator[str]:
+    """The address of a server that answers with a page."""
+
+    class Page(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>It works!</html>")
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Page)
+    threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "options", "problem", "step"),
+    [
+        (
+            VLLM_KIND,
+            ("--max-model-len", "48"),
+            "has a window of 48 tokens",
+            "Start it with --max-model-len 64, or lower model.rollout.max_tokens.",
+        ),
+        (
+            SGLANG_KIND,
+            ("--max-model-len", "48"),
+            "has a window of 42 tokens",
+            "Start it with --context-length 70, or lower model.rollout.max_tokens.",
+        ),
+        (
+            VLLM_KIND,
+            ("--no-adapters",),
+            "cannot take an adapter of rank 32 (status 404: Not Found)",
+            "Start it with --enable-lora, --max-lora-rank, and in its environment "
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True; or, to train all weights, with "
+            "VLLM_SERVER_DEV_MODE=1.",
+        ),
+        (
+            SGLANG_KIND,
+            ("--no-adapters",),
+            "cannot take an adapter of rank 32 (status 400: LoRA is not enabled)",
+            "Start it with --enable-lora, --max-lora-rank and --lora-target-modules.",
+        ),
+        (
+            VLLM_KIND,
+            (),
+            "LoRA rank 32 is greater than max_lora_rank 16",
+            "Start it with a larger --max-lora-rank, or lower model.policy.lora.r.",
+        ),
+        (
+            SGLANG_KIND,
+            (),
+            "LoRA rank 32 is greater than --max-lora-rank 16",
+            "Start it with a larger --max-lora-rank and with all --lora-target-modules, or lower "
+            "model.policy.lora.r.",
+        ),
+    ],
+    ids=str,
+)
+def test_a_server_that_cannot_serve_is_refused_before_weights_load(
+    kind, start_stand_in, tiny_model, options, problem, step
+):
+    policy = Policy(str(tiny_model), lora=Lora(r=32))
+    message = refusal(kind.engine(url=start_stand_in(*options).url), policy)
+    assert problem in message
+    assert message.endswith(step)
+    assert policy.network is None
+
+
+@both_kinds
+def test_a_server_gets_the_key_of_the_environment_and_no_message_shows_it(
+    kind, start_stand_in, tiny_model, monkeypatch
+):
+    policy = Policy(str(tiny_model), lora=Lora(r=16))  # as many as a stand-in takes
+    engine = kind.engine(url=start_stand_in("--api-key", "a-secret-of-mine").url)
+    step = f"Put its key into the environment variable {kind.key_env}."
+    monkeypatch.delenv(kind.key_env, raising=False)
+    message = refusal(engine, policy)
+    assert "wants a key (status 401: Unauthorized)" in message
+    assert message.endswith(step)
+    monkeypatch.setenv(kind.key_env, "a-wrong-key")
+    message = refusal(engine, policy)
+    assert "refuses the key" in message
+    assert message.endswith(step)
+    assert "a-wrong-key" not in message
+    monkeypatch.setenv(kind.key_env, "a-secret-of-mine")
+    engine.check(policy, 64)
+    assert policy.network is None
+
+
+@both_kinds
+def test_another_tokenizer_is_refused(kind, start_stand_in, tiny_model, tmp_path):
     other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
     file = other / "tokenizer.json"
     content = json.loads(file.read_text())
     content["model"]["merges"] = []
     file.write_text(json.dumps(content))
-    message = refusal(
-        VLLM(url=start_stand_in(model=other).url), Policy(str(tiny_model), lora=Lora())
-    )
+    engine = kind.engine(url=start_stand_in(model=other).url)
+    message = refusal(engine, Policy(str(tiny_model), lora=Lora()))
     assert "whose tokenizer reads a text as other tokens" in message
 
 
+@pytest.mark.parametrize(
+    ("kind", "step"),
+    [
+        (VLLM_KIND, "with --logprobs-mode processed_logprobs"),
+        (SGLANG_KIND, "without SGLANG_RETURN_ORIGINAL_LOGPROB"),
+    ],
+    ids=str,
+)
 def test_a_server_that_returns_raw_log_probabilities_is_refused(
-    start_stand_in, start_engine, tiny_model
+    start_stand_in, start_engine, tiny_model, step
 ):
     engine = start_engine(trained_policy(tiny_model), start_stand_in("--raw-logprobs"))
-    with pytest.raises(EngineError, match="--logprobs-mode processed_logprobs"):
+    with pytest.raises(EngineError, match=f"before the temperature is applied. Start it {step}"):
         engine.sync(0)
 
 
@@ -217,15 +326,17 @@ def test_a_server_that_came_back_with_a_lower_rank_is_refused(
         engine.sync(0)
 
 
+@both_kinds
 def test_another_base_is_refused_by_its_log_probabilities(
-    start_stand_in, start_engine, tiny_model, tmp_path
+    kind, start_stand_in, start_engine, tiny_model, tmp_path
 ):
     other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
     base = Policy(str(tiny_model))
     perturb(base, 1.0)
     base.network.save_pretrained(other)
     engine = start_engine(trained_policy(tiny_model), start_stand_in(model=other))
-    with pytest.raises(EngineError, match="It has other weights"):
+    message = f"{kind.software} at http.* differ from the learner's by .*It has other weights"
+    with pytest.raises(EngineError, match=message):
         engine.sync(0)
 
 
@@ -286,6 +397,23 @@ def test_a_server_that_was_restarted_gets_all_weights_again(
         server.start()
 
     check_conversations(policy, converse_during(engine, disturb), 0)
+
+
+# not vLLM with all weights: its answers do not name their weights
+@pytest.mark.parametrize(
+    ("kind", "whole"), [(VLLM_KIND, False), (SGLANG_KIND, False), (SGLANG_KIND, True)], ids=str
+)
+def test_a_restarted_server_gets_its_weights_again_before_a_turn_counts(
+    start_stand_in, start_engine, tiny_model, whole
+):
+    policy, server = trained_policy(tiny_model, whole), start_stand_in()
+    engine = start_engine(policy, server)
+    engine.sync(0)
+    session = engine.open(PROMPT)
+    first = on_loop(turn(session))
+    server.kill()
+    server.start()  # with the weights that training began from, before anybody asks again
+    check_turn(policy, on_loop(turn(session, [7])), [*PROMPT, *first.token_ids, 7])
 
 
 @pytest.mark.parametrize("samples_ahead", [False, True])
@@ -400,8 +528,10 @@ def test_sessions_are_spread_over_servers_and_stay(start_stand_in, start_engine,
 # --------------------------------------------------------------------------------------------- runs
 
 
-def test_a_run_trains_with_it_and_its_record_has_every_version(start_stand_in, write_recipe):
-    write_recipe(url=start_stand_in(*WINDOW).url)
+@both_kinds
+def test_a_run_trains_with_it_and_its_record_has_every_version(kind, start_stand_in, write_recipe):
+    window = ("--max-model-len", str(2048 + kind.spare_tokens))
+    write_recipe(url=[start_stand_in(*window).url for _ in range(2)])
     built = build(["recipe.yaml"])
     assert built.module.objective.importance_cap == 2
     built.trainer.fit(built.module, datamodule=built.data)
@@ -441,5 +571,4 @@ def test_a_run_that_fails_leaves_no_weights_and_no_adapters(
     with pytest.raises((KeyboardInterrupt, SystemExit)):
         built.trainer.fit(built.module, datamodule=built.data)
     assert not list(Path("tmp").glob("turnrl-weights-*"))
-    models = httpx2.get(f"{server.url}/v1/models").json()["data"]
-    assert [model["id"] for model in models] == ["base"]
+    assert models_at(server) == ["base"]

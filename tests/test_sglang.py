@@ -6,92 +6,41 @@ The slow tests need a server that serves the Atlas starter, with adapters of ran
 
 from __future__ import annotations
 
-import functools
 import math
 import os
 
-import httpx2
 import pytest
 
-from nodes import free_port
 from serving import (
     IGNORE_PEFT_WARNING,
     PROMPT,
+    SGLANG_KIND,
     STARTER,
-    TURN,
-    check_record,
     check_turn,
-    intercept,
     perturb,
     refusal,
-    save_recipe,
-    stand_ins,
+    start_engine,
+    start_stand_in,
     trained_policy,
     turn,
+    write_recipe,
 )
-from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, build, on_loop
+from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, on_loop
 from turnrl.cli import main
 from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
 from turnrl_servers import pool
 from turnrl_sglang import SGLang
 from turnrl_sglang.server import SGLangServer
-from turnrl_vllm import VLLM
 
+__all__ = ["start_engine", "start_stand_in", "write_recipe"]  # fixtures
 pytestmark = IGNORE_PEFT_WARNING
 REAL = os.environ.get("TURNRL_TEST_SGLANG_URL")
 
 
 @pytest.fixture
-def start_stand_in(tiny_model):
-    """Starts stand-ins, which end with the test."""
-    with stand_ins(tiny_model, "--sglang") as start:
-        yield start
-
-
-@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_the_engine_keeps_its_contract(start_stand_in, tiny_model, whole):
-    policy = trained_policy(tiny_model, whole)
-    engine = SGLang(url=start_stand_in().url)
-    engine.check(policy, 64)
-    check_engine(engine, policy)
-    assert engine.in_force["sampler"] == "SGLang 0.0.0, 1 server"
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_each_version_samples_with_its_own_weights(start_stand_in, tiny_model, whole):
-    policy = trained_policy(tiny_model, whole)
-    server = start_stand_in()
-    engine = SGLang(url=server.url)
-    engine.start(policy, 64)
-    for version in range(3):
-        engine.sync(version)
-        done = on_loop(turn(engine.open(PROMPT)))
-        assert done.version == version
-        check_turn(policy, done)
-        perturb(policy)
-    models = engine.pool.servers[0].connection.ask("GET", "/v1/models")["data"]
-    assert len(models) == (1 if whole else 3)  # two versions are kept
-    engine.close()
-    assert len(httpx2.get(f"{server.url}/v1/models").json()["data"]) == 1
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_a_restarted_server_gets_its_weights_again_before_a_turn_counts(
-    start_stand_in, tiny_model, whole
-):
-    policy = trained_policy(tiny_model, whole)
-    perturb(policy)
-    server = start_stand_in()
-    engine = SGLang(url=server.url, patience_s=60)
-    engine.start(policy, 64)
-    engine.sync(0)
-    session = engine.open(PROMPT)
-    begun = on_loop(turn(session))
-    server.kill()
-    server.start()  # with the weights that training began from, before anybody asks again
-    check_turn(policy, on_loop(turn(session, [7])), [*PROMPT, *begun.token_ids, 7])
-    engine.close()
+def kind():
+    return SGLANG_KIND
 
 
 def test_two_runs_share_a_server_if_each_trains_an_adapter(start_stand_in, tiny_model):
@@ -144,24 +93,6 @@ def test_a_server_has_its_own_weights_again_when_a_run_has_ended(start_stand_in,
     other.close()
 
 
-def test_a_turn_that_the_server_breaks_off_is_asked_for_again(
-    start_stand_in, tiny_model, monkeypatch
-):
-    policy = trained_policy(tiny_model)
-    engine = SGLang(url=start_stand_in().url)
-    engine.start(policy, 64)
-    engine.sync(0)
-
-    async def abort_first(path, answer):
-        if len(paths) == 1:  # as SGLang does while other weights are loaded
-            answer["meta_info"]["finish_reason"] = {"type": "abort", "message": "Aborted"}
-
-    paths = intercept(monkeypatch, engine.pool.servers[0], abort_first)
-    assert len(on_loop(turn(engine.open(PROMPT))).token_ids) == TURN.max_tokens
-    assert paths.count("/generate") == 3  # the server is compared again in between
-    engine.close()
-
-
 def test_an_end_token_of_the_models_own_ends_a_turn():
     server = SGLangServer("http://localhost:30000", "", 5)
     meta = {
@@ -182,28 +113,7 @@ def test_an_end_token_of_the_models_own_ends_a_turn():
     assert server.turn_request([5], Sampling(6, 1.0))["sampling_params"]["ignore_eos"] is True
 
 
-def test_a_server_that_cannot_serve_is_refused_before_weights_load(start_stand_in, tiny_model):
-    policy = Policy(str(tiny_model), lora=Lora(r=32))
-    away = f"http://127.0.0.1:{free_port()}"
-    assert f"SGLang at {away} does not answer" in refusal(SGLang(url=away), policy)
-    short = start_stand_in("--max-model-len", "48", "--no-adapters")
-    message = refusal(SGLang(url=short.url), policy)
-    assert "has a window of 42 tokens. Start it with --context-length 70" in message
-    message = refusal(SGLang(url=short.url), policy, 40)
-    assert "cannot take an adapter of rank 32 (status 400: LoRA is not enabled)" in message
-    assert message.endswith("--enable-lora, --max-lora-rank and --lora-target-modules.")
-    plain = start_stand_in()
-    message = refusal(SGLang(url=plain.url), policy)
-    assert "LoRA rank 32 is greater than --max-lora-rank 16" in message
-    SGLang(url=plain.url).check(Policy(str(tiny_model), lora=Lora(r=16)), 64)
-    assert "is no vLLM" in refusal(VLLM(url=plain.url), policy)
-    with stand_ins(tiny_model) as vllm:
-        assert "is no SGLang" in refusal(SGLang(url=vllm().url), policy)
-    assert policy.network is None
-    locked = start_stand_in("--api-key", "a-secret")
-    message = refusal(SGLang(url=locked.url), policy)
-    assert "wants a key (status 401: Unauthorized)" in message
-    assert message.endswith("Put its key into the environment variable SGLANG_API_KEY.")
+def test_an_engine_without_an_address_is_refused():
     with pytest.raises(RecipeError, match=r"engine\.url is missing: SGLang samples with servers"):
         SGLang()
 
@@ -227,32 +137,6 @@ def test_a_request_leaves_nothing_to_the_defaults_of_a_models_folder():
         "no_stop_trim": True,
         "sampling_seed": 3,
     }
-
-
-def test_another_base_is_refused(start_stand_in, tiny_model):
-    policy = trained_policy(tiny_model)
-    engine = SGLang(url=start_stand_in().url)
-    policy.load()
-    policy.base.get_input_embeddings().weight.data.mul_(2)
-    engine.start(policy, 64)
-    with pytest.raises(EngineError, match=r"SGLang at http.* differ from the learner's by"):
-        engine.sync(0)
-    engine.close()
-
-
-@pytest.fixture
-def write_recipe(tiny_model, tmp_path, monkeypatch):
-    """Writes `recipe.yaml`, with SGLang for its engine, into a folder that is now the working
-    directory."""
-    monkeypatch.chdir(tmp_path)
-    return functools.partial(save_recipe, tiny_model, "SGLang")
-
-
-def test_a_run_trains_with_it_and_its_record_has_every_version(start_stand_in, write_recipe):
-    write_recipe(url=[start_stand_in("--max-model-len", "2054").url for _ in range(2)])
-    built = build(["recipe.yaml"])
-    built.trainer.fit(built.module, datamodule=built.data)
-    check_record(attempts=2 * 16)
 
 
 def test_a_recipe_that_cuts_distributions_is_refused(write_recipe, capsys):

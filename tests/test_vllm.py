@@ -21,9 +21,12 @@ from serving import (
     STARTER,
     VLLM_PYTHON,
     check_turn,
+    kind,
     needs_vllm,
     perturb,
+    refusal,
     sleeps_and_samples,
+    start_stand_in,
     turn,
 )
 from turnrl import (
@@ -36,6 +39,7 @@ from turnrl import (
 from turnrl.testing import check_engine
 from turnrl_vllm.engine import VLLM
 
+__all__ = ["kind", "start_stand_in"]  # fixtures
 pytestmark = IGNORE_PEFT_WARNING
 
 
@@ -59,6 +63,12 @@ pytestmark = IGNORE_PEFT_WARNING
 def test_settings_that_make_no_sense_are_refused(settings, message):
     with pytest.raises(RecipeError, match=message):
         VLLM(**settings)
+
+
+def test_a_name_that_no_server_has_for_its_base_is_refused(start_stand_in, tiny_model):
+    engine = VLLM(url=start_stand_in().url, base="other")
+    assert "model.engine.base is 'other', and vLLM at " in refusal(engine, Policy(str(tiny_model)))
+    assert "serves base." in refusal(engine, Policy(str(tiny_model)))
 
 
 # -------------------------------------------------------------------------------------- vLLM itself
