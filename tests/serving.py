@@ -347,6 +347,7 @@ def save_recipe(model: Path, engine: str, whole: bool = False, **settings: objec
     contents = json.loads(json.dumps(RECIPE).replace("MODEL", str(model)))
     contents["model"]["policy"]["lora"] = None if whole else {"r": 4}
     contents["model"]["engine"] = {"class_path": engine, "init_args": settings}
+    contents["data"]["questions_per_iteration"] = 2  # of four attempts
     contents["record"] = {"tokens": True}
     save(contents)
 

@@ -1,4 +1,5 @@
-"""Engines behind servers, whatever their kind, against stand-ins for the servers."""
+"""Engines behind servers, against stand-ins for the servers: what holds for vLLM and SGLang, and, with
+vLLM as the example, how outages are survived."""
 
 from __future__ import annotations
 
@@ -456,7 +457,7 @@ def test_a_server_that_hangs_is_left_until_it_answers_again(
 ):
     # constants, because no run has a reason to set them
     monkeypatch.setattr(pool_of_servers, "_CHECK_EVERY_S", 0.1)
-    monkeypatch.setattr(pool_of_servers, "_HEALTH_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(pool_of_servers, "_HEALTH_TIMEOUT_S", 0.3)
     policy, servers = trained_policy(tiny_model), [start_stand_in(), start_stand_in()]
     engine = start_engine(policy, *servers)
     engine.sync(0)
@@ -536,7 +537,7 @@ def test_a_run_trains_with_it_and_its_record_has_every_version(kind, start_stand
     assert built.module.objective.importance_cap == 2
     built.trainer.fit(built.module, datamodule=built.data)
     assert 0 < float(built.trainer.callback_metrics["train/logprob_gap"]) < 1e-4
-    check_record(attempts=2 * 16)
+    check_record(attempts=2 * 8)
 
 
 def test_a_run_that_sampled_ahead_is_evaluated_without_its_server(start_stand_in, write_recipe):

@@ -1,4 +1,5 @@
-"""`SGLang` against a stand-in for SGLang, and, where there is one, against SGLang itself.
+"""What `SGLang` alone does, against a stand-in, and, where there is one, SGLang itself. What it
+shares with other engines is tried in `test_server_engines`.
 
 The slow tests need a server that serves the Atlas starter, with adapters of rank 16:
 `TURNRL_TEST_SGLANG_URL=http://localhost:30000`.
@@ -61,36 +62,32 @@ def test_two_runs_share_a_server_if_each_trains_an_adapter(start_stand_in, tiny_
 
 
 def test_a_server_that_is_reloading_its_weights_is_not_given_up_on(
-    start_stand_in, tiny_model, monkeypatch
+    start_stand_in, start_engine, tiny_model, monkeypatch
 ):
     # constants, because no run has a reason to set them
     monkeypatch.setattr(pool, "_CHECK_EVERY_S", 0.1)
-    monkeypatch.setattr(pool, "_HEALTH_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(pool, "_HEALTH_TIMEOUT_S", 0.1)
     policy = trained_policy(tiny_model, whole=True)
-    server = start_stand_in("--reload-s", "0.8")
-    engine = SGLang(url=server.url)
-    engine.start(policy, 64)
+    server = start_stand_in("--reload-s", "0.6")
+    engine = start_engine(policy, server)
     engine.sync(0)
     engine.sync(1)
     assert len(server.listener.model.loads) == 2
-    engine.close()
 
 
-def test_a_server_has_its_own_weights_again_when_a_run_has_ended(start_stand_in, tiny_model):
+def test_a_server_has_its_own_weights_again_when_a_run_has_ended(
+    start_stand_in, start_engine, tiny_model
+):
     policy, adapter = Policy(str(tiny_model)), trained_policy(tiny_model)
     perturb(policy)
     server = start_stand_in()
-    engine = SGLang(url=server.url)
-    engine.start(policy, 64)
+    engine = start_engine(policy, server)
     engine.sync(0)
     assert "has weights that another run gave it" in refusal(SGLang(url=server.url), adapter)
     engine.close()
-    other = SGLang(url=server.url)
-    other.check(adapter, 64)
-    other.start(adapter, 64)
+    other = start_engine(adapter, server)
     other.sync(0)
     assert other.weights.gap < 1e-4
-    other.close()
 
 
 def test_an_end_token_of_the_models_own_ends_a_turn():
