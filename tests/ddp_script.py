@@ -9,7 +9,7 @@ import yaml
 from lightning.pytorch.callbacks import TQDMProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
-from runs import KeepWeights, data, module
+from runs import KeepWeights, data, make_module
 from turnrl.cli import main
 
 
@@ -25,7 +25,7 @@ def plain(model: str, name: str, share: bool, *callbacks: L.Callback) -> None:
         log_every_n_steps=1,
     )
     policy = {"share_prefixes": share, "minibatch_tokens": 100}
-    trainer.fit(module(model, policy), data())
+    trainer.fit(make_module(model, policy), data())
 
 
 def by_recipe() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from runs import adamw, data, module, trainer
+from runs import adamw, data, make_module, trainer
 from turnrl import ClippedSurrogate, Completion, Engine, Lora, OutcomeReward, RecipeError, Session
 from turnrl_estimators import TurnCritic
 
@@ -129,7 +129,7 @@ def train(case, model, strategy, devices, folder, epochs=2, resume=None):
     policy = {"minibatch_tokens": 60, **settings["policy"]}
     options = {**settings, "engine": Writes(), "optimizer": adamw(1e-2)}
     del options["policy"]
-    it = module(model, policy, **options)
+    it = make_module(model, policy, **options)
     it.rewards.append(Likely())
     # a validation clears gradients: without one after each iteration, only what learns does
     run = trainer(

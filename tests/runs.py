@@ -33,7 +33,7 @@ def warmup(steps):
     )
 
 
-def module(model, policy=None, rollout=None, **options):
+def make_module(model, policy=None, rollout=None, **options):
     """4 questions x 4 = 16 trajectories an iteration; two steps to learn from them."""
     settings = {"group_size": 4, "steps_per_pass": 2, "optimizer": adamw(3e-3), **options}
     return MTGRPO(

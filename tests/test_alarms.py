@@ -19,7 +19,7 @@ import yaml
 from commands import fails
 from pages import example
 from players.plain_agent import PlainAgent
-from runs import Printed, adamw, column, data, last, module, trainer
+from runs import Printed, adamw, column, data, last, make_module, trainer
 from trajectories import ids_of
 from turnrl import (
     Alarms,
@@ -384,9 +384,9 @@ def goes_wrong(model, folder, epochs, *callbacks, ckpt_path=None, **options):
     bar = Printed()
     shown = {"enable_progress_bar": True, "limit_val_batches": 0, **options}
     run = trainer(folder, epochs, [bar, Silence(), *callbacks], **shown)
-    it = module(model)
-    it.rollout = rollout
-    run.fit(it, data(), ckpt_path=ckpt_path)
+    module = make_module(model)
+    module.rollout = rollout
+    run.fit(module, data(), ckpt_path=ckpt_path)
     return bar.lines
 
 
@@ -435,10 +435,10 @@ def test_with_stop_an_alarm_ends_the_run_and_its_iteration_is_kept(tiny_model, t
 
 def test_two_fits_of_a_trainer_share_one_callback(tiny_model, tmp_path):
     run = trainer(tmp_path, 1, limit_val_batches=0)
-    it = module(tiny_model)
-    run.fit(it, data())
+    module = make_module(tiny_model)
+    run.fit(module, data())
     run.fit_loop.max_epochs = 2
-    run.fit(it, data())
+    run.fit(module, data())
     names = [type(callback).__name__ for callback in run.callbacks]
     assert names.count("Alarms") == names.count("LambdaCallback") == 1
 
@@ -447,15 +447,15 @@ def test_two_fits_of_a_trainer_share_one_callback(tiny_model, tmp_path):
 def test_a_second_fit_of_a_module_begins_without_the_alarms_of_the_first(
     tiny_model, tmp_path, caplog
 ):
-    it, watch = module(tiny_model, optimizer=adamw(1e-9)), Alarms()
-    it.rewards = [Same((0,))]
-    object.__setattr__(it.rewards[0], "module", it)
-    it.rollout = Rollout(Quiet(), [Echo()], max_turn_tokens=6, max_tokens=128)
+    module, watch = make_module(tiny_model, optimizer=adamw(1e-9)), Alarms()
+    module.rewards = [Same((0,))]
+    object.__setattr__(module.rewards[0], "module", module)
+    module.rollout = Rollout(Quiet(), [Echo()], max_turn_tokens=6, max_tokens=128)
     warned = []
     for name, epochs in (("first", 12), ("second", 3)):
         caplog.clear()
         run = trainer(tmp_path / name, epochs, [Silence(), watch], limit_val_batches=0)
-        run.fit(it, data())
+        run.fit(module, data())
         warned.append(
             [text for text in warnings(caplog) if "alarm" in text or "nothing to" in text]
         )
@@ -511,9 +511,9 @@ def test_a_figure_that_an_iteration_lacks_is_not_carried_over():
 
 def test_without_a_bar_an_alarm_is_logged(tiny_model, tmp_path, caplog):
     run = trainer(tmp_path, 8, [Silence()], limit_val_batches=0)
-    it = module(tiny_model)
-    it.rollout = Rollout(Quiet(), [Echo()], max_turn_tokens=6, max_tokens=128)
-    run.fit(it, data())
+    module = make_module(tiny_model)
+    module.rollout = Rollout(Quiet(), [Echo()], max_turn_tokens=6, max_tokens=128)
+    run.fit(module, data())
     warned = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert [text.partition(" on:")[0] for text in warned if "alarm" in text] == [
         "alarm: tool use fell from iteration 5"
@@ -599,9 +599,9 @@ class Typo(PlainAgent):
 
 
 def test_the_warning_that_all_calls_fail_quotes_their_error(tiny_model, tmp_path, caplog):
-    it = module(tiny_model)
-    it.rollout = Rollout(player=Typo(), tools=[Echo()], max_turn_tokens=6, max_tokens=128)
-    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    module = make_module(tiny_model)
+    module.rollout = Rollout(player=Typo(), tools=[Echo()], max_turn_tokens=6, max_tokens=128)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
     assert "with the error \"no tool 'ehco'; there is echo\"" in caplog.text
 
 
@@ -643,10 +643,10 @@ def warnings(caplog):
     ],
 )
 def test_a_run_that_learns_nothing_is_warned_of_once(tiny_model, tmp_path, caplog, alike, warned):
-    it = module(tiny_model, optimizer=adamw(1e-9))
-    it.rewards = [Same(alike)]
-    object.__setattr__(it.rewards[0], "module", it)
-    trainer(tmp_path, 5, limit_val_batches=0).fit(it, data())
+    module = make_module(tiny_model, optimizer=adamw(1e-9))
+    module.rewards = [Same(alike)]
+    object.__setattr__(module.rewards[0], "module", module)
+    trainer(tmp_path, 5, limit_val_batches=0).fit(module, data())
     messages = warnings(caplog)
     assert [re.search(r"iteration \d+", message)[0] for message in messages] == warned
     assert all(

@@ -19,7 +19,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 import turnrl
 from commands import RECIPE, fails, save
-from runs import adamw, column, data, last, module, rows, trainer, weights
+from runs import adamw, column, data, last, make_module, rows, trainer, weights
 from turnrl import (
     MTGRPO,
     BestCheckpoint,
@@ -112,10 +112,10 @@ def by_hand(tiny_model, tmp_path, monkeypatch):
     """A run of a plain trainer with Lightning's own checkpoints, logger and callbacks, and the
     module that it trained."""
     monkeypatch.chdir(tmp_path)
-    it = module(tiny_model)
+    module = make_module(tiny_model)
     options = {"accelerator": "cpu", "log_every_n_steps": 1, "enable_progress_bar": False}
-    L.Trainer(max_epochs=1, enable_model_summary=False, **options).fit(it, data())
-    return it, Path("lightning_logs/version_0")
+    L.Trainer(max_epochs=1, enable_model_summary=False, **options).fit(module, data())
+    return module, Path("lightning_logs/version_0")
 
 
 def same(first, second):
@@ -126,17 +126,17 @@ def same(first, second):
 def test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe(
     by_hand, tiny_model, capsys
 ):
-    it, run = by_hand
+    module, run = by_hand
     (kept,) = (run / "checkpoints").iterdir()
     assert kept.name == "epoch=0-step=2.ckpt"
     save(json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model))))
-    answer = it.ask("Number 7?")[0].answer
+    answer = module.ask("Number 7?")[0].answer
     for door in ("lightning_logs", run, run / "checkpoints", kept, run / "model"):
-        fresh = module(tiny_model)
+        fresh = make_module(tiny_model)
         assert turnrl.load(door, module=fresh) is fresh
-        assert same(fresh, it)
+        assert same(fresh, module)
         assert fresh.ask("Number 7?")[0].answer == answer
-        assert same(turnrl.load("recipe.yaml", checkpoint=door), it)
+        assert same(turnrl.load("recipe.yaml", checkpoint=door), module)
         capsys.readouterr()
         assert main(["play", "recipe.yaml", "Number 7?", "--checkpoint", str(door)]) == 0
         shown = capsys.readouterr()
@@ -154,7 +154,7 @@ def test_a_run_from_python_is_loaded_by_any_door_into_a_module_or_by_a_recipe(
     with pytest.raises(
         RecipeError, match=r"'recipe\.yaml' is a recipe, and has no trained weights"
     ):
-        turnrl.load("recipe.yaml", module=module(tiny_model))
+        turnrl.load("recipe.yaml", module=make_module(tiny_model))
     few = ["--data.val_limit", "1"]
     for door in (run, kept, run / "model"):
         assert main(["eval", "recipe.yaml", "--ckpt_path", str(door), *few]) == 0
@@ -180,13 +180,13 @@ def test_play_reports_what_it_cannot_play_before_loading_torch(by_hand, tiny_mod
 
 @pytest.mark.slow
 def test_a_run_from_python_without_checkpoints_has_its_exported_policy(by_hand, tiny_model, capsys):
-    it, run = by_hand
+    module, run = by_hand
     shutil.rmtree(run / "checkpoints")
     save(json.loads(json.dumps(RECIPE).replace("MODEL", str(tiny_model))))
     shutil.copytree(run / "model", "moved")
     for door in (run, run / "model"):
-        assert same(turnrl.load(door, module=module(tiny_model)), it)
-    assert same(turnrl.load("recipe.yaml", checkpoint="moved"), it)
+        assert same(turnrl.load(door, module=make_module(tiny_model)), module)
+    assert same(turnrl.load("recipe.yaml", checkpoint="moved"), module)
     assert main(["play", "recipe.yaml", "Number 7?", "--checkpoint", "moved"]) == 0
     capsys.readouterr()
     message = fails(capsys, ["eval", "recipe.yaml", "--ckpt_path", str(run)])
@@ -201,52 +201,52 @@ def test_a_run_from_python_without_checkpoints_has_its_exported_policy(by_hand, 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
 def test_an_exported_adapter_is_taken_by_the_policy_that_it_is_of(tiny_model, tmp_path):
     lora = {"lora": Lora(r=4)}
-    it = module(tiny_model, lora)
+    module = make_module(tiny_model, lora)
     options = {"enable_checkpointing": False, "enable_progress_bar": False, "accelerator": "cpu"}
     logger = CSVLogger(str(tmp_path), "", 0)
-    L.Trainer(max_epochs=1, logger=logger, log_every_n_steps=1, **options).fit(it, data())
+    L.Trainer(max_epochs=1, logger=logger, log_every_n_steps=1, **options).fit(module, data())
     adapter = tmp_path / "version_0" / "adapter"
     for door in (tmp_path / "version_0", adapter):
-        assert same(turnrl.load(door, module=module(tiny_model, lora)), it)
+        assert same(turnrl.load(door, module=make_module(tiny_model, lora)), module)
     for other in (None, {"lora": Lora(r=8)}, {"lora": Lora(r=4, alpha=8)}):
         with pytest.raises(CheckpointError, match=r"has the adapter \{'r': 4, 'alpha': 32\}, and"):
-            turnrl.load(adapter, module=module(tiny_model, other))
+            turnrl.load(adapter, module=make_module(tiny_model, other))
     few = {"lora": Lora(r=4, target_modules=["q_proj"])}
     with pytest.raises(CheckpointError, match=r"do not fit the policy .*lora_A"):
-        turnrl.load(adapter, module=module(tiny_model, few))
+        turnrl.load(adapter, module=make_module(tiny_model, few))
 
 
 def test_an_exported_model_of_another_size_is_refused(tiny_model, random_model):
-    it, other = module(tiny_model), random_model("Qwen2")
-    it.policy.load()
+    module, other = make_module(tiny_model), random_model("Qwen2")
+    module.policy.load()
     with pytest.raises(CheckpointError, match=r"do not fit the policy .* Give the recipe that"):
-        take_exported(it.policy, other)
+        take_exported(module.policy, other)
 
 
 def test_lightnings_own_loading_works_on_a_checkpoint_that_python_made(tiny_model, tmp_path):
-    it = module(tiny_model)
-    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    module = make_module(tiny_model)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
     rollout = Rollout(Letters(), [Echo()], max_turn_tokens=6, max_tokens=128)
     loaded = MTGRPO.load_from_checkpoint(
         last(tmp_path), policy=Policy(str(tiny_model)), rollout=rollout, rewards=[Answered()]
     )
-    assert torch.equal(weights(loaded.policy), weights(it.policy))
-    (first,), (second,) = (agent.ask(["Number 7?"]) for agent in (loaded, it))
+    assert torch.equal(weights(loaded.policy), weights(module.policy))
+    (first,), (second,) = (agent.ask(["Number 7?"]) for agent in (loaded, module))
     assert first.sample.token_ids == second.sample.token_ids
 
 
 def test_attempts_are_scored_and_credited(tiny_model):
-    it = module(tiny_model)
-    attempts = it.ask([Question("x", "Number 7?", ("7",))], samples=4)
-    group = turnrl.score_group(attempts, it.rewards)
+    module = make_module(tiny_model)
+    attempts = module.ask([Question("x", "Number 7?", ("7",))], samples=4)
+    group = turnrl.score_group(attempts, module.rewards)
     assert group.turn_rewards.shape == (4, max(len(t.turns) for t in attempts))
-    advantages = turnrl.assign_credit(group, it.estimator).turns
+    advantages = turnrl.assign_credit(group, module.estimator).turns
     assert advantages.shape == group.turn_rewards.shape
     assert advantages.isfinite().all()
 
 
 def test_a_trajectory_shows_itself_without_a_wall_of_ids(tiny_model):
-    (trajectory,) = module(tiny_model).ask(["Number 7?"])
+    (trajectory,) = make_module(tiny_model).ask(["Number 7?"])
     assert len(repr(trajectory)) < 200
     assert "Number 7?" in repr(trajectory)
     printed = str(trajectory)
@@ -259,10 +259,10 @@ def test_a_trajectory_shows_itself_without_a_wall_of_ids(tiny_model):
 
 def test_data_takes_questions_and_sources_with_settings(tiny_model, tmp_path):
     own = [Question(f"q{n}", f"Number {n}?", (str(n),)) for n in range(8)]
-    it = module(tiny_model)
+    module = make_module(tiny_model)
     mine = QuestionData(own, Numbers(), questions_per_iteration=4)
-    trainer(tmp_path, 1).fit(it, mine)
-    asked = {group.question.text for group in it.experience.groups}
+    trainer(tmp_path, 1).fit(module, mine)
+    asked = {group.question.text for group in module.experience.groups}
     assert asked <= {question.text for question in own}
     assert len(rows(tmp_path)) == 2
 
@@ -310,10 +310,10 @@ class Scripted(OutcomeReward):
 
 def scripted(model, scores, **options):
     """A run whose evaluation after iteration n scores `scores[n]`."""
-    it = module(model, **options)
-    it.rewards = [Scripted(scores), Called()]
-    object.__setattr__(it.rewards[0], "module", it)
-    return it
+    module = make_module(model, **options)
+    module.rewards = [Scripted(scores), Called()]
+    object.__setattr__(module.rewards[0], "module", module)
+    return module
 
 
 def test_the_best_policy_is_kept_by_a_fresh_figure_and_goes_on_exactly(tiny_model, tmp_path):
@@ -324,16 +324,16 @@ def test_the_best_policy_is_kept_by_a_fresh_figure_and_goes_on_exactly(tiny_mode
     # the untrained policy's 9 is no reason to keep the first iteration for ever
     assert torch.load(path, weights_only=True)["epoch"] == 1
     assert {p.name for p in path.parent.iterdir()} == {"best.ckpt", "last.ckpt"}
-    it = scripted(tiny_model, scores)
-    trainer(tmp_path / "on", 4).fit(it, data(), ckpt_path=str(path))
+    module = scripted(tiny_model, scores)
+    trainer(tmp_path / "on", 4).fit(module, data(), ckpt_path=str(path))
     assert rows(tmp_path / "on") == rows(tmp_path / "whole")[-2:]
 
 
 @pytest.mark.slow
 def test_figures_that_are_not_fresh_choose_nothing(tiny_model, tmp_path):
     best = BestCheckpoint("val/reward/outcome", "min")
-    it = scripted(tiny_model, [0.0, 9.0, 5.0, 1.0, 7.0])
-    trainer(tmp_path, 4, [best], check_val_every_n_epoch=2).fit(it, data())
+    module = scripted(tiny_model, [0.0, 9.0, 5.0, 1.0, 7.0])
+    trainer(tmp_path, 4, [best], check_val_every_n_epoch=2).fit(module, data())
     path = tmp_path / "version_0" / "checkpoints" / "best.ckpt"
     assert torch.load(path, weights_only=True)["epoch"] == 1
 
@@ -343,23 +343,23 @@ def test_figures_that_are_not_fresh_choose_nothing(tiny_model, tmp_path):
 def test_lightnings_own_callback_keeps_the_last_ones(tiny_model, tmp_path):
     options = {"mode": "max", "save_top_k": 2, "save_on_train_epoch_end": True}
     keep, again = (ModelCheckpoint(monitor="step", filename="{step}", **options) for _ in "ab")
-    trainer(tmp_path / "a", 4, [keep]).fit(module(tiny_model), data())
+    trainer(tmp_path / "a", 4, [keep]).fit(make_module(tiny_model), data())
     folder = tmp_path / "a" / "version_0" / "checkpoints"
     assert {p.name for p in folder.iterdir()} == {"last.ckpt", "step=6.ckpt", "step=8.ckpt"}
     six = str(folder / "step=6.ckpt")
-    trainer(tmp_path / "b", 4, [again]).fit(module(tiny_model), data(), ckpt_path=six)
+    trainer(tmp_path / "b", 4, [again]).fit(make_module(tiny_model), data(), ckpt_path=six)
     assert rows(tmp_path / "b") == rows(tmp_path / "a")[-1:]
 
 
 def test_ruined_weights_replace_no_good_checkpoint(tiny_model, tmp_path):
-    it = module(tiny_model, steps_per_pass=1, optimizer=adamw(1e30))
+    module = make_module(tiny_model, steps_per_pass=1, optimizer=adamw(1e30))
     with pytest.raises(turnrl.TrainingError, match="log-probabilities are not finite"):
-        trainer(tmp_path, 3, limit_val_batches=0).fit(it, data())
-    assert weights(it.policy).isfinite().all()  # so it is not the numbers that tell
-    assert weights(it.policy).abs().max() > 1e20
+        trainer(tmp_path, 3, limit_val_batches=0).fit(module, data())
+    assert weights(module.policy).isfinite().all()  # so it is not the numbers that tell
+    assert weights(module.policy).abs().max() > 1e20
     saved = torch.load(last(tmp_path), weights_only=True)
     assert saved["global_step"] == 0
-    sane = module(tiny_model, steps_per_pass=1, optimizer=adamw(1e-3))
+    sane = make_module(tiny_model, steps_per_pass=1, optimizer=adamw(1e-3))
     trainer(tmp_path / "b", 1, limit_val_batches=0).fit(sane, data(), ckpt_path=last(tmp_path))
     assert weights(sane.policy).abs().max() < 1e3
 
@@ -367,9 +367,9 @@ def test_ruined_weights_replace_no_good_checkpoint(tiny_model, tmp_path):
 @pytest.mark.slow
 def test_early_stopping_sees_the_runs_own_rewards(tiny_model, tmp_path):
     stop = EarlyStopping("val/reward/outcome/scripted", mode="max", patience=1)
-    it = scripted(tiny_model, [0.0, 5.0, 4.0, 3.0, 2.0, 1.0])
+    module = scripted(tiny_model, [0.0, 5.0, 4.0, 3.0, 2.0, 1.0])
     run = trainer(tmp_path, 5, [stop])
-    run.fit(it, data())
+    run.fit(module, data())
     assert run.current_epoch == 2  # after the second iteration it was no better
     assert column(tmp_path, "val/reward/outcome/scripted") == [0.0, 5.0, 4.0]
     total = column(tmp_path, "val/reward/total")
@@ -380,7 +380,7 @@ def test_early_stopping_sees_the_runs_own_rewards(tiny_model, tmp_path):
 @pytest.mark.slow
 def test_a_checkpoint_inside_an_iteration_is_named_by_its_own_step(tiny_model, tmp_path):
     every = ModelCheckpoint(tmp_path / "kept", every_n_train_steps=1, save_top_k=-1)
-    trainer(tmp_path, 2, [every]).fit(module(tiny_model), data())
+    trainer(tmp_path, 2, [every]).fit(make_module(tiny_model), data())
     names = {p.name for p in (tmp_path / "kept").iterdir()}
     assert names == {f"epoch={n // 2}-step={n + 1}.ckpt" for n in range(4)}
 
@@ -388,57 +388,57 @@ def test_a_checkpoint_inside_an_iteration_is_named_by_its_own_step(tiny_model, t
 def test_weights_changed_since_validation_are_not_saved_as_best(tiny_model, tmp_path):
     # three steps an iteration, a validation after the second: the third one's weights differ
     best = BestCheckpoint("val/reward/total")
-    it = module(tiny_model, steps_per_pass=3)
-    trainer(tmp_path, 2, [best], val_check_interval=2).fit(it, data())
+    module = make_module(tiny_model, steps_per_pass=3)
+    trainer(tmp_path, 2, [best], val_check_interval=2).fit(module, data())
     assert not (tmp_path / "version_0" / "checkpoints" / "best.ckpt").exists()
 
 
 def test_a_checkpoint_that_does_not_name_its_optimiser_goes_on(tiny_model, tmp_path):
-    trainer(tmp_path / "a", 1, limit_val_batches=0).fit(module(tiny_model), data())
+    trainer(tmp_path / "a", 1, limit_val_batches=0).fit(make_module(tiny_model), data())
     old = torch.load(last(tmp_path / "a"), weights_only=True)
     del old["optimizer"]
     torch.save(old, tmp_path / "old.ckpt")
-    it = module(tiny_model)
+    module = make_module(tiny_model)
     run = trainer(tmp_path / "b", 2, limit_val_batches=0)
-    run.fit(it, data(), ckpt_path=str(tmp_path / "old.ckpt"))
+    run.fit(module, data(), ckpt_path=str(tmp_path / "old.ckpt"))
     assert run.global_step == 4
 
 
 def test_asking_draws_other_samples_than_training_and_by_the_runs_seed(tiny_model):
-    it, other = module(tiny_model), module(tiny_model, seed=1)
+    module, other = make_module(tiny_model), make_module(tiny_model, seed=1)
     question = Numbers().questions("train")[0]
-    asked = [t.sample.token_ids for t in it.ask(question, samples=8)]
+    asked = [t.sample.token_ids for t in module.ask(question, samples=8)]
     assert asked != [t.sample.token_ids for t in other.ask(question, samples=8)]
-    collected = it.rollout.play(it.engine, it.chat, [question], 8, (0, 0, 0), False)[0]
+    collected = module.rollout.play(module.engine, module.chat, [question], 8, (0, 0, 0), False)[0]
     assert asked != [t.sample.token_ids for t in collected]
-    (trajectory,) = it.ask(question.text)
+    (trajectory,) = module.ask(question.text)
     assert trajectory.question.text == question.text
     with pytest.raises(RecipeError, match="samples is 0"):
-        it.ask(question, samples=0)
+        module.ask(question, samples=0)
 
 
 def test_a_run_starts_the_engine_that_a_question_has_started_anew(tiny_model, tmp_path):
-    it = module(tiny_model, {"lora": Lora(r=4)})
-    it.ask("Number 7?")
-    assert it.engine.in_force["weights while sampling"] == "base and adapter"
-    it.engine.decode_weights = "dense"
+    module = make_module(tiny_model, {"lora": Lora(r=4)})
+    module.ask("Number 7?")
+    assert module.engine.in_force["weights while sampling"] == "base and adapter"
+    module.engine.decode_weights = "dense"
     # what has begun goes on as it began: there may be no room for dense weights
-    it.ask("Number 7?")
-    assert it.engine.in_force["weights while sampling"] == "base and adapter"
-    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
-    assert it.engine.in_force["weights while sampling"] == "base, dense, and adapter"
+    module.ask("Number 7?")
+    assert module.engine.in_force["weights while sampling"] == "base and adapter"
+    trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
+    assert module.engine.in_force["weights while sampling"] == "base, dense, and adapter"
 
 
 def test_samples_have_the_temperature_that_is_asked_for(tiny_model):
-    it = module(tiny_model, rollout={"temperature": 0.7})
-    it.policy.load()
+    module = make_module(tiny_model, rollout={"temperature": 0.7})
+    module.policy.load()
     question = "Number 7?"
-    (greedy,) = it.ask(question)
-    assert [t.sample.token_ids for t in it.ask(question, temperature=0)] == [
+    (greedy,) = module.ask(question)
+    assert [t.sample.token_ids for t in module.ask(question, temperature=0)] == [
         greedy.sample.token_ids
     ]
-    cold, own = it.ask(question, 4, temperature=0.01), it.ask(question, 4)
-    same = it.ask(question, 4, temperature=0.7)
+    cold, own = module.ask(question, 4, temperature=0.01), module.ask(question, 4)
+    same = module.ask(question, 4, temperature=0.7)
     assert [t.sample.token_ids for t in same] == [t.sample.token_ids for t in own]
     assert {t.sample.token_ids for t in cold} != {t.sample.token_ids for t in own}
     # the log-probabilities are those of the tempered distribution: nearly certain, nearly uniform
@@ -446,15 +446,15 @@ def test_samples_have_the_temperature_that_is_asked_for(tiny_model):
         p for p, k in zip(cold[0].sampler_logprobs, cold[0].sampled_turns, strict=True) if not k
     ]
     assert sum(first) > -1e-3
-    (hot,) = it.ask(question, temperature=1000.0)
-    vocabulary = it.policy.config.vocab_size
+    (hot,) = module.ask(question, temperature=1000.0)
+    vocabulary = module.policy.config.vocab_size
     assert hot.sampler_logprobs[0] == pytest.approx(-math.log(vocabulary), abs=0.2)
-    assert it.rollout.temperature == 0.7
+    assert module.rollout.temperature == 0.7
     for wrong in (-1, math.nan, math.inf, 10**400):
         with pytest.raises(RecipeError, match=f"temperature is {wrong!r:.80}"):
-            it.ask(question, temperature=wrong)
+            module.ask(question, temperature=wrong)
     with pytest.raises(RecipeError, match=r"temperature is 0, which is greedy, so 4 samples"):
-        it.ask(question, 4, temperature=0)
+        module.ask(question, 4, temperature=0)
 
 
 @pytest.mark.parametrize(
@@ -467,31 +467,31 @@ def test_samples_have_the_temperature_that_is_asked_for(tiny_model):
     ],
 )
 def test_how_to_sample_is_checked_before_any_weights_are_loaded(tiny_model, settings, message):
-    it = module(tiny_model)
+    module = make_module(tiny_model)
     with pytest.raises(RecipeError, match=f"^{message}$"):
-        it.ask("Number 7?", **{"samples": 2, **settings})
-    assert it.policy.network is None
+        module.ask("Number 7?", **{"samples": 2, **settings})
+    assert module.policy.network is None
 
 
 def test_any_sequence_of_questions_is_asked(tiny_model):
     # a column of `datasets` is a sequence, and no list
-    answered = module(tiny_model).ask(UserList(["Number 1?", "Number 2?"]))
+    answered = make_module(tiny_model).ask(UserList(["Number 1?", "Number 2?"]))
     assert [trajectory.question.text for trajectory in answered] == ["Number 1?", "Number 2?"]
 
 
 @pytest.mark.parametrize("asked", [5, [5], None, {"a": 1}], ids=str)
 def test_asking_anything_but_questions_is_refused_with_what_can_be_asked(tiny_model, asked):
-    it = module(tiny_model)
-    it.policy.load()
+    module = make_module(tiny_model)
+    module.policy.load()
     with pytest.raises(RecipeError, match=r"cannot ask .*; ask texts, or turnrl"):
-        it.ask(asked)
+        module.ask(asked)
 
 
 def test_attempts_at_asked_questions_can_be_scored(tiny_model):
-    it = module(tiny_model)
+    module = make_module(tiny_model)
     asked = [Question("a", "Number 7?", ("7",)), Question("b", "Number 8?", ("8",))]
-    tried = it.ask(asked, samples=3)
-    scores = it.scores(tried)
+    tried = module.ask(asked, samples=3)
+    scores = module.scores(tried)
     assert len(scores) == 6
     for attempt, score in zip(tried, scores, strict=True):
         calls = sum(0.1 * len(turn.results) for turn in attempt.turns)
@@ -503,7 +503,7 @@ def test_attempts_at_asked_questions_can_be_scored(tiny_model):
         assert {"tool_execution", "answer_in_results", "format"} < set(score)
     assert len({score["reward/total"] for score in scores}) > 1
     with pytest.raises(turnrl.DataError, match=r"'Number 7\?' has no accepted answer"):
-        it.scores(it.ask("Number 7?"))
+        module.scores(module.ask("Number 7?"))
 
 
 @pytest.mark.slow
@@ -537,10 +537,10 @@ def test_no_code_beside_a_checkpoint_is_imported(run):
 
 
 def test_a_part_that_is_exchanged_between_two_questions_holds(tiny_model):
-    it = module(tiny_model)
-    attempts = it.ask([Question("x", "Number 7?", ("7",))])
-    it.rewards = [Answered()]
-    (score,) = it.scores(attempts)
+    module = make_module(tiny_model)
+    attempts = module.ask([Question("x", "Number 7?", ("7",))])
+    module.rewards = [Answered()]
+    (score,) = module.scores(attempts)
     assert {name for name in score if "/" in name} == {
         *("reward/outcome/answered", "reward/turn", "reward/outcome", "reward/total")
     }

@@ -352,13 +352,13 @@ def test_the_policys_actions_and_skills_are_measured(starter, tmp_path, monkeypa
     from turnrl_atlas.forms import FORMS, TWO_TURN
 
     monkeypatch.chdir(tmp_path)
-    it = Measured(Policy(str(STARTER)), questions=16, samples=2)
-    does = it.acting(TWO_TURN, Atlas(), "famous")
+    measured = Measured(Policy(str(STARTER)), questions=16, samples=2)
+    does = measured.acting(TWO_TURN, Atlas(), "famous")
     assert all(0 <= share <= 1 for share in does.values())
     assert 0.8 < does["sampled: answers at once"] + does["sampled: calls"] <= 1
     for form in FORMS:
-        assert it.skills(form)["and pointed to the sentence"] > 0.7
-        assert it.tools(form)["of the calls: can be read"] > 0.5
+        assert measured.skills(form)["and pointed to the sentence"] > 0.7
+        assert measured.tools(form)["of the calls: can be read"] > 0.5
 
 
 @pytest.mark.slow

@@ -395,7 +395,7 @@ def test_a_checkpoint_that_python_wrote_is_scored_and_resumed_by_the_command_lin
 ):
     import runs
 
-    runs.trainer("by_hand", 1).fit(runs.module(tiny_model), runs.data())
+    runs.trainer("by_hand", 1).fit(runs.make_module(tiny_model), runs.data())
     checkpoint = runs.last("by_hand")
     assert main(["eval", "recipe.yaml", "--ckpt_path", checkpoint]) == 0
     assert main(["fit", "recipe.yaml", "--ckpt_path", checkpoint]) == 0

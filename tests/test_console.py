@@ -31,7 +31,7 @@ from lightning.pytorch.loggers import CSVLogger
 import turnrl
 import turnrl.agent.rollout
 from commands import save
-from runs import data, last, module, rows, trainer
+from runs import data, last, make_module, rows, trainer
 from turnrl.cli import main
 from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.fit import _announce, device_name
@@ -145,7 +145,7 @@ def test_a_validation_inside_an_iteration_leaves_the_rows_whole(tiny_model, tmp_
     with terminal() as lines:
         options = {"val_check_interval": 1, "enable_progress_bar": True}
         run = trainer(tmp_path, 1, [IterationLines()], **options)
-        run.fit(module(tiny_model, steps_per_pass=3), data())
+        run.fit(make_module(tiny_model, steps_per_pass=3), data())
     titles = [line[:17].rstrip() for line in lines if re.search(r" \d\d:\d\d ", line)]
     assert titles == ["before training", "at step 1", "at step 2", "iteration   1/1", "validation"]
 
@@ -153,9 +153,11 @@ def test_a_validation_inside_an_iteration_leaves_the_rows_whole(tiny_model, tmp_
 def test_nothing_of_lightnings_stands_between_the_rows_at_the_end(tiny_model, tmp_path, caplog):
     caplog.set_level(logging.INFO)
     shown = {"enable_progress_bar": True}
-    trainer(tmp_path / "a", 1, [IterationLines()], **shown).fit(module(tiny_model), data())
+    trainer(tmp_path / "a", 1, [IterationLines()], **shown).fit(make_module(tiny_model), data())
     assert "stopped" not in caplog.text
-    trainer(tmp_path / "b", 1).fit(module(tiny_model), data())  # where there are no rows it stays
+    trainer(tmp_path / "b", 1).fit(
+        make_module(tiny_model), data()
+    )  # where there are no rows it stays
     assert "`Trainer.fit` stopped: `max_epochs=1` reached." in caplog.text
 
 
@@ -180,7 +182,7 @@ def test_a_line_is_printed_when_its_row_is_written(recipe, tiny_model, monkeypat
     # the same where the lines were given, and so stand before what writes rows
     logger = CSVLogger("runs", name="recipe", version=0)
     shown = {"enable_progress_bar": True, "logger": logger}
-    trainer(".", 2, [IterationLines()], **shown).fit(module(tiny_model), data())
+    trainer(".", 2, [IterationLines()], **shown).fit(make_module(tiny_model), data())
     assert seen == [(1, 1), (2, 2)]
 
 
@@ -281,8 +283,8 @@ def test_a_plain_trainer_shows_the_same_lines_and_no_summary(tiny_model, tmp_pat
     options = {"accelerator": "cpu", "log_every_n_steps": 1}  # and a check of sanity first
     logger = CSVLogger(tmp_path, name="", version=0)
     run = L.Trainer(max_epochs=1, logger=logger, enable_checkpointing=False, **options)
-    it = module(tiny_model)
-    run.fit(it, data())
+    module = make_module(tiny_model)
+    run.fit(module, data())
     lines = capsys.readouterr().out.splitlines()
     assert "FLOPs" not in "\n".join(lines)
     assert f"writing to {tmp_path}/version_0" in lines
@@ -304,7 +306,7 @@ def test_a_plain_trainer_shows_the_same_lines_and_no_summary(tiny_model, tmp_pat
         ("1", True),
     ]
     assert found[0]["val/reward/total"] != found[1]["val/reward/total"]
-    run.validate(it, data(), verbose=False)
+    run.validate(module, data(), verbose=False)
     assert sum(isinstance(c, IterationLines) for c in run.callbacks) == 1
 
 
@@ -312,9 +314,9 @@ def test_a_run_after_an_evaluation_begins_with_the_policy_before_training(
     tiny_model, tmp_path, capsys
 ):
     run = trainer(tmp_path, 1, enable_progress_bar=True)
-    it = module(tiny_model)
-    run.validate(it, data(), verbose=False)
-    run.fit(it, data())
+    module = make_module(tiny_model)
+    run.validate(module, data(), verbose=False)
+    run.fit(module, data())
     lines = capsys.readouterr().out.splitlines()
     titles = ("evaluating the policy", "before training  ", "iteration   1/1  ", "validation  ")
     shown = [line for line in lines if line.startswith(titles)]
@@ -323,7 +325,7 @@ def test_a_run_after_an_evaluation_begins_with_the_policy_before_training(
 
 def test_a_validation_inside_an_iteration_is_no_validation_of_its_end(tiny_model, tmp_path, capsys):
     run = trainer(tmp_path, 2, [IterationLines()], val_check_interval=1, enable_progress_bar=True)
-    run.fit(module(tiny_model), data())
+    run.fit(make_module(tiny_model), data())
     lines = capsys.readouterr().out.splitlines()
     shown = [
         line.split()
@@ -350,9 +352,9 @@ def test_a_second_run_shows_nothing_of_the_first(tiny_model, tmp_path, capsys):
 
     lines, shown = IterationLines(), {"enable_progress_bar": True}
     with pytest.raises(OSError, match="disk full"):
-        trainer(tmp_path / "a", 1, [lines, Fails()], **shown).fit(module(tiny_model), data())
+        trainer(tmp_path / "a", 1, [lines, Fails()], **shown).fit(make_module(tiny_model), data())
     assert "iteration   1/1" not in capsys.readouterr().out  # its checkpoint was not written
-    trainer(tmp_path / "b", 1, [lines], **shown).fit(module(tiny_model), data())
+    trainer(tmp_path / "b", 1, [lines], **shown).fit(make_module(tiny_model), data())
     printed = capsys.readouterr().out.splitlines()
     for title in ("iteration   1/1", "before training"):
         assert sum(line.startswith(title) for line in printed) == 1
@@ -363,7 +365,7 @@ def test_without_a_logger_a_run_prints_where_checkpoints_are_and_how_to_ask(
 ):
     options = {"enable_progress_bar": True, "logger": False, "default_root_dir": tmp_path}
     run = trainer(tmp_path, 1, [IterationLines()], **options)
-    run.fit(module(tiny_model), data())
+    run.fit(make_module(tiny_model), data())
     lines = capsys.readouterr().out.splitlines()
     assert lines.count(f"writing to only checkpoints/ in {tmp_path}: trainer.logger is false") == 1
     assert (tmp_path / "checkpoints" / "last.ckpt").is_file()
@@ -376,7 +378,7 @@ def test_a_bar_and_a_summary_that_were_asked_for_stay(tiny_model, tmp_path, caps
 
     options = {"enable_progress_bar": True, "enable_model_summary": True, "limit_val_batches": 0}
     summary = ModelSummary(max_depth=2)
-    trainer(tmp_path, 1, [Bar(), summary], **options).fit(module(tiny_model), data())
+    trainer(tmp_path, 1, [Bar(), summary], **options).fit(make_module(tiny_model), data())
     printed = capsys.readouterr()
     assert "iteration   1/1" not in printed.out
     assert "Epoch 0: 100%" in printed.out + printed.err
@@ -398,7 +400,7 @@ def test_a_custom_progress_bar_prints_the_announcements(tiny_model, tmp_path):
             self.printed.append(text)
 
     options = {"enable_progress_bar": True, "limit_val_batches": 0}
-    trainer(tmp_path, 1, [Bar()], **options).fit(module(tiny_model), data())
+    trainer(tmp_path, 1, [Bar()], **options).fit(make_module(tiny_model), data())
     assert Bar.printed == ["reading the questions", f"loading {tiny_model}"]
 
 
@@ -408,14 +410,14 @@ def test_a_module_prints_beside_the_lines(tiny_model, tmp_path, capsys):
             pl_module.print("spoken")
 
     options = {"enable_progress_bar": True, "limit_val_batches": 0}
-    trainer(tmp_path, 1, [Speaks()], **options).fit(module(tiny_model), data())
+    trainer(tmp_path, 1, [Speaks()], **options).fit(make_module(tiny_model), data())
     lines = capsys.readouterr().out.splitlines()
     (line,) = [n for n, line in enumerate(lines) if line.startswith("iteration   1/1")]
     assert "spoken" in lines[:line]
 
 
 def test_no_bar_no_lines(tiny_model, tmp_path, capsys):
-    trainer(tmp_path, 1, limit_val_batches=0).fit(module(tiny_model), data())
+    trainer(tmp_path, 1, limit_val_batches=0).fit(make_module(tiny_model), data())
     assert capsys.readouterr().out == ""
 
 
@@ -453,7 +455,7 @@ def test_a_card_is_named_unless_it_is_hidden(monkeypatch, tmp_path):
 
 
 def test_the_checkpoint_of_a_run_holds_the_first_figures(tiny_model, tmp_path):
-    trainer(tmp_path, 1).fit(module(tiny_model), data())
+    trainer(tmp_path, 1).fit(make_module(tiny_model), data())
     figures = torch.load(last(tmp_path), weights_only=True)["first_figures"]
     assert figures["iteration"] == 0
     assert "val/exact_match" in figures
@@ -464,10 +466,10 @@ def test_the_checkpoint_of_a_run_holds_the_first_figures(tiny_model, tmp_path):
 
 
 def test_a_resumed_run_ends_with_bars_of_all_its_rows(tiny_model, tmp_path, capsys):
-    trainer(tmp_path, 2, enable_progress_bar=True).fit(module(tiny_model), data())
+    trainer(tmp_path, 2, enable_progress_bar=True).fit(make_module(tiny_model), data())
     capsys.readouterr()
     again = trainer(tmp_path / "again", 4, enable_progress_bar=True)
-    again.fit(module(tiny_model), data(), ckpt_path=last(tmp_path))
+    again.fit(make_module(tiny_model), data(), ckpt_path=last(tmp_path))
     lines = capsys.readouterr().out.splitlines()
     bars = {line.split()[0]: line.split()[3] for line in lines if re.match(r"(val|train)/", line)}
     assert {len(one) for one in bars.values()} == {5}  # before training, and four validations
@@ -494,9 +496,9 @@ def test_a_run_that_is_finished_says_so_and_how_to_go_on_and_leaves_no_folder(re
 def test_resuming_a_finished_plain_trainer_run_says_to_raise_max_epochs(
     tiny_model, tmp_path, capsys
 ):
-    trainer(tmp_path, 1).fit(module(tiny_model), data())
+    trainer(tmp_path, 1).fit(make_module(tiny_model), data())
     again = trainer(tmp_path, 1, enable_progress_bar=True, logger=False)
-    again.fit(module(tiny_model), data(), ckpt_path=last(tmp_path))
+    again.fit(make_module(tiny_model), data(), ckpt_path=last(tmp_path))
     told = capsys.readouterr()
     assert (
         "finished: 1 iterations are done, and max_epochs is 1.\nTo train on, set max_epochs=N, N"

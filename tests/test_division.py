@@ -20,7 +20,7 @@ from torch.distributed.tensor import DTensor
 from division_script import CASES, Writes, train
 from nursery import python
 from processes import start
-from runs import module
+from runs import make_module as module
 from turnrl import CheckpointError, Lora, Policy, RecipeError, Start
 from turnrl.checks import check_division
 from turnrl.policy import trials

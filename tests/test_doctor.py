@@ -19,7 +19,7 @@ import yaml
 import turnrl
 import worlds
 from commands import RECIPE, save
-from runs import data, module
+from runs import data, make_module
 from turnrl import Check, Finding, Lora, Policy, RecipeError, Start, ToolError, Toolset
 from turnrl.cli import main
 from turnrl_doctor import checks
@@ -278,9 +278,9 @@ class Away(Toolset):
 def test_a_card_elsewhere_excuses_an_outage_of_tools_and_no_fault_of_theirs(
     recipe, tiny_model, tool, status
 ):
-    it = module(tiny_model)
-    it.rollout = replace(it.rollout, tools=[tool()])
-    found = diagnose(Start(torch.device("cpu"), it, data()))
+    module = make_module(tiny_model)
+    module.rollout = replace(module.rollout, tools=[tool()])
+    found = diagnose(Start(torch.device("cpu"), module, data()))
     (line,) = [one for one in map(_of_another_machine, found) if one.name.startswith("tool")]
     assert line.status == status
 
@@ -560,7 +560,7 @@ def test_the_trial_runs_a_miniature_of_the_models_kind(tiny_model, tmp_path, set
     small = miniature(Policy(str(tiny_model), **settings), tmp_path / "mini")
     text = small.config
     assert (text.num_attention_heads, text.num_key_value_heads, text.head_dim) == (4, 2, 16)
-    start = Start(torch.device("cpu"), module(tiny_model, settings), data())
+    start = Start(torch.device("cpu"), make_module(tiny_model, settings), data())
     told = {found.name: found for found in diagnose(start)}
     assert [told[name].status for name in ("sharing", "sampling", "learning")] == ["pass"] * 3
 
@@ -570,7 +570,7 @@ def test_prefix_sharing_that_is_not_in_force_is_a_warning(tiny_model, monkeypatc
         return "of this test"
 
     monkeypatch.setattr("turnrl.policy.trials.check_sharing", refuse)
-    start = Start(torch.device("cpu"), module(tiny_model), data())
+    start = Start(torch.device("cpu"), make_module(tiny_model), data())
     told = {found.name: found for found in diagnose(start)}
     assert told["sharing"].status == "warn"
     assert "of this test" in told["sharing"].text

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from runs import Printed, data, module, trainer
+from runs import Printed, data, make_module, trainer
 from trajectories import said, trajectory
 from turnrl import (
     AdvantageEstimator,
@@ -256,10 +256,10 @@ def test_estimators_say_whether_they_charge_costs_to_every_attempt():
 
 def earning(tiny_model, folder, *bars, epochs=1):
     """A run in which searches cost, and no other reward pays turns."""
-    it = module(tiny_model)
-    it.rewards = [SearchCost(), Answered()]
+    module = make_module(tiny_model)
+    module.rewards = [SearchCost(), Answered()]
     run = trainer(folder, epochs, bars, enable_progress_bar=bool(bars), limit_val_batches=0)
-    run.fit(it, data())
+    run.fit(module, data())
 
 
 def test_a_run_says_once_whether_calls_pay_off(tiny_model, tmp_path, caplog):

@@ -11,7 +11,7 @@ import torch
 
 from pages import pieces
 from rollouts import CALL, QUESTION, Brackets, Look
-from runs import module
+from runs import make_module
 from turnrl import (
     ChatFormat,
     MessageSampler,
@@ -99,7 +99,7 @@ def test_a_trajectory_of_messages_is_never_trained_on(chat, tiny_model):
         with pytest.raises(
             RecipeError, match=r"model\.engine is a Endpoint, which is not an Engine"
         ):
-            module(tiny_model, engine=endpoint(server))
+            make_module(tiny_model, engine=endpoint(server))
 
 
 def test_a_turn_ends_at_the_stop_string_wherever_the_server_would_go_on(chat):

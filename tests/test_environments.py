@@ -21,7 +21,7 @@ from gymnasium import spaces
 
 from commands import fails
 from rollouts import Look
-from runs import data, module, trainer
+from runs import data, make_module, trainer
 from turnrl import (
     MTGRPO,
     DataError,
@@ -485,9 +485,11 @@ def test_a_run_warns_once_of_the_first_iteration_or_of_three_in_a_row(
     engine = ScriptedEngine(chat.tokenizer, says)
     rollout = Rollout(Action(1, "text"), [room(step=step)], max_tokens=2000)
     policy, sgd = Policy(str(tiny_model)), functools.partial(torch.optim.SGD, lr=0.0)
-    it = MTGRPO(policy, rollout, [EnvironmentReward()], engine=engine, group_size=4, optimizer=sgd)
+    module = MTGRPO(
+        policy, rollout, [EnvironmentReward()], engine=engine, group_size=4, optimizer=sgd
+    )
     tasks = QuestionData(Seeds(), Seeds(), questions_per_iteration=1)
-    trainer(tmp_path, len(ends), [Endings()], limit_val_batches=0).fit(it, tasks)
+    trainer(tmp_path, len(ends), [Endings()], limit_val_batches=0).fit(module, tasks)
     iterations = re.findall(r"no attempt of iteration (\d+) was ended by its", caplog.text)
     assert list(map(int, iterations)) == warned
 
@@ -987,22 +989,24 @@ def test_processes_and_collections_share_the_capacity_of_an_environment(chat):
 
 def test_a_capacity_that_does_not_suffice_is_refused_before_a_model_is_loaded(tiny_model, tmp_path):
     # an attempt of two turns with two branches each has five
-    it = module(tiny_model, engine=ScriptedEngine(None, None), estimator=Branched(probes=2))
-    it.rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=2)])
+    module = make_module(
+        tiny_model, engine=ScriptedEngine(None, None), estimator=Branched(probes=2)
+    )
+    module.rollout = Rollout(Action(2, "text"), [Gymnasium(make=Room, capacity=2)])
     message = (
         r"environment .*Room.* has capacity = 2, and the least .* at a time is 5 \(1 x 1 x 5\): "
     )
     with pytest.raises(RecipeError, match=message):
-        trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+        trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
 
 
 def test_a_capacity_below_a_group_is_named_and_not_the_engine(tiny_model, caplog):
-    it = module(tiny_model, engine=Slots())
+    module = make_module(tiny_model, engine=Slots())
     tool = Gymnasium(make=Room, capacity=1)
-    it.rollout = Rollout(Action(2, "text"), [tool], max_turn_tokens=4)
+    module.rollout = Rollout(Action(2, "text"), [tool], max_turn_tokens=4)
     with caplog.at_level("INFO"):
-        it.ask("?")
-    room = f"environment Room has room for 1 of a group's {it.group_size} trajectories, so the"
+        module.ask("?")
+    room = f"environment Room has room for 1 of a group's {module.group_size} trajectories, so the"
     assert room in caplog.text
     assert "Slots has room" not in caplog.text
 

@@ -20,7 +20,7 @@ from lightning.pytorch.callbacks import Callback
 
 from attempts import Calls, attempt, turn
 from rollouts import CALL, Brackets, Look, say
-from runs import adamw, column, data, last, module, rows, trainer, weights
+from runs import adamw, column, data, last, make_module, rows, trainer, weights
 from trajectories import ids_of
 from turnrl import (
     AdvantageEstimator,
@@ -187,13 +187,15 @@ def test_an_error_reports_a_tool_whose_sessions_cannot_be_copied(chat, lockstep)
 def test_probes_change_nothing_for_the_trajectories(tiny_model):
     from turnrl_slots import Slots
 
-    it = module(tiny_model)
-    it.policy.load()
+    module = make_module(tiny_model)
+    module.policy.load()
     engine, collections = Slots(), []
-    engine.start(it.policy, it.rollout.max_tokens)
+    engine.start(module.policy, module.rollout.max_tokens)
     for probes in (0, 2):
         engine.sync(probes)
-        collections.append(it.rollout.begin(engine, it.chat, QUESTIONS, 3, (5,), probes).result())
+        collections.append(
+            module.rollout.begin(engine, module.chat, QUESTIONS, 3, (5,), probes).result()
+        )
     (plain, none, _), (groups, branches, _) = collections
     assert texts(groups) == texts(plain)
     assert none == [[], []]
@@ -279,15 +281,15 @@ def test_an_estimator_with_probes_gets_state_values_and_the_run_logs_their_token
     tiny_model, tmp_path
 ):
     estimator = ToGo(probes=2)
-    it = learn(tiny_model, tmp_path, estimator=estimator)
+    module = learn(tiny_model, tmp_path, estimator=estimator)
     assert len(estimator.seen) == 4
     for group in estimator.seen:
         assert group.state_values.shape == group.turn_rewards.shape
         assert not group.state_values[~group.reached].any()
         assert len(group.trajectories) == 4
     assert column(tmp_path, "rollout/probe_tokens")[0] > 4
-    collected = it.experience.collected
-    learned = sum(len(advantages) for advantages in it.experience.advantages)
+    collected = module.experience.collected
+    learned = sum(len(advantages) for advantages in module.experience.advantages)
     assert collected.probe_tokens == collected.sampled - learned
     assert {row["group"] for row in recorded(tmp_path)} == {0, 1, 2, 3}
     assert len(recorded(tmp_path)) == 16  # probes are no part of the record
@@ -295,9 +297,9 @@ def test_an_estimator_with_probes_gets_state_values_and_the_run_logs_their_token
 
 def learn(model, folder, iterations=1, callbacks=(), **options):
     """A module after so many iterations."""
-    it = module(model, **options)
-    trainer(folder, iterations, callbacks, limit_val_batches=0).fit(it, data())
-    return it
+    module = make_module(model, **options)
+    trainer(folder, iterations, callbacks, limit_val_batches=0).fit(module, data())
+    return module
 
 
 def recorded(folder):
@@ -313,20 +315,20 @@ def texts(groups):
 def test_a_collection_with_another_seed_has_other_probes(tiny_model):
     from turnrl_slots import Slots
 
-    it = module(tiny_model)
-    it.policy.load()
+    module = make_module(tiny_model)
+    module.policy.load()
     engine, collections = Slots(), []
-    engine.start(it.policy, it.rollout.max_tokens)
+    engine.start(module.policy, module.rollout.max_tokens)
     for seed in (5, 6, 5):
         engine.sync(len(collections))
-        probes = it.rollout.begin(engine, it.chat, QUESTIONS, 3, (seed,), 1).result().probes
+        probes = module.rollout.begin(engine, module.chat, QUESTIONS, 3, (seed,), 1).result().probes
         collections.append(texts([p.trajectory for p in group] for group in probes))
     assert collections[0] == collections[2] != collections[1]
 
 
 def test_a_tree_trains_on_each_branch_and_once_on_their_shared_turns(tiny_model, tmp_path):
     estimator = ToGo(probes=1, trains_probes=True)
-    it = learn(tiny_model, tmp_path, callbacks=[Recorder(None)], estimator=estimator)
+    module = learn(tiny_model, tmp_path, callbacks=[Recorder(None)], estimator=estimator)
     for group in estimator.seen:
         assert group.parents[:4] == (0, 1, 2, 3)
         assert len(group.parents) == len(group.trajectories) > 4
@@ -338,7 +340,7 @@ def test_a_tree_trains_on_each_branch_and_once_on_their_shared_turns(tiny_model,
             assert trajectory.turns[:at] == trunk.turns[:at]
             assert reached.tolist() == [at <= k < len(trajectory.turns) for k in range(2)]
     assert column(tmp_path, "rollout/probe_tokens") == [0]  # nothing is sampled for values alone
-    experience = it.experience
+    experience = module.experience
     assert experience.collected.sampled == sum(len(a) for a in experience.advantages)
     trained = sum(len(advantages) for advantages in experience.advantages)
     whole = [len(ids_of(t, k)) for t in experience.trajectories for k in range(len(t.turns))]
@@ -368,10 +370,12 @@ def test_a_critic_learns_to_predict_returns_at_its_own_learning_rate(tiny_model,
             return [-1.0, 1.0][turn] if len(trajectory.turns) > 1 else 0.0
 
     estimator = ToGo(critic=Critic(lr=0.5))
-    it = module(tiny_model, estimator=estimator, objective=ClippedSurrogate(value_coef=0.5))
-    it.rewards[:] = [Toll()]
+    module = make_module(
+        tiny_model, estimator=estimator, objective=ClippedSurrogate(value_coef=0.5)
+    )
+    module.rewards[:] = [Toll()]
     run = trainer(tmp_path, 8, limit_val_batches=0)
-    run.fit(it, data())
+    run.fit(module, data())
     policy, head = run.optimizers[0].param_groups
     assert (policy["lr"], head["lr"]) == (3e-3, 0.5)
     assert len(head["params"]) == 2
@@ -389,19 +393,19 @@ def test_a_critic_learns_to_predict_returns_at_its_own_learning_rate(tiny_model,
 
 
 def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
-    it = module(tiny_model, estimator=ToGo(critic=Critic()))
-    it.configure_model()
-    torch.nn.init.normal_(it.policy.value_head.weight)
-    groups = it.collector.score(it.collector.explore(QUESTIONS, 3, (1,)).trajectories)
+    module = make_module(tiny_model, estimator=ToGo(critic=Critic()))
+    module.configure_model()
+    torch.nn.init.normal_(module.policy.value_head.weight)
+    groups = module.collector.score(module.collector.explore(QUESTIONS, 3, (1,)).trajectories)
     for group in groups:
-        scores = read_trajectories(group.trajectories, it.read)
+        scores = read_trajectories(group.trajectories, module.read)
         for trajectory, values in zip(group.trajectories, (s.values for s in scores), strict=True):
             with torch.no_grad():
-                network = it.policy.network
+                network = module.policy.network
                 states = network.model(input_ids=torch.tensor([trajectory.sample.token_ids]))[0][0]
                 states = states / states.square().mean(-1, keepdim=True).sqrt() / 64
                 naive = [
-                    it.policy.value_head(states[t - 1])[0]
+                    module.policy.value_head(states[t - 1])[0]
                     for t, k in enumerate(trajectory.sample.turn_index)
                     if k >= 0
                 ]
@@ -422,12 +426,12 @@ def test_the_value_loss_reaches_the_policy_if_the_recipe_says_so(tiny_model, tra
     assert policy.value_head.weight.grad.abs().sum() > 0
 
 
-def naive_step(it, trajectories, streams, level):
+def naive_step(module, trajectories, streams, level):
     """The loss of a step, a token at a time: the surrogate with its segment's ratio, and half the
     square of what the critic missed, each with the token's weight."""
     total = 0.0
     for trajectory, (advantages, returns, old, weight) in zip(trajectories, streams, strict=True):
-        network, head = it.policy.network, it.policy.value_head
+        network, head = module.policy.network, module.policy.value_head
         with torch.no_grad():
             ids = torch.tensor([trajectory.sample.token_ids])
             states = network.model(input_ids=ids)[0][0]
@@ -446,11 +450,11 @@ def naive_step(it, trajectories, streams, level):
                 if level == "trajectory" or turns[u] == turns[t]
             ]
             ratio = math.exp(sum(segment) / len(segment))
-            low, high = it.objective.clips
+            low, high = module.objective.clips
             bounded = min(max(ratio, 1 - low), 1 + high)
             gain = min(ratio * advantages[n], bounded * advantages[n])
             missed = returns[n] - float(head(states[t - 1]).detach())
-            total += weight * (-gain + it.objective.value_coef * missed**2 / 2)
+            total += weight * (-gain + module.objective.value_coef * missed**2 / 2)
     return total
 
 
@@ -458,11 +462,11 @@ def naive_step(it, trajectories, streams, level):
 def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level):
     torch.manual_seed(0)
     objective = ClippedSurrogate(0.1, 0.1, ratio_level=level, value_coef=0.3)
-    it = module(tiny_model, estimator=ToGo(critic=Critic()), objective=objective)
-    it.configure_model()
-    torch.nn.init.normal_(it.policy.value_head.weight)
+    module = make_module(tiny_model, estimator=ToGo(critic=Critic()), objective=objective)
+    module.configure_model()
+    torch.nn.init.normal_(module.policy.value_head.weight)
     trajectories = [
-        t for group in it.collector.explore(QUESTIONS, 3, (1,)).trajectories for t in group
+        t for group in module.collector.explore(QUESTIONS, 3, (1,)).trajectories for t in group
     ]
     counts = [len(t.sampled_turns) for t in trajectories]
     assert max(len(t.turns) for t in trajectories) == 2
@@ -481,10 +485,10 @@ def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level
         old_logprobs=torch.cat(old),
         returns=torch.cat(returns),
     )
-    loss = it.loss(batch)[0]
+    loss = module.loss(batch)[0]
     streams = zip(advantages, returns, old, shares, strict=True)
     wanted = naive_step(
-        it, trajectories, [[*map(tuple, s[:3]), float(s[3])] for s in streams], level
+        module, trajectories, [[*map(tuple, s[:3]), float(s[3])] for s in streams], level
     )
     assert float(loss.detach()) == pytest.approx(float(wanted), abs=1e-5)
 
@@ -504,13 +508,13 @@ def test_a_policy_may_get_a_critic_later_and_lose_it_again(tiny_model):
 def test_a_critics_checkpoint_can_be_evaluated_but_not_trained_without_a_critic(
     tiny_model, tmp_path
 ):
-    it = learn(tiny_model, tmp_path / "first", estimator=ToGo(critic=Critic()))
-    plain = module(tiny_model)
+    module = learn(tiny_model, tmp_path / "first", estimator=ToGo(critic=Critic()))
+    plain = make_module(tiny_model)
     done = {"ckpt_path": last(tmp_path / "first"), "weights_only": True}
     trainer(tmp_path / "eval", 1).validate(plain, data(), verbose=False, **done)
-    assert torch.equal(weights(plain.policy), weights(it.policy)[: len(weights(plain.policy))])
+    assert torch.equal(weights(plain.policy), weights(module.policy)[: len(weights(plain.policy))])
     with pytest.raises(CheckpointError, match="value_head"):
-        trainer(tmp_path / "fit", 2).fit(module(tiny_model), data(), **done)
+        trainer(tmp_path / "fit", 2).fit(make_module(tiny_model), data(), **done)
 
 
 def test_a_ruined_critic_takes_no_good_checkpoints_place(tiny_model, tmp_path):
@@ -519,17 +523,17 @@ def test_a_ruined_critic_takes_no_good_checkpoints_place(tiny_model, tmp_path):
             with torch.no_grad():
                 pl_module.policy.value_head.bias.fill_(torch.inf)
 
-    it = module(tiny_model, estimator=ToGo(critic=Critic()))
+    module = make_module(tiny_model, estimator=ToGo(critic=Critic()))
     run = trainer(tmp_path, 1, limit_val_batches=0)
     run.callbacks.insert(0, Ruins())
     with pytest.raises(TrainingError, match="its values are not finite"):
-        run.fit(it, data())
+        run.fit(module, data())
     assert torch.load(last(tmp_path), weights_only=True)["global_step"] == 0
 
 
 def test_redraws_with_a_critic_are_refused(tiny_model):
     with pytest.raises(RecipeError, match=r"model\.redraws is 1, but with a critic \(ToGo\)"):
-        module(tiny_model, estimator=ToGo(critic=Critic()), redraws=1)
+        make_module(tiny_model, estimator=ToGo(critic=Critic()), redraws=1)
 
 
 def test_a_critic_out_of_range_is_refused():
@@ -544,10 +548,10 @@ def test_a_run_with_a_critic_goes_on_exactly(tiny_model, tmp_path):
     def estimator():
         return ToGo(critic=Critic(lr=0.1))
 
-    whole = module(tiny_model, estimator=estimator())
+    whole = make_module(tiny_model, estimator=estimator())
     trainer(tmp_path / "whole", 3).fit(whole, data())
-    trainer(tmp_path / "first", 2).fit(module(tiny_model, estimator=estimator()), data())
-    later = module(tiny_model, estimator=estimator())
+    trainer(tmp_path / "first", 2).fit(make_module(tiny_model, estimator=estimator()), data())
+    later = make_module(tiny_model, estimator=estimator())
     trainer(tmp_path / "later", 3).fit(
         later, data(), ckpt_path=last(tmp_path / "first"), weights_only=True
     )
@@ -595,14 +599,16 @@ class Rare(OutcomeReward):
 def test_metrics_are_of_the_first_draw_of_each_question(tiny_model, tmp_path):
     rows_of, paid_in_the_end = [], []
     for redraws in (0, 1, 3):
-        it = module(
+        module = make_module(
             tiny_model, estimator=OutcomeOnly(), redraws=redraws, group_size=2, optimizer=adamw(0.0)
         )
-        it.rewards = [Rare()]
+        module.rewards = [Rare()]
         folder = tmp_path / str(redraws)
-        trainer(folder, 2, limit_val_batches=0).fit(it, data())
+        trainer(folder, 2, limit_val_batches=0).fit(module, data())
         rows_of.append(rows(folder))
-        paid_in_the_end.append(sum(float(group.outcome.sum()) for group in it.experience.groups))
+        paid_in_the_end.append(
+            sum(float(group.outcome.sum()) for group in module.experience.groups)
+        )
     plain, *redrawn = rows_of
     first_draw = {
         name
@@ -625,11 +631,11 @@ def test_a_redrawn_group_is_another_one(tiny_model, tmp_path, caplog):
     runs = [
         learn(tiny_model, tmp_path / str(n), estimator=Fussy(4 * n), redraws=n) for n in range(3)
     ]
-    for drawn in zip(*(it.experience.groups for it in runs), strict=True):
+    for drawn in zip(*(module.experience.groups for module in runs), strict=True):
         assert len({group.question.id for group in drawn}) == 1
         assert len({tuple(t.sample.token_ids for t in group.trajectories) for group in drawn}) == 3
     # all that was sampled counts, and what was thrown away is not learned from
-    learned = [sum(len(a) for a in it.experience.advantages) for it in runs]
+    learned = [sum(len(a) for a in module.experience.advantages) for module in runs]
     assert runs[2].experience.collected.sampled == sum(learned)
     # every first draw taught nothing, and the run still learns
     assert column(tmp_path / "1", "rollout/degenerate_groups") == [1.0]
@@ -684,8 +690,8 @@ def test_branches_of_groups_that_are_sampled_anew_are_no_trajectories_of_theirs(
             self.asked += 1
             return group.reached.float() * (self.asked > self.patience)
 
-    it = learn(tiny_model, tmp_path, estimator=Bushy(4), redraws=1)
-    assert all(len(group.trajectories) > len(group.trunks) for group in it.experience.groups)
+    module = learn(tiny_model, tmp_path, estimator=Bushy(4), redraws=1)
+    assert all(len(group.trajectories) > len(group.trunks) for group in module.experience.groups)
     assert column(tmp_path, "rollout/redrawn_groups") == [1.0]
 
 
@@ -795,9 +801,9 @@ def test_rewards_see_all_trajectories_before_any_is_scored(tiny_model, tmp_path)
             return 0.0
 
     reward = Prepared()
-    it = module(tiny_model, estimator=TurnLevel())
-    it.rewards.append(reward)
-    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    module = make_module(tiny_model, estimator=TurnLevel())
+    module.rewards.append(reward)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
     assert reward.batches == [16]
 
 

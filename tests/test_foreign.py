@@ -21,7 +21,7 @@ import turnrl
 import turnrl.module
 from commands import RECIPE, fails, save
 from foreign import LEDGER, Far, counting
-from runs import TIMINGS, data, module
+from runs import TIMINGS, data, make_module
 from turnrl import Question
 from turnrl.cli import main
 from turnrl_slots import Slots
@@ -157,7 +157,7 @@ def test_a_policy_that_a_trainer_has_trained_is_asked_on_its_device(tiny_model):
         strategy=strategy, max_epochs=1, logger=False, enable_progress_bar=False,
         enable_checkpointing=False, enable_model_summary=False, num_sanity_val_steps=0,
     )  # fmt: skip
-    agent = module(tiny_model, engine=Slots(kv_memory="20MB", prefill_tokens=512))
+    agent = make_module(tiny_model, engine=Slots(kv_memory="20MB", prefill_tokens=512))
     run.fit(agent, data())
     assert agent.device.type == "cpu"
     with counting():

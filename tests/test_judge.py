@@ -23,7 +23,7 @@ import pytest
 import torch
 import yaml
 
-from runs import column, data, module, trainer
+from runs import column, data, make_module, trainer
 from turnrl import (
     Question,
     Reading,
@@ -598,9 +598,9 @@ def test_a_judge_keeps_the_contract_of_rewards(serve, cls):
 def test_a_policy_trains_on_verdicts(tiny_model, tmp_path, serve):
     judge = serve(lambda prompt, n: verdict(float("a" in in_tags("given_answer", prompt))))
     turns = serve(lambda *_: verdict(0.5))
-    it = module(tiny_model)
-    it.rewards = [reward(judge), reward(turns, LLMJudgeTurn)]
-    trainer(tmp_path, 1).fit(it, data())
+    module = make_module(tiny_model)
+    module.rewards = [reward(judge), reward(turns, LLMJudgeTurn)]
+    trainer(tmp_path, 1).fit(module, data())
     (answered,) = column(tmp_path, "reward/outcome/llm_judge")
     (state,) = column(tmp_path, "reward/turn/llm_judge_turn")
     assert 0 < answered < 1

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 import turnrl.policy.layout
-from runs import adamw, column, data, module, trainer
+from runs import adamw, column, data, make_module, trainer
 from turnrl import ClippedSurrogate, Lora, Policy
 from turnrl.policy.layout import Layout, forward_passes, lay_out
 from turnrl_estimators import TurnCritic
@@ -67,11 +67,11 @@ def naive_attention(ids, query, key, value, scale, window):
 
 def histories(layout):
     """The beginning that stands at each place of a layout, as its ragged segments spell it."""
-    found, it = {}, layout.ragged
-    for n in range(len(it.own) - 1):
-        path = it.keys[it.reach[n] : it.reach[n + 1]].tolist()
+    found, ragged = {}, layout.ragged
+    for n in range(len(ragged.own) - 1):
+        path = ragged.keys[ragged.reach[n] : ragged.reach[n + 1]].tolist()
         ids = layout.input_ids[0, path].tolist()
-        count = int(it.own[n + 1] - it.own[n])
+        count = int(ragged.own[n + 1] - ragged.own[n])
         found |= {path[t]: tuple(ids[: t + 1]) for t in range(len(path) - count, len(path))}
     return [found[n] for n in range(layout.input_ids.shape[1])]
 
@@ -252,14 +252,14 @@ def test_a_lack_of_memory_is_not_taken_for_a_model_that_cannot_share(tiny_model,
 
 
 def test_a_model_with_custom_attention_gets_padded_rows_and_one_log_message(random_model, caplog):
-    it = module(random_model("Falcon"))
+    module = make_module(random_model("Falcon"))
     with caplog.at_level("INFO"):
-        it.configure_model()
-        it.configure_model()
+        module.configure_model()
+        module.configure_model()
     told = [r.message for r in caplog.records if "each trajectory is read from" in r.message]
     assert len(told) == 1
     assert "FalconForCausalLM has attention of its own" in told[0]
-    policy = it.policy
+    policy = module.policy
     rows = rows_of([[5, 6, 7, 8], [5, 6, 7, 9, 10]])
     ((some, layout),) = policy.forward_passes(rows, 1000)
     assert layout.attention_mask is not None
@@ -287,14 +287,14 @@ def test_a_run_learns_the_same_from_shared_and_from_padded_layouts(tiny_model, t
     for share in (True, False):
         torch.manual_seed(0)
         policy = {**options.get("policy", {}), "share_prefixes": share, "minibatch_tokens": 150}
-        it = module(
+        module = make_module(
             tiny_model,
             **{**options, "policy": policy},
             passes_per_iteration=2,
             optimizer=adamw(1e-3),
         )
         folder = tmp_path / str(share)
-        trainer(folder, 1, limit_val_batches=0).fit(it, data())
+        trainer(folder, 1, limit_val_batches=0).fit(module, data())
         names = ["train/loss", "train/grad_norm", "train/ratio", "train/entropy"]
         found.append([column(folder, name)[0] for name in names])
     assert found[0] == pytest.approx(found[1], rel=1e-4)

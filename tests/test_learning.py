@@ -15,7 +15,7 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from engines import move
-from runs import adamw, column, data, module, trainer, weights
+from runs import adamw, column, data, make_module, trainer, weights
 from turnrl import (
     ClippedSurrogate,
     Engine,
@@ -34,14 +34,14 @@ from turnrl_slots import Slots
 # ----------------------------------------------------------------------------------- streams
 
 
-def one_trajectory(it):
+def one_trajectory(module):
     """A two-turn trajectory that the policy itself sampled."""
-    it.policy.load()
+    module.policy.load()
     engine = Slots()
-    engine.start(it.policy, it.rollout.max_tokens)
+    engine.start(module.policy, module.rollout.max_tokens)
     for seed in range(50):
-        ((trajectory,),) = it.rollout.play(
-            engine, it.chat, [Question("q", "What?", ("x",))], 1, (seed,)
+        ((trajectory,),) = module.rollout.play(
+            engine, module.chat, [Question("q", "What?", ("x",))], 1, (seed,)
         )
         if len(trajectory.turns) == 2:
             return trajectory
@@ -55,8 +55,8 @@ def tokens(trajectory, *advantages):
 
 @pytest.mark.parametrize("share", [True, False])
 def test_attention_covers_tool_results_and_the_loss_does_not(tiny_model, share):
-    it = module(tiny_model)
-    trajectory = one_trajectory(it)
+    module = make_module(tiny_model)
+    trajectory = one_trajectory(module)
     ((ids, asked),) = trajectory.token_rows
     prompt = len(trajectory.sample.prompt_ids)
     result = [i for i, k in enumerate(trajectory.sample.turn_index) if k == -1 and i > prompt]
@@ -65,7 +65,9 @@ def test_attention_covers_tool_results_and_the_loss_does_not(tiny_model, share):
     # a policy that could not attend to results would not notice that they changed
     changed = [(i + 1) % 300 if n == result[1] else i for n, i in enumerate(ids)]
     with torch.no_grad():
-        before, after = (it.policy(lay_out([(some, asked)], share))[0] for some in (ids, changed))
+        before, after = (
+            module.policy(lay_out([(some, asked)], share))[0] for some in (ids, changed)
+        )
     first = trajectory.sampled_turns.count(0)
     assert torch.equal(before[:first], after[:first])
     assert (before[first:] - after[first:]).abs().min() > 1e-4
@@ -415,9 +417,9 @@ class Steps(Callback):
 
 def trained(model, folder, **options):
     """A module that was trained for one iteration, and what its steps saw."""
-    seen, it = Steps(), module(model, **options)
-    trainer(folder, 1, [seen], limit_val_batches=0).fit(it, data())
-    return it, seen
+    seen, module = Steps(), make_module(model, **options)
+    trainer(folder, 1, [seen], limit_val_batches=0).fit(module, data())
+    return module, seen
 
 
 @pytest.mark.parametrize(
@@ -427,7 +429,7 @@ def trained(model, folder, **options):
 def test_the_budget_of_a_minibatch_does_not_change_a_step(tiny_model, tmp_path, aggregation):
     seen, after = [], []
     for budget in (1, 70, 100_000):
-        it, steps = trained(
+        module, steps = trained(
             tiny_model,
             tmp_path / str(budget),
             policy={"minibatch_tokens": budget},
@@ -435,7 +437,7 @@ def test_the_budget_of_a_minibatch_does_not_change_a_step(tiny_model, tmp_path, 
             objective=ClippedSurrogate(aggregation=aggregation),
         )
         seen.append(steps)
-        after.append(weights(it.policy))
+        after.append(weights(module.policy))
     assert [len(step) for step in seen[0].batches] == [8] * 4
     assert 1 < len(seen[1].batches[0]) < 8
     assert [len(step) for step in seen[2].batches] == [1] * 4
@@ -462,12 +464,12 @@ def naive_logprobs(network, trajectory, temperature):
     return [log_p[t - 1, ids[t]] for t, k in enumerate(trajectory.sample.turn_index) if k >= 0]
 
 
-def naive_loss(it, states, members, advantages, objective, temperature):
+def naive_loss(module, states, members, advantages, objective, temperature):
     """The loss of a step from the equations, a trajectory, turn and token at a time.
 
     The policy has its weights of that step; `states` are those of before the first update.
     """
-    network = it.policy.network
+    network = module.policy.network
     first = copy.deepcopy(network)
     first.load_state_dict(states)
     sampled = [sum(k >= 0 for k in t.sample.turn_index) for t in members]
@@ -507,7 +509,7 @@ def test_the_loss_of_every_step_and_its_gradient_equal_the_equations_written_as_
     torch.manual_seed(0)  # of the adapter; if it went far, exp in the KL would blow rounding up
     objective = ClippedSurrogate(0.1, 0.15, kl_coef=0.3, aggregation=aggregation)
     temperature = 0.7
-    it, seen = trained(
+    module, seen = trained(
         tiny_model,
         tmp_path,
         policy={"lora": Lora(r=4), "minibatch_tokens": 70},
@@ -516,19 +518,21 @@ def test_the_loss_of_every_step_and_its_gradient_equal_the_equations_written_as_
         passes_per_iteration=2,
         optimizer=adamw(3e-3),
     )
-    advantages = torch.cat([credit.turns for credit in it.experience.credit])
+    advantages = torch.cat([credit.turns for credit in module.experience.credit])
     losses = []
     for step, states, gradient in zip(seen.batches, seen.states, seen.gradients, strict=True):
         assert len(step) > 1
         chosen = learned_from(step)
         assert len(chosen) == 8
-        it.policy.network.load_state_dict(states)
-        it.policy.zero_grad()
-        members = [it.experience.trajectories[i] for i in chosen]
-        loss = naive_loss(it, seen.states[0], members, advantages[chosen], objective, temperature)
+        module.policy.network.load_state_dict(states)
+        module.policy.zero_grad()
+        members = [module.experience.trajectories[i] for i in chosen]
+        loss = naive_loss(
+            module, seen.states[0], members, advantages[chosen], objective, temperature
+        )
         loss.backward()
         losses.append(float(loss.detach()))
-        naive = {n: p.grad for n, p in it.policy.named_parameters() if p.grad is not None}
+        naive = {n: p.grad for n, p in module.policy.named_parameters() if p.grad is not None}
         assert naive.keys() == gradient.keys()
         for name, value in naive.items():
             # at first LoRA's B is zero, and so is the gradient of A
@@ -544,18 +548,20 @@ def test_the_loss_of_every_step_and_its_gradient_equal_the_equations_written_as_
 def test_old_log_probabilities_are_the_learners_own_of_before_the_first_update(
     tiny_model, tmp_path
 ):
-    it, seen = trained(tiny_model, tmp_path, rollout={"temperature": 1.3}, passes_per_iteration=2)
-    trajectories = it.experience.trajectories
+    module, seen = trained(
+        tiny_model, tmp_path, rollout={"temperature": 1.3}, passes_per_iteration=2
+    )
+    trajectories = module.experience.trajectories
     assert [batch.old_logprobs is None for step in seen.batches for batch in step] == [
         *[True, False, False, False]
     ]
-    it.policy.network.load_state_dict(seen.states[0])
+    module.policy.network.load_state_dict(seen.states[0])
     for batch in (batch for step in seen.batches[1:] for batch in step):
         with torch.no_grad():
             own = [
                 logprob
                 for i in learned_from([batch])
-                for logprob in naive_logprobs(it.policy.network, trajectories[i], 1.3)
+                for logprob in naive_logprobs(module.policy.network, trajectories[i], 1.3)
             ]
         assert torch.allclose(batch.old_logprobs, torch.stack(own), atol=1e-5)
 
@@ -614,16 +620,16 @@ class Dice(Steps):
 def test_the_samplers_mismatch_is_corrected_without_the_noise_of_dropout(tiny_model, tmp_path, cap):
     objective, dice = ClippedSurrogate(0.1, 0.15, importance_cap=cap), Dice()
     options = {"policy": {"lora": Lora(r=4, dropout=0.5)}, "engine": Off(), "objective": objective}
-    it = module(tiny_model, passes_per_iteration=2, **options)
-    it.policy.load()
-    move(it.policy, 1)  # where LoRA's B is zero, nothing that is dropped shows
-    trainer(tmp_path, 1, [dice], limit_val_batches=0).fit(it, data())
-    network, trusts, noise = it.policy.network, [], []
+    module = make_module(tiny_model, passes_per_iteration=2, **options)
+    module.policy.load()
+    move(module.policy, 1)  # where LoRA's B is zero, nothing that is dropped shows
+    trainer(tmp_path, 1, [dice], limit_val_batches=0).fit(module, data())
+    network, trusts, noise = module.policy.network, [], []
     for number, ((batch,), states) in enumerate(zip(dice.batches, dice.states, strict=True)):
         network.load_state_dict(dice.states[0])
         network.eval()
         with torch.no_grad():
-            rows = [it.experience.trajectories[i] for i in learned_from([batch])]
+            rows = [module.experience.trajectories[i] for i in learned_from([batch])]
             exact = [one for row in rows for one in naive_logprobs(network, row, 1.0)]
         read = batch.old_logprobs if number else batch.exact_logprobs
         if number or cap:
@@ -632,9 +638,9 @@ def test_the_samplers_mismatch_is_corrected_without_the_noise_of_dropout(tiny_mo
             assert read is None  # nobody needs them
         network.load_state_dict(states)
         network.train()
-        it.policy.zero_grad()
+        module.policy.zero_grad()
         torch.set_rng_state(dice.chance[number])
-        now = it.policy(batch.layout).logprobs
+        now = module.policy(batch.layout).logprobs
         total = torch.zeros(())
         for n, a in enumerate(batch.advantages.tolist()):
             ratio = (now[n] - (exact[n] if number else now[n].detach())).exp()
@@ -644,7 +650,7 @@ def test_the_samplers_mismatch_is_corrected_without_the_noise_of_dropout(tiny_mo
             trusts.append(trust)
         total.backward()
         noise.append(float((now.detach() - torch.stack(exact)).abs().mean()))
-        for name, parameter in it.policy.named_parameters():
+        for name, parameter in module.policy.named_parameters():
             if (wanted := parameter.grad) is not None:
                 tolerance = 1e-4 * float(wanted.abs().max()) + 1e-8
                 assert torch.allclose(dice.gradients[number][name], wanted, atol=tolerance), name

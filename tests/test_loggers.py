@@ -11,7 +11,7 @@ import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
 import recorded
-from runs import data, last, module, trainer
+from runs import data, last, make_module, trainer
 from turnrl import Recorder, TurnLevel, assign_credit, record
 from turnrl.run.loggers import Shown, by_turn, fenced, show
 from turnrl.run.recording import rows as recorded_rows
@@ -94,7 +94,7 @@ def board(tiny_model, tmp_path):
     for epochs, path in ((2, None), (3, last(tmp_path))):
         logger = TensorBoardLogger(str(tmp_path), name="", version=0)
         run = trainer(tmp_path, epochs, logger=logger)
-        run.fit(module(tiny_model), data(), ckpt_path=path)
+        run.fit(make_module(tiny_model), data(), ckpt_path=path)
     size = {"histograms": 0, "tensors": 0, "scalars": 0}
     read = EventAccumulator(str(tmp_path / "version_0"), size_guidance=size)
     return read.Reload()
@@ -138,7 +138,7 @@ def test_without_transcripts_there_are_only_histograms(tiny_model, tmp_path):
     logger = TensorBoardLogger(str(tmp_path), name="", version=0)
     silent = Recorder(transcripts=0)
     run = trainer(tmp_path, 1, [silent], logger=logger, limit_val_batches=0)
-    run.fit(module(tiny_model), data())
+    run.fit(make_module(tiny_model), data())
     tags = EventAccumulator(str(tmp_path / "version_0")).Reload().Tags()
     assert tags["histograms"] == ["advantages/turn_1", "advantages/turn_2"]
     assert tags["tensors"] == []
@@ -157,7 +157,7 @@ def test_weights_and_biases_gets_both_offline(tiny_model, tmp_path, monkeypatch)
     monkeypatch.setattr(
         type(logger.experiment), "log", lambda run, row: (seen.append(row), log(run, row))[1]
     )
-    trainer(tmp_path, 2, logger=logger, limit_val_batches=0).fit(module(tiny_model), data())
+    trainer(tmp_path, 2, logger=logger, limit_val_batches=0).fit(make_module(tiny_model), data())
     wandb.finish()
     media = [row for row in seen if "transcripts" in row]
     assert [row["trainer/global_step"] for row in media] == [2, 4]
@@ -203,7 +203,9 @@ def test_your_own_logger_can_be_registered(tiny_model, tmp_path):
     kept = []
     show.register(Mine, lambda logger, shown, step: kept.append((shown, step)))
     mine, plain = Mine(str(tmp_path), "", 0), CSVLogger(str(tmp_path / "plain"), "", 0)
-    trainer(tmp_path, 2, logger=[mine, plain], limit_val_batches=0).fit(module(tiny_model), data())
+    trainer(tmp_path, 2, logger=[mine, plain], limit_val_batches=0).fit(
+        make_module(tiny_model), data()
+    )
     assert [(shown.iteration, step) for shown, step in kept] == [(1, 2), (2, 4)]
     assert all(len(shown.advantages[1]) == 16 for shown, _ in kept)
     assert all(len(shown.transcripts) == 4 for shown, _ in kept)

@@ -25,7 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 import recorded
 import turnrl
 from commands import fails, save
-from runs import module, trainer
+from runs import make_module, trainer
 from turnrl import (
     KINDS,
     MTGRPO,
@@ -1046,16 +1046,16 @@ def test_a_class_is_no_data_set():
 def test_a_dataloader_of_rows_is_refused_before_any_weights_are_loaded(tiny_model, tmp_path):
     loader = torch.utils.data.DataLoader([{"question": "Who?", "answers": "Ada"}] * 4)
     texts = torch.utils.data.DataLoader(["Who?"], collate_fn=list)
-    it = module(tiny_model)
+    module = make_module(tiny_model)
     with pytest.raises(
         TypeError, match=r"no data module.*fit\(module, QuestionData\(train=rows\)\)"
     ):
-        trainer(tmp_path, 1).fit(it, loader, loader)
-    assert it.policy.network is None
+        trainer(tmp_path, 1).fit(module, loader, loader)
+    assert module.policy.network is None
     for rows, came in ((loader, "a dict"), (texts, r"a list with the string 'Who\?'")):
         told = rf"a batch to evaluate is {came}, not a list of Question\. Give QuestionData\(val"
         with pytest.raises(TypeError, match=told):
-            trainer(tmp_path, 1).validate(it, rows, verbose=False)
+            trainer(tmp_path, 1).validate(module, rows, verbose=False)
 
     class Loads(L.LightningDataModule):
         def train_dataloader(self):
@@ -1064,7 +1064,7 @@ def test_a_dataloader_of_rows_is_refused_before_any_weights_are_loaded(tiny_mode
         val_dataloader = train_dataloader
 
     with pytest.raises(TypeError, match=r"a batch to learn from is a dict, not a list of Mini"):
-        trainer(tmp_path, 1, limit_val_batches=0).fit(module(tiny_model), Loads())
+        trainer(tmp_path, 1, limit_val_batches=0).fit(make_module(tiny_model), Loads())
 
 
 @pytest.mark.parametrize("given", [None, "1.0", [1.0], torch.ones(2), float("nan"), 1e12, {}])

@@ -11,7 +11,7 @@ from lightning.pytorch.cli import ReduceLROnPlateau
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LinearLR, OneCycleLR
 
-from runs import adamw, data, last, module, rows, trainer, weights
+from runs import adamw, data, last, make_module, rows, trainer, weights
 from turnrl import RecipeError
 
 
@@ -31,9 +31,9 @@ class Rates(Callback):
 def run(folder, model, epochs, ckpt=None, **options):
     """Two steps an iteration."""
     rates = Rates()
-    it = module(model, **options)
-    trainer(folder, epochs, [rates], limit_val_batches=0).fit(it, data(), ckpt_path=ckpt)
-    return it, rates
+    module = make_module(model, **options)
+    trainer(folder, epochs, [rates], limit_val_batches=0).fit(module, data(), ckpt_path=ckpt)
+    return module, rates
 
 
 @pytest.mark.parametrize(
@@ -82,9 +82,9 @@ def test_another_optimiser_begins_without_moments(tiny_model, tmp_path):
     _, rates = run(tmp_path / "sgd", tiny_model, 2, adam, optimizer=sgd)
     assert rates.state == {}
     assert rates.rates == [0.1, 0.1]
-    it, rates = run(tmp_path / "back", tiny_model, 3, last(tmp_path / "sgd"))
+    module, rates = run(tmp_path / "back", tiny_model, 3, last(tmp_path / "sgd"))
     assert rates.state == {}
-    assert weights(it.policy).isfinite().all()
+    assert weights(module.policy).isfinite().all()
     _, rates = run(tmp_path / "same", tiny_model, 2, adam)
     assert rates.state != {}
 

@@ -20,7 +20,7 @@ import foreign  # noqa: F401 - its device is to be there
 import turnrl
 from commands import RECIPE, save
 from counting import META, Traffic, counted
-from runs import data, module
+from runs import data, make_module
 from turnrl import Beside, Lora, RecipeError, Start, parse_bytes
 from turnrl.cli import main
 from turnrl.testing import ScriptedEngine
@@ -328,7 +328,7 @@ def test_a_card_uses_its_own_limits_or_names_the_card_it_borrows_from(name, know
 
 
 def started(model, profile="auto", **settings):
-    return Start(torch.device("cpu"), module(model, **settings), data(), profile=profile)
+    return Start(torch.device("cpu"), make_module(model, **settings), data(), profile=profile)
 
 
 def test_a_profile_sets_what_the_recipe_leaves_open(tiny_model, capsys):
@@ -366,9 +366,9 @@ def test_mixed_precision_is_planned_with_float32_weights(tiny_model):
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_dense_weights_are_planned_at_the_size_that_they_take(tiny_model, dtype):
-    it = module(tiny_model, policy={"dtype": dtype, "lora": Lora(r=4)})
-    work = work_of(Start(torch.device("cpu"), it, data()))
-    layers = turnrl.adapted_layers(it.policy.load())
+    module = make_module(tiny_model, policy={"dtype": dtype, "lora": Lora(r=4)})
+    work = work_of(Start(torch.device("cpu"), module, data()))
+    layers = turnrl.adapted_layers(module.policy.load())
     assert work.dense_copy == sum(layer.dense_bytes for layer in layers)
     sampled = memory(work, Choice(decode_weights="dense"))["sampling"]
     assert sampled["dense weights"] == work.dense_copy
@@ -455,13 +455,13 @@ def test_a_small_model_gets_the_little_memory_that_all_its_trajectories_need(tin
 
 
 def test_a_start_says_how_many_questions_an_iteration_has(tiny_model):
-    it = module(tiny_model)
+    module = make_module(tiny_model)
     for start, questions in (
-        (Start(torch.device("cpu"), it), 16),
-        (Start(torch.device("cpu"), it, data()), 4),
-        (Start(torch.device("cpu"), it, questions=6), 6),
+        (Start(torch.device("cpu"), module), 16),
+        (Start(torch.device("cpu"), module, data()), 4),
+        (Start(torch.device("cpu"), module, questions=6), 6),
     ):
-        assert work_of(start).trajectories == questions * it.group_size
+        assert work_of(start).trajectories == questions * module.group_size
 
 
 def test_a_shared_policy_is_planned_by_its_parts():
@@ -615,7 +615,7 @@ def test_a_minibatch_of_the_7b_shape_moves_and_computes_little(monkeypatch, agai
     """Computed seconds of 7,850 tokens on an H100, at 2.7 TB/s and 550 TFLOP/s, one after the
     other: 0.67 without recomputation, 0.95 with it. With peft's own forward pass and a float32
     head they were 1.36 with it."""
-    it = counted(
+    module = counted(
         monkeypatch,
         seven(),
         quantization="nf4",
@@ -623,10 +623,10 @@ def test_a_minibatch_of_the_7b_shape_moves_and_computes_little(monkeypatch, agai
         dtype="bfloat16",
         gradient_checkpointing=again,
     )
-    _, layout = it.layout(7850, 350, 125, 1100)
+    _, layout = module.layout(7850, 350, 125, 1100)
     assert layout.input_ids.shape == (1, 7850)
     with (traffic := Traffic()):
-        logprobs, *_ = it.policy(layout)
+        logprobs, *_ = module.policy(layout)
         logprobs.sum().backward()
     # forward and back through frozen weights: four operations for a weight and token
     weights, head = 6_525_288_448, 152_064 * 3584

@@ -52,19 +52,19 @@ def trained(model, folder, player, tools, rewards, source, epochs=2, budget=None
     """A module after a short training, without validation."""
     rollout = Rollout(player=player, tools=tools, max_turn_tokens=8, max_tokens=256)
     settings = {"group_size": 4, "steps_per_pass": 2, "optimizer": adamw(3e-3), **options}
-    it = MTGRPO(
+    module = MTGRPO(
         Policy(str(model), minibatch_tokens=budget), rollout, rewards, engine=Slots(), **settings
     )
     data = QuestionData(source, None, questions_per_iteration=2)
-    trainer(folder, epochs, limit_val_batches=0).fit(it, data)
-    return it
+    trainer(folder, epochs, limit_val_batches=0).fit(module, data)
+    return module
 
 
 # ------------------------------------------------------------------------- from outside the house
 
 
 def test_a_gymnasium_environment_trains_on_the_reward_of_each_step(tiny_model, tmp_path):
-    it = trained(tiny_model, tmp_path, Walker(), [FrozenLake()], [StepReward()], Lakes())
+    module = trained(tiny_model, tmp_path, Walker(), [FrozenLake()], [StepReward()], Lakes())
     rows = record.read(tmp_path / "version_0", split="train")
     assert len(rows) == 16
     assert {row["ended_by"] for row in rows} <= {"tool", "turns"}
@@ -86,7 +86,7 @@ def test_a_gymnasium_environment_trains_on_the_reward_of_each_step(tiny_model, t
         assert row["exact_match"] is None  # there is nothing to match
     assert moved > 20
     assert column(tmp_path, "train/logprob_gap")[-1] < 1e-5
-    assert it.experience is not None
+    assert module.experience is not None
 
 
 def test_an_environment_is_trained_scored_and_compared_by_commands(recipe, tmp_path, capsys):
@@ -117,10 +117,10 @@ def test_an_environment_is_trained_scored_and_compared_by_commands(recipe, tmp_p
 
 def test_an_agent_that_is_a_plain_coroutine_trains(tiny_model, tmp_path):
     rewards = [Answered(), Called()]
-    it = trained(tiny_model, tmp_path, PlainAgent(), [Echo()], rewards, Numbers())
+    module = trained(tiny_model, tmp_path, PlainAgent(), [Echo()], rewards, Numbers())
     assert max(column(tmp_path, "train/logprob_gap")) < 1e-5
-    chat = it.chat
-    for trajectory in it.experience.trajectories:  # one history, each message after the last
+    chat = module.chat
+    for trajectory in module.experience.trajectories:  # one history, each message after the last
         assert len(trajectory.samples) == 1
         asked = f"{trajectory.question.text} Name what to look up."
         prompt = chat.prompt([{"role": "user", "content": asked}])
@@ -131,13 +131,15 @@ def test_an_agent_that_is_a_plain_coroutine_trains(tiny_model, tmp_path):
 
 
 def test_an_agent_that_summarises_its_context_trains_on_all_its_histories(tiny_model, tmp_path):
-    it = trained(tiny_model, tmp_path, Summariser(), [Echo()], [Answered(), Called()], Numbers())
+    module = trained(
+        tiny_model, tmp_path, Summariser(), [Echo()], [Answered(), Called()], Numbers()
+    )
     assert max(column(tmp_path, "train/logprob_gap")) < 1e-5
-    for trajectory in it.experience.trajectories:
+    for trajectory in module.experience.trajectories:
         first, second = trajectory.samples
         assert {k for k in first.turn_index if k >= 0} == {0, 1, 2}
         assert {k for k in second.turn_index if k >= 0} == {3}
-        assert trajectory.turns[2].text in it.chat.tokenizer.decode(second.prompt_ids)
+        assert trajectory.turns[2].text in module.chat.tokenizer.decode(second.prompt_ids)
         sampled = sum(k >= 0 for sample in trajectory.samples for k in sample.turn_index)
         assert len(trajectory.sampled_turns) == sampled
     assert column(tmp_path, "rollout/histories") == [2.0, 2.0]
@@ -177,7 +179,7 @@ def test_a_trajectory_of_several_histories_is_learned_from_as_a_whole(tiny_model
     tokens of all its histories."""
     ends = []
     for tokens in (1, 100_000):
-        it = trained(
+        module = trained(
             *(tiny_model, tmp_path / str(tokens), Summariser(), [Echo()]),
             *([Answered(), Called()], Numbers()),
             epochs=1,
@@ -185,7 +187,7 @@ def test_a_trajectory_of_several_histories_is_learned_from_as_a_whole(tiny_model
             budget=tokens,
             objective=ClippedSurrogate(ratio_level=level),
         )
-        ends.append(torch.cat([p.detach().flatten() for p in it.policy.parameters()]))
+        ends.append(torch.cat([p.detach().flatten() for p in module.policy.parameters()]))
     assert torch.allclose(*ends, atol=2e-5)
     assert not torch.equal(ends[0], torch.zeros_like(ends[0]))
 
@@ -452,9 +454,9 @@ def test_a_player_cannot_be_probed_and_stands_alone(tiny_model):
     from turnrl_estimators import Branched
 
     rollout = Rollout(player=PlainAgent(), tools=[Echo()])
-    it = MTGRPO(Policy(str(tiny_model)), rollout, [Answered()], Branched(), engine=Slots())
+    module = MTGRPO(Policy(str(tiny_model)), rollout, [Answered()], Branched(), engine=Slots())
     with pytest.raises(RecipeError, match="Attempts of the player PlainAgent cannot be branched"):
-        it.collector.check()
+        module.collector.check()
 
 
 # ------------------------------------------------------------------------- a world that pays

@@ -17,7 +17,7 @@ import yaml
 import turnrl
 from commands import forget, save
 from rollouts import Brackets, collect
-from runs import column, data, module, trainer
+from runs import column, data, make_module, trainer
 from trajectories import said, trajectory
 from turnrl import PluginError, assign_credit, record
 from turnrl.cli import main
@@ -295,9 +295,9 @@ def test_a_callback_of_a_plugin_belongs_to_every_run_and_none_comes_twice(
     block = listing[listing.index("rewarded  (rewarded 4.2)") :].split("\n")
     assert block[1].split() == ["turnrl_callbacks", "Rewards"]
     run = trainer(tmp_path, 2)
-    it = module(tiny_model)
-    run.fit(it, data())
-    run.validate(it, data(), verbose=False)
+    module = make_module(tiny_model)
+    run.fit(module, data())
+    run.validate(module, data(), verbose=False)
     written = (tmp_path / "version_0" / "rewards.txt").read_text().split()
     totals = column(tmp_path, "reward/total")
     assert [float(total) for total in written] == pytest.approx(totals, abs=6e-4)
@@ -316,7 +316,7 @@ def turnrl_callbacks():
 def test_a_function_of_the_trainer_may_return_no_callback(install, tiny_model, tmp_path):
     install("choosy", CALLBACKS.replace("MADE", "None if trainer.max_epochs == 1 else 1 / 0"))
     run = trainer(tmp_path, 1, limit_val_batches=0)
-    run.fit(module(tiny_model), data())
+    run.fit(make_module(tiny_model), data())
     assert run.global_step == 2
 
 
@@ -330,7 +330,7 @@ def test_a_function_of_the_trainer_may_return_no_callback(install, tiny_model, t
 def test_a_plugin_that_makes_no_callback_is_named(install, tiny_model, tmp_path, made, message):
     install("broken", CALLBACKS.replace("MADE", made))
     with pytest.raises(PluginError, match=message) as caught:
-        trainer(tmp_path, 1).fit(module(tiny_model), data())
+        trainer(tmp_path, 1).fit(make_module(tiny_model), data())
     assert str(caught.value).startswith("plugin 'broken' of broken 4.2")
 
 
@@ -391,9 +391,9 @@ def test_the_examples_in_the_docs_run(examples):
 
 
 def test_the_rehearsal_of_the_docs_answers_in_place_of_the_tool(examples, tiny_model):
-    it = module(tiny_model)
-    it.rollout = replace(it.rollout, tools=[examples["Mail"]()])
-    start = turnrl.Start(torch.device("cpu"), it, data())
+    module = make_module(tiny_model)
+    module.rollout = replace(module.rollout, tools=[examples["Mail"]()])
+    start = turnrl.Start(torch.device("cpu"), module, data())
     findings = {finding.name: finding.text for finding in Rehearsal().run(start)}
     assert findings["tool mail"].endswith(": not sent: a rehearsal")
     assert "learning" in findings

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM
 
 import turnrl.policy.scores
 from nursery import python
-from runs import adamw, column, data, last, module, trainer
+from runs import adamw, column, data, last, make_module, trainer
 from turnrl import MTGRPO, ChatFormat, CheckpointError, Lora, Policy, RecipeError
 from turnrl.policy.layout import lay_out
 
@@ -107,20 +107,20 @@ def test_an_adapter_on_a_base_that_is_not_quantised_brings_no_remark_on_kernels(
 def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path):
     from peft import PeftModel
 
-    it = module(
+    module = make_module(
         tiny_model,
         policy={"quantization": "nf4", "lora": Lora(r=4)},
         steps_per_pass=1,
         optimizer=adamw(1e-2),
     )
-    trainer(tmp_path, 3, limit_val_batches=0).fit(it, data())
-    network = it.policy.network
+    trainer(tmp_path, 3, limit_val_batches=0).fit(module, data())
+    network = module.policy.network
     kinds = {type(m).__name__ for m in network.modules()}
     assert "Linear4bit" in kinds
-    assert all(p.dtype == torch.float32 for p in it.policy.trainable_state().values())
+    assert all(p.dtype == torch.float32 for p in module.policy.trainable_state().values())
     assert column(tmp_path, "train/ratio") == [1.0, 1.0, 1.0]
     assert max(column(tmp_path, "train/logprob_gap")) < 1e-3
-    moved = [v for n, v in it.policy.trainable_state().items() if "lora_B" in n]
+    moved = [v for n, v in module.policy.trainable_state().items() if "lora_B" in n]
     assert any(v.abs().max() > 0 for v in moved)
     # the exported adapter, on the same 4-bit base, is the policy that was trained
     base = AutoModelForCausalLM.from_pretrained(
@@ -157,19 +157,19 @@ def test_an_adapter_leaves_out_layers_that_return_more_than_a_product(random_mod
 
 
 def test_a_whole_model_is_exported_for_transformers(tiny_model, tmp_path):
-    it = module(tiny_model)
-    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    module = make_module(tiny_model)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "version_0" / "model")
-    for name, value in it.policy.network.state_dict().items():
+    for name, value in module.policy.network.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value)
 
 
 def test_a_checkpoint_restores_the_trained_weights(tiny_model, tmp_path):
-    it = module(tiny_model, policy={"lora": Lora(r=4)}, optimizer=adamw(1e-2))
-    trainer(tmp_path, 2, limit_val_batches=0).fit(it, data())
-    again = module(tiny_model, policy={"lora": Lora(r=4)})
+    module = make_module(tiny_model, policy={"lora": Lora(r=4)}, optimizer=adamw(1e-2))
+    trainer(tmp_path, 2, limit_val_batches=0).fit(module, data())
+    again = make_module(tiny_model, policy={"lora": Lora(r=4)})
     trainer(tmp_path / "eval").validate(again, data(), ckpt_path=last(tmp_path), verbose=False)
-    for name, value in it.policy.trainable_state().items():
+    for name, value in module.policy.trainable_state().items():
         assert torch.equal(again.policy.trainable_state()[name], value)
 
 
@@ -230,14 +230,14 @@ def test_a_checkpoint_knows_the_fine_tune_that_it_was_trained_from(
     assert len(list(other.glob("*.safetensors"))) == files
     lora = {"lora": Lora(r=4)}
     first = trainer(tmp_path / "first", 1, limit_val_batches=0)
-    first.fit(module(base, policy=lora), data())
+    first.fit(make_module(base, policy=lora), data())
     found = {"ckpt_path": last(tmp_path / "first"), "verbose": False}
     # it is the same base elsewhere, and in another precision
     moved = shutil.copytree(base, tmp_path / "moved")
-    same = module(moved, policy={**lora, "dtype": "bfloat16"})
+    same = make_module(moved, policy={**lora, "dtype": "bfloat16"})
     trainer(tmp_path / "a").validate(same, data(), **found)
     with pytest.raises(CheckpointError, match=r"of another policy .* its weights is"):
-        trainer(tmp_path / "b").validate(module(other, policy=lora), data(), **found)
+        trainer(tmp_path / "b").validate(make_module(other, policy=lora), data(), **found)
 
 
 def test_a_folder_inside_an_installed_package_is_a_model(monkeypatch, tiny_model, tmp_path):
@@ -318,7 +318,7 @@ def test_the_tokenizer_is_checked_before_the_weights_are_loaded(tiny_model, tmp_
     folder = shutil.copytree(tiny_model, tmp_path / "empty")
     (folder / "model.safetensors").unlink()
     (folder / "chat_template.jinja").unlink()
-    it = module(folder)
-    assert isinstance(it, MTGRPO)
+    module = make_module(folder)
+    assert isinstance(module, MTGRPO)
     with pytest.raises(RecipeError, match="chat_template is not set"):
-        trainer(tmp_path, 1).fit(it, data())
+        trainer(tmp_path, 1).fit(module, data())

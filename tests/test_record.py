@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import Callback
 import recorded
 import turnrl
 from commands import save
-from runs import data, last, module, trainer
+from runs import data, last, make_module, trainer
 from trajectories import ids_of, said, trajectory
 from turnrl import (
     AdvantageEstimator,
@@ -63,9 +63,11 @@ def run(tiny_model, tmp_path_factory):
                 self.experiences.append(pl_module.experience)
 
     folder = tmp_path_factory.mktemp("run")
-    it = module(tiny_model)
-    trainer(folder, callbacks=[Kept(), Recorder(None, tokens=True, transcripts=2)]).fit(it, data())
-    return folder, it, Kept.experiences
+    module = make_module(tiny_model)
+    trainer(folder, callbacks=[Kept(), Recorder(None, tokens=True, transcripts=2)]).fit(
+        module, data()
+    )
+    return folder, module, Kept.experiences
 
 
 def rows_of(file):
@@ -220,7 +222,7 @@ def test_transcripts_show_the_best_and_the_worst_attempt_with_their_credit(run):
 def test_the_recorder_keeps_whole_groups_up_to_its_limit_and_all_evaluations(tiny_model, tmp_path):
     # groups of 4: 9 has room for two, 3 for none and keeps one all the same
     for most, rows in ((9, 8), (3, 4), (0, 0)):
-        trainer(tmp_path / str(most), 1, [Recorder(most)]).fit(module(tiny_model), data())
+        trainer(tmp_path / str(most), 1, [Recorder(most)]).fit(make_module(tiny_model), data())
         files = {file.name: len(record.read(file)) for file in kept(tmp_path / str(most)).iterdir()}
         wanted = {"val-000000-0.parquet": 3, "val-000002-0.parquet": 3}
         assert files == (wanted | {"train-000000-0.parquet": rows} if rows else wanted)
@@ -257,20 +259,20 @@ def attempt(*results):
 
 
 def test_tokens_are_recorded_with_the_numbers_of_sampler_and_learner(run):
-    folder, it, collected = run
+    folder, module, collected = run
     rows = record.read(kept(folder) / "train-000000-0.parquet")
     trajectories = [t for group in collected[0].groups for t in group.trajectories]
     # the weights of the first iteration are the model's own
-    fresh = module(it.policy.model).policy
+    fresh = make_module(module.policy.model).policy
     fresh.load()
-    read = fresh.read([t.token_rows[0] for t in trajectories], 4096, it.rollout.temperature)
+    read = fresh.read([t.token_rows[0] for t in trajectories], 4096, module.rollout.temperature)
     for row, whole, (logprobs, entropies, _) in zip(rows, trajectories, read, strict=True):
         sample = whole.sample
         assert tuple(row["token_ids"]) == sample.token_ids
         assert tuple(row["token_ids"][: row["prompt_tokens"]]) == sample.prompt_ids
         assert tuple(row["turn_index"]) == sample.turn_index
         # pieces of text, not of the words that a vocabulary keeps
-        assert "".join(row["token_texts"]) == it.policy.tokenizer.decode(sample.token_ids)
+        assert "".join(row["token_texts"]) == module.policy.tokenizer.decode(sample.token_ids)
         assert len(row["token_texts"]) == len(sample.token_ids)
         sampled = [k >= 0 for k in sample.turn_index]
         for name, expected in (
@@ -341,10 +343,10 @@ def test_a_trajectory_without_tokens_has_rows_and_the_version_passed_in(tmp_path
 
 
 def test_without_tokens_a_record_costs_no_forward_pass(tiny_model, tmp_path, monkeypatch):
-    it = module(tiny_model, steps_per_pass=1)
-    read, asked = it.policy.read, []
-    monkeypatch.setattr(it.policy, "read", lambda *a, **k: asked.append(a) or read(*a, **k))
-    trainer(tmp_path, 1).fit(it, data())
+    module = make_module(tiny_model, steps_per_pass=1)
+    read, asked = module.policy.read, []
+    monkeypatch.setattr(module.policy, "read", lambda *a, **k: asked.append(a) or read(*a, **k))
+    trainer(tmp_path, 1).fit(module, data())
     for row in record.read(tmp_path / "version_0"):
         assert [row[name] for name in record.TOKENS] == [None] * 7
     # the checkpoint's look at one trajectory is all
@@ -532,7 +534,9 @@ def test_an_evaluation_of_a_checkpoint_is_recorded_with_its_iteration(run, tmp_p
     folder, _, _ = run
     questions = data()
     questions.split = "train"
-    trainer(tmp_path).validate(module(tiny_model), questions, ckpt_path=last(folder), verbose=False)
+    trainer(tmp_path).validate(
+        make_module(tiny_model), questions, ckpt_path=last(folder), verbose=False
+    )
     (file,) = kept(tmp_path).iterdir()
     assert file.name == "train-000004-0.parquet"
     rows = record.read(kept(tmp_path))
@@ -585,7 +589,7 @@ def test_groups_are_numbered_consecutively_across_batches_and_processes():
 
 
 def test_an_evaluation_in_several_batches_gives_each_question_a_number(tiny_model, tmp_path):
-    trainer(tmp_path, 1).validate(module(tiny_model), data(val_batch_size=1), verbose=False)
+    trainer(tmp_path, 1).validate(make_module(tiny_model), data(val_batch_size=1), verbose=False)
     answered = record.read(tmp_path / "version_0" / "record")
     assert [row["group"] for row in answered] == [0, 1, 2]
 

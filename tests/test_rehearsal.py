@@ -18,7 +18,7 @@ from jsonschema import Draft202012Validator
 from transformers import FalconConfig, GPT2Config, GPTNeoXConfig, LlamaConfig
 
 from counters import Counter
-from runs import data, module, rows, trainer, weights
+from runs import data, make_module, rows, trainer, weights
 from turnrl import (
     FunctionReward,
     Lora,
@@ -57,9 +57,9 @@ def rehearse(module, data):
 
 def with_tool(model, tool, questions=None):
     """The same, of a recipe with one tool."""
-    it = module(model)
-    it.rollout = replace(it.rollout, tools=[tool])
-    return rehearse(it, data() if questions is None else questions)
+    module = make_module(model)
+    module.rollout = replace(module.rollout, tools=[tool])
+    return rehearse(module, data() if questions is None else questions)
 
 
 # ------------------------------------------------------------------------- arguments
@@ -257,9 +257,9 @@ def test_a_failure_in_a_tool_ends_with_the_line_of_its_own_code(
 
 
 def test_a_failure_in_a_reward_ends_with_its_line_or_shows_how_score_is_written(tiny_model, bad):
-    it = module(tiny_model)
-    it.rewards[:] = [bad.Payless(), bad.Short(), bad.Patient(), *it.rewards]
-    report = rehearse(it, data())
+    module = make_module(tiny_model)
+    module.rewards[:] = [bad.Payless(), bad.Short(), bad.Patient(), *module.rewards]
+    report = rehearse(module, data())
     assert report["reward Payless"].text.endswith("has no attribute 'pay' (bad.py:19)")
     short = "reward Short has score(self, trajectory), which cannot be called with trajectory and"
     assert report["reward Short"].text == f"{short} turn"
@@ -309,14 +309,14 @@ def never(self):
     ],
 )
 def test_a_rehearsal_that_is_no_context_of_its_part_is_named(tiny_model, rehearsal, came):
-    it = module(tiny_model, engine=Slots())
-    parts = {"tool echo": Echo(), "reward Answered": Answered(), "sampling": it.engine}
+    module = make_module(tiny_model, engine=Slots())
+    parts = {"tool echo": Echo(), "reward Answered": Answered(), "sampling": module.engine}
     kinds = {"tool echo": "a Tool", "reward Answered": "a Reward", "sampling": "an Engine"}
     for part in parts.values():
         part.__dict__["rehearsal"] = rehearsal.__get__(part)
-    it.rollout = replace(it.rollout, tools=[parts["tool echo"]])
-    it.rewards[:1] = [parts["reward Answered"]]
-    report = rehearse(it, data())
+    module.rollout = replace(module.rollout, tools=[parts["tool echo"]])
+    module.rewards[:1] = [parts["reward Answered"]]
+    report = rehearse(module, data())
     for name, part in parts.items():
         kind = type(part).__name__
         a_part = f"{'an' if kind[0] in 'AE' else 'a'} {kind}"
@@ -333,9 +333,9 @@ def test_a_rehearsal_that_raises_when_it_is_left_is_named(tiny_model):
             yield self
             raise OSError("the folder is gone")
 
-    it = module(tiny_model)
-    it.rollout = replace(it.rollout, tools=[Untidy()])
-    report = [*Rehearsal().run(Start(CPU, it, data()))]
+    module = make_module(tiny_model)
+    module.rollout = replace(module.rollout, tools=[Untidy()])
+    report = [*Rehearsal().run(Start(CPU, module, data()))]
     assert [finding.status for finding in report if finding.name == "tool echo"] == [
         "pass",
         "fail",
@@ -360,31 +360,33 @@ def test_a_rehearsal_that_raises_when_it_is_left_is_named(tiny_model):
     ids=["probes", "tree", "critic", "small groups"],
 )
 def test_a_recipe_of_another_kind_passes(tiny_model, settings):
-    report = rehearse(module(tiny_model, **settings), data())
+    report = rehearse(make_module(tiny_model, **settings), data())
     assert {finding.status for finding in report.values()} == {"pass"}
     assert {"rewards", "sampling", "learning"} <= set(report)
 
 
 def test_the_report_says_how_often_a_call_that_costs_has_to_be_paid(tiny_model):
-    it = module(tiny_model)
-    assert "costs" not in rehearse(it, data())
-    it.rewards = [FirstHit(), SearchCost(0.1), Answered()]
-    finding = rehearse(it, data())["costs"]
+    module = make_module(tiny_model)
+    assert "costs" not in rehearse(module, data())
+    module.rewards = [FirstHit(), SearchCost(0.1), Answered()]
+    finding = rehearse(module, data())["costs"]
     assert finding.status == "pass"
     assert re.fullmatch(
         r"in scripted attempts a call that costs loses 0\.1, and a paid attempt gains 0\.5, so "
         r"calls pay off if 1 attempt in 5 is paid: a run says how many are",
         finding.text,
     )
-    it.estimator = OutcomeOnly()
-    assert rehearse(it, data())["costs"].text.endswith("(OutcomeOnly does not charge all of them)")
+    module.estimator = OutcomeOnly()
+    assert rehearse(module, data())["costs"].text.endswith(
+        "(OutcomeOnly does not charge all of them)"
+    )
 
 
 @pytest.mark.parametrize(("right_at", "warned"), [(0.5, False), (1.0, True)])
 def test_a_reward_that_never_reaches_its_own_right_at_is_a_warning(tiny_model, right_at, warned):
-    it = module(tiny_model)
-    it.rewards = [FunctionReward(answered, weight=0.5, right_at=right_at)]
-    report = [f for f in rehearse(it, data()).values() if "right_at" in f.text]
+    module = make_module(tiny_model)
+    module.rewards = [FunctionReward(answered, weight=0.5, right_at=right_at)]
+    report = [f for f in rehearse(module, data()).values() if "right_at" in f.text]
     assert [finding.status for finding in report] == ["warn"] * warned
     if warned:
         assert report[0].text == "right_at is 1.0, and scripted attempts get at most 0.5"
@@ -393,9 +395,11 @@ def test_a_reward_that_never_reaches_its_own_right_at_is_a_warning(tiny_model, r
 
 @pytest.mark.parametrize("most", [4, 64])
 def test_turns_without_room_for_a_call_are_a_warning(tiny_model, most):
-    it = module(tiny_model)
-    it.rollout = replace(it.rollout, segmenter=TwoTurn(), max_turn_tokens=most, max_tokens=900)
-    report = rehearse(it, data())
+    module = make_module(tiny_model)
+    module.rollout = replace(
+        module.rollout, segmenter=TwoTurn(), max_turn_tokens=most, max_tokens=900
+    )
+    report = rehearse(module, data())
     assert ("turns" in report) == (most == 4)
     if most == 4:
         assert report["turns"].status == "warn"
@@ -414,9 +418,9 @@ def test_sessions_that_cannot_be_copied_fail_where_the_estimator_branches(tiny_m
         def add(self, call):
             return ToolResult("added")
 
-    it = module(tiny_model, estimator=Branched(probes=1))
-    it.rollout = replace(it.rollout, tools=[Once()])
-    report = rehearse(it, data())
+    module = make_module(tiny_model, estimator=Branched(probes=1))
+    module.rollout = replace(module.rollout, tools=[Once()])
+    report = rehearse(module, data())
     assert report["tool add"].status == "pass"
     assert report["attempts"].status == "fail"
     assert "which cannot be copied" in report["attempts"].text
@@ -424,29 +428,29 @@ def test_sessions_that_cannot_be_copied_fail_where_the_estimator_branches(tiny_m
 
 
 def test_no_session_is_opened_for_a_question_that_is_made_up(tiny_model):
-    it = module(tiny_model)
-    it.rollout = replace(it.rollout, tools=[Aims()])
-    report = rehearse(it, None)
+    module = make_module(tiny_model)
+    module.rollout = replace(module.rollout, tools=[Aims()])
+    report = rehearse(module, None)
     assert report["tool echo"].status == "pass"
     assert "no session was opened" in report["tool echo"].text
     assert report["learning"].status == "pass"
-    assert rehearse(it, data())["tool echo"].status == "fail"
+    assert rehearse(module, data())["tool echo"].status == "fail"
 
 
 def test_an_engine_that_cannot_be_copied_is_rehearsed_itself(tiny_model):
     engine = ScriptedEngine(Policy(str(tiny_model)).tokenizer, lambda session, turn: "a")
     engine.lock = threading.Lock()
-    finding = rehearse(module(tiny_model, engine=engine), data())["sampling"]
+    finding = rehearse(make_module(tiny_model, engine=engine), data())["sampling"]
     assert (finding.status, "by ScriptedEngine" in finding.text) == ("pass", True)
 
 
 def test_a_slots_engine_is_rehearsed_small_with_its_other_options(tiny_model):
-    it = module(tiny_model, engine=Slots(slots=999, kv_memory="900GB", keep_memory=True))
-    finding = rehearse(it, data())["sampling"]
+    module = make_module(tiny_model, engine=Slots(slots=999, kv_memory="900GB", keep_memory=True))
+    finding = rehearse(module, data())["sampling"]
     assert finding.status == "pass"
     assert "memory between collections: kept" in finding.text
     assert "keys and values" not in finding.text
-    assert (it.engine.slots, it.engine.kv_memory) == (999, "900GB")
+    assert (module.engine.slots, module.engine.kv_memory) == (999, "900GB")
 
 
 def test_every_session_is_closed(tiny_model):
@@ -456,7 +460,7 @@ def test_every_session_is_closed(tiny_model):
 
 
 def test_more_steps_than_attempts_fail(tiny_model):
-    finding = rehearse(module(tiny_model, steps_per_pass=99), data())["learning"]
+    finding = rehearse(make_module(tiny_model, steps_per_pass=99), data())["learning"]
     assert (finding.status, "Lower it" in finding.step) == ("fail", True)
 
 
@@ -464,24 +468,24 @@ def test_an_optimiser_that_cannot_be_made_fails(tiny_model):
     def broken(weights):
         raise TypeError("no such option")
 
-    finding = rehearse(module(tiny_model, optimizer=broken), data())["learning"]
+    finding = rehearse(make_module(tiny_model, optimizer=broken), data())["learning"]
     assert finding.status == "fail"
     assert "model.optimizer raised TypeError: no such option" in finding.text
 
 
 def test_a_run_after_the_rehearsal_has_the_same_digits(tiny_model, tmp_path):
     def run(folder, rehearsed):
-        it, questions = module(tiny_model), data()
+        module, questions = make_module(tiny_model), data()
         made = trainer(folder)
         if rehearsed:
             before = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
-            assert rehearse(it, questions)["learning"].status == "pass"
+            assert rehearse(module, questions)["learning"].status == "pass"
             after = torch.get_rng_state(), np.random.get_state()[1].tolist(), random.getstate()
             assert bool((before[0] == after[0]).all())
             assert before[1:] == after[1:]
-            assert it.policy.network is None
-        made.fit(it, questions)
-        return rows(folder), weights(it.policy)
+            assert module.policy.network is None
+        made.fit(module, questions)
+        return rows(folder), weights(module.policy)
 
     figures, learned = run(tmp_path / "plain", False)
     same, again = run(tmp_path / "rehearsed", True)

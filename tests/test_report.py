@@ -29,7 +29,7 @@ import recorded
 from commands import fails
 from faulty import Obscure, Raises
 from recorded import RULES
-from runs import data, module, trainer
+from runs import data, make_module, trainer
 from turnrl import (
     AdvantageEstimator,
     DataError,
@@ -342,8 +342,8 @@ def test_a_record_cannot_import_code_that_is_not_installed(tmp_path, monkeypatch
 
 
 def test_branches_do_not_count_as_attempts(tiny_model, tmp_path):
-    it = module(tiny_model, estimator=Tree(probes=2))
-    trainer(tmp_path, 2, [Recorder(None)]).fit(it, data())
+    module = make_module(tiny_model, estimator=Tree(probes=2))
+    trainer(tmp_path, 2, [Recorder(None)]).fit(module, data())
     folder = tmp_path / "version_0"
     kept = [row for row in record.read(folder, split="train") if row["iteration"] == 1]
     assert {row["begins"] == 0 for row in kept if row["parent"] is not None} == {True, False}
@@ -514,7 +514,7 @@ def test_rows_added_while_a_report_is_written_are_in_the_next(tmp_path, monkeypa
 
 
 def test_a_run_draws_its_curves(tiny_model, tmp_path):
-    trainer(tmp_path, 2).fit(module(tiny_model), data())
+    trainer(tmp_path, 2).fit(make_module(tiny_model), data())
     (picture,) = tmp_path.rglob("curves.svg")
     drawn = picture.read_text()
     assert drawn.lstrip().startswith("<?xml")

@@ -23,7 +23,7 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 import turnrl
 from commands import fails
 from nursery import command as turnrl_command
-from runs import column, data, last, module, rows, trainer
+from runs import column, data, last, make_module, rows, trainer
 from turnrl import BestCheckpoint, CheckpointError, RecipeError, record
 from turnrl.cli import main
 from turnrl.recipe.folders import claimed
@@ -84,7 +84,7 @@ def test_a_best_checkpoint_that_cannot_be_written_leaves_the_previous_one(
 ):
     full_disk(5)  # untrained; best and last of two iterations; not the best of the third
     with pytest.raises(OSError, match="No space left"):
-        trainer(tmp_path, 3, [BestCheckpoint("step")]).fit(module(tiny_model), data())
+        trainer(tmp_path, 3, [BestCheckpoint("step")]).fit(make_module(tiny_model), data())
     folder = tmp_path / "version_0" / "checkpoints"
     assert {path.name for path in folder.iterdir()} == {"best.ckpt", "last.ckpt"}
     for path in folder.iterdir():
@@ -134,7 +134,7 @@ def test_metrics_have_one_row_per_policy_and_every_file_numbers_iterations_alike
 )
 def test_the_final_policy_is_validated_whatever_the_interval(tiny_model, tmp_path, options, steps):
     run = trainer(tmp_path, 3, **options)
-    run.fit(module(tiny_model), data())
+    run.fit(make_module(tiny_model), data())
     steps_validated = [int(row["step"]) for row in rows(tmp_path) if row["val/exact_match"]]
     assert steps_validated == steps
     assert len({row["step"] for row in rows(tmp_path)}) == len(rows(tmp_path))
@@ -144,7 +144,7 @@ def test_the_final_policy_is_validated_whatever_the_interval(tiny_model, tmp_pat
 @pytest.mark.slow
 def test_the_last_iteration_can_be_the_best(tiny_model, tmp_path):
     best = BestCheckpoint("step")
-    trainer(tmp_path, 3, [best], check_val_every_n_epoch=2).fit(module(tiny_model), data())
+    trainer(tmp_path, 3, [best], check_val_every_n_epoch=2).fit(make_module(tiny_model), data())
     path = tmp_path / "version_0" / "checkpoints" / "best.ckpt"
     assert torch.load(path, weights_only=True)["epoch"] == 2
 
@@ -153,7 +153,7 @@ def test_early_stopping_on_a_training_figure_validates_the_final_policy(tiny_mod
     stop = EarlyStopping("train/entropy", mode="max", patience=1, check_on_train_epoch_end=True)
     stop.best_score = torch.tensor(100.0)  # nothing reaches it
     run = trainer(tmp_path, 9, [stop], check_val_every_n_epoch=4)
-    run.fit(module(tiny_model), data())
+    run.fit(make_module(tiny_model), data())
     logged = rows(tmp_path)
     assert [(row["iteration"], bool(row["val/exact_match"])) for row in logged] == [
         ("0", True),
@@ -162,9 +162,9 @@ def test_early_stopping_on_a_training_figure_validates_the_final_policy(tiny_mod
 
 
 def test_a_resumed_run_has_a_row_for_each_of_its_own_iterations(tiny_model, tmp_path):
-    trainer(tmp_path / "a", 2).fit(module(tiny_model), data())
+    trainer(tmp_path / "a", 2).fit(make_module(tiny_model), data())
     run = trainer(tmp_path / "b", 3)
-    run.fit(module(tiny_model), data(), ckpt_path=last(tmp_path / "a"))
+    run.fit(make_module(tiny_model), data(), ckpt_path=last(tmp_path / "a"))
     assert column(tmp_path / "b", "iteration") == [3]
 
 
@@ -238,7 +238,7 @@ def test_every_run_has_its_own_folder_that_last_and_best_find_with_any_logger(
 
 def test_a_logger_gets_the_rows_of_metrics_csv(tiny_model, tmp_path):
     elsewhere = Elsewhere(save_dir=str(tmp_path))
-    trainer(tmp_path, 2, logger=elsewhere).fit(module(tiny_model), data())
+    trainer(tmp_path, 2, logger=elsewhere).fit(make_module(tiny_model), data())
     run = tmp_path / "lightning_logs" / "1a2b3c"  # made from Python, so it is the logger's choice
     assert (run / "model").is_dir()
     logged_rows = metrics(run)
@@ -253,17 +253,17 @@ def test_a_logger_gets_the_rows_of_metrics_csv(tiny_model, tmp_path):
 
 @pytest.mark.slow
 def test_an_evaluation_after_a_fit_keeps_the_rows_of_the_fit(tiny_model, tmp_path):
-    it = trainer(tmp_path, 2, logger=Elsewhere(save_dir=str(tmp_path)))
-    policy = module(tiny_model)
-    it.fit(policy, data())
+    run = trainer(tmp_path, 2, logger=Elsewhere(save_dir=str(tmp_path)))
+    policy = make_module(tiny_model)
+    run.fit(policy, data())
     before = metrics(tmp_path / "lightning_logs" / "1a2b3c")
-    it.validate(policy, data(), verbose=False)
+    run.validate(policy, data(), verbose=False)
     after = metrics(tmp_path / "lightning_logs" / "1a2b3c")
     assert [row["step"] for row in after[:3]] == [row["step"] for row in before]
     # the policy that was trained is evaluated, and so is one that was saved after its run
     assert [row["iteration"] for row in after] == ["0", "1", "2", "2"]
-    it.save_checkpoint(tmp_path / "later.ckpt")
-    policy = module(tiny_model)
+    run.save_checkpoint(tmp_path / "later.ckpt")
+    policy = make_module(tiny_model)
     policy.configure_model()
     policy.on_load_checkpoint(torch.load(tmp_path / "later.ckpt", weights_only=True))
     assert policy.position == (2, 4)
@@ -282,8 +282,10 @@ class SavesEarly(L.Callback):
 
 def test_a_policy_that_was_saved_before_its_first_step_has_iteration_0(tiny_model, tmp_path):
     file = tmp_path / "early.ckpt"
-    trainer(tmp_path, 1, [SavesEarly(file)], limit_val_batches=0).fit(module(tiny_model), data())
-    policy = module(tiny_model)
+    trainer(tmp_path, 1, [SavesEarly(file)], limit_val_batches=0).fit(
+        make_module(tiny_model), data()
+    )
+    policy = make_module(tiny_model)
     policy.configure_model()
     policy.on_load_checkpoint(torch.load(file, weights_only=True))
     assert policy.position == (0, 0)
@@ -304,7 +306,9 @@ def test_a_run_that_fails_keeps_folders_with_other_files(tiny_model, tmp_path, m
     too_long = {"max_tokens": 10**6}
     for loggers in (Shared(), [CSVLogger("runs", name="mine"), Shared()]):
         with pytest.raises(RecipeError):
-            trainer(tmp_path, 1, logger=loggers).fit(module(tiny_model, rollout=too_long), data())
+            trainer(tmp_path, 1, logger=loggers).fit(
+                make_module(tiny_model, rollout=too_long), data()
+            )
         assert events.is_file()
     assert not Path("runs").exists()
 

@@ -30,7 +30,7 @@ from turnrl_slots import Slots
 from worlds import Answered, Called, Echo, Letters, Numbers
 
 
-def module(model, staleness, tools=None, **options):
+def make_module(model, staleness, tools=None, **options):
     rollout = Rollout(Letters(), tools or [Echo()], max_turn_tokens=8, max_tokens=256)
     settings = {
         "engine": Kept(staleness + 1),
@@ -44,10 +44,10 @@ def module(model, staleness, tools=None, **options):
     return MTGRPO(Policy(str(model)), rollout, [Answered(), Called()], **settings)
 
 
-def fitted(it, folder, epochs, *callbacks, **options):
+def fitted(module, folder, epochs, *callbacks, **options):
     data = QuestionData(Numbers(), None, questions_per_iteration=2)
-    trainer(folder, epochs, callbacks, limit_val_batches=0, **options).fit(it, data)
-    return it
+    trainer(folder, epochs, callbacks, limit_val_batches=0, **options).fit(module, data)
+    return module
 
 
 class Versions(Callback):
@@ -74,7 +74,7 @@ def test_training_data_is_as_stale_as_allowed_and_no_staler(
     tiny_model, tmp_path, staleness, versions
 ):
     seen = Versions()
-    it = fitted(module(tiny_model, staleness), tmp_path, 4, seen, Recorder())
+    module = fitted(make_module(tiny_model, staleness), tmp_path, 4, seen, Recorder())
     assert seen.seen == versions
     gaps = column(tmp_path, "train/logprob_gap")
     for iteration, version in enumerate(versions):
@@ -85,7 +85,7 @@ def test_training_data_is_as_stale_as_allowed_and_no_staler(
     kept = record.read(tmp_path / "version_0", split="train")
     assert sorted({row["iteration"] for row in kept}) == [1, 2, 3, 4]  # a file for each
     assert {row["policy_version"] for row in kept} == {0, 2, 4, 6}
-    assert it.engine._copies == {}  # nothing goes on: three iterations ahead were never begun
+    assert module.engine._copies == {}  # nothing goes on: three iterations ahead were never begun
 
 
 class Rests(Kept):
@@ -116,8 +116,8 @@ class Asks(Callback):
 
 
 def test_an_engine_that_rests_is_synced_before_it_samples_again(tiny_model, tmp_path):
-    it = fitted(module(tiny_model, 0, engine=Rests()), tmp_path, 2, Asks())
-    calls = [name for name, _ in itertools.groupby(it.engine.calls)]
+    module = fitted(make_module(tiny_model, 0, engine=Rests()), tmp_path, 2, Asks())
+    calls = [name for name, _ in itertools.groupby(module.engine.calls)]
     assert calls[:3] == ["sync", "open", "rest"]
     assert calls.count("rest") == 2
     assert all(after == "sync" for n, after in enumerate(calls) if calls[n - 1 : n] == ["rest"])
@@ -126,8 +126,8 @@ def test_an_engine_that_rests_is_synced_before_it_samples_again(tiny_model, tmp_
 def test_without_staleness_an_engine_of_its_own_weights_changes_nothing(tiny_model, tmp_path):
     ends = []
     for name, engine in (("slots", Slots()), ("kept", Kept())):
-        it = fitted(module(tiny_model, 0, engine=engine), tmp_path / name, 2)
-        ends.append(torch.cat([p.detach().flatten() for p in it.policy.parameters()]))
+        module = fitted(make_module(tiny_model, 0, engine=engine), tmp_path / name, 2)
+        ends.append(torch.cat([p.detach().flatten() for p in module.policy.parameters()]))
     assert torch.equal(*ends)
 
 
@@ -175,8 +175,8 @@ def test_the_next_iteration_is_sampled_while_the_current_one_trains(tiny_model, 
         def on_train_batch_end(self, *_):
             tool.learned = True
 
-    it = fitted(module(tiny_model, 1, [tool]), tmp_path, 2, Learned())
-    assert (it.global_step, tool.opened) == (4, 16)
+    module = fitted(make_module(tiny_model, 1, [tool]), tmp_path, 2, Learned())
+    assert (module.global_step, tool.opened) == (4, 16)
 
 
 class Down(Ahead):
@@ -187,10 +187,10 @@ class Down(Ahead):
 def test_a_world_failing_ahead_stops_the_run_after_the_iteration_already_sampled(
     tiny_model, tmp_path
 ):
-    it = module(tiny_model, 1, [Down()])
+    module = make_module(tiny_model, 1, [Down()])
     with pytest.raises(ToolError, match="no route"):
-        fitted(it, tmp_path, 3)
-    assert it.global_step == 2
+        fitted(module, tmp_path, 3)
+    assert module.global_step == 2
 
 
 class Hangs(Ahead):
@@ -211,9 +211,9 @@ def test_sampling_ahead_stops_when_the_run_ends(tiny_model, tmp_path):
                 time.sleep(0.05)
             trainer.should_stop = True
 
-    it = fitted(module(tiny_model, 1, [tool], steps_per_pass=1), tmp_path, 5, Stop())
-    assert it.global_step == 1
-    assert not it.collector._sampling
+    module = fitted(make_module(tiny_model, 1, [tool], steps_per_pass=1), tmp_path, 5, Stop())
+    assert module.global_step == 1
+    assert not module.collector._sampling
 
 
 def test_collections_side_by_side_share_the_places_of_a_toolset(tiny_model, tmp_path):
@@ -237,7 +237,7 @@ def test_collections_side_by_side_share_the_places_of_a_toolset(tiny_model, tmp_
             await asyncio.sleep(0.01)
 
     tool = Booth()
-    fitted(module(tiny_model, 1, [tool]), tmp_path, 3)
+    fitted(make_module(tiny_model, 1, [tool]), tmp_path, 3)
     assert (tool.opened, tool.now, tool.most) == (24, 0, 4)
 
 
@@ -247,17 +247,17 @@ def test_sampling_ahead_stops_when_training_raises(tiny_model, tmp_path):
             raise ZeroDivisionError
 
     tool = Hangs()
-    it = module(tiny_model, 1, [tool])
+    module = make_module(tiny_model, 1, [tool])
     with pytest.raises(ZeroDivisionError):
-        fitted(it, tmp_path, 3, Fails())
-    assert not it.collector._sampling
-    assert it.engine._copies == {}  # Lightning tears nothing down after an exception
+        fitted(module, tmp_path, 3, Fails())
+    assert not module.collector._sampling
+    assert module.engine._copies == {}  # Lightning tears nothing down after an exception
 
 
 def test_a_validation_inside_an_iteration_would_take_a_version(tiny_model, tmp_path):
     data = QuestionData(Numbers(), Numbers(), questions_per_iteration=2)
     with pytest.raises(RecipeError, match=r"val_check_interval is 0\.5: a validation inside"):
-        trainer(tmp_path, 2, val_check_interval=0.5).fit(module(tiny_model, 1), data)
+        trainer(tmp_path, 2, val_check_interval=0.5).fit(make_module(tiny_model, 1), data)
 
 
 @pytest.mark.parametrize(
@@ -280,12 +280,12 @@ def test_a_validation_inside_an_iteration_would_take_a_version(tiny_model, tmp_p
     ],
 )
 def test_staleness_needs_copies_and_a_correction(tiny_model, tmp_path, options, message):
-    it = module(tiny_model, 1, **options)
+    module = make_module(tiny_model, 1, **options)
     with pytest.raises(RecipeError, match=message):
-        fitted(it, tmp_path, 1)
+        fitted(module, tmp_path, 1)
     if "engine" in options:  # a policy that only acts needs neither
-        it.collector.close()
-        trainer(tmp_path, 1).validate(it, QuestionData(Numbers(), Numbers()), verbose=False)
+        module.collector.close()
+        trainer(tmp_path, 1).validate(module, QuestionData(Numbers(), Numbers()), verbose=False)
 
 
 def test_an_engine_that_keeps_versions_keeps_the_contract(tiny_policy):

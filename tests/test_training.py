@@ -23,7 +23,7 @@ from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.strategies import ModelParallelStrategy
 
 import turnrl.module
-from runs import adamw, column, data, last, module, rows, trainer, warmup, weights
+from runs import adamw, column, data, last, make_module, rows, trainer, warmup, weights
 from turnrl import (
     MTGRPO,
     AdvantageEstimator,
@@ -87,7 +87,7 @@ class Noting(AdvantageEstimator):
 
 
 def spied(tiny_model, spy, **options):
-    return module(tiny_model, estimator=Noting(spy), **options)
+    return make_module(tiny_model, estimator=Noting(spy), **options)
 
 
 # ------------------------------------------------------------------------------- one iteration
@@ -95,8 +95,8 @@ def spied(tiny_model, spy, **options):
 
 def test_an_iteration_is_an_epoch_that_collects_and_then_steps(tiny_model, tmp_path):
     spy = Spy()
-    it = spied(tiny_model, spy, passes_per_iteration=2)
-    trainer(tmp_path, 2, [spy], limit_val_batches=0).fit(it, data())
+    module = spied(tiny_model, spy, passes_per_iteration=2)
+    trainer(tmp_path, 2, [spy], limit_val_batches=0).fit(module, data())
     steps = ["step"] * 4  # 2 passes of 2 steps
     assert spy.events == [
         *["start", "collect 0", *steps, "end"],
@@ -118,15 +118,15 @@ def test_the_policy_collects_in_eval_mode_and_learns_in_train_mode(tiny_model, t
             network = pl_module.policy.load()
             network.get_decoder().register_forward_pre_hook(note)
 
-    it = module(tiny_model, policy={"gradient_checkpointing": True})
-    trainer(tmp_path, 1, [Modes()]).fit(it, data())
+    module = make_module(tiny_model, policy={"gradient_checkpointing": True})
+    trainer(tmp_path, 1, [Modes()]).fit(module, data())
     assert modes == {("collect", False), ("evaluate", False), ("learn", True)}
 
 
 def test_metrics_begin_with_the_untrained_policy_and_have_the_names_that_matter(
     tiny_model, tmp_path
 ):
-    trainer(tmp_path).fit(module(tiny_model), data())
+    trainer(tmp_path).fit(make_module(tiny_model), data())
     metrics = rows(tmp_path)
     first = {k: v for k, v in metrics[0].items() if v}
     curves = ("exact_match", "tool_execution", "answer_in_results", "format")
@@ -148,10 +148,10 @@ def test_metrics_begin_with_the_untrained_policy_and_have_the_names_that_matter(
 
 
 def test_the_metrics_of_an_iteration_are_means_over_its_trajectories(tiny_model, tmp_path):
-    it = module(tiny_model)
-    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
-    groups = it.experience.groups
-    attempts = it.experience.trajectories
+    module = make_module(tiny_model)
+    trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
+    groups = module.experience.groups
+    attempts = module.experience.trajectories
     assert len(attempts) == 16
     wanted = {
         "reward/outcome/answered": sum(t.answer is not None for t in attempts) / 16,
@@ -167,7 +167,7 @@ def test_the_metrics_of_an_iteration_are_means_over_its_trajectories(tiny_model,
 
 
 def test_an_iteration_logs_time_and_memory_of_learning(tiny_model, tmp_path):
-    trainer(tmp_path, 2).fit(module(tiny_model), data())
+    trainer(tmp_path, 2).fit(make_module(tiny_model), data())
     (metrics,) = tmp_path.rglob("metrics.csv")
     with metrics.open() as file:
         first, *others = csv.DictReader(file)
@@ -203,7 +203,7 @@ def test_training_time_includes_the_reading_before_the_first_step(
         read(self, steps)
 
     monkeypatch.setattr(OldLogprobs, "look_ahead", slowly)
-    trainer(tmp_path, 1).fit(module(tiny_model, steps_per_pass=2), data())
+    trainer(tmp_path, 1).fit(make_module(tiny_model, steps_per_pass=2), data())
     (metrics,) = tmp_path.rglob("metrics.csv")
     with metrics.open() as file:
         *_, last = csv.DictReader(file)
@@ -217,24 +217,28 @@ def test_train_seconds_are_the_mean_over_processes(monkeypatch):
     # what the metrics sum over two processes
     metrics = SimpleNamespace(log_sum=logged.__setitem__, log=logged.update)
     two = SimpleNamespace(world_size=2)
-    it = SimpleNamespace(metrics=metrics, device=torch.device("cpu"), trainer=two, _unlogged=None)
-    MTGRPO.on_train_batch_start(it, [], 0)
-    MTGRPO.on_train_batch_end(it, None, [], 0)
+    module = SimpleNamespace(
+        metrics=metrics, device=torch.device("cpu"), trainer=two, _unlogged=None
+    )
+    MTGRPO.on_train_batch_start(module, [], 0)
+    MTGRPO.on_train_batch_end(module, None, [], 0)
     assert logged["train/seconds"] == 3.0
 
 
 def test_the_first_ratio_is_exactly_one_and_the_engine_agrees_with_the_learner(
     tiny_model, tmp_path
 ):
-    it = module(tiny_model, steps_per_pass=1)
-    trainer(tmp_path, 3, limit_val_batches=0).fit(it, data())
+    module = make_module(tiny_model, steps_per_pass=1)
+    trainer(tmp_path, 3, limit_val_batches=0).fit(module, data())
     assert column(tmp_path, "train/ratio") == [1.0, 1.0, 1.0]
     assert max(column(tmp_path, "train/logprob_gap")) < 1e-5
 
 
 def test_later_updates_move_the_ratio_and_are_clipped(tiny_model, tmp_path):
-    it = module(tiny_model, steps_per_pass=1, passes_per_iteration=3, optimizer=adamw(1e-2))
-    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    module = make_module(
+        tiny_model, steps_per_pass=1, passes_per_iteration=3, optimizer=adamw(1e-2)
+    )
+    trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
     assert column(tmp_path, "train/ratio") != [1.0]
     assert column(tmp_path, "train/clip_fraction")[0] > 0
 
@@ -302,11 +306,11 @@ class Lies(Engine):
     ("session", "options"), [(Late, {}), (LateProbe, {"estimator": Branched(probes=1)})]
 )
 def test_turns_that_other_weights_sampled_stop_the_run(tiny_model, tmp_path, session, options):
-    it = module(tiny_model, engine=Lies(session), **options)
+    module = make_module(tiny_model, engine=Lies(session), **options)
     told = r"^Lies sampled with weights of version 0, and sync gave it version 2\. Fix the engine"
     with pytest.raises(EngineError, match=told):
-        trainer(tmp_path, 2, limit_val_batches=0).fit(it, data())
-    assert it.global_step == 2  # the first iteration's weights were those
+        trainer(tmp_path, 2, limit_val_batches=0).fit(module, data())
+    assert module.global_step == 2  # the first iteration's weights were those
 
 
 def test_an_engine_that_never_hears_of_a_change_of_the_weights_fails_its_check(tiny_policy):
@@ -329,25 +333,25 @@ def test_messages_about_memory_name_the_setting_of_the_engine(
 
     engine = Lies()
     engine.memory_setting, engine.capacity = setting, 1
-    it = module(tiny_model, engine=engine)
+    module = make_module(tiny_model, engine=engine)
     with caplog.at_level("INFO"):
-        it.ask("?")
-    assert f"Lies has room for 1 of a group's {it.group_size} trajectories" in caplog.text
+        module.ask("?")
+    assert f"Lies has room for 1 of a group's {module.group_size} trajectories" in caplog.text
     assert f"Raise {to_raise}, or lower model.rollout.max_tokens." in caplog.text
     engine.sync = full
     with pytest.raises(DeviceMemoryError, match=f"while sampling .* Lower {to_lower}, or see"):
-        it.ask("?")
+        module.ask("?")
 
 
 def test_the_engine_syncs_once_per_change_of_weights(tiny_model, tmp_path):
-    it, synced = module(tiny_model, engine=Slots()), []
-    sync = it.engine.sync
-    it.engine.sync = lambda version: synced.append(version) or sync(version)
-    trainer(tmp_path, 2).fit(it, data())
+    module, synced = make_module(tiny_model, engine=Slots()), []
+    sync = module.engine.sync
+    module.engine.sync = lambda version: synced.append(version) or sync(version)
+    trainer(tmp_path, 2).fit(module, data())
     # two steps an iteration; a validation before each and after the last
     assert synced == [0, 2, 4]
     synced.clear()
-    alone = module(tiny_model, engine=it.engine)
+    alone = make_module(tiny_model, engine=module.engine)
     for _ in range(2):  # without a Trainer nobody counts steps
         alone.ask("?")
     assert synced == [0, 0]
@@ -358,14 +362,14 @@ def test_updates_ignore_the_samplers_log_probabilities(tiny_model, tmp_path):
     trained = []
     for name, engine in [("honest", Slots()), ("liar", Lies())]:
         # a narrow clip, which ratios that are off by half a nat would be cut by
-        it = module(
+        module = make_module(
             tiny_model,
             engine=engine,
             passes_per_iteration=2,
             objective=ClippedSurrogate(0.05, 0.05),
         )
-        trainer(tmp_path / name, 2, limit_val_batches=0).fit(it, data())
-        trained.append(weights(it.policy))
+        trainer(tmp_path / name, 2, limit_val_batches=0).fit(module, data())
+        trained.append(weights(module.policy))
     # where the two agree, the sampler's number stands for the learner's: equal to rounding
     assert (trained[0] - trained[1]).abs().mean() < 1e-5
     honest, liar = (rows(tmp_path / name) for name in ("honest", "liar"))
@@ -386,16 +390,18 @@ class SaysT(OutcomeReward):
 
 
 def test_learning_raises_the_reward(tiny_model, tmp_path):
-    it = module(tiny_model, estimator=OutcomeOnly(), steps_per_pass=1, optimizer=adamw(5e-3))
-    it.rewards = [SaysT()]
-    trainer(tmp_path, 15, limit_val_batches=0).fit(it, data())
+    module = make_module(
+        tiny_model, estimator=OutcomeOnly(), steps_per_pass=1, optimizer=adamw(5e-3)
+    )
+    module.rewards = [SaysT()]
+    trainer(tmp_path, 15, limit_val_batches=0).fit(module, data())
     rewards = column(tmp_path, "reward/outcome")
     assert sum(rewards[-3:]) / 3 > sum(rewards[:3]) / 3 + 0.2
 
 
 def test_the_same_seed_gives_the_same_metrics_to_the_last_digit(tiny_model, tmp_path):
     for name, seed in [("a", 0), ("b", 0), ("c", 1)]:
-        trainer(tmp_path / name).fit(module(tiny_model, seed=seed), data(seed=seed))
+        trainer(tmp_path / name).fit(make_module(tiny_model, seed=seed), data(seed=seed))
     assert rows(tmp_path / "a") == rows(tmp_path / "b")
     assert rows(tmp_path / "a") != rows(tmp_path / "c")
 
@@ -411,7 +417,7 @@ def test_skipped_steps_do_not_change_the_weight_of_the_steps_taken(tiny_model, t
         run = trainer(
             tmp_path / str(limit), 1, [First()], limit_val_batches=0, limit_train_batches=limit
         )
-        run.fit(module(tiny_model), data())
+        run.fit(make_module(tiny_model), data())
         assert run.global_step == limit
     alone, first, second = after_first
     assert torch.equal(alone, first)
@@ -419,14 +425,14 @@ def test_skipped_steps_do_not_change_the_weight_of_the_steps_taken(tiny_model, t
 
 
 def test_kl_to_the_reference_starts_at_zero_and_grows(tiny_model, tmp_path):
-    it = module(
+    module = make_module(
         tiny_model,
         policy={"lora": Lora(r=4)},
         objective=ClippedSurrogate(kl_coef=0.01),
         optimizer=adamw(1e-2),
         steps_per_pass=1,
     )
-    trainer(tmp_path, 4, limit_val_batches=0).fit(it, data())
+    trainer(tmp_path, 4, limit_val_batches=0).fit(module, data())
     kl = column(tmp_path, "train/kl")
     assert kl[0] == pytest.approx(0, abs=1e-9)
     assert kl[-1] > 1e-5
@@ -439,13 +445,13 @@ def test_dropout_of_the_base_model_touches_neither_ratios_nor_kl(tiny_model, tmp
     assert config["attention_dropout"] == 0
     (dropping / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.5}))
     for name, model in [("without", tiny_model), ("with", dropping)]:
-        it = module(
+        module = make_module(
             model,
             policy={"lora": Lora(r=4)},
             objective=ClippedSurrogate(kl_coef=0.01),
             passes_per_iteration=2,
         )
-        trainer(tmp_path / name, 1, limit_val_batches=0).fit(it, data())
+        trainer(tmp_path / name, 1, limit_val_batches=0).fit(module, data())
     assert rows(tmp_path / "with") == rows(tmp_path / "without")
 
 
@@ -454,9 +460,9 @@ def test_dropout_of_the_base_model_touches_neither_ratios_nor_kl(tiny_model, tmp
 
 def test_a_run_resumed_between_iterations_ends_like_one_that_never_stopped(tiny_model, tmp_path):
     options = {"passes_per_iteration": 2, "scheduler": warmup(6)}
-    trainer(tmp_path / "whole", 4).fit(module(tiny_model, **options), data())
-    trainer(tmp_path / "first", 2).fit(module(tiny_model, **options), data())
-    resumed = module(tiny_model, **options)
+    trainer(tmp_path / "whole", 4).fit(make_module(tiny_model, **options), data())
+    trainer(tmp_path / "first", 2).fit(make_module(tiny_model, **options), data())
+    resumed = make_module(tiny_model, **options)
     trainer(tmp_path / "second", 4).fit(resumed, data(), ckpt_path=last(tmp_path / "first"))
     whole, second = rows(tmp_path / "whole"), rows(tmp_path / "second")
     assert second == whole[-len(second) :]
@@ -467,26 +473,28 @@ def test_a_run_resumed_between_iterations_ends_like_one_that_never_stopped(tiny_
 def test_a_run_killed_between_its_checkpoint_and_its_row_gets_the_row_when_resumed(
     tiny_model, tmp_path, epochs
 ):
-    trainer(tmp_path / "first", 2).fit(module(tiny_model), data())
+    trainer(tmp_path / "first", 2).fit(make_module(tiny_model), data())
     table = tmp_path / "first" / "version_0" / "metrics.csv"
     whole = read_table(table)
     write_table(table, whole[:-1])
     resumed = trainer(tmp_path / "second", epochs)
-    resumed.fit(module(tiny_model), data(), ckpt_path=last(tmp_path / "first"))
+    resumed.fit(make_module(tiny_model), data(), ckpt_path=last(tmp_path / "first"))
     assert read_table(table) == whole
     written = table.read_bytes()  # and not once more
     resumed = trainer(tmp_path / "third", epochs)
-    resumed.fit(module(tiny_model), data(), ckpt_path=last(tmp_path / "first"))
+    resumed.fit(make_module(tiny_model), data(), ckpt_path=last(tmp_path / "first"))
     assert table.read_bytes() == written
 
 
 @pytest.mark.slow
 def test_a_resumed_run_with_adapter_dropout_ends_like_one_that_never_stopped(tiny_model, tmp_path):
     options = {"policy": {"lora": Lora(r=4, dropout=0.5)}, "passes_per_iteration": 2}
-    whole = module(tiny_model, **options)
+    whole = make_module(tiny_model, **options)
     trainer(tmp_path / "whole", 2, limit_val_batches=0).fit(whole, data())
-    trainer(tmp_path / "first", 1, limit_val_batches=0).fit(module(tiny_model, **options), data())
-    later = module(tiny_model, **options)
+    trainer(tmp_path / "first", 1, limit_val_batches=0).fit(
+        make_module(tiny_model, **options), data()
+    )
+    later = make_module(tiny_model, **options)
     torch.rand(7)  # the process has drawn other numbers by then
     run = trainer(tmp_path / "later", 2, limit_val_batches=0)
     torch.rand(7)
@@ -501,11 +509,11 @@ def test_a_run_resumed_inside_an_iteration_collects_anew(tiny_model, tmp_path):
             if trainer.current_epoch == 1 and batch_idx == 0:
                 trainer.save_checkpoint(tmp_path / "middle.ckpt")
 
-    trainer(tmp_path / "a", 2, [Stop()], limit_val_batches=0).fit(module(tiny_model), data())
+    trainer(tmp_path / "a", 2, [Stop()], limit_val_batches=0).fit(make_module(tiny_model), data())
     spy = Spy()
-    it = spied(tiny_model, spy)
+    module = spied(tiny_model, spy)
     run = trainer(tmp_path / "b", 3, [spy], limit_val_batches=0)
-    run.fit(it, data(), ckpt_path=str(tmp_path / "middle.ckpt"))
+    run.fit(module, data(), ckpt_path=str(tmp_path / "middle.ckpt"))
     assert [e for e in spy.events if e != "start"] == [
         *["collect 1", "step", "end"],
         *["collect 2", "step", "step", "end"],
@@ -531,18 +539,18 @@ class OutOfTime(Timer):
 @pytest.mark.parametrize("limit", ["max_steps", pytest.param("max_time", marks=pytest.mark.slow)])
 def test_a_run_that_ends_inside_an_iteration_keeps_the_last_whole_one(tiny_model, tmp_path, limit):
     whole = trainer(tmp_path / "whole", 3, limit_val_batches=0)
-    whole.fit(module(tiny_model), data())
+    whole.fit(make_module(tiny_model), data())
     ended = (
         trainer(tmp_path / "ended", 3, limit_val_batches=0, max_steps=3)
         if limit == "max_steps"
         else trainer(tmp_path / "ended", 3, [OutOfTime()], limit_val_batches=0)
     )
-    ended.fit(module(tiny_model), data())
+    ended.fit(make_module(tiny_model), data())
     assert ended.global_step == 3
     kept = torch.load(last(tmp_path / "ended"), weights_only=False)
     assert (kept["global_step"], kept["epoch"]) == (2, 0)  # iterations have two steps
     again = trainer(tmp_path / "again", 3, limit_val_batches=0)
-    again.fit(module(tiny_model), data(), ckpt_path=last(tmp_path / "ended"))
+    again.fit(make_module(tiny_model), data(), ckpt_path=last(tmp_path / "ended"))
     assert again.global_step == whole.global_step == 6
     assert rows(tmp_path / "again") == rows(tmp_path / "whole")[1:]
 
@@ -565,12 +573,12 @@ class Watch(Callback):
 def test_a_resumed_run_steps_as_the_recipe_says_now_and_keeps_adams_moments(tiny_model, tmp_path):
     before = {"optimizer": adamw(3e-3), "scheduler": warmup(1)}
     run = trainer(tmp_path / "first", 2, limit_val_batches=0)
-    run.fit(module(tiny_model, **before), data())
+    run.fit(make_module(tiny_model, **before), data())
     saved = torch.load(last(tmp_path / "first"), weights_only=True)["optimizer_states"][0]["state"]
     after = {"optimizer": adamw(1e-3, (0.8, 0.95), 0.1), "scheduler": warmup(7)}
     watch = Watch()
     run = trainer(tmp_path / "second", 4, [watch], limit_val_batches=0)
-    run.fit(module(tiny_model, **after), data(), ckpt_path=last(tmp_path / "first"))
+    run.fit(make_module(tiny_model, **after), data(), ckpt_path=last(tmp_path / "first"))
     # steps 4 to 7: of a warm-up of 7 steps, the 5th to 7th and the first after it
     assert watch.used == [
         [pytest.approx(1e-3 * share), (0.8, 0.95), 0.1] for share in (5 / 8, 6 / 8, 7 / 8, 1)
@@ -585,21 +593,21 @@ def test_a_resumed_run_steps_as_the_recipe_says_now_and_keeps_adams_moments(tiny
 
 def test_without_a_logger_nothing_is_written_but_the_checkpoint(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    trainer(tmp_path, 1, logger=False).fit(module(tiny_model), data())
+    trainer(tmp_path, 1, logger=False).fit(make_module(tiny_model), data())
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoints"]
 
 
 def test_a_trial_leaves_nothing_behind(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = trainer(tmp_path, fast_dev_run=True)
-    run.fit(module(tiny_model), data())
+    run.fit(make_module(tiny_model), data())
     assert run.global_step == 1
     assert [str(p) for p in tmp_path.rglob("*")] == []
 
 
 def test_checkpoints_hold_the_adapter_alone(tiny_model, tmp_path):
-    it = module(tiny_model, policy={"lora": Lora(r=4)})
-    trainer(tmp_path, 1, limit_val_batches=0).fit(it, data())
+    module = make_module(tiny_model, policy={"lora": Lora(r=4)})
+    trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
     checkpoint = torch.load(last(tmp_path), weights_only=True)
     assert checkpoint["state_dict"]
     assert all("lora_" in name for name in checkpoint["state_dict"])
@@ -607,7 +615,7 @@ def test_checkpoints_hold_the_adapter_alone(tiny_model, tmp_path):
 
 def test_a_checkpoint_of_another_policy_is_refused(tiny_model, tmp_path):
     run = trainer(tmp_path / "a", 1, limit_val_batches=0)
-    run.fit(module(tiny_model, policy={"lora": Lora(r=4)}), data())
+    run.fit(make_module(tiny_model, policy={"lora": Lora(r=4)}), data())
     for policy, message in [
         ({"lora": Lora(r=8)}, r"its lora is \{'r': 4, 'alpha': 32\}, the recipe's \{'r': 8"),
         ({}, "the recipe's None"),
@@ -615,7 +623,7 @@ def test_a_checkpoint_of_another_policy_is_refused(tiny_model, tmp_path):
     ]:
         with pytest.raises(CheckpointError, match=message):
             trainer(tmp_path / "b", 2).fit(
-                module(tiny_model, policy=policy), data(), ckpt_path=last(tmp_path / "a")
+                make_module(tiny_model, policy=policy), data(), ckpt_path=last(tmp_path / "a")
             )
 
 
@@ -627,9 +635,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
             if trainer.current_epoch == 1:
                 batch[-1].advantages[:] = float("nan")
 
-    it = module(tiny_model)
+    module = make_module(tiny_model)
     with pytest.raises(TrainingError, match=r"the loss is nan at step 2 \(iteration 2\)"):
-        trainer(tmp_path, 3, [Ruin()], limit_val_batches=0).fit(it, data())
+        trainer(tmp_path, 3, [Ruin()], limit_val_batches=0).fit(module, data())
     checkpoint = torch.load(last(tmp_path), weights_only=True)
     assert checkpoint["global_step"] == 2
     assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
@@ -647,7 +655,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
 )
 def test_trainer_options_that_change_a_step_are_refused(tiny_model, tmp_path, options, message):
     with pytest.raises(RecipeError, match=message):
-        trainer(tmp_path, 1, **options).fit(module(tiny_model), data())
+        trainer(tmp_path, 1, **options).fit(make_module(tiny_model), data())
 
 
 def test_a_strategy_that_divides_a_model_is_refused():
@@ -662,22 +670,22 @@ def test_a_strategy_that_divides_a_model_is_refused():
 def test_more_steps_than_trajectories_are_refused(tiny_model, tmp_path):
     message = "steps_per_pass is 17, but there are only 4 questions x 4 = 16 trajectories"
     with pytest.raises(RecipeError, match=message):
-        trainer(tmp_path, 1).fit(module(tiny_model, steps_per_pass=17), data())
+        trainer(tmp_path, 1).fit(make_module(tiny_model, steps_per_pass=17), data())
 
 
 def test_trajectories_longer_than_the_models_positions_are_refused(tiny_model, tmp_path):
-    it = module(tiny_model, rollout={"max_tokens": 2049})
+    module = make_module(tiny_model, rollout={"max_tokens": 2049})
     with pytest.raises(RecipeError, match=r"max_tokens is 2049, .* positions for 2048 tokens"):
-        trainer(tmp_path, 1).fit(it, data())
+        trainer(tmp_path, 1).fit(module, data())
 
 
 def test_impossible_settings_are_refused(tiny_model):
     with pytest.raises(RecipeError, match="group_size is 1, but TurnLevel compares"):
-        module(tiny_model, group_size=1)
+        make_module(tiny_model, group_size=1)
     with pytest.raises(RecipeError, match=r"kl_coef is 0\.1, .* Set model\.policy\.lora"):
-        module(tiny_model, objective=ClippedSurrogate(kl_coef=0.1))
+        make_module(tiny_model, objective=ClippedSurrogate(kl_coef=0.1))
     with pytest.raises(RecipeError, match=r"model\.steps_per_pass is 0"):
-        module(tiny_model, steps_per_pass=0)
+        make_module(tiny_model, steps_per_pass=0)
     with pytest.raises(RecipeError, match=r"policy\.minibatch_tokens is 0"):
         Policy(str(tiny_model), minibatch_tokens=0)
     for name in ("per_iteration", "transcripts"):
@@ -695,12 +703,14 @@ def test_two_passes_learn_the_same_with_old_log_probabilities_read_ahead_or_kept
     options = {"passes_per_iteration": 2, "steps_per_pass": steps}
     learned, ahead = [], []
     for name in ("heard", "ahead"):
-        it = module(tiny_model, **options, rollout={"top_k": 300})  # no sampler stands in for them
+        module = make_module(
+            tiny_model, **options, rollout={"top_k": 300}
+        )  # no sampler stands in for them
         if name == "ahead":
             monkeypatch.setattr(turnrl.module, "OldLogprobs", ReadAhead)
-        monkeypatch.setattr(it, "read", partial(counted, it.read, ahead))
-        trainer(tmp_path / name, epochs=2).fit(it, data())
-        learned.append(weights(it.policy))
+        monkeypatch.setattr(module, "read", partial(counted, module.read, ahead))
+        trainer(tmp_path / name, epochs=2).fit(module, data())
+        learned.append(weights(module.policy))
     assert torch.allclose(*learned, atol=2e-5)
     ahead = [rows for rows in ahead if rows > 1]  # not of the check before a checkpoint
     if steps == 1:  # 16 trajectories, twice, in the second run alone
@@ -718,7 +728,7 @@ class ReadAhead(OldLogprobs):
 
 def test_stale_sampler_log_probabilities_never_stand_in_for_the_learners(tiny_model):
     settings = ({}, {"rollout": {"top_k": 5}}, {"max_staleness": 1})
-    plans = [module(tiny_model, **options).learning_plan for options in settings]
+    plans = [make_module(tiny_model, **options).learning_plan for options in settings]
     assert [plan.sampler_differs for plan in plans] == [False, True, True]
 
 
@@ -730,9 +740,9 @@ def counted(compute, counts, rows):
 @pytest.mark.slow
 def test_mixed_precision_trains_and_goes_on(tiny_model, tmp_path):
     policy = {"dtype": "bfloat16"}
-    trainer(tmp_path / "whole", epochs=3).fit(module(tiny_model, policy), data())
-    trainer(tmp_path / "first", epochs=2).fit(module(tiny_model, policy), data())
-    going = module(tiny_model, policy)
+    trainer(tmp_path / "whole", epochs=3).fit(make_module(tiny_model, policy), data())
+    trainer(tmp_path / "first", epochs=2).fit(make_module(tiny_model, policy), data())
+    going = make_module(tiny_model, policy)
     trainer(tmp_path / "rest", epochs=3).fit(going, data(), ckpt_path=last(tmp_path / "first"))
     found, wanted = rows(tmp_path / "rest")[-1], rows(tmp_path / "whole")[-1]
     assert found == {name: value for name, value in wanted.items() if name in found}
@@ -757,21 +767,21 @@ class Ladder(IterationData):
 
 
 def test_a_custom_data_module_trains_if_it_gives_each_iterations_questions(tmp_path, tiny_model):
-    it, ladder = module(tiny_model), Ladder()
-    trainer(tmp_path, 3).fit(it, ladder)
+    module, ladder = make_module(tiny_model), Ladder()
+    trainer(tmp_path, 3).fit(module, ladder)
     assert ladder.asked == [0, 0, 1, 2], "first to count the steps, then once an iteration"
-    assert [len(it.experience.groups), it.global_step] == [3, 6]
+    assert [len(module.experience.groups), module.global_step] == [3, 6]
 
 
 def test_every_process_and_every_iteration_has_random_streams_of_its_own(tiny_model, monkeypatch):
-    it = module(tiny_model)
-    it.policy.load()
+    module = make_module(tiny_model)
+    module.policy.load()
     samples, streams = [], []
     for rank in (0, 1):
-        monkeypatch.setattr(type(it), "global_rank", rank)
+        monkeypatch.setattr(type(module), "global_rank", rank)
         for iteration in (0, 1):
-            streams.append(it.stream(iteration))
-            found = it.collect([Question("n", "Number 3?", ("x",))], iteration)
+            streams.append(module.stream(iteration))
+            found = module.collect([Question("n", "Number 3?", ("x",))], iteration)
             samples.append([trajectory.sample.token_ids for trajectory in found.trajectories])
     assert len({*streams}) == 4
     assert all(one != other for one, other in itertools.combinations(samples, 2))

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import turnrl.policy.model
-from runs import column, data, module, trainer
+from runs import column, data, make_module, trainer
 from trajectories import again, ids_of, observed, retold, said, trajectory
 from turnrl import (
     Lora,
@@ -255,10 +255,10 @@ class Long(Letters):
 @pytest.fixture(scope="module")
 def played(tiny_model):
     """Four attempts at each of two questions by a real tiny policy, of one to four turns."""
-    it = module(tiny_model)
-    it.rollout = Rollout(Long(), [Echo()], max_turn_tokens=6, max_tokens=200)
+    module = make_module(tiny_model)
+    module.rollout = Rollout(Long(), [Echo()], max_turn_tokens=6, max_tokens=200)
     asked = [Question("a", "Number 1?", ("", "12 letters")), Question("b", "Two?", ("two",))]
-    attempts = it.ask(asked, samples=4)
+    attempts = module.ask(asked, samples=4)
     assert max(len(t.turns) for t in attempts) == 4
     return attempts
 
@@ -509,12 +509,12 @@ def test_importing_the_plugin_loads_neither_torch_nor_an_http_client():
 
 @pytest.mark.slow
 def test_a_policy_trains_on_all_of_them(tiny_model, tmp_path):
-    it = module(tiny_model, policy={"lora": Lora(r=4)})
-    it.rewards = [
+    module = make_module(tiny_model, policy={"lora": Lora(r=4)})
+    module.rewards = [
         *(SearchCost(), Repetition(), FirstHit(), Progress(SupportSeen()), F1()),
         *(InformationGain(0.1), KLPenalty(0.05)),
     ]
-    trainer(tmp_path, 2).fit(it, data())
+    trainer(tmp_path, 2).fit(module, data())
     for name in ("search_cost", "information_gain", "kl_penalty"):
         values = column(tmp_path, f"reward/turn/{name}")
         assert len(values) == 2
@@ -528,18 +528,22 @@ def test_a_policy_trains_on_all_of_them(tiny_model, tmp_path):
 
 
 def test_rewards_that_ask_the_policy_keep_to_the_recipes_budget(tiny_model, tmp_path, monkeypatch):
-    it, asked, budgets = module(tiny_model, {"lora": Lora(r=4), "minibatch_tokens": 150}), [], []
-    read, forward_passes = it.policy.read, turnrl.policy.model.forward_passes
+    module, asked, budgets = (
+        make_module(tiny_model, {"lora": Lora(r=4), "minibatch_tokens": 150}),
+        [],
+        [],
+    )
+    read, forward_passes = module.policy.read, turnrl.policy.model.forward_passes
 
     def watched(rows, budget, *more):
         budgets.append(budget)
         return forward_passes(rows, budget, *more)
 
     monkeypatch.setattr(turnrl.policy.model, "forward_passes", watched)
-    it.policy.read = lambda rows, *budget, **more: (
+    module.policy.read = lambda rows, *budget, **more: (
         asked.append(budget[:1]) or read(rows, *budget, **more)
     )
-    it.rewards = [InformationGain(), KLPenalty(0.1)]
-    trainer(tmp_path, 1).fit(it, data())
+    module.rewards = [InformationGain(), KLPenalty(0.1)]
+    trainer(tmp_path, 1).fit(module, data())
     assert asked.count(()) > 3  # the rewards name none
     assert set(budgets) == {150}
