@@ -15,31 +15,31 @@ class Kept(Engine):
 
     def __init__(self, keeps: int = 2) -> None:
         self.keeps = keeps
-        self._copies: dict[int, Slots] = {}
+        self.copies: dict[int, Slots] = {}
 
     def start(self, policy, max_tokens):
         self._policy, self._max_tokens = policy, max_tokens
 
     def sync(self, version):
-        if (old := self._copies.pop(version, None)) is not None:
+        if (old := self.copies.pop(version, None)) is not None:
             old.close()
         slots = Slots()
         slots.start(copy.deepcopy(self._policy), self._max_tokens)
         slots.sync(version)
-        self._copies[version] = slots
-        while len(self._copies) > self.keeps:
-            self._copies.pop(min(self._copies)).close()
+        self.copies[version] = slots
+        while len(self.copies) > self.keeps:
+            self.copies.pop(min(self.copies)).close()
 
     def open(self, prompt_ids):
-        return self._copies[max(self._copies)].open(prompt_ids)
+        return self.copies[max(self.copies)].open(prompt_ids)
 
     async def drain(self):
-        for slots in [*self._copies.values()]:
+        for slots in [*self.copies.values()]:
             await slots.drain()
 
     def close(self):
-        while self._copies:
-            self._copies.popitem()[1].close()
+        while self.copies:
+            self.copies.popitem()[1].close()
 
 
 def note(completions, log_metric, log_extra, **columns):

@@ -18,7 +18,7 @@ import pytest
 from commands import fails
 from turnrl import RecipeError
 from turnrl.cli import main
-from turnrl_bench.command import _parts
+from turnrl_bench.command import parts_named
 from turnrl_bench.gpu import decoding, driver, floors, learning, worker
 from turnrl_bench.gpu.bench import Bench
 from turnrl_bench.gpu.floors import Cost
@@ -355,5 +355,5 @@ def test_a_shared_layout_counts_pairs_once_per_distinct_prefix(bench):
 
 
 def test_parts_run_by_priority_whatever_the_requested_order():
-    assert [one.name for one in _parts("iteration, machine")] == ["machine", "iteration"]
+    assert [one.name for one in parts_named("iteration, machine")] == ["machine", "iteration"]
     assert all(one.least_s <= one.most_s for one in PARTS.values())

@@ -34,10 +34,10 @@ from commands import save
 from runs import data, last, make_module, rows, trainer
 from turnrl.cli import main
 from turnrl.recipe.bundled import bundled_recipes
-from turnrl.recipe.fit import _announce, device_name
+from turnrl.recipe.fit import announce, device_name
 from turnrl.recipe.invocation import read_invocation
 from turnrl.run.console.lines import IterationLines, duration, spark
-from turnrl.run.console.resumed import _changes, _line
+from turnrl.run.console.resumed import change_line, changes
 from turnrl.run.console.warnings import Fitted
 from turnrl.text import fitted
 
@@ -517,8 +517,8 @@ def test_changed_settings_are_printed_one_by_one_within_the_terminal_width():
            "as many words as it needs, but no more."}, "tools": ["Search"], "seed": 1,
            "some": [{"class_path": "a.First", "init_args": {"w": 2}}]}  # fmt: skip
     lines = [
-        fitted(_line(*change), 60, indent="    ").splitlines()
-        for change in sorted(_changes(old, new))
+        fitted(change_line(*change), 60, indent="    ").splitlines()
+        for change in sorted(changes(old, new))
     ]
     assert lines == [
         [
@@ -569,8 +569,8 @@ def test_a_warning_is_wrapped_on_a_terminal_but_is_one_line_in_a_pipe(capsys):
 
 def test_a_run_names_a_bundled_recipe_by_its_name_and_a_file_by_its_path(recipe, capsys):
     (variant,) = [name for name in bundled_recipes() if name.endswith("hotpotqa_qwen2.5_3b")]
-    _announce(read_invocation("fit", ["hotpotqa_qwen2.5_1.5b", variant]))
-    _announce(read_invocation("fit", ["recipe.yaml"]))
+    announce(read_invocation("fit", ["hotpotqa_qwen2.5_1.5b", variant]))
+    announce(read_invocation("fit", ["recipe.yaml"]))
     out = capsys.readouterr().out
     assert f"turnrl fit: hotpotqa_qwen2.5_1.5b + {variant}\n" in out
     assert "turnrl fit: recipe.yaml\n" in out

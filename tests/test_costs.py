@@ -33,7 +33,7 @@ from turnrl import (
     record,
 )
 from turnrl.applied import applied
-from turnrl.checks import _check_rewards  # a user meets it only by a whole recipe
+from turnrl.checks import check_rewards
 from turnrl.cli import main
 from turnrl.function_rewards import FunctionReward
 from turnrl.scoring import score_group
@@ -457,13 +457,13 @@ def test_if_all_are_right_the_unit_is_everything_that_a_right_attempt_earns():
 
 def test_settings_out_of_range_are_errors():
     with pytest.raises(RecipeError, match=r"outcome/graded has right_at = inf. Give what a right"):
-        _check_rewards([SearchCost(), type("Graded", (Graded,), {"right_at": math.inf})()])
+        check_rewards([SearchCost(), type("Graded", (Graded,), {"right_at": math.inf})()])
     both = type("Graded", (Graded,), {"right_at": 1.0, "is_cost": True})()
     with pytest.raises(RecipeError, match=r"right_at = 1.0 and is_cost, but what a right"):
-        _check_rewards([both])
+        check_rewards([both])
     never = type("Graded", (Graded,), {"right_at": 2.0, "bounds": (0.0, 1.0)})()
     with pytest.raises(RecipeError, match=r"gives at most 1.0, so no attempt is ever right"):
-        _check_rewards([never])
+        check_rewards([never])
     with pytest.raises(RecipeError, match="cost_coef is -1; it must be at least"):
         CostsAmongRight(cost_coef=-1)
     with pytest.raises(RecipeError, match="gamma is 2; it must be from 0 to 1"):

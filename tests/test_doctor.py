@@ -23,7 +23,7 @@ from runs import data, make_module
 from turnrl import Check, Finding, Lora, Policy, RecipeError, Start, ToolError, Toolset
 from turnrl.cli import main
 from turnrl_doctor import checks
-from turnrl_doctor.command import _of_another_machine, diagnose, lines_of
+from turnrl_doctor.command import diagnose, for_another_machine, lines_of
 from turnrl_doctor.miniature import miniature
 
 Usage = namedtuple("Usage", "total used free")
@@ -57,69 +57,69 @@ def doctor(capsys):
         code = main(["doctor", *words])
         out, err = capsys.readouterr()
         assert "Traceback" not in out + err
-        told: dict[str, tuple[str, str]] = {}
+        lines: dict[str, tuple[str, str]] = {}
         name = ""
         for line in out.splitlines():
-            if found := re.match(r"(pass|warn|fail)  (\S.*?) {2,}(.*)", line):
-                name = found[2]
-                told[name] = found[1], found[3]
+            if match := re.match(r"(pass|warn|fail)  (\S.*?) {2,}(.*)", line):
+                name = match[2]
+                lines[name] = match[1], match[3]
             elif line.startswith(" " * 20):
-                told[name] = told[name][0], f"{told[name][1]} | {line.strip()}"
-        return code, told
+                lines[name] = lines[name][0], f"{lines[name][1]} | {line.strip()}"
+        return code, lines
 
     return run
 
 
-def failed(told):
-    return {name for name, (status, _) in told.items() if status == "fail"}
+def failed(lines):
+    return {name for name, (status, _) in lines.items() if status == "fail"}
 
 
 # ------------------------------------------------------------------------- whole
 
 
 def test_a_recipe_that_is_well_passes_every_line(recipe, doctor):
-    code, told = doctor(recipe())
-    assert (code, failed(told)) == (0, set())
-    assert set(told) >= {
+    code, lines = doctor(recipe())
+    assert (code, failed(lines)) == (0, set())
+    assert set(lines) >= {
         "versions", "GPU", "run folder", "disk", "model", "window", "sampler", "chat template",
         "memory plan", "data train", "data val", "tool echo", "sharing", "sampling", "rewards",
         "learning",
     }  # fmt: skip
-    assert f"torch {importlib.metadata.version('torch')}" in told["versions"][1]
+    assert f"torch {importlib.metadata.version('torch')}" in lines["versions"][1]
     if not torch.cuda.is_available():
-        assert "kernels, graphs and a GPU's attention are not examined" in told["GPU"][1]
-    assert re.match(r"\d+ turns by Slots", told["sampling"][1])
-    assert told["rewards"][1].startswith("Answered, Called score 20 attempts at 3 questions")
+        assert "kernels, graphs and a GPU's attention are not examined" in lines["GPU"][1]
+    assert re.match(r"\d+ turns by Slots", lines["sampling"][1])
+    assert lines["rewards"][1].startswith("Answered, Called score 20 attempts at 3 questions")
     # a call for each of three questions, in two sessions
     shown = '6 of 6 calls succeed, for example echo {"text": "Number 0?"}: 9 letters'
-    assert told["tool echo"][1] == shown
-    assert told["data val"] == ("pass", "3 questions")
-    assert "credit by TurnLevel, " in told["learning"][1]
+    assert lines["tool echo"][1] == shown
+    assert lines["data val"] == ("pass", "3 questions")
+    assert "credit by TurnLevel, " in lines["learning"][1]
     assert [path.name for path in Path().iterdir()] == ["recipe.yaml"]  # it writes nothing
 
 
 def test_without_a_recipe_the_machine_alone_is_examined(doctor):
-    code, told = doctor()
+    code, lines = doctor()
     assert code == 0
-    assert set(told) == {"versions", "GPU", "4 bit"}
+    assert set(lines) == {"versions", "GPU", "4 bit"}
 
 
 def test_a_mistake_in_the_recipe_is_a_line_and_the_machine_is_examined(recipe, doctor):
-    code, told = doctor(recipe(model__group_sise=4))
+    code, lines = doctor(recipe(model__group_sise=4))
     assert code == 2
-    assert failed(told) == {"recipe"}
-    assert "group_sise" in told["recipe"][1]
-    assert "Did you mean group_size?" in told["recipe"][1]
-    assert {"versions", "GPU", "4 bit"} <= set(told)
+    assert failed(lines) == {"recipe"}
+    assert "group_sise" in lines["recipe"][1]
+    assert "Did you mean group_size?" in lines["recipe"][1]
+    assert {"versions", "GPU", "4 bit"} <= set(lines)
 
 
 def test_an_accelerator_that_is_not_there_hides_nothing_else(recipe, doctor):
     if torch.cuda.is_available():
         pytest.skip("there is one")
-    code, told = doctor(recipe(trainer__accelerator="gpu"))
+    code, lines = doctor(recipe(trainer__accelerator="gpu"))
     assert code == 2
-    assert failed(told) == {"trainer"}
-    assert "sampling" in told
+    assert failed(lines) == {"trainer"}
+    assert "sampling" in lines
 
 
 # ----------------------------------------------------------------- broken on purpose
@@ -128,23 +128,23 @@ def test_an_accelerator_that_is_not_there_hides_nothing_else(recipe, doctor):
 def test_a_model_folder_that_lacks_its_weights_is_named(recipe, doctor, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "half")
     (folder / "model.safetensors").unlink()
-    code, told = doctor(recipe(model__policy__model=str(folder)))
-    assert (code, failed(told)) == (1, {"model"})
-    assert "has no model.safetensors" in told["model"][1]
-    assert "Copy the model's folder again" in told["model"][1]
+    code, lines = doctor(recipe(model__policy__model=str(folder)))
+    assert (code, failed(lines)) == (1, {"model"})
+    assert "has no model.safetensors" in lines["model"][1]
+    assert "Copy the model's folder again" in lines["model"][1]
     # the rest is tried without them
     tried = ("tool echo", "sampling", "rewards", "learning")
-    assert {told[line][0] for line in tried} == {"pass"}
+    assert {lines[line][0] for line in tried} == {"pass"}
 
 
 def test_a_file_of_weights_that_was_cut_short_is_named(recipe, doctor, tiny_model, tmp_path):
     folder = shutil.copytree(tiny_model, tmp_path / "cut")
     whole = (folder / "model.safetensors").read_bytes()
     (folder / "model.safetensors").write_bytes(whole[: len(whole) // 3])
-    code, told = doctor(recipe(model__policy__model=str(folder)))
+    code, lines = doctor(recipe(model__policy__model=str(folder)))
     assert code == 1
-    assert told["model"][0] == "fail"
-    assert "cut/model.safetensors" in told["model"][1]
+    assert lines["model"][0] == "fail"
+    assert "cut/model.safetensors" in lines["model"][1]
     with pytest.raises(RecipeError, match=r"cut' cannot be loaded"):
         Policy(str(folder)).load()
 
@@ -156,9 +156,9 @@ def test_a_tokenizer_without_its_vocabulary_is_refused(recipe, doctor, tiny_mode
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(RecipeError, match=r"makes no tokens of a text"):
         _ = Policy(str(folder)).tokenizer
-    code, told = doctor(recipe(model__policy__model=str(folder)))
+    code, lines = doctor(recipe(model__policy__model=str(folder)))
     assert code == 1
-    assert any("makes no tokens" in text for status, text in told.values() if status == "fail")
+    assert any("makes no tokens" in text for status, text in lines.values() if status == "fail")
 
 
 def test_a_data_set_that_is_not_there_yet_is_not_downloaded(recipe, doctor, monkeypatch):
@@ -171,69 +171,69 @@ def test_a_data_set_that_is_not_there_yet_is_not_downloaded(recipe, doctor, monk
     monkeypatch.setattr("turnrl.data.rows.reach_hub", lambda: None)
     monkeypatch.setattr("datasets.load_dataset_builder", builder)
     monkeypatch.setattr("datasets.load_dataset", None)
-    code, told = doctor(recipe(data__train="owner/name"))
+    code, lines = doctor(recipe(data__train="owner/name"))
     assert code == 0
-    assert told["data train"] == ("pass", "owner/name is on the hub, and will be downloaded")
+    assert lines["data train"] == ("pass", "owner/name is on the hub, and will be downloaded")
     assert asked == ["owner/name"]
 
 
 def test_a_data_set_that_the_hub_lacks_is_named(recipe, doctor, monkeypatch):
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setattr("datasets.config.HF_HUB_OFFLINE", True)
-    code, told = doctor(recipe(data__train="owner/name"))
-    assert (code, failed(told)) == (1, {"data train"})
-    assert "cannot load 'owner/name'" in told["data train"][1]
+    code, lines = doctor(recipe(data__train="owner/name"))
+    assert (code, failed(lines)) == (1, {"data train"})
+    assert "cannot load 'owner/name'" in lines["data train"][1]
 
 
 def test_an_index_that_a_run_will_build_is_not_built(recipe, doctor):
     settings = {"backend": "embedded", "index": "indexes/later", "build_from": "Atlas"}
     tool = {"class_path": "WikiSearch", "init_args": settings}
-    code, told = doctor(recipe(model__rollout__tools=[tool, "worlds.Echo"]))
+    code, lines = doctor(recipe(model__rollout__tools=[tool, "worlds.Echo"]))
     assert code == 0
-    assert "calls succeed" in told["tool search"][1]
+    assert "calls succeed" in lines["tool search"][1]
     assert not Path("indexes").exists()
 
 
 def test_a_missing_index_is_a_line_of_its_tool(recipe, doctor):
     tool = {"class_path": "WikiSearch", "init_args": {"backend": "embedded", "index": "no-index"}}
-    code, told = doctor(recipe(model__rollout__tools=[tool, "worlds.Echo"]))
-    (broken,) = failed(told)
+    code, lines = doctor(recipe(model__rollout__tools=[tool, "worlds.Echo"]))
+    (broken,) = failed(lines)
     assert code == 1
     assert broken.startswith("tool ")
-    assert "no-index" in told[broken][1]
-    assert " | " in told[broken][1]  # the next step
-    assert told["chat template"][0] == "pass"
-    assert len([name for name in told if name.startswith("tool ")]) == 2
+    assert "no-index" in lines[broken][1]
+    assert " | " in lines[broken][1]  # the next step
+    assert lines["chat template"][0] == "pass"
+    assert len([name for name in lines if name.startswith("tool ")]) == 2
 
 
 def test_a_full_disk_is_a_failure_with_the_numbers(recipe, doctor, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 10**6))
-    code, told = doctor(recipe())
-    assert (code, failed(told)) == (1, {"disk"})
-    assert "0.00 GB free, about 0." in told["disk"][1]
-    assert "save_dir" in told["disk"][1]
+    code, lines = doctor(recipe())
+    assert (code, failed(lines)) == (1, {"disk"})
+    assert "0.00 GB free, about 0." in lines["disk"][1]
+    assert "save_dir" in lines["disk"][1]
 
 
 def test_a_disk_has_to_hold_the_record_of_the_iterations_that_a_run_has(
     recipe, doctor, monkeypatch
 ):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 2 * 10**7))
-    _, told = doctor(recipe(), "--trainer.max_epochs", "1")
-    assert "the record after iteration 1 " in told["disk"][1]
-    assert told["disk"][0] != "fail"
-    _, told = doctor(recipe(), "--trainer.max_epochs", "3000")
-    assert (told["disk"][0], "after iteration 3000 " in told["disk"][1]) == ("fail", True)
+    _, lines = doctor(recipe(), "--trainer.max_epochs", "1")
+    assert "the record after iteration 1 " in lines["disk"][1]
+    assert lines["disk"][0] != "fail"
+    _, lines = doctor(recipe(), "--trainer.max_epochs", "3000")
+    assert (lines["disk"][0], "after iteration 3000 " in lines["disk"][1]) == ("fail", True)
     assert main(["fit", recipe(), "--trainer.max_epochs", "3000"]) == 2
 
 
 def test_a_folder_that_cannot_be_written_is_named(recipe, doctor):
     Path("runs").write_text("a file")
-    code, told = doctor(recipe())
-    assert (code, failed(told)) == (1, {"run folder"})
-    assert "is a file" in told["run folder"][1]
+    code, lines = doctor(recipe())
+    assert (code, failed(lines)) == (1, {"run folder"})
+    assert "is a file" in lines["run folder"][1]
     logger = {"class_path": "CSVLogger", "init_args": {"save_dir": "/proc/nope"}}
-    code, told = doctor(recipe(trainer__logger=logger))
-    assert "/proc takes no folder" in told["run folder"][1]
+    code, lines = doctor(recipe(trainer__logger=logger))
+    assert "/proc takes no folder" in lines["run folder"][1]
 
 
 def test_a_card_prints_its_plan(recipe, doctor, capsys):
@@ -255,9 +255,9 @@ def test_missing_local_files_only_warn_when_planning_for_another_card(
     assert "pass  memory plan" in out
     assert f"warn  model          {folder} has no model.safetensors" in out
     assert "warn  data train     no file 'nowhere.jsonl'" in out
-    code, told = doctor(recipe)
+    code, lines = doctor(recipe)
     assert code == 1
-    assert "model" in failed(told)
+    assert "model" in failed(lines)
 
 
 class Away(Toolset):
@@ -280,8 +280,10 @@ def test_a_card_elsewhere_excuses_an_outage_of_tools_and_no_fault_of_theirs(
 ):
     module = make_module(tiny_model)
     module.rollout = replace(module.rollout, tools=[tool()])
-    found = diagnose(Start(torch.device("cpu"), module, data()))
-    (line,) = [one for one in map(_of_another_machine, found) if one.name.startswith("tool")]
+    findings = diagnose(Start(torch.device("cpu"), module, data()))
+    (line,) = [
+        finding for finding in map(for_another_machine, findings) if finding.name.startswith("tool")
+    ]
     assert line.status == status
 
 
@@ -408,11 +410,11 @@ def test_a_recipe_that_cannot_run_fails_with_the_next_step(what, recipe, doctor,
     Path("forgets.jinja").write_text(FORGETS)
     if "plugin" in what:
         broken_plugin()
-    code, told = doctor(recipe(**changes))
-    assert (code > 0, told[line][0]) == (True, "fail")
-    assert len(failed(told)) == 1, told  # it is told once, and all others are examined
-    said, _, next_step = told[line][1].partition(" | ")
-    assert seen in said
+    code, lines = doctor(recipe(**changes))
+    assert (code > 0, lines[line][0]) == (True, "fail")
+    assert len(failed(lines)) == 1, lines  # only one line, and all others are examined
+    text, _, next_step = lines[line][1].partition(" | ")
+    assert seen in text
     assert step in next_step
 
 
@@ -470,14 +472,14 @@ def test_a_check_that_raises_hides_no_other(recipe, doctor, monkeypatch):
     own = (Unsettled, Broken, Wordy, Leaves)
     more = {**{check.__name__: check for check in own}, **known}
     monkeypatch.setattr("turnrl_doctor.command.installed", lambda hook: more)
-    code, told = doctor(recipe())
+    code, lines = doctor(recipe())
     assert code == 1
-    assert failed(told) == {"broken", "unsettled", "wordy", "leaves"}
-    assert "Wordy.run gave 'all is well', which is not a Finding" in told["wordy"][1]
-    assert "KeyError" in told["broken"][1]
-    assert "The check Broken could not finish" in told["broken"][1]
-    assert told["begun"] == ("pass", "well")
-    assert told["learning"][0] == "pass"
+    assert failed(lines) == {"broken", "unsettled", "wordy", "leaves"}
+    assert "Wordy.run gave 'all is well', which is not a Finding" in lines["wordy"][1]
+    assert "KeyError" in lines["broken"][1]
+    assert "The check Broken could not finish" in lines["broken"][1]
+    assert lines["begun"] == ("pass", "well")
+    assert lines["learning"][0] == "pass"
 
 
 def test_fit_runs_the_quick_half_first(recipe, capsys, monkeypatch):
@@ -496,10 +498,10 @@ def installed_versions(monkeypatch):
 
     def say(**versions):
         def version(name):
-            found = versions.get(name, real(name))
-            if found is None:
+            number = versions.get(name, real(name))
+            if number is None:
                 raise checks.importlib.metadata.PackageNotFoundError(name)
-            return found
+            return number
 
         monkeypatch.setattr(checks.importlib.metadata, "version", version)
         return list(checks.Versions().run(Start(torch.device("cpu"))))
@@ -508,21 +510,21 @@ def installed_versions(monkeypatch):
 
 
 def test_untested_versions_give_one_warning(installed_versions):
-    (found,) = installed_versions(torch="1.13.0", transformers="6.1.0")
-    assert (found.status, found.name) == ("warn", "versions")
-    assert found.text == "turnrl was not tried with torch 1.13.0, transformers 6.1.0"
+    (finding,) = installed_versions(torch="1.13.0", transformers="6.1.0")
+    assert (finding.status, finding.name) == ("warn", "versions")
+    assert finding.text == "turnrl was not tried with torch 1.13.0, transformers 6.1.0"
     assert re.fullmatch(
         r"If something fails, run pip install 'torch<[\d.]+,>=[\d.]+' 'transformers<6,>=[\d.]+'",
-        found.step,
+        finding.step,
     )
 
 
 @pytest.mark.parametrize("torch_", ["2.11.0", "2.11.0+cu130", "2.13.1"])
 @pytest.mark.parametrize("transformers", ["5.17.0", "5.24.0"])
 def test_versions_that_were_tried_pass(installed_versions, torch_, transformers):
-    (found,) = installed_versions(torch=torch_, transformers=transformers)
-    assert found.status == "pass"
-    assert f"torch {torch_}," in found.text
+    (finding,) = installed_versions(torch=torch_, transformers=transformers)
+    assert finding.status == "pass"
+    assert f"torch {torch_}," in finding.text
 
 
 def test_a_library_that_is_not_installed_fails_with_the_command_that_mends_it(installed_versions):
@@ -537,22 +539,22 @@ def test_a_run_with_a_version_that_nobody_tried_says_so_once_and_goes_on(
 ):
     installed_versions(torch="2.99.0")
     assert main(["fit", recipe()]) == 0
-    (said,) = (r.message for r in caplog.records if "not tried" in r.message)
+    (warning,) = (r.message for r in caplog.records if "not tried" in r.message)
     wanted = "versions: turnrl was not tried with torch 2.99.0. If something fails, run pip install"
-    assert said.startswith(wanted)
-    assert "\n" not in said
+    assert warning.startswith(wanted)
+    assert "\n" not in warning
 
 
 def test_4_bit_kernels_that_compute_something_else_fail(monkeypatch):
     import bitsandbytes
 
     well = bitsandbytes.nn.Linear4bit.forward
-    (found,) = checks.FourBit().run(Start(torch.device("cpu")))
-    assert found.status == "pass"
+    (finding,) = checks.FourBit().run(Start(torch.device("cpu")))
+    assert finding.status == "pass"
     monkeypatch.setattr(bitsandbytes.nn.Linear4bit, "forward", lambda *a: 2 * well(*a))
-    (found,) = checks.FourBit().run(Start(torch.device("cpu")))
-    assert found.status == "fail"
-    assert "is off by 1" in found.text
+    (finding,) = checks.FourBit().run(Start(torch.device("cpu")))
+    assert finding.status == "fail"
+    assert "is off by 1" in finding.text
 
 
 @pytest.mark.parametrize("settings", [{}, {"quantization": "nf4", "lora": Lora(r=4)}])
@@ -561,8 +563,8 @@ def test_the_trial_runs_a_miniature_of_the_models_kind(tiny_model, tmp_path, set
     text = small.config
     assert (text.num_attention_heads, text.num_key_value_heads, text.head_dim) == (4, 2, 16)
     start = Start(torch.device("cpu"), make_module(tiny_model, settings), data())
-    told = {found.name: found for found in diagnose(start)}
-    assert [told[name].status for name in ("sharing", "sampling", "learning")] == ["pass"] * 3
+    lines = {finding.name: finding for finding in diagnose(start)}
+    assert [lines[name].status for name in ("sharing", "sampling", "learning")] == ["pass"] * 3
 
 
 def test_prefix_sharing_that_is_not_in_force_is_a_warning(tiny_model, monkeypatch):
@@ -571,19 +573,19 @@ def test_prefix_sharing_that_is_not_in_force_is_a_warning(tiny_model, monkeypatc
 
     monkeypatch.setattr("turnrl.policy.trials.check_sharing", refuse)
     start = Start(torch.device("cpu"), make_module(tiny_model), data())
-    told = {found.name: found for found in diagnose(start)}
-    assert told["sharing"].status == "warn"
-    assert "of this test" in told["sharing"].text
+    lines = {finding.name: finding for finding in diagnose(start)}
+    assert lines["sharing"].status == "warn"
+    assert "of this test" in lines["sharing"].text
 
 
 def test_findings_wrap_at_80_columns_on_a_terminal_but_not_in_a_script():
-    found = Finding("warn", "GPU", "word " * 40, "Do this. " * 12)
-    narrow = lines_of(found, 80)
+    finding = Finding("warn", "GPU", "word " * 40, "Do this. " * 12)
+    narrow = lines_of(finding, 80)
     assert len(narrow) > 4
     assert max(map(len, narrow)) <= 80
     assert narrow[0].startswith("warn  GPU")
     assert all(line.startswith(" " * 20) for line in narrow[1:])
-    assert len(lines_of(found, None)) == 2
+    assert len(lines_of(finding, None)) == 2
 
 
 def test_build_makes_a_run_and_reads_no_data(recipe):

@@ -14,7 +14,7 @@ from conftest import greedy_reference
 from engines import PIECES, PROMPTS, Watched, falling_back, run, started, together
 from turnrl import Policy, Sampling
 from turnrl_slots import Slots
-from turnrl_slots.sampling import _cut, _limits, draw
+from turnrl_slots.sampling import cut_distributions, draw, limits_of
 from turnrl_slots.transfer import pack
 
 __all__ = ["falling_back"]  # a fixture
@@ -91,15 +91,15 @@ def test_a_turn_ends_at_an_end_token_and_at_a_stop_string(tiny_policy):
 def test_a_stop_string_may_be_white_space_or_beyond_ascii(tiny_policy):
     for stop in ("\n", " ", "。"):
         ids = tiny_policy.tokenizer(f"a{stop}bc", add_special_tokens=False)["input_ids"]
-        said = iter(ids)
+        next_ids = iter(ids)
         policy = Watched(tiny_policy)
         engine = started(policy)
-        policy.logits = lambda hidden, said=said: torch.full((1, 351), -1e4).index_fill(
-            1, torch.tensor(next(said)), 0.0
+        policy.logits = lambda hidden, next_ids=next_ids: torch.full((1, 351), -1e4).index_fill(
+            1, torch.tensor(next(next_ids)), 0.0
         )
-        found = run(engine.open([5]).generate([], Sampling(99, 0, stop=("###", stop))))
-        assert found.reason == "stop"
-        assert tiny_policy.tokenizer.decode(found.token_ids) == f"a{stop}"
+        turn = run(engine.open([5]).generate([], Sampling(99, 0, stop=("###", stop))))
+        assert turn.reason == "stop"
+        assert tiny_policy.tokenizer.decode(turn.token_ids) == f"a{stop}"
 
 
 STOPS = ("}", "x}", "}}", " }", "}a", "é", "é}", "\u3002", "x \u3002", " END", " x")
@@ -109,27 +109,27 @@ def test_a_stop_string_ends_a_turn_however_it_is_tokenized(falling_back):
     # pieces, and the bytes of what is not in the vocabulary: `}`, `é`, an ideographic full stop
     tokenizer = falling_back.tokenizer
     of_bytes = [3 + byte for byte in "}\u00e9\u3002x a".encode()]
-    some, draw = [*range(259, 259 + len(PIECES)), *of_bytes], random.Random(0)
+    alphabet, draw = [*range(259, 259 + len(PIECES)), *of_bytes], random.Random(0)
     written = [tokenizer(f"a x{stop}a", add_special_tokens=False)["input_ids"] for stop in STOPS]
-    said = [*written, *(draw.choices(some, k=16) for _ in range(300))]
+    sequences = [*written, *(draw.choices(alphabet, k=16) for _ in range(300))]
     stops = [(stop,) for stop in STOPS] + [tuple(draw.sample(STOPS, 2)) for _ in range(300)]
     engine = started(falling_back)
 
     async def sample():
         sampled = (
             engine.open([5]).generate([], Sampling(len(ids), 0, stop=stop, forced_ids=tuple(ids)))
-            for ids, stop in zip(said, stops, strict=True)
+            for ids, stop in zip(sequences, stops, strict=True)
         )
         return await together(*sampled)
 
     reasons = []
-    for found, ids, stop in zip(run(sample()), said, stops, strict=True):
+    for turn, ids, stop in zip(run(sample()), sequences, stops, strict=True):
         texts = [tokenizer.decode(ids[: n + 1]) for n in range(len(ids))]
-        ends = (n for n, text in enumerate(texts, 1) if any(one in text for one in stop))
+        ends = (n for n, text in enumerate(texts, 1) if any(end in text for end in stop))
         count = next(ends, None)
-        assert list(found.token_ids) == ids[:count], (texts[-1], stop)
-        assert found.reason == ("length" if count is None else "stop")
-        reasons.append(found.reason)
+        assert list(turn.token_ids) == ids[:count], (texts[-1], stop)
+        assert turn.reason == ("length" if count is None else "stop")
+        reasons.append(turn.reason)
     assert reasons[: len(STOPS)] == ["stop"] * len(STOPS)
     assert 60 < reasons.count("length") < 250
 
@@ -146,8 +146,8 @@ def test_an_engine_that_starts_anew_knows_the_stop_strings_of_its_new_tokenizer(
     engine.start(other, 64)
     run(engine.open(PROMPTS[0]).generate([], stop))
     engine.start(tiny_policy, 64)
-    found = run(engine.open(PROMPTS[0]).generate([], stop))
-    assert (found.reason, list(found.token_ids)) == ("stop", tokens[:2])
+    turn = run(engine.open(PROMPTS[0]).generate([], stop))
+    assert (turn.reason, list(turn.token_ids)) == ("stop", tokens[:2])
 
 
 def test_forced_tokens_are_taken_and_have_the_models_log_probabilities(tiny_policy):
@@ -155,18 +155,18 @@ def test_forced_tokens_are_taken_and_have_the_models_log_probabilities(tiny_poli
     drawn = run(started(tiny_policy).open(PROMPTS[0]).generate([], free))
     # the first three are another sample's, the rest goes on from there by its own draws
     forced = replace(Sampling(6, seed=4), forced_ids=drawn.token_ids[:3])
-    found = run(started(tiny_policy).open(PROMPTS[0]).generate([], forced))
-    assert found.token_ids[:3] == drawn.token_ids[:3]
-    assert found.token_ids != drawn.token_ids
-    assert found.logprobs[:3] == pytest.approx(drawn.logprobs[:3], abs=1e-6)
+    turn = run(started(tiny_policy).open(PROMPTS[0]).generate([], forced))
+    assert turn.token_ids[:3] == drawn.token_ids[:3]
+    assert turn.token_ids != drawn.token_ids
+    assert turn.logprobs[:3] == pytest.approx(drawn.logprobs[:3], abs=1e-6)
     forced = replace(forced, forced_ids=drawn.token_ids)
-    found = run(started(tiny_policy).open(PROMPTS[0]).generate([], forced))
-    assert found.token_ids == drawn.token_ids
-    assert found.reason == "length"
+    turn = run(started(tiny_policy).open(PROMPTS[0]).generate([], forced))
+    assert turn.token_ids == drawn.token_ids
+    assert turn.reason == "length"
     # of the whole distribution, though others are drawn from a part of it
     cut = replace(forced, top_k=1)
-    found = run(started(tiny_policy).open(PROMPTS[0]).generate([], cut))
-    assert found.logprobs == pytest.approx(drawn.logprobs, abs=1e-5)
+    turn = run(started(tiny_policy).open(PROMPTS[0]).generate([], cut))
+    assert turn.logprobs == pytest.approx(drawn.logprobs, abs=1e-5)
 
 
 class Tree(TorchDispatchMode):
@@ -187,7 +187,9 @@ def test_a_token_that_was_cut_is_never_drawn_however_a_sum_was_rounded():
     torch.manual_seed(0)
     sampling, tokens = Sampling(1, top_p=0.9, top_k=700), 3000
     logits = torch.randn(tokens)
-    log_p = _cut(logits.log_softmax(-1)[None], *map(torch.tensor, _limits([sampling], tokens)))[0]
+    log_p = cut_distributions(
+        logits.log_softmax(-1)[None], *map(torch.tensor, limits_of([sampling], tokens))
+    )[0]
     kept = log_p.isfinite()
     with Tree():
         sums = log_p.exp()[None].cumsum_(-1)[0]
@@ -204,9 +206,9 @@ def test_a_token_that_was_cut_is_never_drawn_however_a_sum_was_rounded():
     assert kept[drawn].all()
     assert torch.equal(logprobs, log_p[drawn])
     places = kept.nonzero()[:, 0].tolist()
-    for token, one in zip(missed.tolist(), drawn.tolist(), strict=True):
+    for token, nearest in zip(missed.tolist(), drawn.tolist(), strict=True):
         if not kept[token]:
-            assert abs(one - token) == min(abs(place - token) for place in places)
+            assert abs(nearest - token) == min(abs(place - token) for place in places)
 
 
 def test_distributions_are_cut_as_a_loop_over_tokens_cuts_them():
@@ -222,8 +224,8 @@ def test_distributions_are_cut_as_a_loop_over_tokens_cuts_them():
         )
         for _ in log_p
     ]
-    cut = _cut(log_p, *pack(_limits(samplings, 30), log_p.device))
-    for row, sampling, found in zip(log_p, samplings, cut, strict=True):
+    cut = cut_distributions(log_p, *pack(limits_of(samplings, 30), log_p.device))
+    for row, sampling, cut_row in zip(log_p, samplings, cut, strict=True):
         order = row.argsort(descending=True).tolist()
         left = order[: sampling.top_k or None]
         p = row.exp().tolist()
@@ -236,16 +238,16 @@ def test_distributions_are_cut_as_a_loop_over_tokens_cuts_them():
         share = sum(p[i] for i in kept)
         for i in range(30):
             if i in kept:
-                assert float(found[i]) == pytest.approx(math.log(p[i] / share), abs=1e-5)
+                assert float(cut_row[i]) == pytest.approx(math.log(p[i] / share), abs=1e-5)
             else:
-                assert float(found[i]) == -math.inf
+                assert float(cut_row[i]) == -math.inf
 
 
 def test_top_p_takes_no_token_beyond_its_share():
     # four tokens of a quarter each: two of them are half
-    limits = pack(_limits([Sampling(1, top_p=0.5)], 4), torch.device("cpu"))
-    found = _cut(torch.full((1, 4), 0.25).log(), *limits)
-    assert found.exp().tolist() == [[0.5, 0.5, 0, 0]]
+    limits = pack(limits_of([Sampling(1, top_p=0.5)], 4), torch.device("cpu"))
+    cut = cut_distributions(torch.full((1, 4), 0.25).log(), *limits)
+    assert cut.exp().tolist() == [[0.5, 0.5, 0, 0]]
 
 
 def test_draws_from_a_cut_distribution_follow_it_beside_others_that_are_whole(tiny_policy):
@@ -262,11 +264,11 @@ def test_draws_from_a_cut_distribution_follow_it_beside_others_that_are_whole(ti
         how = [replace(cut, seed=i) if i < draws else Sampling(1, 2.0, seed=i) for i in range(2500)]
         return await together(*(root.fork().generate([], s) for s in how))
 
-    found = run(scenario())
-    counts = [sum(c.token_ids[0] == i for c in found[:draws]) for i in best.indices.tolist()]
+    turns = run(scenario())
+    counts = [sum(c.token_ids[0] == i for c in turns[:draws]) for i in best.indices.tolist()]
     assert sum(counts) == draws
     for count, p in zip(counts, expected.tolist(), strict=True):
         assert abs(count / draws - p) <= 5 * math.sqrt(p * (1 - p) / draws)
-    first = best.indices.tolist().index(found[0].token_ids[0])
-    assert found[0].logprobs[0] == pytest.approx(math.log(expected[first]), abs=1e-5)
-    assert len({c.token_ids for c in found[draws:]}) > 3
+    first = best.indices.tolist().index(turns[0].token_ids[0])
+    assert turns[0].logprobs[0] == pytest.approx(math.log(expected[first]), abs=1e-5)
+    assert len({c.token_ids for c in turns[draws:]}) > 3

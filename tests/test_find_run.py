@@ -17,7 +17,7 @@ import turnrl
 from commands import fails, save
 from turnrl import CheckpointError, DataError, RecipeError, find_run, record
 from turnrl.cli import main
-from turnrl.commands.eval.command import _prepare as prepare  # to run between its look-ups
+from turnrl.commands.eval.command import choose_checkpoint
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.folders import named_in, newest, run_at
 from turnrl.recipe.invocation import read_invocation
@@ -127,7 +127,7 @@ def test_a_name_is_looked_up_once():
         shutil.copytree(old, "runs/mine/version_1")
         os.utime("runs/mine/version_1/config.yaml", (2, 2))
         assert find_run("mine", "recipe") == Path("runs/mine/version_1")
-        return prepare(invocation)
+        return choose_checkpoint(invocation)
 
     invocation = read_invocation("eval", ["mine"], takes_run=True, prepare=late)
     assert invocation.files == [str(old / "config.yaml")]

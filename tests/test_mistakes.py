@@ -52,7 +52,7 @@ from turnrl import (
 from turnrl.cli import main
 from turnrl.errors import is_finite
 from turnrl.recipe.build import CLASSES
-from turnrl.recipe.explain import _classes, parameters
+from turnrl.recipe.explain import imported_classes, parameters
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.keys import ABSENT, SYNONYMS, unknown_key
 from turnrl.recipe.reading import MAPPINGS, SECTIONS
@@ -545,7 +545,7 @@ def test_classes_are_read_from_source_as_python_sees_them():
         installed(hook)
     source = Source(())
     kinds = (*KINDS.values(), torch.optim.Optimizer, LRScheduler, L.Callback, Logger)
-    named = {name: cls for kind in kinds for name, cls in _classes(kind).items()}
+    named = {name: cls for kind in kinds for name, cls in imported_classes(kind).items()}
     roots = (L.Trainer, MTGRPO, QuestionData, Policy, Rollout, Lora, Fields, Question)
     read, unread = [], set()
     for cls in (*named.values(), *roots):

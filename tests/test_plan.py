@@ -25,7 +25,7 @@ from turnrl import Beside, Lora, RecipeError, Start, parse_bytes
 from turnrl.cli import main
 from turnrl.testing import ScriptedEngine
 from turnrl_doctor.counts import ENGINE, PHASES, learning, memory, reading, resident, stepping
-from turnrl_doctor.memory import _ENGINE, MemoryPlan, given_settings, work_of
+from turnrl_doctor.memory import ENGINE_SETTINGS, MemoryPlan, given_settings, work_of
 from turnrl_doctor.plan import choose, gigabytes, given_up
 from turnrl_doctor.speed import card_of, seconds
 from turnrl_doctor.table import table
@@ -109,7 +109,7 @@ def engine_bytes(policy, count, tokens, rows):
     from turnrl import Sampling
     from turnrl_slots import sampling
     from turnrl_slots.attention import Feed
-    from turnrl_slots.decode import _Step
+    from turnrl_slots.decode import StepBuffers
     from turnrl_slots.kernel import Tables
     from turnrl_slots.pages import Pool, Shapes
     from turnrl_slots.sizes import ROWS, pages_of
@@ -133,7 +133,7 @@ def engine_bytes(policy, count, tokens, rows):
         def hidden(ids, positions, attend):
             return policy.hidden(ids[None], None, positions[None], attend=attend)[0]
 
-        step = _Step(pool, hidden, rows, pages_of(2048))
+        step = StepBuffers(pool, hidden, rows, pages_of(2048))
         with count.above() as stepped:
             states = step.compute()
         plain = [Sampling(8, temperature=0.9)] * rows
@@ -400,7 +400,7 @@ def test_a_plan_is_printed_by_the_first_run_that_learns_and_passes_in_each(
 
 def sampled_with(module):
     """What a plan may settle of a module, but for how it learns."""
-    engine = {name: getattr(module.engine, name) for name in (*_ENGINE, "keep_memory")}
+    engine = {name: getattr(module.engine, name) for name in (*ENGINE_SETTINGS, "keep_memory")}
     return {**engine, "minibatch_tokens": module.policy.minibatch_tokens}
 
 

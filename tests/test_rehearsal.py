@@ -34,7 +34,7 @@ from turnrl import (
 from turnrl.cli import main
 from turnrl.testing import ScriptedEngine
 from turnrl_doctor.arguments import arguments_of
-from turnrl_doctor.miniature import _network
+from turnrl_doctor.miniature import small_network
 from turnrl_doctor.rehearsal import Rehearsal
 from turnrl_estimators import Branched, Tree, TurnCritic
 from turnrl_rewards import FirstHit, JudgeServer, LLMJudge, LLMJudgeTurn, SearchCost
@@ -540,7 +540,7 @@ def test_a_judge_is_rehearsed_without_patience_and_without_its_file(kind):
     ids=lambda config: config.model_type,
 )
 def test_a_miniature_is_made_of_models_with_constraints_of_their_own(config):
-    network = _network(config)
+    network = small_network(config)
     assert network.config.num_hidden_layers == 2
     assert network.config.num_attention_heads == config.num_attention_heads
     assert network.config.hidden_size <= config.hidden_size
@@ -549,4 +549,4 @@ def test_a_miniature_is_made_of_models_with_constraints_of_their_own(config):
 def test_a_model_without_a_miniature_is_named():
     config = LlamaConfig(hidden_size=80, num_attention_heads=10, vocab_size=99, hidden_act="none")
     with pytest.raises(ValueError, match="no miniature of llama can be made"):
-        _network(config)
+        small_network(config)

@@ -85,7 +85,7 @@ def test_training_data_is_as_stale_as_allowed_and_no_staler(
     kept = record.read(tmp_path / "version_0", split="train")
     assert sorted({row["iteration"] for row in kept}) == [1, 2, 3, 4]  # a file for each
     assert {row["policy_version"] for row in kept} == {0, 2, 4, 6}
-    assert module.engine._copies == {}  # nothing goes on: three iterations ahead were never begun
+    assert module.engine.copies == {}  # nothing goes on: three iterations ahead were never begun
 
 
 class Rests(Kept):
@@ -213,7 +213,7 @@ def test_sampling_ahead_stops_when_the_run_ends(tiny_model, tmp_path):
 
     module = fitted(make_module(tiny_model, 1, [tool], steps_per_pass=1), tmp_path, 5, Stop())
     assert module.global_step == 1
-    assert not module.collector._sampling
+    assert module.collector.under_way == 0
 
 
 def test_collections_side_by_side_share_the_places_of_a_toolset(tiny_model, tmp_path):
@@ -250,8 +250,8 @@ def test_sampling_ahead_stops_when_training_raises(tiny_model, tmp_path):
     module = make_module(tiny_model, 1, [tool])
     with pytest.raises(ZeroDivisionError):
         fitted(module, tmp_path, 3, Fails())
-    assert not module.collector._sampling
-    assert module.engine._copies == {}  # Lightning tears nothing down after an exception
+    assert module.collector.under_way == 0
+    assert module.engine.copies == {}  # Lightning tears nothing down after an exception
 
 
 def test_a_validation_inside_an_iteration_would_take_a_version(tiny_model, tmp_path):
@@ -295,7 +295,7 @@ def test_an_engine_that_keeps_versions_keeps_the_contract(tiny_policy):
         """Says another version than that of its weights."""
 
         def open(self, prompt_ids):
-            return Old(super().open(prompt_ids), 1 if len(self._copies) > 1 else 7)
+            return Old(super().open(prompt_ids), 1 if len(self.copies) > 1 else 7)
 
     with pytest.raises(AssertionError, match="gives version 7 in a session from before sync"):
         check_engine(Forgets(), tiny_policy)

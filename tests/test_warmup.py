@@ -715,6 +715,7 @@ def test_the_lake_says_where_the_ice_is_and_where_the_goal_is():
     lake.reset(5)
     lake.places = [*map(list, ("FHF", "SFG", "FFF"))]
     lake.size, lake.at, lake.goal = 3, 3, 5
+    # private, because a public method of an environment is an action that the policy may take
     assert lake._seen() == "ice down, right, up; goal 2 right"
     lake.at = 4
     assert lake._seen() == "ice left, down, right; goal 1 right"

@@ -122,7 +122,7 @@ def check_settings(module: Learns) -> None:
     least = ("max_staleness", "redraws", "seed")
     at_least(0, "model.", module, *least, whole=True, optional=False)
     _check_estimator(module.estimator, module.group_size, module.redraws)
-    _check_rewards(module.rewards)
+    check_rewards(module.rewards)
     with blaming(PluginError, f"{type(module.estimator).__name__}.check", "Fix the estimator."):
         module.estimator.check(module.rewards)
     if module.objective.kl_coef > 0 and module.policy.lora is None:
@@ -178,7 +178,7 @@ def _check_estimator(estimator: AdvantageEstimator, group_size: int, redraws: in
         )
 
 
-def _check_rewards(rewards: Sequence[Reward]) -> None:
+def check_rewards(rewards: Sequence[Reward]) -> None:
     if not rewards:
         raise RecipeError(
             "rewards is empty: nothing to learn from. Add one, for example ExactMatch."

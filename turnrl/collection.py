@@ -107,6 +107,11 @@ class Collector:
         self._synced: int | None = None  # version of the engine's last sync
         self._sampling: dict[tuple[int, ...], _Sampling] = {}  # by key
 
+    @property
+    def under_way(self) -> int:
+        """The number of collections that have begun and are not finished."""
+        return len(self._sampling)
+
     @cached_property
     def chat(self) -> ChatFormat:
         """The policy's chat format."""

@@ -150,7 +150,8 @@ def _in_words(kind: Any) -> str:
     if get_origin(kind) is Callable and _base(kind) is None:
         return "the path of a function, such as my_module.my_function"
     if base := _base(kind):
-        return f"the name of a class, such as {', '.join(_classes(base)) or 'my_package.MyClass'}"
+        names = ", ".join(imported_classes(base)) or "my_package.MyClass"
+        return f"the name of a class, such as {names}"
     exact = get_origin(kind) is tuple and ... not in args
     a_list = f"a list of {len(args)}" if exact else "a list, such as [NAME]"
     return _plain_name(get_origin(kind) or kind) or a_list
@@ -213,7 +214,7 @@ def parameters(cls: type) -> dict[str, inspect.Parameter]:
 def explain_class(value: Contents | str, kind: Any, key: str) -> str | None:
     """Explain why a named class, perhaps with `init_args`, does not fit; see `explain`."""
     base = _base(kind)
-    classes = _classes(base)
+    classes = imported_classes(base)
     described: Contents = {"class_path": value} if isinstance(value, str) else value
     name, settings = described.get("class_path"), described.get("init_args", {})
     if not isinstance(name, str):
@@ -241,11 +242,11 @@ def explain_class(value: Contents | str, kind: Any, key: str) -> str | None:
     return explain_section(settings, cls, key, skip=int(base is not kind), component=True)
 
 
-def _classes(base: object) -> dict[str, type]:
+def imported_classes(base: object) -> dict[str, type]:
     """The imported classes of a kind by short name, which include all that plugins bring."""
     by_name: dict[str, type] = {}
     for cls in [subclass for member in _members(base) for subclass in member.__subclasses__()]:
         if not cls.__name__.startswith("_") and not inspect.isabstract(cls):
             by_name.setdefault(cls.__name__, cls)
-        by_name = {**by_name, **_classes(cls), **by_name}
+        by_name = {**by_name, **imported_classes(cls), **by_name}
     return by_name

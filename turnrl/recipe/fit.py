@@ -131,7 +131,7 @@ def _run(invocation: Invocation, act: Callable[[Built], None]) -> int:
         if is_first and invocation.place.is_numbered and home is not None:
             invocation = replace(invocation, number=ending.enter_context(claimed(home)))
         if is_first:
-            _announce(invocation)
+            announce(invocation)
         if is_first and invocation.destination:
             ending.enter_context(_reporting_interrupt(Path(invocation.destination)))
         return _act(invocation, act)
@@ -206,7 +206,8 @@ def device_name(accelerator: str) -> str:
     return "the CPU" if accelerator in ("cpu", "auto") else accelerator
 
 
-def _announce(invocation: Invocation) -> None:
+def announce(invocation: Invocation) -> None:
+    """Print the recipe, the run's folder, the device and the checkpoint, before torch loads."""
     say(f"turnrl {invocation.command}: {' + '.join(map(shown_recipe, invocation.files))}")
     device = device_name(str(invocation.contents["trainer"].get("accelerator") or "auto"))
     say(f"writing {invocation.place}, on {device}")

@@ -33,7 +33,7 @@ def add_bench_command(commands: Any) -> None:
     option("--minutes", MINUTES, "time for all parts together", type=_positive(float))
     gpu.add_argument(
         "--parts",
-        type=_parts,
+        type=parts_named,
         default=list(PARTS.values()),
         metavar="NAME,...",
         help=f"any of {', '.join(PARTS)} (default: all)",
@@ -59,8 +59,14 @@ def _positive(kind: Callable[[str], float]) -> Callable[[str], float]:
     return read
 
 
-def _parts(text: str) -> list[Part]:
-    """The parts of these names, in their own order."""
+def parts_named(text: str) -> list[Part]:
+    """The parts of these names, in the order in which they run.
+
+    Args:
+        text: Names, separated by commas.
+    Raises:
+        argparse.ArgumentTypeError: If a name is that of no part.
+    """
     names = [name.strip() for name in text.split(",")]
     if unknown := [name for name in names if name not in PARTS]:
         raise argparse.ArgumentTypeError(

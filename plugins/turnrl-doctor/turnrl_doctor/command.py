@@ -73,14 +73,14 @@ def _run(parsed: argparse.Namespace) -> int:
             start = Start(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
         code = 2 if seen["fail"] else 0
         findings = diagnose(start, mistakes)
-        seen += _shown(map(_of_another_machine, findings) if card else findings)
+        seen += _shown(map(for_another_machine, findings) if card else findings)
     say(_in_sum(seen, "A run on that card" if card else "A run"))
     return code or int(seen["fail"] > 0)
 
 
-def _of_another_machine(finding: Finding) -> Finding:
-    """A finding for a card in another machine: if this machine lacks something, the plan has not
-    failed."""
+def for_another_machine(finding: Finding) -> Finding:
+    """Judge a finding of this machine for a card in another one: what this machine lacks is a
+    warning there, not a failure."""
     lacks = finding.about == "machine" and finding.status == "fail"
     return replace(finding, status="warn") if lacks else finding
 

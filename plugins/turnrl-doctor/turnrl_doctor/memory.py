@@ -16,7 +16,7 @@ from turnrl_doctor.speed import Card, card_of
 from turnrl_doctor.table import table
 from turnrl_doctor.work import Work, decoder_of
 
-_ENGINE = ("slots", "prefill_tokens", "kv_memory", "decode_weights")
+ENGINE_SETTINGS = ("slots", "prefill_tokens", "kv_memory", "decode_weights")
 """The attributes of Slots, the engine whose memory the plan knows."""
 
 
@@ -77,7 +77,7 @@ def work_of(start: Start) -> Work:
         processes=start.processes,
         shares=start.processes if start.divided else 1,
         mixed=half and lora is None,
-        sampled=all(hasattr(module.engine, name) for name in _ENGINE),
+        sampled=all(hasattr(module.engine, name) for name in ENGINE_SETTINGS),
     )
 
 
@@ -96,7 +96,7 @@ def _moments(module: MTGRPO) -> float:
 
 def _owners(module: MTGRPO, sampled: bool) -> dict[str, object]:
     """The owner of each setting. An engine that the plan does not know owns none."""
-    engine = dict.fromkeys((*_ENGINE, "keep_memory"), module.engine) if sampled else {}
+    engine = dict.fromkeys((*ENGINE_SETTINGS, "keep_memory"), module.engine) if sampled else {}
     return {"minibatch_tokens": module.policy, "gradient_checkpointing": module.policy, **engine}
 
 

@@ -27,7 +27,7 @@ def miniature(policy: Policy, folder: Path) -> Policy:
     Raises:
         ValueError: If no such model can be made.
     """
-    network = _network(policy.config)
+    network = small_network(policy.config)
     network.generation_config = transformers.GenerationConfig()
     network.save_pretrained(folder)
     small = Policy(
@@ -44,10 +44,16 @@ def miniature(policy: Policy, folder: Path) -> Policy:
     return small
 
 
-def _network(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
+def small_network(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:
     """The smallest of a few miniatures that works for this kind of model. Some models want a width
     that their heads divide, some derive the size of a head from it, and some use other names for
-    both."""
+    both.
+
+    Args:
+        config: The configuration of the full model.
+    Raises:
+        ValueError: If no miniature works.
+    """
     faults, full = [], sizes_of(config)
     for sizes in _sizes(full):
         small = copy.deepcopy(config)

@@ -105,8 +105,19 @@ class Graphs:
         return graph.replay, outputs
 
 
-class _Step:
-    """The buffers of one size, and its replay once it is recorded."""
+class StepBuffers:
+    """The buffers of a step of one size, and its replay once it is recorded.
+
+    Args:
+        pool: The pages of keys and values.
+        hidden: The forward pass.
+        rows: The most sequences that the step advances.
+        width: Pages of a sequence's table.
+
+    Attributes:
+        output: The hidden states of the last step; None before the first.
+        replay: Computes the step again from the buffers; None until it is recorded.
+    """
 
     def __init__(self, pool: Pool, hidden: Hidden, rows: int, width: int) -> None:
         self._pool, self._hidden, self._size = pool, hidden, (rows, width)
@@ -158,7 +169,7 @@ class Decoder:
     def __init__(self, pool: Pool, hidden: Hidden, graphs: Graphs | None, longest: int) -> None:
         self._pool, self._hidden, self.graphs = pool, hidden, graphs
         self._widest = pages_of(longest)
-        self.steps: dict[tuple[int, int], _Step] = {}
+        self.steps: dict[tuple[int, int], StepBuffers] = {}
         self._checked = False
 
     def forget(self) -> None:
@@ -180,7 +191,7 @@ class Decoder:
         size = padded(len(tokens)), self._width(pages_of(int(lengths.max()) + 1))
         step = self.steps.get(size)
         if step is None:
-            step = self.steps[size] = _Step(self._pool, self._hidden, *size)
+            step = self.steps[size] = StepBuffers(self._pool, self._hidden, *size)
         step.fill(tables, lengths, tokens)
         if self.graphs is not None and step.output is not None and step.replay is None:
             self._record(step, self.graphs)
@@ -199,7 +210,7 @@ class Decoder:
             return 1 << (pages - 1).bit_length()
         return self._widest
 
-    def _record(self, step: _Step, graphs: Graphs) -> None:
+    def _record(self, step: StepBuffers, graphs: Graphs) -> None:
         """Record a step. If that fails, no other step is recorded, and there is one warning. The
         first replay is compared with the plain step; repeating a step changes nothing."""
         try:

@@ -70,7 +70,7 @@ def draw(
             np.array([t == 0 for t in temperatures], np.int32),
             np.array(wanted, np.int32),
             np.array(cut, np.int32),
-            *_limits([samplings[i] for i in cut], logits.shape[-1]),
+            *limits_of([samplings[i] for i in cut], logits.shape[-1]),
         ],
         logits.device,
     )
@@ -85,7 +85,7 @@ def draw(
         at_once = len(cut) if logits.device.type == "cpu" else CUT_ROWS
         split = (part.split(at_once) for part in (cut_rows.long(), *limits))
         for rows, *parts in zip(*split, strict=True):
-            log_p.index_copy_(0, rows, _cut(log_p.index_select(0, rows), *parts))
+            log_p.index_copy_(0, rows, cut_distributions(log_p.index_select(0, rows), *parts))
     if max(temperatures) == 0:
         assert greedy is not None
         tokens = greedy
@@ -104,8 +104,13 @@ def draw(
     return tokens, torch.where(is_forced, forced_log_p, logprobs)
 
 
-def _limits(samplings: Sequence[Sampling], vocabulary: int) -> list[np.ndarray]:
-    """`top_k`, `min_p` and `top_p`, (R, 1) each."""
+def limits_of(samplings: Sequence[Sampling], vocabulary: int) -> list[np.ndarray]:
+    """`top_k`, `min_p` and `top_p` of each row, (R, 1) each.
+
+    Args:
+        samplings: How to sample each of the R rows.
+        vocabulary: The number of tokens, which is the `top_k` of a row without one.
+    """
     return [
         np.array([s.top_k or vocabulary for s in samplings], np.int32)[:, None],
         np.array([s.min_p for s in samplings], np.float32)[:, None],
@@ -113,9 +118,17 @@ def _limits(samplings: Sequence[Sampling], vocabulary: int) -> list[np.ndarray]:
     ]
 
 
-def _cut(log_p: Tensor, top_k: Tensor, min_p: Tensor, top_p: Tensor) -> Tensor:
-    """Cut each distribution, (R, V), by its `top_k`, `min_p` and `top_p`, (R, 1) each, and
-    renormalise it; minus infinity for tokens that are cut."""
+def cut_distributions(log_p: Tensor, top_k: Tensor, min_p: Tensor, top_p: Tensor) -> Tensor:
+    """Cut each distribution by its limits, and renormalise it.
+
+    Args:
+        log_p: (R, V), log-probabilities.
+        top_k: (R, 1), the number of tokens to keep.
+        min_p: (R, 1), the least probability to keep, as a share of the greatest.
+        top_p: (R, 1), the probability that the likeliest tokens to keep have together.
+    Returns:
+        (R, V), minus infinity for tokens that are cut.
+    """
     ranked, order = log_p.sort(dim=-1, descending=True, stable=True)
     kept = torch.arange(log_p.shape[-1], device=log_p.device) < top_k
     # the likeliest token stays, however e^0 and the first sum are rounded

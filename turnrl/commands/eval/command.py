@@ -55,12 +55,19 @@ def add_eval_command(commands: Commands) -> None:
         evaluate(built, out)
 
     parser = add_recipe_command(
-        commands, "eval", summary, act, _SETTINGS, flags=_FLAGS, takes_run=True, prepare=_prepare
+        commands,
+        "eval",
+        summary,
+        act,
+        _SETTINGS,
+        flags=_FLAGS,
+        takes_run=True,
+        prepare=choose_checkpoint,
     )
     parser.set_defaults(run=partial(_start, parser.get_default("run")))
 
 
-def _prepare(invocation: Invocation) -> Invocation:
+def choose_checkpoint(invocation: Invocation) -> Invocation:
     """Choose the checkpoint of a run that is scored, unless the user did: its best, or else its
     last. A server that acts instead of the policy needs none.
 

@@ -94,7 +94,7 @@ class FirstFigures(L.Callback):
     def _compare(self, trainer: L.Trainer, saved: object, now: object) -> None:
         changed = {
             key: values
-            for key, *values in _changes(saved, now)
+            for key, *values in changes(saved, now)
             if key.startswith(("seed_everything", *MAPPINGS))
             and not key.startswith("trainer.logger")
         }
@@ -103,26 +103,34 @@ class FirstFigures(L.Callback):
         if trainer.is_global_zero and changed:
             say("turnrl: resumes with changed settings:", sys.stderr)
             for key, (old, new) in sorted(changed.items()):
-                say(_line(key, old, new), sys.stderr, indent="    ")
+                say(change_line(key, old, new), sys.stderr, indent="    ")
 
 
-def _changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """The smallest differing parts of two recipes: key, old value and new value, as JSON. Lists of
-    different lengths are shown by the names of their components."""
+def changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """The smallest differing parts of two recipes. Lists of different lengths are shown by the
+    names of their components.
+
+    Args:
+        old: A recipe, or the part of one at `key`.
+        new: The same of the other recipe.
+        key: The dotted path of the part; empty for a whole recipe.
+    Yields:
+        Key, old value and new value; the values as JSON.
+    """
     if old == new:
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in {**old, **new}:
             inner = f"{key}.{name}" if key else str(name)
-            yield from _changes(old.get(name, _ABSENT), new.get(name, _ABSENT), inner)
+            yield from changes(old.get(name, _ABSENT), new.get(name, _ABSENT), inner)
     elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for number, pair in enumerate(zip(old, new, strict=True)):
-            yield from _changes(*pair, f"{key}[{number}]")
+            yield from changes(*pair, f"{key}[{number}]")
     elif (had := _components(old)) and (has := _components(new)):
         yield key, ", ".join(had), ", ".join(has)
         for number, (name, component) in enumerate(has.items()):
             if name in had:
-                yield from _changes(had[name], component, f"{key}[{number}]")
+                yield from changes(had[name], component, f"{key}[{number}]")
     else:
         before, after = ("not set" if v is _ABSENT else json.dumps(v) for v in (old, new))
         yield key, before, after
@@ -137,8 +145,14 @@ def _components(value: object) -> dict[str, object]:
     return by_name if len(by_name) == len(items) else {}
 
 
-def _line(key: str, old: str, new: str) -> str:
-    """A setting with its old and its new value, around the place where they differ."""
+def change_line(key: str, old: str, new: str) -> str:
+    """One line with a setting's old and new value, around the place where they differ.
+
+    Args:
+        key: The dotted path of the setting.
+        old: Its value before, as `changes` yields it.
+        new: Its value now.
+    """
     pairs = enumerate(zip(old, new, strict=False))
     same = next((n for n, (a, b) in pairs if a != b), 0)
     begin = max(0, same - _AROUND) if max(len(old), len(new)) > _LONGEST else 0
