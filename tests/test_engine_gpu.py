@@ -76,10 +76,10 @@ def by_triton(*jobs, **environment):
 @pytest.mark.slow
 def test_the_triton_kernel_attends_to_pages_in_place(tiny_model):
     # the interpreter computes no products in bfloat16, so these are float16 and float32
-    found = by_triton("correct", f"sampled={tiny_model}", TRITON_INTERPRET="1")
-    for name, gap in found["correct"].items():
+    results = by_triton("correct", f"sampled={tiny_model}", TRITON_INTERPRET="1")
+    for name, gap in results["correct"].items():
         assert gap < (2e-3 if "28/4" in name else 2e-6), name
-    sampled = found["sampled"]
+    sampled = results["sampled"]
     assert sampled["way"] == "triton"
     assert sampled["right"] == [True] * 3
     assert sampled["replayed"]
@@ -88,9 +88,9 @@ def test_the_triton_kernel_attends_to_pages_in_place(tiny_model):
 
 @pytest.mark.slow
 def test_a_mistake_in_the_triton_kernel_is_seen(tmp_path):
-    found = by_triton(f"mutants={tmp_path}", TRITON_INTERPRET="1")["mutants"]
-    assert found
-    for name, gap in found.items():
+    gaps = by_triton(f"mutants={tmp_path}", TRITON_INTERPRET="1")["mutants"]
+    assert gaps
+    for name, gap in gaps.items():
         assert gap > 0.01, name
 
 
@@ -167,9 +167,9 @@ def test_errors_of_memory_and_devices_are_no_answer_to_a_try_out(
         policy.hidden = fails
     else:
         policy.logits = fails
-    with pytest.raises(type(error)) as told:
+    with pytest.raises(type(error)) as raised:
         started(policy)
-    assert told.value is error
+    assert raised.value is error
 
 
 @pytest.mark.parametrize("kernel", ["pages"], indirect=True)
@@ -192,10 +192,10 @@ def test_falling_back_to_gathered_attention_warns_but_choosing_it_does_not(
     assert started(tiny_policy, attention="plain").pool.kernel is None
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
     assert started(tiny_policy).pool.kernel == "gathered"
-    (told,) = (r.message for r in caplog.records if r.levelname == "WARNING")
-    assert "gathered in every layer" in told
-    assert "sampling takes 1.7 times as long" in told
-    assert "pages: RuntimeError: paged attention takes FlashAttention 3; triton: " in told
+    (warning,) = (r.message for r in caplog.records if r.levelname == "WARNING")
+    assert "gathered in every layer" in warning
+    assert "sampling takes 1.7 times as long" in warning
+    assert "pages: RuntimeError: paged attention takes FlashAttention 3; triton: " in warning
     with pytest.raises(RecipeError, match=r"attention is 'pages'.*takes FlashAttention 3.*'auto'"):
         started(tiny_policy, attention="pages")
 
@@ -231,9 +231,9 @@ def collect(engine, version, prompts=PROMPTS):
 
     async def scenario():
         engine.sync(version)
-        found = await together(*(engine.open(p).generate([], GREEDY) for p in prompts))
+        completions = await together(*(engine.open(p).generate([], GREEDY) for p in prompts))
         await engine.drain()
-        return [list(completion.token_ids) for completion in found]
+        return [list(completion.token_ids) for completion in completions]
 
     return run(scenario())
 
@@ -259,9 +259,9 @@ def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kern
     places, recorded = [], []
     for version in range(3):
         move(policy, version)
-        found = collect(engine, version)
+        sampled = collect(engine, version)
         wanted = [greedy_reference(policy, prompt, 12) for prompt in PROMPTS]
-        assert found == wanted  # by the weights as they are now
+        assert sampled == wanted  # by the weights as they are now
         recorded.append(len(graphs.recorded))
         if keep:
             assert engine.pool.allocated
@@ -291,9 +291,9 @@ def test_graphs_are_recorded_anew_when_a_weight_has_moved(tiny_model, kernel):
     before = len(graphs.recorded)
     weight = policy.load().model.layers[0].mlp.up_proj.weight
     weight.data = weight.data.clone() * 1.5
-    found = collect(engine, 2)
+    sampled = collect(engine, 2)
     assert len(graphs.recorded) == 2 * before
-    assert found == [greedy_reference(policy, prompt, 12) for prompt in PROMPTS]
+    assert sampled == [greedy_reference(policy, prompt, 12) for prompt in PROMPTS]
 
 
 def test_kept_pages_hold_nothing_that_a_later_collection_finds(tiny_policy):
@@ -376,16 +376,16 @@ def test_memory_too_small_for_one_trajectory_is_refused_before_weights_load(tiny
 
 
 def test_free_memory_is_asked_for_after_the_cache_was_emptied(monkeypatch):
-    told = []
-    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: told.append("emptied"))
+    events = []
+    monkeypatch.setattr(torch.accelerator, "empty_cache", lambda: events.append("emptied"))
 
     def info(device):
-        told.append(str(device))
+        events.append(str(device))
         return 10_000, 20_000
 
     monkeypatch.setattr(torch.accelerator, "get_memory_info", info)
     assert auto_memory(torch.device("cuda", 1), 2_000) == 5_600  # 0.7 of what is left of 10,000
-    assert told == ["emptied", "cuda:1"]
+    assert events == ["emptied", "cuda:1"]
     assert auto_memory(torch.device("xpu"), 20_000) == 0
 
     def unknown(device):
@@ -399,14 +399,14 @@ def test_free_memory_is_asked_for_after_the_cache_was_emptied(monkeypatch):
 def test_an_engine_gives_memory_back_before_and_after_it_samples(tiny_policy, monkeypatch):
     engine = started(tiny_policy, 64)
     engine.pool.reset()  # of what it tried at its start
-    given = []
-    monkeypatch.setattr(turnrl_slots.pages, "empty_cache", given.append)
+    emptied = []
+    monkeypatch.setattr(turnrl_slots.pages, "empty_cache", emptied.append)
     assert engine.pool.store is engine.pool.store
-    assert given == [torch.device("cpu")]
+    assert emptied == [torch.device("cpu")]
     engine.pool.reset(keep=True)
-    assert len(given) == 1
+    assert len(emptied) == 1
     engine.pool.reset()
-    assert len(given) == 2
+    assert len(emptied) == 2
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="glibc's")
@@ -467,8 +467,10 @@ def test_running_out_of_memory_reports_which_settings_to_lower(tiny_policy, most
 
     policy.hidden = hidden
     engine.passes.policy = policy
-    told = rf"{part}.* does not fit .*Tried to allocate 3 GiB.*prefill_tokens = 128.*to 64.*kv_mem"
-    with pytest.raises(RecipeError, match=told):
+    message = (
+        rf"{part}.* does not fit .*Tried to allocate 3 GiB.*prefill_tokens = 128.*to 64.*kv_mem"
+    )
+    with pytest.raises(RecipeError, match=message):
         fill(policy, engine.pool, engine.passes.compute, 64, 128, 5)
 
 
@@ -540,18 +542,18 @@ def test_a_step_makes_few_copies_and_none_for_a_row(tiny_policy, kernel, samplin
     def watched(several):
         before = dict(counts)
         with Waits() as waits:
-            found = advance(several)
+            ended = advance(several)
         if not several and engine._scheduler.active and counts["steps"]:
             seen.append(({k: counts[k] - before[k] for k in ("up", "down")}, waits.seen))
         counts["steps"] += not several
-        return found
+        return ended
 
     engine._pass = watched
 
     async def scenario():
         requests = [replace(sampling, seed=n) for n in range(7)]
         return await together(
-            *(engine.open([n + 1] * 9).generate([], one) for n, one in enumerate(requests))
+            *(engine.open([n + 1] * 9).generate([], request) for n, request in enumerate(requests))
         )
 
     run(scenario())
@@ -585,9 +587,9 @@ def test_each_pass_on_another_device_is_copied_back_once(far_policy, decode_weig
 
     def watched(several):
         before = LEDGER.to_host
-        found = advance(several)
+        ended = advance(several)
         copies.append(LEDGER.to_host - before)
-        return found
+        return ended
 
     engine._pass = watched
     samplings = [
@@ -595,20 +597,23 @@ def test_each_pass_on_another_device_is_copied_back_once(far_policy, decode_weig
         for n in range(7)
     ]
 
-    async def scenario(it):
-        found = await together(
-            *(it.open([n + 1] * 9).generate([], one) for n, one in enumerate(samplings))
+    async def scenario(engine):
+        completions = await together(
+            *(
+                engine.open([n + 1] * 9).generate([], sampling)
+                for n, sampling in enumerate(samplings)
+            )
         )
-        await it.drain()
-        return found
+        await engine.drain()
+        return completions
 
-    found = run(scenario(engine))
+    afar = run(scenario(engine))
     assert copies == [1] * 15  # the longest turn has 15 tokens
     far_policy.to("cpu")
     near = run(scenario(started(far_policy, decode_weights=decode_weights)))
-    for one, other in zip(found, near, strict=True):
-        assert one.token_ids == other.token_ids
-        assert one.logprobs == pytest.approx(other.logprobs, abs=1e-5)
+    for distant, local in zip(afar, near, strict=True):
+        assert distant.token_ids == local.token_ids
+        assert distant.logprobs == pytest.approx(local.logprobs, abs=1e-5)
 
 
 def test_memory_that_is_too_small_for_a_prefill_is_missed_at_the_start(far_policy):
@@ -632,12 +637,12 @@ def test_drawing_takes_the_memory_of_two_distributions():
         made = 0
 
         def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            found = func(*args, **(kwargs or {}))
-            if isinstance(found, torch.Tensor) and found.numel() == rows * tokens:
+            output = func(*args, **(kwargs or {}))
+            if isinstance(output, torch.Tensor) and output.numel() == rows * tokens:
                 places = {x.data_ptr() for x in (*args, *(kwargs or {}).values()) if
                           isinstance(x, torch.Tensor)}  # fmt: skip
-                self.made += found.data_ptr() not in places
-            return found
+                self.made += output.data_ptr() not in places
+            return output
 
     samplings = [Sampling(1, 0.9 if n % 3 else 0) for n in range(rows)]
     with Big() as big:
@@ -683,8 +688,8 @@ def test_arrays_of_several_types_survive_being_packed_for_one_copy():
         np.zeros(0, np.int32),
         np.array([7], np.int32),
     ]
-    found = turnrl_slots.transfer.pack(arrays, torch.device("cpu"))
-    for array, tensor in zip(arrays, found, strict=True):
+    packed = turnrl_slots.transfer.pack(arrays, torch.device("cpu"))
+    for array, tensor in zip(arrays, packed, strict=True):
         assert np.array_equal(array, tensor.numpy())
         assert array.dtype == tensor.numpy().dtype
         assert tensor.storage_offset() % 4 == 0
@@ -726,8 +731,8 @@ def test_the_triton_kernel_attends_on_a_gpu(dtype, size, parts):
 
     used = [1, 31, 32, 33, 64, 65, 700, 2048, *range(100, 164)]
     for heads in ((28, 4), (4, 4)):
-        found = gap(turnrl_slots.triton_pages, *heads, size, dtype, parts, used, "cuda")
-        assert found < 0.02  # of weighed sums of numbers near 1, rounded to half precision
+        largest = gap(turnrl_slots.triton_pages, *heads, size, dtype, parts, used, "cuda")
+        assert largest < 0.02  # of weighed sums of numbers near 1, rounded to half precision
         assert gap(turnrl_slots.triton_pages, *heads, size, dtype, parts, [3], "cuda") < 0.02
 
 
@@ -756,17 +761,17 @@ def test_kept_graphs_compute_with_the_weights_of_each_collection(
     async def scenario(version):
         engine.sync(version)
         turns = zip(prompts, forced, strict=True)
-        found = await together(
+        completions = await together(
             *(engine.open(p).generate([], Sampling(len(i), forced_ids=i)) for p, i in turns)
         )
         await engine.drain()
-        return torch.tensor([value for one in found for value in one.logprobs])
+        return torch.tensor([value for completion in completions for value in completion.logprobs])
 
     recorded, seen = [], []
     for version in range(3):
         move(policy, version)
         seen.append(run(scenario(version)))
-        learned = torch.cat([found[0] for found in policy.read(rows, 10_000)])
+        learned = torch.cat([scores[0] for scores in policy.read(rows, 10_000)])
         # of some 20 nats each; bfloat16 alone makes a tenth of a nat
         assert (seen[-1] - learned).abs().mean() < 0.25
         recorded.append(

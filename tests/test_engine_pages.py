@@ -30,10 +30,10 @@ def test_a_memory_has_a_unit_and_auto_is_the_same_each_time(tiny_policy):
 
 
 def test_a_trajectory_too_large_for_memory_is_refused_before_sampling(tiny_policy):
-    told = (
+    message = (
         r"kv_memory is '50KB': room for 96 tokens of 512 bytes each.*max_tokens = 100 takes 0\.1 MB"
     )
-    with pytest.raises(RecipeError, match=told):
+    with pytest.raises(RecipeError, match=message):
         started(tiny_policy, 100, kv_memory="50KB")
     engine = started(tiny_policy, 96, kv_memory="50KB")
     assert engine.capacity == 1
@@ -52,21 +52,21 @@ def test_more_sessions_than_fit_are_served_within_the_memory_by_reading_again(ti
 
         async def converse(n):
             session = engine.open([n + 1] * 20)
-            said = []
+            turns = []
             for turn in range(3):
-                found = await session.generate([n] * 9 * turn, Sampling(9, seed=10 * n + turn))
-                said.append(found.token_ids)
+                completion = await session.generate([n] * 9 * turn, Sampling(9, seed=10 * n + turn))
+                turns.append(completion.token_ids)
                 assert engine.pool.bytes <= 10 * PAGE_BYTES or kv_memory == "auto"
             branch = session.fork()
-            said.append((await branch.generate([5], Sampling(9, seed=n))).token_ids)
-            return said
+            turns.append((await branch.generate([5], Sampling(9, seed=n))).token_ids)
+            return turns
 
-        found = run(together(*map(converse, range(12))))
-        return engine, found, sum(tokens for _, tokens in policy.read)
+        sampled = run(together(*map(converse, range(12))))
+        return engine, sampled, sum(tokens for _, tokens in policy.read)
 
-    _, found, read_again = texts(f"{10 * PAGE_BYTES / 1e3}KB")
+    _, sampled, read_again = texts(f"{10 * PAGE_BYTES / 1e3}KB")
     _, wanted, read = texts("auto")
-    assert found == wanted
+    assert sampled == wanted
     assert read_again > 1.2 * read
 
 
@@ -79,16 +79,16 @@ def test_a_reused_page_is_not_matched_by_its_old_successors(tiny_policy):
 
         async def scenario(first=first):
             session = engine.open([first])
-            given = (*tuple(first * i % 300 for i in range(PAGE - 1)), 9)
-            await session.generate([], Sampling(PAGE, forced_ids=given))
-            found = await session.generate(tokens, Sampling(3, seed=1))
+            rest_of_page = (*tuple(first * i % 300 for i in range(PAGE - 1)), 9)
+            await session.generate([], Sampling(PAGE, forced_ids=rest_of_page))
+            completion = await session.generate(tokens, Sampling(3, seed=1))
             session.close()
-            return [first, *given, *tokens], found
+            return [first, *rest_of_page, *tokens], completion
 
-        history, found = run(scenario())
-        row = ([*history, *found.token_ids], [False] * len(history) + [True] * 3)
+        history, completion = run(scenario())
+        row = ([*history, *completion.token_ids], [False] * len(history) + [True] * 3)
         ((logprobs, *_),) = tiny_policy.read([row], 1000)
-        assert torch.allclose(logprobs, torch.tensor(found.logprobs), atol=1e-4)
+        assert torch.allclose(logprobs, torch.tensor(completion.logprobs), atol=1e-4)
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])
@@ -129,8 +129,8 @@ def test_a_page_that_nobody_else_needs_any_more_is_written_to_and_not_copied(tin
         session.close()
         return history, long, await fork.generate([9], Sampling(6, 0))
 
-    history, long, found = run(scenario())
-    assert list(found.token_ids) == greedy_reference(tiny_policy, [*history, 9], 6)
+    history, long, after_fork = run(scenario())
+    assert list(after_fork.token_ids) == greedy_reference(tiny_policy, [*history, 9], 6)
     wanted = greedy_reference(tiny_policy, [*history, 7, 8], len(long.token_ids))
     assert list(long.token_ids) == wanted
 
@@ -276,7 +276,7 @@ def test_forks_do_not_write_to_shared_pages(tiny_policy):
 
     async def scenario():
         root = engine.open(PROMPTS[3])
-        said = (await root.generate([], GREEDY)).token_ids
+        shared = (await root.generate([], GREEDY)).token_ids
         branches = [root.fork() for _ in range(3)]
         first = await branches[1].generate([9], GREEDY)
         rest = await together(
@@ -286,13 +286,13 @@ def test_forks_do_not_write_to_shared_pages(tiny_policy):
         for session in (root, *branches):
             session.close()
         assert engine.pool.available == engine.pool.count
-        return said, first, rest, again
+        return shared, first, rest, again
 
-    said, first, rest, again = run(scenario())
-    history = [*PROMPTS[3], *said]
+    shared, first, rest, again = run(scenario())
+    history = [*PROMPTS[3], *shared]
     assert list(first.token_ids) == greedy_reference(tiny_policy, [*history, 9], 12)
-    for i, found in enumerate(rest):
-        assert list(found.token_ids) == greedy_reference(tiny_policy, [*history, 9 + i], 12)
+    for i, completion in enumerate(rest):
+        assert list(completion.token_ids) == greedy_reference(tiny_policy, [*history, 9 + i], 12)
     longer = [*history, 9, *first.token_ids, 8]
     assert list(again.token_ids) == greedy_reference(tiny_policy, longer, 12)
 
@@ -324,8 +324,8 @@ def test_a_shared_prompt_prefix_is_read_once_for_all_questions(tiny_policy):
     async def scenario():
         return await together(*(engine.open(p).generate([], GREEDY) for p in prompts))
 
-    for prompt, found in zip(prompts, run(scenario()), strict=True):
-        assert list(found.token_ids) == greedy_reference(tiny_policy, prompt, 12)
+    for prompt, completion in zip(prompts, run(scenario()), strict=True):
+        assert list(completion.token_ids) == greedy_reference(tiny_policy, prompt, 12)
     # the first reads all of its prompt, and the others what is no full page of it
     assert policy.read[:2] == [(1, len(prompts[0])), (1, 1 + 3 * 9)]
 
@@ -410,14 +410,14 @@ def test_a_session_continues_after_the_engine_released_its_memory(tiny_policy):
 
     async def scenario():
         session = engine.open(PROMPTS[0])
-        said = (await session.generate([], GREEDY)).token_ids
+        first = (await session.generate([], GREEDY)).token_ids
         await engine.drain()
         assert not engine.pool.allocated
-        return said, await session.generate([7], GREEDY)
+        return first, await session.generate([7], GREEDY)
 
-    said, found = run(scenario())
-    history = [*PROMPTS[0], *said, 7]
-    assert list(found.token_ids) == greedy_reference(tiny_policy, history, 12)
+    first, second = run(scenario())
+    history = [*PROMPTS[0], *first, 7]
+    assert list(second.token_ids) == greedy_reference(tiny_policy, history, 12)
 
 
 def test_a_closed_session_gives_its_pages_back(tiny_policy):
