@@ -54,7 +54,7 @@ def tokens(trajectory, *advantages):
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_attention_covers_tool_results_and_the_loss_does_not(tiny_model, share):
+def test_attention_sees_tool_results_but_the_loss_skips_them(tiny_model, share):
     module = make_module(tiny_model)
     trajectory = one_trajectory(module)
     ((ids, asked),) = trajectory.token_rows
@@ -65,9 +65,7 @@ def test_attention_covers_tool_results_and_the_loss_does_not(tiny_model, share):
     # a policy that could not attend to results would not notice that they changed
     changed = [(i + 1) % 300 if n == result[1] else i for n, i in enumerate(ids)]
     with torch.no_grad():
-        before, after = (
-            module.policy(lay_out([(some, asked)], share))[0] for some in (ids, changed)
-        )
+        before, after = (module.policy(lay_out([(row, asked)], share))[0] for row in (ids, changed))
     first = trajectory.sampled_turns.count(0)
     assert torch.equal(before[:first], after[:first])
     assert (before[first:] - after[first:]).abs().min() > 1e-4
@@ -98,12 +96,14 @@ def made_up_iteration():
         own, opened = trajectories[i].samples, (Sample().read((1000 + i, 7, 8)),)
         trajectories[i] = replace(trajectories[i], samples=opened + own if before else own + opened)
     by_turn = torch.tensor([[rng.uniform(-2, 2) for _ in "12"] for _ in shapes])
-    given = [tokens(t, *some) for t, some in zip(trajectories, by_turn.tolist(), strict=True)]
-    return trajectories, by_turn, given
+    advantages = [
+        tokens(t, *values) for t, values in zip(trajectories, by_turn.tolist(), strict=True)
+    ]
+    return trajectories, by_turn, advantages
 
 
 def number_of(trajectory):
-    """The number that one that was made up has."""
+    """The number of a made-up trajectory."""
     return trajectory.samples[0].token_ids[0] - 1000
 
 
@@ -130,38 +130,38 @@ def within(budget, share):
     return lambda rows, owners: forward_passes(rows, budget, share, owners=owners)
 
 
-def updates_of(trajectories, given, logprobs_now=None, **options):
+def updates_of(trajectories, advantages, logprobs_now=None, **options):
     """The plan of an iteration of padded minibatches, with any log-probabilities."""
-    read = logprobs_now or (lambda some: [torch.zeros(len(t.sampled_turns)) for t in some])
-    columns = TokenColumns(trajectories, given)
+    read = logprobs_now or (lambda attempts: [torch.zeros(len(t.sampled_turns)) for t in attempts])
+    columns = TokenColumns(trajectories, advantages)
     objective = options.pop("objective", ClippedSurrogate())
     divided = options.pop("forward_passes", within(10_000, share=False))
     plan = LearningPlan(**options)
     return Updates(columns, OldLogprobs(columns, read, plan), objective, plan, divided)
 
 
-def planned(*given, mean_over_processes=lambda total: total, shuffle=None, **options):
+def planned(*columns, mean_over_processes=lambda total: total, shuffle=None, **options):
     """The steps of such a plan."""
     shuffle = shuffle or torch.Generator().manual_seed(3)
-    return updates_of(*given, **options).steps(shuffle, mean_over_processes)
+    return updates_of(*columns, **options).steps(shuffle, mean_over_processes)
 
 
 @pytest.mark.parametrize("aggregation", ["token", "trajectory", "constant"])
 def test_processes_weigh_their_tokens_by_the_whole_step(aggregation):
     # two processes, of five and of four trajectories with other lengths
-    trajectories, _, given = made_up_iteration()
+    trajectories, _, advantages = made_up_iteration()
     members = [list(range(5)), list(range(5, 9))]
     both, totals = threading.Barrier(2, timeout=10), [None, None]
 
     def mean(rank, total):
         totals[rank] = total
         both.wait()
-        found = (totals[0] + totals[1]) / 2
+        average = (totals[0] + totals[1]) / 2
         both.wait()  # nobody begins the next step before both have read
-        return found
+        return average
 
     def steps(rank):
-        own = [[column[i] for i in members[rank]] for column in (trajectories, given)]
+        own = [[column[i] for i in members[rank]] for column in (trajectories, advantages)]
         return list(
             planned(
                 *own,
@@ -175,7 +175,7 @@ def test_processes_weigh_their_tokens_by_the_whole_step(aggregation):
         each = list(pool.map(steps, range(2)))
     for parts in zip(*each, strict=True):
         numbers = [[members[r][i] for i in learned_from(part)] for r, part in enumerate(parts)]
-        whole = [trajectories[i] for some in numbers for i in some]
+        whole = [trajectories[i] for members_of_step in numbers for i in members_of_step]
         for rank, part in enumerate(parts):
             for batch in part:
                 for i, weight in zip(batch.trajectory.tolist(), batch.weights, strict=True):
@@ -184,15 +184,15 @@ def test_processes_weigh_their_tokens_by_the_whole_step(aggregation):
                     assert float(weight) == pytest.approx(2 * share, rel=1e-6)
 
 
-def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead():
-    trajectories, _, given = made_up_iteration()
+def test_log_probabilities_of_the_first_step_are_not_read_ahead():
+    trajectories, _, advantages = made_up_iteration()
     asked = []
 
-    def logprobs_now(some):
-        asked.extend(map(number_of, some))
-        return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in some]
+    def logprobs_now(attempts):
+        asked.extend(map(number_of, attempts))
+        return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in attempts]
 
-    two = updates_of(trajectories, given, logprobs_now, passes=2, steps_per_pass=2)
+    two = updates_of(trajectories, advantages, logprobs_now, passes=2, steps_per_pass=2)
     for number, step in enumerate(two.steps(torch.Generator().manual_seed(3), lambda total: total)):
         if number == 0:
             first = learned_from(step)
@@ -220,24 +220,24 @@ def test_log_probabilities_that_the_first_step_computes_are_not_computed_ahead()
         (2, {"dropout": True, "caps_importance": True}, 9, "has them"),
     ],
 )
-def test_updates_dropout_and_the_cap_decide_what_is_read_ahead(
+def test_passes_dropout_and_the_cap_decide_what_is_read_ahead(
     passes, facts, read_ahead, first_step
 ):
-    trajectories, _, given = made_up_iteration()
+    trajectories, _, advantages = made_up_iteration()
     asked = []
 
-    def logprobs_now(some):
-        asked.extend(map(number_of, some))
-        return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in some]
+    def logprobs_now(attempts):
+        asked.extend(map(number_of, attempts))
+        return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in attempts]
 
-    iteration = updates_of(trajectories, given, logprobs_now, passes=passes, **facts)
+    iteration = updates_of(trajectories, advantages, logprobs_now, passes=passes, **facts)
     steps = iteration.steps(torch.Generator().manual_seed(3), lambda total: total)
     (batch,) = next(steps)
     assert sorted(asked) == list(range(read_ahead))
     assert LearningPlan(passes, **facts).reads_ahead == (read_ahead > 0)
     assert batch.old_logprobs is None  # its own pass gives the ratio's
-    found = {"has them": batch.exact_logprobs is not None, "keeps them": batch.keep is not None}
-    assert [name for name, is_so in found.items() if is_so] == [first_step] * (
+    in_batch = {"has them": batch.exact_logprobs is not None, "keeps them": batch.keep is not None}
+    assert [name for name, is_so in in_batch.items() if is_so] == [first_step] * (
         first_step != "nothing"
     )
     if batch.keep is not None:
@@ -258,19 +258,19 @@ def learned_from(step):
 def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
     aggregation, budget, share
 ):
-    trajectories, advantages, given = made_up_iteration()
+    trajectories, advantages, by_token = made_up_iteration()
     old = [torch.rand(len(t.sampled_turns)) for t in trajectories]
     asked = []
 
-    def logprobs_now(some):
-        names = list(map(number_of, some))
+    def logprobs_now(attempts):
+        names = list(map(number_of, attempts))
         asked.extend(names)
         return [old[i] for i in names]
 
     steps = list(
         planned(
             trajectories,
-            given,
+            by_token,
             logprobs_now,
             objective=ClippedSurrogate(aggregation=aggregation, constant_tokens=100),
             passes=2,
@@ -293,9 +293,12 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
             for i in learned_from([batch]):
                 trajectory, sampled = trajectories[i], 0
                 weight = naive_weight(aggregation, trajectory, members)
-                for sample, t, k in (
-                    (one, t, k) for one in trajectory.samples for t, k in enumerate(one.turn_index)
-                ):
+                places = (
+                    (history, t, k)
+                    for history in trajectory.samples
+                    for t, k in enumerate(history.turn_index)
+                )
+                for sample, t, k in places:
                     if k < 0:
                         continue
                     pair = batch.layout.wanted[n]
@@ -330,34 +333,34 @@ def asked_with(prompt, trajectory):
 
 
 def test_trajectories_of_one_prompt_share_a_learning_step():
-    trajectories, _, given = made_up_iteration()
+    trajectories, _, advantages = made_up_iteration()
     groups = [(1, 2, 3), (4, 5, 6), (7, 8, 9)]
     prompts = [groups[i % 3] for i in range(9)]  # those of a group do not lie side by side
     alike = [asked_with(p, t) for p, t in zip(prompts, trajectories, strict=True)]
     orders = set()
     for seed in range(20):
         shuffle = torch.Generator().manual_seed(seed)
-        steps = list(planned(alike, given, steps_per_pass=3, shuffle=shuffle))
-        found = [{i % 3 for i in learned_from(step)} for step in steps]
-        assert sorted(map(len, found)) == [1, 1, 1]
-        orders.add(tuple(tuple(names) for names in found))
+        steps = list(planned(alike, advantages, steps_per_pass=3, shuffle=shuffle))
+        groups_of_steps = [{i % 3 for i in learned_from(step)} for step in steps]
+        assert sorted(map(len, groups_of_steps)) == [1, 1, 1]
+        orders.add(tuple(tuple(names) for names in groups_of_steps))
     assert len(orders) > 3
     # steps are of equal size all the same
-    sizes = [len(learned_from(step)) for step in planned(alike, given, steps_per_pass=2)]
+    sizes = [len(learned_from(step)) for step in planned(alike, advantages, steps_per_pass=2)]
     assert sizes == [5, 4]
 
 
 def test_only_trajectories_of_later_steps_are_read_before_the_first_step():
-    trajectories, _, given = made_up_iteration()
+    trajectories, _, advantages = made_up_iteration()
     events = []
 
-    def logprobs_now(some):
-        events.extend(map(number_of, some))
-        return [torch.zeros(len(t.sampled_turns)) for t in some]
+    def logprobs_now(attempts):
+        events.extend(map(number_of, attempts))
+        return [torch.zeros(len(t.sampled_turns)) for t in attempts]
 
     for steps in (1, 3):
         learned = []
-        for step in planned(trajectories, given, logprobs_now, steps_per_pass=steps):
+        for step in planned(trajectories, advantages, logprobs_now, steps_per_pass=steps):
             events.append("step")
             learned.append(learned_from(step))
         later = sorted(i for names in learned[1:] for i in names)
@@ -366,26 +369,26 @@ def test_only_trajectories_of_later_steps_are_read_before_the_first_step():
         events.clear()
 
 
-def test_a_samplers_numbers_stand_for_the_learners_only_where_they_are_the_same():
+def test_sampler_log_probabilities_are_reused_only_if_they_equal_the_learners():
     rng = random.Random(1)
     trajectories = [made_up(i, (3,), rng) for i in range(20)]
     sampler = [torch.tensor(t.sampler_logprobs) for t in trajectories]
-    given = [torch.zeros(3)] * 20
+    advantages = [torch.zeros(3)] * 20
     for apart, read in ((0.0, 8), (9e-6, 8), (2e-5, 20), (float("nan"), 20)):
         asked = []
 
-        def logprobs_now(some, apart=apart, asked=asked):
-            asked.extend(map(number_of, some))
+        def logprobs_now(attempts, apart=apart, asked=asked):
+            asked.extend(map(number_of, attempts))
             # all but one token are the same
             return [sampler[i] + apart * torch.eye(3)[0] * (n == 5) for n, i in enumerate(asked)][
-                -len(some) :
+                -len(attempts) :
             ]
 
-        _, step = planned(trajectories, given, logprobs_now, passes=2, dropout=True)
+        _, step = planned(trajectories, advantages, logprobs_now, passes=2, dropout=True)
         if apart == 0.0:
             asked.clear()
             twice = {"passes": 2, "dropout": True, "sampler_differs": True}
-            list(planned(trajectories, given, logprobs_now, **twice))
+            list(planned(trajectories, advantages, logprobs_now, **twice))
             assert len(asked) == 20
             asked = asked[:read]
         assert len(asked) == read
@@ -441,11 +444,11 @@ def test_the_budget_of_a_minibatch_does_not_change_a_step(tiny_model, tmp_path, 
     assert [len(step) for step in seen[0].batches] == [8] * 4
     assert 1 < len(seen[1].batches[0]) < 8
     assert [len(step) for step in seen[2].batches] == [1] * 4
-    alone, some, together = (steps.gradients[0] for steps in seen)
+    alone, several, together = (steps.gradients[0] for steps in seen)
     for name, gradient in together.items():
         size = float(gradient.abs().max())
         assert torch.allclose(alone[name], gradient, atol=1e-4 * size)
-        assert torch.allclose(some[name], gradient, atol=1e-4 * size)
+        assert torch.allclose(several[name], gradient, atol=1e-4 * size)
     start = Policy(str(tiny_model))
     start.load()
     moved = (after[2] - weights(start)).abs()
@@ -545,9 +548,7 @@ def test_the_loss_of_every_step_and_its_gradient_equal_the_equations_written_as_
     assert column(tmp_path, "train/kl")[0] > 1e-3
 
 
-def test_old_log_probabilities_are_the_learners_own_of_before_the_first_update(
-    tiny_model, tmp_path
-):
+def test_old_log_probabilities_are_the_learners_before_the_first_step(tiny_model, tmp_path):
     module, seen = trained(
         tiny_model, tmp_path, rollout={"temperature": 1.3}, passes_per_iteration=2
     )
@@ -573,9 +574,9 @@ class OffSession(Session):
         self.inner = inner
 
     async def generate(self, new_ids, sampling):
-        found = await self.inner.generate(new_ids, sampling)
-        off = (p + (0.3 if n % 2 else -0.3) for n, p in enumerate(found.logprobs))
-        return replace(found, logprobs=tuple(off))
+        turn = await self.inner.generate(new_ids, sampling)
+        off = (p + (0.3 if n % 2 else -0.3) for n, p in enumerate(turn.logprobs))
+        return replace(turn, logprobs=tuple(off))
 
     def fork(self):
         return OffSession(self.inner.fork())
@@ -630,12 +631,12 @@ def test_the_samplers_mismatch_is_corrected_without_the_noise_of_dropout(tiny_mo
         network.eval()
         with torch.no_grad():
             rows = [module.experience.trajectories[i] for i in learned_from([batch])]
-            exact = [one for row in rows for one in naive_logprobs(network, row, 1.0)]
+            exact = [logprob for row in rows for logprob in naive_logprobs(network, row, 1.0)]
         read = batch.old_logprobs if number else batch.exact_logprobs
         if number or cap:
             assert torch.allclose(read, torch.stack(exact), atol=1e-5)
         else:
-            assert read is None  # nobody needs them
+            assert read is None  # nothing needs them
         network.load_state_dict(states)
         network.train()
         module.policy.zero_grad()

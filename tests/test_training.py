@@ -72,22 +72,22 @@ class Spy(Callback):
         self.events.append("end")
 
 
-class Noting(AdvantageEstimator):
+class NotesCollections(AdvantageEstimator):
     """`TurnLevel`, which notes for a spy that an iteration was collected."""
 
     def __init__(self, spy):
-        self.spy, self.given = spy, TurnLevel()
+        self.spy, self.rule = spy, TurnLevel()
 
     def prepare(self, attempts, scorer):
         self.spy.events.append(f"collect {self.spy.trainer.current_epoch}")
         return super().prepare(attempts, scorer)
 
     def __call__(self, group):
-        return self.given(group)
+        return self.rule(group)
 
 
 def spied(tiny_model, spy, **options):
-    return make_module(tiny_model, estimator=Noting(spy), **options)
+    return make_module(tiny_model, estimator=NotesCollections(spy), **options)
 
 
 # ------------------------------------------------------------------------------- one iteration
@@ -123,9 +123,7 @@ def test_the_policy_collects_in_eval_mode_and_learns_in_train_mode(tiny_model, t
     assert modes == {("collect", False), ("evaluate", False), ("learn", True)}
 
 
-def test_metrics_begin_with_the_untrained_policy_and_have_the_names_that_matter(
-    tiny_model, tmp_path
-):
+def test_metrics_score_the_untrained_policy_first_and_then_each_iteration(tiny_model, tmp_path):
     trainer(tmp_path).fit(make_module(tiny_model), data())
     metrics = rows(tmp_path)
     first = {k: v for k, v in metrics[0].items() if v}
@@ -147,7 +145,7 @@ def test_metrics_begin_with_the_untrained_policy_and_have_the_names_that_matter(
     } <= named
 
 
-def test_the_metrics_of_an_iteration_are_means_over_its_trajectories(tiny_model, tmp_path):
+def test_metrics_are_means_over_the_trajectories_of_an_iteration(tiny_model, tmp_path):
     module = make_module(tiny_model)
     trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
     groups = module.experience.groups
@@ -166,7 +164,7 @@ def test_the_metrics_of_an_iteration_are_means_over_its_trajectories(tiny_model,
     assert 1 < wanted["rollout/turns"] < 2  # else some of these would be true of anything
 
 
-def test_an_iteration_logs_time_and_memory_of_learning(tiny_model, tmp_path):
+def test_each_iteration_logs_learning_time_and_memory(tiny_model, tmp_path):
     trainer(tmp_path, 2).fit(make_module(tiny_model), data())
     (metrics,) = tmp_path.rglob("metrics.csv")
     with metrics.open() as file:
@@ -234,7 +232,7 @@ def test_the_first_ratio_is_exactly_one_and_the_engine_agrees_with_the_learner(
     assert max(column(tmp_path, "train/logprob_gap")) < 1e-5
 
 
-def test_later_updates_move_the_ratio_and_are_clipped(tiny_model, tmp_path):
+def test_later_passes_move_the_ratio_and_are_clipped(tiny_model, tmp_path):
     module = make_module(
         tiny_model, steps_per_pass=1, passes_per_iteration=3, optimizer=adamw(1e-2)
     )
@@ -243,52 +241,52 @@ def test_later_updates_move_the_ratio_and_are_clipped(tiny_model, tmp_path):
     assert column(tmp_path, "train/clip_fraction")[0] > 0
 
 
-class Liar(Session):
+class ShiftedSession(Session):
     """A session whose log-probabilities are half a nat too high."""
 
     def __init__(self, session):
         self._session = session
 
     async def generate(self, new_ids, sampling):
-        said = await self._session.generate(new_ids, sampling)
-        return replace(said, logprobs=tuple(value + 0.5 for value in said.logprobs))
+        turn = await self._session.generate(new_ids, sampling)
+        return replace(turn, logprobs=tuple(value + 0.5 for value in turn.logprobs))
 
     def fork(self):
-        return Liar(self._session.fork())
+        return ShiftedSession(self._session.fork())
 
     def close(self):
         self._session.close()
 
 
-class Late(Liar):
-    """A session that never heard of a change of the weights."""
+class StaleSession(ShiftedSession):
+    """A session that always reports version 0 of the weights."""
 
     async def generate(self, new_ids, sampling):
         return replace(await self._session.generate(new_ids, sampling), version=0)
 
     def fork(self):
-        return Late(self._session.fork())
+        return StaleSession(self._session.fork())
 
 
-class LateProbe(Liar):
-    """A session whose forks' forks, which are probes, never heard of a change of the weights."""
+class StaleProbes(ShiftedSession):
+    """A session whose probes, the forks of its forks, always report version 0 of the weights."""
 
     depth = 0
 
     async def generate(self, new_ids, sampling):
-        said = await self._session.generate(new_ids, sampling)
-        return replace(said, version=0) if self.depth > 1 else said
+        turn = await self._session.generate(new_ids, sampling)
+        return replace(turn, version=0) if self.depth > 1 else turn
 
     def fork(self):
-        branch = LateProbe(self._session.fork())
+        branch = StaleProbes(self._session.fork())
         branch.depth = self.depth + 1
         return branch
 
 
-class Lies(Engine):
-    """`Slots` with sessions that are liars."""
+class Meddling(Engine):
+    """`Slots` whose sessions report something wrong."""
 
-    def __init__(self, session=Liar):
+    def __init__(self, session=ShiftedSession):
         self._slots, self._session = Slots(), session
         self.start, self.sync, self.drain = self._slots.start, self._slots.sync, self._slots.drain
 
@@ -303,19 +301,19 @@ class Lies(Engine):
 
 
 @pytest.mark.parametrize(
-    ("session", "options"), [(Late, {}), (LateProbe, {"estimator": Branched(probes=1)})]
+    ("session", "options"), [(StaleSession, {}), (StaleProbes, {"estimator": Branched(probes=1)})]
 )
-def test_turns_that_other_weights_sampled_stop_the_run(tiny_model, tmp_path, session, options):
-    module = make_module(tiny_model, engine=Lies(session), **options)
-    told = r"^Lies sampled with weights of version 0, and sync gave it version 2\. Fix the engine"
-    with pytest.raises(EngineError, match=told):
+def test_turns_sampled_with_stale_weights_stop_the_run(tiny_model, tmp_path, session, options):
+    module = make_module(tiny_model, engine=Meddling(session), **options)
+    message = r"^Meddling sampled with weights of version 0, and sync gave it version 2\. Fix"
+    with pytest.raises(EngineError, match=message):
         trainer(tmp_path, 2, limit_val_batches=0).fit(module, data())
     assert module.global_step == 2  # the first iteration's weights were those
 
 
-def test_an_engine_that_never_hears_of_a_change_of_the_weights_fails_its_check(tiny_policy):
+def test_an_engine_that_ignores_sync_fails_its_check(tiny_policy):
     with pytest.raises(AssertionError, match=r"gives versions \(0, 0\) after sync\(1\) and sync"):
-        check_engine(Lies(Late), tiny_policy)
+        check_engine(Meddling(StaleSession), tiny_policy)
 
 
 @pytest.mark.parametrize(
@@ -325,18 +323,16 @@ def test_an_engine_that_never_hears_of_a_change_of_the_weights_fails_its_check(t
         ("model.engine.share", "model.engine.share", "model.engine.share"),
     ],
 )
-def test_messages_about_memory_name_the_setting_of_the_engine(
-    tiny_model, caplog, setting, to_raise, to_lower
-):
+def test_memory_messages_name_the_engines_setting(tiny_model, caplog, setting, to_raise, to_lower):
     def full(version):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.")
 
-    engine = Lies()
+    engine = Meddling()
     engine.memory_setting, engine.capacity = setting, 1
     module = make_module(tiny_model, engine=engine)
     with caplog.at_level("INFO"):
         module.ask("?")
-    assert f"Lies has room for 1 of a group's {module.group_size} trajectories" in caplog.text
+    assert f"Meddling has room for 1 of a group's {module.group_size} trajectories" in caplog.text
     assert f"Raise {to_raise}, or lower model.rollout.max_tokens." in caplog.text
     engine.sync = full
     with pytest.raises(DeviceMemoryError, match=f"while sampling .* Lower {to_lower}, or see"):
@@ -352,7 +348,7 @@ def test_the_engine_syncs_once_per_change_of_weights(tiny_model, tmp_path):
     assert synced == [0, 2, 4]
     synced.clear()
     alone = make_module(tiny_model, engine=module.engine)
-    for _ in range(2):  # without a Trainer nobody counts steps
+    for _ in range(2):  # without a Trainer, no steps are counted
         alone.ask("?")
     assert synced == [0, 0]
 
@@ -360,7 +356,7 @@ def test_the_engine_syncs_once_per_change_of_weights(tiny_model, tmp_path):
 @pytest.mark.slow
 def test_updates_ignore_the_samplers_log_probabilities(tiny_model, tmp_path):
     trained = []
-    for name, engine in [("honest", Slots()), ("liar", Lies())]:
+    for name, engine in [("exact", Slots()), ("shifted", Meddling())]:
         # a narrow clip, which ratios that are off by half a nat would be cut by
         module = make_module(
             tiny_model,
@@ -372,11 +368,11 @@ def test_updates_ignore_the_samplers_log_probabilities(tiny_model, tmp_path):
         trained.append(weights(module.policy))
     # where the two agree, the sampler's number stands for the learner's: equal to rounding
     assert (trained[0] - trained[1]).abs().mean() < 1e-5
-    honest, liar = (rows(tmp_path / name) for name in ("honest", "liar"))
-    gaps = [[float(row.pop("train/logprob_gap")) for row in run] for run in (honest, liar)]
-    for one, other in zip(honest, liar, strict=True):
-        assert {k: float(v) for k, v in one.items() if v} == pytest.approx(
-            {k: float(v) for k, v in other.items() if v}, abs=1e-3
+    exact, shifted = (rows(tmp_path / name) for name in ("exact", "shifted"))
+    gaps = [[float(row.pop("train/logprob_gap")) for row in run] for run in (exact, shifted)]
+    for row, shifted_row in zip(exact, shifted, strict=True):
+        assert {k: float(v) for k, v in row.items() if v} == pytest.approx(
+            {k: float(v) for k, v in shifted_row.items() if v}, abs=1e-3
         )
     assert max(gaps[0]) < 1e-5
     assert gaps[1] == pytest.approx([0.5, 0.5], abs=1e-4)
@@ -409,13 +405,19 @@ def test_the_same_seed_gives_the_same_metrics_to_the_last_digit(tiny_model, tmp_
 def test_skipped_steps_do_not_change_the_weight_of_the_steps_taken(tiny_model, tmp_path):
     after_first = []
 
-    class First(Callback):
+    class KeepAfterStep(Callback):
+        """Notes the weights after each step."""
+
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             after_first.append(weights(pl_module.policy))
 
     for limit in (1, 2):
         run = trainer(
-            tmp_path / str(limit), 1, [First()], limit_val_batches=0, limit_train_batches=limit
+            tmp_path / str(limit),
+            1,
+            [KeepAfterStep()],
+            limit_val_batches=0,
+            limit_train_batches=limit,
         )
         run.fit(make_module(tiny_model), data())
         assert run.global_step == limit
@@ -455,7 +457,7 @@ def test_dropout_of_the_base_model_touches_neither_ratios_nor_kl(tiny_model, tmp
     assert rows(tmp_path / "with") == rows(tmp_path / "without")
 
 
-# -------------------------------------------------------------------------- stopping and going on
+# -------------------------------------------------------------------------- stopping and resuming
 
 
 def test_a_run_resumed_between_iterations_ends_like_one_that_never_stopped(tiny_model, tmp_path):
@@ -470,9 +472,7 @@ def test_a_run_resumed_between_iterations_ends_like_one_that_never_stopped(tiny_
 
 
 @pytest.mark.parametrize("epochs", [2, 3])
-def test_a_run_killed_between_its_checkpoint_and_its_row_gets_the_row_when_resumed(
-    tiny_model, tmp_path, epochs
-):
+def test_resuming_writes_the_metrics_row_that_a_kill_lost(tiny_model, tmp_path, epochs):
     trainer(tmp_path / "first", 2).fit(make_module(tiny_model), data())
     table = tmp_path / "first" / "version_0" / "metrics.csv"
     whole = read_table(table)
@@ -503,13 +503,17 @@ def test_a_resumed_run_with_adapter_dropout_ends_like_one_that_never_stopped(tin
     assert rows(tmp_path / "later")[-1] == rows(tmp_path / "whole")[-1]
 
 
-def test_a_run_resumed_inside_an_iteration_collects_anew(tiny_model, tmp_path):
-    class Stop(Callback):
+def test_resuming_mid_iteration_collects_again(tiny_model, tmp_path):
+    class SaveMidway(Callback):
+        """Saves a checkpoint in the middle of iteration 1."""
+
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if trainer.current_epoch == 1 and batch_idx == 0:
                 trainer.save_checkpoint(tmp_path / "middle.ckpt")
 
-    trainer(tmp_path / "a", 2, [Stop()], limit_val_batches=0).fit(make_module(tiny_model), data())
+    trainer(tmp_path / "a", 2, [SaveMidway()], limit_val_batches=0).fit(
+        make_module(tiny_model), data()
+    )
     spy = Spy()
     module = spied(tiny_model, spy)
     run = trainer(tmp_path / "b", 3, [spy], limit_val_batches=0)
@@ -537,7 +541,9 @@ class OutOfTime(Timer):
 # Lightning on a checkpoint with the state of a callback that the next run does not have
 @pytest.mark.filterwarnings("ignore:Be aware that when using `ckpt_path`")
 @pytest.mark.parametrize("limit", ["max_steps", pytest.param("max_time", marks=pytest.mark.slow)])
-def test_a_run_that_ends_inside_an_iteration_keeps_the_last_whole_one(tiny_model, tmp_path, limit):
+def test_a_run_that_ends_mid_iteration_keeps_the_last_complete_checkpoint(
+    tiny_model, tmp_path, limit
+):
     whole = trainer(tmp_path / "whole", 3, limit_val_batches=0)
     whole.fit(make_module(tiny_model), data())
     ended = (
@@ -570,7 +576,9 @@ class Watch(Callback):
         self.used.append([group[key] for key in ("lr", "betas", "weight_decay")])
 
 
-def test_a_resumed_run_steps_as_the_recipe_says_now_and_keeps_adams_moments(tiny_model, tmp_path):
+def test_resuming_takes_the_recipes_new_optimizer_settings_and_keeps_adams_moments(
+    tiny_model, tmp_path
+):
     before = {"optimizer": adamw(3e-3), "scheduler": warmup(1)}
     run = trainer(tmp_path / "first", 2, limit_val_batches=0)
     run.fit(make_module(tiny_model, **before), data())
@@ -591,13 +599,13 @@ def test_a_resumed_run_steps_as_the_recipe_says_now_and_keeps_adams_moments(tiny
             assert torch.equal(watch.moments[i][name], state[name])
 
 
-def test_without_a_logger_nothing_is_written_but_the_checkpoint(tiny_model, tmp_path, monkeypatch):
+def test_without_a_logger_only_the_checkpoint_is_written(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     trainer(tmp_path, 1, logger=False).fit(make_module(tiny_model), data())
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoints"]
 
 
-def test_a_trial_leaves_nothing_behind(tiny_model, tmp_path, monkeypatch):
+def test_fast_dev_run_writes_no_files(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     run = trainer(tmp_path, fast_dev_run=True)
     run.fit(make_module(tiny_model), data())
@@ -605,7 +613,7 @@ def test_a_trial_leaves_nothing_behind(tiny_model, tmp_path, monkeypatch):
     assert [str(p) for p in tmp_path.rglob("*")] == []
 
 
-def test_checkpoints_hold_the_adapter_alone(tiny_model, tmp_path):
+def test_checkpoints_hold_only_the_adapter(tiny_model, tmp_path):
     module = make_module(tiny_model, policy={"lora": Lora(r=4)})
     trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
     checkpoint = torch.load(last(tmp_path), weights_only=True)
@@ -631,6 +639,8 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     tiny_model, tmp_path
 ):
     class Ruin(Callback):
+        """Puts NaN into the advantages of iteration 1."""
+
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
             if trainer.current_epoch == 1:
                 batch[-1].advantages[:] = float("nan")
@@ -643,7 +653,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
     assert all(value.isfinite().all() for value in checkpoint["state_dict"].values())
 
 
-# --------------------------------------------------------------------------- what cannot be
+# --------------------------------------------------------------------------- what is refused
 
 
 @pytest.mark.parametrize(
@@ -695,6 +705,19 @@ def test_impossible_settings_are_refused(tiny_model):
         MTGRPO(Policy(str(tiny_model)), Rollout(Letters(), []), [])
 
 
+class ReadAhead(OldLogprobs):
+    """Reads ahead what the first step would give, as with dropout."""
+
+    def __init__(self, tokens, read, plan, in_step):
+        super().__init__(tokens, read, replace(plan, dropout=True), in_step)
+
+
+def counted(compute, counts, rows):
+    """Computes the log-probabilities of rows, and notes how many there were."""
+    counts.append(len(rows))
+    return compute(rows)
+
+
 @pytest.mark.parametrize("steps", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_two_passes_learn_the_same_with_old_log_probabilities_read_ahead_or_kept(
     tiny_model, tmp_path, monkeypatch, steps
@@ -702,7 +725,7 @@ def test_two_passes_learn_the_same_with_old_log_probabilities_read_ahead_or_kept
     """With one step per pass, the first step's own forward pass computes them all."""
     options = {"passes_per_iteration": 2, "steps_per_pass": steps}
     learned, ahead = [], []
-    for name in ("heard", "ahead"):
+    for name in ("kept", "ahead"):
         module = make_module(
             tiny_model, **options, rollout={"top_k": 300}
         )  # no sampler stands in for them
@@ -719,34 +742,22 @@ def test_two_passes_learn_the_same_with_old_log_probabilities_read_ahead_or_kept
         assert sum(ahead) == 2 * 8 + 2 * 16
 
 
-class ReadAhead(OldLogprobs):
-    """Reads ahead what the first step would give, as with dropout."""
-
-    def __init__(self, tokens, read, plan, in_step):
-        super().__init__(tokens, read, replace(plan, dropout=True), in_step)
-
-
 def test_stale_sampler_log_probabilities_never_stand_in_for_the_learners(tiny_model):
     settings = ({}, {"rollout": {"top_k": 5}}, {"max_staleness": 1})
     plans = [make_module(tiny_model, **options).learning_plan for options in settings]
     assert [plan.sampler_differs for plan in plans] == [False, True, True]
 
 
-def counted(compute, counts, rows):
-    counts.append(len(rows))
-    return compute(rows)
-
-
 @pytest.mark.slow
-def test_mixed_precision_trains_and_goes_on(tiny_model, tmp_path):
+def test_mixed_precision_trains_and_resumes(tiny_model, tmp_path):
     policy = {"dtype": "bfloat16"}
     trainer(tmp_path / "whole", epochs=3).fit(make_module(tiny_model, policy), data())
     trainer(tmp_path / "first", epochs=2).fit(make_module(tiny_model, policy), data())
-    going = make_module(tiny_model, policy)
-    trainer(tmp_path / "rest", epochs=3).fit(going, data(), ckpt_path=last(tmp_path / "first"))
-    found, wanted = rows(tmp_path / "rest")[-1], rows(tmp_path / "whole")[-1]
-    assert found == {name: value for name, value in wanted.items() if name in found}
-    assert {p.dtype for p in going.policy.parameters()} == {torch.float32}
+    resumed = make_module(tiny_model, policy)
+    trainer(tmp_path / "rest", epochs=3).fit(resumed, data(), ckpt_path=last(tmp_path / "first"))
+    row, wanted = rows(tmp_path / "rest")[-1], rows(tmp_path / "whole")[-1]
+    assert row == {name: value for name, value in wanted.items() if name in row}
+    assert {p.dtype for p in resumed.policy.parameters()} == {torch.float32}
     # the sampler computes in bfloat16 as well, so the two are near, and not equal
     assert all(1e-5 < gap < 0.2 for gap in column(tmp_path / "whole", "train/logprob_gap"))
 
@@ -773,7 +784,7 @@ def test_a_custom_data_module_trains_if_it_gives_each_iterations_questions(tmp_p
     assert [len(module.experience.groups), module.global_step] == [3, 6]
 
 
-def test_every_process_and_every_iteration_has_random_streams_of_its_own(tiny_model, monkeypatch):
+def test_each_process_and_iteration_has_its_own_random_stream(tiny_model, monkeypatch):
     module = make_module(tiny_model)
     module.policy.load()
     samples, streams = [], []
@@ -781,7 +792,7 @@ def test_every_process_and_every_iteration_has_random_streams_of_its_own(tiny_mo
         monkeypatch.setattr(type(module), "global_rank", rank)
         for iteration in (0, 1):
             streams.append(module.stream(iteration))
-            found = module.collect([Question("n", "Number 3?", ("x",))], iteration)
-            samples.append([trajectory.sample.token_ids for trajectory in found.trajectories])
+            experience = module.collect([Question("n", "Number 3?", ("x",))], iteration)
+            samples.append([trajectory.sample.token_ids for trajectory in experience.trajectories])
     assert len({*streams}) == 4
-    assert all(one != other for one, other in itertools.combinations(samples, 2))
+    assert all(first != second for first, second in itertools.combinations(samples, 2))
