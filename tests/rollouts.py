@@ -66,19 +66,25 @@ class Look(Tool):
 
 
 def collect(rollout, chat, says, questions=(QUESTION,), group_size=1):
-    """The groups of a rollout, and the engine that sampled them. `says` is the policy: a function
-    of the number of the attempt and of the turn."""
+    """The groups of a rollout. `says` is the policy: a function of the number of the attempt and of
+    the turn."""
+    groups, _ = collect_with_engine(rollout, chat, says, questions, group_size)
+    return groups
+
+
+def collect_with_engine(rollout, chat, says, questions=(QUESTION,), group_size=1):
+    """The groups of a rollout, and the engine that sampled them."""
     engine = ScriptedEngine(chat.tokenizer, says)
     return rollout.play(engine, chat, questions, group_size, (0,)), engine
 
 
 def play_one(rollout, chat, says):
     """The trajectory of one attempt at one question."""
-    (((trajectory,),), _) = collect(rollout, chat, says)
+    ((trajectory,),) = collect(rollout, chat, says)
     return trajectory
 
 
-def encoded(chat, text):
+def encode(chat, text):
     """The tokens of a text."""
     return chat.tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -88,7 +94,7 @@ def say(*texts):
     return lambda session, turn: texts[turn]
 
 
-FORGETFUL = (
+FORGETFUL_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
     "{{ message['content'].split('</think>')[-1] if not loop.last else message['content'] }}"
     "<|im_end|>\n"

@@ -10,7 +10,7 @@ import pytest
 
 import turnrl
 from conftest import CHATML
-from rollouts import CALL, FORGETFUL, QUESTION, Brackets, Look, encoded, play_one, say
+from rollouts import CALL, FORGETFUL_TEMPLATE, QUESTION, Brackets, Look, encode, play_one, say
 from trajectories import observed
 from turnrl import ChatFormat, Policy, Question, RecipeError, Rollout
 from turnrl.agent.chat import read_template, tool_schema
@@ -155,7 +155,7 @@ def test_a_template_that_strips_texts_is_followed(tokenizer):
     assert tokenizer.decode(chat.prompt(opening)) == rendered(tokenizer, opening)
     seen = [says("user", " about x\n\n")]
     whole = rendered(tokenizer, [*opening, says("assistant", "said"), *seen])
-    ids = [*chat.prompt(opening), *encoded(chat, "said"), *chat.observation(seen, None)]
+    ids = [*chat.prompt(opening), *encode(chat, "said"), *chat.observation(seen, None)]
     assert tokenizer.decode(ids) == whole
 
 
@@ -202,8 +202,8 @@ def test_tool_messages_are_grouped_as_the_template_groups_them(tokenizer):
         conversation = [says("user", "What?"), says("assistant", "look"), *seen]
         prompt = chat.prompt(conversation[:1])
         for sampled, end in (
-            (encoded(chat, "look"), False),
-            (encoded(chat, "look<|im_end|>"), True),
+            (encode(chat, "look"), False),
+            (encode(chat, "look<|im_end|>"), True),
         ):
             last = sampled[-1] if end else None
             ids = [*prompt, *sampled, *chat.observation(seen, last)]
@@ -277,7 +277,7 @@ def test_a_file_comes_before_a_bundled_template_of_that_name(tiny_model, tmp_pat
 def test_the_error_for_a_forgetful_template_suggests_its_familys_bundled_one(tokenizer, name):
     marks = "\n".join(FAMILIES[name])
     with pytest.raises(RecipeError) as caught:
-        ChatFormat(tokenizer(f"{FORGETFUL}{{# {marks} #}}"))
+        ChatFormat(tokenizer(f"{FORGETFUL_TEMPLATE}{{# {marks} #}}"))
     message = str(caught.value)
     assert "is not prefix-preserving" in message
     assert f"Set model.policy.chat_template: {name}, which comes with turnrl" in message
@@ -287,7 +287,7 @@ def test_the_error_for_a_forgetful_template_suggests_its_familys_bundled_one(tok
 
 def test_an_unknown_forgetful_template_is_refused_for_changing_earlier_messages(tokenizer):
     with pytest.raises(RecipeError, match=r"appending a message changes.*Give a plain one in"):
-        ChatFormat(tokenizer(FORGETFUL))
+        ChatFormat(tokenizer(FORGETFUL_TEMPLATE))
 
 
 def test_a_template_that_does_not_exist_is_refused_with_the_nearest_name(tiny_model):
@@ -315,7 +315,7 @@ def test_half_a_surrogate_pair_in_a_text_is_read_as_a_question_mark(chat):
 
 def test_the_texts_of_tokens_add_up_to_the_text(chat):
     text = "Zürich “日本語” 😀👩‍👩‍👧 costs 5 €, naïve  twice"
-    ids = encoded(chat, text)
+    ids = encode(chat, text)
     assert len(ids) > len(text)  # of bytes
     texts = chat.token_texts(ids)
     assert "".join(texts) == text
@@ -346,7 +346,7 @@ def test_a_vocabulary_that_begins_texts_with_a_space_puts_none_where_a_text_goes
     chat = ChatFormat(tokenizer)
     messages = [says("user", QUESTION.text)]
     shown = chat.prompt(messages)
-    whole = encoded(chat, rendered(tokenizer, messages))
+    whole = encode(chat, rendered(tokenizer, messages))
     assert tokenizer.decode(shown) == tokenizer.decode(whole)
     assert "\n What" not in tokenizer.decode(shown)
     pieces = chat.token_texts(shown)

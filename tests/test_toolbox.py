@@ -16,7 +16,7 @@ import time
 import pytest
 
 from counters import Count, Counter, PatientCount, PatientCounter, SlowlyMade
-from rollouts import CALL, QUESTION, Brackets, Look, collect, say
+from rollouts import CALL, QUESTION, Brackets, Look, collect, collect_with_engine, say
 from turnrl import (
     Question,
     RecipeError,
@@ -58,7 +58,7 @@ def counts(number, turn):
 @pytest.mark.parametrize("kind", COUNTERS)
 def test_each_of_many_trajectories_sees_its_own_state_alone(chat, kind, lockstep):
     tool = kind()
-    groups, engine = collect(
+    groups, engine = collect_with_engine(
         Rollout(Brackets(), [tool], lockstep=lockstep), chat, counts, QUESTIONS, 8
     )
     trajectories = [trajectory for group in groups for trajectory in group]
@@ -96,7 +96,7 @@ def test_a_tool_without_state_never_gets_a_session(chat):
 
     stateless, stateful = Watchful(), Counter()
     rollout = Rollout(Brackets(), [stateless, stateful])
-    groups, _ = collect(rollout, chat, say(f"{CALL};{add(3)}", "=done"), QUESTIONS[:2], 3)
+    groups = collect(rollout, chat, say(f"{CALL};{add(3)}", "=done"), QUESTIONS[:2], 3)
     contents = [[r.content for r in t.turns[0].results] for group in groups for t in group]
     assert contents == [["about x", "3"]] * 6
     assert stateless.batches == [["x"] * 6]
@@ -183,7 +183,7 @@ def test_a_result_that_the_rollout_cuts_pays_for_no_page_that_was_cut_off(chat):
     for tokens, share in ((500, 1.0), (30, 0.5)):
         pages = Pages({"passage_starts": [7, 49, 91]})
         rollout = Rollout(Brackets(), [pages], max_result_tokens=tokens)
-        (((trajectory,),), _) = collect(rollout, chat, say(CALL, "=x"), [question])
+        ((trajectory,),) = collect(rollout, chat, say(CALL, "=x"), [question])
         assert SupportSeen().score(trajectory, 2) == share
         assert [*retrieved(trajectory.turns[0])] or share == 0
         assert ("c" in retrieved(trajectory.turns[0])) == (share == 1)
