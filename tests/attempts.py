@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from trajectories import said, trajectory
+from trajectories import sampled_turn, trajectory
 from turnrl import Question, Reading, ToolCall, TurnReward
 
 QUESTION = Question("q", "The capital?", ("Paris",))
@@ -12,7 +12,7 @@ CALL = ToolCall("search", {"query": "capital"})
 def turn(calls=0, results=(), answer=None, error=None, tokens=2):
     """A turn of so many tokens that makes so many calls, or answers, or is not well formed."""
     reading = Reading((CALL,) * calls, answer, error)
-    return said("", (7,) * tokens, (-0.5,) * tokens, reading, tuple(results))
+    return sampled_turn("", (7,) * tokens, (-0.5,) * tokens, reading, tuple(results))
 
 
 def attempt(*turns, stop="turns"):

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 import yaml
 
-from trajectories import said, trajectory
+from trajectories import sampled_turn, trajectory
 from turnrl import (
     Credit,
     Group,
@@ -67,7 +67,7 @@ def attempt(draw, question, turns, text=None, version=0):
         reading = Reading(
             calls, answer, (text() if text else "bad") if draw.random() < 0.2 else None
         )
-        made.append(said(words, ids, (-0.5,) * len(ids), reading, results, version=version))
+        made.append(sampled_turn(words, ids, (-0.5,) * len(ids), reading, results, version=version))
     opening = text() if text else f"a room\nof {question.id}"
     return trajectory(question, (1, 2, 3), made, "answer", opening=opening)
 

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 
 import turnrl_rewards
 from commands import fails, save
-from trajectories import said, trajectory
+from trajectories import sampled_turn, trajectory
 from turnrl import (
     AnswerRule,
     DataError,
@@ -468,11 +468,11 @@ def test_passing_answers_instead_of_a_question_is_an_error():
 
 def search(text, ok=True):
     reading = Reading((ToolCall("search", {"query": "x"}),))
-    return said("", (7,), (-0.5,), reading, (ToolResult(text, ok),))
+    return sampled_turn("", (7,), (-0.5,), reading, (ToolResult(text, ok),))
 
 
 def attempt(question, *turns, answer=None):
-    last = [] if answer is None else [said("", (7,), (-0.5,), Reading(answer=answer))]
+    last = [] if answer is None else [sampled_turn("", (7,), (-0.5,), Reading(answer=answer))]
     return trajectory(question, (1,), (*turns, *last), "turns" if answer is None else "answer")
 
 

@@ -25,7 +25,7 @@ from transformers import AutoModelForCausalLM
 
 import turnrl
 from commands import fails, save
-from rollouts import FORGETFUL
+from rollouts import FORGETFUL_TEMPLATE
 from runs import TIMINGS
 from turnrl import PluginError, WorldError, cli, find_class, record
 from turnrl.cli import main
@@ -34,7 +34,7 @@ from turnrl.recipe.bundled import find_recipe
 ROOT = Path(__file__).parent.parent
 
 
-def test_fit_leaves_metrics_recipe_checkpoint_transcripts_and_model(recipe, capsys):
+def test_fit_writes_metrics_recipe_checkpoint_transcripts_and_model(recipe, capsys):
     assert main(["fit", "recipe.yaml", "--model.group_size", "8"]) == 0
     run = Path("runs/recipe/version_0")
     with (run / "metrics.csv").open() as file:
@@ -59,7 +59,7 @@ def test_fit_leaves_metrics_recipe_checkpoint_transcripts_and_model(recipe, caps
 
 
 @pytest.mark.slow
-def test_the_saved_recipe_trains_the_same_again(recipe):
+def test_training_again_from_the_saved_recipe_gives_the_same_run(recipe):
     assert main(["fit", "recipe.yaml"]) == 0
     saved = "runs/recipe/version_0/config.yaml"
     assert main(["fit", saved, "--trainer.logger.init_args.name", "again"]) == 0
@@ -107,7 +107,7 @@ def test_a_resumed_run_prints_its_changed_settings_and_uses_them(recipe, trained
     assert max(sampled) == 4
 
 
-def test_trajectories_longer_than_the_models_positions_are_refused_before_it_is_loaded(
+def test_max_tokens_beyond_the_models_positions_is_refused_before_it_loads(
     recipe, capsys, tiny_model
 ):
     (Path(shutil.copytree(tiny_model, "empty")) / "model.safetensors").unlink()
@@ -120,7 +120,7 @@ def test_trajectories_longer_than_the_models_positions_are_refused_before_it_is_
 
 
 @pytest.mark.slow
-def test_an_engine_without_room_for_a_group_is_warned_of(recipe, caplog):
+def test_an_engine_without_room_for_a_group_gets_a_warning(recipe, caplog):
     command = ["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--model.engine", "Slots"]
     command += ["--model.rollout.max_tokens", "128"]
     assert main([*command, "--model.engine.kv_memory", "100KB"]) == 0
@@ -145,7 +145,7 @@ def test_help_explains_settings_and_components_from_their_docstrings(capsys):
 
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_the_tab_completes_commands_and_settings(capsys, tmp_path):
+def test_tab_completes_commands_and_settings(capsys, tmp_path):
     assert main(["completion", "bash"]) == 0
     (tmp_path / "turnrl.sh").write_text(capsys.readouterr().out)
 
@@ -195,20 +195,20 @@ def test_plugins_are_listed_with_distribution_version_hooks_and_components(capsy
         assert word in printed
 
 
-def test_a_chat_template_that_is_missing_or_forgets(recipe, capsys, tiny_model):
+def test_a_missing_or_forgetful_chat_template_is_refused(recipe, capsys, tiny_model):
     folder = shutil.copytree(tiny_model, "bare")
     (Path(folder) / "chat_template.jinja").unlink()
     assert "chat_template is not set" in fails(
         capsys, ["fit", "recipe.yaml", "--model.policy.model", "./bare"]
     )
-    Path("forgetful.jinja").write_text(FORGETFUL)
+    Path("forgetful.jinja").write_text(FORGETFUL_TEMPLATE)
     message = fails(
         capsys, ["fit", "recipe.yaml", "--model.policy.chat_template", "forgetful.jinja"]
     )
     assert "is not prefix-preserving" in message
 
 
-def test_a_search_index_that_is_missing_or_of_another_version(recipe, capsys):
+def test_a_missing_or_incompatible_search_index_is_refused(recipe, capsys):
     tool = {"class_path": "WikiSearch", "init_args": {"index": "nowhere"}}
     recipe["model"]["rollout"]["tools"] = [tool]
     save(recipe)
@@ -230,7 +230,7 @@ def test_a_search_index_that_is_missing_or_of_another_version(recipe, capsys):
     assert "turnrl index build" in message
 
 
-def test_a_checkpoint_of_another_base_model(recipe, trained, capsys, tiny_model):
+def test_a_checkpoint_of_another_base_model_is_refused(recipe, trained, capsys, tiny_model):
     network = AutoModelForCausalLM.from_pretrained(shutil.copytree(tiny_model, "other"))
     network.get_input_embeddings().weight.data[0] += 1
     network.save_pretrained("other")
@@ -245,7 +245,7 @@ def test_a_checkpoint_of_another_base_model(recipe, trained, capsys, tiny_model)
     assert main(["eval", "recipe.yaml", *moved]) == 0
 
 
-def test_a_tool_that_breaks_stops_the_run(recipe, capsys):
+def test_a_failing_tool_stops_the_run(recipe, capsys):
     tools = ["--model.rollout.tools", "[worlds.Raises]"]
     message = fails(capsys, ["fit", "recipe.yaml", *tools], code=1)
     assert "tool 'echo' (Raises) raised ZeroDivisionError" in message
@@ -298,7 +298,7 @@ def test_ctrl_c_stops_cleanly_and_the_run_can_be_resumed(recipe):
         assert {float(row["epoch"]) for row in csv.DictReader(file)} == {done}
 
 
-def test_a_command_in_a_program_keeps_none_of_its_objects_from_being_collected(recipe):
+def test_a_command_run_in_a_program_frees_its_objects(recipe):
     class Mine:
         pass
 
@@ -352,7 +352,7 @@ def test_every_recipe_parses_and_instantiates(path, dry):
 
 
 @pytest.mark.parametrize("path", VARIANTS, ids=lambda p: p.stem)
-def test_every_variant_goes_over_its_recipe(path, dry):
+def test_every_variant_overrides_its_recipe(path, dry):
     (command,) = re.findall(r"^#   turnrl fit (.+)$", path.read_text(), re.MULTILINE)
     files = [Path(find_recipe(name)) for name in command.split()]
     assert files[1:] == [path]
@@ -367,7 +367,7 @@ def test_every_variant_goes_over_its_recipe(path, dry):
     ("base", "estimator"),
     [("quickstart", "OutcomeOnly"), ("triviaqa_qwen2.5_7b_qlora", "Merged")],
 )
-def test_the_papers_baselines_are_a_recipe_with_another_estimator(
+def test_each_of_the_papers_baselines_is_the_recipe_with_another_estimator(
     base, estimator, tmp_path, monkeypatch, capsys
 ):
     monkeypatch.chdir(tmp_path)
@@ -381,7 +381,7 @@ def test_the_papers_baselines_are_a_recipe_with_another_estimator(
     assert baseline == wanted
 
 
-def test_a_run_without_a_logger_leaves_the_users_own_files_alone(recipe):
+def test_a_run_without_a_logger_leaves_user_files_alone(recipe):
     Path("config.yaml").write_text("my: precious")
     assert (
         main(["fit", "recipe.yaml", "--trainer.max_epochs", "1", "--trainer.logger", "false"]) == 0
@@ -390,9 +390,7 @@ def test_a_run_without_a_logger_leaves_the_users_own_files_alone(recipe):
 
 
 @pytest.mark.slow
-def test_a_checkpoint_that_python_wrote_is_scored_and_resumed_by_the_command_line(
-    recipe, tiny_model
-):
+def test_the_command_line_scores_and_resumes_a_checkpoint_written_from_python(recipe, tiny_model):
     import runs
 
     runs.trainer("by_hand", 1).fit(runs.make_module(tiny_model), runs.data())
@@ -401,14 +399,14 @@ def test_a_checkpoint_that_python_wrote_is_scored_and_resumed_by_the_command_lin
     assert main(["fit", "recipe.yaml", "--ckpt_path", checkpoint]) == 0
 
 
-def test_a_run_that_ends_inside_an_iteration_says_so(recipe, capsys):
+def test_a_run_that_ends_mid_iteration_prints_that(recipe, capsys):
     assert main(["fit", "recipe.yaml", "--trainer.max_steps", "1"]) == 0
     printed = capsys.readouterr().out
     assert "\niteration " not in printed
     assert "stopped inside iteration   1/2" in printed
 
 
-def test_a_command_starts_without_the_plugins_that_have_nothing_to_do_with_it(tmp_path):
+def test_a_command_does_not_load_unrelated_plugins(tmp_path):
     code = (
         "import sys\n"
         "from turnrl.cli import main\n"
@@ -421,7 +419,7 @@ def test_a_command_starts_without_the_plugins_that_have_nothing_to_do_with_it(tm
 
 
 @pytest.mark.parametrize("verb", ["doctor", "index"])
-def test_for_a_command_that_the_variable_leaves_out_the_way_back_is_named(verb, nursery, tmp_path):
+def test_a_command_excluded_by_the_variable_gets_a_message_with_the_fix(verb, nursery, tmp_path):
     environment = {**os.environ, **nursery.environment, "TURNRL_LOAD_PLUGINS": "segmenters"}
     arguments = [nursery.bin / "turnrl", verb, "quickstart"]
     done = subprocess.run(arguments, env=environment, capture_output=True, text=True)
@@ -431,7 +429,7 @@ def test_for_a_command_that_the_variable_leaves_out_the_way_back_is_named(verb, 
 
 
 @pytest.mark.parametrize("kind", [WorldError, PluginError])
-def test_the_cause_of_a_package_can_be_seen_with_its_traceback(monkeypatch, capsys, kind):
+def test_an_error_inside_a_package_can_be_shown_with_its_traceback(monkeypatch, capsys, kind):
     def raises(arguments):
         raise kind("the tool broke") from OSError("no disk")
 
@@ -443,14 +441,14 @@ def test_the_cause_of_a_package_can_be_seen_with_its_traceback(monkeypatch, caps
         main(["fit"])
 
 
-def test_for_a_short_name_that_the_variable_leaves_out_the_way_back_is_named(monkeypatch):
+def test_a_short_name_excluded_by_the_variable_gets_a_message_with_the_fix(monkeypatch):
     monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "segmenters")
     wanted = "not installed. TURNRL_LOAD_PLUGINS is 'segmenters': add the plugin that brings it."
     with pytest.raises(LookupError, match=re.escape(wanted)):
         find_class("WikiSearch", {}, turnrl.Tool)
 
 
-def test_the_commands_of_every_day_are_listed_first_with_a_short_line_each(capsys, monkeypatch):
+def test_everyday_commands_are_listed_first_with_a_short_line_each(capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "200")
     with contextlib.suppress(SystemExit):
         main(["--help"])

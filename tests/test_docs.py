@@ -172,7 +172,7 @@ SERVER = "test_openenv.test_the_recipe_of_the_page_runs"
 ARENA = "test_games.test_a_game_of_textarena_is_won"
 MACHINES = "test_machines.test_devices_torchrun_and_slurm_are_the_same_run"
 QUEST = "test_games.test_a_quest_of_textworld_is_won"
-PAPER = Elsewhere("test_cli.test_the_papers_baselines_are_a_recipe_with_another_estimator")
+PAPER = Elsewhere("test_cli.test_each_of_the_papers_baselines_is_the_recipe_with_another_estimator")
 
 # By page: what stands in a command or block (the longest text decides), and how it is tested.
 CLAIMS: dict[str, dict[str, Claim]] = {
@@ -288,9 +288,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             ("signal to noise",), slow=True, before="turnrl fit recipes/quickstart.yaml && "
         ),
         "--json": Elsewhere("test_estimators.test_json_output_is_one_object_per_line"),
-        "SNR = mean": Elsewhere(
-            "test_estimators.test_signal_measures_what_two_groups_have_in_common"
-        ),
+        "SNR = mean": Elsewhere("test_estimators.test_signal_is_the_agreement_of_two_groups"),
     },
     "docs/design.md": {
         "atlas         segmenters": Elsewhere(
@@ -719,15 +717,15 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "class Walk(ForkableToolSession)": EXAMPLE,
         "class Compiler(Check)": EXAMPLE,
         "class Mail(Tool)": Elsewhere(
-            "test_plugins.test_the_rehearsal_of_the_docs_answers_in_place_of_the_tool"
+            "test_plugins.test_the_rehearsal_in_the_docs_replaces_the_tool"
         ),
         "class Rewards(L.Callback)": EXAMPLE,
         "def show(built": EXAMPLE,
         "turnrl show": Elsewhere(
-            "test_plugins.test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own"
+            "test_plugins.test_the_command_in_the_docs_takes_a_recipe_and_its_own_options"
         ),
         "class Year(AnswerRule)": Elsewhere(
-            "test_plugins.test_the_answer_rule_of_the_docs_compares_years"
+            "test_plugins.test_the_answer_rule_in_the_docs_compares_years"
         ),
         '"""A segmenter: ': SHOWN_FILE,
         '"""A player: ': SHOWN_FILE,
@@ -854,7 +852,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit quickstart": Elsewhere(NAMED),
         "turnrl recipes": Elsewhere(LISTED),
         "turnrl recipes copy": Elsewhere(COPIED),
-        "recipes/variants": Elsewhere("test_cli.test_every_variant_goes_over_its_recipe"),
+        "recipes/variants": Elsewhere("test_cli.test_every_variant_overrides_its_recipe"),
         "OutcomeOnly": Runs((FINISHED,), ("runs/grpo_or/version_0/metrics.csv",), slow=True),
         "Merged": Runs((FINISHED,), ("runs/grpo_mr/version_0/metrics.csv",), slow=True),
         "--data.val_split test": Fits(),

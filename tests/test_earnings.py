@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from runs import Printed, data, make_module, trainer
-from trajectories import said, trajectory
+from trajectories import sampled_turn, trajectory
 from turnrl import (
     AdvantageEstimator,
     Merged,
@@ -55,8 +55,8 @@ PAID = (Finds(), SearchCost(), Says())
 def attempt(answer, *results, question="q", begins=0):
     """An attempt that calls once a turn, and answers."""
     call = Reading((ToolCall("search", {"query": "capital"}),))
-    turns = [said("", (7,), (-0.5,), call, [result]) for result in results]
-    turns.append(said("", (8,), (-0.5,), Reading(answer=answer)))
+    turns = [sampled_turn("", (7,), (-0.5,), call, [result]) for result in results]
+    turns.append(sampled_turn("", (8,), (-0.5,), Reading(answer=answer)))
     asked = Question(question, f"The capital {question}?", ("Paris",))
     return trajectory(asked, (1,), turns, "answer", begins)
 

@@ -119,7 +119,9 @@ class Drawn:
             }[brought]
             reading = Reading(calls=(ToolCall("search"),) * len(results))
             turns.append(
-                trajectories.said("t", (1,) * count, (-0.1,) * count, reading, results, (2, 3))
+                trajectories.sampled_turn(
+                    "t", (1,) * count, (-0.1,) * count, reading, results, (2, 3)
+                )
             )
         return trajectories.trajectory(QUESTION, (5, 6), turns, "turns")
 
@@ -368,7 +370,7 @@ def test_an_estimator_keeps_to_its_contract(estimator):
 @pytest.mark.parametrize("estimator", EVERY[:-2], ids=NAMES[:-2])
 @given(drawn=groups())
 @settings(deadline=None, max_examples=30)
-def test_a_turn_that_was_not_taken_gets_no_credit_and_changes_none(estimator, drawn):
+def test_a_turn_that_was_not_taken_gets_no_credit_and_changes_no_other(estimator, drawn):
     group = drawn.group()
     credit = estimator(group)
     assert not credit[~group.reached].any()
@@ -449,7 +451,7 @@ def test_missing_inputs_and_options_out_of_range_are_errors():
         GroupInGroup(omega=-1)
 
 
-def test_options_set_what_an_estimator_needs_from_the_framework():
+def test_options_set_an_estimators_probes_critic_and_group_size():
     assert (Branched().probes, Branched(probes=2).probes, PaperExact().probes) == (4, 2, 0)
     assert TurnCritic().critic == Critic()
     assert TurnCritic(critic=Critic(lr=1e-4)).critic.lr == 1e-4
@@ -677,7 +679,7 @@ def test_the_exact_figures_match_sampled_groups(estimator):
     assert size * variance == pytest.approx(exact_row.variance, rel=0.1)
 
 
-def test_figures_are_exact_for_another_toy_too():
+def test_the_figures_are_exact_for_a_second_toy():
     toy = Toy((0.3, -0.2, 0.1, 0.4), ((0.5,), (1.0,), (-0.5,), (0.0,)), (0.0, 0.5, 1.0, 0.5))
     for estimator in (TurnLevel(**UNBIASED), Merged(**UNBIASED), Branched(2), TurnCritic()):
         assert figures("", estimator, toy, 3).bias < 1e-6
@@ -741,7 +743,7 @@ def test_a_zero_gradient_has_no_angle_and_no_noise():
 # ------------------------------------------------------------------ on rollouts
 
 
-def test_signal_measures_what_two_groups_have_in_common():
+def test_signal_is_the_agreement_of_two_groups():
     class Given(AdvantageEstimator):
         """Advantages as the outcomes say."""
 
@@ -767,7 +769,7 @@ def test_signal_measures_what_two_groups_have_in_common():
     assert signals("", Given(), [(group([6.0], []), group([4.0], []))])[0].pairs == 0
 
 
-def test_the_signal_of_token_advantages_is_taken_from_the_mean_of_each_turn():
+def test_the_signal_of_token_advantages_uses_each_turns_mean():
     class Tokens(AdvantageEstimator):
         def __call__(self, group):
             return tuple(torch.arange(1.0 + len(t.sampled_turns))[1:] for t in group.trajectories)
@@ -838,7 +840,7 @@ def test_with_a_recipe_its_policy_plays_and_its_turns_are_judged(recipe, capsys)
         assert set(row) == {"estimator", "turn", "advantage", "snr", "pairs"}
 
 
-def test_an_estimator_that_fails_on_rollouts_leaves_the_others_their_rows(recipe, capsys):
+def test_an_estimator_that_fails_on_rollouts_does_not_hide_the_others(recipe, capsys):
     model = {**recipe["model"], "estimator": {"class_path": "faulty.Raises"}}
     save({**recipe, "model": model})
     table = printed(capsys, "recipe.yaml", "--questions", "2")
@@ -863,7 +865,7 @@ def test_a_checkpoint_plays_with_its_own_recipe(trained, capsys):
     assert "Leave out one of --model.group_size and --ckpt_path" in message
 
 
-def test_each_question_is_asked_once_if_there_are_fewer_than_asked_for(recipe, capsys):
+def test_each_question_is_asked_once_if_there_are_fewer_than_requested(recipe, capsys):
     table = printed(capsys, "recipe.yaml", "--questions", "40", "--data.train_limit", "3")
     assert "3 questions, two groups of 4 each" in table
 
@@ -955,7 +957,7 @@ def test_a_recipe_plays_without_its_trainer_and_reads_questions_before_weights(r
     assert "the questions are away" in fails(capsys, ["credit-check", "recipe.yaml", *model])
 
 
-def test_help_is_printed_wherever_it_is_asked_for(capsys):
+def test_help_is_printed_wherever_it_is_requested(capsys):
     assert "--questions N" in printed(capsys, "quickstart", "--help")
 
 

@@ -174,7 +174,7 @@ def test_transcripts_and_play_show_what_a_player_sent(recipe, tmp_path, capsys):
 @pytest.mark.parametrize(
     "level", ["trajectory", *(pytest.param(n, marks=pytest.mark.slow) for n in ("token", "turn"))]
 )
-def test_a_trajectory_of_several_histories_is_learned_from_as_a_whole(tiny_model, tmp_path, level):
+def test_learning_covers_all_histories_of_a_trajectory(tiny_model, tmp_path, level):
     """However the iteration is cut into minibatches: a ratio of a whole trajectory counts the
     tokens of all its histories."""
     ends = []
@@ -302,7 +302,7 @@ class Asks(Player):
             messages += [{"role": "user", "content": "on"}]
 
 
-def test_a_player_gets_no_more_turns_than_it_may_have(tiny_policy):
+def test_a_player_gets_at_most_max_turns(tiny_policy):
     (trajectory,) = scripted(tiny_policy, Asks(), ["x"]).trajectories[0]
     assert (len(trajectory.turns), trajectory.ended_by, trajectory.answer) == (3, "turns", None)
     guarding = Asks(guards=True)
@@ -310,7 +310,7 @@ def test_a_player_gets_no_more_turns_than_it_may_have(tiny_policy):
     assert (trajectory.ended_by, trajectory.answer, guarding.over) == ("turns", "a guess", 1)
 
 
-def test_a_player_gets_no_more_tokens_than_a_history_may_have(tiny_policy):
+def test_a_history_of_a_player_stays_within_max_tokens(tiny_policy):
     chat = ChatFormat(tiny_policy.tokenizer)
     prompt = len(chat.prompt([{"role": "user", "content": "?"}]))
     (trajectory,) = scripted(tiny_policy, Asks(), ["xx"], max_tokens=prompt + 4).trajectories[0]
@@ -361,7 +361,7 @@ def test_a_mistake_of_a_player_is_named(tiny_policy, play, message):
 
 
 @pytest.mark.parametrize("raises", [ToolError("the shop is closed"), KeyError("x")])
-def test_an_error_in_a_task_of_a_player_is_raised_as_it_is(tiny_policy, raises):
+def test_an_error_in_a_players_task_is_raised_unchanged(tiny_policy, raises):
     async def task(attempt):
         await attempt.reply(USER)
         raise raises
@@ -375,7 +375,7 @@ def test_an_error_in_a_task_of_a_player_is_raised_as_it_is(tiny_policy, raises):
         play_one(tiny_policy, play)
 
 
-def test_an_attempt_that_is_over_ends_the_tasks_of_its_player(tiny_policy):
+def test_the_end_of_an_attempt_cancels_the_players_tasks(tiny_policy):
     async def play(attempt):
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(Asks().play(attempt))
@@ -384,7 +384,7 @@ def test_an_attempt_that_is_over_ends_the_tasks_of_its_player(tiny_policy):
     assert (len(trajectory.turns), trajectory.ended_by) == (4, "turns")
 
 
-def test_the_calls_of_a_turn_are_counted_however_often_a_player_calls(tiny_policy):
+def test_max_calls_per_turn_holds_over_all_of_a_players_requests(tiny_policy):
     async def play(attempt):
         await attempt.reply(USER)
         for _ in range(2):
@@ -397,7 +397,7 @@ def test_the_calls_of_a_turn_are_counted_however_often_a_player_calls(tiny_polic
     ]
 
 
-def test_nothing_is_done_in_a_world_that_is_over(tiny_policy):
+def test_no_call_runs_in_a_world_that_has_ended(tiny_policy):
     tool = Steps()
 
     async def play(attempt):
@@ -427,7 +427,7 @@ def test_a_player_records_its_reading_and_why_it_stopped(tiny_policy):
     assert (trajectory.ended_by, last.results) == ("player", ())
 
 
-def test_messages_that_go_on_extend_a_history_and_others_begin_one(tiny_policy):
+def test_messages_that_continue_a_history_extend_it_and_others_start_a_new_one(tiny_policy):
     async def play(attempt):
         first = (await attempt.reply(USER)).text
         on = [*USER, {"role": "assistant", "content": first}, {"role": "user", "content": "on"}]
@@ -446,7 +446,7 @@ def test_messages_that_go_on_extend_a_history_and_others_begin_one(tiny_policy):
     assert list(first.token_ids) == [*chat.prompt(USER), *x, *on, *x]
 
 
-def test_a_player_cannot_be_probed_and_stands_alone(tiny_model):
+def test_a_player_excludes_a_segmenter_and_probes(tiny_model):
     with pytest.raises(RecipeError, match="exactly one of them; it has both"):
         Rollout(Letters(), [Echo()], player=Walker())
     with pytest.raises(RecipeError, match="exactly one of them; it has neither"):
@@ -505,7 +505,7 @@ def test_the_world_ends_an_attempt_and_its_last_step_counts(tiny_policy):
     assert trajectory.figures == {"steps": 3}
 
 
-def test_a_step_of_the_last_turn_is_taken_and_a_search_is_not(tiny_policy):
+def test_the_last_turn_runs_a_step_but_no_search(tiny_policy):
     trajectory = walked(tiny_policy, Steps(), ["b"] * 2)
     assert trajectory.ended_by == "turns"
     assert [turn.reward for turn in trajectory.turns] == [1, 1]
@@ -535,7 +535,7 @@ class Look(Echo):
         return super().run(calls)
 
 
-def test_in_a_last_turn_a_search_beside_a_step_is_neither_run_nor_paid_for(tiny_policy):
+def test_a_search_beside_a_step_in_the_last_turn_neither_runs_nor_earns(tiny_policy):
     look = Look()
     trajectory = walked(tiny_policy, [look, Steps()], ["b"] * 2, StepAndLook())
     first, last = trajectory.turns
@@ -559,7 +559,7 @@ def test_a_result_with_unread_metadata_still_counts_as_read():
     assert "(not read)" not in str(Turn("look", results=(mail,)))
 
 
-def test_in_a_last_turn_a_search_takes_no_place_of_a_step(tiny_policy):
+def test_a_search_in_the_last_turn_does_not_use_up_a_steps_place(tiny_policy):
     tools = [Look(), Steps()]
     trajectory = walked(tiny_policy, tools, ["b"] * 2, StepAndLook(), max_calls_per_turn=1)
     first, last = trajectory.turns
@@ -568,7 +568,7 @@ def test_in_a_last_turn_a_search_takes_no_place_of_a_step(tiny_policy):
     assert (first.reward, last.reward) == (0, 1)
 
 
-def test_a_step_counts_where_no_room_is_left_to_read_it(tiny_policy):
+def test_a_step_counts_even_without_room_to_read_its_result(tiny_policy):
     chat = ChatFormat(tiny_policy.tokenizer)
     prompt = len(Rollout(Letters(), [Echo()]).scheme.prompt_ids(QUESTION, chat))
     trajectory = walked(tiny_policy, Steps(), ["b"] * 2, max_tokens=prompt + 2)
@@ -605,7 +605,7 @@ class Fragile(Steps):
         return super()._step(call)
 
 
-def test_an_attempt_that_the_world_lost_begins_again_with_the_same_numbers(tiny_policy):
+def test_a_lost_attempt_restarts_with_the_same_seeds(tiny_policy):
     chat = ChatFormat(tiny_policy.tokenizer)
     engine = Slots()
     engine.start(tiny_policy, 200)
@@ -625,7 +625,7 @@ def test_an_attempt_that_the_world_lost_begins_again_with_the_same_numbers(tiny_
         assert second.sample.sampler_logprobs == logprobs
 
 
-def test_an_attempt_that_is_lost_too_often_stops_the_run(tiny_policy):
+def test_an_attempt_that_is_lost_repeatedly_stops_the_run(tiny_policy):
     with pytest.raises(TrajectoryLost, match="the sandbox crashed"):
         walked(tiny_policy, Fragile(3), ["b"] * 4, Four(), max_restarts=2)
     assert walked(tiny_policy, Fragile(3), ["b"] * 4, Four(), max_restarts=3).ended_by == "tool"
@@ -688,7 +688,7 @@ class Booth(Stateful, Echo):
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_no_more_attempts_are_under_way_than_a_toolset_serves(tiny_policy, lockstep):
+def test_no_more_attempts_run_at_once_than_a_toolset_serves(tiny_policy, lockstep):
     booth = Booth()
     scripted(tiny_policy, PlainAgent(), ["b", "a"], [booth], size=7, lockstep=lockstep)
     assert booth.most == 2
@@ -711,7 +711,7 @@ class Doors(Stateful, Tool):
         return [ToolResult(f"{call.name} is used") for call in calls]
 
 
-def test_a_session_brings_tools_of_its_own(tiny_policy):
+def test_a_session_can_bring_its_own_tools(tiny_policy):
     async def play(attempt):
         await attempt.reply(USER)
         calls = [ToolCall(name) for name in ("look", "door_1", "door_2")]
@@ -725,7 +725,7 @@ def test_a_session_brings_tools_of_its_own(tiny_policy):
     assert answers[1].startswith("look is used | no tool 'door_1'; there is look, door_2")
 
 
-def test_a_reply_can_be_cut_and_its_text_is_the_turns(tiny_policy):
+def test_a_cut_reply_has_the_text_of_its_turn(tiny_policy):
     seen = []
 
     async def play(attempt):

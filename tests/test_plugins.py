@@ -18,7 +18,7 @@ import turnrl
 from commands import forget, save
 from rollouts import Brackets, collect
 from runs import column, data, make_module, trainer
-from trajectories import said, trajectory
+from trajectories import sampled_turn, trajectory
 from turnrl import PluginError, assign_credit, record
 from turnrl.cli import main
 from turnrl.plugins import HOOKS, KINDS, load_plugins
@@ -108,7 +108,7 @@ def test_a_plugin_is_loaded_with_its_distribution_and_version(install):
     )
 
 
-def test_plugins_come_in_the_order_of_their_names(install):
+def test_plugins_are_sorted_by_name(install):
     install("zzz", GOOD)
     install("aaa", GOOD.replace("Nothing", "Other"))
     names = list(loaded())
@@ -161,7 +161,7 @@ def test_commands_are_kept_as_functions(install):
         ),
     ],
 )
-def test_a_broken_plugin_is_named_with_the_cause_and_the_way_round(install, source, message):
+def test_a_broken_plugin_is_named_with_the_cause_and_a_workaround(install, source, message):
     install("broken", source)
     with pytest.raises(PluginError, match=message) as caught:
         turnrl.installed("turnrl_tools")
@@ -250,9 +250,7 @@ def turnrl_engines():
 
 
 @pytest.mark.slow
-def test_an_estimator_and_an_engine_of_a_third_party_are_listed_and_used_by_their_short_names(
-    install, recipe, capsys
-):
+def test_third_party_estimators_and_engines_have_short_names(install, recipe, capsys):
     install("others", OTHERS)
     assert main(["plugins"]) == 0
     listing = capsys.readouterr().out
@@ -285,7 +283,7 @@ def test_an_estimator_and_an_engine_of_a_third_party_are_listed_and_used_by_thei
     assert "unknown key 'model.engine.row'. Did you mean rows?" in capsys.readouterr().err
 
 
-def test_a_callback_of_a_plugin_belongs_to_every_run_and_none_comes_twice(
+def test_a_plugins_callback_joins_every_run_and_none_is_duplicated(
     install, tiny_model, tmp_path, capsys
 ):
     (example,) = [block for block in documented("python") if "def turnrl_callbacks" in block]
@@ -313,7 +311,7 @@ def turnrl_callbacks():
 """
 
 
-def test_a_function_of_the_trainer_may_return_no_callback(install, tiny_model, tmp_path):
+def test_a_plugins_callback_hook_may_return_no_callback(install, tiny_model, tmp_path):
     install("choosy", CALLBACKS.replace("MADE", "None if trainer.max_epochs == 1 else 1 / 0"))
     run = trainer(tmp_path, 1, limit_val_batches=0)
     run.fit(make_module(tiny_model), data())
@@ -390,7 +388,7 @@ def test_the_examples_in_the_docs_run(examples):
     examples["test_the_engine_keeps_to_its_contract"]()
 
 
-def test_the_rehearsal_of_the_docs_answers_in_place_of_the_tool(examples, tiny_model):
+def test_the_rehearsal_in_the_docs_replaces_the_tool(examples, tiny_model):
     module = make_module(tiny_model)
     module.rollout = replace(module.rollout, tools=[examples["Mail"]()])
     start = turnrl.Start(torch.device("cpu"), module, data())
@@ -399,7 +397,7 @@ def test_the_rehearsal_of_the_docs_answers_in_place_of_the_tool(examples, tiny_m
     assert "learning" in findings
 
 
-def test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own(examples, recipe, capsys):
+def test_the_command_in_the_docs_takes_a_recipe_and_its_own_options(examples, recipe, capsys):
     parser = argparse.ArgumentParser()
     commands = parser.add_subparsers()
     for add in examples["turnrl_commands"]():
@@ -416,7 +414,7 @@ def test_the_command_of_the_docs_takes_a_recipe_and_options_of_its_own(examples,
 
 
 @pytest.mark.slow
-def test_a_command_takes_a_run_for_its_recipe_and_may_change_its_settings(trained, capsys):
+def test_a_command_can_take_a_run_as_its_recipe_and_change_settings(trained, capsys):
     def prepare(inputs):
         if inputs.agent is None:
             return inputs
@@ -449,7 +447,7 @@ def test_a_command_takes_a_run_for_its_recipe_and_may_change_its_settings(traine
         assert printed(words[-1]) == line
 
 
-def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examples, chat):
+def test_the_stateful_tool_in_the_docs_keeps_a_session_per_trajectory(examples, chat):
     tool = examples["Notes"]()
 
     def says(number, turn):
@@ -459,12 +457,12 @@ def test_the_stateful_tool_of_the_docs_keeps_a_session_for_each_trajectory(examp
         return (f"[note {first}]", f"[note {second}]", "=done")[turn]
 
     questions = [turnrl.Question(q, "What?", ("x",)) for q in "ab"]
-    groups, _ = collect(turnrl.Rollout(Brackets(), [tool]), chat, says, questions, 2)
+    groups = collect(turnrl.Rollout(Brackets(), [tool]), chat, says, questions, 2)
     shown = [[r.content for r in t.results] for group in groups for t in group]
     assert shown == [[f"1. I am {n}.", f"1. I am {n}.\n2. I have been here."] for n in range(4)]
 
 
-def test_the_toolset_of_the_docs_shares_a_session_and_hands_figures_to_a_reward(examples, chat):
+def test_the_toolset_in_the_docs_shares_a_session_and_hands_figures_to_a_reward(examples, chat):
     walks = [  # two steps and one more; there and back; nowhere
         ('[go {"rooms": 2}];[look {}]', '[go {"rooms": 1}]', "=done"),
         ('[go {"rooms": 3}];[go {"rooms": -3}]', '[go {"rooms": 3}]', "=done"),
@@ -473,7 +471,7 @@ def test_the_toolset_of_the_docs_shares_a_session_and_hands_figures_to_a_reward(
     rollout = turnrl.Rollout(Brackets(), [examples["Corridor"]()])
     question = turnrl.Question("q", "Walk.", ("x",), {"goal": 3})
     says = lambda number, turn: walks[number][turn]  # noqa: E731
-    (group,), _ = collect(rollout, chat, says, [question], 3)
+    (group,) = collect(rollout, chat, says, [question], 3)
     assert [r.content for r in group[0].results] == [
         f"You stand in room {room}." for room in (2, 2, 3)
     ]
@@ -489,9 +487,9 @@ def test_the_toolset_of_the_docs_shares_a_session_and_hands_figures_to_a_reward(
     assert torch.allclose(scored.outcome, torch.tensor([0.97, 0.91, 0.0]))
 
 
-def test_the_estimator_of_the_docs_gives_credit_where_it_says(examples):
+def test_the_estimator_in_the_docs_assigns_credit_as_described(examples):
     question = turnrl.Question("q", "What?", ("x",))
-    turn = said("", (5,), (-1.0,))
+    turn = sampled_turn("", (5,), (-1.0,))
     group = turnrl.Group(
         question,
         tuple(trajectory(question, (1,), (turn,) * n, "turns") for n in (2, 1)),
@@ -505,14 +503,14 @@ def test_the_estimator_of_the_docs_gives_credit_where_it_says(examples):
     assert torch.allclose(credit.turns, torch.tensor([[0.85, 0.0], [-0.85, 0.0]]))
 
 
-def test_the_answer_rule_of_the_docs_compares_years(examples):
+def test_the_answer_rule_in_the_docs_compares_years(examples):
     question = turnrl.Question("q", "When?", "4 May 1999", rule=examples["Year"]())
     answers = ("1999-05-04", "in 1999", "in 1998", "then")
     assert [turnrl.exact_match(a, question) for a in answers] == [True, True, False, False]
     assert turnrl.says_nothing("", question)
 
 
-def test_the_engine_of_the_docs_samples_several_turns_at_once_as_it_does_each_alone(
+def test_the_engine_in_the_docs_samples_concurrent_turns_as_it_samples_each_alone(
     examples, tiny_policy
 ):
     engine, samplings = examples["ExampleEngine"](), [turnrl.Sampling(n, seed=n) for n in (3, 9, 5)]

@@ -24,7 +24,7 @@ import recorded
 import turnrl
 from commands import save
 from runs import data, last, make_module, trainer
-from trajectories import ids_of, said, trajectory
+from trajectories import ids_of, sampled_turn, trajectory
 from turnrl import (
     AdvantageEstimator,
     DataError,
@@ -254,7 +254,7 @@ def group_of(size):
 
 
 def attempt(*results):
-    turn = said("t", (1,), (-0.5,), Reading((ToolCall("echo"),), "x"), results)
+    turn = sampled_turn("t", (1,), (-0.5,), Reading((ToolCall("echo"),), "x"), results)
     return trajectory(Question("q", "?", ("x",)), (1,), (turn,), "answer")
 
 
@@ -356,8 +356,8 @@ def test_without_tokens_a_record_costs_no_forward_pass(tiny_model, tmp_path, mon
 def test_reward_components_are_kept_by_turn_and_shown_in_transcripts(tmp_path):
     from worlds import Answered, Called
 
-    searched = said("look", (1,), (-0.5,), Reading((ToolCall("echo"),)), (ToolResult("4"),))
-    answered = said("a", (2,), (-0.5,), Reading(answer="a"))
+    searched = sampled_turn("look", (1,), (-0.5,), Reading((ToolCall("echo"),)), (ToolResult("4"),))
+    answered = sampled_turn("a", (2,), (-0.5,), Reading(answer="a"))
     whole = trajectory(Question("q", "Long?", ("a",)), (1,), (searched, answered), "answer")
     group = score_group([whole], [Answered(), Called()], 3)
     (row,) = record.read(written(recording.rows([group], [None], "val", 0, 0), tmp_path))
@@ -571,7 +571,7 @@ def test_a_file_is_replaced_only_when_the_new_one_is_complete(tmp_path, monkeypa
 def test_a_lone_surrogate_does_not_stop_the_run(tmp_path):
     # "\\ud800" is legal JSON, so a segmenter that reads JSON can find it in a call or an answer
     odd = Reading((ToolCall("\ud800", error="\ud800"),), "\ud800", "\ud800")
-    turn = said("text", (1,), (-0.5,), odd, (ToolResult("x"),))
+    turn = sampled_turn("text", (1,), (-0.5,), odd, (ToolResult("x"),))
     odd_one = trajectory(Question("\ud800", "\ud800", ("\ud800",)), (1,), (turn,), "turns")
     group = score_group([odd_one], [], 1)
     (row,) = record.read(written(recording.rows([group], [None], "train", 0, 0), tmp_path))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import turnrl.policy.model
 from runs import column, data, make_module, trainer
-from trajectories import again, ids_of, observed, retold, said, trajectory
+from trajectories import again, ids_of, observed, sampled_turn, trajectory, with_turns
 from turnrl import (
     Lora,
     Policy,
@@ -62,7 +62,7 @@ UNREADABLE = ToolCall("", error="bad JSON")
 
 
 def turn(*calls, results=(), answer=None) -> Turn:
-    return said("text", (7, 8), (-0.5, -0.25), Reading(calls, answer), results, (5,))
+    return sampled_turn("text", (7, 8), (-0.5, -0.25), Reading(calls, answer), results, (5,))
 
 
 def attempt(*turns, of=PARIS) -> Trajectory:
@@ -88,7 +88,7 @@ def test_each_search_costs_more_than_the_one_before_it():
     assert sum(earned(SearchCost(), three)) == pytest.approx(-0.6)
 
 
-def test_calls_that_failed_were_unreadable_or_never_ran_cost_the_same():
+def test_failed_unreadable_and_unrun_calls_cost_as_much_as_others():
     failed = turn(call("a"), results=[ToolResult("no such tool", ok=False)])
     attempts = attempt(failed, turn(UNREADABLE, call("b")), turn(), turn(call("c")))
     # 1 call so far, then 1 + 2, then none in this turn, then 4
@@ -312,11 +312,11 @@ def test_information_gain_is_the_change_in_the_answers_log_probability(
     assert len(gains) > 5
 
 
-def test_a_turn_without_a_result_gains_nothing_and_is_read_with_the_next(tiny_policy, played):
+def test_a_turn_without_a_result_gains_nothing_by_itself(tiny_policy, played):
     long = next(t for t in played if len(t.turns) == 4)
     failed = (ToolResult("no", ok=False),)
     turns = (again(long, 0, results=failed, observed=(5, 6)), again(long, 1), again(long, 3))
-    shortened = retold(long, turns)
+    shortened = with_turns(long, turns)
     reward = InformationGain()
     reward.prepare([shortened], tiny_policy)
     rewards = earned(reward, shortened)
@@ -327,7 +327,7 @@ def test_a_turn_without_a_result_gains_nothing_and_is_read_with_the_next(tiny_po
     assert gain != 0
 
 
-def test_information_can_be_measured_per_token_or_as_a_probability(tiny_policy, played):
+def test_information_gain_can_be_per_token_or_a_probability(tiny_policy, played):
     first = played[0]  # whose answer has several tokens
     tokens = len(tiny_policy.tokenizer("12 letters")["input_ids"])
     assert tokens > 1
@@ -343,7 +343,7 @@ def test_information_can_be_measured_per_token_or_as_a_probability(tiny_policy, 
         assert score.score(first, 1) == pytest.approx(value, rel=1e-3), measure
 
 
-def test_an_answer_is_tokenised_as_the_policy_would_write_it(tiny_policy, played):
+def test_an_answer_is_tokenized_as_the_policy_would_write_it(tiny_policy, played):
     asked = replace(played[0], question=Question("q", "?", ("Paris",)))
     # " Paris" is a token of its own, which neither " " nor "Paris" begins
     assert len(tiny_policy.tokenizer(" Paris")["input_ids"]) == 1
@@ -354,7 +354,7 @@ def test_an_answer_is_tokenised_as_the_policy_would_write_it(tiny_policy, played
         assert score.score(asked, 1) == pytest.approx(wanted, abs=1e-3)
 
 
-def test_information_can_be_measured_with_the_reference(adapted, tiny_policy, played):
+def test_information_gain_can_use_the_reference_policy(adapted, tiny_policy, played):
     now, before = AnswerLikelihood(), AnswerLikelihood(reference=True)
     for score in (now, before):
         score.prepare(played, adapted)
@@ -432,7 +432,7 @@ def test_a_negative_cost_is_refused(make):
         make()
 
 
-def test_a_field_of_passages_that_no_question_has_is_a_mistake(played):
+def test_a_passages_field_that_no_question_has_is_refused(played):
     question = replace(played[0].question, metadata={"place": "Utrecht"})
     known = [replace(played[0], question=question)]
     with pytest.raises(RecipeError, match=r"SupportSeen\.field is 'pages', and no question has"):
@@ -444,7 +444,7 @@ def test_a_field_of_passages_that_no_question_has_is_a_mistake(played):
     assert score_group(known, [Progress(support)]).turn_rewards.abs().sum() == 0
 
 
-def test_a_branch_pays_no_penalty_for_the_turns_that_it_shares(adapted, played):
+def test_a_branch_pays_no_penalty_for_shared_turns(adapted, played):
     long = next(t for t in played if len(t.turns) > 1)
     branch = replace(long, begins=1)
     reward = KLPenalty(1.0)
@@ -491,8 +491,8 @@ def test_a_reward_that_asks_the_policy_keeps_to_the_contract(reward, adapted):
 def test_garbage_that_names_the_answer_gains_nothing_from_its_error_message(tiny_policy, played):
     garbled = Reading(format_error="no call or answer")
     ids = tiny_policy.tokenizer("12 letters 12 letters")["input_ids"]
-    rambling = said("12 letters", ids, (-1.0,) * len(ids), garbled, (), (5, 6, 7))
-    garbage = retold(played[0], (rambling,) * 3)
+    rambling = sampled_turn("12 letters", ids, (-1.0,) * len(ids), garbled, (), (5, 6, 7))
+    garbage = with_turns(played[0], (rambling,) * 3)
     group = score_group([garbage], [InformationGain()], policy=tiny_policy)
     assert group.turn_rewards.tolist() == [[0, 0, 0]]
 
@@ -508,7 +508,7 @@ def test_importing_the_plugin_loads_neither_torch_nor_an_http_client():
 
 
 @pytest.mark.slow
-def test_a_policy_trains_on_all_of_them(tiny_model, tmp_path):
+def test_a_policy_trains_on_all_turn_rewards_together(tiny_model, tmp_path):
     module = make_module(tiny_model, policy={"lora": Lora(r=4)})
     module.rewards = [
         *(SearchCost(), Repetition(), FirstHit(), Progress(SupportSeen()), F1()),
@@ -527,7 +527,9 @@ def test_a_policy_trains_on_all_of_them(tiny_model, tmp_path):
     assert column(tmp_path, "val/reward/turn/information_gain")
 
 
-def test_rewards_that_ask_the_policy_keep_to_the_recipes_budget(tiny_model, tmp_path, monkeypatch):
+def test_rewards_that_ask_the_policy_stay_within_minibatch_tokens(
+    tiny_model, tmp_path, monkeypatch
+):
     module, asked, budgets = (
         make_module(tiny_model, {"lora": Lora(r=4), "minibatch_tokens": 150}),
         [],

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import turnrl
-from trajectories import ids_of, said, trajectory
+from trajectories import ids_of, sampled_turn, trajectory
 from turnrl import (
     DataError,
     Question,
@@ -25,15 +25,17 @@ from turnrl import (
 QUESTION = Question("q", "Who?", ("Ada",))
 ids = st.lists(st.integers(0, 99), max_size=4).map(tuple)
 turns = st.tuples(ids, ids, st.integers(0, 9)).map(
-    lambda parts: said(
+    lambda parts: sampled_turn(
         "", parts[0], [-float(i) for i in parts[0]], observed=parts[1], version=parts[2]
     )
 )
 
 
 def test_tokens_keep_the_order_in_which_they_were_read_and_sampled():
-    first = said("a", (3, 4), (-0.3, -0.4), Reading(), (ToolResult("x"),), (5, 6), version=2)
-    second = said("b", (7,), (-0.7,), Reading(answer="Ada"), version=3)
+    first = sampled_turn(
+        "a", (3, 4), (-0.3, -0.4), Reading(), (ToolResult("x"),), (5, 6), version=2
+    )
+    second = sampled_turn("b", (7,), (-0.7,), Reading(answer="Ada"), version=3)
     whole = trajectory(QUESTION, (1, 2), (first, second), "answer")
     assert whole.samples == (whole.sample,)
     assert whole.sample.token_ids == (1, 2, 3, 4, 5, 6, 7)

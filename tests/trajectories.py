@@ -6,7 +6,7 @@ from turnrl import Reading, Sample, Trajectory, Turn
 
 
 @dataclass(frozen=True, kw_only=True)
-class Said(Turn):
+class SampledTurn(Turn):
     """A turn with the tokens that it adds to a sample."""
 
     ids: tuple[int, ...] = ()
@@ -15,9 +15,9 @@ class Said(Turn):
     version: int = 0
 
 
-def said(text, ids, logprobs, reading=None, results=(), observed=(), cut=False, version=0):
+def sampled_turn(text, ids, logprobs, reading=None, results=(), observed=(), cut=False, version=0):
     """A turn that sampled the tokens `ids`, after which the policy read `observed`."""
-    return Said(
+    return SampledTurn(
         text=text,
         reading=reading or Reading(),
         results=tuple(results),
@@ -37,7 +37,7 @@ def trajectory(question, prompt, turns, ended_by, begins=0, **more):
     return Trajectory(question, tuple(turns), ended_by, (sample,), begins, **more)
 
 
-def retold(whole, turns, ended_by="turns", question=None):
+def with_turns(whole, turns, ended_by="turns", question=None):
     """Another trajectory with the same prompt and other turns."""
     return trajectory(question or whole.question, whole.samples[0].prompt_ids, turns, ended_by)
 
@@ -59,7 +59,9 @@ def again(whole, k, **other):
         p for p, n in zip(sample.sampler_logprobs, sample.turn_index, strict=True) if n == k
     )
     as_before = {"reading": turn.reading, "results": turn.results, "observed": observed(whole, k)}
-    return said(turn.text, ids_of(whole, k), logprobs, **(as_before | {"cut": turn.cut} | other))
+    return sampled_turn(
+        turn.text, ids_of(whole, k), logprobs, **(as_before | {"cut": turn.cut} | other)
+    )
 
 
 def observed(whole, k):
