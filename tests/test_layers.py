@@ -119,6 +119,13 @@ def test_the_design_names_every_plugin_that_takes_names_of_another():
     assert told == short
 
 
+def test_the_walk_of_a_question_names_what_is_there():
+    (block,) = re.findall(r"<!-- walk -->\n```\n(.*?)^```$", DESIGN, re.DOTALL | re.MULTILINE)
+    for file, name, *_ in map(str.split, block.splitlines()):
+        tree = ast.parse((CORE / file).read_text(encoding="utf-8"))
+        assert name in {getattr(node, "name", None) for node in ast.walk(tree)}, f"{file}: {name}"
+
+
 def test_the_design_lists_every_plugin():
     listed = re.findall(r"^(turnrl-[\w-]+)  +\S", DESIGN, re.MULTILINE)
     assert listed == [folder.name for folder in FOLDERS]
