@@ -35,7 +35,7 @@ from turnrl import (
 )
 from turnrl.checkpoints import Position
 from turnrl.cli import main
-from turnrl.run.alarms.health import idle
+from turnrl.run.alarms.health import warning_if_nothing_learned
 from turnrl.run.alarms.rules import FIGURES
 from turnrl.run.metrics import MetricLog
 from turnrl.run.runs import open_runs
@@ -568,7 +568,7 @@ IDLE = {
 )
 def test_the_likely_cause_and_the_first_thing_to_change_are_named(figures, advice):
     rollout = Rollout(Letters(), [Echo()], max_turn_tokens=6, max_tokens=128)
-    warning = idle(1, IDLE | figures, rollout)
+    warning = warning_if_nothing_learned(1, IDLE | figures, rollout)
     assert advice in warning
     assert bool(warning) == bool(advice)
 
@@ -580,13 +580,14 @@ def test_the_player_and_its_most_frequent_error_are_named():
     turns.append(Turn("", results=(ToolResult("a page"),)))
     tried = [Trajectory(question, (turn,), "turns") for turn in turns]
     rollout = Rollout(player=PlainAgent(), tools=[Echo()])
-    warning = idle(1, IDLE | {"train/format": 0.0}, rollout, tried)
+    warning = warning_if_nothing_learned(1, IDLE | {"train/format": 0.0}, rollout, tried)
     assert "make the instructions of the player PlainAgent plainer" in warning
     assert warning.endswith(
         " 3 of 4 tool calls failed, 2 of them with the error \"no tool 'serch'; there is search\"."
     )
     mostly_fine = tried[2:]  # one of two
-    assert idle(1, IDLE, rollout, mostly_fine) == idle(1, IDLE, rollout)
+    warning = warning_if_nothing_learned(1, IDLE, rollout, mostly_fine)
+    assert warning == warning_if_nothing_learned(1, IDLE, rollout)
 
 
 class Typo(PlainAgent):

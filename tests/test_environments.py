@@ -53,7 +53,7 @@ from turnrl_environments import (
     StepCost,
 )
 from turnrl_environments.classes import Stay
-from turnrl_environments.watch import Endings, escapes
+from turnrl_environments.watch import Endings, warning_if_none_ended
 from turnrl_estimators import Branched
 from turnrl_segmenters import Action
 from turnrl_slots import Slots
@@ -457,9 +457,9 @@ def test_an_iteration_without_an_ending_of_the_environment_is_warned_of(chat):
     goal = play_one(chat, lake(), GOAL)
     long = play_one(chat, lake(), ["down " * 30], max_turn_tokens=10)
     late = play_one(chat, lake(), ["down", "fly"], turns=2)
-    assert escapes([goal, long], 1, 8) == ""
-    assert escapes([], 1, 8) == ""
-    assert escapes([late, late, long], 3, 2).startswith(
+    assert warning_if_none_ended([goal, long], 1, 8) == ""
+    assert warning_if_none_ended([], 1, 8) == ""
+    assert warning_if_none_ended([late, late, long], 3, 2).startswith(
         "no attempt of iteration 3 was ended by its environment: of 3, 2 used all 2 turns, 1 ran "
         "out of tokens; 3 of 5 turns took no step. Read transcripts/"
     )
@@ -631,7 +631,9 @@ def test_an_attempt_that_is_truncated_is_unfinished(chat):
     reward = EnvironmentReward(last_step=False)
     assert [reward.score(trajectory, k) for k in (0, 1)] == pytest.approx([-0.1, -1.1])
     assert EnvironmentOutcome(of="last_step").score(trajectory) == 0
-    assert "of 1, 1 ran out of time; 0 of 2 turns took no step" in escapes([trajectory], 1, 8)
+    assert "of 1, 1 ran out of time; 0 of 2 turns took no step" in warning_if_none_ended(
+        [trajectory], 1, 8
+    )
 
 
 def test_a_class_that_is_no_environment_is_refused_with_the_next_step(chat):
@@ -1040,7 +1042,7 @@ def test_a_call_of_another_tool_is_no_step(chat):
     reward = EnvironmentReward(idle=0.5)
     paid = [reward.score(trajectory, k) for k in range(3)]
     assert paid == pytest.approx([-0.1, -0.5, -1.1])
-    assert "1 of 3 turns took no step" in escapes([trajectory], 1, 3)
+    assert "1 of 3 turns took no step" in warning_if_none_ended([trajectory], 1, 3)
 
 
 # ------------------------------------------------------------------------- random numbers

@@ -297,7 +297,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_attempt():
         for n, attempts in enumerate(right)
         for i, value in enumerate(attempts)
     ]
-    passes = record.passes(rows)
+    passes = record.pass_at_k(rows)
     assert [*passes] == ["mean@6", "pass@2", "pass@4", "pass@6"]
     for k in (2, 4, 6):
         shares = []
@@ -306,7 +306,7 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_attempt():
             shares.append(sum(any(subset) for subset in subsets) / len(subsets))
         assert passes[f"pass@{k}"].mean == pytest.approx(sum(shares) / 4)
     assert passes["mean@6"].mean == pytest.approx(sum(map(sum, right)) / 24)
-    assert record.passes([]) == {}
+    assert record.pass_at_k([]) == {}
 
 
 def test_f1_is_squads():

@@ -27,7 +27,7 @@ from turnrl import (
     Trajectory,
     Turn,
 )
-from turnrl.learning import LearningPlan, OldLogprobs, TokenColumns, Updates
+from turnrl.learning import LearningSettings, OldLogprobs, TokenColumns, iteration_steps
 from turnrl.policy.layout import forward_passes, lay_out
 from turnrl_slots import Slots
 
@@ -130,20 +130,23 @@ def within(budget, share):
     return lambda rows, owners: forward_passes(rows, budget, share, owners=owners)
 
 
-def updates_of(trajectories, advantages, logprobs_now=None, **options):
-    """The plan of an iteration of padded minibatches, with any log-probabilities."""
+def steps_of(
+    trajectories,
+    advantages,
+    logprobs_now=None,
+    mean_over_processes=lambda total: total,
+    shuffle=None,
+    **options,
+):
+    """The steps of an iteration of padded minibatches, with any log-probabilities."""
     read = logprobs_now or (lambda attempts: [torch.zeros(len(t.sampled_turns)) for t in attempts])
     columns = TokenColumns(trajectories, advantages)
     objective = options.pop("objective", ClippedSurrogate())
     divided = options.pop("forward_passes", within(10_000, share=False))
-    plan = LearningPlan(**options)
-    return Updates(columns, OldLogprobs(columns, read, plan), objective, plan, divided)
-
-
-def planned(*columns, mean_over_processes=lambda total: total, shuffle=None, **options):
-    """The steps of such a plan."""
+    settings = LearningSettings(**options)
+    old = OldLogprobs(columns, read, settings)
     shuffle = shuffle or torch.Generator().manual_seed(3)
-    return updates_of(*columns, **options).steps(shuffle, mean_over_processes)
+    return iteration_steps(columns, old, objective, settings, divided, shuffle, mean_over_processes)
 
 
 @pytest.mark.parametrize("aggregation", ["token", "trajectory", "constant"])
@@ -163,7 +166,7 @@ def test_processes_weigh_their_tokens_by_the_whole_step(aggregation):
     def steps(rank):
         own = [[column[i] for i in members[rank]] for column in (trajectories, advantages)]
         return list(
-            planned(
+            steps_of(
                 *own,
                 objective=ClippedSurrogate(aggregation=aggregation, constant_tokens=100),
                 steps_per_pass=2,
@@ -192,8 +195,8 @@ def test_log_probabilities_of_the_first_step_are_not_read_ahead():
         asked.extend(map(number_of, attempts))
         return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in attempts]
 
-    two = updates_of(trajectories, advantages, logprobs_now, passes=2, steps_per_pass=2)
-    for number, step in enumerate(two.steps(torch.Generator().manual_seed(3), lambda total: total)):
+    steps = steps_of(trajectories, advantages, logprobs_now, passes=2, steps_per_pass=2)
+    for number, step in enumerate(steps):
         if number == 0:
             first = learned_from(step)
             assert sorted(asked) == sorted({*range(9)} - {*first})
@@ -230,11 +233,10 @@ def test_passes_dropout_and_the_cap_decide_what_is_read_ahead(
         asked.extend(map(number_of, attempts))
         return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in attempts]
 
-    iteration = updates_of(trajectories, advantages, logprobs_now, passes=passes, **facts)
-    steps = iteration.steps(torch.Generator().manual_seed(3), lambda total: total)
+    steps = steps_of(trajectories, advantages, logprobs_now, passes=passes, **facts)
     (batch,) = next(steps)
     assert sorted(asked) == list(range(read_ahead))
-    assert LearningPlan(passes, **facts).reads_ahead == (read_ahead > 0)
+    assert LearningSettings(passes, **facts).reads_beforehand == (read_ahead > 0)
     assert batch.old_logprobs is None  # its own pass gives the ratio's
     in_batch = {"has them": batch.exact_logprobs is not None, "keeps them": batch.keep is not None}
     assert [name for name, is_so in in_batch.items() if is_so] == [first_step] * (
@@ -255,7 +257,7 @@ def learned_from(step):
 @pytest.mark.parametrize("aggregation", ["token", "trajectory", "constant"])
 @pytest.mark.parametrize("budget", [1, 25, 10_000])
 @pytest.mark.parametrize("share", [True, False])
-def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
+def test_a_step_gives_each_trajectory_its_own_tokens_weights_and_advantages(
     aggregation, budget, share
 ):
     trajectories, advantages, by_token = made_up_iteration()
@@ -268,7 +270,7 @@ def test_a_plan_gives_each_trajectory_its_own_tokens_weights_and_advantages(
         return [old[i] for i in names]
 
     steps = list(
-        planned(
+        steps_of(
             trajectories,
             by_token,
             logprobs_now,
@@ -340,13 +342,13 @@ def test_trajectories_of_one_prompt_share_a_learning_step():
     orders = set()
     for seed in range(20):
         shuffle = torch.Generator().manual_seed(seed)
-        steps = list(planned(alike, advantages, steps_per_pass=3, shuffle=shuffle))
+        steps = list(steps_of(alike, advantages, steps_per_pass=3, shuffle=shuffle))
         groups_of_steps = [{i % 3 for i in learned_from(step)} for step in steps]
         assert sorted(map(len, groups_of_steps)) == [1, 1, 1]
         orders.add(tuple(tuple(names) for names in groups_of_steps))
     assert len(orders) > 3
     # steps are of equal size all the same
-    sizes = [len(learned_from(step)) for step in planned(alike, advantages, steps_per_pass=2)]
+    sizes = [len(learned_from(step)) for step in steps_of(alike, advantages, steps_per_pass=2)]
     assert sizes == [5, 4]
 
 
@@ -360,7 +362,7 @@ def test_only_trajectories_of_later_steps_are_read_before_the_first_step():
 
     for steps in (1, 3):
         learned = []
-        for step in planned(trajectories, advantages, logprobs_now, steps_per_pass=steps):
+        for step in steps_of(trajectories, advantages, logprobs_now, steps_per_pass=steps):
             events.append("step")
             learned.append(learned_from(step))
         later = sorted(i for names in learned[1:] for i in names)
@@ -384,11 +386,11 @@ def test_sampler_log_probabilities_are_reused_only_if_they_equal_the_learners():
                 -len(attempts) :
             ]
 
-        _, step = planned(trajectories, advantages, logprobs_now, passes=2, dropout=True)
+        _, step = steps_of(trajectories, advantages, logprobs_now, passes=2, dropout=True)
         if apart == 0.0:
             asked.clear()
             twice = {"passes": 2, "dropout": True, "sampler_differs": True}
-            list(planned(trajectories, advantages, logprobs_now, **twice))
+            list(steps_of(trajectories, advantages, logprobs_now, **twice))
             assert len(asked) == 20
             asked = asked[:read]
         assert len(asked) == read

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import turnrl.policy.scores
+import turnrl.policy.head
 from nursery import python
 from runs import adamw, column, data, last, make_module, trainer
 from turnrl import MTGRPO, ChatFormat, CheckpointError, Lora, Policy, RecipeError
@@ -43,7 +43,7 @@ def naive_logprobs(network, temperature):
 def test_log_probabilities_and_their_gradient_equal_the_naive_ones(
     tiny_model, temperature, per_chunk, share, monkeypatch
 ):
-    monkeypatch.setattr(turnrl.policy.scores, "LOGITS", per_chunk)  # 1024: two tokens a chunk
+    monkeypatch.setattr(turnrl.policy.head, "LOGITS", per_chunk)  # 1024: two tokens a chunk
     policy = Policy(str(tiny_model))
     network = policy.load()
     expected, entropies = naive_logprobs(network, temperature)

@@ -238,15 +238,15 @@ def test_processes_keep_the_first_groups_that_fit_and_at_least_one():
             own = [group] * rng.randint(1, 6)
             numbers = range(rank, ranks * len(own), ranks)
             wanted = sum(number < fits for number in numbers)
-            assert recording.kept(own, most, rank, ranks) == wanted
+            assert recording.count_kept(own, most, rank, ranks) == wanted
         # groups of any size in one process: as many as fit, or the first
         own = rng.choices(groups, k=6)
         sizes = [len(group.trajectories) for group in own]
-        count = recording.kept(own, most)
+        count = recording.count_kept(own, most)
         assert count >= bool(most)
         assert count <= 1 or sum(sizes[:count]) <= most
         assert count == 6 or sum(sizes[: count + 1]) > most
-        assert recording.kept(own, None) == 6
+        assert recording.count_kept(own, None) == 6
 
 
 def group_of(size):

@@ -37,7 +37,7 @@ from turnrl import (
     ToolCall,
     ToolError,
     ToolResult,
-    neutralise,
+    neutralize,
 )
 from turnrl.agent.batches import MAX_RESULT_CHARACTERS
 from turnrl.scoring import curves, score_group
@@ -435,7 +435,7 @@ def test_cutting_a_result_never_creates_a_tag(chat):
         assert "<|im_end|>" not in safe
         assert chat.count(safe) <= budget
         if chat.count(text) < budget / 3:
-            assert safe == neutralise(text, tags, chat.control_tokens)
+            assert safe == neutralize(text, tags, chat.control_tokens)
 
 
 def test_a_result_is_shortened_when_making_it_inert_adds_tokens(chat, monkeypatch):

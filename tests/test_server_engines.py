@@ -1,5 +1,5 @@
-"""Engines behind servers, against stand-ins for the servers: what holds for vLLM and SGLang, and, with
-vLLM as the example, how outages are survived."""
+"""Engines behind servers, against stand-ins for the servers: what holds for vLLM and SGLang, and,
+with vLLM as the example, how outages are survived."""
 
 from __future__ import annotations
 

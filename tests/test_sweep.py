@@ -735,7 +735,7 @@ def test_attempts_are_merged_into_one_run_and_later_attempts_win(tmp_path, monke
     Path("run/version_1/metrics.csv.new").write_text("half of it")
     attempt(2, [])
     attempt(10, [(4, 0.8)], best="tenth")
-    run = folders.settle(Path("run"))
+    run = folders.join_attempts(Path("run"))
     assert [path.name for path in Path("run").iterdir()] == ["version_0"]
     (read,) = open_runs([run])
     assert [row["step"] for row in read.metrics] == [0, 1, 2, 3, 4]
@@ -745,7 +745,7 @@ def test_attempts_are_merged_into_one_run_and_later_attempts_win(tmp_path, monke
     assert (run / "b.txt").read_text() == "second"
     assert (run / "checkpoints" / "best.ckpt").read_text() == "first"
     assert not (run / "metrics.csv.new").exists()
-    assert folders.settle(Path("run")) == run
+    assert folders.join_attempts(Path("run")) == run
 
 
 def test_the_better_checkpoint_by_the_recipes_monitor_is_kept(tmp_path, monkeypatch):
@@ -754,7 +754,7 @@ def test_the_better_checkpoint_by_the_recipes_monitor_is_kept(tmp_path, monkeypa
     least = {"class_path": "turnrl.BestCheckpoint", "init_args": own}
     attempt(0, [(0, 0.1)], best="first", callbacks=[least])
     attempt(1, [(1, 0.05)], best="second", callbacks=[least])
-    run = folders.settle(Path("run"))
+    run = folders.join_attempts(Path("run"))
     assert (run / "checkpoints" / "best.ckpt").read_text() == "second"
 
 

@@ -17,7 +17,7 @@ from turnrl import (
     exact_match,
     fitted,
     in_short,
-    neutralise,
+    neutralize,
     normalize_answer,
     record,
     visible,
@@ -102,17 +102,17 @@ def test_an_exact_match_is_contained(text, answer):
     ],
 )
 def test_active_markup_is_made_inert_and_the_rest_stays(text, inert):
-    assert neutralise(text, TAGS, CONTROL) == inert
+    assert neutralize(text, TAGS, CONTROL) == inert
 
 
 def test_without_tags_and_tokens_a_text_does_not_change():
-    assert neutralise("<answer><|im_end|>", [], []) == "<answer><|im_end|>"
+    assert neutralize("<answer><|im_end|>", [], []) == "<answer><|im_end|>"
 
 
 def test_a_long_run_of_spaces_takes_no_time():
     text = "<" + " " * 1_000_000
     started = time.perf_counter()
-    assert neutralise(text, TAGS, CONTROL) == text
+    assert neutralize(text, TAGS, CONTROL) == text
     assert time.perf_counter() - started < 1
 
 
@@ -123,13 +123,13 @@ pieces = st.sampled_from(
 
 @given(st.lists(pieces, max_size=14).map("".join))
 def test_no_tag_and_no_control_token_survives(text):
-    inert = neutralise(text, TAGS, CONTROL)
+    inert = neutralize(text, TAGS, CONTROL)
     assert not any(token in inert for token in CONTROL)
     assert not re.search(r"<\s*/?\s*(tool|result|answer)\s*>", inert, re.IGNORECASE)
     # nor is one made by what the segmenter writes around it
     wrapped = f"<result>{inert}</result>"
     assert re.findall(r"</?(?:tool|result|answer)>", wrapped) == ["<result>", "</result>"]
-    assert neutralise(inert, TAGS, CONTROL) == inert
+    assert neutralize(inert, TAGS, CONTROL) == inert
 
 
 # ------------------------------------------------------------- what people can see of a text

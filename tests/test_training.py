@@ -194,13 +194,13 @@ def test_peak_memory_excludes_the_parent_process():
 def test_training_time_includes_the_reading_before_the_first_step(
     tiny_model, tmp_path, monkeypatch
 ):
-    read = OldLogprobs.look_ahead
+    read = OldLogprobs.read_beforehand
 
     def slowly(self, steps):
         time.sleep(0.5)
         read(self, steps)
 
-    monkeypatch.setattr(OldLogprobs, "look_ahead", slowly)
+    monkeypatch.setattr(OldLogprobs, "read_beforehand", slowly)
     trainer(tmp_path, 1).fit(make_module(tiny_model, steps_per_pass=2), data())
     (metrics,) = tmp_path.rglob("metrics.csv")
     with metrics.open() as file:
@@ -708,8 +708,8 @@ def test_impossible_settings_are_refused(tiny_model):
 class ReadAhead(OldLogprobs):
     """Reads ahead what the first step would give, as with dropout."""
 
-    def __init__(self, tokens, read, plan, in_step):
-        super().__init__(tokens, read, replace(plan, dropout=True), in_step)
+    def __init__(self, tokens, read, settings, uneven_passes):
+        super().__init__(tokens, read, replace(settings, dropout=True), uneven_passes)
 
 
 def counted(compute, counts, rows):
@@ -744,8 +744,8 @@ def test_two_passes_learn_the_same_with_old_log_probabilities_read_ahead_or_kept
 
 def test_stale_sampler_log_probabilities_never_stand_in_for_the_learners(tiny_model):
     settings = ({}, {"rollout": {"top_k": 5}}, {"max_staleness": 1})
-    plans = [make_module(tiny_model, **options).learning_plan for options in settings]
-    assert [plan.sampler_differs for plan in plans] == [False, True, True]
+    of_runs = [make_module(tiny_model, **options).learning_settings for options in settings]
+    assert [facts.sampler_differs for facts in of_runs] == [False, True, True]
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from turnrl.agent.json_values import SchemaValues as SchemaValues
 from turnrl.agent.random_play import RandomPlay as RandomPlay
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.running import on_loop as on_loop
+from turnrl.agent.running import resolve as resolve
 from turnrl.agent.running import result_of as result_of
-from turnrl.agent.running import settle as settle
 from turnrl.agent.toolbox import call_tools as call_tools
 from turnrl.answers import answer_in_results as answer_in_results
 from turnrl.answers import can_be_found as can_be_found
@@ -108,7 +108,7 @@ from turnrl.text import Style as Style
 from turnrl.text import contained_answer as contained_answer
 from turnrl.text import counted as counted
 from turnrl.text import fitted as fitted
-from turnrl.text import neutralise as neutralise
+from turnrl.text import neutralize as neutralize
 from turnrl.text import normalize_answer as normalize_answer
 from turnrl.text import painted as painted
 from turnrl.text import say as say

@@ -52,7 +52,7 @@ def ask(
     for question in asked:
         if not isinstance(question, Question):
             raise RecipeError(f"cannot ask {question!r}; ask texts, or turnrl.Question objects")
-    rollout = collector.setup.rollout
+    rollout = collector.parts.rollout
     if temperature:
         samples, rollout = samples or 1, replace(rollout, temperature=temperature)
     attempts = collector.explore(asked, samples, key, bar, rollout=rollout)
@@ -66,5 +66,5 @@ def scores(collector: Collector, trajectories: Sequence[Trajectory]) -> list[dic
             asked = f"{trajectory.question.text!r} has no accepted answer to compare with"
             raise DataError(f"{asked}. Ask turnrl.Question(id, text, answers) instead.")
     groups = collector.score([[trajectory] for trajectory in trajectories])
-    figures = [scoring.group_tallies([group], collector.setup.rewards) for group in groups]
+    figures = [scoring.group_tallies([group], collector.parts.rewards) for group in groups]
     return [{name: tally.total for name, tally in tallies.items()} for tallies in figures]

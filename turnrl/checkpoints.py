@@ -61,11 +61,11 @@ class Position(NamedTuple):
 
     Args:
         iteration: Number of iterations that it has learned from, including one under way.
-        version: Number of optimiser steps behind its weights.
+        step: Number of optimiser steps behind its weights.
     """
 
     iteration: int
-    version: int
+    step: int
 
 
 def position(checkpoint: Mapping[str, Any]) -> Position:
@@ -77,7 +77,9 @@ def position(checkpoint: Mapping[str, Any]) -> Position:
     return Position(iterations if steps else 0, steps)
 
 
-def settle(checkpoint: dict[str, Any], optimizer: Optimizer, scheduler: LRScheduler | None) -> None:
+def override_optimizer(
+    checkpoint: dict[str, Any], optimizer: Optimizer, scheduler: LRScheduler | None
+) -> None:
     """Let a recipe's optimiser and schedule override those of a checkpoint that is about to be
     restored: their settings replace the saved ones, and the schedule is replayed to the run's step.
 

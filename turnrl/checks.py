@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from turnrl.agent.rollout import Rollout
-from turnrl.collection import Setup
+from turnrl.collection import Parts
 from turnrl.errors import (
     ArgumentTypeError,
     PluginError,
@@ -70,7 +70,7 @@ def names_unknown_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
 
 
 @runtime_checkable
-class Learns(Setup, Protocol):
+class LearnerParts(Parts, Protocol):
     """The arguments of an `MTGRPO` that are checked together."""
 
     objective: ClippedSurrogate
@@ -79,7 +79,7 @@ class Learns(Setup, Protocol):
     redraws: int
 
 
-def check_parts(module: Learns) -> None:
+def check_parts(module: LearnerParts) -> None:
     """Check the types of `MTGRPO`'s arguments; only Python callers can get them wrong.
 
     Raises:
@@ -111,7 +111,7 @@ def check_parts(module: Learns) -> None:
     )
 
 
-def check_settings(module: Learns) -> None:
+def check_settings(module: LearnerParts) -> None:
     """Refuse settings of an `MTGRPO` that are out of range or do not fit together.
 
     Raises:
@@ -139,7 +139,7 @@ class SamplingAhead(Check):
 
     def run(self, start: Start) -> Iterable[Finding]:
         module = start.module
-        if not start.learns or not isinstance(module, Learns) or not module.max_staleness:
+        if not start.learns or not isinstance(module, LearnerParts) or not module.max_staleness:
             return
         ahead, engine, name = module.max_staleness, module.engine, type(module.engine).__name__
         if engine.keeps <= ahead:

@@ -44,7 +44,7 @@ from turnrl.types import (
 )
 
 
-class _Sampling(NamedTuple):
+class _Begun(NamedTuple):
     """Attempts under way.
 
     Args:
@@ -58,7 +58,7 @@ class _Sampling(NamedTuple):
     version: int
 
 
-class Setup(Protocol):
+class Parts(Protocol):
     """The parts that act and score; an `MTGRPO` has them all.
 
     Attributes:
@@ -100,22 +100,22 @@ class Collector:
         setup: The parts. They are looked up at each use, so a part may be replaced in between.
     """
 
-    def __init__(self, setup: Setup) -> None:
-        self.setup = setup
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
         self._started = False
         self._world = contextlib.ExitStack()  # the toolsets that are started
         self._synced: int | None = None  # version of the engine's last sync
-        self._sampling: dict[tuple[int, ...], _Sampling] = {}  # by key
+        self._begun: dict[tuple[int, ...], _Begun] = {}  # by key
 
     @property
     def under_way(self) -> int:
         """The number of collections that have begun and are not finished."""
-        return len(self._sampling)
+        return len(self._begun)
 
     @cached_property
     def chat(self) -> ChatFormat:
         """The policy's chat format."""
-        return ChatFormat(self.setup.policy.tokenizer)
+        return ChatFormat(self.parts.policy.tokenizer)
 
     def check(self) -> None:
         """Find settings that cannot work, as far as possible before any weights are loaded.
@@ -123,8 +123,8 @@ class Collector:
         Raises:
             TurnRLError: About the policy, the rollout, a tool's world or the engine.
         """
-        self.setup.policy.check_length(self.setup.rollout.max_tokens)
-        rollout, estimator = self.setup.rollout, self.setup.estimator
+        self.parts.policy.check_length(self.parts.rollout.max_tokens)
+        rollout, estimator = self.parts.rollout, self.parts.estimator
         rollout.check(self.chat)
         if estimator.probes and not rollout.driver.branches:
             raise RecipeError(
@@ -134,7 +134,7 @@ class Collector:
                 "as TurnLevel."
             )
         rollout.places.of_tools(estimator.probes, self._shares)
-        self.check_engine(self.setup.surroundings)
+        self.check_engine(self.parts.surroundings)
 
     def check_engine(self, where: Surroundings) -> None:
         """Find what the engine cannot do, before any weights are loaded.
@@ -144,13 +144,13 @@ class Collector:
         Raises:
             RecipeError: Naming the setting, and the next step.
         """
-        engine, rollout = self.setup.engine, self.setup.rollout
+        engine, rollout = self.parts.engine, self.parts.rollout
         if rollout.sampling.cuts_distribution and not engine.cuts_distributions:
             raise RecipeError(
                 f"{type(engine).__name__} cannot draw from a part of the distribution. Leave out "
                 "model.rollout.top_k, min_p and top_p, or take another engine, such as Slots."
             )
-        engine.check(self.setup.policy, rollout.max_tokens, where)
+        engine.check(self.parts.policy, rollout.max_tokens, where)
 
     def begin(self, questions: Sequence[Question], key: tuple[int, ...], bar: str | None) -> None:
         """Begin to act on each question `group_size` times, unless that began earlier.
@@ -160,9 +160,9 @@ class Collector:
             key: Names the random streams; see `turnrl.streams`.
             bar: Text of a progress bar; None for no bar.
         """
-        if key not in self._sampling:
-            size, probes = self.setup.group_size, self.setup.estimator.probes
-            self._sampling[key] = self._begin(questions, size, key, bar, probes)
+        if key not in self._begun:
+            size, probes = self.parts.group_size, self.parts.estimator.probes
+            self._begun[key] = self._begin(questions, size, key, bar, probes)
 
     def finish(self, key: tuple[int, ...]) -> Collected:
         """Wait for the attempts that began under a key, score them, and prepare their groups for
@@ -172,14 +172,14 @@ class Collector:
             EngineError: If turns were sampled with weights of another version.
             PluginError: If the estimator prepares other groups than the questions'.
         """
-        sampling = self._sampling.pop(key)
-        seconds, attempts = self._result(sampling)
-        acted = time.perf_counter()
-        method = f"{type(self.setup.estimator).__name__}.prepare"
+        begun = self._begun.pop(key)
+        seconds, attempts = self._result(begun)
+        ended = time.perf_counter()
+        method = f"{type(self.parts.estimator).__name__}.prepare"
         with blaming(PluginError, method, "Fix the estimator."):
-            groups = tuple(self.setup.estimator.prepare(attempts, self))
-            valued = self.setup.estimator.critic is None or all(g.token_values for g in groups)
-            fits = valued and [group.question for group in groups] == [*sampling.questions]
+            groups = tuple(self.parts.estimator.prepare(attempts, self))
+            valued = self.parts.estimator.critic is None or all(g.token_values for g in groups)
+            fits = valued and [group.question for group in groups] == [*begun.questions]
         if not fits:
             raise PluginError(
                 f"{method} must give one group for each question, in their order, with the values "
@@ -188,9 +188,9 @@ class Collector:
         branches = (probe.trajectory for probes in attempts.probes for probe in probes)
         sampled = sampled_tokens(itertools.chain(*attempts.trajectories, branches))
         learned = sampled_tokens(t for group in groups for t in group.trajectories)
-        scoring_seconds = time.perf_counter() - acted
-        if not self.setup.max_staleness:
-            self.setup.engine.rest()
+        scoring_seconds = time.perf_counter() - ended
+        if not self.parts.max_staleness:
+            self.parts.engine.rest()
             self.forget()
         return Collected(
             groups=groups,
@@ -201,10 +201,10 @@ class Collector:
             restarted=attempts.restarted,
         )
 
-    def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
+    def with_values(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """The groups, with the critic's value of each sampled token as `token_values`."""
         every = [trajectory for group in groups for trajectory in group.trajectories]
-        values = iter(scores.values for scores in read_trajectories(every, self.setup.read))
+        values = iter(scores.values for scores in read_trajectories(every, self.parts.read))
         parts = [tuple(itertools.islice(values, len(group.trajectories))) for group in groups]
         return tuple(replace(g, token_values=p) for g, p in zip(groups, parts, strict=True))
 
@@ -237,11 +237,11 @@ class Collector:
         bar: str | None,
         probes: int,
         rollout: Rollout | None = None,
-    ) -> _Sampling:
+    ) -> _Begun:
         version = self.sync()
         with self._phase():
-            work = (rollout or self.setup.rollout).begin(
-                self.setup.engine,
+            work = (rollout or self.parts.rollout).begin(
+                self.parts.engine,
                 self.chat,
                 questions,
                 size or 1,
@@ -251,7 +251,7 @@ class Collector:
                 description=bar,
                 shares=self._shares,
             )
-        return _Sampling(work, questions, version)
+        return _Begun(work, questions, version)
 
     def sync(self) -> int:
         """Start the engine if it has not started, and have it act with the weights as they are now.
@@ -259,28 +259,28 @@ class Collector:
         Returns:
             The weights' version.
         """
-        version = self.setup.position.version
+        version = self.parts.position.step
         with self._phase():
             if not self._started:
                 self._start()
             if version != self._synced:
-                self.setup.engine.sync(version)
+                self.parts.engine.sync(version)
                 self._synced = version
         return version
 
-    def _result(self, sampling: _Sampling) -> tuple[float, Attempts]:
+    def _result(self, begun: _Begun) -> tuple[float, Attempts]:
         """The seconds that sampling took, and the attempts."""
         with self._phase():
-            attempts = sampling.work.result()
-        self._check_versions(attempts, sampling.version)
-        return sampling.work.seconds, attempts
+            attempts = begun.work.result()
+        self._check_versions(attempts, begun.version)
+        return begun.work.seconds, attempts
 
     @property
     def _shares(self) -> Shares:
-        return Shares(1 + self.setup.max_staleness, self.setup.surroundings.processes)
+        return Shares(1 + self.parts.max_staleness, self.parts.surroundings.processes)
 
     def _phase(self) -> contextlib.AbstractContextManager[None]:
-        return self.setup.memory.phase("sampling", self.setup.engine.memory_setting)
+        return self.parts.memory.phase("sampling", self.parts.engine.memory_setting)
 
     def forget(self) -> None:
         """Sync the engine before it acts again, whatever the version: the weights were replaced."""
@@ -298,7 +298,7 @@ class Collector:
         versions = {version for t in sampled for version in t.versions}
         newest = begun if self._synced is None else self._synced
         if foreign := versions - {*range(begun, newest + 1)}:
-            name = type(self.setup.engine).__name__
+            name = type(self.parts.engine).__name__
             raise EngineError(
                 f"{name} sampled with weights of version {foreign.pop()}, and sync gave "
                 f"it version {begun}. Fix the engine, and try "
@@ -307,17 +307,17 @@ class Collector:
 
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
         """The scored group of each question's trajectories."""
-        turns = self.setup.rollout.max_turns
-        return scoring.score_groups(trajectories, self.setup.rewards, turns, self.setup.policy)
+        turns = self.parts.rollout.max_turns
+        return scoring.score_groups(trajectories, self.parts.rewards, turns, self.parts.policy)
 
     def _start(self) -> None:
-        rollout, engine, estimator = self.setup.rollout, self.setup.engine, self.setup.estimator
-        engine.start(self.setup.policy, rollout.max_tokens)
+        rollout, engine, estimator = self.parts.rollout, self.parts.engine, self.parts.estimator
+        engine.start(self.parts.policy, rollout.max_tokens)
         self._started = True
         self._world.enter_context(rollout.live())
         holds = rollout.places.at_once(engine, estimator.probes, self._shares)
         places, tool = rollout.places.of_tools(estimator.probes, self._shares)
-        size = self.setup.group_size
+        size = self.parts.group_size
         probes = " and their probes" if estimator.probes else ""
         if places is not None and places == holds and places < size:
             rank_zero_info(
@@ -335,8 +335,8 @@ class Collector:
 
     def cancel(self) -> None:
         """End the attempts that are sampled ahead."""
-        while self._sampling:
-            self._sampling.popitem()[1].work.cancel()
+        while self._begun:
+            self._begun.popitem()[1].work.cancel()
 
     def close(self) -> None:
         """Close the engine, and end what is being sampled. The engine starts again when next
@@ -345,5 +345,5 @@ class Collector:
         if self._started:
             self._started = False
             with self._world:  # stops the toolsets, also if the engine fails to close
-                self.setup.engine.close()
+                self.parts.engine.close()
             self.forget()

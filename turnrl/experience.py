@@ -80,7 +80,7 @@ class Experience:
         return [i for i, credit in enumerate(self.credit) if credit.degenerate]
 
     @property
-    def idle_trajectories(self) -> int:
+    def degenerate_trajectories(self) -> int:
         """Number of trajectories, without branches, in the groups that teach nothing."""
         return sum(len(self.groups[i].trunks) for i in self.degenerate)
 
@@ -142,8 +142,8 @@ class Experience:
             "rollout/tokens": sum(t.tokens for t in trunks),
             "rollout/sampled_tokens": sum(map(len, self.advantages)),
             "rollout/truncated": sum(t.ended_by == "length" for t in trunks),
-            "rollout/degenerate_groups": drawn.idle_trajectories,
-            "train/degenerate_groups": self.idle_trajectories,
+            "rollout/degenerate_groups": drawn.degenerate_trajectories,
+            "train/degenerate_groups": self.degenerate_trajectories,
             "rollout/probe_tokens": self.collected.probe_tokens,
             "rollout/redrawn_groups": self.redrawn,
             "rollout/restarted": self.collected.restarted,

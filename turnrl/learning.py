@@ -71,7 +71,7 @@ class Minibatch:
         return torch.arange(len(self), device=self.turn.device)
 
 
-_SAMPLE = 8
+_COMPARED = 8
 """Number of trajectories on which the sampler's log-probabilities are compared to the learner's."""
 
 _SAME_NATS = 1e-5
@@ -147,15 +147,15 @@ def _prompt(trajectory: Trajectory) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class LearningPlan:
+class LearningSettings:
     """The steps of an iteration, and what its first step does for the old log-probabilities, which
     the ratios of all steps are taken to:
 
         first step, no dropout      the step's own, so the ratio is 1 by definition; nothing is read
         first step, with dropout    the step's own too; but `importance_cap` compares the sampler
                                     with numbers read without dropout
-        later steps, no dropout     computed by the first step, or read ahead
-        later steps, with dropout   read ahead, in forward passes without dropout
+        later steps, no dropout     computed by the first step, or read beforehand
+        later steps, with dropout   read beforehand, in forward passes without dropout
 
     Args:
         passes: Number of passes over all trajectories.
@@ -183,8 +183,8 @@ class LearningPlan:
         return self.dropout and self.caps_importance
 
     @property
-    def reads_ahead(self) -> bool:
-        """True if some have to be read ahead, unless the sampler computed the same numbers."""
+    def reads_beforehand(self) -> bool:
+        """True if some have to be read beforehand, unless the sampler computed the same numbers."""
         with_dropout = self.dropout and (self.passes > 1 or self.first_step_needs)
         return self.steps_per_pass > 1 or with_dropout
 
@@ -199,39 +199,40 @@ class OldLogprobs:
     Args:
         columns: The trajectories.
         read: Computes the learner's log-probabilities of trajectories, with its present weights.
-        plan: The steps. If the sampler differs, a few trajectories prove nothing about the others.
-        in_step: Inside this block processes may make different numbers of forward passes; see
-            `Policy.in_step`.
+        settings: The steps. If the sampler differs, a few trajectories prove nothing about the
+            others.
+        uneven_passes: Inside this block processes may make different numbers of forward passes; see
+            `Policy.uneven_passes`.
     """
 
     def __init__(
         self,
         columns: TokenColumns,
         read: Callable[[Sequence[Trajectory]], Column],
-        plan: LearningPlan,
-        in_step: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
+        settings: LearningSettings,
+        uneven_passes: Callable[[], AbstractContextManager[None]] = contextlib.nullcontext,
     ) -> None:
-        self._columns, self._read, self._in_step = columns, read, in_step
-        self._plan = plan
+        self._columns, self._read, self._uneven_passes = columns, read, uneven_passes
+        self._settings = settings
         self._logprobs: dict[int, Tensor] = {}  # by the trajectory's number
 
-    def look_ahead(self, steps: Sequence[Tensor]) -> None:
+    def read_beforehand(self, members: Sequence[Tensor]) -> None:
         """Read the log-probabilities that the steps will need.
 
         Args:
-            steps: The numbers of each step's trajectories.
+            members: The numbers of each step's trajectories.
         """
-        from_first_step = set(steps[0].tolist()) if self._plan.first_step_gives else set()
-        needing = steps if self._plan.first_step_needs else steps[1:]
+        from_first_step = set(members[0].tolist()) if self._settings.first_step_gives else set()
+        needing = members if self._settings.first_step_needs else members[1:]
         needed = sorted({i for step in needing for i in step.tolist()} - from_first_step)
-        compared = _spread(needed, _SAMPLE)
+        compared = _spread(needed, _COMPARED)
         rest = sorted({*needed} - {*compared})
         sampler = self._columns.sampler_logprobs
-        with self._in_step():
+        with self._uneven_passes():
             self._read_in(compared)
             gaps = [(self._logprobs[i] - sampler[i]).abs().max() for i in compared]
             alike = bool(gaps) and bool(torch.stack(gaps).max() < _SAME_NATS)  # and finite
-            if alike and not self._plan.sampler_differs:
+            if alike and not self._settings.sampler_differs:
                 self._logprobs |= {i: sampler[i] for i in rest}
             else:
                 self._read_in(rest)
@@ -251,9 +252,9 @@ class OldLogprobs:
         """
         if not first:
             return replace(minibatch, old_logprobs=self._of(numbers))
-        if self._plan.first_step_needs:
+        if self._settings.first_step_needs:
             return replace(minibatch, exact_logprobs=self._of(numbers))
-        if self._plan.first_step_gives:
+        if self._settings.first_step_gives:
             return replace(minibatch, keep=partial(self._keep, numbers))
         return minibatch
 
@@ -270,8 +271,16 @@ def _spread(numbers: Sequence[int], count: int) -> Sequence[int]:
     return numbers[:: max(1, len(numbers) // count)][:count]
 
 
-class Updates:
-    """The optimiser steps of one iteration: the trajectories of each step, and their weights.
+def iteration_steps(
+    columns: TokenColumns,
+    old: OldLogprobs,
+    objective: ClippedSurrogate,
+    settings: LearningSettings,
+    forward_passes: Callable[[Sequence[TokenRow], Sequence[int]], Iterator[ForwardPass]],
+    shuffle: torch.Generator,
+    mean_over_processes: Callable[[Tensor], Tensor],
+) -> Iterator[Step]:
+    """Yield the optimiser steps of one iteration, each made when it is asked for.
 
     Prompts are shuffled, and so are the trajectories of each prompt. Trajectories of one prompt
     stay together as far as steps of equal size allow, because a minibatch reads each prompt once.
@@ -280,49 +289,28 @@ class Updates:
         columns: The trajectories and their advantages.
         old: Reads and keeps the log-probabilities that ratios are taken to.
         objective: Weighs tokens.
-        plan: The number of passes and steps.
+        settings: The number of passes and steps.
         forward_passes: Divides rows among minibatches; rows with the same owner number stay
             together.
+        shuffle: Source of the random order of trajectories.
+        mean_over_processes: Averages a tensor over processes; every process calls it once per step.
     """
-
-    def __init__(
-        self,
-        columns: TokenColumns,
-        old: OldLogprobs,
-        objective: ClippedSurrogate,
-        plan: LearningPlan,
-        forward_passes: Callable[[Sequence[TokenRow], Sequence[int]], Iterator[ForwardPass]],
-    ) -> None:
-        self._columns, self._old, self._objective = columns, old, objective
-        self._plan, self._forward_passes = plan, forward_passes
-
-    def steps(
-        self, shuffle: torch.Generator, mean_over_processes: Callable[[Tensor], Tensor]
-    ) -> Iterator[Step]:
-        """Yield the steps, each made when it is asked for.
-
-        Args:
-            shuffle: Source of the random order of trajectories.
-            mean_over_processes: Averages a tensor over processes; every process calls it once per
-                step.
-        """
-        columns = self._columns
-        orders = [columns.order(shuffle) for _ in range(self._plan.passes)]
-        steps = [step for order in orders for step in order.tensor_split(self._plan.steps_per_pass)]
-        self._old.look_ahead(steps)
-        for number, chosen in enumerate(steps):
-            counts = columns.counts[chosen]
-            total = mean_over_processes(torch.tensor([float(counts.sum()), float(len(chosen))]))
-            weights = self._objective.weights(counts, *total.tolist())
-            step = []
-            # a trajectory may have several rows; each row's owner is its position in `chosen`
-            owned_rows = [
-                (p, r) for p, i in enumerate(chosen) for r in columns.trajectories[i].token_rows
-            ]
-            owners = [position for position, _ in owned_rows]
-            for numbers, layout in self._forward_passes([row for _, row in owned_rows], owners):
-                positions = [*dict.fromkeys(owners[n] for n in numbers)]
-                members = chosen[positions]
-                minibatch = columns.minibatch(members, layout, weights[positions])
-                step.append(self._old.join(minibatch, members.tolist(), first=number == 0))
-            yield step
+    orders = [columns.order(shuffle) for _ in range(settings.passes)]
+    members = [part for order in orders for part in order.tensor_split(settings.steps_per_pass)]
+    old.read_beforehand(members)
+    for number, chosen in enumerate(members):
+        counts = columns.counts[chosen]
+        total = mean_over_processes(torch.tensor([float(counts.sum()), float(len(chosen))]))
+        weights = objective.weights(counts, *total.tolist())
+        step = []
+        # a trajectory may have several rows; each row's owner is its position in `chosen`
+        owned_rows = [
+            (p, row) for p, i in enumerate(chosen) for row in columns.trajectories[i].token_rows
+        ]
+        owners = [position for position, _ in owned_rows]
+        for numbers, layout in forward_passes([row for _, row in owned_rows], owners):
+            positions = [*dict.fromkeys(owners[n] for n in numbers)]
+            own = chosen[positions]
+            minibatch = columns.minibatch(own, layout, weights[positions])
+            step.append(old.join(minibatch, own.tolist(), first=number == 0))
+        yield step

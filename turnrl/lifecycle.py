@@ -88,7 +88,7 @@ class PolicyModule(L.LightningModule, ABC):
         """Lets the policy act, and scores its attempts."""
 
     @abstractmethod
-    def steps(self, questions: int) -> int:
+    def count_steps(self, questions: int) -> int:
         """Optimiser steps of an iteration in which a process asks this many questions."""
 
     @abstractmethod
@@ -247,7 +247,7 @@ class PolicyModule(L.LightningModule, ABC):
         if fit and "optimizer_states" in checkpoint:  # otherwise Lightning reports what it lacks
             (optimizer,), schedules = self.configure_optimizers()
             schedule = schedules[0]["scheduler"] if schedules else None
-            checkpoints.settle(checkpoint, optimizer, schedule)
+            checkpoints.override_optimizer(checkpoint, optimizer, schedule)
 
     def load_state_dict(
         self, state_dict: Mapping[str, object], *args: object, **kwargs: object

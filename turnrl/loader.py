@@ -73,7 +73,7 @@ class ExperienceLoader:
         self._data = data
         self._trainer = trainer
         self._module = module
-        self._steps = module.steps(len(data.iteration_questions(0, 0, trainer.world_size)))
+        self._steps = module.count_steps(len(data.iteration_questions(0, 0, trainer.world_size)))
 
     def __len__(self) -> int:
         return self._steps

@@ -47,7 +47,14 @@ from turnrl.earnings import earning_tallies
 from turnrl.errors import RecipeError
 from turnrl.experience import Experience
 from turnrl.function_rewards import rewards_of
-from turnrl.learning import LearningPlan, Minibatch, OldLogprobs, Step, TokenColumns, Updates
+from turnrl.learning import (
+    LearningSettings,
+    Minibatch,
+    OldLogprobs,
+    Step,
+    TokenColumns,
+    iteration_steps,
+)
 from turnrl.lifecycle import PolicyModule
 from turnrl.loader import IterationData
 from turnrl.objective import ClippedSurrogate
@@ -203,24 +210,23 @@ class MTGRPO(PolicyModule):
         ahead: Sequence[Sequence[Question]] = (),
     ) -> Iterator[Step]:
         """One iteration: collect experience, then yield the steps that learn from it."""
-        with self.policy.in_step():
+        with self.policy.uneven_passes():
             self.experience = self.collect(questions, iteration, ahead)
         self._unlogged = self.experience
         self._began = time.perf_counter()
         torch.manual_seed(self.stream(iteration))  # dropout draws from it, so resuming is exact
-        steps = self._updates_of(self.experience).steps
-        shuffle = torch.Generator().manual_seed(self.stream(iteration))
-        return steps(shuffle, self._mean_over_processes)
+        return self._steps_of(self.experience, iteration)
 
     @property
     def witness(self) -> Trajectory | None:
         """A trajectory of the last iteration."""
         return None if self.experience is None else self.experience.trajectories[0]
 
-    def _updates_of(self, experience: Experience) -> Updates:
+    def _steps_of(self, experience: Experience, iteration: int) -> Iterator[Step]:
         """The optimiser steps that learn from an iteration's experience."""
         tokens = TokenColumns(experience.trajectories, experience.advantages, experience.returns)
-        plan, policy = self.learning_plan, self.policy
+        settings, policy = self.learning_settings, self.policy
+        shuffle = torch.Generator().manual_seed(self.stream(iteration))
 
         def read(trajectories: Sequence[Trajectory]) -> list[Tensor]:
             return [scores.logprobs for scores in read_trajectories(trajectories, self.read)]
@@ -230,14 +236,15 @@ class MTGRPO(PolicyModule):
         ) -> Iterator[ForwardPass]:
             return policy.forward_passes(rows, owners=owners)
 
-        old = OldLogprobs(tokens, read, plan, policy.in_step)
-        return Updates(tokens, old, self.objective, plan, forward_passes)
+        old = OldLogprobs(tokens, read, settings, policy.uneven_passes)
+        mean = self._mean_over_processes
+        return iteration_steps(tokens, old, self.objective, settings, forward_passes, shuffle, mean)
 
     @property
-    def learning_plan(self) -> LearningPlan:
+    def learning_settings(self) -> LearningSettings:
         """The steps of an iteration, and the log-probabilities that their ratios are taken to."""
         lora = self.policy.lora
-        return LearningPlan(
+        return LearningSettings(
             passes=self.passes_per_iteration,
             steps_per_pass=self.steps_per_pass,
             dropout=lora is not None and lora.dropout > 0,
@@ -256,7 +263,7 @@ class MTGRPO(PolicyModule):
         """The random stream of an iteration in this process."""
         return stream_seed(*self._key(iteration)) % 2**63
 
-    def steps(self, questions: int) -> int:
+    def count_steps(self, questions: int) -> int:
         """The number of optimiser steps in an iteration.
 
         Args:
@@ -381,7 +388,7 @@ class MTGRPO(PolicyModule):
         advice = "Give QuestionData(val=rows), or a loader of lists of turnrl.Question."
         check_batch(batch, Question, "evaluate", advice)
         split = self.split
-        with self.policy.in_step():
+        with self.policy.uneven_passes():
             groups = self._scored(batch, batch_idx) if batch else ()
         self.evaluated += groups
         tallies = scoring.group_tallies(groups, self.rewards)

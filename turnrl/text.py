@@ -52,7 +52,7 @@ def contained_answer(text: str, answers: Iterable[str]) -> str | None:
     return max(standing, key=len, default=None)
 
 
-def neutralise(text: str, tags: Iterable[str], control_tokens: Sequence[str]) -> str:
+def neutralize(text: str, tags: Iterable[str], control_tokens: Sequence[str]) -> str:
     """Make markup that could act on the conversation inert, and keep it readable.
 
     The angle brackets of a named tag become ‹ and ›, so that a retrieved page can neither close

@@ -95,7 +95,7 @@ class Attempt:
         stop: Sequence[str] = (),
     ) -> Reply:
         """See `turnrl.Attempt.reply`."""
-        await self.settled()
+        await self.calls_ended()
         if len(self.turns) >= self.agent.max_turns:
             self.end("turns")
         await self._refuse_if_over()
@@ -106,7 +106,9 @@ class Attempt:
                     raise self.no_room(conversation.tokens)
                 self.end("length")
                 raise AttemptOver
-            return await self.say(conversation, (stop,) if isinstance(stop, str) else tuple(stop))
+            return await self.take_turn(
+                conversation, (stop,) if isinstance(stop, str) else tuple(stop)
+            )
         except Exception as fault:
             self.fault = self.fault or fault
             raise
@@ -143,7 +145,7 @@ class Attempt:
         self.conversations.append(self.agent.converse(messages, tools))
         return self.conversations[-1]
 
-    async def say(
+    async def take_turn(
         self, conversation: Conversation, stop: tuple[str, ...], forced: tuple[int, ...] = ()
     ) -> Reply:
         """Sample the next turn in a history that has room.
@@ -162,7 +164,7 @@ class Attempt:
         seed = stream_seed(*self.key, turn)
         self.sampling = True
         try:
-            reply = await conversation.say(
+            reply = await conversation.take_turn(
                 turn,
                 replace(sampling, max_tokens=room, seed=seed, stop=stop, forced_ids=forced),
             )
@@ -242,7 +244,7 @@ class Attempt:
             self.end("tool")
         return results
 
-    async def settled(self) -> None:
+    async def calls_ended(self) -> None:
         """Wait until no call is under way."""
         while self._running:
             await asyncio.wait(self._running)

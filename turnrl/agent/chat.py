@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
 from turnrl.errors import RecipeError, did_you_mean
-from turnrl.text import neutralise
+from turnrl.text import neutralize
 from turnrl.types import Message, ToolSpec, Trajectory
 
 if TYPE_CHECKING:
@@ -167,8 +167,8 @@ class ChatFormat:
         return [textwrap.indent(cast(str, text).strip(), "   > ") for text in read]
 
     def inert(self, text: str, tags: Sequence[str]) -> str:
-        """`text` with tags and control tokens neutralised; see `turnrl.neutralise`."""
-        return neutralise(text, tags, self.control_tokens)
+        """`text` with tags and control tokens neutralised; see `turnrl.neutralize`."""
+        return neutralize(text, tags, self.control_tokens)
 
     def count(self, text: str) -> int:
         """Number of tokens of a text."""

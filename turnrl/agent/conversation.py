@@ -37,7 +37,7 @@ class Conversation(ABC):
     broken: bool = False
 
     @abstractmethod
-    async def say(self, turn: int, sampling: Sampling) -> Reply:
+    async def take_turn(self, turn: int, sampling: Sampling) -> Reply:
         """Sample a turn."""
 
     @abstractmethod
@@ -86,7 +86,7 @@ class TokenConversation(Conversation):
         self._new_ids: tuple[int, ...] = ()
         self._last: int | None = None
 
-    async def say(self, turn: int, sampling: Sampling) -> Reply:
+    async def take_turn(self, turn: int, sampling: Sampling) -> Reply:
         sampling = replace(sampling, end_ids=self._chat.end_ids)
         done = await self.session.generate(self._new_ids, sampling)
         # new messages are part of the history only once the engine has read them
@@ -141,7 +141,7 @@ class MessageConversation(Conversation):
             content = (first["content"] + _TOOLS.format(schemas)).strip()
             self._sent = ({"role": "system", "content": content}, *others)
 
-    async def say(self, turn: int, sampling: Sampling) -> Reply:
+    async def take_turn(self, turn: int, sampling: Sampling) -> Reply:
         reply = await self._sampler.reply(self._sent, sampling)
         answer: Message = {"role": "assistant", "content": reply.text}
         self._sent, self.messages = (*self._sent, answer), (*self.messages, answer)

@@ -93,7 +93,7 @@ async def _played(
     first = asyncio.FIRST_COMPLETED
     try:
         await asyncio.wait(ended_or_stuck, return_when=first)
-        await attempt.settled()
+        await attempt.calls_ended()
     finally:
         task.cancel()
         with suppress(asyncio.CancelledError):  # a player that goes on even so is abandoned

@@ -102,7 +102,7 @@ async def _in_daemon_thread(function: Callable[..., T], *arguments: object) -> T
     done: concurrent.futures.Future[T] = concurrent.futures.Future()
     done.set_running_or_notify_cancel()
 
-    _threads().run(functools.partial(settle, done, function, *arguments))
+    _threads().run(functools.partial(resolve, done, function, *arguments))
     try:
         return await asyncio.wrap_future(done)
     except asyncio.CancelledError:
@@ -110,10 +110,10 @@ async def _in_daemon_thread(function: Callable[..., T], *arguments: object) -> T
         raise
 
 
-def settle(
+def resolve(
     done: concurrent.futures.Future[T], function: Callable[..., T], *arguments: object
 ) -> None:
-    """Call a function, and settle a future with its result or its exception. An exception that no
+    """Call a function, and resolve a future with its result or its exception. An exception that no
     future can raise, such as StopIteration, is wrapped in `Ended`, as its `cause`.
 
     Args:

@@ -163,7 +163,7 @@ class TurnScheme(Driver):
         """
         agent, k, (conversation,) = attempt.agent, len(attempt.turns), attempt.conversations
         forced = await agent.dictated(attempt, attempt.key, self.plugin)
-        reply = await attempt.say(conversation, agent.sampling.stop, forced)
+        reply = await attempt.take_turn(conversation, agent.sampling.stop, forced)
         reading = self.read(reply.text, k, reply.cut)
         attempt.read(reading)
         why: Ending | None = None

@@ -2,8 +2,8 @@
 
 A layer's weights are gathered before it computes, and dropped afterwards, both forward and
 backward. Every process takes part in that, so all of them make equally many forward passes, however
-much each has to read; see `InStep`. Weights that leave a process (checkpoints, exports, weights for
-servers) are whole.
+much each has to read; see `UnevenPasses`. Weights that leave a process (checkpoints, exports,
+weights for servers) are whole.
 
 Source: Zhao et al., arXiv 2304.11277, as implemented by torch's `fully_shard`.
 """
@@ -91,7 +91,7 @@ def part_of(value: Tensor, like: Tensor) -> Tensor:
     return distribute_tensor(there, like.device_mesh, like.placements, src_data_rank=None)
 
 
-class InStep:
+class UnevenPasses:
     """Makes processes that share a policy perform equally many forward passes.
 
     A process announces each of its forward passes. A process with nothing left to read makes idle

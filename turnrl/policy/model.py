@@ -40,7 +40,7 @@ from turnrl.policy.adapter import (
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import blocks_of, fuse, head_logits, recompute
 from turnrl.policy.divided import (
-    InStep,
+    UnevenPasses,
     divide,
     part_of,
     whole,
@@ -56,8 +56,8 @@ from turnrl.policy.files import (
     origin_of,
     refuse_other_kind,
 )
+from turnrl.policy.head import ValueHead, chosen_logprobs
 from turnrl.policy.layout import ForwardPass, Layout, forward_passes
-from turnrl.policy.scores import ValueHead, chosen_logprobs
 from turnrl.policy.sizes import MINIBATCH_TOKENS, sizes_of
 from turnrl.policy.trials import Way, check_head, choose_way
 from turnrl.types import Attend, Critic, TokenRow, TokenScores
@@ -146,7 +146,7 @@ class Policy(nn.Module):
         self._start: dict[nn.Parameter, Tensor] = {}
         self._attends = False
         self._mixed = False
-        self._step: InStep | None = None
+        self._uneven: UnevenPasses | None = None
 
     @property
     def budget(self) -> int:
@@ -200,7 +200,7 @@ class Policy(nn.Module):
 
     def _divide(self, mesh: DeviceMesh) -> None:
         """Keep a part of each weight in each process of a mesh. From then on all processes make
-        equally many forward passes: see `in_step`.
+        equally many forward passes: see `uneven_passes`.
 
         Args:
             mesh: The processes.
@@ -220,17 +220,17 @@ class Policy(nn.Module):
             for name, weights in began.items()
             if weights is not None
         }
-        self._step = InStep(mesh, self._idle)
+        self._uneven = UnevenPasses(mesh, self._idle)
 
     @property
     def divided(self) -> bool:
         """True if this process has only a part of each weight."""
-        return self._step is not None
+        return self._uneven is not None
 
-    def in_step(self) -> AbstractContextManager[None]:
+    def uneven_passes(self) -> AbstractContextManager[None]:
         """A block in which processes that share a divided policy may make different numbers of
         forward passes. All of them must enter it, and no other collective call may run in it."""
-        return contextlib.nullcontext() if self._step is None else self._step()
+        return contextlib.nullcontext() if self._uneven is None else self._uneven()
 
     @torch.no_grad()
     def _idle(self) -> None:
@@ -262,13 +262,13 @@ class Policy(nn.Module):
             width = self.config.get_text_config().hidden_size
             self.value_head = ValueHead(width, self.device)
         try:
-            if mesh is not None and self._step is None:
+            if mesh is not None and self._uneven is None:
                 self._divide(mesh)
             if fresh:
                 with torch.device("cpu"):
-                    self._settle(device)
+                    self._choose_ways(device)
         except BaseException:
-            self.network = self._step = None  # so that the next call refuses it too
+            self.network = self._uneven = None  # so that the next call refuses it too
             raise
         return cast(transformers.PreTrainedModel, self.network)
 
@@ -301,7 +301,7 @@ class Policy(nn.Module):
         self._fingerprint = fingerprint(self.folder, self.origin.revision)
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
 
-    def _settle(self, device: torch.device) -> None:
+    def _choose_ways(self, device: torch.device) -> None:
         """Try the network out where it is, and choose how to compute."""
         # with dropout, the output of a trained adapter would look wrong
         with self.evaluating():
@@ -434,10 +434,10 @@ class Policy(nn.Module):
         """
         device = self.device
         scores: dict[int, TokenScores] = {}
-        with self.in_step(), self.evaluating():
+        with self.uneven_passes(), self.evaluating():
             for numbers, layout in self.forward_passes(rows, budget):
-                if self._step is not None:
-                    self._step.announce()
+                if self._uneven is not None:
+                    self._uneven.announce()
                 asked = self(move_data_to_device(layout, device), temperature)
                 counts = [sum(rows[i][1]) for i in numbers]
                 parts = zip(*(part.cpu().split(counts) for part in asked), strict=True)
@@ -448,8 +448,8 @@ class Policy(nn.Module):
     def next_logits(self, ids: Sequence[int]) -> Tensor:
         """(T, V), on the CPU: logits after each of a text's T tokens, in eval mode."""
         read = torch.tensor([[*ids]], device=self.device)
-        if self._step is not None:
-            self._step.announce()
+        if self._uneven is not None:
+            self._uneven.announce()
         with self.evaluating():
             hidden = self.hidden(read, None, torch.arange(len(ids)).to(read)[None])
             return self.logits(hidden)[0].float().cpu()
@@ -480,7 +480,7 @@ class Policy(nn.Module):
         """A context in which the policy is its own reference: the adapter is off, or has the
         weights that training began with. No gradient may be computed in it."""
         assert self.lora is not None, "only a policy with an adapter has a reference"
-        if self._start and self._step is not None and self._step.within:
+        if self._start and self._uneven is not None and self._uneven.within:
             raise RecipeError(
                 "a reward or an estimator asks for the adapter that training began with, and with "
                 "trainer.strategy fsdp2 the other processes would still give parts of the trained "
@@ -568,4 +568,4 @@ class Policy(nn.Module):
     @property
     def writes(self) -> bool:
         """False if another process writes the divided policy that this one shares."""
-        return self._step is None or self._step.is_first
+        return self._uneven is None or self._uneven.is_first

@@ -45,7 +45,7 @@ def add_recipe_command(
     commands: Commands,
     name: str,
     summary: str,
-    act: Callable[[Built], None],
+    work: Callable[[Built], None],
     settings: Settings | None = None,
     *,
     flags: Flags | None = None,
@@ -62,7 +62,7 @@ def add_recipe_command(
         commands: argparse's sub-parsers, as the hook `turnrl_commands` hands them out.
         name: The command's name.
         summary: Its line in `turnrl --help`.
-        act: Called with the objects of the recipe, in every process of the run.
+        work: Called with the objects of the recipe, in every process of the run.
         settings: Keys at the top of a recipe that only this command has, with their types, defaults
             and lines of help, such as
             `{"split": (Literal["val", "test"], "val", "What to score")}`. Their values are in
@@ -88,7 +88,7 @@ def add_recipe_command(
 
     def run(parsed: argparse.Namespace) -> int:
         raised = [flag for flag in flags if getattr(parsed, flag)]
-        return _run(read(parsed.recipe, flags=flags, raised_flags=raised), act)
+        return _run(read(parsed.recipe, flags=flags, raised_flags=raised), work)
 
     parser.set_defaults(run=run)
     return parser
@@ -117,11 +117,11 @@ class _Words(argparse.Action):
         setattr(namespace, self.dest, [word for word in values if word not in flags])
 
 
-def _run(invocation: Invocation, act: Callable[[Built], None]) -> int:
+def _run(invocation: Invocation, work: Callable[[Built], None]) -> int:
     """Build what a recipe describes, and act with it. Returns the exit code."""
     invocation.check()
     if invocation.help_options:
-        return _act(invocation, act)
+        return _build_for(invocation, work)
     invocation = invocation.with_checkpoint()  # before anything is announced
     if invocation.place.folder is not None:
         writable_part(invocation.place.folder)  # fails here, before a logger tries to write
@@ -134,10 +134,10 @@ def _run(invocation: Invocation, act: Callable[[Built], None]) -> int:
             announce(invocation)
         if is_first and invocation.destination:
             ending.enter_context(_reporting_interrupt(Path(invocation.destination)))
-        return _act(invocation, act)
+        return _build_for(invocation, work)
 
 
-def _act(invocation: Invocation, act: Callable[[Built], None]) -> int:
+def _build_for(invocation: Invocation, work: Callable[[Built], None]) -> int:
     imports_now = "turnrl.recipe.build" not in sys.modules
     if imports_now:
         gc.disable()  # saves a fifth of the time to import torch and Lightning
@@ -151,7 +151,7 @@ def _act(invocation: Invocation, act: Callable[[Built], None]) -> int:
     # DDP starts its other processes from sys.argv, so the arguments have to be there
     argv, sys.argv = sys.argv, [sys.argv[0], invocation.command, *_words_of_others(invocation)]
     try:
-        act(make(invocation))
+        work(make(invocation))
     except SystemExit as stop:
         # Lightning turns Ctrl-C into exit code 1
         if isinstance(stop.__context__, KeyboardInterrupt):

@@ -59,10 +59,10 @@ def find_run(word: str | Path, needs: Literal["record", "figures", "recipe"] = "
     run = run_at(word)
     if run is None:
         raise error(f"no {noun} at {str(word)!r}.{run_like(word)} {_GIVE}")
-    return held(run, needs)
+    return require(run, needs)
 
 
-def held(run: Path, needs: str) -> Path:
+def require(run: Path, needs: str) -> Path:
     """Return a run's folder if it holds what is needed; see `find_run`.
 
     Raises:

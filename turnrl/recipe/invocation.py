@@ -15,7 +15,7 @@ from typing import Any, cast, get_args, get_origin
 from turnrl.errors import RecipeError, did_you_mean, is_finite
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.bundled import shown_recipe
-from turnrl.recipe.folders import LATEST, RUNS, checkpoint_to_resume, held, newest
+from turnrl.recipe.folders import LATEST, RUNS, checkpoint_to_resume, newest, require
 from turnrl.recipe.merging import (
     Contents,
     Editable,
@@ -194,7 +194,7 @@ def read_invocation(
     if takes_run and words and not words[0].startswith(DASHES):
         named = find_agent(words[0])
         if not named.is_recipe:
-            agent, words[0] = named, _recipe_of(named, command)
+            agent, words[0] = named, _path_of_recipe(named, command)
     merge = _Merge(command, flags, agent is not None, prints=is_first_process())
     help_options, decisions = list[str](), {}
     lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
@@ -329,7 +329,7 @@ def _checked_value(value: object, key: str) -> object:
     return filled_in(value, key)
 
 
-def _recipe_of(agent: NamedAgent, command: str) -> str:
+def _path_of_recipe(agent: NamedAgent, command: str) -> str:
     """The recipe of the run that a user gave in a recipe's place.
 
     Raises:
@@ -340,7 +340,7 @@ def _recipe_of(agent: NamedAgent, command: str) -> str:
             f"the checkpoint {str(agent.checkpoint)!r} is in no run. Give a recipe for it: "
             f"'turnrl {command} RECIPE --ckpt_path {agent.checkpoint}'."
         )
-    return str(held(agent.run, "recipe") / agent.recipe.name)
+    return str(require(agent.run, "recipe") / agent.recipe.name)
 
 
 def _completed(invocation: Invocation) -> Invocation:

@@ -62,7 +62,7 @@ def load(
         )
     questions, plan = 0, Plan()
     if module is None:
-        recipe = _recipe_of(agent, saved)
+        recipe = _contents_of_recipe(agent, saved)
         module, data = _made(recipe), recipe.get("data") or {}
         settings = data.get("init_args", data) or {}
         questions = settings.get("questions_per_iteration") or 0
@@ -78,7 +78,7 @@ def load(
     return module.to(device)
 
 
-def _recipe_of(agent: NamedAgent, saved: Contents | None) -> Contents:
+def _contents_of_recipe(agent: NamedAgent, saved: Contents | None) -> Contents:
     """The recipe of an agent: its own, its checkpoint's or its run's.
 
     Raises:

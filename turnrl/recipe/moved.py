@@ -91,7 +91,7 @@ def up_to_date(contents: Contents, before: Contents | None = None, prints: bool 
     if not _trains_by_mtgrpo(new, before or {}):
         return new
     if saved := {*new} >= SAVED:
-        _settle_value_coef(new)
+        _move_value_coef(new)
     for old, key in _move(new, _KEYS.items()):
         if prints and not saved:
             say_once(f"turnrl: {old} is now {key}. The old key still works.")
@@ -165,7 +165,7 @@ def _move(
     return moved
 
 
-def _settle_value_coef(saved: Editable) -> None:
+def _move_value_coef(saved: Editable) -> None:
     """Prepare a saved recipe for the move of `critic.coef`. The default weight is written where a
     run of this version saves it; any other weight gets an objective to move to."""
     critic = _owner(saved, "model.estimator.critic.coef") or {}

@@ -361,7 +361,7 @@ def bounds(rows: Iterable[Row]) -> dict[str, tuple[float, float]]:
     return ends
 
 
-def passes(rows: Iterable[Row]) -> dict[str, Figure]:
+def pass_at_k(rows: Iterable[Row]) -> dict[str, Figure]:
     """Exact match of several attempts at each question, as rates over questions.
 
     If c of a question's n attempts are right, `mean@n` is c / n, and `pass@k` is the chance that at

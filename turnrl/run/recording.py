@@ -75,7 +75,7 @@ class Recorder(L.Callback):
             return
         self._kept, self.texts = experience, []
         place = (trainer.global_rank, trainer.world_size)
-        count = kept(experience.groups, self.per_iteration, *place)
+        count = count_kept(experience.groups, self.per_iteration, *place)
         recorded = rows(
             experience.groups[:count],
             experience.credit[:count],
@@ -130,7 +130,7 @@ class Recorder(L.Callback):
             file.write_text(whole + "\n", encoding="utf-8")
 
 
-def kept(groups: Sequence[Group], most: int | None, rank: int = 0, ranks: int = 1) -> int:
+def count_kept(groups: Sequence[Group], most: int | None, rank: int = 0, ranks: int = 1) -> int:
     """Number of groups that one process records, from its first on.
 
     Groups stay whole. Over all processes these are the first groups that together have at most

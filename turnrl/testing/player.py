@@ -195,7 +195,7 @@ class _Scripted(Conversation):
         self.tell(messages)
         self.opening: tuple[Message, ...] = tuple(messages)
 
-    async def say(self, turn: int, sampling: Sampling) -> Reply:
+    async def take_turn(self, turn: int, sampling: Sampling) -> Reply:
         text = self._agent.script[turn]
         self.messages += ({"role": "assistant", "content": text},)
         self.tokens = self._agent.written = turn + 1

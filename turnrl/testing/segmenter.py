@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from turnrl.errors import RecipeError
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import QUESTION
-from turnrl.text import neutralise
+from turnrl.text import neutralize
 from turnrl.types.acting import Segmenter
 from turnrl.types.sessions import ToolSpec
 from turnrl.types.trajectory import Reading, ToolCall, ToolResult
@@ -60,7 +60,7 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
             answer = segmenter.read(part, turn, True).answer
             rule = f"takes the answer {answer!r} from what was cut: the whole, {text!r}, answers"
             require(answer in (None, reading.answer), f"{rule} {reading.answer!r}")
-        content = neutralise(text, segmenter.tags, [])
+        content = neutralize(text, segmenter.tags, [])
         results = [ToolResult(content, n % 2 == 0) for n, _ in enumerate(reading.calls)]
         with on(f"{name}.observe({reading!r}, {results!r})"):
             shown = _shown(segmenter.observe(reading, results), "user", "tool")

@@ -143,7 +143,7 @@ class Scorer(Protocol):
     def score(self, trajectories: Sequence[Sequence[Trajectory]]) -> tuple[Group, ...]:
         """The scored group of each question's trajectories."""
 
-    def valued(self, groups: Sequence[Group]) -> tuple[Group, ...]:
+    def with_values(self, groups: Sequence[Group]) -> tuple[Group, ...]:
         """The groups, with the critic's value of each sampled token as `token_values`."""
 
 
@@ -193,7 +193,7 @@ class AdvantageEstimator(ABC):
         if self.probes:
             raise PluginError(f"{type(self).__name__} has probes. Define prepare, which gets them.")
         groups = scorer.score(attempts.trajectories)
-        return groups if self.critic is None else scorer.valued(groups)
+        return groups if self.critic is None else scorer.with_values(groups)
 
     @abstractmethod
     def __call__(self, group: Group) -> Tensor | tuple[Tensor, ...]:

@@ -71,7 +71,7 @@ def work_of(start: Start) -> Work:
         turns=turns,
         result_tokens=min(rollout.max_result_tokens, rollout.max_tokens),
         passes=module.passes_per_iteration,
-        old=module.learning_plan.reads_ahead,
+        old=module.learning_settings.reads_beforehand,
         cut=rollout.sampling.cuts_distribution,
         moments=_moments(module),
         processes=start.processes,

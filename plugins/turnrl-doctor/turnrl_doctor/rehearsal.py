@@ -382,7 +382,7 @@ class _Parts:
         """An iteration of scripted attempts at one question."""
         data, device, question = self.start.data, self.start.device, self.questions[0]
         if isinstance(data, QuestionData):
-            self.module.steps(max(data.questions_per_iteration // self.start.processes, 1))
+            self.module.count_steps(max(data.questions_per_iteration // self.start.processes, 1))
         self._stage(small, question)
         (optimizer,), schedules = small.configure_optimizers()
         assert small.policy.network is not None

@@ -43,7 +43,9 @@ class Endings(L.Callback):
         if not worlds or experience is None or self._warned:
             return
         iteration = pl_module.position.iteration
-        warning = escapes(experience.trajectories, iteration, pl_module.rollout.max_turns)
+        warning = warning_if_none_ended(
+            experience.trajectories, iteration, pl_module.rollout.max_turns
+        )
         self._missed = self._missed + 1 if warning else 0
         if warning and (iteration == 1 or self._missed >= _IN_A_ROW):
             self._warned = True
@@ -51,7 +53,9 @@ class Endings(L.Callback):
                 _logger.warning(warning)
 
 
-def escapes(trajectories: Sequence[Trajectory], iteration: int, max_turns: int) -> str:
+def warning_if_none_ended(
+    trajectories: Sequence[Trajectory], iteration: int, max_turns: int
+) -> str:
     """The warning about an iteration in which environments ended no attempt; empty if they ended
     one.
 

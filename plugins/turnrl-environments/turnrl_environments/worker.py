@@ -18,7 +18,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar, cast, final
 
-from turnrl import ToolError, settle
+from turnrl import ToolError, resolve
 
 T = TypeVar("T")
 
@@ -122,7 +122,7 @@ class Call(Generic[T]):
         self._since = time.monotonic()
         if self._done.set_running_or_notify_cancel():
             self._begun.set_result(None)
-            settle(self._done, self.random_numbers.lend, self)
+            resolve(self._done, self.random_numbers.lend, self)
 
     def _left_s(self) -> float:
         """Seconds until the running call counts as hanging.

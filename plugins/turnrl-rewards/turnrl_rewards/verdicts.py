@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from turnrl import RecipeError, RewardError, neutralise
+from turnrl import RecipeError, RewardError, neutralize
 from turnrl_rewards.server import JudgeServer
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class Verdicts:
         if len(text) > _MOST_CHARACTERS:
             half = _MOST_CHARACTERS // 2
             text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
-        return neutralise(text, self._tags, sorted(set(_CONTROL.findall(text))))
+        return neutralize(text, self._tags, sorted(set(_CONTROL.findall(text))))
 
     def _key(self, prompt: str) -> bytes:
         request = json.dumps([self._server.url, self._server.body(prompt)], sort_keys=True)

@@ -41,8 +41,8 @@ from turnrl_servers.folders import (
     Together,
     WeightsFolder,
     check_together,
-    chosen,
     is_together,
+    make_folder,
     parent_of_weights,
 )
 from turnrl_servers.pool import Pool
@@ -195,7 +195,7 @@ class ServerEngine(Engine):
             versions = [self._examined(server, policy, max_tokens) for server in servers]
             self._in_force = {"sampler": self._sampler(versions)}
         if where.processes > 1 and is_together():
-            self._folder = Together(chosen(self.folder) or where.folder or Path())
+            self._folder = Together(make_folder(self.folder) or where.folder or Path())
         else:
             self._folder = Alone(self.folder)
 

@@ -58,7 +58,7 @@ def check_together(
         )
 
 
-def chosen(folder: str | None) -> Path | None:
+def make_folder(folder: str | None) -> Path | None:
     """The folder that a recipe gives for weights, made if it is not there; None if it gives none.
 
     Raises:
@@ -80,7 +80,7 @@ def parent_of_weights(folder: str | None, where: Surroundings) -> Path | None:
     """The folder in which the folder for weights will be made, or a folder above it that is there
     already; None for temporary files."""
     if folder is not None or where.processes == 1 or where.folder is None:
-        return chosen(folder)
+        return make_folder(folder)
     path = where.folder.absolute()
     return next(parent for parent in (path, *path.parents) if parent.is_dir())
 
@@ -115,7 +115,7 @@ class Alone(WeightsFolder):
 
     def make(self) -> Path:
         """See `WeightsFolder.make`."""
-        home = Path(tempfile.mkdtemp(prefix="turnrl-weights-", dir=chosen(self._folder)))
+        home = Path(tempfile.mkdtemp(prefix="turnrl-weights-", dir=make_folder(self._folder)))
         atexit.register(shutil.rmtree, home, ignore_errors=True)  # whatever ends the program
         if self._folder is not None:
             home.chmod(0o755)  # servers of other users read it

@@ -219,13 +219,13 @@ class Pool:
             self._print(
                 f"{server.name} does not answer ({fault}); its sessions move to another server"
             )
-        server.lost()
+        server.note_loss()
         if len(self.servers) == 1:
             return fault
         return Unavailable(f"{server}: {fault}", f"{fault.retry_after_s:.0f}")
 
     def _answered(self, server: Server) -> None:
-        if server.answered() and len(self.servers) > 1:
+        if server.note_answer() and len(self.servers) > 1:
             self._print(f"{server.name} answers again")
 
     def _print(self, news: str) -> None:

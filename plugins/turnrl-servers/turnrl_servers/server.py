@@ -116,7 +116,7 @@ class Server(ABC):
         """True while it is left alone because it was lost."""
         return time.monotonic() < self._rests_until
 
-    def lost(self) -> None:
+    def note_loss(self) -> None:
         """Note that it did not answer: leave it alone for a moment, and assume that its weights are
         gone, because it may have been restarted."""
         self._losses += 1
@@ -145,7 +145,7 @@ class Server(ABC):
         compared with the learner."""
         self.has, self.salt = set(), None
 
-    def answered(self) -> bool:
+    def note_answer(self) -> bool:
         """Note that it answered. Returns True if it was lost before."""
         before, self.was_lost, self._failures = self.was_lost, False, 0
         return before

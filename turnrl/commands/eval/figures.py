@@ -29,13 +29,13 @@ def report_of(rows: Mapping[str, Sequence[record.Row]], sampled: bool) -> Figure
 
     Args:
         rows: Rows of the record, by data set.
-        sampled: Add `mean@n` and `pass@k` of exact match; see `turnrl.record.passes`.
+        sampled: Add `mean@n` and `pass@k` of exact match; see `turnrl.record.pass_at_k`.
     """
     sets = {name: list(of_set) for name, of_set in rows.items()}
     if len(sets) > 1:
         sets["overall"] = [row for of_set in rows.values() for row in of_set]
     return {
-        name: record.figures(of_set) | (record.passes(of_set) if sampled else {})
+        name: record.figures(of_set) | (record.pass_at_k(of_set) if sampled else {})
         for name, of_set in sets.items()
     }
 

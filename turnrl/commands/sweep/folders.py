@@ -23,7 +23,7 @@ _METRICS = "metrics.csv"
 _BEST = Path("checkpoints", "best.ckpt")
 
 
-def settle(folder: Path) -> Path:
+def join_attempts(folder: Path) -> Path:
     """Join the attempts at a run into the first of them. If it is interrupted, it can be repeated.
 
     Args:

@@ -125,11 +125,11 @@ class Sweep:
             raise
 
     def _begin(self, cell: Cell, jobs: Jobs) -> None:
-        from turnrl.commands.sweep.folders import checkpoint, settle
+        from turnrl.commands.sweep.folders import checkpoint, join_attempts
 
         home = self._folder / cell.name
         words = ["fit", *cell.words(self._folder)]
-        last = checkpoint(settle(home))
+        last = checkpoint(join_attempts(home))
         if last is None:
             _log(f"begins  {cell}")
         else:
@@ -172,10 +172,10 @@ class Sweep:
             DataError: If it left no figures.
         """
         from turnrl.commands.report.curves import draw
-        from turnrl.commands.sweep.folders import settle
+        from turnrl.commands.sweep.folders import join_attempts
         from turnrl.run.runs import open_runs
 
-        folder = settle(self._folder / job.cell.name)
+        folder = join_attempts(self._folder / job.cell.name)
         (run,) = open_runs([folder])
         curves = results.curves(run.metrics)
         if not curves:

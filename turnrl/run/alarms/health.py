@@ -17,7 +17,7 @@ _ALL = 1 - 1e-6
 _WARM_UP = " If it never calls a tool, teach it the form with 'turnrl warmup'."
 
 
-def idle(
+def warning_if_nothing_learned(
     iteration: int,
     figures: Mapping[str, float],
     rollout: Rollout,

@@ -12,7 +12,7 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from turnrl.earnings import earnings
 from turnrl.errors import TrainingError
-from turnrl.run.alarms.health import idle
+from turnrl.run.alarms.health import warning_if_nothing_learned
 from turnrl.run.alarms.rules import FIGURES, Alarm, alarms
 from turnrl.run.announce import announce
 from turnrl.scoring import Tally
@@ -41,7 +41,7 @@ class Alarms(L.Callback):
         that this one resumes."""
         self._due: list[Alarm] = []
         self._earned: list[str] = []
-        self._idle = 0
+        self._taught_nothing = 0  # iterations in a row
         self._warned = False
         # counts before the row of metrics is taken; `self` prints after the iteration's line
         self._counts = LambdaCallback(on_train_epoch_end=self._look)
@@ -49,7 +49,7 @@ class Alarms(L.Callback):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
             self.rows, self._due, self._earned = [], [], []
-            self._idle, self._warned = 0, False
+            self._taught_nothing, self._warned = 0, False
             callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
             between = [c for c in callbacks if c not in (self, self._counts)]
             trainer.callbacks = [self._counts, *between, self]  # type: ignore[attr-defined]
@@ -85,9 +85,9 @@ class Alarms(L.Callback):
                 rule = type(pl_module.estimator).__name__
                 self._earned[-1] += f"; {rule} does not charge all of them"
         trajectories = experience.trajectories if experience is not None else ()
-        warning = idle(iteration, figures, pl_module.rollout, trajectories)
-        self._idle = self._idle + 1 if warning else 0
-        if warning and not self._warned and (iteration == 1 or self._idle >= _IN_A_ROW):
+        warning = warning_if_nothing_learned(iteration, figures, pl_module.rollout, trajectories)
+        self._taught_nothing = self._taught_nothing + 1 if warning else 0
+        if warning and not self._warned and (iteration == 1 or self._taught_nothing >= _IN_A_ROW):
             self._warned = True
             if trainer.is_global_zero:
                 _logger.warning(warning)
