@@ -515,7 +515,7 @@ def test_untested_versions_give_one_warning(installed_versions):
     assert finding.text == "turnrl was not tried with torch 1.13.0, transformers 6.1.0"
     assert re.fullmatch(
         r"If something fails, run pip install 'torch<[\d.]+,>=[\d.]+' 'transformers<6,>=[\d.]+'",
-        finding.step,
+        finding.advice,
     )
 
 
@@ -531,7 +531,7 @@ def test_a_library_that_is_not_installed_fails_with_the_command_that_mends_it(in
     missing, warned = installed_versions(tantivy=None, torch="2.99")
     assert (missing.status, warned.status) == ("fail", "warn")
     assert missing.text.startswith("tantivy is not installed; turnrl needs tantivy")
-    assert missing.step.startswith("pip install 'tantivy")
+    assert missing.advice.startswith("pip install 'tantivy")
 
 
 def test_a_run_with_a_version_that_nobody_tried_says_so_once_and_goes_on(

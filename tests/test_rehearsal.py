@@ -143,7 +143,7 @@ def test_a_tool_that_cannot_be_called_is_a_warning(tiny_model):
 
     report = with_tool(tiny_model, Vault())
     assert report["tool echo"].status == "warn"
-    assert report["tool echo"].step == "Give it examples, arguments of calls that work."
+    assert report["tool echo"].advice == "Give it examples, arguments of calls that work."
     assert report["learning"].status == "pass"
     Vault.examples = [{"code": "XQ-1234", "text": "abc"}]
     report = with_tool(tiny_model, Vault())
@@ -161,7 +161,7 @@ def test_examples_that_are_no_mappings_are_a_warning(tiny_model, examples):
     assert report["tool echo"].text.endswith(
         "a list of mappings, each with the arguments of a call"
     )
-    assert report["tool echo"].step == "Write [{'text': ...}]."
+    assert report["tool echo"].advice == "Write [{'text': ...}]."
     assert report["learning"].status == "pass"
 
 
@@ -263,9 +263,9 @@ def test_a_failure_in_a_reward_ends_with_its_line_or_shows_how_score_is_written(
     assert report["reward Payless"].text.endswith("has no attribute 'pay' (bad.py:19)")
     short = "reward Short has score(self, trajectory), which cannot be called with trajectory and"
     assert report["reward Short"].text == f"{short} turn"
-    assert report["reward Short"].step == "Write `def score(self, trajectory, turn)`."
+    assert report["reward Short"].advice == "Write `def score(self, trajectory, turn)`."
     assert report["reward Patient"].text == "score of reward Patient is async, which it must not be"
-    assert report["reward Patient"].step.startswith("Write `def score(self, trajectory)`; ")
+    assert report["reward Patient"].advice.startswith("Write `def score(self, trajectory)`; ")
     assert report["learning"].status == "pass"
 
 
@@ -278,7 +278,7 @@ def test_examples_that_all_fail_are_a_warning(tiny_model):
     assert with_tool(tiny_model, Locked())["tool echo"].status == "pass"
     Locked.examples = [{"text": "open"}]
     finding = with_tool(tiny_model, Locked())["tool echo"]
-    assert (finding.status, finding.step) == ("warn", "Correct its examples, or the tool.")
+    assert (finding.status, finding.advice) == ("warn", "Correct its examples, or the tool.")
     assert finding.text.startswith("no call succeeds")
 
 
@@ -323,7 +323,7 @@ def test_a_rehearsal_that_is_no_context_of_its_part_is_named(tiny_model, rehears
         wanted = f"rehearsal of {kind} must be a context that gives {kinds[name]}, and "
         assert report[name].status == "fail"
         assert report[name].text == wanted + came.format(a_part)
-        assert report[name].step == "Put @contextlib.contextmanager above it, and yield one."
+        assert report[name].advice == "Put @contextlib.contextmanager above it, and yield one."
 
 
 def test_a_rehearsal_that_raises_when_it_is_left_is_named(tiny_model):
@@ -390,7 +390,7 @@ def test_a_reward_that_never_reaches_its_own_right_at_is_a_warning(tiny_model, r
     assert [finding.status for finding in report] == ["warn"] * warned
     if warned:
         assert report[0].text == "right_at is 1.0, and scripted attempts get at most 0.5"
-        assert "weight included" in report[0].step
+        assert "weight included" in report[0].advice
 
 
 @pytest.mark.parametrize("most", [4, 64])
@@ -461,7 +461,7 @@ def test_every_session_is_closed(tiny_model):
 
 def test_more_steps_than_attempts_fail(tiny_model):
     finding = rehearse(make_module(tiny_model, steps_per_pass=99), data())["learning"]
-    assert (finding.status, "Lower it" in finding.step) == ("fail", True)
+    assert (finding.status, "Lower it" in finding.advice) == ("fail", True)
 
 
 def test_an_optimiser_that_cannot_be_made_fails(tiny_model):

@@ -337,7 +337,7 @@ def examine_run(module: L.LightningModule, folder: Path | None) -> None:
     """
     run = module.trainer
     for finding in start_of(run, module, data_of(run), folder).examine():
-        text = visible(f"{finding.name}: {finding.text}. {finding.step}".strip())
+        text = visible(f"{finding.name}: {finding.text}. {finding.advice}".strip())
         if finding.status == "fail":
             raise RecipeError(text)
         if finding.status == "warn" and run.is_global_zero:

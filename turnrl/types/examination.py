@@ -27,7 +27,7 @@ class Finding:
         status: `fail` if a run would stop, `warn` if it would be slower or worse than it could be.
         name: The thing that was examined: `GPU`, `index`.
         text: What the check saw, in one line.
-        step: The next step for the user; empty for `pass`.
+        advice: The next step for the user; empty for `pass`.
         about: `machine` if it is about something that this machine has or reaches, such as a disk
             or a server, and so may differ on another; `recipe` for the rest.
     """
@@ -35,7 +35,7 @@ class Finding:
     status: Status
     name: str
     text: str
-    step: str = ""
+    advice: str = ""
     about: Literal["machine", "recipe"] = "recipe"
 
 

@@ -215,9 +215,9 @@ def lines_of(finding: Finding, columns: int | None) -> list[str]:
     """
     indent = " " * (6 + _NAME + 2)
     begin = f"{finding.status}  {finding.name:{_NAME}}  "
-    text, step = (" ".join(visible(part).split()) for part in (finding.text, finding.step))
+    text, advice = (" ".join(visible(part).split()) for part in (finding.text, finding.advice))
     lines = [fitted(begin + text, columns, indent)]
-    lines += [fitted(indent + step, columns, "")] if step else []
+    lines += [fitted(indent + advice, columns, "")] if advice else []
     return "\n".join(lines).split("\n")
 
 
