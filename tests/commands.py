@@ -36,11 +36,11 @@ def save(contents, name="recipe.yaml"):
 def fails(capsys, arguments, code=2):
     """Run a command that must fail, and give what it told the user, in one line."""
     try:
-        found = main(arguments)
+        exit_code = main(arguments)
     except SystemExit as stop:  # of argparse, where the command itself is wrong
-        found = stop.code
+        exit_code = stop.code
     captured = capsys.readouterr()
-    assert found == code, captured.err
+    assert exit_code == code, captured.err
     assert "Traceback" not in captured.err
     (message,) = [line for line in captured.err.splitlines() if line.startswith("turnrl: ")]
     return message

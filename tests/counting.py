@@ -56,11 +56,11 @@ class Bytes(TorchDispatchMode):
     @contextlib.contextmanager
     def above(self) -> Iterator[list[int]]:
         """Within it counts; then gives the peak above what was there, and what is kept of it."""
-        found: list[int] = []
+        bytes_above: list[int] = []
         with self:
             before = self.peak = self.now
-            yield found
-            found += [self.peak - before, self.now - before]
+            yield bytes_above
+            bytes_above += [self.peak - before, self.now - before]
 
 
 def _four_bit(linear: torch.nn.Linear, dtype: torch.dtype) -> Any:
@@ -99,9 +99,9 @@ def _four_bit(linear: torch.nn.Linear, dtype: torch.dtype) -> Any:
     return layer
 
 
-def _wide(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+def _wide(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     """A product in float32, as a GPU makes it: without copies of what is multiplied."""
-    return torch.mm(one, other, out_dtype=torch.float32)
+    return torch.mm(left, right, out_dtype=torch.float32)
 
 
 @dataclass
@@ -124,7 +124,7 @@ class Counted:
         asked = [False] * prompt + [True] * turn + [False] * result + [True] * turn
         members = 2 + tokens // (total - prompt)
         own = (draw.integers(0, 1000, total - prompt) for _ in range(members))
-        rows = [(np.concatenate([begin, some]).tolist(), asked) for some in own]
+        rows = [(np.concatenate([begin, attempt]).tolist(), asked) for attempt in own]
         _, layout = next(self.policy.forward_passes(rows, tokens))
         return layout, move_data_to_device(layout, META)
 
@@ -198,8 +198,8 @@ class Traffic(TorchDispatchMode):
         if name in ("index", "index_select", "embedding", "gather"):
             moved = 2 * sum(t.numel() * t.element_size() for t in written)
         elif name in ("mm", "addmm", "addmm_"):
-            one, other = read[-2:]
-            self.operations += 2 * one.shape[0] * one.shape[1] * other.shape[1]
+            left, right = read[-2:]
+            self.operations += 2 * left.shape[0] * left.shape[1] * right.shape[1]
         elif name == "gemm_4bit":
             rows, width = read[0].numel() // read[0].shape[-1], read[0].shape[-1]
             columns = written[0].shape[-1]

@@ -16,8 +16,8 @@ def words(texts, dimensions=64, seed=""):
     """Sums over words, so that texts with the same words are near each other."""
     vectors = np.full((len(texts), dimensions), 0.01)
     for row, text in zip(vectors, texts, strict=True):
-        for one in re.findall(r"\w+", text.lower()):
-            row += word(seed + one, dimensions)
+        for word_of_text in re.findall(r"\w+", text.lower()):
+            row += word(seed + word_of_text, dimensions)
     return vectors
 
 
@@ -50,7 +50,7 @@ def flat(texts):
     return words(texts).ravel()
 
 
-def one(texts):
+def miscounted(texts):
     return words(texts)[:1] if len(texts) > 1 else words([*texts, ""])
 
 

@@ -234,14 +234,14 @@ class Recorder:
         yield
 
     def record(self, compute):
-        found = torch.full_like(compute(), torch.nan)
-        self.recorded.append(found.shape[0])
+        output = torch.full_like(compute(), torch.nan)
+        self.recorded.append(output.shape[0])
 
         def replay():
             self.replayed += 1
-            found.copy_(compute())
+            output.copy_(compute())
 
-        return replay, found
+        return replay, output
 
     def forget(self):
         self.forgotten += 1
@@ -263,16 +263,16 @@ def converse_by_steps(policy, graphs, slots=64):
         for version in range(2):
             engine.sync(version)
             sessions = [engine.open([n + 1] * (3 + 5 * n)) for n in range(len(counts))]
-            said = await together(
+            completions = await together(
                 *(
                     s.generate([], replace(GREEDY, max_tokens=count))
                     for s, count in zip(sessions, counts, strict=True)
                 )
             )
             await engine.drain()
-        return said
+        return completions
 
-    for n, found in enumerate(run(scenario())):
+    for n, completion in enumerate(run(scenario())):
         wanted = greedy_reference(policy, [n + 1] * (3 + 5 * n), counts[n])
-        assert list(found.token_ids) == wanted
+        assert list(completion.token_ids) == wanted
     return [rows for _, rows in watched.read]

@@ -149,7 +149,7 @@ def _keep(asked: socket.socket) -> None:
         if not (more := asked.recv(1 << 20)):  # who asked was killed outright
             os._exit(0)
         text += more
-    given = json.loads(text)
+    request = json.loads(text)
     pid = os.fork()
     if pid:
         for stream in streams:
@@ -166,9 +166,9 @@ def _keep(asked: socket.socket) -> None:
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)
-    os.chdir(given["folder"])
+    os.chdir(request["folder"])
     os.environ.clear()
-    os.environ.update(given["environment"])
+    os.environ.update(request["environment"])
     sys.path[1:1] = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     sys.stdin = open(0, closefd=False)  # noqa: SIM115 - it stays open
     sys.stdout.reconfigure(line_buffering=os.isatty(1))
@@ -179,9 +179,9 @@ def _keep(asked: socket.socket) -> None:
     from turnrl.plugins import load_plugins
 
     load_plugins.cache_clear()  # this command's environment may choose others
-    program, *rest = given["arguments"] or [""]
+    program, *rest = request["arguments"] or [""]
     if program != "--python" or rest[:2] == ["-m", "turnrl"]:
-        words = rest[2:] if program == "--python" else given["arguments"]
+        words = rest[2:] if program == "--python" else request["arguments"]
         sys.argv = [str(Path(_PYTHON).parent / "turnrl"), *words]
         sys.exit(main())
     if rest[:1] == ["-m"]:
@@ -202,12 +202,12 @@ def _keep(asked: socket.socket) -> None:
 def _ask() -> None:
     with socket.socket(socket.AF_UNIX) as nursery:
         nursery.connect(os.environ[WHERE])
-        given = {
+        request = {
             "arguments": sys.argv[1:],
             "folder": str(Path.cwd()),
             "environment": dict(os.environ),
         }
-        text = json.dumps(given).encode() + b"\n"
+        text = json.dumps(request).encode() + b"\n"
         sent = socket.send_fds(nursery, [text], [0, 1, 2])
         nursery.sendall(text[sent:])
         answers = nursery.makefile()

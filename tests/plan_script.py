@@ -73,7 +73,7 @@ def main(*words: str) -> None:
         )
         count = layout.input_ids.shape[1]
         parts = memory(work, Choice(minibatch_tokens=count, gradient_checkpointing=int(again)))
-        keys = sum(some.keys.numel() for some in layout.segments)
+        keys = sum(segment.keys.numel() for segment in layout.segments)
         minibatch = learning(work, count, int(again), keys, len(layout.targets))
         always = sum(resident(work).values())
         trained = 4 * work.trained

@@ -239,7 +239,7 @@ def test_groups_teach_nothing_before_the_questions_are_solved():
     )  # a single iteration
 
 
-def test_lengths_explode_if_they_grow_and_the_answers_are_no_better():
+def test_growing_lengths_without_better_answers_are_an_explosion():
     longer = [100, 100, 100, 250, 250, 250]
     (alarm,) = alarms(series(tokens=longer, match=[0.3, 0.3, 0.3, 0.2, 0.2, 0.2]))
     assert (alarm.name, alarm.began, alarm.noticed) == ("lengths", 4, 6)
@@ -643,7 +643,7 @@ def warnings(caplog):
         ((1, 2, 3), ["iteration 4"]),
     ],
 )
-def test_a_run_that_learns_nothing_is_warned_of_once(tiny_model, tmp_path, caplog, alike, warned):
+def test_a_run_that_learns_nothing_gets_one_warning(tiny_model, tmp_path, caplog, alike, warned):
     module = make_module(tiny_model, optimizer=adamw(1e-9))
     module.rewards = [Same(alike)]
     object.__setattr__(module.rewards[0], "module", module)

@@ -537,7 +537,7 @@ def test_rows_that_are_left_out_are_counted_with_the_reason(caplog):
     (["B", "(C)", "D.", "b"], "choice"), ([r"\frac{1}{2}", "$x$", "x^2", "Paris"], "math"),
     (["Paris", "15", "B", "x^2"], None),
 ])  # fmt: skip
-def test_a_rule_that_does_not_fit_the_answers_is_warned_of_once(answers, setting, caplog):
+def test_a_rule_that_does_not_fit_the_answers_gets_one_warning(answers, setting, caplog):
     questions = [Question(str(i), f"Which {i}?", answer) for i, answer in enumerate(answers)]
     data = QuestionData(questions, questions)
     data.setup("fit")

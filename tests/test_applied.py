@@ -24,7 +24,7 @@ from turnrl.applied import applied, make
 from turnrl.why import terms
 
 
-def test_the_runs_own_estimator_comes_first_and_no_other_gives_the_same():
+def test_the_runs_own_estimator_comes_first_and_differs_from_the_others():
     group, own = recorded.group(random.Random(0), 0), TurnLevel()
     first, *others = applied(group, own, "mine")
     assert (first.name, first.own) == ("mine", True)

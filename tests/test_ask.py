@@ -316,7 +316,7 @@ def scripted(model, scores, **options):
     return module
 
 
-def test_the_best_policy_is_kept_by_a_fresh_figure_and_goes_on_exactly(tiny_model, tmp_path):
+def test_the_best_policy_is_chosen_by_a_fresh_figure_and_resumes_exactly(tiny_model, tmp_path):
     scores = [9.0, 1.0, 3.0, 2.0, 0.0]
     best = BestCheckpoint("val/reward/outcome")
     trainer(tmp_path / "whole", 4, [best]).fit(scripted(tiny_model, scores), data())
@@ -393,7 +393,7 @@ def test_weights_changed_since_validation_are_not_saved_as_best(tiny_model, tmp_
     assert not (tmp_path / "version_0" / "checkpoints" / "best.ckpt").exists()
 
 
-def test_a_checkpoint_that_does_not_name_its_optimiser_goes_on(tiny_model, tmp_path):
+def test_a_checkpoint_that_does_not_name_its_optimiser_resumes(tiny_model, tmp_path):
     trainer(tmp_path / "a", 1, limit_val_batches=0).fit(make_module(tiny_model), data())
     old = torch.load(last(tmp_path / "a"), weights_only=True)
     del old["optimizer"]
@@ -417,7 +417,7 @@ def test_asking_draws_other_samples_than_training_and_by_the_runs_seed(tiny_mode
         module.ask(question, samples=0)
 
 
-def test_a_run_starts_the_engine_that_a_question_has_started_anew(tiny_model, tmp_path):
+def test_a_run_restarts_an_engine_that_a_question_started(tiny_model, tmp_path):
     module = make_module(tiny_model, {"lora": Lora(r=4)})
     module.ask("Number 7?")
     assert module.engine.in_force["weights while sampling"] == "base and adapter"
@@ -480,7 +480,7 @@ def test_any_sequence_of_questions_is_asked(tiny_model):
 
 
 @pytest.mark.parametrize("asked", [5, [5], None, {"a": 1}], ids=str)
-def test_asking_anything_but_questions_is_refused_with_what_can_be_asked(tiny_model, asked):
+def test_asking_anything_but_questions_is_refused_with_examples(tiny_model, asked):
     module = make_module(tiny_model)
     module.policy.load()
     with pytest.raises(RecipeError, match=r"cannot ask .*; ask texts, or turnrl"):

@@ -50,11 +50,13 @@ def sample(engine, prompt, forks, turns=2, **sampling):
         with contextlib.closing(engine.open(prompt)) as root:
             sessions = [root.fork() for _ in range(forks)]
         asked = Sampling(max_tokens=5, **sampling)
-        said = [[await s.generate((4,) * (k > 0), asked) for k in range(turns)] for s in sessions]
+        completions = [
+            [await s.generate((4,) * (k > 0), asked) for k in range(turns)] for s in sessions
+        ]
         for session in sessions:
             session.close()
         await engine.drain()
-        return said
+        return completions
 
     return asyncio.run(play())
 
@@ -124,24 +126,24 @@ def test_the_example_in_the_readme_forces_tokens(tiny_policy):
 # --------------------------------------------------------------------------------------- task
 
 
-def test_a_task_has_the_sizes_that_were_asked_for_and_no_two_trajectories_say_the_same(folder):
+def test_a_task_has_the_requested_sizes_and_distinct_trajectories(folder):
     task, policy = Task.read(folder), Policy(str(folder))
     module = agent.module_of(str(folder), policy, None)
     prompts = [module.rollout.scheme.prompt_ids(q, module.chat) for q in agent.questions_of(task)]
     assert [len(p) for p in prompts] == [140, 140]
     assert len(set(prompts)) == 2
-    said = [tuple(map(tuple, one)) for members in task.script for one in members]
-    assert {(len(first), len(second)) for first, second in said} == {(40, 6)}
-    assert len(set(said)) == 4
+    texts = [tuple(map(tuple, turns)) for members in task.script for turns in members]
+    assert {(len(first), len(second)) for first, second in texts} == {(40, 6)}
+    assert len(set(texts)) == 4
     encoded = policy.tokenizer(task.article("anything"))["input_ids"]
     assert len(encoded) == pytest.approx(8, abs=1)
     assert task.article("a") == task.article("a") != task.article("b")
 
 
 def test_lengths_too_short_for_a_task_are_refused_with_the_minimum(tmp_path):
-    with pytest.raises(RecipeError, match=r"Ask for \d+ or more") as told:
+    with pytest.raises(RecipeError, match=r"Ask for \d+ or more") as raised:
         make(tmp_path, replace(SMALL, prompt_tokens=20))
-    least = int(re.search(r"for (\d+) or", str(told.value))[1])
+    least = int(re.search(r"for (\d+) or", str(raised.value))[1])
     make(tmp_path, replace(SMALL, prompt_tokens=least))
     with pytest.raises(RecipeError, match="tokens or more in all"):
         make(tmp_path, replace(SMALL, turn_tokens=(8, 6)))
@@ -165,7 +167,7 @@ def compared(nursery, monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_script_measures_a_collection_in_a_process_of_its_own(compared):
+def test_the_script_measures_a_collection_in_its_own_process(compared):
     shown = compared("scale", "--blocks", "1", "--most", "64")
     assert re.search(r"^trajectories +64$", shown, re.MULTILINE)
     (each,) = re.findall(r"^tokens each +([\d.]+)$", shown, re.MULTILINE)
@@ -210,7 +212,7 @@ def test_the_command_has_help_pages(capsys, monkeypatch, kind):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (["gpu", "--json", "/no/such/folder/x.json"], "in a folder that does not exist"),
         (["gpu"], "there is no GPU here"),
@@ -219,7 +221,7 @@ def test_the_command_has_help_pages(capsys, monkeypatch, kind):
         ([], "turnrl bench"),
     ],
 )
-def test_a_users_mistake_is_a_sentence(capsys, arguments, told):
+def test_a_users_mistake_is_a_sentence(capsys, arguments, message):
     if arguments == ["gpu"] and torch.cuda.is_available():
         pytest.skip("there is a GPU here")
-    assert told in fails(capsys, ["bench", *arguments])
+    assert message in fails(capsys, ["bench", *arguments])

@@ -185,19 +185,19 @@ def test_a_part_that_raises_or_dies_records_its_error_and_the_others_run(
     parts = [part(name, name, most_s=0.5 if name == "hangs" else 100) for name in ending]
     driver.drive(results, parts, tmp_path, True, 200.5 / 60, 1, grace_s=6)
     names = (*raising, *ending)
-    found = Results(tmp_path / "found.json").parts
+    measured = Results(tmp_path / "found.json").parts
     statuses = ["error", "partial", "error", "error", "error", "done"]
-    assert [found[name]["status"] for name in names] == statuses
-    assert found["breaks"]["error"] == "ValueError: the part itself"
-    assert found["breaks"]["cases"]["good"]["value"] == 1
-    assert any("in breaks" in line for line in found["breaks"]["where"])
-    full = found["one_case_breaks"]["cases"]["full"]
+    assert [measured[name]["status"] for name in names] == statuses
+    assert measured["breaks"]["error"] == "ValueError: the part itself"
+    assert measured["breaks"]["cases"]["good"]["value"] == 1
+    assert any("in breaks" in line for line in measured["breaks"]["where"])
+    full = measured["one_case_breaks"]["cases"]["full"]
     assert full["error"] == "OutOfMemoryError: tried to allocate 72 GB"
-    assert found["one_case_breaks"]["cases"]["good"]["value"] == 2
-    assert found["interrupted"]["error"].startswith("KeyboardInterrupt")
-    assert found["dies"]["error"] == "its process ended with 9"
-    assert found["dies"]["cases"]["before"]["value"] == 3
-    assert found["hangs"]["error"] == "it did not come back in time"
+    assert measured["one_case_breaks"]["cases"]["good"]["value"] == 2
+    assert measured["interrupted"]["error"].startswith("KeyboardInterrupt")
+    assert measured["dies"]["error"] == "its process ended with 9"
+    assert measured["dies"]["cases"]["before"]["value"] == 3
+    assert measured["hangs"]["error"] == "it did not come back in time"
     shown = capfd.readouterr().err
     assert "dies: error its process ended with 9" in shown
     assert "in hangs" in shown
@@ -241,7 +241,7 @@ def test_a_folder_of_a_run_that_was_killed_is_removed_by_the_next(tmp_path, monk
 
 
 @pytest.mark.parametrize(
-    ("arguments", "told"),
+    ("arguments", "message"),
     [
         (
             ["--parts", "machine,sampling"],
@@ -251,11 +251,11 @@ def test_a_folder_of_a_run_that_was_killed_is_removed_by_the_next(tmp_path, monk
         (["--resume", "--json", "WHOLE"], "has results of the whole shape"),
     ],
 )
-def test_a_mistake_is_a_sentence(tmp_path, capsys, arguments, told):
+def test_a_mistake_is_a_sentence(tmp_path, capsys, arguments, message):
     (tmp_path / "OTHER").write_text('{"blocks": []}')
     (tmp_path / "WHOLE").write_text('{"about": {"tiny": false}, "parts": {"machine": {}}}')
     named = [str(tmp_path / a) if a.isupper() else a for a in arguments]
-    assert told in fails(capsys, [*TINY, "--json", str(tmp_path / "new"), *named])
+    assert message in fails(capsys, [*TINY, "--json", str(tmp_path / "new"), *named])
 
 
 def test_a_disk_without_room_is_refused_before_anything_is_made():
@@ -355,5 +355,5 @@ def test_a_shared_layout_counts_pairs_once_per_distinct_prefix(bench):
 
 
 def test_parts_run_by_priority_whatever_the_requested_order():
-    assert [one.name for one in parts_named("iteration, machine")] == ["machine", "iteration"]
-    assert all(one.least_s <= one.most_s for one in PARTS.values())
+    assert [part.name for part in parts_named("iteration, machine")] == ["machine", "iteration"]
+    assert all(part.least_s <= part.most_s for part in PARTS.values())

@@ -300,7 +300,7 @@ def test_ctrl_c_stops_cleanly_and_the_run_can_be_resumed(recipe):
 
 def test_a_command_run_in_a_program_frees_its_objects(recipe):
     class Mine:
-        pass
+        """An object that only a collection of garbage can free, once it holds itself."""
 
     mine = Mine()
     mine.itself, gone = mine, weakref.ref(mine)

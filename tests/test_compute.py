@@ -45,9 +45,9 @@ def adapted(folder, **options):
 
 def value_and_gradients(policy):
     policy.zero_grad()
-    found, *_ = policy(lay_out(ROWS))
-    (found * torch.arange(1.0, len(found) + 1)).sum().backward()
-    return found.detach(), {n: p.grad for n, p in policy.trainable_parameters().items()}
+    logprobs, *_ = policy(lay_out(ROWS))
+    (logprobs * torch.arange(1.0, len(logprobs) + 1)).sum().backward()
+    return logprobs.detach(), {n: p.grad for n, p in policy.trainable_parameters().items()}
 
 
 def left_to_peft(policy):
@@ -61,10 +61,10 @@ def left_to_peft(policy):
 def test_adapter_values_and_gradients_match_peft(tiny_model, quantization, checkpointing):
     options = {"quantization": quantization, "gradient_checkpointing": checkpointing}
     policy = adapted(tiny_model, **options)
-    found, gradients = value_and_gradients(policy)
+    logprobs, gradients = value_and_gradients(policy)
     left_to_peft(policy)
     wanted, others = value_and_gradients(policy)
-    assert torch.allclose(found, wanted, atol=1e-5)
+    assert torch.allclose(logprobs, wanted, atol=1e-5)
     assert len(gradients) == 2 * 2 * 7  # A and B of seven linear layers in two blocks
     for name, gradient in gradients.items():
         assert (gradient - others[name]).norm() < 1e-4 * others[name].norm(), name
@@ -80,14 +80,14 @@ def test_an_adapter_of_a_bfloat16_base_has_weights_and_gradients_in_float32(tiny
     seen = []
     layer = policy.network.base_model.model.model.layers[0].mlp.up_proj
     layer.register_forward_hook(
-        lambda _, given, result: seen.append((given[0].dtype, result.dtype))
+        lambda _, inputs, result: seen.append((inputs[0].dtype, result.dtype))
     )
-    found, gradients = value_and_gradients(policy)
+    logprobs, gradients = value_and_gradients(policy)
     wanted, others = value_and_gradients(exact)
     assert set(seen) == {(torch.bfloat16, torch.bfloat16)}
     assert {p.dtype for p in policy.trainable_parameters().values()} == {torch.float32}
     assert {g.dtype for g in gradients.values()} == {torch.float32}
-    assert (found - wanted).abs().mean() < 0.03 * wanted.abs().mean()
+    assert (logprobs - wanted).abs().mean() < 0.03 * wanted.abs().mean()
     all_found, all_wanted = (
         torch.cat([g[name].flatten() for name in sorted(g)]) for g in (gradients, others)
     )
@@ -111,11 +111,11 @@ def test_dropout_applies_only_to_the_adapters_input_as_in_peft(tiny_model, train
         torch.manual_seed(3)
         return value_and_gradients(policy)
 
-    found, gradients = seeded()
-    assert torch.equal(found, value_and_gradients(policy)[0]) is not training
+    logprobs, gradients = seeded()
+    assert torch.equal(logprobs, value_and_gradients(policy)[0]) is not training
     left_to_peft(policy)
     wanted, others = seeded()
-    assert torch.allclose(found, wanted, atol=1e-5)
+    assert torch.allclose(logprobs, wanted, atol=1e-5)
     for name, gradient in gradients.items():
         assert (gradient - others[name]).norm() < 1e-4 * others[name].norm(), name
 
@@ -124,8 +124,8 @@ def test_a_model_may_add_in_place_to_an_adapted_layers_output(tiny_model):
     layer = adapted_layers(adapted(tiny_model).network)[0]
     x = torch.randn(2, 3, layer.base.in_features, requires_grad=True)
     (wanted,) = torch.autograd.grad((layer(x) + 1).square().sum(), x)
-    (found,) = torch.autograd.grad(layer(x).add_(1).square().sum(), x)
-    assert torch.allclose(found, wanted, atol=1e-5)
+    (gradient,) = torch.autograd.grad(layer(x).add_(1).square().sum(), x)
+    assert torch.allclose(gradient, wanted, atol=1e-5)
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
@@ -151,13 +151,13 @@ def test_logits_of_half_precision_are_added_up_in_float32(bias):
     torch.manual_seed(0)
     head = torch.nn.Linear(256, 50, bias=bias).bfloat16()
     hidden = torch.randn(3, 256).bfloat16().requires_grad_()
-    found = head_logits(head, hidden)
+    logits = head_logits(head, hidden)
     wanted = hidden.double() @ head.weight.double().t() + (head.bias.double() if bias else 0)
-    assert found.dtype == torch.float32
-    assert torch.allclose(found.double(), wanted, atol=1e-5)
+    assert logits.dtype == torch.float32
+    assert torch.allclose(logits.double(), wanted, atol=1e-5)
     assert (head(hidden).double() - wanted).abs().max() > 1e-3  # what it is for
     slopes = torch.randn(3, 50)
-    (gradient,) = torch.autograd.grad(found, hidden, slopes)
+    (gradient,) = torch.autograd.grad(logits, hidden, slopes)
     exact = slopes.double() @ head.weight.double()
     assert gradient.dtype == torch.bfloat16
     assert (gradient - exact).norm() < 0.01 * exact.norm()
@@ -174,10 +174,10 @@ def test_a_trained_head_learns_in_float32():
 
 
 def test_wide_products_lose_nothing():
-    one = torch.full((1, 3), 256.0).bfloat16()
+    row = torch.full((1, 3), 256.0).bfloat16()
     other = torch.tensor([[256.0], [1.0], [1 / 256]]).bfloat16()
     # 65536 + 256 + 1; bfloat16 would make it 66048
-    assert wide_mm(one, other).tolist() == [[65793.0]]
+    assert wide_mm(row, other).tolist() == [[65793.0]]
 
 
 @pytest.mark.parametrize(("setting", "again"), [(None, 0), (True, 2), (1, 1), (0, 0), (2, 2)])
@@ -217,18 +217,18 @@ def test_a_model_without_layers_to_recompute_is_refused():
 
 def test_mixed_precision_trains_float32_weights_through_bfloat16_products(tiny_model):
     policy, exact = Policy(str(tiny_model), dtype="bfloat16"), Policy(str(tiny_model))
-    for one in (policy, exact):
-        one.load()
+    for each in (policy, exact):
+        each.load()
     seen = []
     layer = policy.network.model.layers[0].mlp.up_proj
-    layer.register_forward_hook(lambda _, given, result: seen.append(result.dtype))
-    found, gradients = value_and_gradients(policy)
+    layer.register_forward_hook(lambda _, inputs, result: seen.append(result.dtype))
+    logprobs, gradients = value_and_gradients(policy)
     wanted, others = value_and_gradients(exact)
     assert set(seen) == {torch.bfloat16}
-    assert found.dtype == torch.float32
+    assert logprobs.dtype == torch.float32
     assert {p.dtype for p in policy.parameters()} == {torch.float32}
     assert {g.dtype for g in gradients.values()} == {torch.float32}
-    assert 1e-4 < (found - wanted).abs().mean() < 0.1
+    assert 1e-4 < (logprobs - wanted).abs().mean() < 0.1
     all_found, all_wanted = (
         torch.cat([g[name].flatten() for name in sorted(g)]) for g in (gradients, others)
     )
@@ -342,8 +342,8 @@ def test_device_errors_are_distinguished_from_kernel_refusals():
 
 @pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is not None, reason="Liger is there")
 def test_the_extra_that_is_named_where_liger_is_missing_brings_it():
-    told = fuse(None, torch.device("cuda"))
-    (extra,) = re.findall(r"pip install 'turnrl\[(\w+)\]'", told)
+    message = fuse(None, torch.device("cuda"))
+    (extra,) = re.findall(r"pip install 'turnrl\[(\w+)\]'", message)
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     (wanted,) = project["optional-dependencies"][extra]
     assert wanted.startswith("liger-kernel>=")

@@ -110,7 +110,7 @@ def test_lines_say_the_split_the_time_left_and_fit_into_80_columns(recipe, capsy
     ]
     left = [left for title, _, left in kinds if title.startswith("iteration")]
     assert left[2] == "0s"
-    assert all(re.fullmatch(r"(\d+[dhms] ?)+", one) for one in left)
+    assert all(re.fullmatch(r"(\d+[dhms] ?)+", time) for time in left)
     assert not any(left for title, _, left in kinds if not title.startswith("iteration"))
     assert all(len(line) <= 80 for line in lines if "model" not in line)
 
@@ -256,7 +256,7 @@ def test_the_final_table_leaves_out_scores_from_other_questions(recipe, capsys):
 
 
 @pytest.mark.slow
-def test_an_evaluation_goes_on_with_nothing(recipe, capsys):
+def test_an_evaluation_does_not_print_that_it_resumes(recipe, capsys):
     fit(capsys, "--trainer.max_epochs", "1")
     assert main(["eval", "recipe.yaml", "--ckpt_path", "last", "--data.val_limit", "2"]) == 0
     assert "turnrl: " not in capsys.readouterr().err
@@ -274,9 +274,11 @@ def test_without_a_validation_the_first_iteration_stands_beside_the_last(recipe,
 def test_early_stopping_says_why(recipe, capsys):
     stop = "{class_path: EarlyStopping, init_args: {monitor: val/exact_match, patience: 1}}"
     lines = fit(capsys, "--trainer.callbacks", f"[{stop}]", "--trainer.max_epochs", "9")
-    (told,) = [line for line in lines if line.startswith("stopped early")]
-    assert told.startswith("stopped early after iteration 2: Monitored metric val/exact_match did")
-    assert "Signaling" not in told
+    (reason,) = [line for line in lines if line.startswith("stopped early")]
+    assert reason.startswith(
+        "stopped early after iteration 2: Monitored metric val/exact_match did"
+    )
+    assert "Signaling" not in reason
 
 
 def test_a_plain_trainer_shows_the_same_lines_and_no_summary(tiny_model, tmp_path, capsys):
@@ -300,12 +302,12 @@ def test_a_plain_trainer_shows_the_same_lines_and_no_summary(tiny_model, tmp_pat
         'ask it: module.ask("a question")',
         f"see what it does: turnrl report {tmp_path}/version_0",
     ]
-    found = rows(tmp_path)
-    assert [(row["iteration"], bool(row["train/loss"])) for row in found] == [
+    metrics = rows(tmp_path)
+    assert [(row["iteration"], bool(row["train/loss"])) for row in metrics] == [
         ("0", False),
         ("1", True),
     ]
-    assert found[0]["val/reward/total"] != found[1]["val/reward/total"]
+    assert metrics[0]["val/reward/total"] != metrics[1]["val/reward/total"]
     run.validate(module, data(), verbose=False)
     assert sum(isinstance(c, IterationLines) for c in run.callbacks) == 1
 
@@ -323,7 +325,9 @@ def test_a_run_after_an_evaluation_begins_with_the_policy_before_training(
     assert [line.startswith(title) for line, title in zip(shown, titles, strict=True)] == [True] * 4
 
 
-def test_a_validation_inside_an_iteration_is_no_validation_of_its_end(tiny_model, tmp_path, capsys):
+def test_a_validation_inside_an_iteration_is_not_taken_for_the_one_at_its_end(
+    tiny_model, tmp_path, capsys
+):
     run = trainer(tmp_path, 2, [IterationLines()], val_check_interval=1, enable_progress_bar=True)
     run.fit(make_module(tiny_model), data())
     lines = capsys.readouterr().out.splitlines()
@@ -472,13 +476,13 @@ def test_a_resumed_run_ends_with_bars_of_all_its_rows(tiny_model, tmp_path, caps
     again.fit(make_module(tiny_model), data(), ckpt_path=last(tmp_path))
     lines = capsys.readouterr().out.splitlines()
     bars = {line.split()[0]: line.split()[3] for line in lines if re.match(r"(val|train)/", line)}
-    assert {len(one) for one in bars.values()} == {5}  # before training, and four validations
+    assert {len(bar) for bar in bars.values()} == {5}  # before training, and four validations
 
 
-def test_a_run_that_is_finished_says_so_and_how_to_go_on_and_leaves_no_folder(recipe, capsys):
+def test_resuming_a_finished_run_says_how_to_train_on_and_leaves_no_folder(recipe, capsys):
     assert main(["fit", "recipe.yaml"]) == 0
     capsys.readouterr()
-    for options, told in (
+    for options, message in (
         ([], "2 iterations are done, and max_epochs is 2.\nTo train on, repeat the command with "
              "--trainer.max_epochs N, N above 2.\n"),
         (["--trainer.max_epochs", "9", "--trainer.max_steps", "4"],
@@ -487,7 +491,7 @@ def test_a_run_that_is_finished_says_so_and_how_to_go_on_and_leaves_no_folder(re
     ):  # fmt: skip
         assert main(["fit", "recipe.yaml", "--ckpt_path", "last", *options]) == 0
         out, err = capsys.readouterr()
-        assert err.endswith(f"turnrl: this run is finished: {told}")  # below Lightning's lines
+        assert err.endswith(f"turnrl: this run is finished: {message}")  # below Lightning's lines
         assert "resumes with" not in err
         assert "ask it" not in out
         assert [path.name for path in Path("runs/recipe").iterdir()] == ["version_0"]
@@ -499,10 +503,10 @@ def test_resuming_a_finished_plain_trainer_run_says_to_raise_max_epochs(
     trainer(tmp_path, 1).fit(make_module(tiny_model), data())
     again = trainer(tmp_path, 1, enable_progress_bar=True, logger=False)
     again.fit(make_module(tiny_model), data(), ckpt_path=last(tmp_path))
-    told = capsys.readouterr()
+    printed = capsys.readouterr()
     assert (
         "finished: 1 iterations are done, and max_epochs is 1.\nTo train on, set max_epochs=N, N"
-        in (told.err)
+        in (printed.err)
     )
 
 
@@ -534,7 +538,7 @@ def test_changed_settings_are_printed_one_by_one_within_the_terminal_width():
 
 
 @pytest.mark.slow
-def test_the_console_of_a_run_that_goes_on_with_much_changed_fits_a_terminal(trained, capsys):
+def test_a_resumed_run_with_many_changed_settings_fits_a_terminal(trained, capsys):
     few = "[worlds.Answered]"
     with terminal() as lines:
         assert main(["fit", "recipe.yaml", "--ckpt_path", "last", "--model.rewards", few]) == 0
@@ -584,8 +588,8 @@ def test_a_run_that_is_interrupted_while_weights_load_says_that_nothing_is_kept(
 
     monkeypatch.setattr(turnrl.Policy, "load", interrupted)
     assert main(["fit", "recipe.yaml"]) == 130
-    told = capsys.readouterr().err
-    assert told.endswith(
+    printed = capsys.readouterr().err
+    assert printed.endswith(
         "\nNo iteration is finished. Repeat the command to start again.\n"
         "\nturnrl: stopped by Ctrl-C\n"
     )

@@ -276,7 +276,7 @@ def test_costs_change_no_credit_in_a_group_of_one():
     assert CostsAmongRight()(group).equal(TurnLevel()(group))
 
 
-def test_the_only_right_attempt_is_compared_with_nobody():
+def test_the_only_right_attempt_is_compared_with_no_other():
     for options in ({}, UNBIASED):
         group = searched([3, 0], [True, False]).group()
         assert CostsAmongRight(**options)(group).equal(

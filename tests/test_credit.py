@@ -95,7 +95,7 @@ def test_without_turn_coef_turn_level_is_outcome_only(group, options):
     )
 
 
-def test_a_trajectory_that_is_alone_at_a_turn_is_compared_with_nobody():
+def test_a_trajectory_that_is_alone_at_a_turn_is_compared_with_no_other():
     streams = tensors([[0, 0.5], [0]], [0, 0], [2, 1])
     # leave one out, no scaling: nobody to compare with, baseline 0, so the reward itself
     alone = TurnLevel(outcome_coef=0, baseline="leave_one_out", scale="none")

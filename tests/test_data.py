@@ -138,7 +138,7 @@ PARTS = [
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "parquet", "csv", "rows"])
-def test_a_prompt_of_chat_messages_is_a_question_with_a_system_message_of_its_own(tmp_path, kind):
+def test_a_prompt_of_chat_messages_is_a_question_with_its_own_system_message(tmp_path, kind):
     rows = [{"prompt": CHAT, "solution": "Ada", "level": 3}, {"prompt": CHAT[1:], "solution": "B"}]
     source = rows
     if kind == "jsonl":

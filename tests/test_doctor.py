@@ -275,7 +275,7 @@ class Away(Toolset):
 @pytest.mark.parametrize(
     ("tool", "status"), [(Away, "warn"), (worlds.Raises, "fail")], ids=["outage", "own fault"]
 )
-def test_a_card_elsewhere_excuses_an_outage_of_tools_and_no_fault_of_theirs(
+def test_planning_for_another_card_excuses_a_tools_outage_but_not_its_faults(
     recipe, tiny_model, tool, status
 ):
     module = make_module(tiny_model)
@@ -534,7 +534,7 @@ def test_a_library_that_is_not_installed_fails_with_the_command_that_mends_it(in
     assert missing.advice.startswith("pip install 'tantivy")
 
 
-def test_a_run_with_a_version_that_nobody_tried_says_so_once_and_goes_on(
+def test_a_run_with_an_untested_version_warns_once_and_continues(
     recipe, caplog, installed_versions
 ):
     installed_versions(torch="2.99.0")

@@ -221,7 +221,7 @@ def test_there_is_no_error_without_costs_or_with_too_few_groups(groups, charged)
     assert tallies.keys() == earning_tallies(many(10), True).keys()  # processes add them up
 
 
-def test_an_outcome_that_costs_is_no_cost_of_a_turn():
+def test_an_outcome_that_costs_is_not_a_cost_of_a_turn():
     class Fine(OutcomeReward):
         is_cost = True
 

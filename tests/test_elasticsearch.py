@@ -71,7 +71,7 @@ def small_index(url, tmp_path_factory) -> str:
 # --- searching and building ---
 
 
-def test_a_forked_process_has_a_client_of_its_own():
+def test_a_forked_process_has_its_own_client():
     index = ElasticIndex(SearchServer(url="http://localhost:1"), "nothing")
     client = index._client
     assert index._client is client
@@ -381,7 +381,7 @@ def test_a_build_continues_through_faults_without_losing_or_doubling_a_passage(
     assert "resuming there" in capsys.readouterr().err
 
 
-def test_an_interrupted_build_is_taken_up_where_it_stopped(url, name, tmp_path):
+def test_an_interrupted_build_resumes_where_it_stopped(url, name, tmp_path):
     path = many_rows(tmp_path, 900)
 
     class Stop(Exception):

@@ -102,7 +102,7 @@ def test_a_trajectory_of_messages_is_never_trained_on(chat, tiny_model):
             make_module(tiny_model, engine=endpoint(server))
 
 
-def test_a_turn_ends_at_the_stop_string_wherever_the_server_would_go_on(chat):
+def test_a_turn_ends_at_the_stop_string_even_if_the_server_continues(chat):
     class Ends(Brackets):
         stop = ("<end>", "]")
 
@@ -180,7 +180,7 @@ def test_a_response_that_is_not_a_chat_completion_is_reported(chat, monkeypatch)
 
 
 @pytest.mark.parametrize("reply", ["", "=Pa"])
-def test_a_reply_that_the_server_withheld_is_no_wrong_answer(chat, monkeypatch, reply):
+def test_a_reply_that_the_server_withheld_is_not_a_wrong_answer(chat, monkeypatch, reply):
     event = Handler.event
 
     def filtered(self, choice):
@@ -229,7 +229,7 @@ def test_no_more_requests_are_under_way_than_the_server_takes(chat):
     assert 1 < max(most) <= 3
 
 
-def test_a_branch_goes_on_from_the_messages_of_its_trajectory(chat):
+def test_a_branch_continues_from_the_messages_of_its_trajectory(chat):
     class Echo(MessageSampler):
         async def reply(self, messages, sampling):
             asked.append([message["content"] for message in messages])

@@ -112,10 +112,10 @@ def test_training_mode_is_left_as_it_was_and_does_not_change_samples(tiny_model)
     assert network.training
 
     async def collection():
-        found = await engine.open(PROMPTS[0]).generate([], GREEDY)
+        completion = await engine.open(PROMPTS[0]).generate([], GREEDY)
         assert not network.training  # until all turns of a collection are done
         await engine.drain()
-        return found
+        return completion
 
     completion = run(collection())
     assert network.training
@@ -164,8 +164,8 @@ def test_an_engine_that_is_closed_while_it_samples_says_so_and_leaves_the_mode(t
         while not policy.read:
             await asyncio.sleep(0.001)
         engine.close()
-        for found in await asyncio.gather(*turns, return_exceptions=True):
-            assert "was closed while turns were being sampled" in str(found)
+        for error in await asyncio.gather(*turns, return_exceptions=True):
+            assert "was closed while turns were being sampled" in str(error)
         await engine.drain()
 
     run(scenario())
@@ -202,10 +202,10 @@ def test_a_drain_that_is_cancelled_leaves_the_turns_alone(tiny_policy):
         drain = asyncio.create_task(engine.drain())
         await asyncio.sleep(0)
         drain.cancel()
-        found = await asyncio.wait_for(turn, 10)
+        completion = await asyncio.wait_for(turn, 10)
         await engine.drain()
         engine.sync(1)
-        return found
+        return completion
 
     assert list(run(scenario()).token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)
 
@@ -269,7 +269,7 @@ def test_a_cancelled_turn_leaves_its_session_unusable_and_the_engine_as_it_was(t
         while len(policy.read) < 5:  # in the midst of it
             await asyncio.sleep(0.001)
         task.cancel()
-        found = await beside
+        completion = await beside
         assert task.cancelled()
         # what was sampled of the turn is lost, so the history has a hole
         for use in (lambda: session.generate([], GREEDY), lambda: session.generate([11], GREEDY)):
@@ -281,7 +281,7 @@ def test_a_cancelled_turn_leaves_its_session_unusable_and_the_engine_as_it_was(t
             session.fork()
         session.close()
         anew = engine.open([*PROMPTS[0], *first.token_ids])
-        return first, found, await anew.generate([11, 12], GREEDY)
+        return first, completion, await anew.generate([11, 12], GREEDY)
 
     first, beside, anew = run(scenario())
     assert list(beside.token_ids) == greedy_reference(tiny_policy, PROMPTS[1], 12)
@@ -316,8 +316,8 @@ def test_a_session_generates_one_turn_at_a_time(tiny_policy):
             session.generate([], GREEDY), session.generate([], GREEDY), return_exceptions=True
         )
 
-    found, refused = run(scenario())
-    assert list(found.token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)
+    completion, refused = run(scenario())
+    assert list(completion.token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)
     assert "one turn at a time" in str(refused)
 
 

@@ -66,12 +66,12 @@ def test_attention_over_shared_pages_matches_each_row_alone(seed):
         attend = Pass(plan, np.array(at), rest)
         tokens = len(at) + sum(len(feed.ids) for feed in rest)
         query, key, value = (torch.randn(1, tokens, h, 8).transpose(1, 2) for h in (4, 2, 2))
-        found = attend(1, query, key, value, 0.4, None)[0]
+        attended = attend(1, query, key, value, 0.4, None)[0]
         all_tables = [*tables, *(feed.table for feed in rest)]
         all_starts = [*at, *(feed.start for feed in rest)]
         counts = [*[1] * len(at), *(len(feed.ids) for feed in rest)]
         wanted = naive_attention(pool, 1, all_tables, all_starts, counts, query, 0.4)
-        assert torch.allclose(found.double(), wanted, atol=1e-5)
+        assert torch.allclose(attended.double(), wanted, atol=1e-5)
         places = [p for s, c in zip(all_starts, counts, strict=True) for p in range(s, s + c)]
         assert attend.positions.tolist() == places
         # and what the pass brought is where it belongs
@@ -92,27 +92,27 @@ def test_turns_read_by_a_kernel_match_full_forward_passes(tiny_policy, kernel):
         for turn in range(3):
             new = [(11 * n + 3 * turn + i) % 300 for i in range(turn * (n + 1))]
             if turn == 2:
-                found = await session.fork().generate([77], GREEDY)
-                seen.append(([*history, 77], found.token_ids))
-            found = await session.generate(new, replace(GREEDY, max_tokens=3 + n))
-            seen.append(([*history, *new], found.token_ids))
-            history += [*new, *found.token_ids]
+                completion = await session.fork().generate([77], GREEDY)
+                seen.append(([*history, 77], completion.token_ids))
+            completion = await session.generate(new, replace(GREEDY, max_tokens=3 + n))
+            seen.append(([*history, *new], completion.token_ids))
+            history += [*new, *completion.token_ids]
         return seen
 
     for seen in run(together(*(converse(n, p) for n, p in enumerate(prompts)))):
-        for history, found in seen:
-            assert list(found) == greedy_reference(tiny_policy, history, len(found))
+        for history, tokens in seen:
+            assert list(tokens) == greedy_reference(tiny_policy, history, len(tokens))
 
 
-def test_sessions_give_up_pages_that_a_kernel_reads_and_go_on(tiny_policy, kernel):
+def test_sessions_give_up_pages_that_a_kernel_reads_and_continue(tiny_policy, kernel):
     engine = started(tiny_policy, 100, kv_memory=f"{11 * PAGE_BYTES / 1e3}KB")
     assert (engine.pool.count, engine.pool.bytes) == (10, 11 * PAGE_BYTES)
 
     async def converse(n):
         session, history = engine.open([n + 1] * 20), [n + 1] * 20
         for turn in range(3):
-            found = await session.generate([n] * 9 * turn, replace(GREEDY, max_tokens=9))
-            history += [*[n] * 9 * turn, *found.token_ids]
+            completion = await session.generate([n] * 9 * turn, replace(GREEDY, max_tokens=9))
+            history += [*[n] * 9 * turn, *completion.token_ids]
         return history
 
     for history in run(together(*map(converse, range(6)))):
@@ -137,8 +137,8 @@ def test_a_kernel_that_is_wrong_or_refuses_is_not_used(tiny_policy, broken, monk
         engine = started(tiny_policy)
     assert engine.pool.kernel is None
     assert torch.equal(torch.get_rng_state(), before)
-    told = " ".join(record.message for record in caplog.records)
-    assert "no attention over pages (gathered): " in told
-    assert "it is off by" in told or "unexpected keyword" in told
-    found = run(engine.open(PROMPTS[0]).generate([], GREEDY))
-    assert list(found.token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)
+    messages = " ".join(record.message for record in caplog.records)
+    assert "no attention over pages (gathered): " in messages
+    assert "it is off by" in messages or "unexpected keyword" in messages
+    completion = run(engine.open(PROMPTS[0]).generate([], GREEDY))
+    assert list(completion.token_ids) == greedy_reference(tiny_policy, PROMPTS[0], 12)

@@ -96,11 +96,11 @@ class StopsAtTheEndOfATokenAlone(Around):
     """Stops where the text ends in a stop string, as an engine that looks for `text.endswith`."""
 
     async def generate(self, new_ids, sampling):
-        found = await self.inner.generate(new_ids, sampling)
-        text = self.engine.tokenizer.decode(list(found.token_ids))
-        if found.reason == "stop" and not text.endswith(sampling.stop):
-            return replace(found, reason="length")
-        return found
+        turn = await self.inner.generate(new_ids, sampling)
+        text = self.engine.tokenizer.decode(list(turn.token_ids))
+        if turn.reason == "stop" and not text.endswith(sampling.stop):
+            return replace(turn, reason="length")
+        return turn
 
 
 class MissesBytes(Around):
@@ -119,20 +119,20 @@ class IgnoresEnds(Around):
 
 class DropsTheLastToken(Around):
     async def generate(self, new_ids, sampling):
-        found = await self.inner.generate(new_ids, sampling)
-        return replace(found, token_ids=found.token_ids[:-1])
+        turn = await self.inner.generate(new_ids, sampling)
+        return replace(turn, token_ids=turn.token_ids[:-1])
 
 
 class LogprobsOfNothing(Around):
     async def generate(self, new_ids, sampling):
-        found = await self.inner.generate(new_ids, sampling)
-        return replace(found, logprobs=(0.0,) * len(found.logprobs))
+        turn = await self.inner.generate(new_ids, sampling)
+        return replace(turn, logprobs=(0.0,) * len(turn.logprobs))
 
 
 class LogprobsWorseTurnByTurn(Around):
     async def generate(self, new_ids, sampling):
-        found = await self.inner.generate(new_ids, sampling)
-        return replace(found, logprobs=tuple(p - 0.1 * bool(new_ids) for p in found.logprobs))
+        turn = await self.inner.generate(new_ids, sampling)
+        return replace(turn, logprobs=tuple(p - 0.1 * bool(new_ids) for p in turn.logprobs))
 
 
 class IgnoresForced(Around):
@@ -209,15 +209,15 @@ class GivesTokensBack(Around):
     """What is in its history is not what it says it sampled."""
 
     async def generate(self, new_ids, sampling):
-        found = await self.inner.generate(new_ids, sampling)
-        self.inner = self.engine.slots.open([*self.prompt, *found.token_ids[:-1], 7])
-        return found
+        turn = await self.inner.generate(new_ids, sampling)
+        self.inner = self.engine.slots.open([*self.prompt, *turn.token_ids[:-1], 7])
+        return turn
 
 
 def test_the_engine_keeps_to_the_contract_where_a_vocabulary_falls_back_to_bytes(falling_back):
     check_engine(Slots(), falling_back)
-    told = r"does not stop at '!' in the token 36 \('!'\): Completion"
-    with pytest.raises(AssertionError, match=told):
+    message = r"does not stop at '!' in the token 36 \('!'\): Completion"
+    with pytest.raises(AssertionError, match=message):
         check_engine(Wrapped(MissesBytes), falling_back)
 
 

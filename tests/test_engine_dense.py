@@ -77,7 +77,7 @@ def test_dense_weights_follow_the_adapter_at_each_sync_and_are_freed_on_drain(ad
 
 
 @pytest.mark.parametrize("end", ["drained", "failed", "cancelled"])
-def test_the_learner_is_as_it_was_however_sampling_with_dense_weights_ends(adapted, end):
+def test_the_learner_is_unchanged_however_sampling_with_dense_weights_ends(adapted, end):
     rows = [([5, 9, 33, 71], [False, False, True, True])]
     adapted.train()
     adapted(lay_out(rows))[0].sum().backward()

@@ -153,9 +153,7 @@ ACCESS = torch.AcceleratorError("CUDA error: an illegal memory access was encoun
 
 @pytest.mark.parametrize("error", [DEVICES, MEMORY, ACCESS])
 @pytest.mark.parametrize("when", ["a kernel is tried", "two tokens are read", "pages are tried"])
-def test_errors_of_memory_and_devices_are_no_answer_to_a_try_out(
-    tiny_policy, monkeypatch, error, when
-):
+def test_memory_and_device_errors_are_raised_from_a_trial(tiny_policy, monkeypatch, error, when):
     def fails(*_, **__):
         raise error
 
@@ -281,7 +279,7 @@ def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kern
 
 
 @pytest.mark.parametrize("kernel", ["pages"], indirect=True)
-def test_graphs_are_recorded_anew_when_a_weight_has_moved(tiny_model, kernel):
+def test_graphs_are_recorded_again_when_a_weight_has_moved(tiny_model, kernel):
     policy = Policy(str(tiny_model))
     policy.load()
     engine = started(policy, keep_memory=True)

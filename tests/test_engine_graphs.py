@@ -34,7 +34,7 @@ def test_rows_are_padded_to_few_sizes_and_at_most_by_a_fifth_where_they_cost_mos
     assert all(rows > 0.8 * padded(rows) for rows in range(257, 2000))
 
 
-def test_padding_changes_no_token_and_writes_to_a_page_that_is_nobodys(tiny_policy, kernel):
+def test_padding_changes_no_token_and_writes_to_an_unused_page(tiny_policy, kernel):
     read = converse_by_steps(tiny_policy, None, slots=3)
     assert {1, 2, 4} <= set(read)  # three rows take four
     pool = Pool(4, shapes_of(2, 2, 8), torch.device("cpu"), kernel)
@@ -94,8 +94,8 @@ class Stale(Recorder):
     """Its replays leave what they left when they were recorded: they do not read the buffers."""
 
     def record(self, compute):
-        found = torch.randn_like(compute())
-        return lambda: None, found
+        completions = torch.randn_like(compute())
+        return lambda: None, completions
 
 
 @pytest.mark.parametrize("kernel", ["pages"], indirect=True)
@@ -105,9 +105,9 @@ def test_steps_that_cannot_be_recorded_still_run_with_one_warning(
 ):
     with caplog.at_level("WARNING"):
         converse_by_steps(tiny_policy, broken())
-    (told,) = (r.message for r in caplog.records if "CUDA graphs" in r.message)
-    assert "capturing)." in told or "a replayed step is off by" in told
-    assert "model.engine.cuda_graphs to false" in told
+    (warning,) = (r.message for r in caplog.records if "CUDA graphs" in r.message)
+    assert "capturing)." in warning or "a replayed step is off by" in warning
+    assert "model.engine.cuda_graphs to false" in warning
 
 
 @pytest.mark.gpu
@@ -129,7 +129,7 @@ def test_gpu_kernel_and_graph_sampling_match_the_learners_log_probabilities(
         assert engine.pool.kernel is not None  # what was tried, and why not, is in the log
 
         async def scenario():
-            found = await together(
+            scores = await together(
                 *(
                     engine.open(prompt).generate([], Sampling(len(ids), forced_ids=ids))
                     for prompt, ids in zip(prompts, forced, strict=True)
@@ -137,18 +137,18 @@ def test_gpu_kernel_and_graph_sampling_match_the_learners_log_probabilities(
             )
             replayed = [step for step in engine.passes.decoder.steps.values() if step.replay]
             await engine.drain()
-            return torch.tensor([p for f in found for p in f.logprobs]), len(replayed)
+            return torch.tensor([p for f in scores for p in f.logprobs]), len(replayed)
 
         return run(scenario())
 
-    (plain, none), (replayed, some) = logprobs(cuda_graphs=False), logprobs()
+    (plain, none), (replayed, graphs) = logprobs(cuda_graphs=False), logprobs()
     assert none == 0
-    assert some > 2
+    assert graphs > 2
     assert torch.allclose(plain, replayed, atol=1e-2)
     rows = [
         ([*p, *ids], [False] * len(p) + [True] * len(ids))
         for p, ids in zip(prompts, forced, strict=True)
     ]
-    learned = torch.cat([found[0] for found in policy.read(rows, 10_000)])
+    learned = torch.cat([scores[0] for scores in policy.read(rows, 10_000)])
     # of some 20 nats each; bfloat16 alone makes a tenth of a nat
     assert (plain - learned).abs().mean() < 0.25

@@ -38,11 +38,11 @@ def test_greedy_turns_match_the_models_own_generate(model, name, options):
             new = [(11 * n + 3 * turn + i) % 300 + 3 for i in range(turn * (n + 1))]
             if turn == 2:
                 branch = session.fork()
-                found = await branch.generate([77], GREEDY)
-                seen.append(([*history, 77], found.token_ids))
-            found = await session.generate(new, GREEDY)
-            seen.append(([*history, *new], found.token_ids))
-            history += [*new, *found.token_ids]
+                completion = await branch.generate([77], GREEDY)
+                seen.append(([*history, 77], completion.token_ids))
+            completion = await session.generate(new, GREEDY)
+            seen.append(([*history, *new], completion.token_ids))
+            history += [*new, *completion.token_ids]
         return seen
 
     turns = run(together(*(converse(n, prompt) for n, prompt in enumerate(prompts))))
@@ -51,10 +51,10 @@ def test_greedy_turns_match_the_models_own_generate(model, name, options):
         max_new_tokens=12, do_sample=False, pad_token_id=0, eos_token_id=None
     )
     network = policy.load().eval()
-    for history, found in (turn for seen in turns for turn in seen):
+    for history, tokens in (turn for seen in turns for turn in seen):
         ids = torch.tensor([history])
         wanted = network.generate(ids, attention_mask=ids * 0 + 1, generation_config=plain)
-        assert list(found) == wanted[0, len(history) :].tolist()
+        assert list(tokens) == wanted[0, len(history) :].tolist()
 
 
 def test_a_model_that_would_give_wrong_log_probabilities_is_refused(model):
@@ -73,8 +73,8 @@ def test_a_window_shorter_than_a_trajectory_is_refused(model, name):
     ):
         Slots().start(policy, 64)
     engine = started(policy, 15)
-    found = run(engine.open(PROMPTS[0]).generate([], Sampling(9, 0)))
-    assert list(found.token_ids) == greedy_reference(policy, PROMPTS[0], 9)
+    completion = run(engine.open(PROMPTS[0]).generate([], Sampling(9, 0)))
+    assert list(completion.token_ids) == greedy_reference(policy, PROMPTS[0], 9)
 
 
 def test_padding_stands_at_no_position_beyond_its_rows_own(model):

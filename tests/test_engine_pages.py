@@ -16,7 +16,7 @@ from turnrl_slots.sizes import PAGE
 
 
 @pytest.mark.parametrize("text", ["4", "4 PB", "4G", "-1GB", "all", "0GB", ""])
-def test_a_memory_that_is_no_size_is_refused(text):
+def test_a_kv_memory_that_is_not_a_size_is_refused(text):
     with pytest.raises(RecipeError, match=r"kv_memory is '.*'; give 'auto', or a size"):
         Slots(kv_memory=text)
 
@@ -92,7 +92,7 @@ def test_a_reused_page_is_not_matched_by_its_old_successors(tiny_policy):
 
 
 @pytest.mark.parametrize("how", ["cancelled", "closed"])
-def test_pages_come_back_when_a_turn_is_cancelled_or_its_session_closed_meanwhile(tiny_policy, how):
+def test_pages_are_freed_when_a_turn_is_cancelled_or_its_session_closed(tiny_policy, how):
     policy = Watched(tiny_policy)
     engine = started(policy)
     policy.read.clear()
@@ -115,7 +115,7 @@ def test_pages_come_back_when_a_turn_is_cancelled_or_its_session_closed_meanwhil
     run(scenario())
 
 
-def test_a_page_that_nobody_else_needs_any_more_is_written_to_and_not_copied(tiny_policy):
+def test_a_page_that_no_other_session_needs_is_written_to_without_a_copy(tiny_policy):
     """A fork holds the last page of a turn that may come to need all pages: no page comes free when
     it gives that up, but none is needed then."""
     engine = started(tiny_policy, kv_memory=f"{2 * PAGE_BYTES / 1e3}KB")
@@ -189,7 +189,7 @@ def test_sessions_that_use_all_their_pages_do_not_lower_the_capacity(tiny_policy
     assert engine.capacity == 4  # and not nine tenths of that
 
 
-def test_nobody_is_to_read_again_for_a_turn_that_still_does_not_fit(tiny_policy):
+def test_no_session_gives_up_pages_for_a_turn_that_still_would_not_fit(tiny_policy):
     policy = Watched(tiny_policy)
     engine = started(policy, 5 * PAGE, kv_memory=f"{6 * PAGE_BYTES / 1e3}KB")
 
@@ -330,7 +330,7 @@ def test_a_shared_prompt_prefix_is_read_once_for_all_questions(tiny_policy):
     assert policy.read[:2] == [(1, len(prompts[0])), (1, 1 + 3 * 9)]
 
 
-def test_a_turn_that_goes_on_within_a_page_is_not_taken_for_the_beginning_of_one(tiny_policy):
+def test_a_turn_that_continues_within_a_page_is_not_mistaken_for_a_page_start(tiny_policy):
     engine = started(tiny_policy)
 
     async def scenario():

@@ -688,7 +688,7 @@ def test_the_figures_are_exact_for_a_second_toy():
 
 
 class NineBranched(AdvantageEstimator):
-    """Wants more than can be tried."""
+    """Needs a larger group with probes than can be tried."""
 
     probes, min_group_size = 4, 9
 
@@ -697,19 +697,27 @@ class NineBranched(AdvantageEstimator):
 
 
 class Compares(Counted):
+    """Needs a larger group than can be tried."""
+
     min_group_size = 16
 
 
 class Forest(NineBranched):
+    """The same, and trains on its probes."""
+
     trains_probes, probes = True, 1
 
 
 class Needy(Counted):
+    """Cannot be made without an argument."""
+
     def __init__(self, judge):
         self.judge = judge
 
 
 class Broken(Counted):
+    """Returns advantages of a wrong shape."""
+
     def __call__(self, group):
         return torch.zeros(1)
 
@@ -733,6 +741,8 @@ def test_every_estimator_gets_a_row_or_the_reason_why_it_cannot_be_tried():
 
 def test_a_zero_gradient_has_no_angle_and_no_noise():
     class Nothing(Counted):
+        """Gives every turn no advantage."""
+
         def __call__(self, group):
             return group.turn_rewards * 0
 
@@ -771,6 +781,8 @@ def test_signal_is_the_agreement_of_two_groups():
 
 def test_the_signal_of_token_advantages_uses_each_turns_mean():
     class Tokens(AdvantageEstimator):
+        """Gives each sampled token its number, from 1."""
+
         def __call__(self, group):
             return tuple(torch.arange(1.0 + len(t.sampled_turns))[1:] for t in group.trajectories)
 

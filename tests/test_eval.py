@@ -277,7 +277,7 @@ def test_samples_are_averaged_per_question_and_drawn_the_same_again(recipe, caps
     assert any(other[place] != samples[place] for place in other)
 
 
-def test_each_batch_of_questions_draws_samples_of_its_own(recipe, capsys):
+def test_each_batch_of_questions_draws_its_own_samples(recipe, capsys):
     # one question in three batches: the prompt is the same, so only the random stream differs
     rows = [{"id": f"q{n}", "question": "Number 1?", "answers": ["1"]} for n in range(3)]
     Path("same.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -372,7 +372,7 @@ def test_a_server_is_asked_greedily_unless_samples_are_wanted(recipe, capitals, 
     assert [body["temperature"] for body in server.bodies] == [0.0, 0.0]
 
 
-def test_the_servers_may_stand_in_a_recipe_of_its_own(recipe, capitals, capsys):
+def test_the_servers_can_be_in_their_own_recipe(recipe, capitals, capsys):
     with vendor(lambda messages, n: "=London") as server:
         page = next(p.text for p in pieces("docs/howto/evaluate.md") if "endpoint:" in p.text)
         Path("vendor.yaml").write_text(page.replace("https://api.example.com/v1", server.url))

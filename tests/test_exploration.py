@@ -86,7 +86,7 @@ def explore(chat, says, probes, group_size=2, **options):
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_probes_go_on_from_the_beginning_of_each_turn_of_each_trajectory(chat, lockstep):
+def test_probes_start_at_the_beginning_of_each_turn_of_each_trajectory(chat, lockstep):
     # sessions 0 to 3 are the four trajectories, which call twice and answer; whatever was forked
     # after them is a probe, and answers at once
     says = lambda session, k: (CALL, CALL, "=yes")[k] if session < 4 else "=no"  # noqa: E731
@@ -216,7 +216,7 @@ def test_probes_change_nothing_for_the_trajectories(tiny_model):
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_every_turn_of_every_probe_has_a_random_stream_of_its_own(chat, lockstep):
+def test_each_turn_of_each_probe_has_its_own_random_stream(chat, lockstep):
     # nobody answers: three turns of four trajectories, and after 0, 1 and 2 turns two probes, each
     # of which takes the turns that are left
     groups, tried, engine, _ = explore(chat, lambda session, k: CALL, probes=2, lockstep=lockstep)
@@ -544,7 +544,7 @@ def test_a_critic_out_of_range_is_refused():
 
 
 @pytest.mark.slow
-def test_a_run_with_a_critic_goes_on_exactly(tiny_model, tmp_path):
+def test_a_run_with_a_critic_resumes_exactly(tiny_model, tmp_path):
     def estimator():
         return ToGo(critic=Critic(lr=0.1))
 
@@ -576,7 +576,7 @@ class Fussy(AdvantageEstimator):
     ("redraws", "patience", "asked", "redrawn"),
     [(3, 6, 4 + 4 + 2, 6), (2, 99, 4 * 3, 8), (0, 2, 4, 0)],
 )
-def test_groups_that_teach_nothing_are_sampled_anew_within_a_bound(
+def test_groups_that_teach_nothing_are_redrawn_within_a_bound(
     tiny_model, tmp_path, caplog, redraws, patience, asked, redrawn
 ):
     caplog.set_level(logging.INFO, "lightning.pytorch.utilities.rank_zero")
@@ -661,7 +661,7 @@ def test_only_groups_that_teach_nothing_are_redrawn_with_the_same_question(tiny_
     assert same == [True, False, True, False]
 
 
-def test_probes_of_groups_that_are_sampled_anew_are_counted(tiny_model, tmp_path):
+def test_probes_of_redrawn_groups_are_counted(tiny_model, tmp_path):
     class Probing(Fussy):
         probes = 1
 
@@ -676,9 +676,7 @@ def test_probes_of_groups_that_are_sampled_anew_are_counted(tiny_model, tmp_path
     assert twice.probe_tokens == once.probe_tokens + again > once.probe_tokens > 0
 
 
-def test_branches_of_groups_that_are_sampled_anew_are_no_trajectories_of_theirs(
-    tiny_model, tmp_path
-):
+def test_branches_of_redrawn_groups_are_not_their_trajectories(tiny_model, tmp_path):
     class Bushy(Fussy):
         probes = 1
         trains_probes = True
@@ -922,7 +920,7 @@ def test_a_copy_that_takes_too_long_is_closed_when_it_comes(chat, kind):
     keeps.check_closed()
 
 
-def test_a_copy_that_is_no_session_is_named(chat):
+def test_a_copy_that_is_not_a_session_is_named(chat):
     class Forgets(Slow):
         def fork(self):
             Slow(self.tool).close()

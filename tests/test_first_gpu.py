@@ -40,9 +40,9 @@ def test_the_script_lists_its_steps_and_refuses_another():
     code, listed, _ = script()
     assert code == 0
     assert [line.split()[0] for line in listed.splitlines()] == [*STEPS, "all"]
-    code, out, told = script("decode")
+    code, out, err = script("decode")
     assert (code, out) == (2, listed)
-    assert "no step 'decode'" in told
+    assert "no step 'decode'" in err
 
 
 STUB = r"""#!/usr/bin/env bash
@@ -107,7 +107,7 @@ def stubbed(folder, **more):
 
 def test_the_script_continues_after_a_failure_and_reports_which_part_failed(tmp_path):
     results = tmp_path / "results"
-    code, out, told = script("all", results, **stubbed(tmp_path))
+    code, out, err = script("all", results, **stubbed(tmp_path))
     text = (results / "verdicts.txt").read_text()
     assert [line.split()[:2] for line in text.splitlines()] == [
         ["PASS", "doctor"],
@@ -118,7 +118,7 @@ def test_the_script_continues_after_a_failure_and_reports_which_part_failed(tmp_
         ["PASS", "test_engine_gpu"],
         ["FAIL", "test_gpu"],  # all skipped
         ["FAIL", "bfloat16"],
-    ], told
+    ], err
     assert code == 3
     assert "5 of 8 passed" in out
     for shown in (
@@ -186,8 +186,8 @@ def test_each_step_of_the_script_ends_within_ten_minutes():
 def test_a_step_is_rehearsed_on_a_cpu(step, tmp_path):
     program = f"{sys.executable} -m turnrl"
     environment = {"TURNRL": program, "PYTHON": sys.executable, "OMP_NUM_THREADS": "1"}
-    code, out, told = script(step, tmp_path, "cpu", **environment)
-    assert code == 0, out + told
+    code, out, err = script(step, tmp_path, "cpu", **environment)
+    assert code == 0, out + err
 
 
 # ------------------------------------------------------------------- without a network
@@ -246,11 +246,11 @@ def test_packing_finds_missing_packages_with_their_extras_for_the_machines_pytho
 
 
 def test_the_cuda_version_is_read_from_the_installed_packages(packing):
-    found = [
+    versions = [
         packing.cuda_of(packing.installed(text))
         for text in ("torch==2.11.0+cu130", "torch==2.11.0\nnvidia-cuda-runtime-cu12==12.8.90", "")
     ]
-    assert found == ["13.0", "12.8", None]
+    assert versions == ["13.0", "12.8", None]
 
 
 def test_kernels_of_other_cards_are_left_behind(packing, tmp_path):
@@ -273,10 +273,10 @@ def test_pieces_stay_below_their_limit(packing, tmp_path):
     for n, size in enumerate([400_000, 300_000, 250_000, 100_000, 90_000, 1]):
         files[f"w{n}"] = tmp_path / f"w{n}"
         files[f"w{n}"].write_bytes(bytes(size))
-    found = packing.pieces(files, 500_000)
-    assert sorted(name for held in found for name in held) == sorted(files)
-    assert len(found) == 3  # of 1.14 MB
-    for held in found:
+    pieces = packing.pieces(files, 500_000)
+    assert sorted(name for held in pieces for name in held) == sorted(files)
+    assert len(pieces) == 3  # of 1.14 MB
+    for held in pieces:
         with tarfile.open(tmp_path / "piece.tar", "w") as archive:
             for name, file in held.items():
                 archive.add(file, name)

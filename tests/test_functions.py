@@ -380,7 +380,7 @@ def test_a_function_is_a_tool_and_gets_the_question(function):
     )
 
 
-def test_a_text_where_the_schema_has_a_number_is_no_number():
+def test_a_text_is_not_a_number_where_the_schema_wants_one():
     def double(n: float) -> float:
         """Double a number."""
         return 2 * n
@@ -613,7 +613,7 @@ def test_a_column_does_not_override_a_rewards_other_arguments():
     assert [paid[f"outcome/{name}"] for name in ("one", "two", "level_of")] == [1, 2, 3]
 
 
-def test_a_batch_has_no_results_that_nobody_read():
+def test_a_batch_leaves_out_results_that_were_never_read():
     last = Turn("c", Reading((ToolCall("x"),)), (ToolResult("", unread="the end"),))
     trajectory = attempt_of("a")
     trajectory = dataclasses.replace(trajectory, turns=(*trajectory.turns, last))
@@ -769,7 +769,7 @@ def sized(completions: Any) -> list[float]:
         ("class f: pass", r"rewards\[0\] is the class f\. Pass an instance of .* or a function"),
     ],
 )
-def test_a_function_that_is_no_reward_is_refused(source, says):
+def test_a_function_that_is_not_a_reward_is_refused(source, says):
     with pytest.raises((PluginError, RecipeError), match=says):
         score_group(GROUP, [defined(source)])
 

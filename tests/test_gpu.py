@@ -36,7 +36,7 @@ def tiny(tiny_model, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options", [[], WHOLE, LORA, NF4], ids=["float32", "bfloat16", "lora", "nf4"]
 )
-def test_a_run_trains_goes_on_and_is_asked(tiny, options, capsys):
+def test_a_run_trains_resumes_and_answers(tiny, options, capsys):
     assert main(["fit", tiny, *GPU, *options]) == 0
     out = capsys.readouterr().out
     assert len(re.findall(r"^iteration +\d/3", out, re.MULTILINE)) == 3
@@ -67,33 +67,33 @@ def test_kernels_and_shared_prompts_are_in_force(tiny_model, options):
     assert {p.dtype for p in policy.trainable_parameters().values()} == {torch.float32}
     engine = turnrl.installed("turnrl_engines")["Slots"]()
     engine.start(policy, 64)
-    told = dict(engine.in_force)
+    in_force = dict(engine.in_force)
     engine.close()
-    assert told, "the engine says nothing of its choices"
+    assert in_force, "the engine says nothing of its choices"
 
 
 def test_policies_on_the_cpu_and_the_gpu_work_in_one_process(tiny_model):
     from lightning.fabric.utilities import move_data_to_device
 
     rows = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11, 12], [13] * 4)]
-    found = []
+    outputs = []
     for device in ("cpu", "cuda", "cpu", "cuda"):
         policy = turnrl.Policy(str(tiny_model))
         policy.load(device)
         (_, layout), *_ = policy.forward_passes(rows, 1000)
         with torch.no_grad():
-            found.append(policy(move_data_to_device(layout, device))[0].cpu())
-    assert torch.equal(found[0], found[2])
-    assert torch.equal(found[1], found[3])
-    assert torch.allclose(*found[:2], atol=1e-3)
+            outputs.append(policy(move_data_to_device(layout, device))[0].cpu())
+    assert torch.equal(outputs[0], outputs[2])
+    assert torch.equal(outputs[1], outputs[3])
+    assert torch.allclose(*outputs[:2], atol=1e-3)
 
 
 def test_memory_that_runs_out_names_the_phase_and_the_setting(tiny, capsys):
     options = ["--model.policy.minibatch_tokens", "4000000", "--model.rollout.max_tokens", "2000"]
     torch.cuda.set_per_process_memory_fraction(0.02)
     try:
-        told = fails(capsys, ["fit", tiny, *GPU, *options], code=1)
+        message = fails(capsys, ["fit", tiny, *GPU, *options], code=1)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)
-    assert "memory ran out while" in told
-    assert "Lower model." in told
+    assert "memory ran out while" in message
+    assert "Lower model." in message

@@ -28,14 +28,14 @@ def test_base_and_adapter_are_summed_with_one_rounding(shape, bias, rank):
     assert (k * (m + n) < 4 * m * n) is (m == 40)  # which of its ways it takes
     x, weight, added = grid(m, k), grid(n, k, seed=1), grid(n, seed=2) if bias else None
     narrow, up = grid(m, rank, seed=3), grid(n, rank, seed=4) * 2**-12
-    found = joint_product(x, weight, added, narrow, up)
+    joint = joint_product(x, weight, added, narrow, up)
     base = x.double() @ weight.double().t() + (0 if added is None else added.double())
     part = narrow.double() @ up.double().t()
-    assert found.dtype == torch.bfloat16
+    assert joint.dtype == torch.bfloat16
     # half a unit, at most 2^-8 of the number, and what sums in float32 lose
-    assert ((found.double() - base - part).abs() <= base.abs() * 2**-8 + 1e-5).all()
+    assert ((joint.double() - base - part).abs() <= base.abs() * 2**-8 + 1e-5).all()
     # the base alone is rounded to the same number nearly everywhere: the part is far below a unit
-    same = (found == base.to(torch.bfloat16)).double().mean()
+    same = (joint == base.to(torch.bfloat16)).double().mean()
     assert 0.9 < same < 1
 
 
@@ -70,9 +70,9 @@ def sampled(policy, rows, decode_weights):
             turns.append(engine.open(text[:PROMPT]).generate([], forced))
         return await asyncio.gather(*turns)
 
-    found = [turn.logprobs for turn in asyncio.run(together())]
+    logprobs = [turn.logprobs for turn in asyncio.run(together())]
     engine.close()
-    return torch.tensor(found).double().flatten()
+    return torch.tensor(logprobs).double().flatten()
 
 
 WAYS = {

@@ -490,7 +490,7 @@ class Begun:
     def end(self) -> None: ...
 
 
-def test_an_interrupted_build_of_another_limit_is_begun_anew(hub, monkeypatch):
+def test_an_interrupted_build_with_another_limit_starts_over(hub, monkeypatch):
     hub(many(5000))
     monkeypatch.setattr(embedded, "_COMMIT_EVERY", 1000)
     with monkeypatch.context() as patch:

@@ -30,8 +30,10 @@ MODULES = [
     if path != CORE / "__init__.py" and not path.is_relative_to(TEMPLATES)
 ]
 FOLDERS = sorted((ROOT / "plugins").glob("turnrl-*"))
-PACKAGES = {one.name.replace("-", "_"): one for one in FOLDERS}
-PLUGINS = [path for name, one in PACKAGES.items() for path in sorted((one / name).rglob("*.py"))]
+PACKAGES = {folder.name.replace("-", "_"): folder for folder in FOLDERS}
+PLUGINS = [
+    path for name, folder in PACKAGES.items() for path in sorted((folder / name).rglob("*.py"))
+]
 # what `turnrl plugin new` writes, whose tests may use what is there for tests
 WRITTEN = [path for path in sorted(TEMPLATES.rglob("*.py")) if path.parent.name != "tests"]
 # `turnrl eval` scores a model behind a server beside the policy's
@@ -66,9 +68,10 @@ def taken(path: Path) -> Iterator[str]:
     is of the file that has it."""
     for module, name in imports(path):
         module = turnrl._HOMES.get(name or "", module) if module == "turnrl" else module
-        found = next((one for one in (f"{module}.{name}", module) if one in FILES), None)
-        if found is not None and FILES[found] != path:
-            yield found
+        candidates = (f"{module}.{name}", module)
+        home = next((candidate for candidate in candidates if candidate in FILES), None)
+        if home is not None and FILES[home] != path:
+            yield home
 
 
 def room(path: Path) -> str:
@@ -77,7 +80,7 @@ def room(path: Path) -> str:
     return f"{first}/" if more else path.stem
 
 
-def test_the_list_of_rooms_names_every_module_and_folder_and_no_other():
+def test_the_list_of_rooms_names_exactly_the_modules_and_folders():
     assert sorted(ROOMS) == sorted({room(path) for path in MODULES})
 
 
@@ -105,18 +108,20 @@ def test_a_plugin_imports_only_public_names(path):
 
 def test_the_design_names_every_plugin_that_takes_names_of_another():
     (block,) = re.findall(r"<!-- edges -->\n```\n(.*?)^```$", DESIGN, re.DOTALL | re.MULTILINE)
-    told = {name: others for name, *others in map(str.split, block.splitlines())}
-    found: dict[str, set[str]] = {}
+    in_design = {name: others for name, *others in map(str.split, block.splitlines())}
+    in_code: dict[str, set[str]] = {}
     for own, folder in PACKAGES.items():
         paths = (folder / own).rglob("*.py")
         names = {module.partition(".")[0] for path in paths for module, _ in imports(path)}
-        found[folder.name] = {PACKAGES[one].name for one in names - {own} if one in PACKAGES}
+        in_code[folder.name] = {
+            PACKAGES[other].name for other in names - {own} if other in PACKAGES
+        }
     short = {
-        name.removeprefix("turnrl-"): sorted(one.removeprefix("turnrl-") for one in others)
-        for name, others in found.items()
+        name.removeprefix("turnrl-"): sorted(other.removeprefix("turnrl-") for other in others)
+        for name, others in in_code.items()
         if others
     }
-    assert told == short
+    assert in_design == short
 
 
 def test_the_walk_of_a_question_names_what_is_there():
@@ -139,11 +144,11 @@ def run(code: str) -> str:
 
 
 def test_importing_turnrl_and_its_plugins_loads_no_torch():
-    found = run(
+    loaded = run(
         "import sys, turnrl, turnrl.testing; turnrl.installed('turnrl_tools'); "
         "print({'torch', 'lightning', 'transformers', 'datasets', 'numpy'} & set(sys.modules))"
     )
-    assert found.strip() == "set()"
+    assert loaded.strip() == "set()"
 
 
 @pytest.mark.slow
@@ -178,12 +183,12 @@ def test_importing_turnrl_takes_little_longer_than_the_modules_it_imports():
 
 def owned_classes() -> set[type]:
     """The classes of the framework and of the plugins."""
-    found: set[type] = set()
+    owned: set[type] = set()
     for name in FILES:
         if not name.endswith("__main__"):
             classes = vars(importlib.import_module(name)).values()
-            found |= {value for value in classes if isinstance(value, type)}
-    return {cls for cls in found if cls.__module__.startswith("turnrl")}
+            owned |= {value for value in classes if isinstance(value, type)}
+    return {cls for cls in owned if cls.__module__.startswith("turnrl")}
 
 
 def test_a_class_that_another_class_extends_is_abstract():

@@ -23,12 +23,12 @@ sequences = st.lists(few, min_size=1, max_size=8)
 def rows_of(ids, seed=0):
     """Sequences, any of whose tokens but the first may be asked for."""
     draw = random.Random(seed)
-    return [(some, [False, *(draw.random() < 0.5 for _ in some[1:])]) for some in ids]
+    return [(sequence, [False, *(draw.random() < 0.5 for _ in sequence[1:])]) for sequence in ids]
 
 
 def beginnings(ids):
     """Every different beginning of some sequences: the least that has to be read."""
-    return {tuple(some[: n + 1]) for some in ids for n in range(len(some))}
+    return {tuple(sequence[: n + 1]) for sequence in ids for n in range(len(sequence))}
 
 
 @given(sequences, st.booleans())
@@ -42,7 +42,12 @@ def test_every_token_follows_its_own_history_and_shared_tokens_appear_once(ids, 
     else:
         assert flat.numel() == len(ids) * max(map(len, ids))
         assert layout.attention_mask.sum(1).tolist() == list(map(len, ids))
-    asked = [(some[t - 1], t - 1, some[t]) for some, a in rows for t in range(len(some)) if a[t]]
+    asked = [
+        (sequence[t - 1], t - 1, sequence[t])
+        for sequence, a in rows
+        for t in range(len(sequence))
+        if a[t]
+    ]
     before, targets = layout.before[layout.wanted], layout.targets[layout.wanted]
     assert asked == list(
         zip(flat[before].tolist(), positions[before].tolist(), targets.tolist(), strict=True)
@@ -54,26 +59,26 @@ def test_every_token_follows_its_own_history_and_shared_tokens_appear_once(ids, 
 
 def naive_attention(ids, query, key, value, scale, window):
     """Of each beginning of a sequence, by its own history: {beginning: (heads, D)}."""
-    found = {}
+    outputs = {}
     for history in beginnings(ids):
         at = [history[: n + 1] for n in range(len(history))][-window if window else 0 :]
         repeat = len(query[history]) // len(key[history])
         scores = [(query[history] * key[h].repeat_interleave(repeat, 0)).sum(-1) for h in at]
         weights = (torch.stack(scores) * scale).softmax(0)
         values = torch.stack([value[h].repeat_interleave(repeat, 0) for h in at])
-        found[history] = (weights[..., None] * values).sum(0)
-    return found
+        outputs[history] = (weights[..., None] * values).sum(0)
+    return outputs
 
 
 def histories(layout):
     """The beginning that stands at each place of a layout, as its ragged segments spell it."""
-    found, ragged = {}, layout.ragged
+    histories, ragged = {}, layout.ragged
     for n in range(len(ragged.own) - 1):
         path = ragged.keys[ragged.reach[n] : ragged.reach[n + 1]].tolist()
         ids = layout.input_ids[0, path].tolist()
         count = int(ragged.own[n + 1] - ragged.own[n])
-        found |= {path[t]: tuple(ids[: t + 1]) for t in range(len(path) - count, len(path))}
-    return [found[n] for n in range(layout.input_ids.shape[1])]
+        histories |= {path[t]: tuple(ids[: t + 1]) for t in range(len(path) - count, len(path))}
+    return [histories[n] for n in range(layout.input_ids.shape[1])]
 
 
 @given(sequences, st.sampled_from([None, 1, 3]), st.sampled_from(["one batch", "many", "ragged"]))
@@ -94,8 +99,8 @@ def test_attention_over_a_layout_matches_attention_over_each_sequence_alone(ids,
     with pytest.MonkeyPatch.context() as patch:
         if way == "ragged":
             patch.setattr(turnrl.policy.layout, "varlen_attn", naive_varlen)
-        found = layout.attend(0, query, key, value, 0.7, window)
-    assert torch.allclose(found[0], torch.stack([wanted[h] for h in at]), atol=1e-5)
+        attended = layout.attend(0, query, key, value, 0.7, window)
+    assert torch.allclose(attended[0], torch.stack([wanted[h] for h in at]), atol=1e-5)
 
 
 def naive_varlen(query, key, value, own, reach, longest_own, longest_reach, **options):
@@ -106,7 +111,7 @@ def naive_varlen(query, key, value, own, reach, longest_own, longest_reach, **op
     assert int(reach.diff().max()) == longest_reach
     left, right = options.pop("window_size")
     assert right == 0
-    found = []
+    outputs = []
     for n in range(len(own) - 1):
         q = query[own[n] : own[n + 1]].transpose(0, 1)
         k, v = (part[reach[n] : reach[n + 1]].transpose(0, 1) for part in (key, value))
@@ -114,25 +119,25 @@ def naive_varlen(query, key, value, own, reach, longest_own, longest_reach, **op
         apart = level - torch.arange(k.shape[1])
         mask = (apart >= 0) if left < 0 else (apart >= 0) & (apart <= left)
         read = scaled_dot_product_attention(q, k, v, mask, enable_gqa=True, **options)
-        found.append(read.transpose(0, 1))
-    return torch.cat(found)
+        outputs.append(read.transpose(0, 1))
+    return torch.cat(outputs)
 
 
 @given(sequences, st.integers(1, 30), st.booleans())
 def test_passes_hold_every_sequence_once_and_keep_within_the_budget(ids, budget, share):
     rows = rows_of(ids)
     seen = []
-    for some, layout in forward_passes(rows, budget, share):
-        assert layout.input_ids.numel() <= budget or len({tuple(ids[i]) for i in some}) == 1
-        assert len(layout.wanted) == sum(sum(rows[i][1]) for i in some)
-        seen += some
+    for members, layout in forward_passes(rows, budget, share):
+        assert layout.input_ids.numel() <= budget or len({tuple(ids[i]) for i in members}) == 1
+        assert len(layout.wanted) == sum(sum(rows[i][1]) for i in members)
+        seen += members
     assert sorted(seen) == list(range(len(ids)))
 
 
 def test_a_pass_gathers_no_more_than_four_times_its_budget():
     # 40 sequences of 101 tokens that share 100 of them are 140 tokens, of which each sees 101
     ids = [[7] * 100 + [10 + n] for n in range(40)]
-    sizes = [len(some) for some, _ in forward_passes(rows_of(ids), 200)]
+    sizes = [len(members) for members, _ in forward_passes(rows_of(ids), 200)]
     assert sizes == [7] * 5 + [5]
 
 
@@ -147,10 +152,14 @@ def test_sequences_are_batched_by_shared_prefix_and_otherwise_by_length():
     # in turns of one prompt and the other; with a budget of 12 tokens, a prompt of 6 and three
     # answers of 2 fit: two passes, and not the six of two sequences that the order given would make
     ids = [[p] * 6 + [10 + n, p] for n in range(3) for p in (1, 2)]
-    assert [len(some) for some, _ in forward_passes(rows_of(ids), 12)] == [3, 3]
-    assert [len(some) for some, _ in forward_passes(rows_of(ids), 12, share=False)] == [1] * 6
+    assert [len(members) for members, _ in forward_passes(rows_of(ids), 12)] == [3, 3]
+    assert [len(members) for members, _ in forward_passes(rows_of(ids), 12, share=False)] == [1] * 6
     mixed = [[1] * n for n in (1, 3) * 4]
-    assert [len(some) for some, _ in forward_passes(rows_of(mixed), 8, share=False)] == [4, 2, 2]
+    assert [len(members) for members, _ in forward_passes(rows_of(mixed), 8, share=False)] == [
+        4,
+        2,
+        2,
+    ]
 
 
 # ---------------------------------------------------------------------------- a model and a run
@@ -159,10 +168,10 @@ def test_sequences_are_batched_by_shared_prefix_and_otherwise_by_length():
 def logprobs_and_gradient(policy, rows, share, weights):
     policy.zero_grad()
     with policy.evaluating():
-        found, entropy, _ = policy(lay_out(rows, share), 0.8)
-        (found * weights).sum().backward()
+        logprobs, entropy, _ = policy(lay_out(rows, share), 0.8)
+        (logprobs * weights).sum().backward()
     gradients = {n: p.grad for n, p in policy.named_parameters() if p.grad is not None}
-    return found.detach(), entropy, gradients
+    return logprobs.detach(), entropy, gradients
 
 
 @pytest.mark.parametrize(
@@ -190,9 +199,9 @@ def test_models_compute_the_same_from_a_shared_layout(random_model, name, option
     ]
     rows = rows_of([*ids, ids[0], ids[2][:20]])
     weights = torch.randn(sum(sum(asked) for _, asked in rows))
-    found, entropy, gradient = logprobs_and_gradient(policy, rows, True, weights)
+    logprobs, entropy, gradient = logprobs_and_gradient(policy, rows, True, weights)
     wanted, other, plain = logprobs_and_gradient(policy, rows, False, weights)
-    assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
+    assert (logprobs - wanted).abs().max() < 1e-5 * wanted.abs().max()
     assert (entropy - other).abs().max() < 1e-5 * other.abs().max()
     largest = max(float(g.abs().max()) for g in plain.values())
     assert plain.keys() == gradient.keys()
@@ -256,14 +265,14 @@ def test_a_model_with_custom_attention_gets_padded_rows_and_one_log_message(rand
     with caplog.at_level("INFO"):
         module.configure_model()
         module.configure_model()
-    told = [r.message for r in caplog.records if "each trajectory is read from" in r.message]
-    assert len(told) == 1
-    assert "FalconForCausalLM has attention of its own" in told[0]
+    messages = [r.message for r in caplog.records if "each trajectory is read from" in r.message]
+    assert len(messages) == 1
+    assert "FalconForCausalLM has attention of its own" in messages[0]
     policy = module.policy
     rows = rows_of([[5, 6, 7, 8], [5, 6, 7, 9, 10]])
-    ((some, layout),) = policy.forward_passes(rows, 1000)
+    ((members, layout),) = policy.forward_passes(rows, 1000)
     assert layout.attention_mask is not None
-    assert len(some) == 2
+    assert len(members) == 2
     assert len(policy.read(rows, 1000)) == 2
 
 
@@ -283,7 +292,7 @@ def test_a_model_with_custom_attention_gets_padded_rows_and_one_log_message(rand
     ],
 )
 def test_a_run_learns_the_same_from_shared_and_from_padded_layouts(tiny_model, tmp_path, options):
-    found = []
+    logged = []
     for share in (True, False):
         torch.manual_seed(0)
         policy = {**options.get("policy", {}), "share_prefixes": share, "minibatch_tokens": 150}
@@ -296,5 +305,5 @@ def test_a_run_learns_the_same_from_shared_and_from_padded_layouts(tiny_model, t
         folder = tmp_path / str(share)
         trainer(folder, 1, limit_val_batches=0).fit(module, data())
         names = ["train/loss", "train/grad_norm", "train/ratio", "train/entropy"]
-        found.append([column(folder, name)[0] for name in names])
-    assert found[0] == pytest.approx(found[1], rel=1e-4)
+        logged.append([column(folder, name)[0] for name in names])
+    assert logged[0] == pytest.approx(logged[1], rel=1e-4)

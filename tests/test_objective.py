@@ -33,8 +33,8 @@ def test_the_loss_equals_its_equation_written_as_a_loop(rows, low, high, kl_coef
     new, old, advantage, ref = torch.tensor(rows, dtype=torch.float64).T
     objective = ClippedSurrogate(low, high, kl_coef)
     weights = torch.full_like(new, 1 / len(rows))
-    found = objective(new, old, advantage, weights, ref)[0]
-    assert float(found) == pytest.approx(naive_loss(rows, low, high, kl_coef), abs=1e-9)
+    loss = objective(new, old, advantage, weights, ref)[0]
+    assert float(loss) == pytest.approx(naive_loss(rows, low, high, kl_coef), abs=1e-9)
 
 
 def test_the_gradient_is_cut_where_the_ratio_has_gone_far_enough():
@@ -203,7 +203,7 @@ def test_a_segment_that_has_gone_far_enough_is_cut_as_a_whole():
     assert float(watched["clip_fraction"]) == 2
 
 
-def test_clip_bounds_default_to_those_for_the_ratio_level():
+def test_clip_bounds_default_by_the_level_of_the_ratio():
     assert ClippedSurrogate().clips == (0.2, 0.2)
     assert ClippedSurrogate(ratio_level="turn").clips == (3e-4, 4e-4)
     assert ClippedSurrogate(clip_high=0.1, ratio_level="trajectory").clips == (3e-4, 0.1)

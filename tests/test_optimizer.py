@@ -50,7 +50,7 @@ def run(folder, model, epochs, ckpt=None, **options):
         pytest.param(functools.partial(OneCycleLR, max_lr=1e-2, total_steps=8), id="one cycle"),
     ],
 )
-def test_a_schedule_goes_on_as_if_the_run_had_not_stopped(tiny_model, tmp_path, schedule):
+def test_a_schedule_resumes_as_if_the_run_had_not_stopped(tiny_model, tmp_path, schedule):
     options = {"scheduler": schedule, "optimizer": adamw(3e-3)}
     whole, rates = run(tmp_path / "whole", tiny_model, 4, **options)
     _, first = run(tmp_path / "first", tiny_model, 2, **options)
@@ -89,7 +89,7 @@ def test_another_optimiser_begins_without_moments(tiny_model, tmp_path):
     assert rates.state != {}
 
 
-def test_eight_bit_adamw_trains_an_adapter_and_goes_on(tiny_model, tmp_path):
+def test_eight_bit_adamw_trains_an_adapter_and_resumes(tiny_model, tmp_path):
     bitsandbytes = pytest.importorskip("bitsandbytes")
     small = functools.partial(bitsandbytes.optim.AdamW8bit, lr=1e-2, min_8bit_size=64)
     try:
@@ -102,11 +102,11 @@ def test_eight_bit_adamw_trains_an_adapter_and_goes_on(tiny_model, tmp_path):
 
 
 def test_a_function_that_makes_no_optimiser_or_no_schedule_is_named(tiny_model, tmp_path):
-    told = r"function model\.optimizer returned None, not an optimiser\. Write optimizer=lambda"
-    with pytest.raises(RecipeError, match=told):
+    message = r"function model\.optimizer returned None, not an optimiser\. Write optimizer=lambda"
+    with pytest.raises(RecipeError, match=message):
         run(tmp_path / "a", tiny_model, 1, optimizer=lambda parameters: None)
-    told = r"function model\.scheduler returned a float, not a schedule\. Write scheduler=lambda"
-    with pytest.raises(RecipeError, match=told):
+    message = r"function model\.scheduler returned a float, not a schedule\. Write scheduler=lambda"
+    with pytest.raises(RecipeError, match=message):
         run(tmp_path / "b", tiny_model, 1, scheduler=lambda optimizer: 0.1)
 
 

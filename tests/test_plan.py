@@ -54,8 +54,8 @@ def card(gigabytes):
     return card_of(f"{gigabytes}GB", gigabytes * 10**9)
 
 
-def near(found, counted, share=0.05):
-    assert abs(found - counted) <= share * counted, f"planned {found:,}, counted {counted:,}"
+def near(planned, measured, share=0.05):
+    assert abs(planned - measured) <= share * measured, f"planned {planned:,}, counted {measured:,}"
 
 
 # ------------------------------------------------------------------- dimensions
@@ -139,10 +139,10 @@ def engine_bytes(policy, count, tokens, rows):
         plain = [Sampling(8, temperature=0.9)] * rows
         with count.above() as drawn:
             for n in range(0, rows, ROWS):
-                some = slice(n, n + ROWS)
-                logits = policy.logits(states[some])
+                rows_at_once = slice(n, n + ROWS)
+                logits = policy.logits(states[rows_at_once])
                 size = len(logits)
-                sampling.draw(logits, plain[some], [0.5] * size, [None] * size)
+                sampling.draw(logits, plain[rows_at_once], [0.5] * size, [None] * size)
                 del logits
     return prefill[0], max(stepped[0], stepped[1] + drawn[0])
 
@@ -155,23 +155,23 @@ def engine_bytes(policy, count, tokens, rows):
         pytest.param(28, True, marks=pytest.mark.slow),
     ],
 )  # fmt: skip
-def test_planned_bytes_match_those_that_a_7b_model_allocates(monkeypatch, layers, again):
+def test_planned_bytes_match_what_a_7b_model_allocates(monkeypatch, layers, again):
     """Weights, learning, prefill and decoding of Qwen2.5-7B in 4 bits with LoRA, within 5 %."""
     # the kernel, which allocates nothing but its result (and Triton may not be there)
     kernel = SimpleNamespace(attend_rows=lambda query, *rest: torch.empty_like(query))
     monkeypatch.setitem(sys.modules, "turnrl_slots.triton_pages", kernel)
-    found = counted(
+    model = counted(
         monkeypatch, seven(layers), quantization="nf4", lora=Lora(r=16), dtype="bfloat16",
         gradient_checkpointing=again,
     )  # fmt: skip
     work = replace(TRIVIA, shape=replace(SEVEN, layers=layers))
-    near(sum(resident(work).values()), found.bytes.now, 0.01)
+    near(sum(resident(work).values()), model.bytes.now, 0.01)
 
     for budget in (4096, 8192):
-        host, layout = found.layout(budget, 350, 125, 1100)
-        with found.bytes.above() as forward:
-            logprobs, *_ = found.policy(layout, 0.9)
-        with found.bytes.above() as backward:
+        host, layout = model.layout(budget, 350, 125, 1100)
+        with model.bytes.above() as forward:
+            logprobs, *_ = model.policy(layout, 0.9)
+        with model.bytes.above() as backward:
             logprobs.sum().backward()
         peak = max(forward[0], forward[1] + backward[0])
         tokens = host.input_ids.shape[1]
@@ -179,12 +179,12 @@ def test_planned_bytes_match_those_that_a_7b_model_allocates(monkeypatch, layers
         planned = learning(work, tokens, redone, len(host.ragged.keys), len(host.targets))
         near(sum(planned.values()), peak)
         del logprobs, layout
-        for weight in found.policy.parameters():
+        for weight in model.policy.parameters():
             weight.grad = None
 
-    found.policy.network.eval()
+    model.policy.network.eval()
     for tokens, rows in ((16_384, 32), (4096, 300)):
-        read, stepped = engine_bytes(found.policy, found.bytes, tokens, rows)
+        read, stepped = engine_bytes(model.policy, model.bytes, tokens, rows)
         near(reading(work, tokens, rows), read)
         near(stepping(work, rows), stepped)
 
@@ -194,28 +194,28 @@ def test_planned_bytes_match_those_that_a_7b_model_allocates(monkeypatch, layers
 
 @pytest.mark.parametrize("size", [24, 40, 80, 141])
 def test_the_trivia_recipe_fits_every_card_in_every_phase(size):
-    found = choose(TRIVIA, card(size), {})
-    assert all(found.total(phase) <= 0.9 * size * 1e9 for phase in PHASES)
+    plan = choose(TRIVIA, card(size), {})
+    assert all(plan.total(phase) <= 0.9 * size * 1e9 for phase in PHASES)
     # a trajectory fits, so all of them finish, in waves
-    assert found.choice.kv_memory >= TRIVIA.max_tokens * TRIVIA.kv_bytes
-    assert found.choice.minibatch_tokens >= TRIVIA.max_tokens
+    assert plan.choice.kv_memory >= TRIVIA.max_tokens * TRIVIA.kv_bytes
+    assert plan.choice.minibatch_tokens >= TRIVIA.max_tokens
     if size == 24:
-        assert max(map(found.total, PHASES)) <= 22e9
+        assert max(map(plan.total, PHASES)) <= 22e9
 
 
 @pytest.mark.slow
 def test_a_larger_card_is_never_slower():
     fast = [replace(card(size), bandwidth=2.7e12, flops=550e12) for size in (24, 40, 80, 141)]
-    spent = [sum(choose(TRIVIA, one, {}).seconds.values()) for one in fast]
+    spent = [sum(choose(TRIVIA, gpu, {}).seconds.values()) for gpu in fast]
     assert spent == sorted(spent, reverse=True)
     assert spent[-1] < spent[0]
 
 
 def test_no_combination_that_fits_is_faster_than_the_chosen_plan():
     """The search drops combinations early; this one tries a grid of all."""
-    work, one = replace(TRIVIA, trajectories=64), card(24)
-    found = choose(work, one, {})
-    best = sum(found.seconds.values())
+    work, gpu = replace(TRIVIA, trajectories=64), card(24)
+    plan = choose(work, gpu, {})
+    best = sum(plan.seconds.values())
     for slots in (16, 64):
         for prefill in (2048, 8192, 16_384):
             for minibatch in (2048, 4096, 8192, 16_384):
@@ -227,67 +227,67 @@ def test_no_combination_that_fits_is_faster_than_the_chosen_plan():
                                     slots, int(pages), prefill, minibatch, again, weights, keep
                                 )
                                 sizes = memory(work, choice).values()
-                                if max(sum(parts.values()) for parts in sizes) <= one.usable:
-                                    spent = sum(seconds(work, choice, one).values())
+                                if max(sum(parts.values()) for parts in sizes) <= gpu.usable:
+                                    spent = sum(seconds(work, choice, gpu).values())
                                     assert spent >= best - 0.05, choice
 
 
 def test_settings_from_the_recipe_are_kept_and_shown_as_given():
-    given = {"slots": 48, "minibatch_tokens": 4096, "kv_memory": 3 * 10**9, "keep_memory": False}
-    found = choose(TRIVIA, card(24), given)
-    assert {name: getattr(found.choice, name) for name in given} == given
-    lines = [line.split() for line in table(found).splitlines()]
+    settings = {"slots": 48, "minibatch_tokens": 4096, "kv_memory": 3 * 10**9, "keep_memory": False}
+    plan = choose(TRIVIA, card(24), settings)
+    assert {name: getattr(plan.choice, name) for name in settings} == settings
+    lines = [line.split() for line in table(plan).splitlines()]
     for name in NAMES:
         (line,) = [words for words in lines if words[:1] == [name]]
-        assert ("given" in line) == (name in given)
+        assert ("given" in line) == (name in settings)
 
 
-def test_an_engine_in_a_process_of_its_own_has_its_share_of_each_phase():
+def test_an_engine_in_its_own_process_has_its_share_of_each_phase():
     beside = Beside(int(0.5 * 85e9), 3 * 10**9)
-    found = choose(replace(TRIVIA, sampled=False, beside=beside), card(80), {})
+    plan = choose(replace(TRIVIA, sampled=False, beside=beside), card(80), {})
     alone = choose(replace(TRIVIA, sampled=False), card(80), {})
-    shares = [found.memory[phase].get(ENGINE, 0) for phase in PHASES]
+    shares = [plan.memory[phase].get(ENGINE, 0) for phase in PHASES]
     assert shares == [0, beside.sampling, beside.learning, beside.learning, beside.learning]
-    assert found.total("sampling") == alone.total("sampling") + beside.sampling
-    lines = table(found).splitlines()
+    assert plan.total("sampling") == alone.total("sampling") + beside.sampling
+    lines = table(plan).splitlines()
     assert any(line.split()[:3] == ["the", "engine's", "process"] for line in lines)
     assert lines[-1].strip() == "not computed"
     assert max(map(len, lines)) <= 80
     with pytest.raises(RecipeError, match=r"is the engine's process .*--gpu-memory-utilization in"):
         choose(replace(TRIVIA, sampled=False, beside=Beside(78 * 10**9, 0)), card(80), {})
     # beside what an engine keeps in the run's own process
-    both = memory(replace(TRIVIA, beside=beside), replace(found.choice, keep_memory=True))
+    both = memory(replace(TRIVIA, beside=beside), replace(plan.choice, keep_memory=True))
     assert both["learning"][ENGINE] == beside.learning
     assert "graphs" in both["learning"]
     # what it keeps meanwhile leaves less for minibatches
     awake = choose(
         replace(TRIVIA, sampled=False, beside=Beside(50 * 10**9, 50 * 10**9)), card(80), {}
     )
-    assert awake.choice.minibatch_tokens < found.choice.minibatch_tokens
+    assert awake.choice.minibatch_tokens < plan.choice.minibatch_tokens
 
 
 def test_rejected_choices_are_faster_but_do_not_fit():
-    found = choose(TRIVIA, card(24), {})
-    gave_up = list(given_up(found))
+    plan = choose(TRIVIA, card(24), {})
+    gave_up = list(given_up(plan))
     assert gave_up
     for what, saved, more in gave_up:
         assert saved > 0, what
         assert more > 0, what
-        assert f"{what} would save {saved:.1f} s" in table(found)
+        assert f"{what} would save {saved:.1f} s" in table(plan)
 
 
 def test_the_table_keeps_to_80_columns_and_adds_up():
-    found = choose(TRIVIA, card_of("NVIDIA H100 80GB HBM3 with a long name indeed", 85 * 10**9), {})
-    lines = table(found).splitlines()
+    plan = choose(TRIVIA, card_of("NVIDIA H100 80GB HBM3 with a long name indeed", 85 * 10**9), {})
+    lines = table(plan).splitlines()
     assert max(map(len, lines)) <= 80
     (total,) = [line.split()[1:] for line in lines if line.split()[0] == "sum"]
     assert [float(t) for t in total] == pytest.approx(
-        [found.total(phase) / 1e9 for phase in PHASES], rel=0.01
+        [plan.total(phase) / 1e9 for phase in PHASES], rel=0.01
     )
 
 
 @pytest.mark.parametrize(
-    ("work", "size", "given", "told"),
+    ("work", "size", "settings", "message"),
     [
         (TRIVIA, 6, {}, "Take a smaller model, or a larger card"),
         (replace(TRIVIA, rank=0, four_bit=False, size=4), 80, {}, "Add model.policy.lora"),
@@ -298,13 +298,13 @@ def test_the_table_keeps_to_80_columns_and_adds_up():
     ],
 )  # fmt: skip
 def test_a_plan_that_cannot_fit_is_refused_with_sizes_and_a_setting_to_change(
-    work, size, given, told
+    work, size, settings, message
 ):
     with pytest.raises(
         RecipeError, match=r"at least [\d.]+ GB, and the plan uses [\d.]+ of"
-    ) as found:
-        choose(work, card(size), given)
-    assert told in str(found.value)
+    ) as raised:
+        choose(work, card(size), settings)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
@@ -320,8 +320,8 @@ def test_a_plan_that_cannot_fit_is_refused_with_sizes_and_a_setting_to_change(
     ],
 )
 def test_a_card_uses_its_own_limits_or_names_the_card_it_borrows_from(name, known, flops):
-    found = card_of(name, 80 * 10**9 if name == "80GB" else 20 * 10**9)
-    assert (not found.like, found.flops) == (known, flops)
+    planned_card = card_of(name, 80 * 10**9 if name == "80GB" else 20 * 10**9)
+    assert (not planned_card.like, planned_card.flops) == (known, flops)
 
 
 # --------------------------------------------------------------------- applied
@@ -347,9 +347,11 @@ def test_a_profile_sets_what_the_recipe_leaves_open(tiny_model, capsys):
     assert (line.status, line.name) == ("pass", "memory plan")
 
 
-@pytest.mark.parametrize(("given", "layers"), [(1, 1), (True, 2), (False, 0), (0, 0), (9, 2)])
-def test_given_checkpointing_is_counted_in_layers(tiny_model, given, layers):
-    start = started(tiny_model, policy={"gradient_checkpointing": given})
+@pytest.mark.parametrize(
+    ("checkpointing", "layers"), [(1, 1), (True, 2), (False, 0), (0, 0), (9, 2)]
+)
+def test_given_checkpointing_is_counted_in_layers(tiny_model, checkpointing, layers):
+    start = started(tiny_model, policy={"gradient_checkpointing": checkpointing})
     settings = given_settings(start.module, work_of(start))
     assert settings["gradient_checkpointing"] == layers
 
@@ -360,8 +362,8 @@ def test_mixed_precision_is_planned_with_float32_weights(tiny_model):
     whole = replace(work, mixed=False)
     rounded = 2 * (work.shape.dense + work.shape.vocab * work.shape.hidden)
     for phase in ("sampling", "learning"):
-        one, other = (sum(memory(w, Choice())[phase].values()) for w in (work, whole))
-        assert one - other == rounded
+        mixed_bytes, plain_bytes = (sum(memory(w, Choice())[phase].values()) for w in (work, whole))
+        assert mixed_bytes - plain_bytes == rounded
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -415,22 +417,22 @@ def test_an_evaluation_and_a_policy_that_is_asked_sample_as_the_run_did(
     contents["trainer"] |= {"max_epochs": 1, "accelerator": "far", "strategy": "far"}
     contents["plan"] = {"profile": "2GB"}
     save(contents)
-    found = {}
+    sampled = {}
 
     def keep(self):
-        found[self.trainer.state.fn.value] = sampled_with(self)
+        sampled[self.trainer.state.fn.value] = sampled_with(self)
 
     monkeypatch.setattr(turnrl.MTGRPO, "on_validation_epoch_end", keep, raising=False)
     assert main(["fit", "recipe.yaml"]) == 0
     assert "memory plan for 2GB" in capsys.readouterr().out
-    given = ["--questions", "worlds.Numbers"]
-    for options in ([], given):
+    options_of_eval = ["--questions", "worlds.Numbers"]
+    for options in ([], options_of_eval):
         assert main(["eval", "runs/recipe/version_0", *options]) == 0
-        assert found.pop("validate") == found["fit"], options
+        assert sampled.pop("validate") == sampled["fit"], options
     assert "memory plan" not in capsys.readouterr().out
     loaded = turnrl.load("runs/recipe/version_0", "far")
-    assert sampled_with(loaded) == found["fit"]
-    assert found["fit"]["slots"] == 48
+    assert sampled_with(loaded) == sampled["fit"]
+    assert sampled["fit"]["slots"] == 48
     assert loaded.ask("Number 7?")
     # pages for a card may not fit into the memory of another machine
     assert turnrl.load("runs/recipe/version_0").engine.kv_memory == "auto"
@@ -471,19 +473,19 @@ def test_a_shared_policy_is_planned_by_its_parts():
     with pytest.raises(RecipeError, match="the run does not fit"):
         choose(alone, card(180), {})
     shared = replace(alone, processes=8, shares=8)
-    found = choose(shared, card(140), {})
-    loading = found.memory["loading"]
+    plan = choose(shared, card(140), {})
+    loading = plan.memory["loading"]
     held = loading["weights"] + loading["embedding and head"]
     assert held == pytest.approx(4 * alone.trained / 8, rel=1e-6)  # a card never has all of it
-    assert found.choice.gradient_checkpointing > 48  # copies by autocast are kept for the others
-    step = found.memory["step"]
+    assert plan.choice.gradient_checkpointing > 48  # copies by autocast are kept for the others
+    step = plan.memory["step"]
     assert step["optimiser"] == pytest.approx(alone.trained, rel=1e-6)  # 8 bytes a weight, of 8
     # what is in no layer, and two layers, with their gradients
     layers = 2 * (shape.dense + shape.rest) // shape.layers
-    assert found.memory["learning"]["gathered weights"] == pytest.approx(
+    assert plan.memory["learning"]["gathered weights"] == pytest.approx(
         8 * (shape.embedded + layers), rel=1e-3
     )
-    assert loading["gathered weights"] == found.memory["learning"]["gathered weights"]
+    assert loading["gathered weights"] == plan.memory["learning"]["gathered weights"]
     with pytest.raises(RecipeError, match=r"is optimiser .* Share the policy among more processes"):
         choose(shared, card(80), {})
     # an adapter on it fits four cards of 80 GB, and with larger minibatches than the least:
@@ -511,8 +513,8 @@ def test_a_vllm_server_that_leaves_no_room_is_refused(tiny_model):
 
 
 def test_a_plan_for_one_trajectory_at_a_time_holds_that_trajectory():
-    found = choose(replace(TRIVIA, trajectories=1), card(80), {})
-    assert found.choice.kv_memory >= 2048 * TRIVIA.kv_bytes
+    plan = choose(replace(TRIVIA, trajectories=1), card(80), {})
+    assert plan.choice.kv_memory >= 2048 * TRIVIA.kv_bytes
 
 
 def test_an_engine_unknown_to_the_plan_is_reported_as_a_warning(tiny_model):
@@ -536,7 +538,7 @@ def test_auto_settles_nothing_on_a_cpu(tiny_model, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_profile_that_is_no_size_is_refused():
+def test_a_profile_that_is_not_a_size_is_refused():
     with pytest.raises(RecipeError, match=r"plan\.profile is '24'.*such as '24GB'"):
         turnrl.Plan("24")
 
@@ -569,14 +571,14 @@ def test_the_tables_on_the_page_match_the_computed_plan():
         80: "NVIDIA H100 80GB HBM3",
     }
     for size, name in names.items():
-        found = choose(work, card_of(name, size * 10**9), {})
+        plan = choose(work, card_of(name, size * 10**9), {})
         if size == 24:
-            assert table(found) in page
-        choice, spent = found.choice, found.seconds
+            assert table(plan) in page
+        choice, spent = plan.choice, plan.seconds
         row = (
             f"| {choice.slots} | {gigabytes(choice.kv_memory)} GB | {choice.prefill_tokens:,} "
             f"| {choice.minibatch_tokens:,} | {choice.gradient_checkpointing} "
-            f"| {choice.decode_weights} | {gigabytes(max(map(found.total, PHASES)))} GB "
+            f"| {choice.decode_weights} | {gigabytes(max(map(plan.total, PHASES)))} GB "
             f"| {spent['rollouts']:.0f} s | {spent['learning']:.0f} s |"
         )
         (line,) = [line for line in page.splitlines() if line.startswith(f"| {size} GB (")]
@@ -603,9 +605,9 @@ def test_the_rise_of_resident_memory_on_a_cpu_is_planned_within_15_percent(shape
     environment = {**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536"}
     command = [sys.executable, "-W", "ignore", str(script), *shape.split()]
     run = subprocess.run(command, check=True, capture_output=True, text=True, env=environment)
-    found = json.loads(run.stdout.splitlines()[-1])
-    assert found["planned"] >= 1.5e9
-    near(found["planned"], found["rise"], 0.15)
+    measured = json.loads(run.stdout.splitlines()[-1])
+    assert measured["planned"] >= 1.5e9
+    near(measured["planned"], measured["rise"], 0.15)
 
 
 @pytest.mark.parametrize(

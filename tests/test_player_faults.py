@@ -107,7 +107,7 @@ def test_a_single_call_instead_of_a_list_is_refused(tiny_policy):
         play_one(tiny_policy, play, tools=[Echo()])
 
 
-def test_a_play_that_is_no_coroutine_function_is_named(tiny_policy):
+def test_a_play_that_is_not_a_coroutine_function_is_named(tiny_policy):
     class Plain(Does):
         def play(self, attempt):
             return "here"
@@ -118,7 +118,7 @@ def test_a_play_that_is_no_coroutine_function_is_named(tiny_policy):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_player_that_exits_stops_the_run_and_no_other(tiny_policy, nested):
+def test_a_player_that_exits_stops_only_its_own_run(tiny_policy, nested):
     async def leave():
         raise SystemExit(3)
 
@@ -266,7 +266,7 @@ def test_a_reply_that_was_cancelled_leaves_a_history_that_is_right(tiny_policy):
     assert len(trajectory.turns) == 2
 
 
-def test_a_reply_that_nobody_awaits_is_named(tiny_policy):
+def test_a_reply_that_is_never_awaited_is_named(tiny_policy):
     left = []
 
     async def says(session, turn):
@@ -285,7 +285,7 @@ def test_a_reply_that_nobody_awaits_is_named(tiny_policy):
 # ------------------------------------------------------------------------- histories
 
 
-def test_messages_that_a_player_changes_later_are_a_history_of_their_own(tiny_policy):
+def test_messages_that_a_player_changes_later_start_a_new_history(tiny_policy):
     chat = ChatFormat(tiny_policy.tokenizer)
 
     async def play(attempt):
@@ -308,7 +308,7 @@ def test_a_first_prompt_without_room_is_an_error_of_the_data(tiny_policy):
         play_one(tiny_policy, play)
 
 
-def test_a_history_that_got_no_reply_is_no_sample(tiny_policy):
+def test_a_history_without_a_reply_is_not_a_sample(tiny_policy):
     async def play(attempt):
         await attempt.reply(USER)
         await attempt.reply([{"role": "user", "content": "so long " * 200}])

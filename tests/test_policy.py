@@ -27,14 +27,14 @@ ROWS = [
 
 def naive_logprobs(network, temperature):
     """One row at a time, unpadded, all logits, no chunks."""
-    found, entropies = [], []
+    logprobs, entropies = [], []
     for ids, asked in ROWS:
         logits = network(input_ids=torch.tensor([ids])).logits[0] / temperature
         for t in (t for t, wanted in enumerate(asked) if wanted):
             log_p = logits[t - 1].log_softmax(-1)
-            found.append(log_p[ids[t]])
+            logprobs.append(log_p[ids[t]])
             entropies.append(-(log_p.exp() * log_p).sum())
-    return torch.stack(found), torch.stack(entropies)
+    return torch.stack(logprobs), torch.stack(entropies)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
@@ -48,9 +48,9 @@ def test_log_probabilities_and_their_gradient_equal_the_naive_ones(
     network = policy.load()
     expected, entropies = naive_logprobs(network, temperature)
     (gradient,) = torch.autograd.grad(expected.sum(), network.get_input_embeddings().weight)
-    found, entropy, _ = policy(lay_out(ROWS, share), temperature)
-    (other,) = torch.autograd.grad(found.sum(), network.get_input_embeddings().weight)
-    assert torch.allclose(found, expected, atol=1e-5)
+    logprobs, entropy, _ = policy(lay_out(ROWS, share), temperature)
+    (other,) = torch.autograd.grad(logprobs.sum(), network.get_input_embeddings().weight)
+    assert torch.allclose(logprobs, expected, atol=1e-5)
     assert torch.allclose(entropy, entropies, atol=1e-4)
     assert torch.allclose(other, gradient, atol=1e-4)
     assert not entropy.requires_grad
@@ -149,9 +149,9 @@ def test_an_adapter_leaves_out_layers_that_return_more_than_a_product(random_mod
     }
     with policy.evaluating():
         expected, _ = naive_logprobs(network, 1.0)
-        found, *_ = policy(lay_out(ROWS, share=False))
-    assert torch.allclose(found, expected, atol=1e-5)
-    found.sum().backward()
+        logprobs, *_ = policy(lay_out(ROWS, share=False))
+    assert torch.allclose(logprobs, expected, atol=1e-5)
+    logprobs.sum().backward()
     up = [v.grad for n, v in policy.named_parameters() if "lora_B" in n]
     assert all(gradient.abs().max() > 0 for gradient in up)
 
@@ -193,18 +193,18 @@ def test_the_head_of_a_bfloat16_base_computes_in_float32(tiny_model):
     with torch.no_grad():
         ids = torch.tensor([ROWS[0][0]])
         hidden = policy.hidden(ids, None, torch.arange(ids.shape[1])[None])[0]
-        found = policy.logits(hidden)
+        scores = policy.logits(hidden)
         wanted = hidden.double() @ base.lm_head.weight.double().T
         rounded = base.lm_head(hidden)
-    assert (hidden.dtype, found.dtype) == (torch.bfloat16, torch.float32)
-    assert torch.allclose(found.double(), wanted, rtol=1e-5, atol=1e-4)
+    assert (hidden.dtype, scores.dtype) == (torch.bfloat16, torch.float32)
+    assert torch.allclose(scores.double(), wanted, rtol=1e-5, atol=1e-4)
     # what it is for: the base's own head is off by percents of a probability
     assert (rounded.double() - wanted).abs().max() > 1e-2
     log_p = wanted.log_softmax(-1)
     naive = [log_p[t - 1, ids[0, t]] for t, asked in enumerate(ROWS[0][1]) if asked]
     with torch.no_grad():
-        found = policy(lay_out(ROWS[:1], share=False))[0]
-    assert torch.allclose(found.double(), torch.stack(naive), atol=1e-3)
+        scores = policy(lay_out(ROWS[:1], share=False))[0]
+    assert torch.allclose(scores.double(), torch.stack(naive), atol=1e-3)
 
 
 def saved(folder, copy, shard, noise=0.0):
@@ -231,13 +231,13 @@ def test_a_checkpoint_knows_the_fine_tune_that_it_was_trained_from(
     lora = {"lora": Lora(r=4)}
     first = trainer(tmp_path / "first", 1, limit_val_batches=0)
     first.fit(make_module(base, policy=lora), data())
-    found = {"ckpt_path": last(tmp_path / "first"), "verbose": False}
+    options = {"ckpt_path": last(tmp_path / "first"), "verbose": False}
     # it is the same base elsewhere, and in another precision
     moved = shutil.copytree(base, tmp_path / "moved")
     same = make_module(moved, policy={**lora, "dtype": "bfloat16"})
-    trainer(tmp_path / "a").validate(same, data(), **found)
+    trainer(tmp_path / "a").validate(same, data(), **options)
     with pytest.raises(CheckpointError, match=r"of another policy .* its weights is"):
-        trainer(tmp_path / "b").validate(make_module(other, policy=lora), data(), **found)
+        trainer(tmp_path / "b").validate(make_module(other, policy=lora), data(), **options)
 
 
 def test_a_folder_inside_an_installed_package_is_a_model(monkeypatch, tiny_model, tmp_path):

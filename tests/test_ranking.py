@@ -226,7 +226,7 @@ def test_texts_keep_their_order_though_batches_are_by_length():
     ("nan", "returned a vector with NaN or infinity for the text 'tower'"),
     ("zeros", "returned a vector of zeros for the text 'tower'"),
     ("flat", r"returned an array of shape \(128,\) for 2 texts. Return one row for each text"),
-    ("one", r"returned an array of shape \(1, 64\) for 2 texts"),
+    ("miscounted", r"returned an array of shape \(1, 64\) for 2 texts"),
     ("strings", "returned something that is not an array of numbers"),
     ("ragged", "returned something that is not an array of numbers"),
     ("nothing", r"returned an array of shape \(\) for 2 texts"),
@@ -307,7 +307,7 @@ def test_a_key_in_an_address_is_refused_and_not_shown(parameter):
 
 
 @pytest.mark.parametrize("parameter", ["k", "max_tokens", "author", "keyword", "design", "sign"])
-def test_another_parameter_of_an_address_is_no_key(parameter):
+def test_an_unrelated_url_parameter_is_not_taken_for_an_api_key(parameter):
     check_url(f"http://localhost:1/retrieve?{parameter}=3", "index")
 
 
@@ -716,7 +716,7 @@ def test_a_cache_over_somebody_elses_index_needs_a_version(news, url, tmp_path):
 
 
 @server_test
-def test_two_indexes_of_somebody_else_share_no_answers(
+def test_two_foreign_indexes_share_no_answers(
     news,
     url,
     tmp_path,

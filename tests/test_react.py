@@ -635,7 +635,7 @@ def scores(trajectory):
 
 
 @pytest.mark.parametrize("body", [body for body, _ in MENDED])
-def test_a_lenient_reading_lets_the_policy_go_on_and_is_never_paid(chat, body):
+def test_a_lenient_reading_lets_the_policy_continue_but_never_earns(chat, body):
     tools, replies = [Search(lambda query: PAGE)], (f"<tool_call>{body}</tool_call>", ANSWER)
     good = play(chat, ReAct(lenient=True), tools, CALL, ANSWER)
     assert scores(good) == [2.0, 1.0]

@@ -43,19 +43,21 @@ def test_every_command_accepts_a_recipe_by_name(folder, capsys):
     assert recipe["model"]["group_size"] == 3
     assert main(["doctor", "quickstart", "--model.group_size", "1"]) == 2  # the recipe is read
     assert "group_size is 1" in capsys.readouterr().out
-    told = fails(capsys, ["eval", "quickstart", "--ckpt_path", "last"])
-    assert "no run in 'runs/quickstart' has a last.ckpt" in told
+    message = fails(capsys, ["eval", "quickstart", "--ckpt_path", "last"])
+    assert "no run in 'runs/quickstart' has a last.ckpt" in message
     assert turnrl.load("quickstart").policy.model == "package://turnrl_atlas/starter"
 
 
 def test_bundled_recipes_match_the_folder_including_variants(folder):
     assert turnrl.bundled_recipes() == FILES
     base, variant = "hotpotqa_qwen2.5_1.5b", "variants/hotpotqa_qwen2.5_0.5b_full"
-    given = read_invocation("fit", [base, variant])
-    assert given.files == [str(FILES[base]), str(FILES[variant])]
-    assert given.name == "hotpotqa_qwen2.5_0.5b_full"
-    assert given.contents["model"]["policy"]["dtype"] == "bfloat16"
-    assert read_invocation("fit", given.arguments).contents == given.contents  # in another process
+    invocation = read_invocation("fit", [base, variant])
+    assert invocation.files == [str(FILES[base]), str(FILES[variant])]
+    assert invocation.name == "hotpotqa_qwen2.5_0.5b_full"
+    assert invocation.contents["model"]["policy"]["dtype"] == "bfloat16"
+    assert (
+        read_invocation("fit", invocation.arguments).contents == invocation.contents
+    )  # in another process
 
 
 def test_a_local_file_of_that_name_goes_first(folder):
@@ -93,16 +95,17 @@ def test_a_copy_is_a_file_to_change_and_replaces_none(folder, capsys):
     assert "turnrl fit quickstart.yaml" in capsys.readouterr().out
     assert Path("quickstart.yaml").read_text() == FILES["quickstart"].read_text()
     Path("quickstart.yaml").write_text("mine: 1")
-    told = fails(capsys, ["recipes", "copy", "quickstart"])
+    message = fails(capsys, ["recipes", "copy", "quickstart"])
     assert (
-        "'quickstart.yaml' is there already. Name another: turnrl recipes copy quickstart" in told
+        "'quickstart.yaml' is there already. Name another: turnrl recipes copy quickstart"
+        in message
     )
     assert Path("quickstart.yaml").read_text() == "mine: 1"
     assert main(["recipes", "copy", "variants/triviaqa_qwen2.5_3b", "small.yaml"]) == 0
     assert "turnrl fit triviaqa_qwen2.5_7b_qlora small.yaml" in capsys.readouterr().out
     assert "no recipe 'quick' comes with turnrl" in fails(capsys, ["recipes", "copy", "quick"])
-    told = fails(capsys, ["recipes", "copy", "quickstart", "none/such.yaml"])
-    assert "cannot write 'none/such.yaml': No such file or directory" in told
+    message = fails(capsys, ["recipes", "copy", "quickstart", "none/such.yaml"])
+    assert "cannot write 'none/such.yaml': No such file or directory" in message
 
 
 def test_an_installed_turnrl_has_its_recipes(tmp_path, monkeypatch, capsys):
@@ -143,7 +146,7 @@ def test_a_recipe_with_version_0_8_class_paths_still_builds_the_same_objects(tmp
     assert (type(exact), type(cost), cost.weight) == (ExactMatch, SearchCost, 0.3)
     assert type(built.module.rollout.segmenter) is TwoTurn
     assert type(built.data.rule) is Number
-    there = {type(one): one for one in built.trainer.callbacks}
+    there = {type(callback): callback for callback in built.trainer.callbacks}
     assert there[turnrl.Alarms].stop
     assert there[turnrl.AlsoScore].name == "famous"
 
@@ -210,7 +213,7 @@ def test_an_option_that_changes_a_class_prints_a_notice(recipe, capsys):
     say_once.cache_clear()
     option = ("--model.optimizer", "torch.optim.SGD")
     read_invocation("fit", ["recipe.yaml", *option])
-    told = capsys.readouterr().err
-    assert "turnrl: model.optimizer is SGD instead of" in told
+    printed = capsys.readouterr().err
+    assert "turnrl: model.optimizer is SGD instead of" in printed
     read_invocation("fit", ["recipe.yaml"])
     assert capsys.readouterr().err == ""

@@ -102,7 +102,7 @@ def test_the_documented_columns_are_written(run):
         assert written == sorted(re.split(r",\s+", fields))
 
 
-def test_each_iteration_and_each_evaluation_is_a_file_of_its_own(run):
+def test_each_iteration_and_each_evaluation_has_its_own_file(run):
     folder, _, _ = run
     assert sorted(file.name for file in kept(folder).iterdir()) == [
         # two steps an iteration; the first evaluation is of the untrained policy
@@ -177,7 +177,7 @@ def test_rows_agree_with_the_experience_that_was_learned_from(run):
     assert {turn["cut"] for row in everything for turn in row["turns"]} == {True, False}
 
 
-def test_an_evaluation_has_a_row_for_each_question_and_no_credit(run):
+def test_an_evaluation_has_a_row_per_question_without_credit(run):
     folder, _, _ = run
     rows = record.read(folder / "version_0", split="val")
     assert [(row["policy_version"], row["iteration"]) for row in rows[::3]] == [

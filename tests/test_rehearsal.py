@@ -151,7 +151,7 @@ def test_a_tool_that_cannot_be_called_is_a_warning(tiny_model):
 
 
 @pytest.mark.parametrize("examples", [["capital of Peru"], "capital of Peru", {"text": "x"}, 5])
-def test_examples_that_are_no_mappings_are_a_warning(tiny_model, examples):
+def test_examples_that_are_not_mappings_are_a_warning(tiny_model, examples):
     class Ill(Echo):
         pass
 
@@ -308,7 +308,7 @@ def never(self):
         (never, "yields nothing"),
     ],
 )
-def test_a_rehearsal_that_is_no_context_of_its_part_is_named(tiny_model, rehearsal, came):
+def test_a_rehearsal_that_is_not_a_context_of_its_part_is_named(tiny_model, rehearsal, came):
     module = make_module(tiny_model, engine=Slots())
     parts = {"tool echo": Echo(), "reward Answered": Answered(), "sampling": module.engine}
     kinds = {"tool echo": "a Tool", "reward Answered": "a Reward", "sampling": "an Engine"}
@@ -539,7 +539,7 @@ def test_a_judge_is_rehearsed_without_patience_and_without_its_file(kind):
     ],
     ids=lambda config: config.model_type,
 )
-def test_a_miniature_is_made_of_models_with_constraints_of_their_own(config):
+def test_models_with_constraints_on_their_sizes_have_a_miniature(config):
     network = small_network(config)
     assert network.config.num_hidden_layers == 2
     assert network.config.num_attention_heads == config.num_attention_heads

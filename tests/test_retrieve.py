@@ -114,7 +114,7 @@ def test_a_server_without_scores_gives_passages_without_scores(server, folder, w
     assert result.metadata["scores"] == [None] * len(result.metadata["passage_ids"])
 
 
-def test_documents_may_lack_an_id_or_a_title_or_have_them_in_fields_of_their_own(server):
+def test_documents_may_lack_an_id_or_a_title_or_have_separate_fields_for_them(server):
     (untitled,) = ask(search_tool(server.at("untitled"), top_k=1), "Utrecht")
     assert untitled.content == ROWS[0]["text"]
     assert len(untitled.metadata["passage_ids"][0]) == 16
@@ -183,7 +183,7 @@ def test_a_server_of_another_shape_is_refused_before_a_run_with_the_next_step(se
 
 
 @pytest.mark.parametrize("way", MEANINGS)
-def test_nonsense_in_the_middle_ends_the_run_and_is_no_result(server, way):
+def test_malformed_data_in_the_middle_ends_the_run_instead_of_giving_a_result(server, way):
     tool = search_tool(server.url)
     tool.check()
     server.behave(way)
@@ -338,7 +338,7 @@ def test_settings_that_cannot_be_or_would_be_ignored_are_refused(arguments, mess
 
 
 @pytest.mark.parametrize("address", ["localhost:8000", "indexes/wiki", "http://", "http://a:b/x"])
-def test_an_index_that_is_no_address_is_refused(address):
+def test_an_index_that_is_not_an_address_is_refused(address):
     message = r"index is '.*'; it must look like http://localhost:8000/retrieve"
     with pytest.raises(RecipeError, match=message):
         search_tool(address).check()

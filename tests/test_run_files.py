@@ -161,7 +161,7 @@ def test_early_stopping_on_a_training_figure_validates_the_final_policy(tiny_mod
     ]
 
 
-def test_a_resumed_run_has_a_row_for_each_of_its_own_iterations(tiny_model, tmp_path):
+def test_a_resumed_run_has_one_row_per_iteration_of_its_own(tiny_model, tmp_path):
     trainer(tmp_path / "a", 2).fit(make_module(tiny_model), data())
     run = trainer(tmp_path / "b", 3)
     run.fit(make_module(tiny_model), data(), ckpt_path=last(tmp_path / "a"))

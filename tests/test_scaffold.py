@@ -127,7 +127,9 @@ def test_any_mix_of_kinds_scaffolds_exactly_those_with_every_name_defined(here, 
             name = COMPONENTS[kind][0].replace("Example", f"P{number}")
             wanted.setdefault(HOOKS[kind], []).append(name)
         brought = {hook: getattr(package, hook)() for hook in KINDS if hasattr(package, hook)}
-        assert {hook: [cls.__name__ for cls in found] for hook, found in brought.items()} == wanted
+        assert {
+            hook: [cls.__name__ for cls in classes] for hook, classes in brought.items()
+        } == wanted
         text = (folder / "README.md").read_text() + (folder / "recipe.yaml").read_text()
         assert set(re.findall(rf"\bP{number}\w+", text)) == set(itertools.chain(*wanted.values()))
     # names that are not there, imports that nothing needs, empty lines
@@ -199,10 +201,10 @@ def test_a_mistake_prints_one_line_and_writes_nothing(here, capsys, arguments, m
     (here / "full").mkdir()
     (here / "full" / "file").write_text("mine")
     assert main(["plugin", "new", *arguments]) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("turnrl: RecipeError: ")
-    assert message in told
-    assert told.count("\n") == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("turnrl: RecipeError: ")
+    assert message in printed
+    assert printed.count("\n") == 1
     assert files(here) == {"full/file": "mine"}
 
 
@@ -262,8 +264,8 @@ def test_an_installed_package_works_like_a_bundled_one(installed):
         ["turnrl_tools", "WeatherLookup"],
     ]
     asked = ("fit", "--model.rewards.help", "WeatherLookedUp")
-    told = run(folder, environment, "turnrl", *asked)
-    assert "Reward of a right answer that was looked up." in told
+    printed = run(folder, environment, "turnrl", *asked)
+    assert "Reward of a right answer that was looked up." in printed
     # and it is gone where it is not installed
     assert "WeatherLookup" not in turnrl.installed("turnrl_tools")
 

@@ -68,7 +68,7 @@ def test_rewards_of_a_kind_are_summed_and_kept_apart_by_component():
 @pytest.mark.parametrize(
     "value", [float("nan"), float("inf"), -1e10, pytest.param(10**400, id="10**400")]
 )
-def test_a_reward_that_is_no_finite_number_is_the_plugins_fault(value):
+def test_a_reward_that_is_not_a_finite_number_is_the_plugins_fault(value):
     class Odd(OutcomeReward):
         def score(self, trajectory):
             return value

@@ -70,9 +70,7 @@ class Versions(Callback):
         pytest.param(2, [0, 0, 0, 2], marks=pytest.mark.slow),
     ],
 )
-def test_training_data_is_as_stale_as_allowed_and_no_staler(
-    tiny_model, tmp_path, staleness, versions
-):
+def test_training_data_is_exactly_as_stale_as_allowed(tiny_model, tmp_path, staleness, versions):
     seen = Versions()
     module = fitted(make_module(tiny_model, staleness), tmp_path, 4, seen, Recorder())
     assert seen.seen == versions
@@ -123,7 +121,7 @@ def test_an_engine_that_rests_is_synced_before_it_samples_again(tiny_model, tmp_
     assert all(after == "sync" for n, after in enumerate(calls) if calls[n - 1 : n] == ["rest"])
 
 
-def test_without_staleness_an_engine_of_its_own_weights_changes_nothing(tiny_model, tmp_path):
+def test_without_staleness_an_engine_with_its_own_weights_changes_nothing(tiny_model, tmp_path):
     ends = []
     for name, engine in (("slots", Slots()), ("kept", Kept())):
         module = fitted(make_module(tiny_model, 0, engine=engine), tmp_path / name, 2)

@@ -421,7 +421,7 @@ def covered_by_seeds(seeds, runs=100_000):
 @pytest.mark.parametrize(
     ("n", "least", "most"), [(30, 0.93, 0.985), *((n, 0.94, 0.965) for n in (250, 1000))]
 )
-def test_the_interval_of_a_rate_covers_as_often_as_it_says(n, p, least, most):
+def test_the_interval_of_a_rate_has_its_nominal_coverage(n, p, least, most):
     assert least <= covered_by_wilson(n, p) <= most
 
 
@@ -438,7 +438,7 @@ def test_rates_are_seldom_covered_too_often(n, share):
 
 
 @pytest.mark.parametrize(("p", "phi"), [(0.5, 0.9), (0.02, 0.3), (0.98, 0.3)])
-def test_the_interval_of_paired_rates_covers_as_often_as_it_says(p, phi):
+def test_the_interval_of_paired_rates_has_its_nominal_coverage(p, phi):
     assert 0.94 <= covered_by_newcombe(250, p, p, phi) <= (0.965 if p == 0.5 else 1)
 
 
@@ -474,7 +474,7 @@ def test_rare_values_are_covered_even_if_none_was_seen(n, p):
 
 
 @pytest.mark.parametrize("seeds", [5, 8, 10])
-def test_the_interval_over_seeds_covers_as_often_as_it_says(seeds):
+def test_the_interval_over_seeds_has_its_nominal_coverage(seeds):
     assert 0.94 <= covered_by_seeds(seeds) <= 0.965
 
 

@@ -111,7 +111,7 @@ def test_the_figures_of_a_run():
     assert measures.by_iteration(run) == pytest.approx(trapezoids / 4)
 
 
-def test_a_figure_that_a_run_lacks_is_no_zero():
+def test_a_figure_that_a_run_lacks_is_not_counted_as_zero():
     run = a_run([0.1, 0.6], famous=[0.7, None])
     assert math.isnan(measures.last(run, "famous/exact_match"))
     assert math.isnan(measures.last(run, "val/f1"))
@@ -440,7 +440,7 @@ def test_every_question_of_atlas_is_either_tempting_or_untempting(conditions):
     assert [*conditions.Tempting().questions("val")] == [*Atlas().questions("val")]
 
 
-def test_each_door_pays_at_once_and_the_attempt_goes_on_to_the_end():
+def test_each_door_pays_at_once_and_the_attempt_continues_to_the_end():
     doors = _module("doors")
     corridor = doors.Doors(3)
     seen, ways = corridor.reset(7), []

@@ -376,7 +376,7 @@ def test_runs_of_several_processes_end_with_their_sweep(start):
     assert "resumes seed 0, after iteration" in Path("sweep.out").read_text()
 
 
-def test_a_lock_file_that_nobody_holds_is_ignored(recipe, capsys):
+def test_a_stale_lock_file_is_ignored(recipe, capsys):
     SWEEP.mkdir(parents=True)
     with FileLock(SWEEP / "sweep.lock"):
         message = fails(capsys, ["sweep", "recipe.yaml"])

@@ -272,8 +272,8 @@ def test_every_session_is_closed_however_run_ends(run, message):
 def test_sessions_are_closed_when_another_cannot_be_opened_or_closed():
     tool = Paged()
     tool.open = lambda question: Page(tool.pages) if len(tool.pages) < 1 else fails()
-    told = r"^tool 'upper' \(Paged\) raised ValueError: no in open for question 'q'"
-    with pytest.raises(AssertionError, match=told):
+    message = r"^tool 'upper' \(Paged\) raised ValueError: no in open for question 'q'"
+    with pytest.raises(AssertionError, match=message):
         check_tool(tool, GOOD)
     assert not tool.pages
 
@@ -311,8 +311,10 @@ class Aim(ToolSession):
 def test_check_tool_opens_sessions_for_a_custom_question():
     question = Question("north", "Where to?", ("north",), {"goal": "north"})
     check_tool(Aimed(), GOOD, BAD, question=question)
-    told = r"^tool 'upper' \(Aimed\) raised KeyError: 'goal' in open for question 'q' \(its columns"
-    with pytest.raises(AssertionError, match=told):
+    message = (
+        r"^tool 'upper' \(Aimed\) raised KeyError: 'goal' in open for question 'q' \(its columns"
+    )
+    with pytest.raises(AssertionError, match=message):
         check_tool(Aimed(), GOOD)
 
 
@@ -367,8 +369,8 @@ def test_check_tool_reports_faults_found_before_the_first_call():
     assert isinstance(raised.value.__cause__, ValueError)
     tool = Upper()
     tool.parameters = {"type": "object", "properties": 7}
-    told = r"^tool 'upper' \(Upper\) has parameters that are no JSON Schema: 7 is not of type"
-    with pytest.raises(AssertionError, match=told):
+    message = r"^tool 'upper' \(Upper\) has parameters that are no JSON Schema: 7 is not of type"
+    with pytest.raises(AssertionError, match=message):
         check_tool(tool, GOOD)
 
 
@@ -668,9 +670,9 @@ def test_a_good_estimator_passes(estimator):
 
 def overwrites(name):
     def estimate(group):
-        found = centred(group)
+        advantages = centred(group)
         getattr(group, name)[0] = 1
-        return found
+        return advantages
 
     return estimate
 
@@ -740,7 +742,7 @@ def test_a_broken_estimator_is_caught(estimate, message):
         check_estimator(Centred(estimate))
 
 
-def test_an_estimator_is_asked_with_groups_as_small_as_it_says_and_larger():
+def test_an_estimator_is_checked_with_its_minimum_group_size_and_larger_ones():
     sizes = set()
 
     def estimate(group):
@@ -773,13 +775,13 @@ class Capitals(QuestionSource):
     """Questions to train on and to evaluate with, one without an answer, and a corpus."""
 
     def questions(self, split):
-        found = {
+        splits = {
             "train": [ask("1", "Paris"), ask("2", "Rome", "Roma"), ask("3")],
             "val": [ask("1", "Bern")],
         }
-        if split not in found:
-            raise DataError(f"no split {split!r}, only {', '.join(found)}")
-        return found[split]
+        if split not in splits:
+            raise DataError(f"no split {split!r}, only {', '.join(splits)}")
+        return splits[split]
 
     def passages(self):
         return iter([Passage("a", "Paris", "Paris is a city."), Passage("b", "", "Rome is one.")])
@@ -927,14 +929,14 @@ def test_a_scripted_engine_samples_the_text_given_for_its_session_and_turn(scrip
 
     async def scenario():
         root = engine.open([1, 2])
-        one, two = root.fork(), root.fork()
+        unused, fork = root.fork(), root.fork()
         root.close()
-        first = await two.generate([], Sampling(99))
-        branch = two.fork()
-        await two.generate([7], Sampling(99))
+        first = await fork.generate([], Sampling(99))
+        branch = fork.fork()
+        await fork.generate([7], Sampling(99))
         await branch.generate([8], Sampling(99))
         assert len(engine.open_sessions) == 3
-        for session in (one, two, branch):
+        for session in (unused, fork, branch):
             session.close()
         return first
 
@@ -942,8 +944,8 @@ def test_a_scripted_engine_samples_the_text_given_for_its_session_and_turn(scrip
     assert first.token_ids == ids("1 in 0")
     assert (len(first.logprobs), first.reason) == (len(first.token_ids), "stop")
     assert [number for number, *_ in engine.asked] == [1, 1, 2]
-    said = [1, 2, *ids("1 in 0")]
-    assert [history for _, history, _ in engine.asked] == [[1, 2], [*said, 7], [*said, 8]]
+    sampled = [1, 2, *ids("1 in 0")]
+    assert [history for _, history, _ in engine.asked] == [[1, 2], [*sampled, 7], [*sampled, 8]]
     assert not engine.open_sessions
 
 

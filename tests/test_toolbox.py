@@ -437,7 +437,7 @@ async def branches(agent, seeds):
 
 
 @pytest.mark.parametrize("kind", COUNTERS)
-def test_a_branch_goes_on_with_a_copy_of_every_session(chat, kind):
+def test_a_branch_continues_with_a_copy_of_every_session(chat, kind):
     tool = kind()
 
     def says(number, turn):  # the trunk is session 0
@@ -574,7 +574,7 @@ def test_the_check_catches_an_open_that_gives_no_session():
         check_tool(Wrong(), [{"n": 1}])
 
 
-def test_a_session_is_no_part_of_a_call_that_is_compared_or_shown():
+def test_a_session_is_not_part_of_a_calls_comparison_or_repr():
     call, same = ToolCall("add", {"n": 1}, session=ToolSession()), ToolCall("add", {"n": 1})
     assert call == same
     assert repr(call) == repr(same)
@@ -615,7 +615,7 @@ def test_context_set_by_one_call_does_not_leak_into_the_next():
     assert on_loop(calls()) == (0, decimal.DefaultContext.prec)
 
 
-def test_a_coroutine_that_comes_when_nobody_waits_any_more_is_closed():
+def test_a_coroutine_that_arrives_after_the_timeout_is_closed():
     """Else Python warns that it was never awaited."""
     held, made = threading.Event(), []
 

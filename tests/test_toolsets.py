@@ -118,7 +118,7 @@ def test_only_trajectories_with_the_same_prompt_share_its_prefill(chat):
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_a_probe_goes_on_with_a_copy_and_has_figures_of_its_own(chat, lockstep):
+def test_a_probe_continues_with_a_copy_and_has_its_own_figures(chat, lockstep):
     bank = Bank()
     engine = ScriptedEngine(
         chat.tokenizer,

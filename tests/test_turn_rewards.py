@@ -178,6 +178,8 @@ def test_the_score_in_the_readme_works():
 
 def test_progress_prepares_its_score():
     class Noted(Table):
+        """A score that notes what it is prepared with."""
+
         def prepare(self, trajectories, policy):
             self.seen = trajectories
 

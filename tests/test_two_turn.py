@@ -44,7 +44,7 @@ def test_an_answer_is_read_in_either_turn(turn):
     assert (reading.calls, reading.format_error) == ((), None)
 
 
-def test_a_call_in_the_last_turn_is_no_call_and_a_format_error():
+def test_a_call_in_the_last_turn_is_a_format_error():
     reading = segmenter.read(THOUGHT + CALL, 1, False)
     assert (reading.calls, reading.answer) == ((), None)
     assert reading.format_error == "the last turn must give an answer"

@@ -34,11 +34,11 @@ def test_a_gpu_in_half_precision_uses_varlen_kernels_of_any_signature(monkeypatc
 
 
 def test_the_installed_torch_accepts_the_arguments_passed_to_varlen_attention(monkeypatch):
-    given, signature = [], inspect.signature(torch_varlen_attn)
+    calls, signature = [], inspect.signature(torch_varlen_attn)
 
     def notes(*arguments, **options):
         signature.bind(*arguments, **options)
-        given.append(options)
+        calls.append(options)
         return arguments[0]
 
     notes.__signature__ = signature
@@ -47,11 +47,11 @@ def test_the_installed_torch_accepts_the_arguments_passed_to_varlen_attention(mo
     ends, used = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
     varlen_attn(query, query, query, ends, ends, 1, 1, scale=0.5)
     varlen_attn(query, query, query, ends, ends, 1, 1, seqused_k=used)
-    assert [options["scale"] for options in given] == [0.5, None]
+    assert [options["scale"] for options in calls] == [0.5, None]
     if "enable_gqa" in signature.parameters:
-        assert [options["enable_gqa"] for options in given] == [True] * 2
-        assert [options["seqused_k"] for options in given] == [None, used]
-        assert [options["window_size"] for options in given] == [(-1, -1)] * 2
+        assert [options["enable_gqa"] for options in calls] == [True] * 2
+        assert [options["seqused_k"] for options in calls] == [None, used]
+        assert [options["window_size"] for options in calls] == [(-1, -1)] * 2
     else:
         assert [*signature.parameters] == [*inspect.signature(varlen_of_torch_2_11).parameters]
 
@@ -79,28 +79,28 @@ def test_keys_that_a_sequence_does_not_use_count_for_nothing(sizes, alone, scale
     window = (left, -1 if most == 1 else 0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(turnrl.policy.varlen, "torch_varlen_attn", varlen_of_torch_2_11)
-        found = varlen_attn(
+        attended = varlen_attn(
             query, key, value, ends(asked), ends(laid), most, max(laid),
             scale=scale, window_size=window, seqused_k=torch.tensor(used, dtype=torch.int32),
         )  # fmt: skip
     wanted = []
     keys = zip(key.split(laid), value.split(laid), strict=True)
     for q, (k, v), n in zip(query.split(asked), keys, used, strict=True):
-        for i, one in enumerate(q):
+        for i, heads in enumerate(q):
             end = n - len(q) + i + 1
             seen = slice(0 if left < 0 else max(end - 1 - left, 0), end)
             for head in range(4):
-                scores = (k[seen, head // 2] @ one[head]) * (8**-0.5 if scale is None else scale)
+                scores = (k[seen, head // 2] @ heads[head]) * (8**-0.5 if scale is None else scale)
                 wanted.append(scores.softmax(0) @ v[seen, head // 2])
-    assert torch.allclose(found.flatten(0, 1), torch.stack(wanted), atol=1e-5)
+    assert torch.allclose(attended.flatten(0, 1), torch.stack(wanted), atol=1e-5)
 
 
 def test_torch_2_11_samples_over_pages_and_by_graphs(tiny_policy, torch_2_11, caplog):
     engine = started(tiny_policy)
     assert engine.pool.kernel == "gathered"  # nothing but Triton reads pages in place there
-    (told,) = (r.message for r in caplog.records if r.levelname == "WARNING")
-    assert f"pages: RuntimeError: torch {torch.__version__} reads no pages in place" in told
-    assert "bfloat16" not in told
+    (warning,) = (r.message for r in caplog.records if r.levelname == "WARNING")
+    assert f"pages: RuntimeError: torch {torch.__version__} reads no pages in place" in warning
+    assert "bfloat16" not in warning
     graphs = Recorder()
     converse_by_steps(tiny_policy, graphs)  # compares the tokens
     assert set(graphs.recorded) == {2, 4, 8}
@@ -116,17 +116,17 @@ def test_torch_2_11_learns_from_ragged_rows(tiny_model, random_model, torch_2_11
         Policy(str(model), lora=Lora(r=4), share_prefixes=share) for share in (True, False)
     )
     rows = [([1, 2, 3, 4, *rest], [False] * 4 + [True] * len(rest)) for rest in ([5, 6], [9] * 7)]
-    found = []
+    results = []
     for policy in (ragged, padded):
         torch.manual_seed(0)  # of the adapter
         policy.load()
         layout = lay_out(rows, policy is ragged, policy is ragged)
         values = policy(layout).logprobs
         values.sum().backward()
-        found.append((values, [p.grad for p in policy.parameters() if p.grad is not None]))
+        results.append((values, [p.grad for p in policy.parameters() if p.grad is not None]))
     assert ragged.in_force["attention while learning"] == "prompts once, torch's varlen kernel"
-    (values, slopes), (wanted, steep) = found
+    (values, slopes), (wanted, steep) = results
     assert torch.allclose(values, wanted, atol=1e-5)
     assert any(slope.abs().max() > 1e-3 for slope in steep)
-    for one, other in zip(slopes, steep, strict=True):
-        assert torch.allclose(one, other, atol=1e-4)
+    for by_rows, by_padding in zip(slopes, steep, strict=True):
+        assert torch.allclose(by_rows, by_padding, atol=1e-4)

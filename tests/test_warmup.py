@@ -134,7 +134,7 @@ def test_random_arguments_fit_schemas_of_many_kinds(chat, schema):
         }
 
     (attempts,) = play(chat, RandomPlay(ReAct()), tools=[Odd()], size=20)
-    results = [result for one in attempts for turn in one.turns for result in turn.results]
+    results = [result for attempt in attempts for turn in attempt.turns for result in turn.results]
     assert len(results) >= 20
     assert all(result.ok for result in results)
 
@@ -154,13 +154,13 @@ def test_random_play_recites_no_answer_that_it_has_not_read(chat):
 
     asked = Question("q", "Where?", ("Sweden", "No", "Norway"))
     (attempts,) = play(chat, RandomPlay(ReAct()), tools=[Elsewhere()], questions=[asked], size=10)
-    assert {one.answer for one in attempts} <= {"No", "Norway"}  # whole words of the result
+    assert {attempt.answer for attempt in attempts} <= {"No", "Norway"}  # whole words of the result
     asked = Question("q", "Where?", ("Sweden",))
     (attempts,) = play(chat, RandomPlay(ReAct()), tools=[Elsewhere()], questions=[asked], size=10)
-    assert all(one.answer in "Oslo is a city in Norway, and no other." for one in attempts)
+    assert all(attempt.answer in "Oslo is a city in Norway, and no other." for attempt in attempts)
     # where nothing can be read, the form of an answer is shown by an accepted one
-    ((one,),) = play(chat, RandomPlay(ReAct()), tools=[], questions=[asked])
-    assert one.answer == "Sweden"
+    ((attempt,),) = play(chat, RandomPlay(ReAct()), tools=[], questions=[asked])
+    assert attempt.answer == "Sweden"
 
 
 def test_random_play_acts_in_an_environment_whatever_other_tools_exist(chat):
@@ -168,9 +168,11 @@ def test_random_play_acts_in_an_environment_whatever_other_tools_exist(chat):
     tools = [Page(), Environment("turnrl_environments.lake.Lake")]
     asked = Question("q", "Cross.", ("Paris",), metadata={"seed": 3})  # it has an answer, too
     (attempts,) = play(chat, RandomPlay(scheme), scheme, tools, [asked], size=12)
-    called = {call.name for one in attempts for turn in one.turns for call in turn.reading.calls}
+    called = {
+        call.name for attempt in attempts for turn in attempt.turns for call in turn.reading.calls
+    }
     assert called == {"step"}
-    assert all(one.answer is None for one in attempts)
+    assert all(attempt.answer is None for attempt in attempts)
 
 
 def test_a_long_text_without_spaces_is_cut(chat):
@@ -183,12 +185,12 @@ def test_a_long_text_without_spaces_is_cut(chat):
     (attempts,) = play(
         chat, RandomPlay(ReAct()), tools=[Pages()], size=5, max_result_tokens=3000, max_tokens=30000
     )
-    assert all(one.ended_by == "answer" for one in attempts)
+    assert all(attempt.ended_by == "answer" for attempt in attempts)
 
 
 def test_a_turn_ends_at_the_first_token_that_ends_one(chat):
     whole = chat.turn("a<|im_end|>b", ())
-    assert [one in chat.end_ids for one in whole].index(True) == len(whole) - 1
+    assert [token in chat.end_ids for token in whole].index(True) == len(whole) - 1
     assert chat.text(whole) == "a"
 
 
@@ -215,21 +217,21 @@ def test_demonstrations_are_the_same_for_the_same_seed_and_differ_among_attempts
 
     first = texts()
     assert first == texts()
-    assert len({str(one) for one in first}) == 6
+    assert len({str(turns) for turns in first}) == 6
 
 
 def test_a_demonstration_yields_the_same_tokens_as_a_policy_that_wrote_it(chat):
-    said = [
+    texts = [
         '<tool>{"name": "look", "args": {"query": "x"}}</tool> and more',
         "<answer>Paris</answer>",
     ]
     from turnrl.testing import ScriptedEngine
 
     scheme = TwoTurn()
-    ((shown,),) = play(chat, lambda attempt, rng: said[len(attempt.turns)], scheme, [Echo()])
+    ((shown,),) = play(chat, lambda attempt, rng: texts[len(attempt.turns)], scheme, [Echo()])
     # a model stops at the end of a stop string, and nothing ends the turn but that
-    cut = said[0].removesuffix(" and more")
-    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: [cut, said[1]][turn])
+    cut = texts[0].removesuffix(" and more")
+    engine = ScriptedEngine(chat.tokenizer, lambda session, turn: [cut, texts[1]][turn])
     rollout = Rollout(scheme, [Echo()], max_turn_tokens=400, max_tokens=4000)
     with rollout.live():
         ((wrote,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
@@ -253,14 +255,14 @@ def test_a_demonstrator_may_be_async_return_a_reading_and_see_results(chat):
             return Reading(answer=attempt.question.answers[0])
         return Reading((ToolCall("echo", {"text": "hello <answer>"}),))
 
-    ((one,),) = play(chat, demonstrate, ReAct(), [Echo()])
-    assert one.answer == "Paris"
-    assert one.turns[0].reading.calls[0].arguments == {"text": "hello <answer>"}
-    assert seen == [[], [one.turns[0].results[0].content]]
+    ((played,),) = play(chat, demonstrate, ReAct(), [Echo()])
+    assert played.answer == "Paris"
+    assert played.turns[0].reading.calls[0].arguments == {"text": "hello <answer>"}
+    assert seen == [[], [played.turns[0].results[0].content]]
 
 
 @pytest.mark.parametrize(
-    ("gives", "error", "told"),
+    ("gives", "error", "message"),
     [
         (lambda attempt, rng: 1 / 0, PluginError, "division by zero"),
         (lambda attempt, rng: None, PluginError, "gave None"),
@@ -273,8 +275,8 @@ def test_a_demonstrator_may_be_async_return_a_reading_and_see_results(chat):
         (lambda attempt, rng: Reading((ToolCall("a"), ToolCall("b"))), RecipeError, "has one call"),
     ],
 )
-def test_a_demonstrator_that_gives_no_turn_is_named(chat, gives, error, told):
-    with pytest.raises(error, match=told) as raised:
+def test_a_demonstrator_that_gives_no_turn_is_named(chat, gives, error, message):
+    with pytest.raises(error, match=message) as raised:
         play(chat, gives, TwoTurn())
     assert "demonstrat" in str(raised.value).lower()
 
@@ -407,16 +409,16 @@ def test_a_policy_that_never_calls_calls_after_a_warm_up_and_a_run_begins_with_i
     recipe["model"]["policy"]["lora"] = lora
     save(recipe, "lake.yaml")
     assert main(["warmup", "lake.yaml", "--to", "warm", *SHORT, rate]) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     shares = {
         line[15:]: [float(word) for word in line.split()[:2]]
-        for line in told.splitlines()
+        for line in printed.splitlines()
         if "in the right form" in line or "attempts" in line
     }
     before, after = shares["turns with a call that worked or an answer in the right form"]
     assert before < 0.3
     assert after > 0.8
-    assert "begin with it: turnrl fit lake.yaml --model.policy.model warm" in told
+    assert "begin with it: turnrl fit lake.yaml --model.policy.model warm" in printed
     assert Path("warm", "adapter_config.json").is_file() == (lora is not None)
     assert "-- turn 2" in Path("warm/demonstrations.txt").read_text()
     assert not Path("runs").exists()
@@ -433,38 +435,38 @@ def test_mistakes_in_warm_up_options_are_reported(tmp_path, monkeypatch, capsys)
     save(LAKE, "lake.yaml")
     go = ["warmup", "lake.yaml"]
     assert "--to does not say where. Give a folder" in fails(capsys, go)
-    told = fails(capsys, [*go, "--to", "warm", "--steps", "0"])
-    assert told.endswith("steps is 0; it must be at least 1")
-    told = fails(capsys, [*go, "--to", "warm", "--lr", "0"])
-    assert told.endswith("lr is 0.0; it must be at least 1e-12")
-    told = fails(capsys, [*go, "--to", "warm", "--held_out", "-1"])
-    assert told.endswith("held_out is -1; it must be at least 0")
-    told = fails(capsys, [*go, "--to", "warm", "--batch_size", "1.5"])
-    assert told.endswith("batch_size is the string '1.5'; it must be a whole number")
-    told = fails(capsys, [*go, "--to", "warm", "--by", "nowhere.demonstrate"])
-    assert "--by is 'nowhere.demonstrate', which cannot be imported" in told
-    told = fails(capsys, [*go, "--to", "warm", "--by", "json.decoder"])
-    assert told.endswith(
+    message = fails(capsys, [*go, "--to", "warm", "--steps", "0"])
+    assert message.endswith("steps is 0; it must be at least 1")
+    message = fails(capsys, [*go, "--to", "warm", "--lr", "0"])
+    assert message.endswith("lr is 0.0; it must be at least 1e-12")
+    message = fails(capsys, [*go, "--to", "warm", "--held_out", "-1"])
+    assert message.endswith("held_out is -1; it must be at least 0")
+    message = fails(capsys, [*go, "--to", "warm", "--batch_size", "1.5"])
+    assert message.endswith("batch_size is the string '1.5'; it must be a whole number")
+    message = fails(capsys, [*go, "--to", "warm", "--by", "nowhere.demonstrate"])
+    assert "--by is 'nowhere.demonstrate', which cannot be imported" in message
+    message = fails(capsys, [*go, "--to", "warm", "--by", "json.decoder"])
+    assert message.endswith(
         "--by is 'json.decoder', which cannot be called. Give a class or a function."
     )
     Path("file").touch()
-    told = fails(capsys, [*go, "--to", "file"])
-    assert "--to is 'file', which is a file. Give a new folder" in told
+    message = fails(capsys, [*go, "--to", "file"])
+    assert "--to is 'file', which is a file. Give a new folder" in message
     Path("keep").mkdir()
     Path("keep/README.md").write_text("my own notes")
     assert "--to is 'keep', which holds README.md. Give" in fails(capsys, [*go, "--to", "keep"])
-    told = fails(capsys, [*go, "--to", "warm", "--by", "json.load_"])
-    assert "json has no 'load_'. Did you mean load or loads?" in told
-    told = fails(capsys, [*go, "--to", "warm", "--trainer.precision", "bf16-mixed"])
-    assert "trainer.precision is 'bf16-mixed', but trained weights are kept in 32-true" in told
-    told = fails(capsys, [*go, "--to", "warm", "--trainer.devices", "2"])
-    assert told.endswith("a warm-up takes one process. Add --trainer.devices 1.")
+    message = fails(capsys, [*go, "--to", "warm", "--by", "json.load_"])
+    assert "json has no 'load_'. Did you mean load or loads?" in message
+    message = fails(capsys, [*go, "--to", "warm", "--trainer.precision", "bf16-mixed"])
+    assert "trainer.precision is 'bf16-mixed', but trained weights are kept in 32-true" in message
+    message = fails(capsys, [*go, "--to", "warm", "--trainer.devices", "2"])
+    assert message.endswith("a warm-up takes one process. Add --trainer.devices 1.")
     recipe = json.loads(json.dumps(LAKE))
     recipe["model"]["rollout"]["max_tokens"] = 60  # room for a prompt, and for one turn
     recipe["model"]["rollout"]["tools"][0]["init_args"]["options"] = {"ice": 1.0}
     save(recipe, "small.yaml")
-    told = fails(capsys, ["warmup", "small.yaml", "--to", "warm", *SHORT, "1e-3"])
-    assert "ran out of tokens: model.rollout.max_tokens is 60. Raise it." in told
+    message = fails(capsys, ["warmup", "small.yaml", "--to", "warm", *SHORT, "1e-3"])
+    assert "ran out of tokens: model.rollout.max_tokens is 60. Raise it." in message
     assert "Did you mean steps" in fails(capsys, [*go, "--to", "warm", "--stepz", "3"])
 
 
@@ -495,9 +497,9 @@ def test_a_warm_up_accepts_custom_demonstrations(tmp_path, monkeypatch, capsys):
     save(recipe, "lake.yaml")
     options = ["--steps", "1", "--batch_size", "2", "--held_out", "0"]
     go = ["warmup", "lake.yaml", "--to", "warm", "--by", "shown.demonstrate", *options]
-    told = fails(capsys, go)
+    message = fails(capsys, go)
     assert re.search(
-        r"a turn of \d+ tokens on question .* model\.rollout\.max_turn_tokens = 8\. Raise", told
+        r"a turn of \d+ tokens on question .* model\.rollout\.max_turn_tokens = 8\. Raise", message
     )
     assert main([*go, "--model.rollout.max_turn_tokens", "40"]) == 0
     assert "now <action>right</action>" in Path("warm/demonstrations.txt").read_text()
@@ -532,7 +534,8 @@ def moved(policy, seed=0):
     return policy
 
 
-def said(policy):
+def logprobs_of(policy):
+    """Its log-probabilities of four fixed tokens."""
     row = ([5, 6, 7, 8, 9, 10], [False] * 2 + [True] * 4)
     return policy.read([row])[0].logprobs
 
@@ -550,20 +553,20 @@ def test_an_adapter_is_trained_further_and_is_the_reference(tiny_model, tmp_path
     # a checkpoint says which adapter it began with, because that one is the reference
     differs = {k for k, v in again.identity.items() if first.identity[k] != v}
     assert differs == {"starting adapter"}
-    torch.testing.assert_close(said(again), said(first))
+    torch.testing.assert_close(logprobs_of(again), logprobs_of(first))
     with again.reference():
-        torch.testing.assert_close(said(again), said(first))
+        torch.testing.assert_close(logprobs_of(again), logprobs_of(first))
     moved(again, 1)
-    assert (said(again) - said(first)).abs().max() > 0.01
+    assert (logprobs_of(again) - logprobs_of(first)).abs().max() > 0.01
     with again.reference():
-        torch.testing.assert_close(said(again), said(first))
+        torch.testing.assert_close(logprobs_of(again), logprobs_of(first))
     with first.reference():  # a fresh adapter's reference is the base
-        base = said(first)
-    assert (base - said(first)).abs().max() > 0.01
+        base = logprobs_of(first)
+    assert (base - logprobs_of(first)).abs().max() > 0.01
     # what comes of it is an adapter of the base too, and not of the adapter
     last_one = made(turnrl.export(again, tmp_path / "last"))
     last_one.load()
-    torch.testing.assert_close(said(last_one), said(again))
+    torch.testing.assert_close(logprobs_of(last_one), logprobs_of(again))
     assert last_one.folder == again.folder == str(tiny_model)
 
 
@@ -580,7 +583,9 @@ def test_an_adapter_with_dropout_loads_and_its_reference_has_none(tiny_model, tm
         first, again = (begun(layout).logprobs for _ in range(2))
     assert begun.training
     torch.testing.assert_close(first, again, rtol=0, atol=0)
-    torch.testing.assert_close(first, said(begun))  # in eval mode, and nothing has been learned
+    torch.testing.assert_close(
+        first, logprobs_of(begun)
+    )  # in eval mode, and nothing has been learned
     begun.refer_to_now()
 
 
@@ -744,16 +749,16 @@ def test_a_scheme_that_writes_as_on_the_page():
             return [{"role": "user", "content": question.text}]
 
         def read(self, text, turn, cut):
-            kind, _, said = text.partition(": ")
-            if kind == "answer" and said and not cut:
-                return Reading(answer=said)
+            kind, _, content = text.partition(": ")
+            if kind == "answer" and content and not cut:
+                return Reading(answer=content)
             if kind == "look":
-                return Reading((ToolCall("look", {"query": said}),))
+                return Reading((ToolCall("look", {"query": content}),))
             return Reading(format_error="neither")
 
         def observe(self, reading, results):
-            said = "\n".join(result.content for result in results)
-            return [{"role": "user", "content": said or str(reading.format_error)}]
+            content = "\n".join(result.content for result in results)
+            return [{"role": "user", "content": content or str(reading.format_error)}]
 
     scheme = Lines()
     assert scheme.write(Reading(answer="Paris")) == "answer: Paris"
@@ -818,7 +823,7 @@ def test_an_interrupt_says_whether_anything_was_written(
         monkeypatch.setattr("turnrl.run.card.card.write_card", interrupted)
     few = ["--steps", "2", "--batch_size", "4", "--held_out", "2"]
     assert main(["warmup", "lake.yaml", "--to", "warm", *few]) == 130
-    told = capsys.readouterr().err
-    assert re.search(message, told)
-    assert "Traceback" not in told
+    printed = capsys.readouterr().err
+    assert re.search(message, printed)
+    assert "Traceback" not in printed
     assert Path("warm").is_dir() == (when == "write")

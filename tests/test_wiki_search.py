@@ -351,7 +351,7 @@ embedded.build(sys.argv[1], Corpus(open_pages(sys.argv[2])), on_progress=stop)
     assert len({h.passage.id for h in hits}) == len(hits) == 9_000
 
 
-def test_an_interrupted_build_of_another_corpus_is_begun_anew(tmp_path):
+def test_an_interrupted_build_of_another_corpus_starts_over(tmp_path):
     def stop(passages: int) -> None:
         raise _Stop
 
@@ -364,7 +364,7 @@ def test_an_interrupted_build_of_another_corpus_is_begun_anew(tmp_path):
     assert embedded.build(tmp_path / "index", corpus_of(second, chunk=2)).passages == 3
 
 
-def test_an_index_is_replaced_only_when_told_to(tmp_path):
+def test_an_index_is_replaced_only_on_request(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", ROWS)
     embedded.build(tmp_path / "index", corpus_of(path))
     write_rows(path, ROWS[:2])
@@ -592,7 +592,7 @@ def rehearsed(tool):
         return "Nothing" not in result.content
 
 
-def test_a_rehearsal_builds_a_small_index_of_its_own_and_leaves_nothing(tmp_path):
+def test_a_rehearsal_builds_its_own_small_index_and_leaves_no_files(tmp_path):
     source = tmp_path / "rows.jsonl"
     rows = ({"id": n, "title": "", "text": "The lighthouse stands."} for n in range(300))
     source.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -620,7 +620,7 @@ def test_a_rehearsal_adds_nothing_to_a_cache_and_asks_it_nothing_new(small_index
     assert cache.read_bytes() == before
 
 
-def test_a_cache_that_is_no_cache_is_named(small_index, tmp_path):
+def test_a_cache_file_that_is_not_a_cache_is_named(small_index, tmp_path):
     (tmp_path / "notes.txt").write_text("not a database, but long enough to be taken for one" * 30)
     with pytest.raises(ToolError, match=r"the cache '.*notes\.txt' cannot be used"):
         ask(WikiSearch(str(small_index), cache=str(tmp_path / "notes.txt")), "tower")
@@ -861,7 +861,7 @@ def test_the_documented_pair_of_searches_makes_two_tools_in_one_recipe(tmp_path)
     ({"server": {"url": "x"}}, "WikiSearch has no option 'server'"),
     ({"index": "http://localhost:8000/retrieve"}, "a server. Add 'backend: retrieve'."),
 ])  # fmt: skip
-def test_an_impossible_option_is_named_and_is_no_type_error(options, message):
+def test_an_impossible_option_is_named_instead_of_raising_a_type_error(options, message):
     with pytest.raises(RecipeError, match=re.escape(message)):
         WikiSearch(**{"index": "index", **options})
 

@@ -37,14 +37,14 @@ def gap(kernel, asking, heads, size, dtype, parts, used, device="cpu"):
     table = table.int().to(device)
     keys, values = pool.store[0]
     lengths = torch.tensor(used, dtype=torch.int32, device=device)
-    found = kernel.attend_rows(query, keys, values, table, lengths, size**-0.5, parts)
+    attended = kernel.attend_rows(query, keys, values, table, lengths, size**-0.5, parts)
     wanted = []
     for row, n in enumerate(used):
         k, v = (side[table[row].long()].flatten(0, 1)[:n].float() for side in (keys, values))
         k, v = (side.repeat_interleave(asking // heads, 1) for side in (k, v))
         weights = (torch.einsum("hd,thd->ht", query[row].float(), k) * size**-0.5).softmax(-1)
         wanted.append(torch.einsum("ht,thd->hd", weights, v))
-    return float((found.float() - torch.stack(wanted)).abs().max())
+    return float((attended.float() - torch.stack(wanted)).abs().max())
 
 
 CASES = {
@@ -76,7 +76,7 @@ MUTANTS = {
 def mutants(folder):
     """How far the kernel is with a mistake in it: over rows of one part, and of several."""
     source = Path(turnrl_slots.triton_pages.__file__).read_text()
-    found = {}
+    largest = {}
     for n, (name, (right, wrong)) in enumerate(MUTANTS.items()):
         assert source.count(right) == 1, name
         path = Path(folder, f"mutant_{n}.py")
@@ -86,8 +86,8 @@ def mutants(folder):
         spec.loader.exec_module(module)
         cases = [(2, 1, 16, torch.float32, parts, [40, 100, 191]) for parts in (1, 2)]
         gaps = [gap(module, *case) for case in cases]
-        found[name] = math.inf if math.isnan(sum(gaps)) else max(gaps)
-    return found
+        largest[name] = math.inf if math.isnan(sum(gaps)) else max(gaps)
+    return largest
 
 
 def sampled(model):
@@ -110,8 +110,8 @@ def sampled(model):
     async def converse(n):
         session, history = engine.open([n + 1] * (PAGE - 3 + n)), [n + 1] * (PAGE - 3 + n)
         for new in ([], [7, 8]):
-            found = await session.generate(new, Sampling(2 + n, temperature=0))
-            history += [*new, *found.token_ids]
+            completion = await session.generate(new, Sampling(2 + n, temperature=0))
+            history += [*new, *completion.token_ids]
         return history, 2 + n
 
     async def scenario():
@@ -125,4 +125,4 @@ def sampled(model):
 
 if __name__ == "__main__":
     jobs = [job.split("=") for job in sys.argv[1:]]
-    print(json.dumps({name: globals()[name](*given) for name, *given in jobs}))
+    print(json.dumps({name: globals()[name](*arguments) for name, *arguments in jobs}))
