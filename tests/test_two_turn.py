@@ -179,6 +179,19 @@ def test_the_default_prompt_shows_each_tool_with_an_example_that_reads_as_a_call
     )
 
 
+def test_the_example_of_a_tool_has_arguments_that_the_tool_accepts():
+    class Count(Search):
+        name = "count"
+        parameters = {
+            "type": "object",
+            "properties": {"from": {"type": "integer", "minimum": 5}},
+            "required": ["from"],
+        }
+
+    system, _ = segmenter.prompt(QUESTION, [Count()])
+    assert 'Example: <tool>{"name": "count", "args": {"from": 6}}</tool>' in system["content"]
+
+
 def test_the_instructions_of_a_recipe_are_the_system_message_word_for_word():
     system, _ = TwoTurn("Use {tools} & <tool>").prompt(QUESTION, [Search()])
     assert system == {"role": "system", "content": "Use {tools} & <tool>"}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
@@ -24,9 +24,6 @@ _logger = logging.getLogger(__name__)
 _TAG = re.compile(r"<(/?)(reasoning|tool|result|answer|error)>")
 
 _ACTIONS = ("tool", "answer")
-_SAMPLES: Mapping[str, object] = json.loads(
-    '{"integer": 1, "number": 1.0, "boolean": true, "array": [], "object": {}, "null": null}'
-)
 
 _INSTRUCTIONS = Path(__file__).with_name("instructions.txt").read_text(encoding="utf-8")
 
@@ -156,15 +153,7 @@ def _describe(tool: ToolSpec) -> str:
 
 def _example(tool: ToolSpec) -> str:
     """A call with a tool's required arguments, or with all if none is required."""
-    properties: Mapping[str, Mapping[str, object]] = tool.parameters.get("properties", {})
-    names = tool.parameters.get("required") or list(properties)
-    args = {name: _example_value(properties.get(name, {})) for name in names}
+    from turnrl import SchemaValues  # loads jsonschema, which most commands do without
+
+    args = SchemaValues(tool.parameters, lambda: "...").mapping(None) or {}
     return json.dumps({"name": tool.name, "args": args}, ensure_ascii=False)
-
-
-def _example_value(schema: Mapping[str, object]) -> object:
-    for values in (schema.get("examples"), schema.get("enum")):
-        if isinstance(values, Sequence) and values:
-            return values[0]
-    kind = schema.get("type")
-    return _SAMPLES.get(kind, "...") if isinstance(kind, str) else "..."
