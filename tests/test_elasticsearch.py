@@ -473,7 +473,7 @@ def test_a_secret_written_out_is_refused_and_not_repeated(argument):
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"url": f"http://elastic:{PASSWORD}@localhost:9200"}, "url holds a user or password"),
+    ({"url": f"http://elastic:{PASSWORD}@localhost:9200"}, "url holds a user or a password"),
     ({"url": "localhost:9200"}, "must look like http://localhost:9200"),
     ({"url": "http://localhost", "cloud_id": "${C}"}, "url and cloud_id both name a server"),
     ({"api_key": "${A}", "password": "${B}"}, "two ways to sign in"),

@@ -360,8 +360,8 @@ def test_the_recipe_of_the_page_runs(serve, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"url": "localhost:8000"}, "OpenEnv.url is 'localhost:8000', which is no address"),
-        ({"url": None}, "OpenEnv.url is None, which is no address of a server. Write one such as"),
+        ({"url": "localhost:8000"}, "OpenEnv.url is 'localhost:8000'; it must look like"),
+        ({"url": None}, "OpenEnv.url is None; it must look like http://localhost:8000"),
         ({"capacity": 0}, "OpenEnv.capacity is 0; it must be at least 1"),
         ({"wait_s": -1}, "OpenEnv.wait_s is -1; it must be at least 0"),
         (

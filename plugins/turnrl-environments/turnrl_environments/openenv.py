@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, final
 
@@ -24,7 +23,7 @@ from turnrl import (
     named,
     on_loop,
 )
-from turnrl.servers import Patience
+from turnrl.servers import Patience, check_address
 from turnrl_environments.client import Broken, Connection, Full, Refused, imported, schema_of
 from turnrl_environments.world import Episode, World, missing, paid, seed_of, text_of
 
@@ -70,7 +69,7 @@ class OpenEnv(World):
         step_timeout_s: float = 60.0,
         wait_s: float = 300.0,
     ) -> None:
-        _check_address(url)
+        check_address("OpenEnv.url", url, "http://localhost:8000")
         super().__init__(url, capacity, step_timeout_s)
         self.url = url.rstrip("/")
         self.options, self.columns = dict(options or {}), list(columns or ())
@@ -286,24 +285,6 @@ class Visit(Episode[OpenEnv]):
     async def leave(self) -> None:
         if self.connection is not None:
             await self.connection.close()
-
-
-def _check_address(url: object) -> None:
-    """Raise if a URL is no address of a server, or may hold a secret.
-
-    Raises:
-        RecipeError: Without the part that may be a secret.
-    """
-    if isinstance(url, str) and re.search("[@?#]", url):
-        raise RecipeError(
-            "OpenEnv.url holds a user, a password or a query, which is not shown. Give only the "
-            "address, such as http://localhost:8000: recipes are saved with every run."
-        )
-    if not isinstance(url, str) or not re.match(r"https?://[^/]", url):
-        raise RecipeError(
-            f"OpenEnv.url is {url!r:.100}, which is no address of a server. Write one such as "
-            "http://localhost:8000."
-        )
 
 
 def _not_json(values: Mapping[str, object]) -> str:

@@ -7,9 +7,9 @@ from abc import ABC
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
-from urllib.parse import urlsplit
 
 from turnrl import RecipeError, at_least
+from turnrl.servers import check_address
 
 
 @dataclass(frozen=True)
@@ -41,20 +41,8 @@ class ChatServer(ABC):
     extra: dict[str, Any] = field(default_factory=dict)  # not object: jsonargparse reads it
 
     def __post_init__(self) -> None:
-        try:
-            parts = urlsplit(self.base_url)
-            good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-        except ValueError:
-            good = False
-        if "@" in self.base_url or "?" in self.base_url:
-            raise RecipeError(
-                "base_url holds a user, a password or a query. Give only the address, and put a "
-                "key into the environment variable that api_key_env names."
-            )
-        if not good:
-            raise RecipeError(
-                f"base_url is {self.base_url!r}; it must look like http://localhost:8000/v1"
-            )
+        advice = "Put a key into the environment variable that api_key_env names."
+        check_address("base_url", self.base_url, "http://localhost:8000/v1", advice)
         if self.api_key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
             raise RecipeError(
                 "api_key_env must name an environment variable in capitals, such as "

@@ -18,7 +18,7 @@ from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 import docstring_parser
 
 from turnrl import RecipeError, at_least, did_you_mean
-from turnrl.servers import LONGEST_PAUSE_S, strike
+from turnrl.servers import LONGEST_PAUSE_S, check_address, strike
 from turnrl_wiki_search.index import Ranking
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
@@ -304,19 +304,9 @@ def check_url(url: str, name: str, example: str = "http://localhost:9200") -> No
     Raises:
         RecipeError: Naming the setting; a password or a key is not shown.
     """
-    if "@" in url:
-        raise RecipeError(
-            f"{name} holds a user or password. Give only the address, and the password as "
-            f"'${{NAME}}' in 'password'."
-        )
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise RecipeError(f"{name} is {url!r}; it must look like {example}.")
-    for parameter, value in parse_qsl(parts.query):
+    advice = "Name the variable that holds the password in 'password', as '${NAME}'."
+    check_address(name, url, example, advice, query=True)
+    for parameter, value in parse_qsl(urlsplit(url).query):
         words = re.split(r"[^a-z]+", re.sub(r"([a-z])([A-Z])", r"\1_\2", parameter).lower())
         secret = any(word.endswith(_SECRET_WORDS) for word in words)
         if secret and not _REFERENCE.fullmatch(value):
