@@ -113,17 +113,12 @@ class World(Stateful, Toolset, ABC):
 
     async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
         """Take the episodes' steps: in order within an episode, and episodes side by side."""
-        by_episode: dict[int, list[int]] = {}
-        for place, call in enumerate(calls):
-            by_episode.setdefault(id(call.session), []).append(place)
-        batches = [[calls[place] for place in places] for places in by_episode.values()]
-        answers = await asyncio.gather(*map(self._steps, batches))
-        results = {
-            place: result
-            for places, of_episode in zip(by_episode.values(), answers, strict=True)
-            for place, result in zip(places, of_episode, strict=True)
-        }
-        return [results[place] for place in range(len(calls))]
+        by_episode: dict[int, list[ToolCall]] = {}
+        for call in calls:
+            by_episode.setdefault(id(call.session), []).append(call)
+        answers = await asyncio.gather(*map(self._steps, by_episode.values()))
+        left = {key: iter(answer) for key, answer in zip(by_episode, answers, strict=True)}
+        return [next(left[id(call.session)]) for call in calls]
 
     async def _steps(self, calls: Sequence[ToolCall]) -> list[ToolResult | TrajectoryLost]:
         """Take the steps of one episode, within one time limit."""
