@@ -43,14 +43,6 @@ def gpu_share(arguments: Sequence[str]) -> float | None:
         return None  # vLLM refuses it
 
 
-def give_back_cache() -> None:
-    """Free the GPU memory that this process caches without using it, so that vLLM can take it."""
-    import torch
-
-    if torch.cuda.is_initialized():
-        torch.cuda.empty_cache()
-
-
 def check_python(python: str) -> None:
     """Check that an interpreter has vLLM, without starting it.
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
+import torch
+
 from turnrl import Beside, Policy, RecipeError, SampledPolicy, on_loop
 from turnrl_servers import Pool, Server, Supply, has_adapter, write
 from turnrl_vllm.server import VLLMServer
-from turnrl_vllm.started import ASLEEP, Started, check_python, give_back_cache, gpu_share
+from turnrl_vllm.started import ASLEEP, Started, check_python, gpu_share
 
 
 @final
@@ -80,7 +82,7 @@ class StartedByRun(Supply):
             run.mkdir(parents=True, exist_ok=True)
             log = run / "vllm.log"
         self._may_sleep = policy.device.type == "cuda" if self.sleeps is None else self.sleeps
-        give_back_cache()
+        torch.cuda.empty_cache()  # so that vLLM can take it
         self.started = started = Started(
             self.python,
             policy,
@@ -115,7 +117,7 @@ class StartedByRun(Supply):
         if pool.asleep:
             if self.started is not None:
                 self.started.note(asleep=False)
-            give_back_cache()
+            torch.cuda.empty_cache()  # so that vLLM can take it
         await super().wake(pool)
 
     def close(self) -> None:
