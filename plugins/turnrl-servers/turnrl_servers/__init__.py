@@ -17,7 +17,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from turnrl_servers.connection import SHORT_S as SHORT_S
     from turnrl_servers.connection import Refused as Refused
     from turnrl_servers.engine import ServerEngine as ServerEngine
     from turnrl_servers.files import has_adapter as has_adapter
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from turnrl_servers.supply import Supply as Supply
 
 _FILES = {
-    "SHORT_S": "connection",
     "Refused": "connection",
     "ServerEngine": "engine",
     "Pool": "pool",

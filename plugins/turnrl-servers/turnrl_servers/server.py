@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 
 from turnrl import Completion, EngineError, Sampling
 from turnrl.servers import Unavailable
-from turnrl_servers.connection import Connection, Refused
+from turnrl_servers.connection import SHORT_S, Connection, Refused
 
 Fields = dict[str, object]
 """Fields of a request's JSON."""
@@ -70,6 +70,7 @@ class Server(ABC):
         software: Its name, for messages.
         tried: Its versions that turnrl was tried with.
         turn_path: Path of a request for a turn.
+        adapters_path: What the paths of requests to load and drop adapters begin with.
         length_option: The option that sets its context length.
         spare_tokens: Tokens of its context that it cannot give to a session.
         logprobs_hint: How to start it so that its log-probabilities heed the temperature.
@@ -81,6 +82,7 @@ class Server(ABC):
     software: str
     tried: str
     turn_path: str
+    adapters_path = ""
     length_option: str
     spare_tokens = 0
     logprobs_hint: str
@@ -275,7 +277,6 @@ class Server(ABC):
             salt: Keeps this request's cached prefixes apart from those with other salts.
         """
 
-    @abstractmethod
     async def load_adapter(self, name: str, folder: Path) -> None:
         """Have it load an adapter; one that it has already is no error.
 
@@ -283,15 +284,24 @@ class Server(ABC):
             Unavailable: If it does not answer.
             Refused: If it refuses.
         """
+        body = {"lora_name": name, "lora_path": str(folder)}
+        path = f"{self.adapters_path}/load_lora_adapter"
+        try:
+            await self.connection.ask_async(path, body, SHORT_S)
+        except Refused as error:
+            if not re.search("already (been )?loaded", error.problem):
+                raise
 
-    @abstractmethod
     def drop_adapter(self, name: str) -> None:
-        """Have it drop an adapter. Blocks.
+        """Have it drop an adapter. Blocks; some servers first end the turns that they still sample
+        with it.
 
         Raises:
             Unavailable: If it does not answer.
             Refused: If it refuses.
         """
+        path = f"{self.adapters_path}/unload_lora_adapter"
+        self.connection.ask("POST", path, {"lora_name": name}, within_s=5)
 
     @abstractmethod
     def lacks_adapter(self, error: Refused) -> bool:

@@ -10,7 +10,6 @@ from typing import final
 from turnrl import Sampling
 from turnrl_servers import (
     RELOAD_S,
-    SHORT_S,
     Answer,
     Fields,
     Refused,
@@ -103,20 +102,6 @@ class SGLangServer(Server):
     def with_base(self, salt: str | None) -> Fields:
         """See `Server.with_base`."""
         return {"cache_salt": salt}
-
-    async def load_adapter(self, name: str, folder: Path) -> None:
-        """See `Server.load_adapter`."""
-        body = {"lora_name": name, "lora_path": str(folder)}
-        try:
-            await self.connection.ask_async("/load_lora_adapter", body, SHORT_S)
-        except Refused as error:
-            if "already loaded" not in error.problem:
-                raise
-
-    def drop_adapter(self, name: str) -> None:
-        """See `Server.drop_adapter`. Turns that SGLang still samples with the adapter end
-        first."""
-        self.connection.ask("POST", "/unload_lora_adapter", {"lora_name": name}, within_s=5)
 
     def lacks_adapter(self, error: Refused) -> bool:
         """See `Server.lacks_adapter`."""

@@ -10,7 +10,6 @@ from typing import final
 from turnrl import Sampling
 from turnrl_servers import (
     RELOAD_S,
-    SHORT_S,
     Answer,
     Fields,
     Refused,
@@ -27,6 +26,7 @@ class VLLMServer(Server):
     software = "vLLM"
     tried = "0.26 and 0.32"
     turn_path = "/v1/completions"
+    adapters_path = "/v1"
     length_option = "--max-model-len"
     logprobs_hint = "Start it with --logprobs-mode processed_logprobs."
     rank_hint = "Start it with a larger --max-lora-rank, or lower model.policy.lora.r."
@@ -96,19 +96,6 @@ class VLLMServer(Server):
     def with_base(self, salt: str | None) -> Fields:
         """See `Server.with_base`."""
         return {"model": self.base, "cache_salt": salt}
-
-    async def load_adapter(self, name: str, folder: Path) -> None:
-        """See `Server.load_adapter`."""
-        body = {"lora_name": name, "lora_path": str(folder)}
-        try:
-            await self.connection.ask_async("/v1/load_lora_adapter", body, SHORT_S)
-        except Refused as error:
-            if "already been loaded" not in error.problem:
-                raise
-
-    def drop_adapter(self, name: str) -> None:
-        """See `Server.drop_adapter`."""
-        self.connection.ask("POST", "/v1/unload_lora_adapter", {"lora_name": name}, within_s=5)
 
     def lacks_adapter(self, error: Refused) -> bool:
         """See `Server.lacks_adapter`."""
