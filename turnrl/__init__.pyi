@@ -73,6 +73,7 @@ from turnrl.plugins import contributed as contributed
 from turnrl.plugins import find_class as find_class
 from turnrl.plugins import hookimpl as hookimpl
 from turnrl.plugins import installed as installed
+from turnrl.plugins import lazy_names as lazy_names
 from turnrl.plugins import load_plugins as load_plugins
 from turnrl.plugins import named as named
 from turnrl.policy.adapter import Lora as Lora

@@ -272,6 +272,33 @@ def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
     return cast("Callable[..., _T]", target)
 
 
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
+    """The public names of a package that imports them on their first use, because listing plugins
+    must not import torch. The package lists them where type checkers read them too:
+
+        if TYPE_CHECKING:
+            from my_engine.sampler import Sampler as Sampler
+
+        __getattr__, __all__ = lazy_names(__name__, __file__)
+
+    Args:
+        package: The name of the package.
+        file: Its `__init__.py`. Each name has a line like the one above, indented by four spaces.
+    Returns:
+        The package's `__getattr__`, and the names.
+    """
+    source = Path(file).read_text(encoding="utf-8")
+    listed = re.findall(r"^    from (\S+) import (\S+) as \2$", source, re.MULTILINE)
+    homes = {name: home for home, name in listed}
+
+    def load(name: str) -> Any:
+        if name not in homes:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(homes[name]), name)
+
+    return load, [*homes]
+
+
 _PAPERS = {
     "mtgrpo": "TurnLevel",
     "grpo": "OutcomeOnly",

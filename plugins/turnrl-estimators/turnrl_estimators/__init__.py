@@ -13,11 +13,10 @@ The classes need torch, so they are imported on first use.
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from turnrl import AdvantageEstimator, hookimpl
+from turnrl import AdvantageEstimator, hookimpl, lazy_names
 from turnrl_estimators.command import add_credit_command
 
 if TYPE_CHECKING:
@@ -30,31 +29,13 @@ if TYPE_CHECKING:
     from turnrl_estimators.valued import Tree as Tree
     from turnrl_estimators.valued import TurnCritic as TurnCritic
 
-_HOMES = {
-    "PerTurnIndex": "relative",
-    "PaperExact": "relative",
-    "DiscountedReturn": "relative",
-    "GroupInGroup": "anchored",
-    "CostsAmongRight": "costs",
-    "Branched": "valued",
-    "Tree": "valued",
-    "TurnCritic": "valued",
-}
-
-__all__ = [*_HOMES]
-
-
-def __getattr__(name: str) -> type[AdvantageEstimator]:
-    if name in _HOMES:
-        home = importlib.import_module(f"turnrl_estimators.{_HOMES[name]}")
-        return vars(home)[name]  # type: ignore[no-any-return]
-    raise AttributeError(f"module 'turnrl_estimators' has no attribute {name!r}")
+__getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
 def turnrl_estimators() -> Iterable[type[AdvantageEstimator]]:
     """The estimators of this package."""
-    return [__getattr__(name) for name in _HOMES]
+    return [__getattr__(name) for name in __all__]
 
 
 @hookimpl

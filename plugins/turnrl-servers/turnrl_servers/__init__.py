@@ -13,8 +13,9 @@ folders     the folder for weights, of one process or of several that learn toge
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from turnrl import lazy_names
 
 if TYPE_CHECKING:
     from turnrl_servers.connection import Refused as Refused
@@ -30,24 +31,4 @@ if TYPE_CHECKING:
     from turnrl_servers.server import Server as Server
     from turnrl_servers.supply import Supply as Supply
 
-_FILES = {
-    "Refused": "connection",
-    "ServerEngine": "engine",
-    "Pool": "pool",
-    "RELOAD_S": "server",
-    "Answer": "server",
-    "Fields": "server",
-    "Sampled": "server",
-    "Served": "server",
-    "Server": "server",
-    "Supply": "supply",
-    "has_adapter": "files",
-    "write": "files",
-}
-"""Public names, and the files that define them: a command that needs none imports none."""
-
-
-def __getattr__(name: str) -> object:
-    if name in _FILES:
-        return getattr(import_module(f"turnrl_servers.{_FILES[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __all__ = lazy_names(__name__, __file__)

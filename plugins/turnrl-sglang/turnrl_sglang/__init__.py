@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from turnrl import Engine, hookimpl
+from turnrl import Engine, hookimpl, lazy_names
 
 if TYPE_CHECKING:
     from turnrl_sglang.engine import SGLang as SGLang
+
+__getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
@@ -21,11 +23,3 @@ def turnrl_engines() -> Iterable[type[Engine]]:
     from turnrl_sglang.engine import SGLang
 
     return [SGLang]
-
-
-def __getattr__(name: str) -> object:
-    if name == "SGLang":
-        from turnrl_sglang.engine import SGLang
-
-        return SGLang
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

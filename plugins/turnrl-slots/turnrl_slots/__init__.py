@@ -24,10 +24,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from turnrl import Engine, hookimpl
+from turnrl import Engine, hookimpl, lazy_names
 
 if TYPE_CHECKING:
     from turnrl_slots.engine import Slots as Slots
+
+__getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
@@ -36,11 +38,3 @@ def turnrl_engines() -> Iterable[type[Engine]]:
     from turnrl_slots.engine import Slots  # imports torch, which listing plugins must not
 
     return [Slots]
-
-
-def __getattr__(name: str) -> object:
-    if name == "Slots":
-        from turnrl_slots.engine import Slots
-
-        return Slots
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -12,10 +12,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from turnrl import Engine, hookimpl
+from turnrl import Engine, hookimpl, lazy_names
 
 if TYPE_CHECKING:
     from turnrl_vllm.engine import VLLM as VLLM
+
+__getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
@@ -24,11 +26,3 @@ def turnrl_engines() -> Iterable[type[Engine]]:
     from turnrl_vllm.engine import VLLM
 
     return [VLLM]
-
-
-def __getattr__(name: str) -> object:
-    if name == "VLLM":
-        from turnrl_vllm.engine import VLLM
-
-        return VLLM
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
