@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import random
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -22,9 +21,9 @@ from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
-import numpy as np
 import torch
 from lightning.fabric.utilities import move_data_to_device
+from lightning.pytorch.utilities.seed import isolate_rng
 
 from turnrl import (
     MTGRPO,
@@ -76,7 +75,8 @@ class Rehearsal(Check):
     quick = False
 
     def run(self, start: Start) -> Iterable[Finding]:
-        with _same_randomness(start.device):
+        with isolate_rng(include_cuda=start.device.type == "cuda"):
+            torch.manual_seed(0)
             questions = dict[str, list[Question]]()
             if isinstance(start.data, QuestionData):
                 yield from _read(start.data, questions)
@@ -85,19 +85,6 @@ class Rehearsal(Check):
                     parts = _Parts(start, start.module, _chosen(questions), stack)
                     yield from parts.rehearsed()
                 yield from parts.left
-
-
-@contextlib.contextmanager
-def _same_randomness(device: torch.device) -> Iterator[None]:
-    """Leave the random streams of torch, numpy and Python as they were."""
-    python_state, numpy_state = random.getstate(), np.random.get_state()
-    try:
-        with torch.random.fork_rng([device] if device.type == "cuda" else []):
-            torch.manual_seed(0)
-            yield
-    finally:
-        random.setstate(python_state)
-        np.random.set_state(numpy_state)
 
 
 # ------------------------------------------------------------------------ questions
