@@ -5,6 +5,7 @@
     Unavailable   raised by an attempt that may succeed later
     raise_if_away raises it for the HTTP statuses that mean so
     short_reason  a server's text, or an error, in one line without secrets
+    complaint     the clearest message in an error response
     check_address raises if a setting is no address, or holds a secret
     Cache         a SQLite file that threads and processes share
 
@@ -28,11 +29,14 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 from urllib.parse import urlsplit
 
 from turnrl.errors import RecipeError, WorldError
 from turnrl.text import say, visible
+
+if TYPE_CHECKING:
+    import httpx2
 
 __all__ = [
     "LONGEST_PAUSE_S",
@@ -41,6 +45,7 @@ __all__ = [
     "Request",
     "Unavailable",
     "check_address",
+    "complaint",
     "pause_s",
     "raise_if_away",
     "short_reason",
@@ -110,6 +115,18 @@ def short_reason(text: object, secrets: Iterable[str | None] = ()) -> str:
     if not line and isinstance(text, BaseException):
         line = type(text).__name__
     return strike(line, secrets)[:300]
+
+
+def complaint(response: httpx2.Response) -> object:
+    """The clearest message in a server's error response."""
+    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, StopIteration):
+        answer = response.json()
+        names = ("error", "detail", "error_message", "message")
+        error = next(answer[name] for name in names if answer.get(name))
+        return error["message"] if isinstance(error, Mapping) else error
+    if response.text.lstrip().startswith("<"):  # a page, of another kind of server
+        return response.reason_phrase
+    return response.text or response.headers.get("location", "")
 
 
 def check_address(

@@ -8,7 +8,6 @@ the run.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 from collections.abc import Awaitable, Callable, Mapping
@@ -18,7 +17,7 @@ from typing import TypeVar
 import httpx2
 
 from turnrl import WorldError
-from turnrl.servers import Patience, Unavailable, raise_if_away, short_reason
+from turnrl.servers import Patience, Unavailable, complaint, raise_if_away, short_reason
 from turnrl_openai.server import ChatServer
 
 T = TypeVar("T")
@@ -108,7 +107,7 @@ class Connection:
             Unavailable: If the same request may succeed later.
         """
         status, variable = response.status_code, self.server.api_key_env
-        reason = f"status {status}: {self.clean(_complaint(response))}"
+        reason = f"status {status}: {self.clean(complaint(response))}"
         raise_if_away(status, reason, response.headers)
         advice = self.request
         if status in (401, 403):
@@ -133,11 +132,3 @@ class Connection:
     def fault(self, problem: str) -> WorldError:
         """The error that stops the run, for a problem of the server."""
         return self.error(f"{self.label} {problem}")
-
-
-def _complaint(response: httpx2.Response) -> object:
-    """The clearest message in an error response."""
-    with contextlib.suppress(ValueError, LookupError, TypeError):
-        error = response.json()["error"]
-        return error["message"] if isinstance(error, Mapping) else error
-    return response.text or response.headers.get("location", "")

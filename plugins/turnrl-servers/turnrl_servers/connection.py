@@ -10,7 +10,7 @@ from typing import Any, final
 
 import httpx2
 
-from turnrl.servers import Unavailable, raise_if_away, short_reason
+from turnrl.servers import Unavailable, complaint, raise_if_away, short_reason
 
 _HEALTH = "/health"
 SHORT_S = 60.0
@@ -166,7 +166,7 @@ class Connection:
                 if response.text.lstrip().startswith("<"):  # a page: another kind of server
                     raise Refused(status, "an answer that is no JSON") from None
                 return response.text  # a sentence: what was asked is done
-        problem = self._clean(_complaint(response))
+        problem = self._clean(complaint(response))
         if self._refusals is None or not self._refusals.search(problem):
             raise_if_away(status, f"status {status}: {problem}", response.headers)
         raise Refused(status, problem)
@@ -174,14 +174,3 @@ class Connection:
     def _clean(self, text: object) -> str:
         """A text in one short line, without the key."""
         return short_reason(text, (self._key,))
-
-
-def _complaint(response: httpx2.Response) -> object:
-    """The clearest message in an error response."""
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, StopIteration):
-        answer = response.json()
-        names = ("error", "detail", "error_message", "message")
-        error = next(answer[name] for name in names if answer.get(name))
-        return error["message"] if isinstance(error, Mapping) else error
-    is_page = response.text.lstrip().startswith("<")  # of another kind of server
-    return response.reason_phrase if is_page else response.text
