@@ -78,7 +78,7 @@ DENSE = {"ranking": "knn", "encoder": "encoders.words"}
 
 
 @pytest.mark.parametrize(("arguments", "message"), [
-    ({"ranking": "knnn", "encoder": "m"}, r"ranking is 'knnn'\. Did you mean knn\? Choose 'bm25'"),
+    ({"ranking": "knnn", "encoder": "m"}, "ranking is 'knnn'; choose one of bm25, knn, hybrid"),
     ({"ranking": "knn"}, "the ranking 'knn' needs an encoder for the queries. Set encoder"),
     ({"encoder": "m.f"}, "encoder would have no effect, because the ranking is 'bm25'. Set rank"),
     ({"query_prefix": "query: "}, "query_prefix would have no effect, because the ranking is"),

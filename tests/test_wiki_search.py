@@ -238,7 +238,7 @@ def test_a_damaged_index_is_an_error_and_not_a_crash(tmp_path):
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"top_k": 0}, "top_k is 0; it must be at least 1"),
     ({"max_result_tokens": 0}, "max_result_tokens is 0"),
-    ({"backend": "sqlite"}, "no backend 'sqlite'"),
+    ({"backend": "sqlite"}, "WikiSearch.backend is 'sqlite'; choose one of embedded"),
     ({"url": "http://localhost:9200", "retries": 3}, "url, retries would have no effect"),
     ({"backend": "elasticsearch", "build_from": "Atlas"}, "builds only embedded indexes"),
     ({"offline": True}, "offline needs a cache"),

@@ -17,7 +17,7 @@ from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
 import docstring_parser
 
-from turnrl import RecipeError, at_least, did_you_mean
+from turnrl import RecipeError, at_least, did_you_mean, one_of
 from turnrl.servers import LONGEST_PAUSE_S, check_address, strike
 from turnrl_wiki_search.index import Ranking
 
@@ -135,11 +135,7 @@ class SearchServer:
             check_url(url, "url")
 
     def _check_ranking(self) -> None:
-        if self.ranking not in get_args(Ranking):
-            near = did_you_mean(str(self.ranking), get_args(Ranking))
-            raise RecipeError(
-                f"ranking is {self.ranking!r}.{near} Choose 'bm25', 'knn' or 'hybrid'."
-            )
+        one_of(get_args(Ranking), "", self, "ranking")
         if self.fields is not None:
             _check_fields(self.fields)
         has_vector = self.fields is not None and "vector" in self.fields

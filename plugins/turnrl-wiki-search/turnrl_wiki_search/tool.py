@@ -22,6 +22,7 @@ from turnrl import (
     ToolResult,
     at_least,
     did_you_mean,
+    one_of,
 )
 from turnrl_wiki_search.cache import AnswerCache, CachedIndex
 from turnrl_wiki_search.elastic import ElasticIndex
@@ -108,11 +109,8 @@ class WikiSearch(Tool):
         self.build_from = None if build_from is None else source_name(build_from)
         _refuse_unknown(server)
         self._server = SearchServer(**server)
-        if backend not in get_args(Backend):
-            raise RecipeError(
-                f"WikiSearch: no backend {backend!r}. Choose 'embedded', 'elasticsearch' or "
-                "'retrieve'."
-            )
+        self.backend: Backend = backend
+        one_of(get_args(Backend), "WikiSearch.", self, "backend")
         self._server.refuse_others(backend)
         if backend == "embedded" and index.startswith(("http://", "https://")):
             raise RecipeError(
@@ -132,7 +130,6 @@ class WikiSearch(Tool):
                 "has its own. Leave build_from out."
             )
         self.index = index
-        self.backend: Backend = backend
         self._cache = cache
         self._offline = offline
         self._open: SearchIndex | None = None
