@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import inspect
 import re
 import tempfile
 import threading
@@ -21,7 +20,6 @@ from turnrl import (
     ToolError,
     ToolResult,
     at_least,
-    did_you_mean,
     one_of,
 )
 from turnrl_wiki_search.cache import AnswerCache, CachedIndex
@@ -107,7 +105,6 @@ class WikiSearch(Tool):
             )
         self._source = build_from
         self.build_from = None if build_from is None else source_name(build_from)
-        _refuse_unknown(server)
         self._server = SearchServer(**server)
         self.backend: Backend = backend
         one_of(get_args(Backend), "WikiSearch.", self, "backend")
@@ -250,18 +247,6 @@ class WikiSearch(Tool):
         }
         # not "no results": that would contain the answer "no"
         return ToolResult(_BETWEEN.join(shown) or "Nothing found.", metadata=metadata)
-
-
-def _refuse_unknown(settings: Mapping[str, object]) -> None:
-    of_tool = inspect.signature(WikiSearch).parameters.keys() - {"server"}
-    options = of_tool | inspect.signature(SearchServer).parameters.keys()
-    for name in settings:
-        if name not in options:
-            near = did_you_mean(name, sorted(options))
-            raise RecipeError(
-                f"WikiSearch has no option {name!r}.{near} Its docstring and the docstring of "
-                "'SearchServer' list all of them."
-            )
 
 
 def open_index(
