@@ -140,12 +140,12 @@ class _Unsettled:
     def __init__(self, questions: Sequence[Question]) -> None:
         self.left = {question.id: question for question in questions}
         # a rule that extends `Phrase` may compare in another way
-        self._phrases = {q.id: _phrases(q) for q in questions if type(q.rule) is Phrase}
-        self._by_rule = {q.id: q for q in questions if q.id not in self._phrases}
+        self._by_rule = {q.id: q for q in questions if type(q.rule) is not Phrase}
         self._by_word: dict[str, set[tuple[str, str]]] = {}
-        for name, phrases in self._phrases.items():
-            for phrase in phrases:
-                self._by_word.setdefault(_key(phrase), set()).add((phrase, name))
+        for question in questions:
+            if question.id not in self._by_rule:
+                for phrase in _phrases(question):
+                    self._by_word.setdefault(_key(phrase), set()).add((phrase, question.id))
 
     def see(self, text: str, likely: Sequence[Question] | None = None) -> None:
         """Drop the questions that have an answer in a text.
@@ -159,22 +159,14 @@ class _Unsettled:
             normal = normalize_answer(text)
             padded = f" {normal} "
             for word in self._by_word.keys() & set(normal.split()):
-                filed = self._by_word.get(word, ())
-                for name in {name for phrase, name in filed if f" {phrase} " in padded}:
-                    self._settle(name)
+                for phrase, name in self._by_word[word]:
+                    if name in self.left and f" {phrase} " in padded:
+                        del self.left[name]
         if self._by_rule:
             names = [*self._by_rule] if likely is None else [question.id for question in likely]
             for name in names:
                 if (question := self._by_rule.get(name)) and contains_answer(text, question):
                     del self._by_rule[name], self.left[name]
-
-    def _settle(self, name: str) -> None:
-        del self.left[name]
-        for phrase in self._phrases.pop(name):
-            filed = self._by_word[key := _key(phrase)]
-            filed.remove((phrase, name))
-            if not filed:
-                del self._by_word[key]
 
 
 def _phrases(question: Question) -> set[str]:
