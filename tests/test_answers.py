@@ -9,6 +9,7 @@ import pickle
 import random
 import re
 import string
+import sys
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -428,14 +429,21 @@ def test_a_package_can_add_a_rule_that_recipes_name(monkeypatch):
 @pytest.mark.parametrize(("named", "message"), [
     ("numbr", "data.answers is 'numbr', which is not a rule. Did you mean number"),
     ("exact", "There are phrase, number, choice, math, the path of a function of two texts"),
-    ("nowhere.same", "the answer rule 'nowhere.same' cannot be imported: No module"),
-    ("string.digits", "'string.digits' ('0123456789') cannot be used: it is not a func"),
-    (3, "the answer rule 'int' (3) cannot be used: it is not a function"),
+    ("nowhere.same", "data.answers is 'nowhere.same', which cannot be imported ("),
+    ("string.digits", "data.answers is 'string.digits', which cannot be called. Give a"),
+    (3, "data.answers is 3, which cannot be called. Give a class or a function"),
     (len, "cannot be used: too many positional arguments"),
 ])  # fmt: skip
 def test_an_unknown_rule_is_an_error(named, message):
     with pytest.raises(RecipeError, match=re.escape(message)):
         QuestionData(answers=named)
+
+
+def test_a_function_may_lie_in_the_current_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", [folder for folder in sys.path if folder])
+    (tmp_path / "own_rule.py").write_text("def same(given, accepted):\n    return True\n")
+    monkeypatch.chdir(tmp_path)
+    assert exact_match("a", asking("b", rule="own_rule.same"))
 
 
 def test_a_question_accepts_the_same_rules_as_a_recipe():

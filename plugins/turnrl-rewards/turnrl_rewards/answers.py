@@ -16,9 +16,9 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
-from turnrl import AnswerRule, Phrase, PluginError, Question, RecipeError, at_least
+from turnrl import AnswerRule, Phrase, PluginError, Question, RecipeError, at_least, named
 
 if TYPE_CHECKING:
     from fractions import Fraction
@@ -271,22 +271,14 @@ class Compared(AnswerRule):
         Raises:
             RecipeError: If there is nothing at the path, or no function of two texts.
         """
-        function, name = given, getattr(given, "__name__", type(given).__name__)
-        if isinstance(given, str):
-            module, _, attribute = given.rpartition(".")
-            if not module:
-                return None
-            try:
-                function, name = getattr(importlib.import_module(module), attribute), given
-                if inspect.isclass(function) and issubclass(function, AnswerRule):
-                    return function()
-            except Exception as error:  # a module may do anything
-                raise RecipeError(
-                    f"the answer rule {given!r} cannot be imported: "
-                    f"{str(error) or type(error).__name__}. Give a rule, or {cls.goes_by}."
-                ) from error
+        if isinstance(given, str) and "." not in given:
+            return None
+        function: Any = named("data.answers", cast("str | Callable[..., object]", given))
+        name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
         try:
-            if inspect.isclass(function) or not callable(function):
+            if inspect.isclass(function):
+                if issubclass(function, AnswerRule):
+                    return function()
                 raise TypeError("it is not a function")
             with contextlib.suppress(ValueError):  # functions in C may have no signature
                 inspect.signature(function).bind("", "")
