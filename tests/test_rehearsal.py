@@ -33,9 +33,9 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.testing import ScriptedEngine
-from turnrl_doctor.arguments import arguments_of
 from turnrl_doctor.miniature import small_network
 from turnrl_doctor.rehearsal import Rehearsal
+from turnrl_doctor.tools import arguments_of
 from turnrl_estimators import Branched, Tree, TurnCritic
 from turnrl_rewards import FirstHit, JudgeServer, LLMJudge, LLMJudgeTurn, SearchCost
 from turnrl_segmenters import TwoTurn

@@ -4,8 +4,7 @@ command    the command line
 checks     the examinations, as `Check`s; `turnrl fit` runs the quick ones too
 rehearsal  the recipe's own parts, tried on a few questions
 staged     the turn scheme of scripted attempts
-tools      tools, called and judged
-arguments  arguments to call a tool with
+tools      tools, called with arguments that they allow, and judged
 miniature  the recipe's model, small enough for any machine
 memory     the plan, applied to a recipe
 plan       the plan itself: functions of numbers, like work, counts, speed and table

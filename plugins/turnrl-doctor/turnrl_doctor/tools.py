@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+
+from jsonschema import Draft202012Validator
 
 from turnrl import (
     Finding,
+    PluginError,
     Question,
+    SchemaValues,
     ToolCall,
     ToolError,
     ToolResult,
@@ -16,7 +20,6 @@ from turnrl import (
     call_tools,
     on_loop,
 )
-from turnrl_doctor.arguments import arguments_of
 
 _SHOWN = 60
 """The most characters shown of a call, and of a result."""
@@ -84,3 +87,41 @@ def calls_of(toolset: Toolset, question: Question) -> list[ToolCall]:
         for spec in toolset.specs
         for arguments in arguments_of(spec, question.text)
     ]
+
+
+def arguments_of(spec: ToolSpec, text: str) -> Sequence[Mapping[str, object]]:
+    """Arguments to call a tool with: its `examples`, or two that its schema allows, one with all
+    properties and one with only the required properties.
+
+    Args:
+        spec: The tool.
+        text: A question of the data, for properties that take any text.
+    Raises:
+        PluginError: If an example is not a mapping or does not fit the schema, or no fitting
+            arguments are found.
+    """
+    validator = Draft202012Validator(spec.parameters)
+    listed: object = spec.examples
+    if not isinstance(listed, Sequence) or not all(isinstance(item, Mapping) for item in listed):
+        name = next(iter(spec.parameters.get("properties", {})), "query")
+        raise PluginError(
+            f"tool {spec.name!r} has the examples {listed!r:.80}, which must be a list of "
+            f"mappings, each with the arguments of a call. Write [{{{name!r}: ...}}]."
+        )
+    for example in spec.examples:
+        for error in validator.iter_errors(dict(example)):
+            raise PluginError(
+                f"tool {spec.name!r} has the example {dict(example)!r}, which does not fit its "
+                f"parameters: {error.message}. Correct its examples."
+            )
+    if spec.examples:
+        return spec.examples
+    values = SchemaValues(spec.parameters, lambda: text)
+    candidates = [values.mapping(whole) for whole in (True, False)]
+    allowed = [arguments for arguments in candidates if arguments is not None]
+    if not allowed:
+        raise PluginError(
+            f"found no arguments that the parameters of tool {spec.name!r} allow. Give it "
+            "examples, arguments of calls that work."
+        )
+    return allowed[:1] if allowed[0] == allowed[-1] else allowed
