@@ -32,7 +32,10 @@ from turnrl.credit import TurnLevel as TurnLevel
 from turnrl.credit import assign_credit as assign_credit
 from turnrl.credit import returns_to_go as returns_to_go
 from turnrl.credit import standardize as standardize
+from turnrl.data.also import AlsoScore as AlsoScore
 from turnrl.data.fields import Fields as Fields
+from turnrl.data.paragraphs import HotpotParagraphs as HotpotParagraphs
+from turnrl.data.paragraphs import SquadParagraphs as SquadParagraphs
 from turnrl.data.questions import QuestionData as QuestionData
 from turnrl.data.sources import SourceOpener as SourceOpener
 from turnrl.data.sources import load_questions as load_questions
@@ -94,7 +97,11 @@ from turnrl.recipe.folders import find_run as find_run
 from turnrl.recipe.folders import writable_part as writable_part
 from turnrl.recipe.loading import load as load
 from turnrl.run import record as record
+from turnrl.run.alarms.rules import Alarm as Alarm
+from turnrl.run.alarms.rules import alarms as alarms
+from turnrl.run.alarms.watch import Alarms as Alarms
 from turnrl.run.announce import announce as announce
+from turnrl.run.card.card import export as export
 from turnrl.run.folders import is_trial as is_trial
 from turnrl.run.folders import run_folder as run_folder
 from turnrl.run.folders import whole_file as whole_file
@@ -167,16 +174,9 @@ from turnrl.types.trajectory import ToolCall as ToolCall
 from turnrl.types.trajectory import ToolResult as ToolResult
 from turnrl.types.trajectory import Trajectory as Trajectory
 from turnrl.types.trajectory import Turn as Turn
-
-__version__: str
-from turnrl.data.also import AlsoScore as AlsoScore
-from turnrl.data.paragraphs import HotpotParagraphs as HotpotParagraphs
-from turnrl.data.paragraphs import SquadParagraphs as SquadParagraphs
-from turnrl.run.alarms.rules import Alarm as Alarm
-from turnrl.run.alarms.rules import alarms as alarms
-from turnrl.run.alarms.watch import Alarms as Alarms
-from turnrl.run.card.card import export as export
 from turnrl.warmup import Conduct as Conduct
 from turnrl.warmup import WarmedUp as WarmedUp
 from turnrl.warmup import warm_up as warm_up
 from turnrl.warmup_settings import WarmUp as WarmUp
+
+__version__: str

@@ -272,7 +272,7 @@ def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
     return cast("Callable[..., _T]", target)
 
 
-def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], list[str]]:
+def lazy_names(package: str, file: str) -> tuple[Callable[[str], object], list[str]]:
     """The public names of a package that imports them on their first use, because listing plugins
     must not import torch. The package lists them where type checkers read them too:
 
@@ -291,7 +291,7 @@ def lazy_names(package: str, file: str) -> tuple[Callable[[str], Any], list[str]
     listed = re.findall(r"^    from (\S+) import (\S+) as \2$", source, re.MULTILINE)
     homes = {name: home for home, name in listed}
 
-    def load(name: str) -> Any:
+    def load(name: str) -> object:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         return getattr(importlib.import_module(homes[name]), name)

@@ -14,7 +14,7 @@ The classes need torch, so they are imported on first use.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from turnrl import AdvantageEstimator, hookimpl, lazy_names
 from turnrl_estimators.command import add_credit_command
@@ -35,7 +35,7 @@ __getattr__, __all__ = lazy_names(__name__, __file__)
 @hookimpl
 def turnrl_estimators() -> Iterable[type[AdvantageEstimator]]:
     """The estimators of this package."""
-    return [__getattr__(name) for name in __all__]
+    return [cast("type[AdvantageEstimator]", __getattr__(name)) for name in __all__]
 
 
 @hookimpl

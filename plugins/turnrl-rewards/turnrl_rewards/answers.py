@@ -16,7 +16,7 @@ import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, ClassVar, cast
 
 from turnrl import AnswerRule, Phrase, PluginError, Question, RecipeError, at_least, named
 
@@ -273,7 +273,7 @@ class Compared(AnswerRule):
         """
         if isinstance(given, str) and "." not in given:
             return None
-        function: Any = named("data.answers", cast("str | Callable[..., object]", given))
+        function = named("data.answers", cast("str | Callable[..., bool]", given))
         name = given if isinstance(given, str) else getattr(given, "__name__", type(given).__name__)
         try:
             if inspect.isclass(function):
