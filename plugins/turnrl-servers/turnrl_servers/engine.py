@@ -46,7 +46,7 @@ from turnrl_servers.folders import (
 )
 from turnrl_servers.pool import Pool
 from turnrl_servers.server import Server
-from turnrl_servers.supply import Given, Supply
+from turnrl_servers.supply import Running, Supply
 from turnrl_servers.trial import examine
 from turnrl_servers.weights import Adapters, Published, Weights, WholeModel
 
@@ -94,7 +94,7 @@ class _Session(Session):
                 "a session generates one turn at a time, and none after close() or a turn that "
                 "was cancelled"
             )
-        self._engine.running[0].check(self._began)
+        self._engine.running[0].refuse_if_dropped(self._began)
 
 
 @dataclass(eq=False, repr=False)
@@ -163,12 +163,12 @@ class ServerEngine(Engine):
 
     def _supply(self) -> Supply:
         """Where the servers come from. A subclass may start them."""
-        return self._given()
+        return self._running_servers()
 
-    def _given(self, base: str | None = None) -> Given:
+    def _running_servers(self, base: str | None = None) -> Running:
         """Servers that run at `url`, with the name of their base if they serve several models."""
         key, turn_s, patience_s = self.api_key_env, self.timeout_s, self.patience_s
-        return Given(self.kind, self._urls, key, turn_s, patience_s, base)
+        return Running(self.kind, self._urls, key, turn_s, patience_s, base)
 
     @property
     def _urls(self) -> list[str]:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 _TOGETHER_S = 1800.0
 """Seconds that a process waits for another one, as torch does in its own calls."""
-_GIVEN = "given-to-servers"
+_PUBLISHED = "published"
 """A file beside weights that the servers have, for other processes of the run."""
 
 
@@ -71,12 +71,12 @@ def _write_whole(network: PreTrainedModel, folder: Path, state: dict[str, Tensor
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def mark_given(folder: Path) -> None:
+def mark_published(folder: Path) -> None:
     """Tell the other processes of the run that the servers have the weights in a folder."""
-    (folder / _GIVEN).touch()
+    (folder / _PUBLISHED).touch()
 
 
-def wait_until_given(folder: Path) -> None:
+def wait_until_published(folder: Path) -> None:
     """Wait until the first process of the run has published the weights in a folder. It may have to
     wait for servers that are away, and writes its checkpoint first.
 
@@ -87,7 +87,7 @@ def wait_until_given(folder: Path) -> None:
     while True:
         with contextlib.suppress(OSError):
             # a list asks a file server, which may remember that a path was not there
-            if any(file.name == _GIVEN for file in folder.iterdir()):
+            if any(file.name == _PUBLISHED for file in folder.iterdir()):
                 return
         if time.monotonic() - began > _TOGETHER_S:
             raise EngineError(

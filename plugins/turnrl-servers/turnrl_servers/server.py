@@ -35,12 +35,12 @@ class Served:
     Args:
         version: The version of its software.
         windows: For each base by name, its context length in tokens; None if the server gives none.
-        given: The name of weights that it was given in place of its own; empty if none are known.
+        foreign_weights: The name of another run's weights that it has; empty if none are known.
     """
 
     version: str
     windows: dict[str, int | None]
-    given: str = ""
+    foreign_weights: str = ""
 
 
 class Sampled(NamedTuple):

@@ -76,7 +76,7 @@ class Supply(ABC):
 
 @final
 @dataclass(frozen=True)
-class Given(Supply):
+class Running(Supply):
     """Servers that run already.
 
     Args:

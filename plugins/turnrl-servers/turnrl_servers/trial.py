@@ -48,10 +48,10 @@ def examine(
         Unavailable: If it does not answer.
     """
     served = _description(server, variable)
-    if served.given:
+    if served.foreign_weights:
         raise RecipeError(
-            f"{server.name} has weights that another run gave it ({served.given}). Wait until that "
-            "run has ended, or start the server again."
+            f"{server.name} has weights that another run gave it ({served.foreign_weights}). Wait "
+            "until that run has ended, or start the server again."
         )
     bases = ", ".join(served.windows)
     if base is not None and base not in served.windows:

@@ -18,7 +18,7 @@ from typing import final
 from turnrl import EngineError, SampledPolicy, on_loop
 from turnrl.servers import Unavailable
 from turnrl_servers.connection import Refused
-from turnrl_servers.files import is_divided, mark_given, wait_until_given, write
+from turnrl_servers.files import is_divided, mark_published, wait_until_published, write
 from turnrl_servers.pool import Pool
 from turnrl_servers.server import Server
 from turnrl_servers.trial import Reference, prove, reference
@@ -95,13 +95,13 @@ class Weights(ABC):
         with self._changed():
             state = self.policy.network_state() if is_divided(self.policy) else None
             if self._follows:
-                wait_until_given(new.folder)
+                wait_until_published(new.folder)
             else:
                 write(self.policy, new.folder, state)
-            self._give(new)
-        dropped = self._dropped()
+            self._load_everywhere(new)
+        dropped = self._take_old()
         if not self._follows:
-            mark_given(new.folder)
+            mark_published(new.folder)
             for old in dropped:
                 self._forget(old)
                 shutil.rmtree(old.folder, ignore_errors=True)
@@ -114,7 +114,7 @@ class Weights(ABC):
             RuntimeError: If they are no longer kept.
         """
         with self._lock:
-            self.check(began)
+            self.refuse_if_dropped(began)
             began.turns += 1
         try:
             yield
@@ -122,7 +122,7 @@ class Weights(ABC):
             with self._lock:
                 began.turns -= 1
 
-    def check(self, began: Published) -> None:
+    def refuse_if_dropped(self, began: Published) -> None:
         """Refuse a session whose weights are gone.
 
         Raises:
@@ -136,7 +136,7 @@ class Weights(ABC):
         """Inside this block the servers get other weights."""
         return contextlib.nullcontext()
 
-    def _give(self, new: Published) -> None:
+    def _load_everywhere(self, new: Published) -> None:
         """Give the weights to the servers, before any turn is sampled with them."""
 
         async def give(server: Server) -> None:
@@ -196,7 +196,7 @@ class Weights(ABC):
                 self._forget(old)
             shutil.rmtree(self.folder, ignore_errors=True)
 
-    def _dropped(self) -> list[Published]:
+    def _take_old(self) -> list[Published]:
         """Remove and return the versions beyond `keeps` that no turn uses any more."""
         with self._lock:
             old = [version for version in self._versions[: -self.keeps] if not version.turns]
@@ -277,11 +277,11 @@ class WholeModel(Weights):
 
     _requests, _changing, _unverified = 0, False, False
 
-    def _give(self, new: Published) -> None:
+    def _load_everywhere(self, new: Published) -> None:
         on_loop(self.verify())  # a run that samples ahead never rests
         for server in self.pool.servers:
             server.salt = None
-        super()._give(new)
+        super()._load_everywhere(new)
 
     async def _load(self, server: Server, published: Published, first: bool = False) -> None:
         server.salt = None

@@ -47,8 +47,9 @@ class SGLangServer(Server):
         # it needs some tokens of its window itself, and its cache may be smaller than that
         window = min(windows[0], int(settings["max_req_input_len"]))
         now, at_start = self.connection.ask("GET", "/model_info"), settings
-        given = now["weight_version"] if now["weight_version"] != at_start["weight_version"] else ""
-        return Served(str(settings["version"]), {"base": window}, given)
+        version = now["weight_version"]
+        foreign = "" if version == at_start["weight_version"] else version
+        return Served(str(settings["version"]), {"base": window}, foreign)
 
     def tokenize(self, text: str) -> list[int]:
         """See `Server.tokenize`."""

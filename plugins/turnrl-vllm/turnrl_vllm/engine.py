@@ -95,7 +95,7 @@ class VLLM(ServerEngine):
     def _supply(self) -> Supply:
         """With `python`, the run starts the server."""
         if self.python is None:
-            return self._given(self.base)
+            return self._running_servers(self.base)
         return StartedByRun(
             self.python,
             self.arguments,
