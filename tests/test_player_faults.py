@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from players.scripted import QUESTION, USER, Does, Ever, play_one, scripted, walked
+from players.scripted import QUESTION, USER, ActingEcho, FunctionPlayer, play_one, scripted, walked
 from players.summariser import Summariser
 from turnrl import (
     DataError,
@@ -108,7 +108,7 @@ def test_a_single_call_instead_of_a_list_is_refused(tiny_policy):
 
 
 def test_a_play_that_is_not_a_coroutine_function_is_named(tiny_policy):
-    class Plain(Does):
+    class Plain(FunctionPlayer):
         def play(self, attempt):
             return "here"
 
@@ -148,7 +148,7 @@ def test_a_player_that_cancels_its_own_task_is_not_played_again(tiny_policy):
 # ------------------------------------------------------------------------- in a hurry
 
 
-class Slow(Ever):
+class Slow(ActingEcho):
     """Answers in its own time, and pays for it."""
 
     timeout_s = 10.0
@@ -201,11 +201,11 @@ def test_a_player_that_ignores_its_cancellation_is_abandoned(tiny_policy, monkey
                 continue
 
     with pytest.raises(PluginError, match="raised KeyError: 'the cause'"):
-        scripted(tiny_policy, Does(play), ["x"], size=2)
+        scripted(tiny_policy, FunctionPlayer(play), ["x"], size=2)
 
 
 def test_calls_side_by_side_are_counted_and_paired_with_their_results(tiny_policy):
-    class Says(Ever):
+    class Says(ActingEcho):
         async def run(self, calls):
             await asyncio.sleep(0.01 if calls[0].arguments["text"] == "late" else 0)
             return [ToolResult(call.arguments["text"]) for call in calls]
@@ -340,7 +340,7 @@ def test_a_stop_text_is_one_string_and_is_not_split_into_letters(tiny_policy):
         return "x"
 
     engine = Watches(tiny_policy.tokenizer, says)
-    rollout = Rollout(player=Does(play), max_turn_tokens=40, max_tokens=400)
+    rollout = Rollout(player=FunctionPlayer(play), max_turn_tokens=40, max_tokens=400)
     rollout.play(engine, ChatFormat(tiny_policy.tokenizer), [QUESTION], 1, (0,))
     assert seen == [("END",)]
 
@@ -366,7 +366,7 @@ def test_a_rewritten_history_reaches_a_server_of_messages_without_the_role_tool(
         results = [{"role": "tool", "content": text} for text in ("one", "two")]
         await attempt.reply([*USER, call, *results])
 
-    Rollout(player=Does(play), max_tokens=900).play(
+    Rollout(player=FunctionPlayer(play), max_tokens=900).play(
         Server(), ChatFormat(tiny_policy.tokenizer), [QUESTION], 1, (0,)
     )
     assert all(m["role"] != "tool" for messages in sent for m in messages)

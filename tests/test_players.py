@@ -3,7 +3,6 @@
 import asyncio
 import re
 import time
-from dataclasses import replace
 
 import gymnasium
 import pytest
@@ -12,7 +11,7 @@ import torch
 from commands import save
 from players.frozen_lake import MOVES, FrozenLake, Lakes, Walker
 from players.plain_agent import PlainAgent
-from players.scripted import QUESTION, USER, Does, Ever, play_one, scripted, walked
+from players.scripted import QUESTION, USER, ActingEcho, FunctionPlayer, play_one, scripted, walked
 from players.summariser import Summariser
 from runs import adamw, column, trainer
 from turnrl import (
@@ -42,6 +41,7 @@ from turnrl import (
 from turnrl.agent.chat import ChatFormat
 from turnrl.cli import main
 from turnrl.testing import check_player
+from turnrl_estimators import Branched
 from turnrl_rewards import StepReward, ToolExecuted
 from turnrl_rewards.progress import informed
 from turnrl_slots import Slots
@@ -60,7 +60,7 @@ def trained(model, folder, player, tools, rewards, source, epochs=2, budget=None
     return module
 
 
-# ------------------------------------------------------------------------- from outside the house
+# ------------------------------------------------------------------------- agents of users
 
 
 def test_a_gymnasium_environment_trains_on_the_reward_of_each_step(tiny_model, tmp_path):
@@ -205,55 +205,57 @@ def test_players_keep_to_the_contract(player, replies, tools, question):
     check_player(player, replies, tools, question)
 
 
-# ------------------------------------------------------------------------- what the check says
+# ------------------------------------------------------------------------- check_player
 
 
-def plays(play):
-    async def checked(attempt):
+def until_here(extend):
+    """A player that sends what `extend` adds to its messages, until the model replies "here"."""
+
+    async def play(attempt):
         messages = [{"role": "user", "content": attempt.question.text}]
         while True:
             reply = await attempt.reply(messages)
             if reply.text == "here":
                 return reply.text
-            messages += await play(attempt, reply)
+            messages += await extend(attempt, reply)
 
-    return Does(checked)
-
-
-def goes_on(text, last="on"):
-    return [{"role": "assistant", "content": text}, {"role": "user", "content": last}]
+    return FunctionPlayer(play)
 
 
-async def _edits(attempt, reply):
-    return goes_on(reply.text.strip())
+def messages_after(reply, user="on"):
+    return [{"role": "assistant", "content": reply}, {"role": "user", "content": user}]
 
 
-async def _looks_up(attempt, reply):
+async def _edits_the_reply(attempt, reply):
+    return messages_after(reply.text.strip())
+
+
+async def _calls_echo(attempt, reply):
     (result,) = await attempt.call([ToolCall("echo", {"text": reply.text})])
-    return goes_on(reply.text, result.content)
+    return messages_after(reply.text, result.content)
 
 
 @pytest.mark.parametrize(
-    ("play", "tools", "message"),
+    ("extend", "tools", "message"),
     [
-        (_edits, (), r"History 2 began, because the model replied 'there ', and {'role': 'assistan"
-         r"t', 'content': 'there'} was sent back. Send every reply back word for word"),
-        (_looks_up, (), r"In turn 1 a call failed: .*echo.* Pass check_player the tools"),
+        (_edits_the_reply, (), r"History 2 began, because the model replied 'there ', and {'role': "
+         r"'assistant', 'content': 'there'} was sent back. Send every reply back word for word"),
+        (_calls_echo, (), r"In turn 1 a call failed: .*echo.* Pass check_player the tools"),
     ],
 )  # fmt: skip
-def test_a_passing_check_warns_about_a_likely_mistake(play, tools, message):
+def test_a_passing_check_warns_about_a_likely_mistake(extend, tools, message):
     with pytest.warns(UserWarning, match=message):
-        check_player(plays(play), ["there ", "here"], tools, QUESTION)
+        check_player(until_here(extend), ["there ", "here"], tools, QUESTION)
 
 
-async def _parses(attempt, reply):
+async def _parses_a_result(attempt, reply):
     (result,) = await attempt.call([ToolCall("echo", {"text": reply.text})])
-    return goes_on(reply.text, str(int(result.content.split()[0])))
+    return messages_after(reply.text, str(int(result.content.split()[0])))
 
 
 async def _sleeps(attempt, reply):
     time.sleep(0.15)
-    return goes_on(reply.text)
+    return messages_after(reply.text)
 
 
 async def _nothing_more(attempt):
@@ -263,12 +265,15 @@ async def _nothing_more(attempt):
 @pytest.mark.parametrize(
     ("player", "replies", "message"),
     [
-        (plays(_looks_up), ["there"], r"asked for another reply .* Turns: 1, calls: 1. In turn 1 a "
-         r"call failed: .*echo"),
-        (Does(_nothing_more), ["there"], r"returned None after .* Turns: 1, calls: 0"),
-        (plays(_looks_up), ["here", "here"], r"ended by 'answer' after 1 of 2 replies. Give "),
-        (plays(_parses), ["there", "here"], r"raised ValueError: .* In turn 1 a call failed: "),
-        (plays(_sleeps), ["there", "here"], r"kept the event loop for 0\.\d\d s, .*asyncio.sleep"),
+        (until_here(_calls_echo), ["there"], r"asked for another reply .* Turns: 1, calls: 1. "
+         r"In turn 1 a call failed: .*echo"),
+        (FunctionPlayer(_nothing_more), ["there"], r"returned None after .* Turns: 1, calls: 0"),
+        (until_here(_calls_echo), ["here", "here"],
+         r"ended by 'answer' after 1 of 2 replies. Give "),
+        (until_here(_parses_a_result), ["there", "here"],
+         r"raised ValueError: .* In turn 1 a call failed: "),
+        (until_here(_sleeps), ["there", "here"],
+         r"kept the event loop for 0\.\d\d s, .*asyncio.sleep"),
         (Boundless(), ["there"], r"^Boundless has no max_turns. Set it in the class: max_turns"),
     ],
 )  # fmt: skip
@@ -280,8 +285,8 @@ def test_a_failing_check_reports_what_it_saw_and_what_to_change(player, replies,
 # ------------------------------------------------------------------------- the rules of an attempt
 
 
-class Asks(Player):
-    """Asks again and again, and shows no sense otherwise."""
+class AsksForever(Player):
+    """Asks for replies until its attempt is over; if it guards, it then answers with a guess."""
 
     max_turns = 3
 
@@ -302,18 +307,20 @@ class Asks(Player):
             messages += [{"role": "user", "content": "on"}]
 
 
-def test_a_player_gets_at_most_max_turns(tiny_policy):
-    (trajectory,) = scripted(tiny_policy, Asks(), ["x"]).trajectories[0]
+def test_max_turns_ends_an_attempt_of_a_player(tiny_policy):
+    (trajectory,) = scripted(tiny_policy, AsksForever(), ["x"]).trajectories[0]
     assert (len(trajectory.turns), trajectory.ended_by, trajectory.answer) == (3, "turns", None)
-    guarding = Asks(guards=True)
+    guarding = AsksForever(guards=True)
     (trajectory,) = scripted(tiny_policy, guarding, ["x"]).trajectories[0]
     assert (trajectory.ended_by, trajectory.answer, guarding.over) == ("turns", "a guess", 1)
 
 
-def test_a_history_of_a_player_stays_within_max_tokens(tiny_policy):
+def test_max_tokens_limits_each_history_of_a_player(tiny_policy):
     chat = ChatFormat(tiny_policy.tokenizer)
     prompt = len(chat.prompt([{"role": "user", "content": "?"}]))
-    (trajectory,) = scripted(tiny_policy, Asks(), ["xx"], max_tokens=prompt + 4).trajectories[0]
+    (trajectory,) = scripted(
+        tiny_policy, AsksForever(), ["xx"], max_tokens=prompt + 4
+    ).trajectories[0]
     assert trajectory.ended_by == "length"
     assert trajectory.tokens <= prompt + 4
 
@@ -347,9 +354,9 @@ async def _two_at_once(attempt):
 @pytest.mark.parametrize(
     ("play", "message"),
     [
-        (_nothing, "Does.play on question 'q' asked for no reply. Await attempt.reply"),
-        (_number, "Does.play on question 'q' returned an int. Return a text, or None."),
-        (_raises, "Does.play on question 'q' raised KeyError: 'no such thing'"),
+        (_nothing, "FunctionPlayer.play on question 'q' asked for no reply. Await attempt.reply"),
+        (_number, "FunctionPlayer.play on question 'q' returned an int. Return a text, or None."),
+        (_raises, "FunctionPlayer.play on question 'q' raised KeyError: 'no such thing'"),
         (_calls_first, "used attempt.call before its first reply"),
         (_reads_first, "used attempt.read before its first reply"),
         (_two_at_once, "asked for a reply while another is sampled"),
@@ -378,7 +385,7 @@ def test_an_error_in_a_players_task_is_raised_unchanged(tiny_policy, raises):
 def test_the_end_of_an_attempt_cancels_the_players_tasks(tiny_policy):
     async def play(attempt):
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(Asks().play(attempt))
+            tasks.create_task(AsksForever().play(attempt))
 
     trajectory = play_one(tiny_policy, play)
     assert (len(trajectory.turns), trajectory.ended_by) == (4, "turns")
@@ -390,14 +397,14 @@ def test_max_calls_per_turn_holds_over_all_of_a_players_requests(tiny_policy):
         for _ in range(2):
             await attempt.call([ToolCall("echo", {"text": "x"})] * 2)
 
-    (turn,) = play_one(tiny_policy, play, tools=[Ever()], max_calls_per_turn=3).turns
+    (turn,) = play_one(tiny_policy, play, tools=[ActingEcho()], max_calls_per_turn=3).turns
     assert [result.unread for result in turn.results] == [
         *["1 letters"] * 3,
         "too many calls: at most 3 a turn",
     ]
 
 
-def test_no_call_runs_in_a_world_that_has_ended(tiny_policy):
+def test_calls_after_a_tool_ended_the_attempt_are_not_run(tiny_policy):
     tool = Steps()
 
     async def play(attempt):
@@ -411,7 +418,7 @@ def test_no_call_runs_in_a_world_that_has_ended(tiny_policy):
     assert trajectory.figures == {"steps": 3}
 
 
-def test_a_player_records_its_reading_and_why_it_stopped(tiny_policy):
+def test_attempt_read_keeps_the_calls_and_notes_the_format_error(tiny_policy):
     async def play(attempt):
         await attempt.reply(USER)
         await attempt.call([ToolCall("echo", {"text": "abc"}), ToolCall("echo", {})])
@@ -446,13 +453,14 @@ def test_messages_that_continue_a_history_extend_it_and_others_start_a_new_one(t
     assert list(first.token_ids) == [*chat.prompt(USER), *x, *on, *x]
 
 
-def test_a_player_excludes_a_segmenter_and_probes(tiny_model):
+def test_a_rollout_takes_a_segmenter_or_a_player():
     with pytest.raises(RecipeError, match="exactly one of them; it has both"):
         Rollout(Letters(), [Echo()], player=Walker())
     with pytest.raises(RecipeError, match="exactly one of them; it has neither"):
         Rollout(tools=[Echo()])
-    from turnrl_estimators import Branched
 
+
+def test_attempts_of_a_player_cannot_be_branched(tiny_model):
     rollout = Rollout(player=PlainAgent(), tools=[Echo()])
     module = MTGRPO(Policy(str(tiny_model)), rollout, [Answered()], Branched(), engine=Slots())
     with pytest.raises(RecipeError, match="Attempts of the player PlainAgent cannot be branched"):
@@ -489,12 +497,12 @@ class Steps(Stateful, Tool):
         return ToolResult(f"step {call.session.steps}", reward=1.0, done=done)
 
 
-class Four(Letters):
+class FourTurns(Letters):
     max_turns = 4
 
 
 def test_the_world_ends_an_attempt_and_its_last_step_counts(tiny_policy):
-    trajectory = walked(tiny_policy, Steps(), ["b"] * 4, Four())
+    trajectory = walked(tiny_policy, Steps(), ["b"] * 4, FourTurns())
     assert trajectory.ended_by == "tool"
     assert [turn.reward for turn in trajectory.turns] == [1, 1, 1]
     contents = [turn.results[0].content for turn in trajectory.turns]
@@ -559,7 +567,7 @@ def test_a_result_with_unread_metadata_still_counts_as_read():
     assert "(not read)" not in str(Turn("look", results=(mail,)))
 
 
-def test_a_search_in_the_last_turn_does_not_use_up_a_steps_place(tiny_policy):
+def test_in_the_last_turn_max_calls_per_turn_counts_steps_only(tiny_policy):
     tools = [Look(), Steps()]
     trajectory = walked(tiny_policy, tools, ["b"] * 2, StepAndLook(), max_calls_per_turn=1)
     first, last = trajectory.turns
@@ -612,7 +620,7 @@ def test_a_lost_attempt_restarts_with_the_same_seeds(tiny_policy):
     engine.sync(0)
     collections = []
     for times in (0, 2):
-        rollout = Rollout(Four(), [Fragile(times)], max_turn_tokens=6, max_tokens=200)
+        rollout = Rollout(FourTurns(), [Fragile(times)], max_turn_tokens=6, max_tokens=200)
         collections.append(rollout.begin(engine, chat, [QUESTION], 4, (3,), 0).result())
     engine.close()
     assert [collection.restarted for collection in collections] == [0, 2]
@@ -627,8 +635,10 @@ def test_a_lost_attempt_restarts_with_the_same_seeds(tiny_policy):
 
 def test_an_attempt_that_is_lost_repeatedly_stops_the_run(tiny_policy):
     with pytest.raises(TrajectoryLost, match="the sandbox crashed"):
-        walked(tiny_policy, Fragile(3), ["b"] * 4, Four(), max_restarts=2)
-    assert walked(tiny_policy, Fragile(3), ["b"] * 4, Four(), max_restarts=3).ended_by == "tool"
+        walked(tiny_policy, Fragile(3), ["b"] * 4, FourTurns(), max_restarts=2)
+    assert (
+        walked(tiny_policy, Fragile(3), ["b"] * 4, FourTurns(), max_restarts=3).ended_by == "tool"
+    )
 
 
 def test_restarted_attempts_are_counted(tiny_model, tmp_path):
@@ -648,8 +658,8 @@ class Losing(Echo):
         return results
 
 
-class Held(Echo):
-    """Notes its life, and how many sessions are open at once."""
+class NotesLife(Echo):
+    """Notes when it starts and stops."""
 
     def __init__(self):
         self.life = []
@@ -662,7 +672,7 @@ class Held(Echo):
 
 
 def test_toolsets_start_and_stop_with_the_run(tiny_model, tmp_path):
-    tool = Held()
+    tool = NotesLife()
     trained(tiny_model, tmp_path, PlainAgent(), [tool], [Answered()], Numbers(), epochs=2)
     assert tool.life == ["start", "stop"]
 
@@ -695,7 +705,7 @@ def test_no_more_attempts_run_at_once_than_a_toolset_serves(tiny_policy, lockste
 
 
 class Doors(Stateful, Tool):
-    """Each attempt has a door of its own."""
+    """Gives each attempt a tool that opens the door of its question."""
 
     name = "look"
     description = "Look around."
@@ -711,7 +721,7 @@ class Doors(Stateful, Tool):
         return [ToolResult(f"{call.name} is used") for call in calls]
 
 
-def test_a_session_can_bring_its_own_tools(tiny_policy):
+def test_a_session_can_have_its_own_tools(tiny_policy):
     async def play(attempt):
         await attempt.reply(USER)
         calls = [ToolCall(name) for name in ("look", "door_1", "door_2")]
@@ -719,13 +729,13 @@ def test_a_session_can_bring_its_own_tools(tiny_policy):
         return " | ".join(result.content for result in results)
 
     questions = [Question(str(n), "?", ("x",)) for n in (1, 2)]
-    groups = scripted(tiny_policy, Does(play), ["x"], [Doors()], questions).trajectories
+    groups = scripted(tiny_policy, FunctionPlayer(play), ["x"], [Doors()], questions).trajectories
     answers = [group[0].answer for group in groups]
     assert answers[0] == "look is used | door_1 is used | no tool 'door_2'; there is look, door_1"
     assert answers[1].startswith("look is used | no tool 'door_1'; there is look, door_2")
 
 
-def test_a_cut_reply_has_the_text_of_its_turn(tiny_policy):
+def test_a_reply_says_that_it_was_cut(tiny_policy):
     seen = []
 
     async def play(attempt):
@@ -733,4 +743,4 @@ def test_a_cut_reply_has_the_text_of_its_turn(tiny_policy):
 
     trajectory = play_one(tiny_policy, play, ["xxxxxxxx"], max_turn_tokens=2)
     assert seen == [Reply(trajectory.turns[0].text, cut=True)]
-    assert replace(trajectory.turns[0], cut=False).text == seen[0].text
+    assert trajectory.turns[0].cut

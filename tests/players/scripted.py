@@ -10,8 +10,8 @@ QUESTION = Question("q", "Where is it?", ("here",))
 USER = [{"role": "user", "content": "?"}]
 
 
-class Does(Player):
-    """Plays as a function does."""
+class FunctionPlayer(Player):
+    """Plays as a function of the attempt says."""
 
     max_turns = 4
 
@@ -22,8 +22,8 @@ class Does(Player):
         return await self._play(attempt)
 
 
-class Ever(Echo):
-    """Changes the world, so it is called in a last turn too."""
+class ActingEcho(Echo):
+    """Changes the world, so it runs in the last turn too."""
 
     acts = True
 
@@ -48,7 +48,7 @@ def scripted(policy, player, texts, tools=(), questions=(QUESTION,), size=1, **o
 
 def play_one(policy, play, texts=("x",), tools=(), **options):
     """The attempt of a player that is such a function."""
-    (trajectory,) = scripted(policy, Does(play), texts, tools, **options).trajectories[0]
+    (trajectory,) = scripted(policy, FunctionPlayer(play), texts, tools, **options).trajectories[0]
     return trajectory
 
 
