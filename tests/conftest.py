@@ -7,6 +7,7 @@ The helper modules, by what a test needs:
     commands, processes       runs by the command line, and runs in processes of their own (nursery
                               forks them from one that has imported everything)
     rollouts, attempts        a scheme, a tool and a scripted policy; attempts made by hand
+    episodes                  environments of a few lines, and attempts of a script in them
     players/, counters        players, and a tool that counts for each trajectory
     trajectories, recorded    trajectories made by hand, and records of runs that never took place
     engines, kept, encoders   engines on a tiny policy, one with weights of its own; encoders
@@ -82,7 +83,7 @@ LONGEST = (
     *("site", "sweep", "cli", "training", "run_files"),
     *("eval", "warmup", "estimators", "study", "console", "ask", "doctor", "elasticsearch"),
     *("testing", "ranking", "scaffold", "alarms", "exploration", "engine_contract", "react"),
-    *("environments", "judge", "plan", "rehearsal"),
+    *("environments", "environment_limits", "judge", "plan", "rehearsal"),
 )
 """The files that take the longest, which begin first: else one worker is left alone with them."""
 

@@ -1,15 +1,13 @@
-"""Environments: episodes that pay by the step, what breaks in them, what their ways out cost."""
+"""Environments: what an attempt reads and earns in one, and the mistakes of users that are refused.
+
+Time limits, random numbers and the queue are in `test_environment_limits`.
+"""
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import functools
-import os
 import random
 import re
-import sqlite3
-import threading
 import time
 from pathlib import Path
 
@@ -20,6 +18,7 @@ import torch
 from gymnasium import spaces
 
 from commands import fails
+from episodes import QUESTION, Guess, Room, play, play_one, room, rooms
 from rollouts import Look
 from runs import data, make_module, trainer
 from turnrl import (
@@ -52,36 +51,15 @@ from turnrl_environments import (
     Seeds,
     StepCost,
 )
-from turnrl_environments.classes import Stay
 from turnrl_environments.watch import Endings, warning_if_none_ended
 from turnrl_estimators import Branched
 from turnrl_segmenters import Action
 from turnrl_slots import Slots
 
+__all__ = ["rooms"]  # fixtures
+
 WAYS = ["left", "down", "right", "up"]
 SCHEDULE = {"is_slippery": False, "reward_schedule": [10, -1, -0.1]}
-QUESTION = Question("seed 0", "Go.", metadata={"seed": 0})
-
-
-def play(
-    chat, tool, says, questions=(QUESTION,), size=1, turns=8, probes=0, tool_name="step", **limits
-):
-    """The attempts of a scripted policy that acts by its texts."""
-    policy = says if callable(says) else lambda session, turn: says[turn % len(says)]
-    engine = ScriptedEngine(chat.tokenizer, policy)
-    limits = {"max_turn_tokens": 40, "max_tokens": 4000, **limits}
-    rollout = Rollout(Action(turns, "text", tool_name), [tool], **limits)
-    rollout.check(chat)
-    with rollout.live():
-        attempts = rollout.begin(engine, chat, list(questions), size, (0,), probes).result()
-    assert not engine.open_sessions
-    return attempts
-
-
-def play_one(chat, tool, says, **options):
-    """The only attempt."""
-    ((trajectory,),) = play(chat, tool, says, **options).trajectories
-    return trajectory
 
 
 def lake(**options):
@@ -121,7 +99,7 @@ def test_the_action_of_the_last_turn_is_taken(chat):
     assert trajectory.figures["steps"] == 3
 
 
-def test_a_text_that_is_no_action_is_answered_and_moves_nothing(chat):
+def test_a_text_that_is_no_action_gets_an_error_and_takes_no_step(chat):
     trajectory = play_one(chat, lake(), ["fly", "", "down"], turns=3)
     fly, nothing, down = trajectory.turns
     assert "'fly' is not one of ['left'" in fly.results[0].content
@@ -135,7 +113,7 @@ def test_a_text_that_is_no_action_is_answered_and_moves_nothing(chat):
     ("name", "drawn"),
     [("FrozenLake", "[S]FFF"), ("Taxi", "+---------+"), ("CliffWalking", "o  o  o")],
 )
-def test_worlds_of_gymnasium_are_read_as_they_are_drawn(chat, name, drawn):
+def test_ansi_renderings_of_gymnasium_are_the_observations(chat, name, drawn):
     newest = max(spec.version for spec in gymnasium.registry.values() if spec.name == name)
     tool = Gymnasium(f"{name}-v{newest}", {"render_mode": "ansi"})
     trajectory = play_one(chat, tool, ["0", "1"], turns=2)
@@ -157,7 +135,7 @@ def test_a_users_observe_function_writes_what_the_policy_reads(chat):
         play_one(chat, tool, ["down"])
 
 
-def test_a_branch_goes_its_own_way_from_where_it_left(chat):
+def test_a_branch_continues_on_its_own_from_its_turn(chat):
     attempts = play(
         chat, lake(), lambda session, turn: "right" if session else "down", turns=2, probes=1
     )
@@ -168,43 +146,7 @@ def test_a_branch_goes_its_own_way_from_where_it_left(chat):
     assert all(probe.trajectory.figures["steps"] == 2 for probe in probes)
 
 
-class Room:
-    """A room of Gymnasium's form, and not of its class: a text is the action."""
-
-    made: list[Room] = []
-
-    def __init__(self, step=None, reset=("a room", {}), close=None):
-        self.gives, self.begins, self.ends = step, reset, close
-        self.turn = self.closed = 0
-        Room.made.append(self)
-
-    def reset(self, seed=None):
-        self.seed = seed
-        return self.begins() if callable(self.begins) else self.begins
-
-    def step(self, action):
-        self.turn += 1
-        if callable(self.gives):
-            return self.gives(self, action)
-        return self.gives or (f"{action}, {self.turn}", 1.0, False, False, {})
-
-    def close(self):
-        self.closed += 1
-        if self.ends is not None:
-            self.ends()
-
-
-@pytest.fixture(autouse=True)
-def rooms():
-    Room.made.clear()
-    return Room.made
-
-
-def room(**options):
-    return Gymnasium(make=Room, options=options)
-
-
-def test_an_environment_of_the_form_alone_takes_a_text(chat, rooms):
+def test_a_class_with_reset_and_step_needs_no_gymnasium(chat, rooms):
     trajectory = play_one(chat, room(), ["look around", "open it"], turns=2)
     assert trajectory.turns[0].results[0].content == "look around, 1"
     assert [turn.reward for turn in trajectory.turns] == [1, 1]
@@ -281,12 +223,12 @@ def test_the_options_of_a_question_reach_reset(chat):
         ),
     ],
 )
-def test_settings_that_cannot_be_are_refused_with_the_next_step(settings, message):
+def test_impossible_settings_are_refused_with_the_next_step(settings, message):
     with pytest.raises(RecipeError, match=message):
         Rollout(Action(), [Gymnasium(**settings)])
 
 
-# ------------------------------------------------------------------------- what breaks
+# ------------------------------------------------------------------------- errors
 
 
 @pytest.mark.parametrize("reward", [None, "good", float("nan")])
@@ -336,7 +278,7 @@ def test_an_environment_that_hangs_loses_its_attempt_and_no_other(chat, monkeypa
         play(chat, tool, ["wait"], max_restarts=0)
 
 
-def test_attempts_in_a_world_that_breaks_are_all_whole(chat, rooms):
+def test_every_attempt_in_a_flaky_environment_is_complete(chat, rooms):
     chance, broken = random.Random(0), []
 
     def breaks(room, action):
@@ -362,7 +304,7 @@ def test_attempts_in_a_world_that_breaks_are_all_whole(chat, rooms):
     assert {room.closed for room in rooms} == {1}  # each once
 
 
-def test_an_environment_that_cannot_be_closed_before_it_begins_can_be_used(chat):
+def test_an_environment_may_fail_to_close_before_its_reset(chat):
     class Late(Room):
         def reset(self, seed=None):
             self.held = object()
@@ -389,7 +331,7 @@ def test_an_environment_that_does_not_close_is_named(chat):
         play(chat, room(close=once), ["look"], turns=1, max_restarts=0)
 
 
-# ------------------------------------------------------------------------- what is paid
+# ------------------------------------------------------------------------- rewards
 
 
 def scored(chat, says, *rewards, **options):
@@ -453,7 +395,7 @@ def test_an_outcome_that_no_environment_gives_is_refused(chat):
     check_reward(EnvironmentOutcome(of="last_step"))
 
 
-def test_an_iteration_without_an_ending_of_the_environment_is_warned_of(chat):
+def test_an_iteration_in_which_no_environment_ended_is_warned_about(chat):
     goal = play_one(chat, lake(), GOAL)
     long = play_one(chat, lake(), ["down " * 30], max_turn_tokens=10)
     late = play_one(chat, lake(), ["down", "fly"], turns=2)
@@ -510,7 +452,7 @@ def test_seeds_make_tasks_without_a_file(chat):
         source.questions("test")
 
 
-def test_a_result_after_the_end_does_nothing():
+def test_a_call_after_the_end_does_nothing():
     tool = lake()
 
     async def walks():
@@ -527,35 +469,7 @@ def test_a_result_after_the_end_does_nothing():
     assert figures["steps"] == 6
 
 
-# ------------------------------------------------------------------------- classes of one's own
-
-
-class Guess:
-    """Guess a number from 0 to 9."""
-
-    def __init__(self, top: int = 9) -> None:
-        self.top = top
-
-    def reset(self, seed: int) -> str:
-        self.number, self.guesses = random.Random(seed).randint(0, self.top), 0
-        return f"A number from 0 to {self.top}."
-
-    def guess(self, number: int) -> ToolResult:
-        """Guess the number.
-
-        Args:
-            number: Your guess.
-        """
-        if number > self.top:
-            raise PolicyMistake("too large")
-        if number < 0:
-            raise ValueError("negative")
-        self.guesses += 1
-        right = number == self.number
-        return ToolResult("yes" if right else "no", reward=float(right) - 0.1, done=right)
-
-    def get_reward(self) -> float:
-        return 1 / self.guesses
+# ------------------------------------------------------------------------- classes of users
 
 
 def guesses(chat, *numbers):
@@ -599,7 +513,30 @@ def test_an_attempt_cannot_change_the_columns_of_another(chat):
     assert question.metadata == {"numbers": [1, 2]}
 
 
-def test_in_gymnasium_too_a_mistake_of_the_policy_is_read(chat):
+def test_an_attempt_that_takes_every_column_cannot_change_those_of_another():
+    class Any(Countdown):
+        def reset(self, **columns) -> str:
+            return super().reset(columns["numbers"])
+
+    question = Question("c", "Go.", metadata={"numbers": [1, 2]})
+    for _ in range(2):
+        calls = [ToolCall("take", {"n": n}) for n in (1, 2)]
+        (results,) = on_loop(call_tools([Environment(Any)], question, [calls]))
+        assert [result.content for result in results] == ["[2]", "[]"]
+    assert question.metadata == {"numbers": [1, 2]}
+
+
+def test_reset_gets_the_columns_that_fields_name_as_answers_by_their_own_names():
+    class Shown(Countdown):
+        def reset(self, solution, answers, level=3) -> str:
+            return f"{solution} {answers} {level}"
+
+    rows = [{"prompt": "Go.", "solution": 7, "level": None}]
+    (question,) = load_questions(rows, fields=Fields(None, "prompt", "solution"))
+    assert Environment(Shown).episode(question).columns == {"solution": 7, "answers": ["7"]}
+
+
+def test_the_policy_reads_a_policy_mistake_that_step_raises(chat):
     def confused(room, action):
         raise PolicyMistake("no such word" if action == "fly" else "")
 
@@ -655,307 +592,11 @@ def test_a_class_that_is_no_environment_is_refused_with_the_next_step(chat):
         rollout.play(engine, chat, [Question("q", "Go.")], 1, (0,))
 
 
-# ------------------------------------------------------------------------- time, and what hangs
-
-
-class Clock:
-    """A world whose calls take as long as they are told; it notes in what order things happen."""
-
-    log: list[str] = []
-
-    def __init__(self, make: float = 0, reset: float = 0, close: float = 0, pays: float = 0):
-        Clock.log.append("made")
-        self.takes = {"reset": reset, "close": close, "get_reward": pays}
-        time.sleep(make)
-        Clock.log.append("ready")
-
-    def _spend(self, what: str, seconds: float) -> None:
-        Clock.log.append(what)
-        time.sleep(seconds)
-        Clock.log.append(f"{what} done")
-
-    def reset(self) -> str:
-        self._spend("reset", self.takes["reset"])
-        return "now"
-
-    def wait(self, seconds: float) -> str:
-        """Wait."""
-        self._spend("wait", seconds)
-        return "later"
-
-    def get_reward(self) -> float:
-        self._spend("get_reward", self.takes["get_reward"])
-        return 1.0
-
-    def close(self) -> None:
-        self._spend("close", self.takes["close"])
-
-
-def clock(limit_s, **options):
-    Clock.log.clear()
-    return Environment(Clock, options, step_timeout_s=limit_s)
-
-
-def waits(tool, *seconds):
-    """One turn that waits so often, and the seconds that all of it took."""
-    began = time.perf_counter()
-    calls = [ToolCall("wait", {"seconds": s}) for s in seconds]
-    with pytest.raises(TrajectoryLost) as lost:
-        on_loop(call_tools([tool], QUESTION, [calls]))
-    return str(lost.value), time.perf_counter() - began
-
-
-def settled(done):
-    """Wait for a thread that nobody else waits for."""
-    until = time.monotonic() + 5
-    while Clock.log[-1] != done and time.monotonic() < until:
-        time.sleep(0.01)
-    return Clock.log
-
-
-def test_the_calls_of_a_turn_share_a_limit():
-    message, _ = waits(clock(0.4), 0.25, 0.25)
-    assert "environment Clock in wait took longer than step_timeout_s = 0.4" in message
-    # the second began in time, so it has to end before the environment is closed
-    assert settled("close done")[-4:] == ["wait", "wait done", "close", "close done"]
-
-
-def test_nothing_is_called_beside_a_call_that_hangs_and_close_comes_after_it():
-    message, took_s = waits(clock(0.1), 0.5, 0.0)
-    assert "in wait took longer" in message
-    assert took_s < 0.4  # nobody waits for the call
-    assert Clock.log[-1] == "wait"
-    assert settled("close done")[-4:] == ["wait", "wait done", "close", "close done"]
-    assert "get_reward" not in Clock.log
-
-
-@pytest.mark.parametrize(
-    ("options", "last"),
-    [
-        ({"make": 0.4}, ["made", "ready", "close", "close done"]),
-        ({"reset": 0.4, "close": 0.2}, ["reset", "reset done", "close", "close done"]),
-    ],
-)
-def test_an_environment_that_comes_too_late_is_closed_when_it_comes(options, last):
-    message, took_s = waits(clock(0.1, **options), 0.0)
-    assert "environment Clock in reset took longer than step_timeout_s = 0.1" in message
-    assert took_s < 0.3
-    assert settled("close done")[-4:] == last
-
-
-def test_get_reward_and_close_share_one_time_limit():
-    tool = clock(0.3, pays=0.2, close=0.2)
-    message, took_s = waits(tool, 0.0)
-    assert "environment Clock in close took longer than step_timeout_s = 0.3" in message
-    assert took_s < 0.5
-    settled("close done")
-    message, took_s = waits(clock(0.1, pays=0.4), 0.0)
-    assert "in get_reward took longer" in message
-    assert settled("close done")[-3:] == ["get_reward done", "close", "close done"]
-
-
-def test_a_run_waits_for_late_steps_before_it_ends(chat):
-    tool = clock(0.1)
-    with pytest.raises(TrajectoryLost):
-        play(chat, tool, ["0.4"], tool_name="wait", turns=1, max_restarts=0)
-    assert Clock.log[-2:] == ["close", "close done"]
-
-
-def test_a_coroutine_that_hangs_is_cancelled(chat):
-    log = []
-
-    class Sleepy:
-        async def reset(self) -> str:
-            return "dusk"
-
-        async def sleep(self, n: int) -> str:
-            """Sleep."""
-            try:
-                await asyncio.sleep(30)
-            finally:
-                log.append("woken")
-            return "dawn"
-
-        async def close(self) -> None:
-            log.append("closed")
-
-    tool = Environment(Sleepy, step_timeout_s=0.1)
-    with pytest.raises(TrajectoryLost, match=r"in sleep took longer than step_timeout_s = 0\.1"):
-        play(chat, tool, ["1"], tool_name="sleep", turns=1, max_restarts=0)
-    assert log == ["woken", "closed"]
-
-
-def test_an_error_in_close_does_not_hide_an_earlier_error(chat):
-    def stuck():
-        raise OSError("stuck")
-
-    calls = []
-
-    def reset():
-        calls.append("reset")
-        raise KeyError("no level")
-
-    def close():
-        if calls:
-            calls.append("close")
-            stuck()
-
-    lost = r"in reset raised KeyError: 'no level'"
-    with pytest.raises(TrajectoryLost, match=lost):
-        play(chat, room(reset=reset, close=close), ["look"], max_restarts=0)
-    assert calls == ["reset", "close"]
-
-    class Bad(Guess):
-        def get_reward(self) -> float:
-            return float("nan")
-
-        def close(self) -> None:
-            stuck()
-
-    with pytest.raises(ToolError, match="gave the reward nan from get_reward"):
-        play(chat, Environment(Bad), ["0"], tool_name="guess", turns=1)
-
-
-def test_a_copy_that_takes_too_long_loses_its_attempt_and_is_closed(chat, rooms):
-    class Heavy(Room):
-        def __deepcopy__(self, memo):
-            time.sleep(0.4)
-            return Heavy()
-
-    tool = Gymnasium(make=Heavy, step_timeout_s=0.1)
-    with pytest.raises(TrajectoryLost, match=r"environment .* in copy took longer than"):
-        play(chat, tool, ["look"], turns=2, probes=1, max_restarts=0)
-    until = time.monotonic() + 5
-    while not all(room.closed for room in rooms) and time.monotonic() < until:
-        time.sleep(0.01)
-    assert [room.closed for room in rooms] == [1] * 3  # of specs, of the attempt, and the copy
-
-
-def test_an_environment_is_closed_though_the_time_is_up(chat):
-    closed = []
-
-    class Slow(Guess):
-        async def get_reward(self) -> float:
-            time.sleep(0.2)
-            return 1.0
-
-        async def close(self) -> None:
-            await asyncio.sleep(0.05)
-            closed.append(self)
-
-    with pytest.raises(TrajectoryLost, match="Slow in close took longer"):
-        play(
-            chat,
-            Environment(Slow, step_timeout_s=0.1),
-            ["0"],
-            tool_name="guess",
-            turns=1,
-            max_restarts=0,
-        )
-    assert len(closed) == 1
-
-
-def test_leaving_an_environment_is_not_interrupted():
-    left = []
-
-    class Late(Stay):
-        async def outcome(self):
-            return None
-
-        async def leave(self):
-            await asyncio.sleep(0.2)
-            left.append(self)
-
-    async def lives():
-        world = Environment(Guess, step_timeout_s=0.1)
-        stay = Late(world, QUESTION)
-        await stay.begin()
-        with pytest.raises(TrajectoryLost, match="Guess in close took longer"):
-            await stay.close()
-        await world.stop()
-
-    on_loop(lives())
-    assert len(left) == 1
-
-
-def test_a_coroutine_that_is_cancelled_from_within_loses_its_attempt_and_no_other(chat):
-    cancelled = []
-
-    class Inner(Guess):
-        async def look(self, n: int) -> str:
-            """Look."""
-            task = asyncio.create_task(asyncio.sleep(30))
-            if not cancelled:
-                cancelled.append(task)
-                task.cancel()
-                await task
-            task.cancel()
-            return "dark"
-
-    tool = Environment(Inner)
-    Inner.get_reward = lambda self: 1.0
-    assert play(chat, tool, ["1"], size=3, tool_name="look", turns=1).restarted == 1
-    cancelled.clear()
-    with pytest.raises(TrajectoryLost, match="Inner in look was cancelled from within"):
-        play(chat, tool, ["1"], tool_name="look", turns=1, max_restarts=0)
-
-
-@pytest.mark.parametrize("kind", [StopIteration, SystemExit, asyncio.CancelledError])
-def test_exceptions_that_end_threads_or_tasks_are_named(chat, kind):
-    def ends(room, action):
-        raise kind("over")
-
-    with pytest.raises(TrajectoryLost, match=rf"in step raised {kind.__name__}: over \(test_env"):
-        play(chat, room(step=ends), ["on"], max_restarts=0)
-
-
-def test_a_lost_environment_is_asked_for_no_reward(chat):
-    asked = []
-
-    class Breaks(Guess):
-        def guess(self, number: int) -> str:
-            """Guess."""
-            raise KeyError("broken")
-
-        def get_reward(self) -> float:
-            asked.append(self)
-            return 1.0
-
-    with pytest.raises(
-        TrajectoryLost, match="environment Breaks in guess raised KeyError: 'broken'"
-    ):
-        play(chat, Environment(Breaks), ["1"], tool_name="guess", turns=1, max_restarts=1)
-    assert not asked
-
-
-def test_an_attempt_that_takes_every_column_cannot_change_those_of_another():
-    class Any(Countdown):
-        def reset(self, **columns) -> str:
-            return super().reset(columns["numbers"])
-
-    question = Question("c", "Go.", metadata={"numbers": [1, 2]})
-    for _ in range(2):
-        calls = [ToolCall("take", {"n": n}) for n in (1, 2)]
-        (results,) = on_loop(call_tools([Environment(Any)], question, [calls]))
-        assert [result.content for result in results] == ["[2]", "[]"]
-    assert question.metadata == {"numbers": [1, 2]}
-
-
-def test_reset_gets_the_columns_that_fields_name_as_answers_by_their_own_names():
-    class Shown(Countdown):
-        def reset(self, solution, answers, level=3) -> str:
-            return f"{solution} {answers} {level}"
-
-    rows = [{"prompt": "Go.", "solution": 7, "level": None}]
-    (question,) = load_questions(rows, fields=Fields(None, "prompt", "solution"))
-    assert Environment(Shown).episode(question).columns == {"solution": 7, "answers": ["7"]}
-
-
-# ------------------------------------------------------------------------- how many at once
+# ------------------------------------------------------------------------- capacity
 
 
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_no_more_environments_are_open_than_can_be_with_their_branches(chat, rooms, lockstep):
+def test_capacity_counts_the_branches_of_open_environments(chat, rooms, lockstep):
     open_at_once = []
 
     def counts(room, action):
@@ -1045,246 +686,7 @@ def test_a_call_of_another_tool_is_no_step(chat):
     assert "1 of 3 turns took no step" in warning_if_none_ended([trajectory], 1, 3)
 
 
-# ------------------------------------------------------------------------- random numbers
-
-
-class Dice:
-    """Draws from the random numbers of the whole process, as the games of gem do."""
-
-    def __init__(self, resets: bool = True):
-        self.resets, self.at_first = resets, random.random()
-
-    def reset(self, seed=None):
-        if self.resets:
-            random.seed(seed)
-            np.random.seed(seed)
-        time.sleep(0.002)  # others have time to seed them, too
-        self.first = f"{random.random():.6f} {np.random.rand():.6f}"
-        return (self.first if self.resets else f"{self.at_first} {self.first}"), {}
-
-    def step(self, action):
-        time.sleep(0.001)
-        return f"{random.random():.6f} {np.random.rand():.6f}", 0.0, False, False, {}
-
-
-def throws(chat, **options):
-    """What 8 attempts each of 4 seeds see."""
-    seeds = [Question(f"seed {n}", "Go.", metadata={"seed": n}) for n in range(4)]
-    tool = Gymnasium(make=Dice, **options)
-    groups = play(chat, tool, ["on"], questions=seeds, size=8, turns=3).trajectories
-    return [[[r.content or r.unread for r in t.results] for t in group] for group in groups]
-
-
-@pytest.mark.parametrize("resets", [True, False])
-def test_attempts_that_take_turns_have_random_numbers_of_their_own(chat, resets):
-    before = random.getstate(), np.random.get_state()[1].tolist()
-    groups = throws(chat, options={"resets": resets}, thread_safe=False)
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
-    for n, group in enumerate(groups):
-        assert all(seen == group[0] for seen in group)
-        assert group[0] != groups[n - 1][0]
-        if resets:
-            ours, theirs = random.Random(n), np.random.RandomState(n)
-            thrown = [f"{ours.random():.6f} {theirs.rand():.6f}" for _ in range(4)]
-            assert group[0] == thrown[1:]
-
-
-@pytest.mark.parametrize("thread_safe", [True, False])
-def test_calls_of_a_world_that_is_not_thread_safe_take_turns(chat, thread_safe):
-    busy, met = threading.Semaphore(1), []
-
-    def alone(room, action):
-        met.append(not busy.acquire(blocking=False))
-        time.sleep(0.01)
-        if not met[-1]:
-            busy.release()
-        return "x", 0.0, False, False, {}
-
-    tool = Gymnasium(make=Room, options={"step": alone}, thread_safe=thread_safe)
-    play(chat, tool, ["on"], size=8, turns=2)
-    assert len(met) == 16
-    assert any(met) == thread_safe
-
-
-class Ledger:
-    """Holds what only the thread that made it may use, and notes in which thread it is called."""
-
-    threads: set[str] = set()
-
-    def __init__(self):
-        self.note()
-        self.held = sqlite3.connect(":memory:", isolation_level=None)
-        self.held.execute("create table said (word)")
-
-    def note(self):
-        Ledger.threads.add(threading.current_thread().name)
-
-    def reset(self, seed=None):
-        return self.step(f"{seed}")[0], {}
-
-    def step(self, action):
-        self.note()
-        self.held.execute("insert into said values (?)", [action])
-        ((words,),) = self.held.execute("select group_concat(word) from said")
-        return words, 0.0, False, False, {}
-
-    def __deepcopy__(self, memo):
-        other = Ledger()
-        self.held.backup(other.held)
-        return other
-
-    def close(self):
-        self.note()
-        self.held.close()
-
-
-def test_an_environment_that_is_not_thread_safe_is_called_in_one_thread(chat):
-    tool = Gymnasium(make=Ledger, thread_safe=False)
-    says = ["a", "b", "c"]
-    attempts = play(chat, tool, says, size=8, turns=3, probes=1, max_restarts=0)
-    assert len(attempts.probes[0]) == 8 * 3
-    every = [*attempts.trajectories[0], *(probe.trajectory for probe in attempts.probes[0])]
-    assert {trajectory.results[-1].unread for trajectory in every} == {"0,a,b,c"}
-    assert Ledger.threads == {"turnrl-environment"}
-
-
-def test_a_branch_goes_on_with_the_same_random_numbers(chat):
-    tool = Gymnasium(make=Dice, thread_safe=False)
-    attempts = play(chat, tool, ["on"], turns=2, probes=1)
-    ((trunk,),), ((*probes,),), _ = attempts
-    seen = [r.content or r.unread for r in trunk.results]
-    for probe in probes:
-        assert [r.content or r.unread for r in probe.trajectory.results] == seen
-
-
-# ------------------------------------------------------------------------- turns
-
-
-def steps(room, action):
-    """A step whose action says what it does."""
-    Turned.seen.append(action)
-    if action == "hang":
-        Turned.held.wait(10)
-    elif action != "go":
-        time.sleep(float(action))
-    return "x", 0.0, False, False, {}
-
-
-class Turned:
-    """What `steps` saw, and what it waits for."""
-
-    seen: list[str] = []
-    held = threading.Event()
-
-
-def _caught_up():
-    """Wait until the calls that take turns have ended: another one comes after them."""
-    until = time.monotonic() + 5
-    while time.monotonic() < until:
-        with contextlib.suppress(ToolError):  # one is still about to end
-            return Gymnasium(make=Room, thread_safe=False).specs
-        time.sleep(0.01)
-    return None
-
-
-@pytest.fixture
-def turned():
-    """Rooms whose calls take turns, and that do what they are told to."""
-    Turned.seen.clear()
-    Turned.held.clear()
-    yield lambda limit_s: Gymnasium(
-        make=Room, options={"step": steps}, step_timeout_s=limit_s, thread_safe=False
-    )
-    Turned.held.set()
-    assert _caught_up()
-
-
-def test_waiting_for_a_turn_does_not_count_against_the_time_limit(chat, turned, monkeypatch):
-    monkeypatch.setattr("turnrl_environments.world._MARGIN_S", 0.1)  # nor of the whole batch's
-    attempts = play(chat, turned(0.5), ["0.02"], size=40, turns=1, max_restarts=0)
-    assert len(attempts.trajectories[0]) == 40
-    assert attempts.restarted == 0
-
-
-def test_a_call_that_nobody_waits_for_is_dropped_before_its_turn(turned):
-    tool = turned(1)
-
-    def step(session, action):
-        return asyncio.create_task(
-            tool.run([ToolCall("step", {"action": action}, session=session)])
-        )
-
-    async def calls():
-        first, second = await tool.open(QUESTION), await tool.open(QUESTION)
-        slow = step(first, "0.2")
-        await asyncio.sleep(0.05)
-        queued = step(second, "go")
-        await asyncio.sleep(0.05)
-        queued.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await queued
-        await slow
-        await first.close()
-        await second.close()
-
-    on_loop(calls())
-    assert Turned.seen == ["0.2"]
-
-
-def test_a_call_that_keeps_its_turn_is_named_and_blamed(chat, turned, monkeypatch):
-    monkeypatch.setattr("turnrl_environments.world._STOP_S", 0.1)
-    message = (
-        r"environment Room in step has not ended for \S+ s, and with thread_safe: false nothing"
-        r" else is called .*, so environment .* cannot begin\. Find out why it hangs, or raise"
-    )
-    says = lambda session, turn: "hang" if session == 0 and turn == 0 else "go"  # noqa: E731
-    with pytest.raises(ToolError, match=message):
-        play(chat, turned(0.2), says, size=3, turns=3, max_restarts=5)
-    with pytest.raises(ToolError, match=message):
-        _ = turned(0.2).specs
-    child = os.fork()
-    if not child:  # it has not the thread that is held
-        with contextlib.suppress(BaseException):
-            os._exit(0 if room(step=steps).specs and turned(0.2).specs else 1)
-        os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_a_call_that_ends_too_late_does_not_reset_the_random_numbers_of_others(turned):
-    tool = turned(0.1)
-    with pytest.raises(TrajectoryLost, match="in step took longer"):
-        on_loop(call_tools([tool], QUESTION, [[ToolCall("step", {"action": "hang"})]]))
-    random.seed(5)
-    np.random.seed(5)
-    Turned.held.set()
-    assert _caught_up()
-    assert random.random() == random.Random(5).random()
-    assert np.random.rand() == np.random.RandomState(5).rand()
-
-
-def test_actions_are_looked_up_within_a_turn_too(turned):
-    tool = turned(1)
-
-    async def walks():
-        walk = await tool.open(QUESTION)
-        return await tool.run([ToolCall("step", {"action": "go"}, session=walk)])
-
-    (result,) = on_loop(walks())
-    assert result.content == "x"
-
-
-def test_coroutines_cannot_take_turns():
-    class Sleepy(Guess):
-        async def nap(self) -> str:
-            """Nap."""
-            return "dawn"
-
-    message = "environment Sleepy has the coroutine nap, and with thread_safe: false calls run"
-    with pytest.raises(RecipeError, match=message):
-        Environment(Sleepy, thread_safe=False)
-
-
-# ------------------------------------------------------------------------- of another form
+# ------------------------------------------------------------------------- what a user has to mend
 
 
 class Switch(gymnasium.Env):
@@ -1321,9 +723,7 @@ FIVE = "from step. Gymnasium's step gives five: observation, reward, terminated,
         ({"step": lambda self, action: None}, f"gave (None|no five values) {FIVE}"),
     ],
 )
-def test_for_an_environment_of_the_old_form_the_line_to_write_is_named(
-    chat, registered, methods, says
-):
+def test_the_old_gym_api_is_refused_with_the_line_to_write(chat, registered, methods, says):
     made = switch(**methods)
     if registered:
         gymnasium.register("Old-v0", made, max_episode_steps=9)
@@ -1410,7 +810,7 @@ def own(reset="self, seed: int", press="self, button: str", gives="'x'", begins=
         ({"reset": "self, seed, /"}, "reset of environment Lift takes 'seed' by its place, .* '/'"),
     ],
 )
-def test_for_a_class_that_cannot_be_called_the_line_to_write_is_named(parts, says):
+def test_a_class_that_cannot_be_called_is_refused_with_the_line_to_write(parts, says):
     with pytest.raises(RecipeError, match=says):
         Environment(own(**parts))
 

@@ -1,0 +1,533 @@
+"""Environments: time limits, each attempt's random numbers, and the queue of calls that are not
+thread-safe."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import random
+import sqlite3
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from episodes import QUESTION, Guess, Room, play, room, rooms
+from turnrl import Question, RecipeError, ToolCall, ToolError, TrajectoryLost, call_tools, on_loop
+from turnrl_environments import Environment, Gymnasium
+from turnrl_environments.classes import Stay
+
+__all__ = ["rooms"]  # fixtures
+
+# ------------------------------------------------------------------------- time limits
+
+
+class Clock:
+    """An environment whose calls take as long as a test says, and which logs their order."""
+
+    log: list[str] = []
+
+    def __init__(self, make: float = 0, reset: float = 0, close: float = 0, pays: float = 0):
+        Clock.log.append("made")
+        self.takes = {"reset": reset, "close": close, "get_reward": pays}
+        time.sleep(make)
+        Clock.log.append("ready")
+
+    def _spend(self, what: str, seconds: float) -> None:
+        Clock.log.append(what)
+        time.sleep(seconds)
+        Clock.log.append(f"{what} done")
+
+    def reset(self) -> str:
+        self._spend("reset", self.takes["reset"])
+        return "now"
+
+    def wait(self, seconds: float) -> str:
+        """Wait."""
+        self._spend("wait", seconds)
+        return "later"
+
+    def get_reward(self) -> float:
+        self._spend("get_reward", self.takes["get_reward"])
+        return 1.0
+
+    def close(self) -> None:
+        self._spend("close", self.takes["close"])
+
+
+def clock(limit_s, **options):
+    Clock.log.clear()
+    return Environment(Clock, options, step_timeout_s=limit_s)
+
+
+def waits(tool, *seconds):
+    """The error of a turn with these waits, and the seconds until it was raised."""
+    began = time.perf_counter()
+    calls = [ToolCall("wait", {"seconds": s}) for s in seconds]
+    with pytest.raises(TrajectoryLost) as lost:
+        on_loop(call_tools([tool], QUESTION, [calls]))
+    return str(lost.value), time.perf_counter() - began
+
+
+def log_until(done):
+    """The log, once a thread that nobody else waits for has written this to it."""
+    until = time.monotonic() + 5
+    while Clock.log[-1] != done and time.monotonic() < until:
+        time.sleep(0.01)
+    return Clock.log
+
+
+def test_the_calls_of_a_turn_share_a_limit():
+    message, _ = waits(clock(0.4), 0.25, 0.25)
+    assert "environment Clock in wait took longer than step_timeout_s = 0.4" in message
+    # the second began in time, so it has to end before the environment is closed
+    assert log_until("close done")[-4:] == ["wait", "wait done", "close", "close done"]
+
+
+def test_close_comes_after_a_call_that_hangs_and_nothing_runs_beside_it():
+    message, took_s = waits(clock(0.1), 0.5, 0.0)
+    assert "in wait took longer" in message
+    assert took_s < 0.4  # nobody waits for the call
+    assert Clock.log[-1] == "wait"
+    assert log_until("close done")[-4:] == ["wait", "wait done", "close", "close done"]
+    assert "get_reward" not in Clock.log
+
+
+@pytest.mark.parametrize(
+    ("options", "last"),
+    [
+        ({"make": 0.4}, ["made", "ready", "close", "close done"]),
+        ({"reset": 0.4, "close": 0.2}, ["reset", "reset done", "close", "close done"]),
+    ],
+)
+def test_an_environment_that_is_made_too_late_is_closed_at_once(options, last):
+    message, took_s = waits(clock(0.1, **options), 0.0)
+    assert "environment Clock in reset took longer than step_timeout_s = 0.1" in message
+    assert took_s < 0.3
+    assert log_until("close done")[-4:] == last
+
+
+def test_get_reward_and_close_share_one_time_limit():
+    tool = clock(0.3, pays=0.2, close=0.2)
+    message, took_s = waits(tool, 0.0)
+    assert "environment Clock in close took longer than step_timeout_s = 0.3" in message
+    assert took_s < 0.5
+    log_until("close done")
+    message, took_s = waits(clock(0.1, pays=0.4), 0.0)
+    assert "in get_reward took longer" in message
+    assert log_until("close done")[-3:] == ["get_reward done", "close", "close done"]
+
+
+def test_a_run_waits_for_late_steps_before_it_ends(chat):
+    tool = clock(0.1)
+    with pytest.raises(TrajectoryLost):
+        play(chat, tool, ["0.4"], tool_name="wait", turns=1, max_restarts=0)
+    assert Clock.log[-2:] == ["close", "close done"]
+
+
+def test_a_coroutine_that_hangs_is_cancelled(chat):
+    log = []
+
+    class Sleepy:
+        async def reset(self) -> str:
+            return "dusk"
+
+        async def sleep(self, n: int) -> str:
+            """Sleep."""
+            try:
+                await asyncio.sleep(30)
+            finally:
+                log.append("woken")
+            return "dawn"
+
+        async def close(self) -> None:
+            log.append("closed")
+
+    tool = Environment(Sleepy, step_timeout_s=0.1)
+    with pytest.raises(TrajectoryLost, match=r"in sleep took longer than step_timeout_s = 0\.1"):
+        play(chat, tool, ["1"], tool_name="sleep", turns=1, max_restarts=0)
+    assert log == ["woken", "closed"]
+
+
+def test_an_error_in_close_does_not_hide_an_earlier_error(chat):
+    def stuck():
+        raise OSError("stuck")
+
+    calls = []
+
+    def reset():
+        calls.append("reset")
+        raise KeyError("no level")
+
+    def close():
+        if calls:
+            calls.append("close")
+            stuck()
+
+    lost = r"in reset raised KeyError: 'no level'"
+    with pytest.raises(TrajectoryLost, match=lost):
+        play(chat, room(reset=reset, close=close), ["look"], max_restarts=0)
+    assert calls == ["reset", "close"]
+
+    class Bad(Guess):
+        def get_reward(self) -> float:
+            return float("nan")
+
+        def close(self) -> None:
+            stuck()
+
+    with pytest.raises(ToolError, match="gave the reward nan from get_reward"):
+        play(chat, Environment(Bad), ["0"], tool_name="guess", turns=1)
+
+
+def test_a_copy_that_takes_too_long_loses_its_attempt_and_is_closed(chat, rooms):
+    class Heavy(Room):
+        def __deepcopy__(self, memo):
+            time.sleep(0.4)
+            return Heavy()
+
+    tool = Gymnasium(make=Heavy, step_timeout_s=0.1)
+    with pytest.raises(TrajectoryLost, match=r"environment .* in copy took longer than"):
+        play(chat, tool, ["look"], turns=2, probes=1, max_restarts=0)
+    until = time.monotonic() + 5
+    while not all(room.closed for room in rooms) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [room.closed for room in rooms] == [1] * 3  # of specs, of the attempt, and the copy
+
+
+def test_an_environment_is_closed_even_if_its_time_is_up(chat):
+    closed = []
+
+    class Slow(Guess):
+        async def get_reward(self) -> float:
+            time.sleep(0.2)
+            return 1.0
+
+        async def close(self) -> None:
+            await asyncio.sleep(0.05)
+            closed.append(self)
+
+    with pytest.raises(TrajectoryLost, match="Slow in close took longer"):
+        play(
+            chat,
+            Environment(Slow, step_timeout_s=0.1),
+            ["0"],
+            tool_name="guess",
+            turns=1,
+            max_restarts=0,
+        )
+    assert len(closed) == 1
+
+
+def test_leaving_an_environment_is_not_interrupted():
+    left = []
+
+    class Late(Stay):
+        async def outcome(self):
+            return None
+
+        async def leave(self):
+            await asyncio.sleep(0.2)
+            left.append(self)
+
+    async def lives():
+        world = Environment(Guess, step_timeout_s=0.1)
+        stay = Late(world, QUESTION)
+        await stay.begin()
+        with pytest.raises(TrajectoryLost, match="Guess in close took longer"):
+            await stay.close()
+        await world.stop()
+
+    on_loop(lives())
+    assert len(left) == 1
+
+
+def test_a_coroutine_that_is_cancelled_from_within_loses_its_attempt_and_no_other(chat):
+    cancelled = []
+
+    class Inner(Guess):
+        async def look(self, n: int) -> str:
+            """Look."""
+            task = asyncio.create_task(asyncio.sleep(30))
+            if not cancelled:
+                cancelled.append(task)
+                task.cancel()
+                await task
+            task.cancel()
+            return "dark"
+
+    tool = Environment(Inner)
+    Inner.get_reward = lambda self: 1.0
+    assert play(chat, tool, ["1"], size=3, tool_name="look", turns=1).restarted == 1
+    cancelled.clear()
+    with pytest.raises(TrajectoryLost, match="Inner in look was cancelled from within"):
+        play(chat, tool, ["1"], tool_name="look", turns=1, max_restarts=0)
+
+
+@pytest.mark.parametrize("kind", [StopIteration, SystemExit, asyncio.CancelledError])
+def test_exceptions_that_end_threads_or_tasks_are_named(chat, kind):
+    def ends(room, action):
+        raise kind("over")
+
+    with pytest.raises(TrajectoryLost, match=rf"in step raised {kind.__name__}: over \(test_env"):
+        play(chat, room(step=ends), ["on"], max_restarts=0)
+
+
+def test_get_reward_is_not_called_after_an_error(chat):
+    asked = []
+
+    class Breaks(Guess):
+        def guess(self, number: int) -> str:
+            """Guess."""
+            raise KeyError("broken")
+
+        def get_reward(self) -> float:
+            asked.append(self)
+            return 1.0
+
+    with pytest.raises(
+        TrajectoryLost, match="environment Breaks in guess raised KeyError: 'broken'"
+    ):
+        play(chat, Environment(Breaks), ["1"], tool_name="guess", turns=1, max_restarts=1)
+    assert not asked
+
+
+# ------------------------------------------------------------------------- random numbers
+
+
+class Dice:
+    """Draws from the random numbers of the whole process, as the games of gem do."""
+
+    def __init__(self, resets: bool = True):
+        self.resets, self.at_first = resets, random.random()
+
+    def reset(self, seed=None):
+        if self.resets:
+            random.seed(seed)
+            np.random.seed(seed)
+        time.sleep(0.002)  # others have time to seed them, too
+        self.first = f"{random.random():.6f} {np.random.rand():.6f}"
+        return (self.first if self.resets else f"{self.at_first} {self.first}"), {}
+
+    def step(self, action):
+        time.sleep(0.001)
+        return f"{random.random():.6f} {np.random.rand():.6f}", 0.0, False, False, {}
+
+
+def throws(chat, **options):
+    """What 8 attempts each of 4 seeds see."""
+    seeds = [Question(f"seed {n}", "Go.", metadata={"seed": n}) for n in range(4)]
+    tool = Gymnasium(make=Dice, **options)
+    groups = play(chat, tool, ["on"], questions=seeds, size=8, turns=3).trajectories
+    return [[[r.content or r.unread for r in t.results] for t in group] for group in groups]
+
+
+@pytest.mark.parametrize("resets", [True, False])
+def test_queued_attempts_have_random_numbers_of_their_own(chat, resets):
+    before = random.getstate(), np.random.get_state()[1].tolist()
+    groups = throws(chat, options={"resets": resets}, thread_safe=False)
+    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
+    for n, group in enumerate(groups):
+        assert all(seen == group[0] for seen in group)
+        assert group[0] != groups[n - 1][0]
+        if resets:
+            ours, theirs = random.Random(n), np.random.RandomState(n)
+            thrown = [f"{ours.random():.6f} {theirs.rand():.6f}" for _ in range(4)]
+            assert group[0] == thrown[1:]
+
+
+@pytest.mark.parametrize("thread_safe", [True, False])
+def test_queued_calls_run_one_at_a_time(chat, thread_safe):
+    busy, met = threading.Semaphore(1), []
+
+    def alone(room, action):
+        met.append(not busy.acquire(blocking=False))
+        time.sleep(0.01)
+        if not met[-1]:
+            busy.release()
+        return "x", 0.0, False, False, {}
+
+    tool = Gymnasium(make=Room, options={"step": alone}, thread_safe=thread_safe)
+    play(chat, tool, ["on"], size=8, turns=2)
+    assert len(met) == 16
+    assert any(met) == thread_safe
+
+
+class Ledger:
+    """Holds what only the thread that made it may use, and notes in which thread it is called."""
+
+    threads: set[str] = set()
+
+    def __init__(self):
+        self.note()
+        self.held = sqlite3.connect(":memory:", isolation_level=None)
+        self.held.execute("create table said (word)")
+
+    def note(self):
+        Ledger.threads.add(threading.current_thread().name)
+
+    def reset(self, seed=None):
+        return self.step(f"{seed}")[0], {}
+
+    def step(self, action):
+        self.note()
+        self.held.execute("insert into said values (?)", [action])
+        ((words,),) = self.held.execute("select group_concat(word) from said")
+        return words, 0.0, False, False, {}
+
+    def __deepcopy__(self, memo):
+        other = Ledger()
+        self.held.backup(other.held)
+        return other
+
+    def close(self):
+        self.note()
+        self.held.close()
+
+
+def test_an_environment_that_is_not_thread_safe_is_called_in_one_thread(chat):
+    tool = Gymnasium(make=Ledger, thread_safe=False)
+    says = ["a", "b", "c"]
+    attempts = play(chat, tool, says, size=8, turns=3, probes=1, max_restarts=0)
+    assert len(attempts.probes[0]) == 8 * 3
+    every = [*attempts.trajectories[0], *(probe.trajectory for probe in attempts.probes[0])]
+    assert {trajectory.results[-1].unread for trajectory in every} == {"0,a,b,c"}
+    assert Ledger.threads == {"turnrl-environment"}
+
+
+def test_a_branch_goes_on_with_the_same_random_numbers(chat):
+    tool = Gymnasium(make=Dice, thread_safe=False)
+    attempts = play(chat, tool, ["on"], turns=2, probes=1)
+    ((trunk,),), ((*probes,),), _ = attempts
+    seen = [r.content or r.unread for r in trunk.results]
+    for probe in probes:
+        assert [r.content or r.unread for r in probe.trajectory.results] == seen
+
+
+# ------------------------------------------------------------------------- the queue
+
+
+def step_as_told(room, action):
+    """A step that hangs until `Queue.released` is set, ends at once, or takes some seconds."""
+    Queue.ran.append(action)
+    if action == "hang":
+        Queue.released.wait(10)
+    elif action != "go":
+        time.sleep(float(action))
+    return "x", 0.0, False, False, {}
+
+
+class Queue:
+    """The actions that the queued calls of `step_as_told` took, and what ends one that hangs."""
+
+    ran: list[str] = []
+    released = threading.Event()
+
+
+def _queue_is_empty():
+    """Wait until the queued calls have ended: another call comes after them."""
+    until = time.monotonic() + 5
+    while time.monotonic() < until:
+        with contextlib.suppress(ToolError):  # one is still about to end
+            return Gymnasium(make=Room, thread_safe=False).specs
+        time.sleep(0.01)
+    return None
+
+
+@pytest.fixture
+def queued():
+    """Makes an environment of rooms whose calls wait in the queue, with this time limit."""
+    Queue.ran.clear()
+    Queue.released.clear()
+    yield lambda limit_s: Gymnasium(
+        make=Room, options={"step": step_as_told}, step_timeout_s=limit_s, thread_safe=False
+    )
+    Queue.released.set()
+    assert _queue_is_empty()
+
+
+def test_waiting_in_the_queue_does_not_count_against_the_time_limit(chat, queued, monkeypatch):
+    monkeypatch.setattr("turnrl_environments.world._MARGIN_S", 0.1)  # nor of the whole batch's
+    attempts = play(chat, queued(0.5), ["0.02"], size=40, turns=1, max_restarts=0)
+    assert len(attempts.trajectories[0]) == 40
+    assert attempts.restarted == 0
+
+
+def test_a_cancelled_call_leaves_the_queue_without_running(queued):
+    tool = queued(1)
+
+    def step(session, action):
+        return asyncio.create_task(
+            tool.run([ToolCall("step", {"action": action}, session=session)])
+        )
+
+    async def calls():
+        first, second = await tool.open(QUESTION), await tool.open(QUESTION)
+        slow = step(first, "0.2")
+        await asyncio.sleep(0.05)
+        queued = step(second, "go")
+        await asyncio.sleep(0.05)
+        queued.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await queued
+        await slow
+        await first.close()
+        await second.close()
+
+    on_loop(calls())
+    assert Queue.ran == ["0.2"]
+
+
+def test_a_call_that_hangs_the_queue_is_named(chat, queued, monkeypatch):
+    monkeypatch.setattr("turnrl_environments.world._STOP_S", 0.1)
+    message = (
+        r"environment Room in step has not ended for \S+ s, and with thread_safe: false nothing"
+        r" else is called .*, so environment .* cannot begin\. Find out why it hangs, or raise"
+    )
+    says = lambda session, turn: "hang" if session == 0 and turn == 0 else "go"  # noqa: E731
+    with pytest.raises(ToolError, match=message):
+        play(chat, queued(0.2), says, size=3, turns=3, max_restarts=5)
+    with pytest.raises(ToolError, match=message):
+        _ = queued(0.2).specs
+    child = os.fork()
+    if not child:  # it has not the thread that is held
+        with contextlib.suppress(BaseException):
+            os._exit(0 if room(step=step_as_told).specs and queued(0.2).specs else 1)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_call_that_ends_too_late_does_not_reset_the_random_numbers_of_others(queued):
+    tool = queued(0.1)
+    with pytest.raises(TrajectoryLost, match="in step took longer"):
+        on_loop(call_tools([tool], QUESTION, [[ToolCall("step", {"action": "hang"})]]))
+    random.seed(5)
+    np.random.seed(5)
+    Queue.released.set()
+    assert _queue_is_empty()
+    assert random.random() == random.Random(5).random()
+    assert np.random.rand() == np.random.RandomState(5).rand()
+
+
+def test_looking_up_the_actions_during_a_call_does_not_block_the_queue(queued):
+    tool = queued(1)
+
+    async def walks():
+        walk = await tool.open(QUESTION)
+        return await tool.run([ToolCall("step", {"action": "go"}, session=walk)])
+
+    (result,) = on_loop(walks())
+    assert result.content == "x"
+
+
+def test_coroutines_need_thread_safe():
+    class Sleepy(Guess):
+        async def nap(self) -> str:
+            """Nap."""
+            return "dawn"
+
+    message = "environment Sleepy has the coroutine nap, and with thread_safe: false calls run"
+    with pytest.raises(RecipeError, match=message):
+        Environment(Sleepy, thread_safe=False)
