@@ -4,6 +4,7 @@ files.
 The helper modules, by what a test needs:
 
     worlds, runs              a small world to train in, and training runs in this process
+    mistakes                  mistakes of users, and parts of their messages
     commands, processes       runs by the command line, and runs in processes of their own (nursery
                               forks them from one that has imported everything)
     rollouts, attempts        a scheme, a tool and a scripted policy; attempts made by hand

@@ -25,6 +25,7 @@ from torch.optim.lr_scheduler import LRScheduler
 import recorded
 import turnrl
 from commands import fails, save
+from mistakes import EARLY, LATE, component
 from runs import make_module, trainer
 from turnrl import (
     KINDS,
@@ -63,385 +64,7 @@ from turnrl_rewards import Number
 from turnrl_slots import Slots
 from worlds import Answered, Echo, Idle, Letters, Numbers
 
-SPARE = {"class_path": "ExactMatch", "weight": 2}
 WIKI = {"class_path": "WikiSearch", "init_args": {"index": "x"}}
-
-
-def component(name, **settings):
-    return {"class_path": name, "init_args": settings}
-
-
-# name, what is set in the recipe or said after `turnrl`, and of the message: key, value, next step
-EARLY = [
-    ("a typo at the top", {"modle": {}}, "unknown key", "modle", "Did you mean model"),
-    ("a section's setting at the top", {"group_size": 4}, "unknown key", "group_size",
-     "Did you mean model.group_size"),
-    ("a number as a key", {1: "x"}, "unknown key", "'1'", "There are seed_everything, model,"),
-    ("a typo in model", {"model.group_sise": 4}, "unknown key", "model.group_sise",
-     "Did you mean group_size"),
-    ("a typo in trainer", {"trainer.max_epoch": 4}, "unknown key", "trainer.max_epoch",
-     "Did you mean max_epochs"),
-    ("a typo in a strategy", {"trainer.strategy": "fdsp2"}, "trainer.strategy", "'fdsp2'",
-     "Did you mean fsdp2"),
-    ("a strategy of Lightning's", {"trainer.strategy": "deepspeed_stage_2"}, "trainer.strategy",
-     "'deepspeed_stage_2'", "Take ddp, with the whole policy in each process, or fsdp2"),
-    ("a typo in data", {"data.val_limt": 4}, "unknown key", "data.val_limt",
-     "Did you mean val_limit"),
-    ("a typo in policy", {"model.policy.modle": "x"}, "unknown key", "model.policy.modle",
-     "Did you mean model"),
-    ("a typo in rollout", {"model.rollout.tols": []}, "unknown key", "model.rollout.tols",
-     "Did you mean tools"),
-    ("a typo in objective", {"model.objective": {"clip": 2}}, "unknown key", "model.objective.clip",
-     "Did you mean clip_low or clip_high"),
-    ("a typo in an engine", {"model.engine": component("Slots", slot=3)}, "unknown key",
-     "model.engine.slot", "Did you mean slots"),
-    ("a typo in an estimator", {"model.estimator": component("TurnLevel", gama=1)}, "unknown key",
-     "model.estimator.gama", "Did you mean gamma"),
-    ("a typo in a reward", {"model.rewards": [component("ExactMatch", wait=1)]}, "unknown key",
-     "model.rewards[0].wait", "Did you mean weight"),
-    ("a typo in a tool", {"model.rollout.tools": [component("WikiSearch", topk=3)]}, "unknown key",
-     "model.rollout.tools[0].topk", "Did you mean top_k"),
-    ("a typo in a callback", {"trainer.callbacks": [component("EarlyStopping", monitr="x")]},
-     "unknown key", "trainer.callbacks[0].monitr", "Did you mean monitor"),
-    ("another library's name", {"model.policy.lora": {"rank": 4}}, "unknown key",
-     "model.policy.lora.rank", "Lora has the keys r, alpha, dropout, target_modules."),
-    ("no space after a colon", {"model.policy.lora": {"rank:4": None}}, "unknown key",
-     "model.policy.lora.rank:4", "a space follows the colon"),
-    ("a typo in a mapping", {"data.fields": {"qestion": "x"}}, "unknown key", "data.fields.qestion",
-     "Did you mean question"),
-    ("a setting of no section", {"model.horizon": 3}, "unknown key", "model.horizon",
-     "MTGRPO has the keys policy, rollout,"),
-    ("TRL's name for the size of a group", {"model.num_generations": 8}, "unknown key",
-     "model.num_generations", "Set model.group_size instead."),
-    ("a rate in another section", "fit recipe.yaml --model.learning_rate 1e-5", "unknown key",
-     "model.learning_rate", "Set model.optimizer.lr instead."),
-    ("TRL's name for KL, in no section", "fit recipe.yaml --beta 0.1", "unknown key", "'beta'",
-     "Set model.objective.kl_coef instead."),
-    ("a setting of the rollout", {"model.temperature": 0.7}, "unknown key", "model.temperature",
-     "Set model.rollout.temperature instead."),
-    ("verl's name for questions", "fit recipe.yaml --data.train_batch_size 8", "unknown key",
-     "data.train_batch_size", "Set data.questions_per_iteration instead."),
-    ("verl's name for epochs", {"trainer.total_epochs": 3}, "unknown key", "trainer.total_epochs",
-     "Set trainer.max_epochs (of iterations) instead."),
-    ("verl's whole path", "fit recipe.yaml --actor_rollout_ref.rollout.n 5", "unknown key",
-     "actor_rollout_ref", "Set model.group_size instead of n."),
-    ("an optimiser's other name", {"model.optimizer.init_args.learning_rate": 1}, "unknown key",
-     "model.optimizer.learning_rate", "AdamW has the keys lr, betas,"),
-    ("eval's setting in fit", {"split": "test"}, "unknown key", "split",
-     "There are seed_everything,"),
-    ("a text for a number", {"model.group_size": "many"}, "model.group_size", "'many'",
-     "must be a whole number."),
-    ("a fraction for a count", {"model.group_size": 4.5}, "model.group_size", "4.5",
-     "must be a whole number."),
-    ("a word for a number", {"trainer.max_epochs": "two"}, "trainer.max_epochs", "'two'",
-     "must be a whole number or null."),
-    ("a word for one of two kinds of number", {"trainer.gradient_clip_val": "big"},
-     "trainer.gradient_clip_val", "'big'", "it must be a number or null."),
-    ("a number for a switch", {"trainer.detect_anomaly": 3}, "trainer.detect_anomaly", "3",
-     "must be true or false."),
-    ("a number for a text", {"trainer.callbacks": [component("EarlyStopping", monitor=3)]},
-     "trainer.callbacks[0].monitor", "3", "must be a text."),
-    ("a word for a weight", {"model.rewards": [component("ExactMatch", weight="heavy")]},
-     "model.rewards[0].weight", "'heavy'", "must be a number."),
-    ("no choice", {"model.policy.quantization": "int3"}, "model.policy.quantization", "'int3'",
-     "must be one of 'nf4', 'none'"),
-    ("a word for a seed", {"seed_everything": "abc"}, "seed_everything", "'abc'",
-     "must be a whole number."),
-    ("a seed at random", {"seed_everything": True}, "seed_everything", "True",
-     "must be a whole number."),
-    ("a number for a path", {"ckpt_path": 3}, "ckpt_path", "3", "must be a text or null."),
-    ("a budget of a reward's own", {"model.rewards": [
-        component("InformationGain", minibatch_tokens=300)]},
-     "'model.rewards[0].minibatch_tokens'", "reference",
-     "Set model.policy.minibatch_tokens instead."),
-    ("no recipe", "fit", "turnrl fit", "needs a recipe", "RECIPE.yaml [--key value ...]"),
-    ("a recipe's typo", "fit recipes.yaml", "no recipe at", "'recipes.yaml'",
-     "Did you mean recipe.yaml"),
-    ("a recipe without its ending", "fit recipe", "no recipe at", "'recipe'",
-     "Did you mean recipe.yaml"),
-    ("an address for a recipe", "fit http://example.com/recipe.yaml", "no recipe at",
-     "'http://example.com/recipe.yaml'", "Recipes there: none."),
-    ("no dashes", "fit recipe.yaml trainer.max_epochs=2", "unknown argument",
-     "'trainer.max_epochs=2'", "Did you mean --trainer.max_epochs=2"),
-    ("one dash", "fit recipe.yaml -model.group_size 8", "unknown argument", "'-model.group_size'",
-     "Did you mean --model.group_size"),
-    ("an option of other commands", "fit recipe.yaml -o runs", "unknown argument", "'-o'",
-     "'-o'. Recipes come first, then options"),
-    ("a long dash", "fit recipe.yaml \N{EM DASH}trainer.max_epochs 2", "unknown argument",
-     "trainer.max_epochs'", "Did you mean --trainer.max_epochs"),
-    ("a slash for a dot", "fit recipe.yaml --model/group_size 8", "unknown argument",
-     "'--model/group_size'", "Did you mean --model.group_size"),
-    ("the shell's quotes around both", "fit recipe.yaml '--model.group_size 8'",
-     "unknown argument", "'--model.group_size 8'", "options as --key value."),
-    ("an equals sign alone", "fit recipe.yaml --model.group_size = 8", "unknown argument", "'8'",
-     "options as --key value."),
-    ("a recipe after options", "fit --model.group_size 8 recipe.yaml", "unknown argument",
-     "'recipe.yaml'", "Recipes come first"),
-    ("dashes alone", "fit recipe.yaml --", "unknown argument", "'--'", "options as --key value."),
-    ("no value at the end", "fit recipe.yaml --model.group_size", "--model.group_size", "no value",
-     "Give it as --model.group_size VALUE"),
-    ("no value before an option", "fit recipe.yaml --model.group_size --trainer.max_epochs 2",
-     "--model.group_size", "no value", "Give it as --model.group_size VALUE"),
-    ("a switch of no kind", "fit recipe.yaml --verbose", "--verbose", "no value",
-     "'turnrl fit --help' lists"),
-    ("an empty value", "fit recipe.yaml --model.group_size=", "model.group_size", "''",
-     "must be a whole number."),
-    ("quotes left in a value", """fit recipe.yaml --model.group_size "'4'" """,
-     "model.group_size", "'4'", "must be a whole number."),
-    ("a decimal comma", "fit recipe.yaml --model.rollout.temperature 0,5",
-     "model.rollout.temperature", "'0,5'", "must be a number."),
-    ("an exponent for a count", "fit recipe.yaml --model.group_size 1e3", "model.group_size",
-     "'1e3'", "must be a whole number."),
-    ("an option's typo", "fit recipe.yaml --model.group_sise=3", "unknown key",
-     "model.group_sise", "Did you mean group_size"),
-    ("an option without its section", "fit recipe.yaml --max_epochs 3", "unknown key",
-     "max_epochs", "Did you mean trainer.max_epochs"),
-    ("an option of another tool", "fit recipe.yaml --resume last", "unknown key", "resume",
-     "There are seed_everything, model,"),
-    ("an option's other spelling", "fit recipe.yaml --ckpt-path last", "unknown key", "ckpt-path",
-     "Did you mean ckpt_path"),
-    ("a setting of a list", "fit recipe.yaml --model.rewards.init_args.weight 3", "model.rewards",
-     "'weight': '3'", "Give the whole list"),
-    ("an item of a list", "fit recipe.yaml --model.rewards.0.weight 3", "model.rewards", "'0'",
-     "Give the whole list"),
-    ("a checkpoint that is not there", "fit recipe.yaml --ckpt_path none.ckpt", "checkpoint",
-     "'none.ckpt'", "Runs keep theirs in their checkpoints/."),
-    ("a folder for a checkpoint", "fit recipe.yaml --ckpt_path .", "checkpoint", "'.'",
-     "Give the folder of a run that has one."),
-    ("no run to go on from", "fit recipe.yaml --ckpt_path last", "ckpt_path", "'last'",
-     "Give the path of one, or of a run's folder."),
-    ("no best of any run", "eval recipe.yaml --ckpt_path best", "ckpt_path", "'best'",
-     "Give the path of one, or of a run's folder."),
-    ("a split of no kind", "eval recipe.yaml --split tset", "split", "'tset'",
-     "must be one of 'train', 'val', 'test'. Did you mean test"),
-    ("a split in fit", "fit recipe.yaml --split test", "unknown key", "split",
-     "There are seed_everything,"),
-    ("a command's typo", "fitt recipe.yaml", "no command", "'fitt'", "Did you mean fit?"),
-    ("a typo in an adapter", "fit recipe.yaml --model.policy.lora.alfa 3", "unknown key",
-     "model.policy.lora.alfa", "Did you mean alpha"),
-    ("a typo in a class of a plugin",
-     "fit recipe.yaml --model.rollout.segmenter ReAct --model.rollout.segmenter.max_turn 3",
-     "unknown key", "model.rollout.segmenter.max_turn", "Did you mean max_turns"),
-    ("a typo in a setting that is passed on",
-     "fit recipe.yaml --model.rollout.tools+ WikiSearch --model.rollout.tools.wait 3",
-     "unknown key", "model.rollout.tools[1].wait", "Did you mean wait_s"),
-    ("a typo in an added reward",
-     "fit recipe.yaml --model.rewards+ ExactMatch --model.rewards.wait 1", "unknown key",
-     "model.rewards[2].wait", "Did you mean weight"),
-    ("a typo in a class by its path",
-     "fit recipe.yaml --model.estimator turnrl.TurnLevel --model.estimator.gama 1", "unknown key",
-     "model.estimator.gama", "Did you mean gamma"),
-    ("a typo in a scheduler",
-     "fit recipe.yaml --model.scheduler CosineAnnealingLR --model.scheduler.tmax 1", "unknown key",
-     "model.scheduler.tmax", "Did you mean T_max"),
-    ("a typo in a class beside the recipe",
-     "fit recipe.yaml --model.engine mine.Engine --model.engine.colour x", "unknown key",
-     "model.engine.colour", "Did you mean color"),
-    ("a file that is not a checkpoint", "fit recipe.yaml --ckpt_path recipe.yaml", "'recipe.yaml'",
-     "is not a checkpoint", "Give a last.ckpt of a run."),
-    ("a key that is like no other", "fit recipe.yaml --zorb 3", "unknown key", "zorb",
-     "There are seed_everything, model,"),
-    ("a word in a list of whole numbers", "fit recipe.yaml --trainer.devices [0,x]",
-     "trainer.devices[1]", "'x'", "must be a whole number."),
-]  # fmt: skip
-"""Found before torch is loaded: unknown keys, plain values, options, files."""
-
-PLAYER = {"model.rollout.segmenter": None}
-
-LATE = [
-    ("a second seed", {"model.seed": 3}, "model.seed", "3", "set seed_everything"),
-    ("nothing for a count", {"model.group_size": None}, "model.group_size", "null",
-     "must be a whole number."),
-    ("nothing for a number in a component", {"model.estimator": component("TurnLevel", gamma=None)},
-     "model.estimator.gamma", "null", "must be a number."),
-    ("nothing for a list", {"model.rollout.tools": None}, "model.rollout.tools", "null",
-     "must be a list, such as [NAME]."),
-    ("nothing for a component", {"model.rewards": [None]}, "model.rewards[0]",
-     "null", "must be the name of a class, such as "),
-    ("nobody to drive", {"model.rollout.segmenter": None}, "rollout takes a segmenter",
-     "or a player", "and exactly one of them; it has neither."),
-    ("nothing for a section", {"model.policy": None}, "model.policy", "null",
-     "must be a mapping with keys of model, "),
-    ("one number for two", {"model.optimizer.init_args.betas": [0.9]}, "model.optimizer.betas",
-     "[0.9]", "must be a list of 2."),
-    ("a word in a list of numbers", {"model.optimizer.init_args.betas": [0.9, "x"]},
-     "model.optimizer.betas[1]", "'x'", "must be a number."),
-    ("a word for a rate", {"model.optimizer.init_args.lr": "high"}, "model.optimizer.lr", "'high'",
-     "must be a number."),
-    ("a name for a section", {"model.objective": "PPO"}, "model.objective", "'PPO'",
-     "must be a mapping with keys of clip_low,"),
-    ("a text for a section", {"model.policy.lora": "{rank:4}"}, "model.policy.lora", "'{rank:4}'",
-     "must be a mapping with keys of r, alpha, dropout, target_modules or null."),
-    ("a switch for a section", {"model.policy.lora": True}, "model.policy.lora", "True",
-     "must be a mapping with keys of r,"),
-    ("nearly a choice", {"model.objective": {"aggregation": "tokens"}},
-     "model.objective.aggregation", "'tokens'", "Did you mean token"),
-    ("no choice of a component",
-     {"model.rollout.tools": [component("WikiSearch", index="x", backend="elastik")]},
-     "model.rollout.tools[0].backend", "'elastik'", "Did you mean elasticsearch"),
-    ("a seed that is too small", {"seed_everything": -1}, "seed_everything", "-1",
-     "must be a number from 0 to 4294967295"),
-    ("a number for a section", {"trainer": 3}, "trainer", "3", "Trainer has the keys accelerator,"),
-    ("a list for the model", {"model": [1]}, "model", "[1]", "Name it: {class_path: NAME"),
-    # values that a component refuses
-    ("a clip below zero", {"model.objective": {"clip_low": -3}}, "clip_low", "-3.0",
-     "Set clip_low between 0 and 1"),
-    ("a discount above one", {"model.estimator": component("TurnLevel", gamma=7)}, "gamma", "7.0",
-     "must be from 0 to 1"),
-    ("no slots", {"model.engine": component("Slots", slots=0)}, "slots", "0", "must be at least 1"),
-    ("no calls", {"model.rollout.max_calls_per_turn": 0}, "rollout.max_calls_per_turn", "0",
-     "must be at least 1"),
-    ("no minibatch", {"model.policy.minibatch_tokens": 0}, "policy.minibatch_tokens", "0",
-     "must be at least 1"),
-    ("a group of one", {"model.group_size": 1}, "group_size", "1", "Raise it (16 is usual)"),
-    ("more steps than trajectories", {"model.steps_per_pass": 17}, "steps_per_pass", "17",
-     "Lower it."),
-    ("gradients gathered twice", {"trainer.accumulate_grad_batches": 2},
-     "trainer.accumulate_grad_batches", "2", "Leave it out"),
-    ("no device", {"trainer.devices": 0}, "under trainer",
-     "devices=0", "'accelerator: auto' takes what this machine has"),
-    ("half precision twice", {"trainer.precision": "bf16-mixed"}, "trainer.precision",
-     "'bf16-mixed'", "Leave it out"),
-    ("a reward twice", {"model.rewards": ["ExactMatch", "ExactMatch"]}, "model.rewards",
-     "'outcome/exact_match'", "Leave one out"),
-    ("a tool twice", {"model.rollout.tools": ["worlds.Echo", "worlds.Echo"]}, "two tools", "'echo'",
-     "Rename one;"),
-    ("no rewards", {"model.rewards": []}, "rewards", "empty", "Add one, for example ExactMatch."),
-    # classes
-    ("a class of no package", {"model": {"class_path": "nowhere.Module"}}, "model",
-     "'nowhere.Module'", "No module named 'nowhere'. "),
-    ("data of no package", {"data": {"class_path": "nowhere.Data"}}, "data", "'nowhere.Data'",
-     "Installed: "),
-    ("a model's typo", {"model": "MTGRP"}, "model", "'MTGRP'", "Did you mean MTGRPO"),
-    ("a segmenter's typo", {"model.rollout.segmenter": "TwoTrun"}, "model.rollout.segmenter",
-     "'TwoTrun'", "Did you mean TwoTurn"),
-    ("a reward's typo", {"model.rewards": ["ExactMach"]}, "model.rewards[0]", "'ExactMach'",
-     "Did you mean ExactMatch"),
-    ("a reward's other spelling", {"model.rewards": ["exact_match"]}, "model.rewards[0]",
-     "'exact_match'", "Did you mean ExactMatch"),
-    ("a tool's typo", {"model.rollout.tools": ["WikiSerch"]}, "model.rollout.tools[0]",
-     "'WikiSerch'", "Did you mean WikiSearch"),
-    ("a paper's name", {"model.estimator": "mt_grpo"}, "model.estimator", "'mt_grpo'",
-     "Write TurnLevel."),
-    ("a scale's typo", {"model.estimator": component("TurnLevel", baseline="meen")}, "baseline",
-     "'meen'", "Did you mean mean?"),
-    ("an estimator's typo", {"model.estimator": component("OutcomOnly")}, "model.estimator",
-     "'OutcomOnly'", "Did you mean OutcomeOnly"),
-    ("an engine's typo", {"model.engine": "Slot"}, "model.engine", "'Slot'", "Did you mean Slots"),
-    ("an engine of no package", {"model.engine": "tensorrt"}, "model.engine", "'tensorrt'",
-     "Installed: "),
-    ("an engine's case", {"model.engine": "vllm"}, "model.engine", "'vllm'", "Did you mean VLLM"),
-    ("an optimiser's case", {"model.optimizer": "adamw"}, "model.optimizer", "'adamw'",
-     "Did you mean AdamW"),
-    ("a logger's first word", {"trainer.logger": "wandb"}, "trainer.logger", "'wandb'",
-     "Did you mean WandbLogger"),
-    ("a tool of no package", {"model.rollout.tools": ["nowhere.Tool"]}, "model.rollout.tools[0]",
-     "'nowhere.Tool'", "there is no module 'nowhere' in this folder"),
-    ("a module's typo", {"model.rollout.tools": ["worlds.Ecko"]}, "model.rollout.tools[0]",
-     "'worlds.Ecko'", "worlds.py has no 'Ecko'. Did you mean Echo?"),
-    ("a reward as a tool", {"model.rollout.tools": ["ExactMatch"]}, "model.rollout.tools[0]",
-     "'ExactMatch'", "which is a reward, not a tool. Installed: "),
-    ("a tool as a reward", {"model.rewards": ["WikiSearch"]}, "model.rewards[0]", "'WikiSearch'",
-     "which is a tool, not a reward. Installed: "),
-    ("an engine as an optimiser", {"model.optimizer": "Slots"}, "model.optimizer", "'Slots'",
-     "which is an engine, not an Optimizer. Installed: "),
-    ("a class of another kind", {"model.estimator": "torch.nn.Linear"}, "model.estimator",
-     "'torch.nn.Linear'", "Installed: "),
-    ("a class that extends nothing", {"model.rollout.tools": ["worlds.NotATool"]}, "tools[0]",
-     "'worlds.NotATool'", "which does not extend Tool or Toolset. Write 'class NotATool(turnrl.T"),
-    ("a player that extends nothing", PLAYER | {"model.rollout.player": "worlds.NotPlayer"},
-     "rollout.player", "'worlds.NotPlayer'", "it does not extend Player. Installed: "),
-    ("a player without max_turns", PLAYER | {"model.rollout.player": "worlds.Boundless"},
-     "Boundless", "max_turns", "Set it in the class: max_turns = 4"),
-    ("a player without a setting of no type", PLAYER | {"model.rollout.player": "worlds.Deep"},
-     "model.rollout.player.depth", "missing", "and Deep needs it. Set depth."),
-    ("a reward without a setting of no type", {"model.rewards": ["ExactMatch", "worlds.Untyped"]},
-     "model.rewards[1].depth", "missing", "and Untyped needs it. Set depth."),
-    ("a player beside a segmenter", {"model.rollout.player": "players.plain_agent.PlainAgent"},
-     "segmenter", "it has both",
-     "write 'segmenter: null' beside it in the recipe, or add --model.rollout.segmenter null."),
-    ("a function for a class", {"model.estimator": "worlds.nothing"}, "model.estimator",
-     "'worlds.nothing'", "does not extend GroupRelative or AdvantageEstimator"),
-    ("a class with a method missing", {"model.rollout.tools": ["worlds.Idle"]}, "tools[0]",
-     "'worlds.Idle'", "it lacks run. Define what is missing"),
-    ("a class that is abstract", {"model.estimator": "turnrl.AdvantageEstimator"},
-     "model.estimator", "'turnrl.AdvantageEstimator'", "Installed: "),
-    ("a call for a name", {"model.estimator": "TurnLevel(gamma=1)"}, "model.estimator",
-     "'TurnLevel(gamma=1)'", "Did you mean TurnLevel"),
-    ("a number for a component", {"model.rollout.tools": ["worlds.Echo", 3]},
-     "model.rollout.tools[1]", "3", " or the path of a function, such as my_module.my_function."),
-    ("a truth value for a word", {"data.train_split": True}, "data.train_split", "True",
-     "In YAML on, off, yes and no are true and false: put them in quotes, such as 'on'."),
-    ("a number for a word", {"data.train_split": 3}, "data.train_split", "3",
-     "In YAML a text that looks like a number or a date needs quotes: write '1', not 1."),
-    ("nothing in a list", {"model.rewards": [None]}, "model.rewards[0]", "null",
-     "must be the name of a class"),
-    ("a list in a list", {"model.rewards": [["ExactMatch"]]}, "model.rewards[0]",
-     "['ExactMatch']", "must be the name of a class"),
-    ("one component for a list", {"model.rewards": "ExactMatch"}, "model.rewards", "'ExactMatch'",
-     "must be a list, such as [NAME]."),
-    ("a mapping for a list", {"model.rewards": {"ExactMatch": {"weight": 2}}}, "model.rewards",
-     "'ExactMatch'", "must be a list, such as [NAME]."),
-    ("settings beside the class", {"model.rewards": [SPARE]}, "model.rewards[0]", "'weight'",
-     "{class_path: ExactMatch, init_args: {weight: 2}}"),
-    ("a typo beside the class", {"model.rewards": [
-        {"class_path": "ExactMatch", "init_arg": {"weight": 1}}]}, "model.rewards[0]", "'init_arg'",
-     "Did you mean init_args?"),
-    ("settings under the class's name", {"model.rewards": [{"ExactMatch": {"weight": 2}}]},
-     "model.rewards[0]", "'ExactMatch'", "Name it: {class_path: ExactMatch, init_args: {...}}"),
-    ("settings without a class", {"model.engine": {"slots": 8}}, "model.engine", "{'slots': 8}",
-     "Name it: {class_path: Slots, init_args: {...}}"),
-    ("a list of settings", {"model.rewards": [component("ExactMatch") | {"init_args": [1]}]},
-     "model.rewards[0].init_args", "[1]", "must be a mapping."),
-    ("a class for a section", {"model.policy.class_path": "X"}, "model.policy", "'X'",
-     "Policy has the keys model,"),
-    ("a section without its settings", {"model.policy": {}}, "model.policy.model", "missing",
-     "Set model."),
-    ("a tool without its settings", {"model.rollout.tools": ["WikiSearch"]},
-     "model.rollout.tools[0].index", "missing", "Set index."),
-    ("a scheduler without its settings", {"model.scheduler": "CosineAnnealingLR"},
-     "model.scheduler.T_max", "missing", "Set T_max."),
-    # what is not there
-    ("no model", {"model.policy.model": "./none"}, "no model folder", "'./none'",
-     "Set model.policy.model to a folder"),
-    ("a folder that is not a model", {"model.policy.model": "."}, "policy.model", "'.'",
-     "Give a folder with config.json"),
-    ("no package for a model", {"model.policy.model": "package://nowhere/x"}, "policy.model",
-     "'package://nowhere/x'", "Install it."),
-    ("no chat template", {"model.policy.chat_template": "qwen33"}, "policy.chat_template",
-     "'qwen33'", "Did you mean qwen3"),
-    ("no file of data", {"data.train": "none.jsonl"}, "no file", "'none.jsonl'",
-     "Check data.train and data.val."),
-    ("no data set", {"data.train": "trivia"}, "data set", "'trivia'", "Did you mean triviaqa"),
-    ("data of another format", {"data.train": "recipe.yaml"}, "format", "'recipe.yaml'",
-     "Name it .jsonl"),
-    ("a folder for data", {"data.train": "."}, "folder", "'.'", "Name a file in it"),
-    ("a folder for a recipe", "fit .", "no recipe at", "'.'", "Recipes there: recipe.yaml."),
-    ("a negative number", "fit recipe.yaml --model.group_size -4", "model.group_size", "-4",
-     "must be at least 1"),
-    ("a list without its end", "fit recipe.yaml --model.rewards [Exact", "model.rewards",
-     "'[Exact'", "must be a list"),
-    ("names without a list", "fit recipe.yaml --model.rewards ExactMatch,WellFormed",
-     "model.rewards", "'ExactMatch,WellFormed'", "must be a list, such as [NAME]."),
-    ("a component's typo as an option", "fit recipe.yaml --model.estimator TurnLvel",
-     "model.estimator", "'TurnLvel'", "Did you mean TurnLevel"),
-    ("a callback without its settings", "fit recipe.yaml --trainer.callbacks EarlyStopping",
-     "trainer.callbacks.monitor", "missing", "Set monitor."),
-    ("an added callback without its settings",
-     "fit recipe.yaml --trainer.callbacks+ EarlyStopping", "trainer.callbacks[0].monitor",
-     "missing", "Set monitor."),
-    ("a setting of nothing named", "fit recipe.yaml --model.engine.slots 32", "model.engine",
-     "{'slots': '32'}", "--model.engine Slots --model.engine.slots 32"),
-    ("a name for a section as an option", "fit recipe.yaml --model.policy qwen", "model.policy",
-     "'qwen'", "Policy has the keys model,"),
-    ("an option's typo", "index info --index x --jsn", "unknown argument", "'--jsn'",
-     "Did you mean --json? 'turnrl index info --help' lists what there is."),
-    ("an option's typo where there are none", "plugins --jsn", "unknown argument", "'--jsn'",
-     ". 'turnrl plugins --help' lists what there is."),
-    ("a word too few", "bench", "required", "WHAT", ". 'turnrl bench --help' lists"),
-    ("help for no class", "fit --model.rewards.help ExactMach", "Expected", "ExactMach", "path"),
-]  # fmt: skip
-"""Found once the classes are imported."""
 
 
 def change(contents, settings):
@@ -452,28 +75,27 @@ def change(contents, settings):
         node[path if path == 1 else leaf] = value
 
 
-def words(recipe, what, name="recipe.yaml"):
+def command_with(mistake, recipe, name="recipe.yaml"):
     """The words of a command with a mistake, which may lie in the recipe that they name."""
-    if isinstance(what, str):
-        return shlex.split(what)
+    if isinstance(mistake.given, str):
+        return shlex.split(mistake.given)
     contents = copy.deepcopy(recipe)
-    change(contents, what)
+    change(contents, mistake.given)
     save(contents, name)
     return ["fit", name]
 
 
-def check(message, key, value, step):
-    for part in (key, value, step):
+def check_message(message, mistake):
+    for part in (mistake.key, mistake.value, mistake.step):
         assert part in message
     # the next step is what the message ends with
-    assert message.rindex(step) >= message.index(key), message
+    assert message.rindex(mistake.step) >= message.index(mistake.key), message
     assert len(message) < 1200
 
 
-@pytest.mark.parametrize(("what", "parts"), [(row[1], row[2:]) for row in LATE],
-                         ids=[row[0] for row in LATE])  # fmt: skip
-def test_a_mistake_is_explained_by_its_key_its_value_and_the_next_step(recipe, capsys, what, parts):
-    check(fails(capsys, words(recipe, what)), *parts)
+@pytest.mark.parametrize("mistake", LATE, ids=[mistake.name for mistake in LATE])
+def test_a_mistake_is_explained_by_its_key_its_value_and_the_next_step(recipe, capsys, mistake):
+    check_message(fails(capsys, command_with(mistake, recipe)), mistake)
 
 
 def test_keys_plain_values_and_options_are_checked_before_torch_is_loaded(recipe):
@@ -482,7 +104,7 @@ def test_keys_plain_values_and_options_are_checked_before_torch_is_loaded(recipe
         "class Engine(Base):\n    def __init__(self, *, color: str = ''): ...\n"
     )
     Path("changed").mkdir()
-    commands = [words(recipe, row[1], f"changed/{n}.yaml") for n, row in enumerate(EARLY)]
+    commands = [command_with(row, recipe, f"changed/{n}.yaml") for n, row in enumerate(EARLY)]
     program = f"""
 import sys, turnrl.cli
 for words in {commands}:
@@ -495,8 +117,8 @@ for words in {commands}:
         text=True,
     )
     assert done.stdout.splitlines() == ["2 False"] * len(EARLY), done.stderr
-    for message, (_, _, *parts) in zip(done.stderr.splitlines(), EARLY, strict=True):
-        check(message, *parts)
+    for message, mistake in zip(done.stderr.splitlines(), EARLY, strict=True):
+        check_message(message, mistake)
 
 
 def set_in(contents, **settings):
@@ -528,14 +150,14 @@ def resolved(capsys, *arguments):
         ("model: !!python/name:os.system", ("python/name", "line 1", "Fix it;")),
     ],
 )  # fmt: skip
-def test_a_file_that_is_no_recipe(recipe, capsys, text, parts):
+def test_a_file_that_is_not_yaml_with_a_recipes_keys_is_refused(recipe, capsys, text, parts):
     Path("bad.yaml").write_bytes(text if isinstance(text, bytes) else text.encode())
     message = fails(capsys, ["fit", "bad.yaml"])
     assert all(part in message for part in ("'bad.yaml'", *parts)), message
 
 
 @pytest.mark.parametrize(("name", "code"), [("x" * 300, 2), ("/".join(["folder"] * 800), 1)])
-def test_a_path_that_is_too_long(recipe, capsys, name, code):
+def test_an_overlong_path_is_refused(recipe, capsys, name, code):
     message = fails(capsys, ["fit", f"{name}.yaml"], code)
     assert "File name too long" in message
 
@@ -597,7 +219,7 @@ def test_an_error_names_the_key_of_a_module_that_cannot_be_imported(
             load("recipe.yaml")
 
 
-def test_a_recipe_that_may_not_be_read(recipe, capsys, monkeypatch):
+def test_an_unreadable_recipe_is_refused(recipe, capsys, monkeypatch):
     def refuse(self, *args, **kwargs):
         raise PermissionError(13, "Permission denied")
 
@@ -618,7 +240,7 @@ def test_a_recipe_of_another_system_reads_the_same(recipe, capsys):
     )
 
 
-def test_anchors_and_merges_of_a_recipe(recipe, capsys):
+def test_yaml_anchors_and_merges_work_in_a_recipe(recipe, capsys):
     Path("more.yaml").write_text(
         "model:\n"
         "  estimator: &est {class_path: TurnLevel, init_args: &args {gamma: 0.5, turn_coef: 2.0}}\n"
@@ -728,7 +350,7 @@ def test_only_help_options_request_help(recipe):
 # processes and shells
 
 
-def test_a_recipe_on_standard_input(recipe, capsys, monkeypatch):
+def test_a_recipe_can_come_from_standard_input(recipe, capsys, monkeypatch):
     def pipe(text):
         monkeypatch.setattr(sys, "stdin", io.StringIO(text))
 
@@ -746,7 +368,7 @@ def test_a_recipe_on_standard_input(recipe, capsys, monkeypatch):
     assert "recipe '-' is not a YAML mapping: while parsing" in fails(capsys, ["fit", "-"])
 
 
-def test_a_recipe_through_a_pipe(recipe, capsys):
+def test_a_recipe_can_come_from_a_pipe(recipe, capsys):
     reading, writing = os.pipe()
     with open(writing, "w") as file:  # noqa: PTH123
         file.write(Path("recipe.yaml").read_text())
@@ -754,7 +376,7 @@ def test_a_recipe_through_a_pipe(recipe, capsys):
     os.close(reading)
 
 
-def test_a_reader_that_has_seen_enough(nursery):
+def test_a_closed_output_pipe_ends_quietly(nursery):
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", "turnrl plugins | head -1"],
         env={
@@ -834,7 +456,7 @@ def test_answers_in_a_recipe_are_a_list_of_any_length(recipe, capsys):
     assert "data.val[0].answers is 'here'; it must be a list, such as [NAME]" in told
 
 
-def test_a_place_for_runs_that_cannot_be_written(recipe, capsys):
+def test_an_unwritable_runs_folder_is_refused(recipe, capsys):
     Path("runs").write_text("a file of the user's")
     message = fails(capsys, ["fit", "recipe.yaml"])
     assert "runs is a file. Set trainer.logger.init_args.save_dir to" in message
@@ -1038,7 +660,7 @@ def test_an_argument_of_the_wrong_type_is_refused_with_what_to_write(tiny_model,
     assert isinstance(caught.value, TypeError)
 
 
-def test_a_class_is_no_data_set():
+def test_a_class_in_place_of_a_data_set_is_refused():
     with pytest.raises(DataError, match=r"^the class Numbers is not a data set\. Pass an instance"):
         load_questions(Numbers)
 
