@@ -240,7 +240,7 @@ def test_without_tools_in_template_the_template_describes_none(tokenizer):
     assert "<tools>" not in tokenizer.decode(prompt)
 
 
-def test_a_template_that_refuses_tool_messages_says_so_in_the_preflight(tokenizer):
+def test_check_names_a_template_that_refuses_tool_messages(tokenizer):
     refuses = "{{ raise_exception('no tools') if messages[-1]['role'] == 'tool' }}" + CHATML
     rollout = Rollout(Tags(), [Look()])
     with pytest.raises(RecipeError, match=r"fails on messages of .*tool: no tools\. Give one that"):

@@ -796,12 +796,12 @@ def test_without_evaluation_questions_there_are_no_batches(tmp_path):
     [("questions_per_iteration", 0), ("val_limit", 0), ("train_limit", -1), ("val_batch_size", 0),
      ("val_split", "dev")],
 )  # fmt: skip
-def test_options_that_cannot_be_are_errors(name, value):
+def test_impossible_settings_are_refused(name, value):
     with pytest.raises(RecipeError, match=rf"data.{name} is"):
         QuestionData("train.jsonl", **{name: value})
 
 
-def test_options_that_no_source_uses_are_errors(tmp_path):
+def test_options_that_no_source_uses_are_refused(tmp_path):
     path, tiny = numbered(tmp_path, 3), f"{__name__}.Tiny"
     with pytest.raises(RecipeError, match=r"data.config is set, but no source"):
         QuestionData(path, config="x").setup("fit")

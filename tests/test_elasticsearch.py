@@ -480,7 +480,7 @@ def test_a_secret_written_out_is_refused_and_not_repeated(argument):
     ({"timeout_s": 0.0}, r"timeout_s is 0\.0"),
     ({"retries": -1}, "retries is -1"),
 ])  # fmt: skip
-def test_ways_of_access_that_cannot_be_are_refused(arguments, message):
+def test_impossible_settings_are_refused(arguments, message):
     with pytest.raises(RecipeError, match=message) as error:
         WikiSearch("x", "elasticsearch", **arguments)
     assert PASSWORD not in str(error.value)

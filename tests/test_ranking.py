@@ -92,7 +92,7 @@ DENSE = {"ranking": "knn", "encoder": "encoders.words"}
     ({"fields": "body"}, r"fields is 'body', which is not a mapping\. Write it as \{text: body"),
     ({"version": "a"}, "version would have no effect, because an index that turnrl built has one"),
 ])  # fmt: skip
-def test_settings_that_cannot_be_or_would_be_ignored_are_refused(arguments, message):
+def test_impossible_settings_are_refused(arguments, message):
     with pytest.raises(RecipeError, match=message):
         WikiSearch("x", "elasticsearch", **arguments)
 

@@ -331,7 +331,7 @@ def test_an_invalid_api_key_is_refused_without_being_shown(server, monkeypatch, 
     ({"timeout_s": 0.0}, r"timeout_s is 0\.0"), ({"version": " "}, "version is empty"),
     ({"offline": True}, "offline needs a cache"),
 ])  # fmt: skip
-def test_settings_that_cannot_be_or_would_be_ignored_are_refused(arguments, message):
+def test_impossible_settings_are_refused(arguments, message):
     with pytest.raises(RecipeError, match=message) as error:
         WikiSearch("http://localhost:8000/retrieve", "retrieve", **arguments)
     assert KEY not in str(error.value)

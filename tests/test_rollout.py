@@ -654,13 +654,13 @@ class Speaks(Brackets):
 
 
 @pytest.mark.parametrize("segmenter", [Silent(), OldStyle(), Speaks()])
-def test_the_preflight_refuses_a_segmenter_whose_observations_are_not_messages(chat, segmenter):
+def test_check_refuses_a_segmenter_whose_observations_are_not_messages(chat, segmenter):
     name = type(segmenter).__name__
     with pytest.raises(PluginError, match=rf"{name}\.observe gave .*of role user or tool"):
         Rollout(segmenter, []).check(chat)
 
 
-def test_the_preflight_runs_the_check_of_every_tool(chat):
+def test_check_runs_the_check_of_every_tool(chat):
     class Missing(Look):
         """A tool without its index."""
 

@@ -354,7 +354,7 @@ def test_the_engine_syncs_once_per_change_of_weights(tiny_model, tmp_path):
 
 
 @pytest.mark.slow
-def test_updates_ignore_the_samplers_log_probabilities(tiny_model, tmp_path):
+def test_learning_ignores_the_samplers_log_probabilities(tiny_model, tmp_path):
     trained = []
     for name, engine in [("exact", Slots()), ("shifted", Meddling())]:
         # a narrow clip, which ratios that are off by half a nat would be cut by
@@ -668,7 +668,7 @@ def test_trainer_options_that_change_a_step_are_refused(tiny_model, tmp_path, op
         trainer(tmp_path, 1, **options).fit(make_module(tiny_model), data())
 
 
-def test_a_strategy_that_divides_a_model_is_refused():
+def test_lightnings_model_parallel_strategy_is_refused():
     """By the trainer alone: a fit would leave torch's process group, and its port, behind."""
     run = Trainer(accelerator="cpu", strategy=ModelParallelStrategy(), logger=False)
     with pytest.raises(
@@ -749,7 +749,7 @@ def test_stale_sampler_log_probabilities_never_stand_in_for_the_learners(tiny_mo
 
 
 @pytest.mark.slow
-def test_mixed_precision_trains_and_resumes(tiny_model, tmp_path):
+def test_a_mixed_precision_run_resumes_exactly(tiny_model, tmp_path):
     policy = {"dtype": "bfloat16"}
     trainer(tmp_path / "whole", epochs=3).fit(make_module(tiny_model, policy), data())
     trainer(tmp_path / "first", epochs=2).fit(make_module(tiny_model, policy), data())

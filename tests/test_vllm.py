@@ -59,7 +59,7 @@ pytestmark = IGNORE_PEFT_WARNING
         ({"url": "http://a:1", "timeout_s": -1}, "timeout_s"),
     ],
 )
-def test_settings_that_make_no_sense_are_refused(settings, message):
+def test_impossible_settings_are_refused(settings, message):
     with pytest.raises(RecipeError, match=message):
         VLLM(**settings)
 

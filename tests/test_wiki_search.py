@@ -243,7 +243,7 @@ def test_a_damaged_index_is_an_error_and_not_a_crash(tmp_path):
     ({"backend": "elasticsearch", "build_from": "Atlas"}, "builds only embedded indexes"),
     ({"offline": True}, "offline needs a cache"),
 ])  # fmt: skip
-def test_arguments_that_cannot_be_or_would_be_ignored_are_refused(arguments, message):
+def test_impossible_settings_are_refused(arguments, message):
     with pytest.raises(RecipeError, match=message):
         WikiSearch("index", **arguments)
 
