@@ -18,7 +18,8 @@ The helper modules, by what a test needs:
     searching, retrieving     small corpora and indexes, and a server with `/retrieve`
     vendors, lift_server      servers of chat completions and of OpenEnv
     counting, foreign         bytes of a policy of any size, and a device that the CPU computes
-    pages                     what a reader copies from a page, and a terminal to type it in
+    pages, claims             what a reader copies from a page, a terminal to type it in, and how
+                              each page's commands and blocks are tested
     *_script                  programs that a test runs in processes of its own
 """
 
