@@ -232,7 +232,7 @@ def test_impossible_settings_are_refused_with_the_next_step(settings, message):
 
 
 @pytest.mark.parametrize("reward", [None, "good", float("nan")])
-def test_a_reward_that_is_no_finite_number_stops_the_run(chat, rooms, reward):
+def test_a_reward_that_is_not_a_finite_number_stops_the_run(chat, rooms, reward):
     message = f"gave the reward {reward!r} from step. Return a finite number"
     with pytest.raises(ToolError, match=message):
         play(chat, room(step=("x", reward, False, False, {})), ["look"], size=2)
@@ -256,7 +256,7 @@ def test_an_environment_that_always_raises_stops_the_run_after_its_restarts(chat
         play(chat, room(reset=shut), ["look"])
 
 
-def test_an_environment_that_hangs_loses_its_attempt_and_no_other(chat, monkeypatch):
+def test_an_environment_that_hangs_loses_only_its_own_attempt(chat, monkeypatch):
     monkeypatch.setattr("turnrl_environments.world._STOP_S", 0.1)
     hung = []
 
@@ -573,7 +573,7 @@ def test_an_attempt_that_is_truncated_is_unfinished(chat):
     )
 
 
-def test_a_class_that_is_no_environment_is_refused_with_the_next_step(chat):
+def test_a_class_that_is_not_an_environment_is_refused_with_the_next_step(chat):
     class Bare:
         def reset(self):
             return "x"
@@ -667,7 +667,7 @@ def test_two_environments_in_one_recipe_are_refused_by_name():
         Rollout(Action(), tools)
 
 
-def test_a_call_of_another_tool_is_no_step(chat):
+def test_a_call_of_another_tool_is_not_a_step(chat):
     class Both(Action):
         """Looks something up in the second turn, and acts in the others."""
 
@@ -768,7 +768,7 @@ def test_a_function_that_makes_no_environment_is_refused(make, says):
     ],
 )
 @pytest.mark.parametrize("make", [Switch, Room])
-def test_actions_that_are_no_words_are_refused(make, actions, says):
+def test_actions_that_are_not_words_are_refused(make, actions, says):
     with pytest.raises(RecipeError, match=says):
         Gymnasium(make=make, actions=actions)
 

@@ -212,8 +212,8 @@ def test_an_error_names_the_key_of_a_module_that_cannot_be_imported(
     Path(f"{module}.py").write_text(BROKEN[module])
     name = f"{module}.Broken"
     set_in(recipe, **{key: [name] if place.endswith("]") else name})
-    told = fails(capsys, ["fit", "recipe.yaml"])
-    assert f"{place} names {name!r}, which cannot be used: {cause}. Fix the module" in told
+    message = fails(capsys, ["fit", "recipe.yaml"])
+    assert f"{place} names {name!r}, which cannot be used: {cause}. Fix the module" in message
     if key.startswith("model"):
         with pytest.raises(RecipeError, match=f"Fix the module {module}"):
             load("recipe.yaml")
@@ -232,9 +232,9 @@ def test_a_recipe_of_another_system_reads_the_same(recipe, capsys):
     wanted = resolved(capsys, "recipe.yaml")
     text = Path("recipe.yaml").read_text()
     Path("windows.yaml").write_bytes(b"\xef\xbb\xbf" + text.replace("\n", "\r\n").encode())
-    found = resolved(capsys, "windows.yaml")
-    found["trainer"]["logger"]["init_args"]["name"] = "recipe"
-    assert found == wanted
+    contents = resolved(capsys, "windows.yaml")
+    contents["trainer"]["logger"]["init_args"]["name"] = "recipe"
+    assert contents == wanted
     assert resolved(
         capsys, str(Path("recipe.yaml").rename("r\N{LATIN SMALL LETTER E WITH ACUTE}.yaml"))
     )
@@ -250,9 +250,9 @@ def test_yaml_anchors_and_merges_work_in_a_recipe(recipe, capsys):
         "    - class_path: WellFormed\n"
         "      init_args: {<<: *weight}\n"
     )
-    found = resolved(capsys, "recipe.yaml", "more.yaml")["model"]
-    assert [reward["init_args"]["weight"] for reward in found["rewards"]] == [2, 2]
-    settings = found["estimator"]["init_args"]
+    section = resolved(capsys, "recipe.yaml", "more.yaml")["model"]
+    assert [reward["init_args"]["weight"] for reward in section["rewards"]] == [2, 2]
+    settings = section["estimator"]["init_args"]
     assert (settings["gamma"], settings["turn_coef"]) == (0.5, 2.0)
 
 
@@ -289,23 +289,23 @@ def test_merged_recipes_and_options_build_the_expected_estimator(
     save({"model": {"estimator": {"gamma": 0.25}}}, "two.yaml")
     save({"model": {"estimator": "Merged"}}, "three.yaml")
     arguments = ["recipe.yaml", *arguments]
-    given = read_invocation("fit", arguments).contents["model"]["estimator"]
+    written = read_invocation("fit", arguments).contents["model"]["estimator"]
     built = resolved(capsys, *arguments)["model"]["estimator"]
     if estimator is None:
-        assert given is built is None
+        assert written is built is None
         return
-    given = {"class_path": given} if isinstance(given, str) else given
-    for spec in (given, built):
+    written = {"class_path": written} if isinstance(written, str) else written
+    for spec in (written, built):
         name, gamma = spec["class_path"].rpartition(".")[2], spec.get("init_args", {}).get("gamma")
         assert (name, None if gamma is None else float(gamma)) == estimator
 
 
 def test_a_list_can_be_replaced_or_extended_and_an_added_item_configured(recipe, capsys):
     def rewards(*options):
-        found = resolved(capsys, "recipe.yaml", *options)["model"]["rewards"]
+        in_recipe = resolved(capsys, "recipe.yaml", *options)["model"]["rewards"]
         return [
-            (one["class_path"].rpartition(".")[2], one.get("init_args", {}).get("weight"))
-            for one in found
+            (reward["class_path"].rpartition(".")[2], reward.get("init_args", {}).get("weight"))
+            for reward in in_recipe
         ]
 
     first = rewards()
@@ -327,19 +327,19 @@ def test_recipes_that_contradict_each_other_are_checked_after_merging(recipe, ca
 
 
 def test_values_of_options_are_the_text_that_they_are(recipe, capsys):
-    found = resolved(capsys, "recipe.yaml", "--model.policy.revision", "5e21234")
-    assert found["model"]["policy"]["revision"] == "5e21234"
+    contents = resolved(capsys, "recipe.yaml", "--model.policy.revision", "5e21234")
+    assert contents["model"]["policy"]["revision"] == "5e21234"
     segmenter = ("--model.rollout.segmenter", "TwoTurn", "--model.rollout.segmenter.instructions")
     for text in ("Tools: search(query).", "", "- one"):
-        found = resolved(capsys, "recipe.yaml", *segmenter, text)
-        assert found["model"]["rollout"]["segmenter"]["init_args"]["instructions"] == text
+        contents = resolved(capsys, "recipe.yaml", *segmenter, text)
+        assert contents["model"]["rollout"]["segmenter"]["init_args"]["instructions"] == text
 
 
 def test_only_help_options_request_help(recipe):
-    given = read_invocation(
+    invocation = read_invocation(
         "fit", ["recipe.yaml", "--model.policy.model", "my-hub/model.helpful-h"]
     )
-    assert given.help_options == []
+    assert invocation.help_options == []
     assert read_invocation("fit", ["-h"]).help_options == ["--help"]
     assert read_invocation("fit", ["--model.rewards.help", "X"]).help_options == [
         "--model.rewards.help=X"
@@ -358,9 +358,9 @@ def test_a_recipe_can_come_from_standard_input(recipe, capsys, monkeypatch):
     assert resolved(capsys, "-")["trainer"]["logger"]["init_args"]["name"] == "stdin"
     # other processes of a run have no standard input, and are given what was read
     pipe(Path("recipe.yaml").read_text())
-    given = read_invocation("fit", ["-", "--model.group_size", "8"])
-    again = read_invocation("fit", given.arguments)
-    assert again == given
+    invocation = read_invocation("fit", ["-", "--model.group_size", "8"])
+    again = read_invocation("fit", invocation.arguments)
+    assert again == invocation
     assert (again.files, again.name) == (["stdin"], "stdin")
     pipe("")
     assert "recipe '-' is not a YAML mapping: it is empty. Fix it;" in fails(capsys, ["fit", "-"])
@@ -393,8 +393,10 @@ def test_a_closed_output_pipe_ends_quietly(nursery):
 
 def test_a_module_beside_the_recipe_is_suggested(recipe, capsys):
     Path("arithmetic.py").touch()
-    told = fails(capsys, ["fit", "recipe.yaml", "--model.rollout.tools", "[arithmetc.Echo]"])
-    assert "no module 'arithmetc' in this folder or beside the recipe. Did you mean arith" in told
+    message = fails(capsys, ["fit", "recipe.yaml", "--model.rollout.tools", "[arithmetc.Echo]"])
+    assert (
+        "no module 'arithmetc' in this folder or beside the recipe. Did you mean arith" in message
+    )
 
 
 MINE = """
@@ -443,8 +445,8 @@ def test_a_class_for_a_function_and_a_typo_are_refused_before_torch(key, value, 
     contents = {"model": {}, "data": {}, "trainer": {}}
     section, *inner, name = key.split(".")
     settings = contents[section]
-    for one in inner:
-        settings = settings.setdefault(one, {})
+    for part in inner:
+        settings = settings.setdefault(part, {})
     settings[name] = value
     with pytest.raises(RecipeError, match=says) if says else contextlib.nullcontext():
         refuse_unfit(contents, SECTIONS, {}, [str(tmp_path / "recipe.yaml")])
@@ -452,8 +454,8 @@ def test_a_class_for_a_function_and_a_typo_are_refused_before_torch(key, value, 
 
 def test_answers_in_a_recipe_are_a_list_of_any_length(recipe, capsys):
     questions = '[{id: a, text: "Where?", answers: here}]'
-    told = fails(capsys, ["fit", "recipe.yaml", "--data.val", questions])
-    assert "data.val[0].answers is 'here'; it must be a list, such as [NAME]" in told
+    message = fails(capsys, ["fit", "recipe.yaml", "--data.val", questions])
+    assert "data.val[0].answers is 'here'; it must be a list, such as [NAME]" in message
 
 
 def test_an_unwritable_runs_folder_is_refused(recipe, capsys):
@@ -497,8 +499,8 @@ def test_variables_and_the_home_folder_are_filled_in_in_paths(tmp_path, monkeypa
     save(recipe)
     options = ["--ckpt_path=~/runs/../last", "--model.policy.chat_template=$HOME"]
     monkeypatch.setattr("turnrl.recipe.invocation.checkpoint_to_resume", lambda path: path)
-    given = read_invocation("fit", ["recipe.yaml", *options])
-    contents = given.contents
+    invocation = read_invocation("fit", ["recipe.yaml", *options])
+    contents = invocation.contents
     policy = {"model": "/scratch/me/models/tiny", "chat_template": "/home/me"}
     assert contents["model"]["policy"] == policy
     (tool,) = contents["model"]["rollout"]["tools"]
@@ -509,14 +511,16 @@ def test_variables_and_the_home_folder_are_filled_in_in_paths(tmp_path, monkeypa
     assert contents["model"]["rewards"] == texts  # these are no paths
     assert contents["data"]["fields"] == {"answer_pattern": "/$SCRATCH"}
     assert contents["model"]["rollout"]["segmenter"] == segmenter
-    assert read_invocation("fit", given.arguments).contents == contents  # in another process
+    assert read_invocation("fit", invocation.arguments).contents == contents  # in another process
 
 
 @pytest.mark.parametrize("path", ["$NOWHERE/q.jsonl", "${NOWHERE}", "data/$NOWHERE/q.jsonl"])
 def test_a_path_with_a_variable_that_is_not_set_is_refused(path, monkeypatch, recipe, capsys):
     monkeypatch.delenv("NOWHERE", raising=False)
-    told = fails(capsys, ["fit", "recipe.yaml", "--data.train", path])
-    assert f"data.train is {path!r}, and no variable NOWHERE is set. Run 'export NOWHERE=" in told
+    message = fails(capsys, ["fit", "recipe.yaml", "--data.train", path])
+    assert (
+        f"data.train is {path!r}, and no variable NOWHERE is set. Run 'export NOWHERE=" in message
+    )
 
 
 # what is given from Python
@@ -634,11 +638,13 @@ ARGUMENTS = [
 
 
 @pytest.mark.parametrize(
-    ("cls", "wrong", "told"),
+    ("cls", "wrong", "message"),
     ARGUMENTS,
     ids=range(len(ARGUMENTS)),
 )
-def test_an_argument_of_the_wrong_type_is_refused_with_what_to_write(tiny_model, cls, wrong, told):
+def test_an_argument_of_the_wrong_type_is_refused_with_what_to_write(
+    tiny_model, cls, wrong, message
+):
     right = {
         Rollout: lambda: {"segmenter": Letters(), "tools": [Echo()]},
         Policy: lambda: {"model": str(tiny_model)},
@@ -656,7 +662,7 @@ def test_an_argument_of_the_wrong_type_is_refused_with_what_to_write(tiny_model,
     cls(**right[cls]())
     with pytest.raises(RecipeError) as caught:
         cls(**(right[cls]() | wrong))
-    assert str(caught.value) == told
+    assert str(caught.value) == message
     assert isinstance(caught.value, TypeError)
 
 
@@ -675,8 +681,8 @@ def test_a_dataloader_of_rows_is_refused_before_any_weights_are_loaded(tiny_mode
         trainer(tmp_path, 1).fit(module, loader, loader)
     assert module.policy.network is None
     for rows, came in ((loader, "a dict"), (texts, r"a list with the string 'Who\?'")):
-        told = rf"a batch to evaluate is {came}, not a list of Question\. Give QuestionData\(val"
-        with pytest.raises(TypeError, match=told):
+        message = rf"a batch to evaluate is {came}, not a list of Question\. Give QuestionData\(val"
+        with pytest.raises(TypeError, match=message):
             trainer(tmp_path, 1).validate(module, rows, verbose=False)
 
     class Loads(L.LightningDataModule):
@@ -689,43 +695,45 @@ def test_a_dataloader_of_rows_is_refused_before_any_weights_are_loaded(tiny_mode
         trainer(tmp_path, 1, limit_val_batches=0).fit(make_module(tiny_model), Loads())
 
 
-@pytest.mark.parametrize("given", [None, "1.0", [1.0], torch.ones(2), float("nan"), 1e12, {}])
-def test_an_error_names_a_reward_that_returns_no_number_and_its_value(given):
+@pytest.mark.parametrize("value", [None, "1.0", [1.0], torch.ones(2), float("nan"), 1e12, {}])
+def test_an_error_names_a_reward_that_returns_no_number_and_its_value(value):
     class Gives(OutcomeReward):
         def score(self, trajectory):
-            return given
+            return value
 
     group = recorded.group(random.Random(0), 0)
     with pytest.raises(PluginError) as caught:
         score_group(group.trajectories, [Gives()])
-    told = (
-        f"reward Gives on question 'q0' gave {given!r:.80} from score, which is not a finite number"
+    message = (
+        f"reward Gives on question 'q0' gave {value!r:.80} from score, which is not a finite number"
     )
-    assert str(caught.value).startswith(told)
+    assert str(caught.value).startswith(message)
     assert str(caught.value).endswith("Return one, such as 0.0 where it has nothing to pay for.")
 
 
-@pytest.mark.parametrize("given", [1, 0.5, True, torch.tensor(2.0), np.float32(0.25)])
-def test_a_reward_may_give_any_number(given):
+@pytest.mark.parametrize("value", [1, 0.5, True, torch.tensor(2.0), np.float32(0.25)])
+def test_a_reward_may_give_any_number(value):
     class Gives(OutcomeReward):
         def score(self, trajectory):
-            return given
+            return value
 
     group = recorded.group(random.Random(0), 0)
-    assert score_group(group.trajectories, [Gives()]).outcome.tolist() == [float(given)] * 4
+    assert score_group(group.trajectories, [Gives()]).outcome.tolist() == [float(value)] * 4
 
 
 @pytest.mark.parametrize(
-    ("given", "came"), [(None, "None"), ([0.5], "a float"), ("x", "the string")]
+    ("returned", "came"), [(None, "None"), ([0.5], "a float"), ("x", "the string")]
 )
-def test_an_error_tells_an_estimator_without_a_tensor_what_to_return(given, came):
+def test_an_error_tells_an_estimator_without_a_tensor_what_to_return(returned, came):
     class Gives(AdvantageEstimator):
         def __call__(self, group):
-            return given
+            return returned
 
     group = recorded.group(random.Random(0), 0, turns=(2, 2))
-    told = rf"Gives on a group of 4 with 2 turns gave {came}.* Return a tensor \(4, 2\), or a tuple"
-    with pytest.raises(PluginError, match=told):
+    message = (
+        rf"Gives on a group of 4 with 2 turns gave {came}.* Return a tensor \(4, 2\), or a tuple"
+    )
+    with pytest.raises(PluginError, match=message):
         assign_credit(group, Gives())
 
 
@@ -781,10 +789,10 @@ def test_a_key_is_refused_from_source_code_only_where_that_is_certain(
 ):
     (tmp_path / "homes.py").write_text(HOMES)
     contents = {"model": {"class_path": f"homes.{name}", "init_args": settings}}
-    told = contextlib.nullcontext()
+    expected = contextlib.nullcontext()
     if refused:
-        told = pytest.raises(RecipeError, match=f"unknown key '{refused}'")
-    with told:
+        expected = pytest.raises(RecipeError, match=f"unknown key '{refused}'")
+    with expected:
         refuse_unfit(contents, SECTIONS, {}, [str(tmp_path / "recipe.yaml")])
 
 
@@ -798,14 +806,16 @@ def test_a_class_that_is_named_though_it_is_meant_anyway_keeps_the_synonyms(name
 @pytest.mark.parametrize("text", [".inf", "-.inf", ".nan"])
 def test_an_error_names_the_key_of_a_number_that_is_not_finite(recipe, capsys, text):
     Path("over.yaml").write_text(f"model: {{optimizer: {{init_args: {{lr: {text}}}}}}}")
-    told = fails(capsys, ["fit", "recipe.yaml", "over.yaml"])
-    assert f"model.optimizer.init_args.lr is {float(text.replace('.', ''))}; it must be fin" in told
+    message = fails(capsys, ["fit", "recipe.yaml", "over.yaml"])
+    assert (
+        f"model.optimizer.init_args.lr is {float(text.replace('.', ''))}; it must be fin" in message
+    )
 
 
 def test_an_error_names_the_key_of_an_integer_too_large_for_a_float(recipe, capsys):
     Path("over.yaml").write_text(f"model: {{optimizer: {{init_args: {{lr: {10**400}}}}}}}")
-    told = fails(capsys, ["fit", "recipe.yaml", "over.yaml"])
-    assert f"model.optimizer.init_args.lr is 1{'0' * 79}; it must be finite" in told
+    message = fails(capsys, ["fit", "recipe.yaml", "over.yaml"])
+    assert f"model.optimizer.init_args.lr is 1{'0' * 79}; it must be finite" in message
 
 
 def test_only_numbers_that_fit_in_a_float_are_finite():
@@ -845,8 +855,8 @@ data_seed deepspeed fsdp use_liger_kernel push_to_hub hub_model_id resume_from_c
 
 @pytest.mark.parametrize("name", [*GRPO_CONFIG.split(), *TRAINING_ARGUMENTS.split()])
 def test_every_setting_of_trl_has_an_answer(name):
-    told = unknown_key(f"model.{name}", ["group_size"], "MTGRPO")
-    assert re.search(r"\. Set .+ instead\.$|\. turnrl has no such setting, because .+\.$", told)
+    message = unknown_key(f"model.{name}", ["group_size"], "MTGRPO")
+    assert re.search(r"\. Set .+ instead\.$|\. turnrl has no such setting, because .+\.$", message)
 
 
 def test_every_setting_that_stands_for_another_exists():

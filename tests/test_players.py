@@ -480,6 +480,8 @@ class Steps(Stateful, Tool):
     ends_at = 3
 
     class Count(ToolSession):
+        """The steps of one attempt."""
+
         steps = 0
 
         def close(self):
@@ -533,6 +535,8 @@ class StepAndLook(Letters):
 
 
 class Look(Echo):
+    """A search: a tool that does not act, and counts its runs."""
+
     name = "look"
 
     def __init__(self):
@@ -590,6 +594,8 @@ def test_a_step_counts_even_without_room_to_read_its_result(tiny_policy):
 @pytest.mark.parametrize("reward", [float("nan"), "much", None, 10**400])
 def test_a_reward_of_the_world_is_a_finite_number(tiny_policy, reward):
     class Odd(Echo):
+        """A tool whose results bring this reward."""
+
         def run(self, calls):
             return [ToolResult("x", reward=reward) for _ in calls]
 
@@ -691,6 +697,8 @@ class Booth(Stateful, Echo):
         booth.most = max(booth.most, booth.open_now)
 
         class Visit(ToolSession):
+            """Leaves the booth when it closes."""
+
             def close(self):
                 booth.open_now -= 1
 
@@ -713,6 +721,8 @@ class Doors(Stateful, Tool):
 
     def open(self, question):
         class Room(ToolSession):
+            """Brings a tool that is named after the question."""
+
             specs = (ToolSpec(f"door_{question.id}", "Open it.", {"type": "object"}),)
 
         return Room()

@@ -197,7 +197,7 @@ def test_the_report_accepts_a_group_whose_attempts_took_no_turn(tmp_path):
     assert [row["turns"] for row in first["rows"]] == [[]] * 4
 
 
-def test_a_folder_that_is_no_run_is_an_error_with_the_next_step(tmp_path, capsys, monkeypatch):
+def test_a_folder_that_is_not_a_run_is_an_error_with_the_next_step(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert main(["report", "nothing"]) == 2
     assert "no record of a run at 'nothing'" in capsys.readouterr().err
