@@ -95,19 +95,21 @@ def test_runs_that_differ_only_in_seed_form_one_experiment(tmp_path):
     }
 
 
-def trained(seed, checkpoint=None, **more):
+def fit_settings(seed, checkpoint=None, **more):
     return {"seed_everything": seed, "ckpt_path": checkpoint, **more}
 
 
-def scored(seed, checkpoint=None, **more):
-    return trained(seed, checkpoint, **{"split": "val", "json": False} | more)
+def eval_settings(seed, checkpoint=None, **more):
+    return fit_settings(seed, checkpoint, **{"split": "val", "json": False} | more)
 
 
-def at(number, name="best", home="recipe"):
+def ckpt_path(number, name="best", home="recipe"):
     return f"runs/{home}/version_{number}/checkpoints/{name}.ckpt"
 
 
-EVALUATED = [scored(seed, at(seed, name)) for name in ("best", "last") for seed in (0, 1)]
+EVALUATED = [
+    eval_settings(seed, ckpt_path(seed, name)) for name in ("best", "last") for seed in (0, 1)
+]
 NOTED = [settings | {"command": "eval"} for settings in EVALUATED]
 
 
@@ -115,31 +117,60 @@ NOTED = [settings | {"command": "eval"} for settings in EVALUATED]
     ("settings", "parts"),
     [
         # a resumed seed belongs to the others, and the run that it resumed does not count
-        ([trained(0), trained(1), trained(2, at(9, "last"))], [[0, 1, 2]]),
-        ([trained(0), trained(1), trained(1, at(1))], [[0, 1], [2]]),
+        ([fit_settings(0), fit_settings(1), fit_settings(2, ckpt_path(9, "last"))], [[0, 1, 2]]),
+        ([fit_settings(0), fit_settings(1), fit_settings(1, ckpt_path(1))], [[0, 1], [2]]),
         # a run that started from another recipe's checkpoint was not resumed
-        ([trained(0), trained(1), trained(2, at(0, home="other"))], [[0, 1], [2]]),
+        (
+            [fit_settings(0), fit_settings(1), fit_settings(2, ckpt_path(0, home="other"))],
+            [[0, 1], [2]],
+        ),
         # evaluations of seeds; best and last of the same runs, and the policies before training
-        ([scored(0, at(0)), scored(1, at(1)), scored(2, at(2), json=True)], [[0, 1, 2]]),
-        ([*EVALUATED, scored(0), scored(1)], [[0, 1], [2, 3], [4, 5]]),
+        (
+            [
+                eval_settings(0, ckpt_path(0)),
+                eval_settings(1, ckpt_path(1)),
+                eval_settings(2, ckpt_path(2), json=True),
+            ],
+            [[0, 1, 2]],
+        ),
+        ([*EVALUATED, eval_settings(0), eval_settings(1)], [[0, 1], [2, 3], [4, 5]]),
         # the seed of a recipe says nothing about the seeds of checkpoints
-        ([scored(0, at(0)), scored(0, at(1))], [[0], [1]]),
+        ([eval_settings(0, ckpt_path(0)), eval_settings(0, ckpt_path(1))], [[0], [1]]),
         # samples of the same policy are not another seed
-        ([scored(0, at(0)), scored(1, at(0))], [[0], [1]]),
-        ([scored(0, at(0)), scored(0, at(0))], [[0, 1]]),
+        ([eval_settings(0, ckpt_path(0)), eval_settings(1, ckpt_path(0))], [[0], [1]]),
+        ([eval_settings(0, ckpt_path(0)), eval_settings(0, ckpt_path(0))], [[0, 1]]),
         # training and evaluation are different experiments
-        ([trained(0), scored(1, at(1)), scored(2, at(2), samples=4)], [[0], [1], [2]]),
+        (
+            [
+                fit_settings(0),
+                eval_settings(1, ckpt_path(1)),
+                eval_settings(2, ckpt_path(2), samples=4),
+            ],
+            [[0], [1], [2]],
+        ),
         # a resumed seed names its own checkpoint; an evaluation names the run that it scored
-        ([trained(0, at(8, "last"), command="fit"), trained(1, command="fit")], [[0, 1]]),
+        (
+            [fit_settings(0, ckpt_path(8, "last"), command="fit"), fit_settings(1, command="fit")],
+            [[0, 1]],
+        ),
         (NOTED, [[0, 1], [2, 3]]),
         # older evaluations have no command, and a split does not make a run an evaluation
-        ([scored(0, at(0)), scored(1, at(1), command="eval")], [[0, 1]]),
-        ([scored(0, at(0), command="fit"), scored(1, at(1), command="eval")], [[0], [1]]),
+        (
+            [eval_settings(0, ckpt_path(0)), eval_settings(1, ckpt_path(1), command="eval")],
+            [[0, 1]],
+        ),
+        (
+            [
+                eval_settings(0, ckpt_path(0), command="fit"),
+                eval_settings(1, ckpt_path(1), command="eval"),
+            ],
+            [[0], [1]],
+        ),
         # how a run logs is no difference
         (
             [
-                trained(0, trainer={"enable_progress_bar": False}),
-                trained(1, trainer={"logger": [{"class_path": "CSVLogger"}]}, command="fit"),
+                fit_settings(0, trainer={"enable_progress_bar": False}),
+                fit_settings(1, trainer={"logger": [{"class_path": "CSVLogger"}]}, command="fit"),
             ],
             [[0, 1]],
         ),
@@ -289,8 +320,8 @@ class Doubled(Scaled):
         super().__init__(2.0)
 
 
-def gone(monkeypatch, kind=Doubled):
-    """An estimator that is not there where the report is written."""
+def uninstalled_estimator(monkeypatch, kind=Doubled):
+    """An estimator of a class that is missing when the report is written."""
     monkeypatch.delattr(sys.modules[__name__], kind.__name__)
     return kind()
 
@@ -381,7 +412,7 @@ def test_branches_do_not_count_as_attempts(tiny_model, tmp_path):
 
 
 def test_an_advantage_is_not_explained_by_another_estimator(tmp_path, monkeypatch):
-    folder = recorded.run(tmp_path / "run", estimator=gone(monkeypatch))
+    folder = recorded.run(tmp_path / "run", estimator=uninstalled_estimator(monkeypatch))
     name, reason = "Doubled", "it is not installed here"
     report([folder], tmp_path / "out.html")
     detail = unpacked(tmp_path / "out.html", "d0")[0]
@@ -587,11 +618,11 @@ def browser():
 
 
 @pytest.fixture
-def opened(browser, tmp_path):
+def open_page(browser, tmp_path):
     """Opens a page from disk, or the report of runs; fails on a request, an error or a dialog."""
     pages, faults = [], []
 
-    def opening(shown, route="#/", **options):
+    def open_page(shown, route="#/", **options):
         file = tmp_path / "out.html"
         if isinstance(shown, list):
             report(shown, file)
@@ -612,13 +643,14 @@ def opened(browser, tmp_path):
         page.wait_for_selector("h1")
         return page
 
-    yield opening
+    yield open_page
     for page in pages:
         page.close()
     assert not faults
 
 
-def go(page, route):
+def show_route(page, route):
+    """Go to another view of the page, and wait until it is drawn."""
     page.evaluate("to => { location.hash = to }", route)
     page.wait_for_function(
         "to => document.documentElement.dataset.ready === to", arg=route[1:].split("?")[0]
@@ -626,14 +658,14 @@ def go(page, route):
 
 
 @browser_only
-def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, opened):
+def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, open_page):
     folders = [
         recorded.run(tmp_path / f"run{n}", estimator=rule, iterations=1, size=21, seed=n)
         for n, rule in enumerate(RULES)
     ]
-    page = opened(folders)
+    page = open_page(folders)
     for n, folder in enumerate(folders):
-        go(page, f"#/t/{n}/train/0/1/2")
+        show_route(page, f"#/t/{n}/train/0/1/2")
         row = next(r for r in record.read(folder) if (r["group"], r["member"]) == (1, 2))
         assert page.inner_text("h1") == row["question"]
         cards = page.locator("section.turn")
@@ -664,18 +696,18 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
         *(pytest.param(name, marks=pytest.mark.slow) for name in ("held out", "100%25", "val")),
     ],
 )
-def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, opened, split):
+def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, open_page, split):
     folder = recorded.run(tmp_path / "run", iterations=1)
     (file,) = record.files(folder)
     write([row | {"split": split} for row in record.read(folder)], file)
     report([folder], tmp_path / "out.html")
     row = record.read(folder)[-2]
-    page = opened(tmp_path / "out.html", link(0, row))
+    page = open_page(tmp_path / "out.html", link(0, row))
     assert page.locator("h1").inner_text() == row["question"]
     assert row["turns"][0]["text"] in page.locator("section.turn").first.inner_text()
     assert page.get_by_label("Opening").inner_text() == row["opening"]
     size = len([attempt for attempt in record.read(folder) if attempt["group"] == row["group"]])
-    page = opened(tmp_path / "out.html", link(0, row, attempt=False))
+    page = open_page(tmp_path / "out.html", link(0, row, attempt=False))
     attempts = page.get_by_role("table", name="Attempts").locator("tbody th a")
     assert attempts.count() == size == 4
     assert page.get_by_label("Opening").count() == 1  # the same for all
@@ -684,7 +716,7 @@ def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, opene
 
 @browser_only
 @pytest.mark.parametrize("texts", [True, False])
-def test_the_card_of_a_turn_shows_its_tokens(tmp_path, opened, texts):
+def test_the_card_of_a_turn_shows_its_tokens(tmp_path, open_page, texts):
     folder = recorded.run(tmp_path / "run", tokens=True)
     read = record.read(folder, split="train")
     for row in read:
@@ -697,7 +729,7 @@ def test_the_card_of_a_turn_shows_its_tokens(tmp_path, opened, texts):
     for file in record.files(folder)[1:]:
         file.unlink()
     write(read, record.files(folder)[0])
-    page = opened([folder], "#/t/0/train/0/1/2")
+    page = open_page([folder], "#/t/0/train/0/1/2")
     row = next(r for r in read if (r["iteration"], r["group"], r["member"]) == (1, 1, 2))
     for k, turn in enumerate(row["turns"]):
         card = page.locator("section.turn").nth(k)
@@ -720,10 +752,10 @@ def test_the_card_of_a_turn_shows_its_tokens(tmp_path, opened, texts):
 
 @browser_only
 def test_the_card_shows_only_the_recorded_number_if_it_cannot_be_rebuilt(
-    tmp_path, monkeypatch, opened
+    tmp_path, monkeypatch, open_page
 ):
-    folder = recorded.run(tmp_path / "run", estimator=gone(monkeypatch))
-    page = opened([folder], "#/t/0/train/0/0/0")
+    folder = recorded.run(tmp_path / "run", estimator=uninstalled_estimator(monkeypatch))
+    page = open_page([folder], "#/t/0/train/0/0/0")
     card = page.locator("section.turn").first
     advantage = float(f"{record.read(folder)[0]['turns'][0]['advantage']:.7g}")
     line = card.get_by_text("Doubled, this run: cannot be rebuilt: it is not installed here.")
@@ -732,10 +764,10 @@ def test_the_card_shows_only_the_recorded_number_if_it_cannot_be_rebuilt(
 
 
 @browser_only
-def test_the_card_says_why_another_estimator_has_no_numbers(tmp_path, monkeypatch, opened):
+def test_the_card_says_why_another_estimator_has_no_numbers(tmp_path, monkeypatch, open_page):
     installed = {kind.__name__: kind for kind in (Raises, Forgetful, Obscure, Merged)}
     monkeypatch.setattr("turnrl.applied.installed", lambda hook: installed)
-    page = opened([recorded.run(tmp_path / "run")], "#/t/0/train/0/0/0")
+    page = open_page([recorded.run(tmp_path / "run")], "#/t/0/train/0/0/0")
     rows = page.get_by_role("table", name="Estimators", exact=True).locator("tbody tr")
     own, merged = (row.split("\t") for row in rows.all_inner_texts())
     assert (own[0], merged[0]) == ("TurnLevel, this run", "Merged")
@@ -755,19 +787,19 @@ def test_the_card_says_why_another_estimator_has_no_numbers(tmp_path, monkeypatc
 
 
 @browser_only
-def test_every_metric_is_drawn(tmp_path, opened):
+def test_every_metric_is_drawn(tmp_path, open_page):
     folder = recorded.run(tmp_path / "run")
     metrics = ("train/seconds", "train/memory_gb", "train/entropy", "rollout/turns", "my/own")
     lines = ["iteration," + ",".join(metrics), *(f"{k},1,2,3,4,{k}" for k in (1, 2, 3))]
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
-    page = opened([folder])
+    page = open_page([folder])
     captions = page.evaluate("[...document.querySelectorAll('figcaption')].map(x => x.textContent)")
     assert sorted(captions) == sorted(metrics)
 
 
 @browser_only
-def test_turn_reward_pay_is_shown_in_a_table(tmp_path, opened):
-    page = opened([recorded.run(tmp_path / "run")])
+def test_turn_reward_pay_is_shown_in_a_table(tmp_path, open_page):
+    page = open_page([recorded.run(tmp_path / "run")])
     table = page.get_by_role("table", name="What turn rewards paid")
     cells = table.locator("tbody tr").first.locator("td, th").all_inner_texts()
     (shown,) = unpacked(tmp_path / "out.html")["runs"]
@@ -778,11 +810,11 @@ def test_turn_reward_pay_is_shown_in_a_table(tmp_path, opened):
 
 
 @browser_only
-def test_alarms_are_listed_and_marked_where_they_began(tmp_path, opened):
+def test_alarms_are_listed_and_marked_where_they_began(tmp_path, open_page):
     (tmp_path / "run").mkdir()
     rows = Path(__file__).parent / "data" / "metrics" / "learning_rate_x30_0.csv"
     shutil.copy(rows, tmp_path / "run" / "metrics.csv")
-    page = opened([tmp_path / "run"], color_scheme="light")
+    page = open_page([tmp_path / "run"], color_scheme="light")
     shown = page.locator("p.problem").all_inner_texts()
     alarm = "run, alarm: tool use fell from iteration 3 on: train/tool_execution 0.41 -> 0.00"
     assert alarm in shown
@@ -811,13 +843,13 @@ def test_alarms_are_listed_and_marked_where_they_began(tmp_path, opened):
 
 
 @browser_only
-def test_a_run_counts_once_in_the_mean_over_seeds(tmp_path, opened):
+def test_a_run_counts_once_in_the_mean_over_seeds(tmp_path, open_page):
     # the first run validates twice in its second iteration, and is longer
     metrics = ("1,0.2\n2,0.0\n2,0.4\n3,0.5\n", "1,0.4\n2,0.8\n")
     folders = [recorded.run(tmp_path / f"run{seed}", seed=seed) for seed in (0, 1)]
     for folder, lines in zip(folders, metrics, strict=True):
         (folder / "metrics.csv").write_text("iteration,val/exact_match\n" + lines)
-    page = opened(folders)
+    page = open_page(folders)
     page.get_by_text("Numbers").click()
     rows = page.get_by_role("table", name="exact match by iteration").locator("tbody tr")
     rows.first.wait_for()
@@ -830,13 +862,13 @@ def test_a_run_counts_once_in_the_mean_over_seeds(tmp_path, opened):
 
 
 @browser_only
-def test_a_list_is_filtered_sorted_and_searched(tmp_path, opened):
+def test_a_list_is_filtered_sorted_and_searched(tmp_path, open_page):
     folder = recorded.run(tmp_path / "run", iterations=4, groups=20)
     report([folder], tmp_path / "out.html")
     kept = record.read(folder)
-    page = opened(tmp_path / "out.html", "#/list")
+    page = open_page(tmp_path / "out.html", "#/list")
     assert f"{len(kept)} of {len(kept)}" in page.inner_text("main")
-    go(page, "#/list?iteration=2&sort=total reward")
+    show_route(page, "#/list?iteration=2&sort=total reward")
     assert "80 of 320" in page.inner_text("main")
     shown = page.locator("table.list tbody tr td.num:nth-last-child(2)").all_inner_texts()
     totals = sorted(
@@ -845,12 +877,12 @@ def test_a_list_is_filtered_sorted_and_searched(tmp_path, opened):
     )
     assert [float(text) for text in shown] == pytest.approx(totals[:50], abs=1e-3)
     word = kept[7]["turns"][0]["text"].split(": ")[1]
-    go(page, f"#/list?q={word}")
+    show_route(page, f"#/list?q={word}")
     assert "0 of 320" in page.inner_text("main")
-    go(page, f"#/list?q={word}&in=all")
+    show_route(page, f"#/list?q={word}&in=all")
     page.wait_for_selector("table.list")
     assert "1 of 320" in page.inner_text("main")
-    go(page, "#/list")
+    show_route(page, "#/list")
     page.locator("table.list tbody a").first.click()
     page.wait_for_selector("section.turn")
     page.keyboard.press("j")
@@ -860,14 +892,14 @@ def test_a_list_is_filtered_sorted_and_searched(tmp_path, opened):
     assert page.locator("table.group tbody th a").count() == 4
 
 
-def rewrite(folder, kept):
+def replace_record(folder, kept):
     """Give a run the record of these trajectories."""
     for file in record.files(folder):
         file.unlink()
     write(kept, folder / "record" / "train-000000-0.parquet")
 
 
-def did(row):
+def attempt_kind(row):
     """What an attempt did, in the words of the page."""
     end = "right" if row["exact_match"] == 1 else "wrong"
     if row["tool_execution"] == 0:
@@ -880,7 +912,7 @@ def did(row):
 
 
 @browser_only
-def test_the_list_counts_and_filters_attempts_by_kind_of_outcome(tmp_path, opened):
+def test_the_list_counts_and_filters_attempts_by_kind_of_outcome(tmp_path, open_page):
     folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
     kept = record.read(folder)
     draw = random.Random(5)
@@ -888,11 +920,11 @@ def test_the_list_counts_and_filters_attempts_by_kind_of_outcome(tmp_path, opene
         row["tool_execution"] = draw.choice((0.0, 0.5, 1.0))
         row["answer_in_results"] = draw.choice((0.0, 1.0, None))
         row["exact_match"] = draw.choice((0.0, 1.0))
-    rewrite(folder, kept)
+    replace_record(folder, kept)
     report([folder], tmp_path / "out.html")
-    counts = Counter(map(did, kept))
+    counts = Counter(map(attempt_kind, kept))
     assert len(counts) == 7
-    page = opened(tmp_path / "out.html", "#/list")
+    page = open_page(tmp_path / "out.html", "#/list")
     chips = page.locator("ul.kinds li").all_inner_texts()
     assert {text.strip() for text in chips} == {f"all {len(kept)}"} | {
         f"{kind} {count}" for kind, count in counts.items()
@@ -904,12 +936,12 @@ def test_the_list_counts_and_filters_attempts_by_kind_of_outcome(tmp_path, opene
     page.get_by_text("More filters").click()
     page.locator("select[name=iteration]").select_option("2")  # which keeps what was chosen
     page.wait_for_function("location.hash.includes('iteration=2')")
-    among = Counter(did(row) for row in kept if row["iteration"] == 2)
+    among = Counter(attempt_kind(row) for row in kept if row["iteration"] == 2)
     assert f"{among['found it, answered wrong']} of {len(kept)}" in page.inner_text("main")
-    go(page, "#/")
+    show_route(page, "#/")
     bars = page.locator("figure.did title").evaluate_all("all => all.map(one => one.textContent)")
     for iteration in {row["iteration"] for row in kept}:
-        kinds = Counter(did(row) for row in kept if row["iteration"] == iteration)
+        kinds = Counter(attempt_kind(row) for row in kept if row["iteration"] == iteration)
         own = [text for text in bars if text.startswith(f"iteration {iteration}: ")]
         assert {*own} == {
             f"iteration {iteration}: {kind}, {count} of {kinds.total()}"
@@ -920,10 +952,12 @@ def test_the_list_counts_and_filters_attempts_by_kind_of_outcome(tmp_path, opene
 
 
 @browser_only
-def test_attempts_that_no_reward_judges_are_neither_right_nor_wrong(tmp_path, opened):
+def test_attempts_that_no_reward_judges_are_neither_right_nor_wrong(tmp_path, open_page):
     folder = recorded.run(tmp_path / "run", iterations=1)
-    rewrite(folder, [{**row, "exact_match": None, "answers": []} for row in record.read(folder)])
-    page = opened([folder], "#/list")
+    replace_record(
+        folder, [{**row, "exact_match": None, "answers": []} for row in record.read(folder)]
+    )
+    page = open_page([folder], "#/list")
     chips = {text.strip() for text in page.locator("ul.kinds li").all_inner_texts()}
     assert chips == {"all 8", "ended by answer 8"}
     assert {*page.locator("td[data-label=right]").all_inner_texts()} == {"-"}
@@ -934,7 +968,7 @@ def test_attempts_that_no_reward_judges_are_neither_right_nor_wrong(tmp_path, op
 
 
 @browser_only
-def test_identical_attempts_share_a_row(tmp_path, opened):
+def test_identical_attempts_share_a_row(tmp_path, open_page):
     folder = recorded.run(tmp_path / "run", iterations=1, groups=2, size=6)
     kept = record.read(folder)
     same = {1: 0, 4: 0, 5: 3}  # member: what it repeats
@@ -944,13 +978,13 @@ def test_identical_attempts_share_a_row(tmp_path, opened):
             row |= {**by_place[group, same[member]], "member": member}
     # an attempt that differs only in its text has a row of its own in the group
     by_place[1, 4]["turns"] = [{**turn, "text": "other"} for turn in by_place[1, 4]["turns"]]
-    rewrite(folder, kept)
-    page = opened([folder], "#/list")
+    replace_record(folder, kept)
+    page = open_page([folder], "#/list")
     assert "12 of 12 attempts, in 6 rows" in page.inner_text("main")
     shown = page.locator("table.list tbody th").all_inner_texts()
     assert [text.rpartition("?")[2].strip() for text in shown] == ["×3", "", "×2"] * 2
     for group, sets in enumerate((["1, 2, 5", "3", "4, 6"], ["1, 2", "3", "4, 6", "5"])):
-        go(page, f"#/g/0/train/0/{group}")
+        show_route(page, f"#/g/0/train/0/{group}")
         rows = page.get_by_role("table", name="Attempts").locator("tbody tr")
         cells = [row.split("\t") for row in rows.all_inner_texts()]
         assert sorted(row[0] for row in cells) == sets
@@ -962,9 +996,9 @@ def test_identical_attempts_share_a_row(tmp_path, opened):
 
 
 @browser_only
-def test_a_list_is_sorted_by_its_column_headings(tmp_path, opened):
+def test_a_list_is_sorted_by_its_column_headings(tmp_path, open_page):
     folder = recorded.run(tmp_path / "run", iterations=2, groups=3)
-    page = opened([folder], "#/list")
+    page = open_page([folder], "#/list")
     for name, order in (("total reward", "descending"), ("total reward", "ascending")):
         page.get_by_role("columnheader", name=name).get_by_role("link").click()
         page.wait_for_selector(f"th[aria-sort={order}]")
@@ -987,9 +1021,9 @@ def test_a_list_is_sorted_by_its_column_headings(tmp_path, opened):
 
 
 @browser_only
-def test_going_back_restores_filter_position_and_theme(tmp_path, opened):
+def test_going_back_restores_filter_position_and_theme(tmp_path, open_page):
     folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
-    page = opened([folder], "#/list?iteration=2", color_scheme="light")
+    page = open_page([folder], "#/list?iteration=2", color_scheme="light")
     row = page.locator("table.list tbody a").nth(40)
     row.scroll_into_view_if_needed()
     place = page.evaluate("scrollY")
@@ -1016,10 +1050,10 @@ def test_going_back_restores_filter_position_and_theme(tmp_path, opened):
 
 
 @browser_only
-def test_a_watched_page_reloads_itself_and_keeps_its_position(tmp_path, opened):
+def test_a_watched_page_reloads_itself_and_keeps_its_position(tmp_path, open_page):
     folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
     report([folder], tmp_path / "out.html", reload_s=0.5)
-    page = opened(tmp_path / "out.html", "#/list?iteration=2")
+    page = open_page(tmp_path / "out.html", "#/list?iteration=2")
     page.evaluate("window.scrollTo(0, 700)")
     with (folder / "metrics.csv").open("a") as file:
         file.write("4,0.5,0.6\n")
@@ -1030,19 +1064,19 @@ def test_a_watched_page_reloads_itself_and_keeps_its_position(tmp_path, opened):
     assert page.evaluate("location.hash") == "#/list?iteration=2"
     # not under the hands of who reads an attempt
     report([folder], tmp_path / "out.html", reload_s=0.2)
-    reading = opened(tmp_path / "out.html", "#/t/0/train/0/0/0")
+    reading = open_page(tmp_path / "out.html", "#/t/0/train/0/0/0")
     reading.evaluate("window.same = true")
     reading.wait_for_timeout(2500)
     assert reading.evaluate("window.same") is True
 
 
 @browser_only
-def test_the_overview_shows_the_same_verdict_as_compare(tmp_path, opened):
+def test_the_overview_shows_the_same_verdict_as_compare(tmp_path, open_page):
     folders = [evaluated(tmp_path / name, right) for name, right in (("a", 3), ("b", 17))]
     report(folders, tmp_path / "out.html")
     (comparison,) = compare(open_sides([str(folder) for folder in folders]))
     figure = comparison.figures["exact_match"]
-    page = opened(tmp_path / "out.html")
+    page = open_page(tmp_path / "out.html")
     verdict = page.locator(".verdict").inner_text()
     assert verdict.startswith(
         "b is better than a: exact match 0.850 against 0.150 after 1 iteration "
@@ -1060,7 +1094,7 @@ def test_the_overview_shows_the_same_verdict_as_compare(tmp_path, opened):
     assert names == {f"question {n}" for n in range(3, 17)}
     # a report of some trajectories counts all, and says how many can be read there
     report(folders, tmp_path / "some.html", most=16)
-    verdict = opened(tmp_path / "some.html").locator(".verdict").inner_text()
+    verdict = open_page(tmp_path / "some.html").locator(".verdict").inner_text()
     here = re.search(
         r"b alone is right in 14 \((\d+) are in this report\), a alone .* 0\.", verdict
     )
@@ -1068,12 +1102,12 @@ def test_the_overview_shows_the_same_verdict_as_compare(tmp_path, opened):
     # runs that cannot be compared say why
     other = evaluated(tmp_path / "c", 5, first=100)
     report([folders[0], other], tmp_path / "other.html")
-    overview = opened(tmp_path / "other.html").inner_text("main")
+    overview = open_page(tmp_path / "other.html").inner_text("main")
     assert "Not compared: a and c have no question in common" in overview
 
 
 @browser_only
-def test_seeds_that_all_differ_by_the_same_amount_are_undecided(tmp_path, opened):
+def test_seeds_that_all_differ_by_the_same_amount_are_undecided(tmp_path, open_page):
     folders = []
     for name, rule, right in (("a", "a", 3), ("b", "b", 17)):
         for seed in (0, 1):
@@ -1084,7 +1118,7 @@ def test_seeds_that_all_differ_by_the_same_amount_are_undecided(tmp_path, opened
     (comparison,) = compare(open_sides([str(folder) for folder in folders]))
     assert comparison.verdict == "undecided"
     report(folders, tmp_path / "out.html")
-    verdict = opened(tmp_path / "out.html").locator(".verdict").inner_text()
+    verdict = open_page(tmp_path / "out.html").locator(".verdict").inner_text()
     assert "undecided, because all seeds differ by the same" in verdict
     assert "b0 and 1 more seed is higher in 14" in verdict
     assert "2 seeds each, paired." in verdict
@@ -1094,8 +1128,8 @@ def test_seeds_that_all_differ_by_the_same_amount_are_undecided(tmp_path, opened
 @pytest.mark.parametrize(
     ("rule", "floored"), [(TurnLevel(min_std=9.0), True), (TurnLevel(scale="none"), False)]
 )
-def test_the_floor_is_named_if_it_is_the_divisor(tmp_path, opened, rule, floored):
-    page = opened([recorded.run(tmp_path / "run", estimator=rule)], "#/t/0/train/0/0/0")
+def test_the_floor_is_named_if_it_is_the_divisor(tmp_path, open_page, rule, floored):
+    page = open_page([recorded.run(tmp_path / "run", estimator=rule)], "#/t/0/train/0/0/0")
     sums = page.locator("ul.parts span").all_inner_texts()
     assert sums
     assert {("(floor)" in text) for text in sums} == {floored}
@@ -1106,7 +1140,7 @@ def evaluated(folder, right, first=0):
     the same ids, as rows of two files do that name none."""
     recorded.run(folder, iterations=1, groups=20, size=1)
     kept = record.read(folder)
-    rewrite(folder, [{**row, "question_id": f"q{n}"} for n, row in enumerate(kept, first)])
+    replace_record(folder, [{**row, "question_id": f"q{n}"} for n, row in enumerate(kept, first)])
     asked = [
         {"question_id": f"q{n}", "question": f"question {n}?"} for n in range(first, first + 20)
     ]
@@ -1141,7 +1175,7 @@ TURNS = {
 
 
 @browser_only
-def test_a_turn_shows_its_thought_calls_and_results(tmp_path, opened):
+def test_a_turn_shows_its_thought_calls_and_results(tmp_path, open_page):
     folder = recorded.run(tmp_path / "run", iterations=1, groups=1, size=len(TURNS), turns=(2, 2))
     kept = record.read(folder)
     for row, text in zip(kept, TURNS, strict=True):
@@ -1150,10 +1184,10 @@ def test_a_turn_shows_its_thought_calls_and_results(tmp_path, opened):
         read = row["turns"][0]["results"][0] | {"content": FOUND, "ok": True}
         row["turns"][0] |= {"text": text, "calls": [call], "results": [read]}
         row["turns"][1]["text"] = "<think>so</think><answer>Holland</answer>"
-    rewrite(folder, kept)
-    page = opened([folder])
+    replace_record(folder, kept)
+    page = open_page([folder])
     for n, (text, wanted) in enumerate(TURNS.items()):
-        go(page, f"#/t/0/train/0/0/{n}")
+        show_route(page, f"#/t/0/train/0/0/{n}")
         first, last = page.locator(".did-say").all()
         shown = first.locator("[role=group]").evaluate_all("all => all.map(e => e.textContent)")
         assert shown == wanted, text
@@ -1170,7 +1204,7 @@ def test_a_turn_shows_its_thought_calls_and_results(tmp_path, opened):
 
 @browser_only
 @pytest.mark.parametrize(("width", "most"), [(1280, 760), (390, 1600)])
-def test_three_turns_fit_on_a_screen(tmp_path, opened, width, most):
+def test_three_turns_fit_on_a_screen(tmp_path, open_page, width, most):
     """The pixels are those of the font that is here; there is room for another."""
     folder = recorded.run(tmp_path / "run", iterations=1, groups=1, size=4, turns=(3, 3))
     kept = record.read(folder)
@@ -1186,9 +1220,9 @@ def test_three_turns_fit_on_a_screen(tmp_path, opened, width, most):
         row["turns"][2]["text"] = "<think>It gives the continent.</think><answer>Asia</answer>"
         row |= {"question": "Which internet domain does the country of Isparta use?"}
         row |= {"answers": [".tr"], "answer": "Asia", "opening": None}
-    rewrite(folder, kept)
-    page = opened([folder], viewport={"width": width, "height": 800})
-    go(page, "#/t/0/train/0/0/1")
+    replace_record(folder, kept)
+    page = open_page([folder], viewport={"width": width, "height": 800})
+    show_route(page, "#/t/0/train/0/0/1")
     turns = page.locator("section.turn")
     assert turns.count() == 3
     assert turns.last.evaluate("one => one.getBoundingClientRect().bottom + scrollY") < most
@@ -1200,13 +1234,13 @@ def test_three_turns_fit_on_a_screen(tmp_path, opened, width, most):
 
 
 @browser_only
-def test_attempts_at_questions_without_a_search_are_right_or_wrong(tmp_path, opened):
+def test_attempts_at_questions_without_a_search_are_right_or_wrong(tmp_path, open_page):
     folder = recorded.run(tmp_path / "run", iterations=1)
     kept = [{**row, "answer_in_results": None} for row in record.read(folder)]
     for n, row in enumerate(kept):
         row["exact_match"] = float(n % 3 == 0)
-    rewrite(folder, kept)
-    page = opened([folder], "#/list")
+    replace_record(folder, kept)
+    page = open_page([folder], "#/list")
     chips = {text.strip() for text in page.locator("ul.kinds li").all_inner_texts()}
     counts = Counter("right" if row["exact_match"] == 1 else "wrong" for row in kept)
     assert chips == {f"all {len(kept)}", *(f"{kind} {n}" for kind, n in counts.items())}
@@ -1214,12 +1248,12 @@ def test_attempts_at_questions_without_a_search_are_right_or_wrong(tmp_path, ope
 
 @browser_only
 @pytest.mark.parametrize("name", ["__proto__", "constructor", "no such order"])
-def test_an_unknown_sort_order_falls_back_to_the_order_of_the_run(tmp_path, opened, name):
-    page = opened([recorded.run(tmp_path / "run", iterations=2)], "#/list")
+def test_an_unknown_sort_order_falls_back_to_the_order_of_the_run(tmp_path, open_page, name):
+    page = open_page([recorded.run(tmp_path / "run", iterations=2)], "#/list")
     in_order = page.locator("table.list tbody").inner_text()
-    go(page, "#/list?sort=total reward")
+    show_route(page, "#/list?sort=total reward")
     assert page.locator("table.list tbody").inner_text() != in_order
-    go(page, f"#/list?sort={name}")
+    show_route(page, f"#/list?sort={name}")
     assert page.inner_text("h1") == "Trajectories"
     assert page.locator("table.list tbody").inner_text() == in_order
     assert page.locator("select[name=sort]").input_value() == "order of the run"
@@ -1230,16 +1264,16 @@ def test_an_unknown_sort_order_falls_back_to_the_order_of_the_run(tmp_path, open
     ("light", 1280), ("dark", 390),
     *(pytest.param(*view, marks=pytest.mark.slow) for view in (("light", 390), ("dark", 1280))),
 ])  # fmt: skip
-def test_the_page_is_accessible(tmp_path, opened, scheme, width):
+def test_the_page_is_accessible(tmp_path, open_page, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     for n, rule in enumerate((TurnLevel(), OutcomeOnly())):
         recorded.run(tmp_path / f"run{n}", estimator=rule, tokens=not n)
     report([tmp_path / "run0", tmp_path / "run1"], tmp_path / "out.html")
     options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
-    page = opened(tmp_path / "out.html", **options, bypass_csp=True)  # axe is a script
+    page = open_page(tmp_path / "out.html", **options, bypass_csp=True)  # axe is a script
     tags = ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]
     for route in ("#/", "#/list", "#/g/0/train/0/0", "#/t/0/train/0/0/0"):
-        go(page, route)
+        show_route(page, route)
         report_of_axe = axe.run(page, options={"runOnly": {"type": "tag", "values": tags}}).response
         assert report_of_axe["passes"]
         assert report_of_axe["violations"] == []
@@ -1267,7 +1301,7 @@ PAYLOADS = [
 
 
 @browser_only
-def test_no_text_of_a_trajectory_runs_or_leaves_its_element(tmp_path, opened):
+def test_no_text_of_a_trajectory_runs_or_leaves_its_element(tmp_path, open_page):
     draw, count = random.Random(0), 0
 
     def text():
@@ -1280,10 +1314,10 @@ def test_no_text_of_a_trajectory_runs_or_leaves_its_element(tmp_path, opened):
     folder = recorded.run(tmp_path / "run", iterations=1, groups=40, text=text)
     assert count > 1000
     report([folder], tmp_path / "out.html", title=PAYLOADS[1])
-    page = opened(tmp_path / "out.html")
+    page = open_page(tmp_path / "out.html")
     names = {"SCRIPT", "IFRAME", "IMG", "LINK", "STYLE", "META", "BASE", "FORM", "SVG"}
     for route in ("#/list", *(f"#/g/0/train/0/{n}" for n in range(30)), "#/list?q=script&in=all"):
-        go(page, route)
+        show_route(page, route)
         assert page.evaluate("window.ran") is None
         inside = page.evaluate(
             "[...document.querySelectorAll('main *')].map(e => e.tagName.toUpperCase())"
@@ -1293,7 +1327,7 @@ def test_no_text_of_a_trajectory_runs_or_leaves_its_element(tmp_path, opened):
         outside = page.evaluate(f"[...document.querySelectorAll('.text')].filter({wider}).length")
         assert outside == 0
     for member in range(4):
-        go(page, f"#/t/0/train/0/3/{member}")
+        show_route(page, f"#/t/0/train/0/3/{member}")
         assert page.evaluate("window.ran") is None
         shown = page.evaluate("document.querySelector('main').textContent")
         assert not re.search("[\u202a-\u202e\u2066-\u2069\x00\x1b]", shown)
@@ -1301,7 +1335,7 @@ def test_no_text_of_a_trajectory_runs_or_leaves_its_element(tmp_path, opened):
 
 @browser_only
 @pytest.mark.parametrize("letters", ["\u0633\u0644\u0627\u0645", "\x07", "ab"])
-def test_a_long_text_without_a_space_is_laid_out_at_once(tmp_path, opened, letters):
+def test_a_long_text_without_a_space_is_laid_out_at_once(tmp_path, open_page, letters):
     folder = recorded.run(tmp_path / "run", iterations=1, groups=1)
     (file,) = record.files(folder)
     long = "".join(random.Random(0).choices(letters, k=20_000))
@@ -1310,9 +1344,9 @@ def test_a_long_text_without_a_space_is_laid_out_at_once(tmp_path, opened, lette
         for turn in row["turns"]:
             turn["format_error"] = long
     write(read, file)
-    page = opened([folder])
+    page = open_page([folder])
     for route in ("#/list", "#/g/0/train/0/0", "#/t/0/train/0/0/0"):
-        go(page, route)
+        show_route(page, route)
         lines = page.locator("main bdi").evaluate_all("all => all.map(one => one.textContent)")
         # a control is named, U+0007 with a space, and what is cut ends with three dots
         assert max(map(len, lines)) <= 7 * 1000 + 4
@@ -1333,7 +1367,7 @@ def test_a_long_text_without_a_space_is_laid_out_at_once(tmp_path, opened, lette
 
 @browser_only
 @pytest.mark.slow
-def test_five_thousand_trajectories_of_four_turns_open_at_once(tmp_path, opened):
+def test_five_thousand_trajectories_of_four_turns_open_at_once(tmp_path, open_page):
     draw = random.Random(0)
     words = [f"word{n}" for n in range(5000)]
 
@@ -1353,13 +1387,13 @@ def test_five_thousand_trajectories_of_four_turns_open_at_once(tmp_path, opened)
     report([folder], tmp_path / "out.html")
     print(f"written in {time.monotonic() - began:.1f} s")
     size = (tmp_path / "out.html").stat().st_size
-    page = opened(tmp_path / "out.html")
+    page = open_page(tmp_path / "out.html")
     usable = page.evaluate(
         "performance.now() - performance.getEntriesByType('navigation')[0].startTime"
     )
-    go(page, "#/list")
-    go(page, "#/list?q=word4999&in=all")
-    go(page, "#/t/0/train/19/15/15")
+    show_route(page, "#/list")
+    show_route(page, "#/list?q=word4999&in=all")
+    show_route(page, "#/t/0/train/19/15/15")
     held = max(
         process.memory_info().rss
         for process in psutil.Process().children(recursive=True)
