@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 import random
 import threading
@@ -48,7 +49,7 @@ def one_trajectory(module):
     raise AssertionError("no trajectory of two turns in 50 seeds")
 
 
-def tokens(trajectory, *advantages):
+def spread(trajectory, *advantages):
     """The advantages of a trajectory's turns, given to its sampled tokens."""
     return torch.tensor([advantages[k] for k in trajectory.sampled_turns])
 
@@ -97,7 +98,7 @@ def made_up_iteration():
         trajectories[i] = replace(trajectories[i], samples=opened + own if before else own + opened)
     by_turn = torch.tensor([[rng.uniform(-2, 2) for _ in "12"] for _ in shapes])
     advantages = [
-        tokens(t, *values) for t, values in zip(trajectories, by_turn.tolist(), strict=True)
+        spread(t, *values) for t, values in zip(trajectories, by_turn.tolist(), strict=True)
     ]
     return trajectories, by_turn, advantages
 
@@ -125,9 +126,32 @@ def naive_weight(aggregation, trajectory, step):
     return 1 / len(step) / 100
 
 
-def within(budget, share):
+def divided_at(budget, share):
     """Divides rows, each with its owner's number, among minibatches of so many tokens."""
     return lambda rows, owners: forward_passes(rows, budget, share, owners=owners)
+
+
+class Learner:
+    """Gives log-probabilities like the policy that learns, and notes of which trajectories.
+
+    Args:
+        values: The log-probabilities of the trajectory with this number; by default 50 and the
+            number, for each sampled token.
+    """
+
+    def __init__(self, values=None):
+        self.asked: list[int] = []
+        self._values = values
+
+    def logprobs_now(self, attempts):
+        numbers = [number_of(attempt) for attempt in attempts]
+        self.asked.extend(numbers)
+        if self._values is not None:
+            return [self._values(number) for number in numbers]
+        return [
+            torch.full((len(attempt.sampled_turns),), 50.0 + number)
+            for attempt, number in zip(attempts, numbers, strict=True)
+        ]
 
 
 def steps_of(
@@ -142,7 +166,7 @@ def steps_of(
     read = logprobs_now or (lambda attempts: [torch.zeros(len(t.sampled_turns)) for t in attempts])
     columns = TokenColumns(trajectories, advantages)
     objective = options.pop("objective", ClippedSurrogate())
-    divided = options.pop("forward_passes", within(10_000, share=False))
+    divided = options.pop("forward_passes", divided_at(10_000, share=False))
     settings = LearningSettings(**options)
     old = OldLogprobs(columns, read, settings)
     shuffle = shuffle or torch.Generator().manual_seed(3)
@@ -189,17 +213,12 @@ def test_processes_weigh_their_tokens_by_the_whole_step(aggregation):
 
 def test_log_probabilities_of_the_first_step_are_not_read_ahead():
     trajectories, _, advantages = made_up_iteration()
-    asked = []
-
-    def logprobs_now(attempts):
-        asked.extend(map(number_of, attempts))
-        return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in attempts]
-
-    steps = steps_of(trajectories, advantages, logprobs_now, passes=2, steps_per_pass=2)
+    learner = Learner()
+    steps = steps_of(trajectories, advantages, learner.logprobs_now, passes=2, steps_per_pass=2)
     for number, step in enumerate(steps):
         if number == 0:
             first = learned_from(step)
-            assert sorted(asked) == sorted({*range(9)} - {*first})
+            assert sorted(learner.asked) == sorted({*range(9)} - {*first})
             assert not any(batch.old_logprobs is not None for batch in step)
             for batch in step:
                 batch.keep(batch.trajectory.float())
@@ -227,15 +246,10 @@ def test_passes_dropout_and_the_cap_decide_what_is_read_ahead(
     passes, facts, read_ahead, first_step
 ):
     trajectories, _, advantages = made_up_iteration()
-    asked = []
-
-    def logprobs_now(attempts):
-        asked.extend(map(number_of, attempts))
-        return [torch.full((len(t.sampled_turns),), 50.0 + number_of(t)) for t in attempts]
-
-    steps = steps_of(trajectories, advantages, logprobs_now, passes=passes, **facts)
+    learner = Learner()
+    steps = steps_of(trajectories, advantages, learner.logprobs_now, passes=passes, **facts)
     (batch,) = next(steps)
-    assert sorted(asked) == list(range(read_ahead))
+    assert sorted(learner.asked) == list(range(read_ahead))
     assert LearningSettings(passes, **facts).reads_beforehand == (read_ahead > 0)
     assert batch.old_logprobs is None  # its own pass gives the ratio's
     in_batch = {"has them": batch.exact_logprobs is not None, "keeps them": batch.keep is not None}
@@ -262,27 +276,21 @@ def test_a_step_gives_each_trajectory_its_own_tokens_weights_and_advantages(
 ):
     trajectories, advantages, by_token = made_up_iteration()
     old = [torch.rand(len(t.sampled_turns)) for t in trajectories]
-    asked = []
-
-    def logprobs_now(attempts):
-        names = list(map(number_of, attempts))
-        asked.extend(names)
-        return [old[i] for i in names]
-
+    learner = Learner(old.__getitem__)
     steps = list(
         steps_of(
             trajectories,
             by_token,
-            logprobs_now,
+            learner.logprobs_now,
             objective=ClippedSurrogate(aggregation=aggregation, constant_tokens=100),
             passes=2,
             dropout=True,
             steps_per_pass=2,
-            forward_passes=within(budget, share),
+            forward_passes=divided_at(budget, share),
         )
     )
     assert len(steps) == 4
-    assert sorted(asked) == list(range(9))  # each has its turn in the second update
+    assert sorted(learner.asked) == list(range(9))  # each is learned from in the second pass
     if budget == 1:
         assert {len(set(batch.trajectory.tolist())) for step in steps for batch in step} == {1}
     if budget == 10_000:
@@ -354,21 +362,15 @@ def test_trajectories_of_one_prompt_share_a_learning_step():
 
 def test_only_trajectories_of_later_steps_are_read_before_the_first_step():
     trajectories, _, advantages = made_up_iteration()
-    events = []
-
-    def logprobs_now(attempts):
-        events.extend(map(number_of, attempts))
-        return [torch.zeros(len(t.sampled_turns)) for t in attempts]
-
     for steps in (1, 3):
-        learned = []
-        for step in steps_of(trajectories, advantages, logprobs_now, steps_per_pass=steps):
+        learner, learned = Learner(), []
+        events = learner.asked
+        for step in steps_of(trajectories, advantages, learner.logprobs_now, steps_per_pass=steps):
             events.append("step")
             learned.append(learned_from(step))
         later = sorted(i for names in learned[1:] for i in names)
         assert sorted(events[: len(later)]) == later
         assert events[len(later) :] == ["step"] * steps
-        events.clear()
 
 
 def test_sampler_log_probabilities_are_reused_only_if_they_equal_the_learners():
@@ -377,23 +379,20 @@ def test_sampler_log_probabilities_are_reused_only_if_they_equal_the_learners():
     sampler = [torch.tensor(t.sampler_logprobs) for t in trajectories]
     advantages = [torch.zeros(3)] * 20
     for apart, read in ((0.0, 8), (9e-6, 8), (2e-5, 20), (float("nan"), 20)):
-        asked = []
+        calls = itertools.count()
 
-        def logprobs_now(attempts, apart=apart, asked=asked):
-            asked.extend(map(number_of, attempts))
-            # all but one token are the same
-            return [sampler[i] + apart * torch.eye(3)[0] * (n == 5) for n, i in enumerate(asked)][
-                -len(attempts) :
-            ]
+        def values(number, apart=apart, calls=calls):
+            # all but one token are the same: the first of the sixth trajectory that is read
+            return sampler[number] + apart * torch.eye(3)[0] * (next(calls) == 5)
 
-        _, step = steps_of(trajectories, advantages, logprobs_now, passes=2, dropout=True)
+        learner = Learner(values)
+        _, step = steps_of(trajectories, advantages, learner.logprobs_now, passes=2, dropout=True)
+        assert len(learner.asked) == read
         if apart == 0.0:
-            asked.clear()
+            again = Learner(values)
             twice = {"passes": 2, "dropout": True, "sampler_differs": True}
-            list(steps_of(trajectories, advantages, logprobs_now, **twice))
-            assert len(asked) == 20
-            asked = asked[:read]
-        assert len(asked) == read
+            list(steps_of(trajectories, advantages, again.logprobs_now, **twice))
+            assert len(again.asked) == 20
         assert len(step[0].old_logprobs) == 60
         wanted = torch.cat([sampler[i] for i in learned_from(step)])
         differ = (step[0].old_logprobs - wanted).abs() > 1e-7
