@@ -245,7 +245,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         ),
         "turnrl credit-check": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "errors      every": Elsewhere(
-            "test_layers.test_the_list_of_rooms_names_every_module_and_folder_and_no_other"
+            "test_layers.test_the_list_of_rooms_names_exactly_the_modules_and_folders"
         ),
         "turnrl-segmenters  ": Elsewhere("test_layers.test_the_design_lists_every_plugin"),
         "recipe/fit.py": Elsewhere("test_layers.test_the_walk_of_a_question_names_what_is_there"),
@@ -416,9 +416,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--endpoint '{base_url:": Elsewhere(
             "test_eval.test_a_checkpoint_beside_a_server_is_refused"
         ),
-        "endpoint:": Elsewhere("test_eval.test_the_servers_may_stand_in_a_recipe_of_its_own"),
+        "endpoint:": Elsewhere("test_eval.test_the_servers_can_be_in_their_own_recipe"),
         "turnrl eval recipes/quickstart.yaml vendor.yaml": Elsewhere(
-            "test_eval.test_the_servers_may_stand_in_a_recipe_of_its_own"
+            "test_eval.test_the_servers_can_be_in_their_own_recipe"
         ),
         "turnrl export": Elsewhere("test_eval.test_a_record_becomes_a_log_of_inspect_ai"),
         "inspect view": NotRun("it is inspect_ai's own"),
@@ -642,7 +642,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "compare.py learn": COMPARED,
         "compare.py tools": COMPARED,
         "compare.py scale": Elsewhere(
-            "test_bench.test_the_script_measures_a_collection_in_a_process_of_its_own"
+            "test_bench.test_the_script_measures_a_collection_in_its_own_process"
         ),
         "turnrl bench gpu": Elsewhere(
             "test_bench_gpu.test_every_part_runs_without_a_gpu_and_every_case_is_there"

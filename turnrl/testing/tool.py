@@ -24,7 +24,7 @@ def check_tool(
     bad_calls: _Calls = (),
     question: Question = QUESTION,
 ) -> None:
-    """Check a tool or a toolset: its description, its preflight check, its sessions, its replies,
+    """Check a tool or a toolset: its description, its `check`, its sessions, its replies,
     and that `open`, `run` and `close` take no longer than `timeout_s`.
 
     If the tool opens sessions, each call has its own, which is closed whatever happens. As in a
