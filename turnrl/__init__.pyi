@@ -58,6 +58,7 @@ from turnrl.errors import TurnRLError as TurnRLError
 from turnrl.errors import WorldError as WorldError
 from turnrl.errors import at_least as at_least
 from turnrl.errors import blaming as blaming
+from turnrl.errors import check_address as check_address
 from turnrl.errors import did_you_mean as did_you_mean
 from turnrl.errors import in_short as in_short
 from turnrl.errors import instance_of as instance_of

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from numbers import Integral, Real
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from turnrl.text import visible
 
@@ -298,6 +299,39 @@ def parse_bytes(text: str, setting: str, instead: str = "") -> int:
             "'512MiB' (KB to TB, KiB to TiB)"
         )
     return size
+
+
+def check_address(
+    name: str,
+    url: object,
+    example: str,
+    advice: str = "Recipes are saved with every run.",
+    query: bool = False,
+) -> None:
+    """Raise if a setting is not the address of a server, or holds a secret.
+
+    Args:
+        name: The setting, for messages.
+        url: Its value.
+        example: An address such as the setting takes.
+        advice: A sentence that says where a password or a key belongs.
+        query: True if the address may have a query, which the caller checks for secrets.
+    Raises:
+        RecipeError: Without the address if a part of it may be a secret.
+    """
+    if isinstance(url, str) and ("@" in url or (not query and re.search("[?#]", url))):
+        parts = "a user or a password" if query else "a user, a password or a query"
+        raise RecipeError(
+            f"{name} holds {parts}, which is not shown. Give only the address, such as {example}. "
+            f"{advice}"
+        )
+    try:
+        split = urlsplit(url) if isinstance(url, str) and not re.search(r"\s", url) else None
+        good = split and split.scheme in ("http", "https") and split.hostname and split.port != 0
+    except ValueError:
+        good = False
+    if not good:
+        raise RecipeError(f"{name} is {url!r:.100}; it must look like {example}.")
 
 
 def in_short(error: BaseException) -> str:

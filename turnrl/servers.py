@@ -1,4 +1,4 @@
-"""Waiting for a server that is down, checking its address, and caching its answers in a file.
+"""Waiting for a server that is down, and caching its answers in a file.
 
     Patience      decides for all callers of a server when to try again and when to give up
     Request       one caller's request, with its attempts
@@ -6,7 +6,6 @@
     raise_if_away raises it for the HTTP statuses that mean so
     short_reason  a server's text, or an error, in one line without secrets
     complaint     the clearest message in an error response
-    check_address raises if a setting is no address, or holds a secret
     Cache         a SQLite file that threads and processes share
 
 Libraries that retry (tenacity, stamina, backoff) serve one caller. Here all callers share an
@@ -22,7 +21,6 @@ import email.utils
 import math
 import os
 import random
-import re
 import sqlite3
 import sys
 import threading
@@ -30,9 +28,8 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, final
-from urllib.parse import urlsplit
 
-from turnrl.errors import RecipeError, WorldError
+from turnrl.errors import WorldError
 from turnrl.text import say, visible
 
 if TYPE_CHECKING:
@@ -44,7 +41,6 @@ __all__ = [
     "Patience",
     "Request",
     "Unavailable",
-    "check_address",
     "complaint",
     "pause_s",
     "raise_if_away",
@@ -127,39 +123,6 @@ def complaint(response: httpx2.Response) -> object:
     if response.text.lstrip().startswith("<"):  # a page, of another kind of server
         return response.reason_phrase
     return response.text or response.headers.get("location", "")
-
-
-def check_address(
-    name: str,
-    url: object,
-    example: str,
-    advice: str = "Recipes are saved with every run.",
-    query: bool = False,
-) -> None:
-    """Raise if a setting is not the address of a server, or holds a secret.
-
-    Args:
-        name: The setting, for messages.
-        url: Its value.
-        example: An address such as the setting takes.
-        advice: A sentence that says where a password or a key belongs.
-        query: True if the address may have a query, which the caller checks for secrets.
-    Raises:
-        RecipeError: Without the address if a part of it may be a secret.
-    """
-    if isinstance(url, str) and ("@" in url or (not query and re.search("[?#]", url))):
-        parts = "a user or a password" if query else "a user, a password or a query"
-        raise RecipeError(
-            f"{name} holds {parts}, which is not shown. Give only the address, such as {example}. "
-            f"{advice}"
-        )
-    try:
-        split = urlsplit(url) if isinstance(url, str) and not re.search(r"\s", url) else None
-        good = split and split.scheme in ("http", "https") and split.hostname and split.port != 0
-    except ValueError:
-        good = False
-    if not good:
-        raise RecipeError(f"{name} is {url!r:.100}; it must look like {example}.")
 
 
 def pause_s(failures: int, fault: Unavailable) -> float:

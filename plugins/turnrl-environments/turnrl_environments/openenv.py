@@ -19,11 +19,12 @@ from turnrl import (
     ToolSpec,
     TrajectoryLost,
     at_least,
+    check_address,
     inlined_schema,
     named,
     on_loop,
 )
-from turnrl.servers import Patience, check_address
+from turnrl.servers import Patience
 from turnrl_environments.client import Broken, Connection, Full, Refused, imported, schema_of
 from turnrl_environments.world import Episode, World, missing, paid, seed_of, text_of
 

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from turnrl import RecipeError, at_least
-from turnrl.servers import check_address
+from turnrl import RecipeError, at_least, check_address
 
 
 @dataclass(frozen=True)

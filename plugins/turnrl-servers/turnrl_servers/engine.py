@@ -27,12 +27,13 @@ from turnrl import (
     Session,
     Surroundings,
     at_least,
+    check_address,
     counted,
     installed,
     on_loop,
     say,
 )
-from turnrl.servers import Unavailable, check_address
+from turnrl.servers import Unavailable
 from turnrl_servers.connection import Refused
 from turnrl_servers.files import has_adapter
 from turnrl_servers.folders import (

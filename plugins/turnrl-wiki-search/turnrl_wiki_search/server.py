@@ -17,8 +17,8 @@ from urllib.parse import parse_qsl, quote, quote_plus, urlsplit
 
 import docstring_parser
 
-from turnrl import RecipeError, at_least, did_you_mean, one_of
-from turnrl.servers import LONGEST_PAUSE_S, check_address, strike
+from turnrl import RecipeError, at_least, check_address, did_you_mean, one_of
+from turnrl.servers import LONGEST_PAUSE_S, strike
 from turnrl_wiki_search.index import Ranking
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
