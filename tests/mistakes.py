@@ -13,14 +13,14 @@ class Mistake(NamedTuple):
         given: Settings that go into a working recipe, by their paths; or the words after `turnrl`.
         key: The setting, or the kind of thing, that is wrong.
         value: What it was given.
-        step: The next step, with which the message ends.
+        advice: The next step, with which the message ends.
     """
 
     name: str
     given: dict[Any, Any] | str
     key: str
     value: str
-    step: str
+    advice: str
 
 
 def component(name, **settings):

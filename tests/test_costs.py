@@ -455,7 +455,7 @@ def test_if_all_are_right_the_unit_is_everything_that_a_right_attempt_earns():
     assert terms(CostsAmongRight(), group)[0][0][-1].divisor == pytest.approx(0.6)
 
 
-def test_settings_out_of_range_are_errors():
+def test_impossible_settings_are_refused():
     with pytest.raises(RecipeError, match=r"outcome/graded has right_at = inf. Give what a right"):
         check_rewards([SearchCost(), type("Graded", (Graded,), {"right_at": math.inf})()])
     both = type("Graded", (Graded,), {"right_at": 1.0, "is_cost": True})()

@@ -130,7 +130,7 @@ def test_returns_to_go_by_hand():
     assert returns_to_go(rewards, 0.5).tolist() == [[1 + 0.5 * (2 + 0.5 * 4), 2 + 0.5 * 4, 4.0]]
 
 
-def test_options_out_of_range_are_refused():
+def test_impossible_settings_are_refused():
     with pytest.raises(RecipeError, match=r"gamma is 1\.5; it must be from 0 to 1"):
         TurnLevel(gamma=1.5)
     with pytest.raises(RecipeError, match=r"min_std is 0\. Set it above 0: 1e-4 all but removes"):

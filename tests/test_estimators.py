@@ -430,7 +430,7 @@ def test_passages_are_distinguished_by_id_or_else_by_text():
     assert steps[:, 1].tolist() == pytest.approx([0.5, -0.5, 0.0, -0.4])
 
 
-def test_missing_inputs_and_options_out_of_range_are_errors():
+def test_missing_inputs_and_impossible_settings_are_refused():
     group = Group(QUESTION, (None,), torch.zeros(1, 1), torch.zeros(1), torch.ones(1, 1).bool())
     with pytest.raises(RecipeError, match="Branched needs a group with state_values"):
         Branched()(group)

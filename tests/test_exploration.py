@@ -312,16 +312,18 @@ def texts(groups):
     return [[t.sample.token_ids for t in group] for group in groups]
 
 
-def test_a_collection_with_another_seed_has_other_probes(tiny_model):
+def test_a_collection_with_another_key_has_other_probes(tiny_model):
     from turnrl_slots import Slots
 
     module = make_module(tiny_model)
     module.policy.load()
     engine, collections = Slots(), []
     engine.start(module.policy, module.rollout.max_tokens)
-    for seed in (5, 6, 5):
+    for number in (5, 6, 5):
         engine.sync(len(collections))
-        probes = module.rollout.begin(engine, module.chat, QUESTIONS, 3, (seed,), 1).result().probes
+        probes = (
+            module.rollout.begin(engine, module.chat, QUESTIONS, 3, (number,), 1).result().probes
+        )
         collections.append(texts([p.trajectory for p in group] for group in probes))
     assert collections[0] == collections[2] != collections[1]
 

@@ -86,10 +86,10 @@ def command_with(mistake, recipe, name="recipe.yaml"):
 
 
 def check_message(message, mistake):
-    for part in (mistake.key, mistake.value, mistake.step):
+    for part in (mistake.key, mistake.value, mistake.advice):
         assert part in message
     # the next step is what the message ends with
-    assert message.rindex(mistake.step) >= message.index(mistake.key), message
+    assert message.rindex(mistake.advice) >= message.index(mistake.key), message
     assert len(message) < 1200
 
 

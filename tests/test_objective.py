@@ -123,7 +123,7 @@ def test_a_trajectory_without_tokens_is_counted_and_weighs_nothing():
         ({"ratio_level": "step"}, "model.objective.ratio_level is 'step'; choose one of token"),
     ],
 )
-def test_options_out_of_range_are_refused(options, message):
+def test_impossible_settings_are_refused(options, message):
     with pytest.raises(RecipeError, match=message):
         ClippedSurrogate(**options)
 

@@ -97,7 +97,8 @@ class Collector:
     """Lets a policy act on questions, and scores its attempts.
 
     Args:
-        setup: The parts. They are looked up at each use, so a part may be replaced in between.
+        parts: What acts and scores. Each part is looked up at its use, so it may be replaced in
+            between.
     """
 
     def __init__(self, parts: Parts) -> None:
@@ -157,7 +158,7 @@ class Collector:
 
         Args:
             questions: The questions.
-            key: Names the random streams; see `turnrl.streams`.
+            key: Integers that name the collection, and so its random streams; see `turnrl.streams`.
             bar: Text of a progress bar; None for no bar.
         """
         if key not in self._begun:
@@ -222,7 +223,7 @@ class Collector:
         Args:
             questions: The questions.
             size: Trajectories to sample for each; None for one greedy trajectory.
-            key: Names the random streams; see `turnrl.streams`.
+            key: Integers that name the collection, and so its random streams; see `turnrl.streams`.
             bar: Text of a progress bar; None for no bar.
             probes: Branches from the beginning of each turn.
             rollout: The rollout to use in place of the recipe's.

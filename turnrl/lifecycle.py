@@ -227,8 +227,8 @@ class PolicyModule(L.LightningModule, ABC):
         no longer act: a step may leave weights finite but ruined, so that the next forward pass is
         not finite."""
         if self.witness is not None:
-            (scores,) = read_trajectories([self.witness], self.read)
-            named = {"the policy's log-probabilities": scores.logprobs, "its values": scores.values}
+            (read,) = read_trajectories([self.witness], self.read)
+            named = {"the policy's log-probabilities": read.logprobs, "its values": read.values}
             for name, numbers in named.items():
                 if not numbers.isfinite().all():
                     raise self._training_error(f"{name} are not finite")

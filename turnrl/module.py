@@ -193,7 +193,7 @@ class MTGRPO(PolicyModule):
         return experience
 
     def _key(self, iteration: int) -> tuple[int, ...]:
-        """The integers that name the random streams of an iteration in this process."""
+        """Integers that name an iteration's collection in this process, and its random streams."""
         return (TRAIN, self.seed, iteration, self.global_rank)
 
     def _experience(self, key: tuple[int, ...]) -> Experience:

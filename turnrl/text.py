@@ -41,8 +41,8 @@ def normalize_answer(text: str) -> str:
 
 
 def contained_answer(text: str, answers: Iterable[str]) -> str | None:
-    """The longest accepted answer whose words stand in `text`, whole and in order, or None. So
-    "art" does not stand in "Bonaparte".
+    """The longest accepted answer whose words occur in `text`, whole and in order, or None. So
+    "art" does not occur in "Bonaparte".
 
     Returns:
         The answer in its normalised form.

@@ -58,7 +58,7 @@ class Exploration:
         group_size: G, attempts per question.
         key: Integers that name the collection; the numbers of question and attempt are added.
         probes: Branches from the beginning of each turn of each attempt.
-        max_restarts: How often one attempt may restart after the world lost it.
+        max_restarts: How many times one attempt may restart after the world lost it.
         bar: Counts the attempts that have ended; closed at the end.
     """
 

@@ -231,7 +231,8 @@ class Rollout:
                 still counted in its tokens.
             questions: What to ask.
             group_size: G, trajectories per question.
-            key: Integers that name the collection; trajectory and turn numbers are added to them.
+            key: Integers that name the collection, and so its random streams; the numbers of
+                trajectory and turn are added.
             greedy: Take the likeliest tokens instead of sampling.
             description: Label of a progress bar, which shows up after a few seconds; None for none.
         Returns:

@@ -200,7 +200,7 @@ def forward_passes(
     laid = seen = 0
     for own in (together[n] for n in order):
         size = sum(len(ids[i]) for i in own)
-        if share and batch:  # counts only what is new: a pass may have thousands of sequences
+        if share and batch:  # counts only what is new: there may be thousands of sequences
             more = laid + tokens_of([batch[-1], *own]) - len(ids[batch[-1]])
         else:
             more = tokens_of([*batch, *own])

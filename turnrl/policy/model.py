@@ -477,8 +477,8 @@ class Policy(nn.Module):
         return TokenScores(*(part[layout.wanted] for part in (chosen, entropy, values)))
 
     def reference(self) -> AbstractContextManager[None]:
-        """A context in which the policy is its own reference: the adapter is off, or has the
-        weights that training began with. No gradient may be computed in it."""
+        """A context in which the policy is as training began: the base alone, or, if `model` names
+        an adapter, the base with that adapter. No gradient may be computed in it."""
         assert self.lora is not None, "only a policy with an adapter has a reference"
         if self._start and self._uneven is not None and self._uneven.within:
             raise RecipeError(

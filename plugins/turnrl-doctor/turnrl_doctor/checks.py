@@ -68,8 +68,8 @@ class Versions(Check):
                 tried.append(f"'{requirement}'")
         if untried:
             text = f"turnrl was not tried with {', '.join(untried)}"
-            step = f"If something fails, run pip install {' '.join(tried)}"
-            yield Finding("warn", "versions", text, step)
+            advice = f"If something fails, run pip install {' '.join(tried)}"
+            yield Finding("warn", "versions", text, advice)
         elif not missing:
             shown = (f"{name} {importlib.metadata.version(name)}" for name in _SHOWN)
             yield Finding("pass", "versions", ", ".join(shown))
@@ -96,8 +96,8 @@ class Gpu(Check):
             return Finding("fail", "GPU", text, "Install a CUDA build of torch.", "machine")
         if module is not None and module.policy.quantization == "none":
             return Finding("pass", "GPU", f"none; the run is on the CPU, {unseen}")
-        step = "Run the doctor on the machine with the GPU; --card 24GB plans its memory here."
-        return Finding("warn", "GPU", f"none on this machine, {unseen}", step)
+        advice = "Run the doctor on the machine with the GPU; --card 24GB plans its memory here."
+        return Finding("warn", "GPU", f"none on this machine, {unseen}", advice)
 
     def _examine(self, start: Start) -> Iterator[Finding]:
         device, module = start.device, recipe_of(start)
@@ -109,12 +109,12 @@ class Gpu(Check):
         seen = f"{card.name}, {driver}, CUDA {torch.version.cuda}, capability {capability}, {size}"
         half = module is not None and module.policy.dtype_on("cuda") == torch.bfloat16
         if half and card.major < 8:
-            step = "Set model.policy.dtype to float32, or use a card from Ampere on."
+            advice = "Set model.policy.dtype to float32, or use a card from Ampere on."
             text = f"{card.name} has compute capability {capability}; bfloat16 needs 8.0"
-            yield Finding("fail", "GPU", text, step, "machine")
+            yield Finding("fail", "GPU", text, advice, "machine")
         elif free < 0.9 * total:
-            step = "End the other process (nvidia-smi names it), or the plan has less memory."
-            yield Finding("warn", "GPU", seen, step)
+            advice = "End the other process (nvidia-smi names it), or the plan has less memory."
+            yield Finding("warn", "GPU", seen, advice)
         else:
             yield Finding("pass", "GPU", seen)
 
@@ -150,8 +150,8 @@ class FourBit(Check):
         version = importlib.metadata.version("bitsandbytes")
         if not gap < 0.2:  # 4 bits alone make about 0.1
             text = f"bitsandbytes {version} on {where}: a 4-bit product is off by {gap:.2g}"
-            step = "Install another version of bitsandbytes, or set quantization to none."
-            yield Finding("fail", "4 bit", text, step, "machine")
+            advice = "Install another version of bitsandbytes, or set quantization to none."
+            yield Finding("fail", "4 bit", text, advice, "machine")
         else:
             text = f"bitsandbytes {version} quantises and multiplies on {where}"
             yield Finding("pass", "4 bit", text)
@@ -199,9 +199,9 @@ class Disk(Check):
             f"{gigabytes(checkpoint)} GB, the record after iteration {iterations} "
             f"{gigabytes(record)}"
         )
-        step = "Free disk space, or set trainer.logger.init_args.save_dir to a larger disk."
+        advice = "Free disk space, or set trainer.logger.init_args.save_dir to a larger disk."
         status: Status = "fail" if free < needed else "warn" if free < 2 * needed else "pass"
-        yield Finding(status, "disk", text, "" if status == "pass" else step, "machine")
+        yield Finding(status, "disk", text, "" if status == "pass" else advice, "machine")
 
 
 class ModelFiles(Check):
@@ -232,29 +232,29 @@ class ModelFiles(Check):
         except (SafetensorError, OSError) as error:
             lacks = f"has a broken file, {file}: {error}"
         if lacks:
-            step = "Copy the model's folder again, whole."
-            yield Finding("fail", "model", f"{folder} {lacks}", step, "machine")
+            advice = "Copy the model's folder again, whole."
+            yield Finding("fail", "model", f"{folder} {lacks}", advice, "machine")
         else:
             size = gigabytes(sum(file.stat().st_size for file in files))
             text = f"{name}: {counted(len(files), 'file')} of weights, {size} GB, complete"
             yield Finding("pass", "model", text)
 
     def _hub(self, name: str, revision: str | None) -> Finding:
-        step = "Run once with the hub in reach, or set model.policy.model to a folder."
+        advice = "Run once with the hub in reach, or set model.policy.model to a folder."
         if constants.HF_HUB_OFFLINE:
             text = f"{name} is not in the cache, and the hub is switched off or out of reach"
-            return Finding("fail", "model", text, step, "machine")
+            return Finding("fail", "model", text, advice, "machine")
         try:
             answer = get_session().head(
                 hf_hub_url(name, "config.json", revision=revision), timeout=5
             )
         except Exception as error:  # whatever its transport raises
             text = f"{name} is not cached, the hub not in reach ({type(error).__name__})"
-            return Finding("fail", "model", text, step, "machine")
+            return Finding("fail", "model", text, advice, "machine")
         if answer.status_code >= 400:
             text = f"{name} is not in the cache, and the hub answers {answer.status_code}"
-            step = "Check model.policy.model, and your access (hf auth login)."
-            return Finding("fail", "model", text, step, "machine")
+            advice = "Check model.policy.model, and your access (hf auth login)."
+            return Finding("fail", "model", text, advice, "machine")
         return Finding("pass", "model", f"{name} is on the hub, and will be downloaded")
 
 

@@ -139,11 +139,11 @@ class Weights(ABC):
     def _load_everywhere(self, new: Published) -> None:
         """Give the weights to the servers, before any turn is sampled with them."""
 
-        async def give(server: Server) -> None:
+        async def load(server: Server) -> None:
             async with server.reserved():
                 await self._load(server, new, first=True)
 
-        on_loop(self.pool.ask_all(give))
+        on_loop(self.pool.ask_all(load))
         with self._lock:
             self._versions.append(new)
 
