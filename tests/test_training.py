@@ -683,6 +683,12 @@ def test_more_steps_than_trajectories_are_refused(tiny_model, tmp_path):
         trainer(tmp_path, 1).fit(make_module(tiny_model, steps_per_pass=17), data())
 
 
+def test_trajectories_longer_than_the_models_positions_are_refused(tiny_model, tmp_path):
+    module = make_module(tiny_model, rollout={"max_tokens": 2049})
+    with pytest.raises(RecipeError, match=r"max_tokens is 2049, .* positions for 2048 tokens"):
+        trainer(tmp_path, 1).fit(module, data())
+
+
 def test_impossible_settings_are_refused(tiny_model):
     with pytest.raises(RecipeError, match="group_size is 1, but TurnLevel compares"):
         make_module(tiny_model, group_size=1)

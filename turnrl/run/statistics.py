@@ -246,7 +246,10 @@ def difference(
         reach = float(span if few else np.abs(pairs).max())
         low, high = _score(np.sort(pairs), -reach, reach, _squared(pairs))
     means = float(np.mean(first)), float(np.mean(second))
-    return Difference(*means, low, high, p, *counts, len(pairs), "questions")
+    gained, lost = counts
+    return Difference(
+        *means, low, high, p=p, gained=gained, lost=lost, pairs=len(pairs), over="questions"
+    )
 
 
 def over_seeds(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Difference:
@@ -276,7 +279,10 @@ def over_seeds(first: Sequence[float], second: Sequence[float], level: float = 0
     half = stats.t.ppf((1 + level) / 2, len(pairs) - 1) * spread / np.sqrt(len(pairs))
     low, high = float(pairs.mean() - half), float(pairs.mean() + half)
     means = float(np.mean(first)), float(np.mean(second))
-    return Difference(*means, low, high, None, *counts, len(pairs), "seeds")
+    gained, lost = counts
+    return Difference(
+        *means, low, high, p=None, gained=gained, lost=lost, pairs=len(pairs), over="seeds"
+    )
 
 
 def by_seed(
