@@ -10,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import lightning as L
@@ -21,6 +22,7 @@ from commands import fails, save
 from pages import pieces
 from runs import column
 from turnrl import (
+    MTGRPO,
     Lora,
     PluginError,
     Policy,
@@ -40,11 +42,11 @@ from turnrl.agent.dictation import Dictation
 from turnrl.cli import main
 from turnrl.recipe.build import build
 from turnrl.testing import check_segmenter
-from turnrl.warmup import Lesson
+from turnrl.warmup import Lesson, demonstrations
 from turnrl_environments import Environment
 from turnrl_environments.lake import Lake
 from turnrl_segmenters import Action, ReAct, TwoTurn
-from worlds import Echo
+from worlds import Answered, Echo
 
 QUESTION = Question("q", "What is the capital of France?", ("Paris",))
 
@@ -158,9 +160,45 @@ def test_random_play_recites_no_answer_that_it_has_not_read(chat):
     asked = Question("q", "Where?", ("Sweden",))
     (attempts,) = play(chat, RandomPlay(ReAct()), tools=[Elsewhere()], questions=[asked], size=10)
     assert all(attempt.answer in "Oslo is a city in Norway, and no other." for attempt in attempts)
-    # where nothing can be read, the form of an answer is shown by an accepted one
+    # where there is nothing to read from, the form of an answer is shown by an accepted one
     ((attempt,),) = play(chat, RandomPlay(ReAct()), tools=[], questions=[asked])
     assert attempt.answer == "Sweden"
+
+
+class Fussy(Page):
+    """Takes a third of the calls that fit its schema, or none."""
+
+    name = "fussy"
+
+    def __init__(self, wants=(4,)):
+        self.wants = wants
+
+    def run(self, calls):
+        takes = [call.arguments["most"] in self.wants for call in calls]
+        return [ToolResult("Paris." if taken else "No.", ok=taken) for taken in takes]
+
+
+def demonstrated(model, tool, by=None):
+    rollout = Rollout(ReAct(3), [tool], max_turn_tokens=400, max_tokens=4000)
+    asked = [replace(QUESTION, id=str(n)) for n in range(60)]
+    module = MTGRPO(Policy(str(model)), rollout, [Answered()])
+    return demonstrations(module, asked, by or RandomPlay(ReAct(3)))
+
+
+def test_random_play_answers_only_after_a_call_that_worked(tiny_model, caplog):
+    shown = demonstrated(tiny_model, Fussy())
+    assert {attempt.answer for attempt in shown} == {"Paris"}
+    assert all(any(result.ok for result in attempt.results) for attempt in shown)
+    assert any(not attempt.results[0].ok for attempt in shown)  # it called again
+    # two calls fail in (2/3)^2 = .44 of the attempts
+    assert 20 <= len(shown) <= 47
+    assert f"worked in {60 - len(shown)} of 60 demonstrations, which are left" in caplog.text
+
+
+@pytest.mark.parametrize("by", [None, lambda attempt, rng: RandomPlay(ReAct(3))(attempt, rng)])
+def test_demonstrations_whose_calls_all_fail_are_refused(tiny_model, by):
+    with pytest.raises(RecipeError, match=r"none of the \d+ calls .* first reply was 'No\.'"):
+        demonstrated(tiny_model, Fussy(wants=()), by)
 
 
 def test_random_play_acts_in_an_environment_whatever_other_tools_exist(chat):

@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
 from turnrl.agent.dictation import Demonstrator, Dictation
-from turnrl.agent.random_play import RandomPlay
+from turnrl.agent.random_play import RandomPlay, answers_unread
 from turnrl.checks import check_trainer
 from turnrl.data.questions import QuestionData
 from turnrl.errors import RecipeError
@@ -207,7 +207,8 @@ def demonstrations(
     demonstrate: Demonstrator,
     at_once: int | None = None,
 ) -> list[Trajectory]:
-    """Play one demonstrated attempt at each question. Attempts that ran out of tokens are left out.
+    """Play one demonstrated attempt at each question. Attempts that ran out of tokens are left out,
+    and so are those of random play that answer although none of their calls worked.
 
     Args:
         module: The module whose rollout plays the demonstrations.
@@ -215,7 +216,8 @@ def demonstrations(
         demonstrate: Gives the turns.
         at_once: The most attempts under way at a time; None for any number.
     Raises:
-        RecipeError: If more than half of the attempts ran out of tokens.
+        RecipeError: If more than half of the attempts ran out of tokens, or if tools were called
+            and no call worked.
     """
     rollout = module.rollout
     with rollout.live():
@@ -237,7 +239,28 @@ def demonstrations(
             f"{what} and are left out: model.rollout.max_tokens is {rollout.max_tokens}. Raise it "
             "to have the others."
         )
-    return whole
+    _check_calls(whole)
+    if not isinstance(demonstrate, RandomPlay):
+        return whole
+    read = [trajectory for trajectory in whole if not answers_unread(trajectory)]
+    if len(read) < len(whole):
+        _logger.warning(
+            f"none of their calls worked in {len(whole) - len(read)} of {len(played)} "
+            "demonstrations, which are left out: an answer that nobody read teaches guessing."
+        )
+    return read
+
+
+def _check_calls(shown: Sequence[Trajectory]) -> None:
+    """Refuse demonstrations whose calls all failed: a policy that learned them would call in
+    vain."""
+    results = [result for trajectory in shown for result in trajectory.results]
+    if results and not any(result.ok for result in results):
+        raise RecipeError(
+            f"none of the {len(results)} calls in the demonstrations worked, so nothing was "
+            f"learned. The first reply was {results[0].content!r:.200}. Mend the tool, or give "
+            "'turnrl warmup' turns of your own with --by."
+        )
 
 
 def conduct_of(module: MTGRPO, questions: Sequence[Question]) -> Conduct | None:

@@ -1,8 +1,8 @@
 """Random play: demonstrations for any tools, which know nothing but the form of a turn scheme.
 
 A turn calls a random tool with arguments that fit its schema. If the questions have answers, a turn
-may also answer: with an accepted answer if the results contain one, or else with words of the last
-result.
+may also answer once a call has worked: with an accepted answer if the results contain one, or else
+with words of the last result.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import chain
 from turnrl.agent.json_values import SchemaValues
 from turnrl.errors import RecipeError
 from turnrl.text import contained_answer
-from turnrl.types import Attempt, Reading, Segmenter, ToolCall, ToolSpec
+from turnrl.types import Attempt, Reading, Segmenter, ToolCall, ToolSpec, Trajectory
 
 _CALL, _ANSWER = "I will look.", "This answers it."
 _LONGEST, _WIDEST = 6, 60
@@ -33,15 +33,16 @@ class RandomPlay:
         self.scheme = scheme
 
     def __call__(self, attempt: Attempt, rng: random.Random) -> str:
-        """A call, or an answer if the question has answers: always in the last turn, never in a
-        first turn before it, and with probability 1/2 in the turns between.
+        """A call, or an answer if the question has answers: always in the last turn, and with
+        probability 1/2 in each turn before it by which a call has worked.
 
         Raises:
             RecipeError: If the scheme has no form for a call or an answer, or reads it differently.
         """
         turn = len(attempt.turns)
         last = turn + 1 == self.scheme.max_turns
-        answers = bool(attempt.question.answers) and (last or (turn > 0 and rng.random() < 0.5))
+        early = turn > 0 and rng.random() < 0.5 and (bool(_results(attempt)) or not attempt.tools)
+        answers = bool(attempt.question.answers) and (last or early)
         calls = (Reading((random_call(spec, attempt, rng),)) for spec in _shuffled(attempt, rng))
         ends = ((Reading(answer=answer), _ANSWER) for answer in _answers(attempt, rng))
         acts = ((call, _CALL) for call in calls)
@@ -65,6 +66,13 @@ class RandomPlay:
                 raise
             return None
         return text if self.scheme.read(text, turn, False) == reading else None
+
+
+def answers_unread(trajectory: Trajectory) -> bool:
+    """True if a demonstration calls tools and answers although none of its calls worked."""
+    called = any(turn.results for turn in trajectory.turns)
+    worked = any(result.ok for result in trajectory.results)
+    return called and not worked and trajectory.answer is not None
 
 
 def random_call(spec: ToolSpec, attempt: Attempt, rng: random.Random) -> ToolCall:
@@ -105,9 +113,9 @@ def _words(text: str, rng: random.Random) -> str:
 
 def _answers(attempt: Attempt, rng: random.Random) -> Iterator[str]:
     """Answers to give: first the accepted ones that the results contain as whole words, then words
-    of the last result. Without results all accepted answers count: otherwise the demonstration
-    would recite an answer that the policy never read."""
-    results = _results(attempt)
+    of the last result. All accepted answers count only if there is no tool to read from: otherwise
+    the demonstration would recite an answer that the policy never read."""
+    results = "\n".join(_results(attempt))
     accepted = [answer.strip() for answer in attempt.question.answers if answer.strip()]
-    yield from (a for a in accepted if not results or contained_answer("\n".join(results), [a]))
+    yield from (a for a in accepted if not attempt.tools or contained_answer(results, [a]))
     yield _words(_read(attempt), rng)
