@@ -309,6 +309,24 @@ def test_pass_at_k_is_the_share_of_subsets_with_a_right_attempt():
     assert record.pass_at_k([]) == {}
 
 
+def test_pass_at_k_leaves_out_questions_without_answers_and_branches():
+    def rows(group, matches, **columns):
+        place = {"split": "val", "policy_version": 0, "group": group} | columns
+        return [place | {"member": i, "exact_match": match} for i, match in enumerate(matches)]
+
+    unknown = rows(0, [None] * 3)
+    nothing = record.Figure(None, None, None, 0)
+    assert record.pass_at_k(unknown) == dict.fromkeys(("mean@3", "pass@2", "pass@3"), nothing)
+    # of 2 of 4 and 1 of 3: pass@2 is 1 - 1/6 and 1 - 1/3, pass@3 is 1 and 1
+    mixed = [*unknown, *rows(1, [1.0, 1.0, 0.0, 0.0]), *rows(2, [1.0, 0.0, 0.0])]
+    mixed += rows(2, [1.0, 1.0], parent=0)
+    passes = record.pass_at_k(mixed)
+    assert [figure.questions for figure in passes.values()] == [2, 2, 2]
+    assert passes["mean@3"].mean == pytest.approx((1 / 2 + 1 / 3) / 2)
+    assert passes["pass@2"].mean == pytest.approx((5 / 6 + 2 / 3) / 2)
+    assert passes["pass@3"].mean == 1.0
+
+
 def test_f1_is_squads():
     def squad(answer, accepted):
         answer, accepted = normalize_answer(answer).split(), normalize_answer(accepted).split()
@@ -370,6 +388,52 @@ def test_a_server_is_asked_greedily_unless_samples_are_wanted(recipe, capitals, 
         address = ["--endpoint.base_url", server.url, "--endpoint.model", "big"]
         scored(capsys, "recipe.yaml", *BRACKETS, *address, "--questions", capitals)
     assert [body["temperature"] for body in server.bodies] == [0.0, 0.0]
+
+
+_SETS = """
+from turnrl import Question, QuestionSource
+from lightning.pytorch.loggers import CSVLogger
+
+class Unanswered(QuestionSource):
+    default_splits, needs_answers = {"train": None, "val": ""}, False
+
+    def questions(self, split):
+        return [Question("a", "Where?"), Question("b", "Who?")]
+
+class Broken(CSVLogger):
+    def log_metrics(self, *args, **kwargs):
+        raise ValueError("no quota")
+"""
+
+
+def test_questions_without_answers_are_sampled_and_scored_beside_others(recipe, capitals, capsys):
+    Path("sets.py").write_text(_SETS)
+    with vendor(lambda messages, n: "=Paris") as server:
+        address = ["--endpoint.base_url", server.url, "--endpoint.model", "big"]
+        sources = ["--questions", "sets.Unanswered", capitals, "--samples", "2"]
+        figures = scored(capsys, "recipe.yaml", *BRACKETS, *address, *sources)["figures"]
+    assert figures["Unanswered"]["pass@2"]["mean"] is None
+    assert figures["Unanswered"]["turns"]["questions"] == 2
+    assert (figures["overall"]["pass@2"]["mean"], figures["overall"]["pass@2"]["questions"]) == (
+        figures["capitals"]["pass@2"]["mean"],
+        2,
+    )
+
+
+def test_what_a_server_replied_is_recorded_before_anything_can_fail(recipe, capitals, capsys):
+    Path("sets.py").write_text(_SETS)
+    logger = ["--trainer.logger", "{class_path: sets.Broken, init_args: {save_dir: logs}}"]
+    with vendor(lambda messages, n: "=Paris") as server:
+        address = ["--endpoint.base_url", server.url, "--endpoint.model", "big"]
+        command = ["eval", "recipe.yaml", *BRACKETS, *address, *logger, "--questions", capitals]
+        assert "no quota" in fails(capsys, command, 1)
+        asked = len(server.bodies)
+        # nothing is asked if a later data set cannot be read
+        command = ["eval", "recipe.yaml", *BRACKETS, *address, "--questions", capitals, "no.jsonl"]
+        fails(capsys, command)
+    assert asked == len(server.bodies) == 2
+    (file,) = Path("logs").rglob("capitals-*.parquet")
+    assert [row["answer"] for row in record.read(file)] == ["Paris", "Paris"]
 
 
 def test_the_servers_can_be_in_their_own_recipe(recipe, capitals, capsys):

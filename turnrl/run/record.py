@@ -329,7 +329,7 @@ def figures(rows: Iterable[Row]) -> dict[str, Figure]:
     over questions. Branches do not count, as in `metrics.csv`. An interval stays within the
     `bounds` of its figure.
     """
-    trunks = [row for row in rows if row.get("parent") is None and not row.get("begins")]
+    trunks = _trunks(rows)
     scored = [[scores(row) for row in members] for members in groups(trunks)]
     names = dict.fromkeys(name for members in scored for row in members for name in row)
     possible = bounds(trunks)
@@ -339,6 +339,11 @@ def figures(rows: Iterable[Row]) -> dict[str, Figure]:
         )
         for name in names
     }
+
+
+def _trunks(rows: Iterable[Row]) -> list[Row]:
+    """The rows without those of branches."""
+    return [row for row in rows if row.get("parent") is None and not row.get("begins")]
 
 
 def bounds(rows: Iterable[Row]) -> dict[str, tuple[float, float]]:
@@ -368,17 +373,27 @@ def pass_at_k(rows: Iterable[Row]) -> dict[str, Figure]:
     least one of k is right, 1 - C(n - c, k) / C(n, k), which is unbiased (Chen et al. 2021, arXiv
     2107.03374, equation 1). k is 2, 4, 8, ... and n.
 
+    A question without accepted answers is in none of the rates. Branches do not count. If groups
+    differ in size, n is the size of the smallest, and each group's c is out of its own size.
+
     Args:
-        rows: Trajectories of groups of the same size.
+        rows: Trajectories, several of each question.
     """
-    right = [[row["exact_match"] for row in members] for members in groups(rows)]
-    n = min(map(len, right), default=0)
+    matches = [[row["exact_match"] for row in members] for members in groups(_trunks(rows))]
+    n = min(map(len, matches), default=0)
     ks = [2**i for i in range(1, n.bit_length()) if 2**i < n] + [n] * bool(n)
-    rates = {f"mean@{n}": _figure([_mean(matches) for matches in right], _SHARE)} if n else {}
+    rates = {f"mean@{n}": _figure([_mean(of_group) for of_group in matches], _SHARE)} if n else {}
     for k in ks:
-        missed = [math.comb(n - round(sum(matches)), k) / math.comb(n, k) for matches in right]
-        rates[f"pass@{k}"] = _figure([1.0 - share for share in missed], _SHARE)
+        rates[f"pass@{k}"] = _figure([_hit(of_group, k) for of_group in matches], _SHARE)
     return rates
+
+
+def _hit(matches: Sequence[float | None], k: int) -> float | None:
+    """The chance that one of k attempts is right; None if the question has no accepted answer."""
+    if any(match is None for match in matches):
+        return None
+    wrong = sum(not match for match in matches)
+    return 1.0 - math.comb(wrong, k) / math.comb(len(matches), k)
 
 
 def _mean(values: Iterable[float | None]) -> float | None:

@@ -42,6 +42,8 @@ def evaluate(built: Built, out: TextIO) -> None:
     """
     (module, sets), trainer = _parts(built), built.trainer
     server: EndpointServer | None = built.settings["endpoint"]
+    for data in sets.values():  # all, so that a mistake in the last shows before the first is asked
+        data.setup("validate")
     if server is None:
         rows = _by_policy(module, sets, trainer, built.checkpoint)
     else:
@@ -184,7 +186,6 @@ def _by_server(
     say(f"asking {server.model!r} at {server.base_url}")
     rows: dict[str, list[record.Row]] = {}
     for name, data in sets.items():
-        data.setup("validate")
         questions = data.eval_questions()
         with rollout.live():
             attempts = rollout.play(
@@ -193,9 +194,11 @@ def _by_server(
         turns = rollout.max_turns
         groups = [score_group(group, module.rewards, turns) for group in attempts]
         rows[name] = list(recording.rows(groups, [None] * len(groups), name, 0, 0))
-        _keep(trainer, module, report_of({name: rows[name]}, not greedy))
-        if folder is not None:
+        if folder is not None:  # before anything else can fail, because replies are paid for
+            for logger in trainer.loggers:
+                _ = logger.experiment  # makes its folder: it warns if that has files already
             recording.write(rows[name], folder / "record" / str(record.FileName(name, 0)))
+        _keep(trainer, module, report_of({name: rows[name]}, not greedy))
     return rows
 
 
@@ -207,7 +210,7 @@ def _keep(trainer: L.Trainer, module: MTGRPO, figures: Figures) -> None:
         for key, figure in of_set.items()
         if figure.mean is not None
     }
-    for logger in trainer.loggers:  # first, because a logger warns if its folder exists already
+    for logger in trainer.loggers:
         logger.log_metrics(row, 0)
         logger.save()
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
