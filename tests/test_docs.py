@@ -39,6 +39,7 @@ from pages import ROOT, Done, Piece, Terminal, pieces, snippet_of
 from turnrl import (
     Fields,
     OutcomeOnly,
+    Policy,
     Reading,
     ToolCall,
     Trajectory,
@@ -578,6 +579,22 @@ def test_the_script_that_trains_by_hand_runs(tmp_path, monkeypatch):
     assert "val/exact_match" in header
     assert "train/tool_execution" in header
     assert len(rows) == 3  # untrained, and after each of two iterations
+
+
+def test_the_loop_of_the_page_trains_without_lightning(capsys):
+    script = (ROOT / "docs" / "your_loop.py").read_text()
+    assert len([line for line in script.splitlines() if line]) <= 36
+    short = {"range(40)": "range(2)", "* 8 : step * 8 + 8], 8,": "* 2 : step * 2 + 2], 4,"}
+    for whole, cut in short.items():
+        assert whole in script
+        script = script.replace(whole, cut)
+    names = {"__name__": "__main__"}
+    exec(compile(script, "docs/your_loop.py", "exec"), names)
+    assert re.findall(r"^step (\d): reward \d\.\d{3}$", capsys.readouterr().out, re.M) == ["0", "1"]
+    began = Policy("package://turnrl_atlas/starter")
+    began.load()
+    new, old = (p.trainable_state() for p in (names["policy"], began))
+    assert any(not torch.equal(new[name], old[name]) for name in old)
 
 
 SMALLER = "questions_per_iteration=2, val_limit=8"

@@ -56,13 +56,19 @@ def test_log_probabilities_and_their_gradient_equal_the_naive_ones(
     assert not entropy.requires_grad
 
 
-def test_reading_names_the_numbers_of_each_sequence(tiny_policy):
+def test_read_and_score_give_each_sequences_scores_and_score_their_gradient(tiny_policy):
     expected, entropies = naive_logprobs(tiny_policy.load(), 0.6)
-    read = tiny_policy.read(ROWS, 8, temperature=0.6)
-    assert [len(scores.logprobs) for scores in read] == [4, 2, 3]
-    assert torch.allclose(torch.cat([s.logprobs for s in read]), expected, atol=1e-5)
-    assert torch.allclose(torch.cat([s.entropy for s in read]), entropies, atol=1e-4)
-    assert not torch.cat([s.values for s in read]).any()
+    weight = tiny_policy.base.get_input_embeddings().weight
+    (gradient,) = torch.autograd.grad(expected.sum(), weight)
+    for score in (tiny_policy.read, tiny_policy.score):
+        scores = score(ROWS, 8, temperature=0.6)  # 8 tokens at once: several forward passes
+        assert [len(of_row.logprobs) for of_row in scores] == [4, 2, 3]
+        logprobs = torch.cat([s.logprobs for s in scores])
+        assert torch.allclose(logprobs, expected, atol=1e-5)
+        assert torch.allclose(torch.cat([s.entropy for s in scores]), entropies, atol=1e-4)
+        assert not torch.cat([s.values for s in scores]).any()
+        assert logprobs.requires_grad == (score == tiny_policy.score)
+    assert torch.allclose(torch.autograd.grad(logprobs.sum(), weight)[0], gradient, atol=1e-4)
 
 
 def test_bitsandbytes_is_imported_without_its_remark_on_a_kernel_and_says_the_rest(

@@ -418,11 +418,12 @@ class Policy(nn.Module):
             for part, training in modes:
                 part.training = training
 
-    @torch.no_grad()
-    def read(
+    def score(
         self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
     ) -> list[TokenScores]:
-        """Results of `forward` for each token sequence, in eval mode and on the CPU.
+        """Scores of token sequences that carry the gradient to the trained weights, on the
+        policy's device and in the mode that the policy is in. `read` is the same without a
+        gradient. Memory grows with the rows, so give as many as one backward pass can hold.
 
         Args:
             rows: The sequences, and which of their tokens are scored.
@@ -434,15 +435,23 @@ class Policy(nn.Module):
         """
         device = self.device
         scores: dict[int, TokenScores] = {}
-        with self.uneven_passes(), self.evaluating():
-            for numbers, layout in self.forward_passes(rows, budget):
-                if self._uneven is not None:
-                    self._uneven.announce()
-                asked = self(move_data_to_device(layout, device), temperature)
-                counts = [sum(rows[i][1]) for i in numbers]
-                parts = zip(*(part.cpu().split(counts) for part in asked), strict=True)
-                scores |= zip(numbers, itertools.starmap(TokenScores, parts), strict=True)
+        for numbers, layout in self.forward_passes(rows, budget):
+            if self._uneven is not None and not torch.is_grad_enabled():
+                self._uneven.announce()
+            asked = self(move_data_to_device(layout, device), temperature)
+            counts = [sum(rows[i][1]) for i in numbers]
+            parts = zip(*(part.split(counts) for part in asked), strict=True)
+            scores |= zip(numbers, itertools.starmap(TokenScores, parts), strict=True)
         return [scores[i] for i in range(len(rows))]
+
+    @torch.no_grad()
+    def read(
+        self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
+    ) -> list[TokenScores]:
+        """What `score` computes, without a gradient, in eval mode and on the CPU."""
+        with self.uneven_passes(), self.evaluating():
+            scores = self.score(rows, budget, temperature)
+        return [TokenScores(*(part.cpu() for part in parts)) for parts in scores]
 
     @torch.no_grad()
     def next_logits(self, ids: Sequence[int]) -> Tensor:
