@@ -61,6 +61,18 @@ def test_at_most_the_limit_is_scored_with_the_rule_of_the_validation(tiny_model,
         assert asked.rule.same("5", "-5") is right  # as a phrase, -5 is 5
 
 
+def test_a_run_asks_no_question_that_leaves_no_room(tiny_model, tmp_path):
+    short = [Question(str(n), "Which is it?", ("1",)) for n in range(2)]
+    asked = [*short, Question("long", "word " * 900, ("1",))]
+    also = AlsoScore("own", asked)
+    everything = QuestionData(asked, asked, questions_per_iteration=3)
+    run = trainer(tmp_path, 1, [also])
+    run.fit(make_module(tiny_model), everything)
+    assert run.current_epoch == 1
+    for kept in (everything, also._data):
+        assert kept.eval_questions() == short
+
+
 def test_neither_a_source_nor_a_split_is_refused():
     with pytest.raises(RecipeError, match="has no source and no split"):
         AlsoScore("again")

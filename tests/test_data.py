@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
 from commands import fails, save
+from rollouts import Look
 from turnrl import (
     DataError,
     Fields,
@@ -29,10 +31,12 @@ from turnrl import (
     QuestionData,
     QuestionSource,
     RecipeError,
+    Rollout,
     load_questions,
     reach_hub,
 )
 from turnrl.data.known import PRESETS, Preset
+from turnrl_segmenters import TwoTurn
 
 SQUAD = Path(__file__).parents[2] / "shared/data/squad/dev.jsonl"
 
@@ -776,6 +780,36 @@ def test_lightning_validates_with_batches_of_questions(tmp_path):
     data = QuestionData(val=numbered(tmp_path, 5), val_batch_size=2)
     trainer.validate(module, data, verbose=False)
     assert module.batches == [["0", "1"], ["2", "3"], ["4"]]
+
+
+def test_questions_whose_prompts_leave_no_room_are_left_out_and_counted(chat, caplog):
+    short = [Question(str(i), f"Which is {i}?", ("1",)) for i in range(4)]
+    long = [
+        Question("wide", "word " * 200, ("1",)),
+        Question("told", "?", ("1",), system="so " * 90),
+    ]
+    rollout = Rollout(TwoTurn(), [Look()], max_tokens=400)
+    own = chat.prompt(rollout.scheme.messages(short[0], chat))
+    for limit, left in ((len(own), []), (len(own) + 1, short[:1])):
+        exactly = replace(rollout, max_tokens=limit)
+        assert exactly.with_room(short[:1], chat)[0] == left
+    data = QuestionData([*short, *long], [*short[:2], long[0]], questions_per_iteration=4)
+    data.setup("fit")
+    data.leave_out_overlong(replace(rollout, max_tokens=len(own) + 40), chat)
+    lines = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
+    assert [line[:32] for line in lines] == [
+        "data.train: left out 2 of 6 ques",
+        "data.val: left out 1 of 3 questi",
+    ]
+    assert "'wide' makes a prompt of" in lines[0]
+    asked = {q.id for n in range(2) for q in data.iteration_questions(n, 0, 1)}
+    assert asked == {"0", "1", "2", "3"}
+    assert data.eval_questions() == short[:2]
+    # with more room they are asked again, and with none the run is refused
+    data.leave_out_overlong(replace(rollout, max_tokens=2000), chat)
+    assert len(data.eval_questions()) == 3
+    with pytest.raises(DataError, match=r"left out 6 of 6 .*Raise max_tokens"):
+        data.leave_out_overlong(replace(rollout, max_tokens=8), chat)
 
 
 def test_a_source_that_is_not_set_is_asked_for():

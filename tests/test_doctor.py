@@ -356,11 +356,11 @@ CANNOT_RUN = {
         "4096",
         "Set it to 2048 or less",
     ),
-    "a question that leaves no room": (
-        {"data__train": "aims.jsonl", "model__rollout__max_tokens": 64},
-        "attempts",
-        "question 'a' makes a prompt of ",
-        "Raise it",
+    "questions that leave no room": (
+        {"data__train": "long.jsonl", "model__rollout__max_tokens": 64},
+        "data train",
+        "leaves out 1 of 1 questions, whose prompts leave no room within",
+        "Raise model.rollout.max_tokens",
     ),
     "a file that is missing": (
         {"data__train": "gone.jsonl"},
@@ -405,6 +405,7 @@ def test_a_recipe_that_cannot_run_fails_with_the_next_step(what, recipe, doctor,
         {"id": "b", "question": "When?", "answers": ["now"], "room": 2},
     ]
     Path("aims.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("long.jsonl").write_text(json.dumps(rows[0]) + "\n")
     Path("empty.jsonl").touch()
     Path("fields.jsonl").write_text('{"id": 1, "query": "Where?", "answers": ["here"]}\n')
     Path("forgets.jinja").write_text(FORGETS)
@@ -416,6 +417,15 @@ def test_a_recipe_that_cannot_run_fails_with_the_next_step(what, recipe, doctor,
     text, _, next_step = lines[line][1].partition(" | ")
     assert seen in text
     assert step in next_step
+
+
+def test_a_question_that_leaves_no_room_is_left_out_of_the_rehearsal(recipe, doctor):
+    rows = [{"question": text, "answers": ["here"]} for text in ("Where? " * 40, "When?")]
+    Path("long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, lines = doctor(recipe(data__train="long.jsonl", model__rollout__max_tokens=64))
+    assert (code, failed(lines)) == (0, set())
+    assert lines["data train"][0] == "warn"
+    assert "leaves out 1 of 2 questions" in lines["data train"][1]
 
 
 @pytest.fixture

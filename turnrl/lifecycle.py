@@ -6,7 +6,7 @@ The algorithm, which collects, gives credit and learns, is in `module.py`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 import torch
@@ -30,7 +30,7 @@ from turnrl.policy.model import Policy
 from turnrl.policy.reading import read_trajectories
 from turnrl.policy.trials import try_out
 from turnrl.run.announce import announce
-from turnrl.run.folders import run_folder
+from turnrl.run.folders import data_of, run_folder
 from turnrl.run.metrics import MetricLog
 from turnrl.scoring import Tally
 from turnrl.streams import ASK
@@ -42,6 +42,14 @@ from turnrl.types import (
     TokenScores,
     Trajectory,
 )
+
+
+@runtime_checkable
+class LeavesOutOverlong(Protocol):
+    """Data that can leave out questions whose prompts are too long, before a run begins."""
+
+    def leave_out_overlong(self, rollout: Rollout, chat: ChatFormat) -> None:
+        """Leave them out, and warn."""
 
 
 class PolicyModule(L.LightningModule, ABC):
@@ -141,6 +149,8 @@ class PolicyModule(L.LightningModule, ABC):
         else:
             settle_evaluation(self, self.folder)
         self.collector.check()
+        if isinstance(data := data_of(self.trainer), LeavesOutOverlong):
+            data.leave_out_overlong(self.rollout, self.chat)
 
     def configure_model(self) -> None:
         """Load the weights onto the device that the strategy chose."""

@@ -122,6 +122,7 @@ def warm_up(
     runner = _trainer(trainer or {})
     module.collector.check()
     data.setup("fit")
+    data.leave_out_overlong(module.rollout, module.chat)
     questions = data.passes(_ORDER)
     asked = list(islice(questions, settings.steps * settings.batch_size))
     tried = data.eval_questions("val")[: settings.held_out] if data.sources["val"] else []

@@ -103,9 +103,22 @@ class ChatFormat:
         Raises:
             RecipeError: If the template refuses the messages, or changes their texts.
         """
+        return self._fill(self._opening(messages, tools), messages, False)
+
+    def prompt_tokens(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], least: int
+    ) -> int:
+        """Number of tokens of a `prompt`, or less than `least` if it has fewer. Only a prompt with
+        `least` bytes or more is tokenised, because every token has a byte."""
+        markup = self._opening(messages, tools)
+        texts = (*markup, *(message["content"] for message in messages))
+        size = sum(len(text.encode("utf-8", "replace")) for text in texts)
+        return size if size < least else len(self._fill(markup, messages, False))
+
+    def _opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[str]:
+        """The markup around the messages of a prompt."""
         schemas = json.dumps([tool_schema(tool) for tool in tools], default=dict)
-        markup = self._markup(tuple(m["role"] for m in messages), schemas)
-        return self._fill(markup, messages, False)
+        return self._markup(tuple(m["role"] for m in messages), schemas)
 
     def observation(self, messages: Sequence[Message], after: int | None) -> tuple[int, ...]:
         """Ids to append so that the policy reads the messages and speaks next.
@@ -286,7 +299,12 @@ class ChatFormat:
 
     def _encode(self, text: str, control: bool) -> list[int]:
         text = text.encode("utf-8", "replace").decode()  # a lone surrogate is not text
-        options = {"add_special_tokens": False, "split_special_tokens": not control}
+        # verbose: it warns of texts beyond the model's window, which turnrl cuts or leaves out
+        options = {
+            "add_special_tokens": False,
+            "split_special_tokens": not control,
+            "verbose": False,
+        }
         return cast("list[int]", self.tokenizer(text, **options)["input_ids"])
 
 

@@ -8,7 +8,7 @@ from typing import ClassVar, Literal
 
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
-from turnrl.types import Player, Segmenter, ToolSpec, Trajectory
+from turnrl.types import Player, Question, Segmenter, ToolSpec, Trajectory
 
 
 class Driver(ABC):
@@ -45,6 +45,11 @@ class Driver(ABC):
             RecipeError: If the plugin does not fit the tools or the template.
             PluginError: If the plugin breaks its contract.
         """
+
+    def prompt_tokens(self, question: Question, chat: ChatFormat, least: int) -> int:
+        """Number of tokens of a question's prompt, as far as it is known before an attempt begins;
+        any smaller number if it is less than `least`. 0 for a player, which writes it later."""
+        return 0
 
     def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:  # noqa: B027 - a player's begin themselves
         """Begin attempts whose tool sessions are open.

@@ -58,7 +58,8 @@ class Rollout:
         max_result_tokens: The most tokens of one tool result that the policy reads; rewards see the
             same text.
         max_tokens: The most tokens of a whole trajectory: prompt, turns and results. If a player
-            rewrites its history, the most tokens of each history.
+            rewrites its history, the most tokens of each history. A run leaves out questions whose
+            prompts alone have as many, and counts them in a warning.
         lockstep: Start the next turn when all trajectories have ended theirs. Then batches, and so
             results to the last digit, do not depend on how fast tools answer. Without it slow tools
             overlap with generation.
@@ -188,6 +189,30 @@ class Rollout:
         for tool in self.toolsets:
             with blaming(ToolError, f"{tool} in check", "Fix the tool, or what it needs."):
                 tool.check()
+
+    def with_room(
+        self, questions: Sequence[types.Question], chat: ChatFormat
+    ) -> tuple[list[types.Question], str]:
+        """The questions whose prompts leave room for a turn within `max_tokens`, as far as that is
+        known before a tool's session is open or a player begins.
+
+        Args:
+            questions: The questions.
+            chat: The policy's chat format.
+        Returns:
+            These questions, and a phrase that counts the others; empty if there are none.
+        """
+        limit = self.max_tokens
+        sizes = [self.driver.prompt_tokens(question, chat, limit) for question in questions]
+        kept = [question for question, size in zip(questions, sizes, strict=True) if size < limit]
+        if len(kept) == len(questions):
+            return kept, ""
+        longest = max(range(len(sizes)), key=sizes.__getitem__)
+        return kept, (
+            f"{len(questions) - len(kept)} of {len(questions)} questions, whose prompts leave no "
+            f"room within model.rollout.max_tokens = {limit} ({questions[longest].id!r} makes a "
+            f"prompt of {sizes[longest]} tokens)"
+        )
 
     @property
     def places(self) -> Places:

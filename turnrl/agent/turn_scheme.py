@@ -138,6 +138,10 @@ class TurnScheme(Driver):
         """Token ids of a question's prompt; see `messages`."""
         return chat.prompt(self.messages(question, chat), self.templated)
 
+    def prompt_tokens(self, question: Question, chat: ChatFormat, least: int) -> int:
+        """See `Driver.prompt_tokens`. A tool's session may add to the prompt later."""
+        return chat.prompt_tokens(self.messages(question, chat), self.templated, least)
+
     def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:
         """See `Driver.begin`. Consecutive attempts with the same prompt share the work of reading
         it."""

@@ -83,6 +83,11 @@ class AlsoScore(L.Callback):
         self._data.setup("validate")
         self._data.trainer = trainer  # only now, or it would announce the reading again
 
+    def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        """Leave out questions that are too long to ask."""
+        if self._data is not None:
+            self._data.leave_out_overlong(pl_module.rollout, pl_module.chat)
+
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Score the questions with greedy trajectories. Each process scores its share."""
         if self._data is None or trainer.sanity_checking or trainer.state.fn != "fit":

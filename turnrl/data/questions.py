@@ -14,6 +14,8 @@ from collections import UserList
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, final
 
+from turnrl.agent.chat import ChatFormat
+from turnrl.agent.rollout import Rollout
 from turnrl.data.fields import Fields
 from turnrl.data.rows import RECIPE, Names
 from turnrl.data.sources import Role, Source, load_questions, open_source
@@ -118,7 +120,9 @@ class QuestionData(IterationData):
         self.names: Names = RECIPE
         """The caller's names of the settings, for messages."""
         self._opened = functools.cache(self._open)
-        self._questions = functools.cache(self._load)
+        self._loaded = functools.cache(self._load)
+        self._kept: dict[tuple[Role, str | None], list[Question]] = {}
+        self._place: tuple[Rollout, ChatFormat] | None = None
         self._advised = False
 
     def setup(self, stage: str | None = None) -> None:
@@ -132,6 +136,21 @@ class QuestionData(IterationData):
             self.eval_questions()
         if self.sources["train"] is not None:  # only then are `fields` about these sources alone
             self._refuse_unused(opened)  # again: only now is it known what a function returns
+
+    def leave_out_overlong(self, rollout: Rollout, chat: ChatFormat) -> None:
+        """Leave out the questions whose prompts leave no room for a turn. A warning counts them.
+
+        Args:
+            rollout: How the questions are asked.
+            chat: The policy's chat format.
+        Raises:
+            DataError: If no question is left of a split.
+        """
+
+        self._place = rollout, chat
+        before, self._kept = self._kept, {}
+        for role, split in before:
+            self._questions(role, split)
 
     def _warn_of_few(self, count: int) -> None:
         """Warn if an iteration asks far more questions than there are. Otherwise a mistyped number
@@ -217,6 +236,21 @@ class QuestionData(IterationData):
         if name is None:
             raise DataError(f"data.{role} is not set. Name a file, a preset or a data set.")
         return open_source(name, self.fields, self.config, self.names)
+
+    def _questions(self, role: Role, split: str | None = None) -> list[Question]:
+        """The questions of a split; once it is known how they are asked, those with room."""
+        if (role, split) not in self._kept:
+            questions, fault = self._loaded(role, split), ""
+            if self._place is not None:
+                rollout, chat = self._place
+                questions, fault = rollout.with_room(questions, chat)
+            if fault:
+                line = f"data.{role}: left out {fault}. Raise max_tokens to ask them"
+                if not questions:
+                    raise DataError(f"{line}, or name other questions.")
+                _logger.warning(f"{line}.")
+            self._kept[role, split] = questions
+        return self._kept[role, split]
 
     def _load(self, role: Role, split: str | None = None) -> list[Question]:
         chosen = split or self.splits[role]

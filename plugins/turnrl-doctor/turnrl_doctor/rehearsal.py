@@ -81,6 +81,8 @@ class Rehearsal(Check):
             if isinstance(start.data, QuestionData):
                 yield from _read(start.data, questions)
             if isinstance(start.module, MTGRPO):
+                with contextlib.suppress(Exception):  # reported as its template's or its scheme's
+                    yield from _left_out(start.module, questions)
                 with contextlib.ExitStack() as stack:
                     parts = _Parts(start, start.module, _chosen(questions), stack)
                     yield from parts.rehearsed()
@@ -109,6 +111,19 @@ def _read(data: QuestionData, by_role: dict[str, list[Question]]) -> Iterator[Fi
                 yield Finding("pass", name, f"{source} is on the hub, and will be downloaded")
         except Exception as error:  # a source is anybody's code, and every role is reported
             yield of_error(name, error, about=about)
+
+
+def _left_out(module: MTGRPO, by_role: dict[str, list[Question]]) -> Iterator[Finding]:
+    """Leave out the questions that a run leaves out because their prompts are too long."""
+    for role, questions in [*by_role.items()]:
+        kept, overlong = module.rollout.with_room(questions, module.chat)
+        if overlong:
+            step = "Raise model.rollout.max_tokens to ask them."
+            text = f"a run leaves out {overlong}"
+            yield Finding("warn" if kept else "fail", f"data {role}", text, step)
+            by_role[role] = kept
+            if not kept:
+                del by_role[role]
 
 
 def _chosen(by_role: dict[str, list[Question]]) -> list[Question]:

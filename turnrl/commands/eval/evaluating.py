@@ -183,6 +183,8 @@ def _by_server(
     # a server's replies cannot be reproduced, so no trajectory waits for another's turn
     rollout = replace(module.rollout, lockstep=False)
     rollout.check(module.chat)
+    for data in sets.values():
+        data.leave_out_overlong(rollout, module.chat)
     say(f"asking {server.model!r} at {server.base_url}")
     rows: dict[str, list[record.Row]] = {}
     for name, data in sets.items():
