@@ -133,7 +133,8 @@ class Attempt:
         """The error for a prompt of `tokens` tokens, which leaves no room to act."""
         return DataError(
             f"question {self.asked.id!r} makes a prompt of {tokens} tokens: no room within "
-            f"model.rollout.max_tokens = {self.agent.max_tokens}. Raise it, or leave the question out."
+            f"model.rollout.max_tokens = {self.agent.max_tokens}. Raise it, or leave the question "
+            "out."
         )
 
     def _history_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Conversation:
