@@ -198,7 +198,7 @@ def test_the_doctor_refuses_settings_that_fsdp_cannot_shard(write_recipe, capsys
     write_recipe(url="http://127.0.0.1:9")
     words = ["doctor", "recipe.yaml", "--trainer.devices=2", "--trainer.strategy=fsdp2"]
     assert main([*words, "--model.policy.quantization=nf4"]) == 2
-    assert "is 'nf4', whose weights do not come apart" in capsys.readouterr().out
+    assert "are quantised (nf4), which do not come apart" in capsys.readouterr().out
     assert main([*words, "--model.engine=Slots"]) == 2
     assert "Slots samples with the policy's own weights" in capsys.readouterr().out
 

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from turnrl.errors import CheckpointError, RecipeError, blaming, in_short
 from turnrl.policy.adapter import read_adapter, take_adapter
-from turnrl.policy.files import load_part
+from turnrl.policy.files import load_whole
 from turnrl.policy.model import Policy
 
 
@@ -121,7 +121,7 @@ def take_exported(policy: Policy, folder: str | Path) -> None:
         if saved is not None:
             take_adapter(policy.network, Path(folder))
         else:
-            whole = load_part("AutoModelForCausalLM", str(folder), None, dtype=torch.float32)
+            whole = load_whole(str(folder), None, dtype=torch.float32)
             policy.network.load_state_dict(whole.state_dict())
     except RuntimeError as error:
         raise CheckpointError(

@@ -269,11 +269,12 @@ def check_division(policy: Policy, engine: Engine) -> None:
     Raises:
         RecipeError: Naming the setting.
     """
-    if policy.quantization != "none":
+    if (method := policy.base_quantization) is not None:
         raise RecipeError(
-            f"trainer.strategy is fsdp2, and model.policy.quantization is {policy.quantization!r}, "
-            "whose weights do not come apart: four bits of each lie with the scales of its block. "
-            "Set it to none, with dtype bfloat16, or take ddp."
+            f"trainer.strategy is fsdp2, and the weights of {policy.model!r} are quantised "
+            f"({method}), which do not come apart: the bits of each lie with the scales of its "
+            "block. Set model.policy.quantization to none, with dtype bfloat16 and a model that is "
+            "not quantised on disk, or take ddp."
         )
     if not engine.copies_weights:
         raise RecipeError(

@@ -124,7 +124,7 @@ class Collector:
         Raises:
             TurnRLError: About the policy, the rollout, a tool's world or the engine.
         """
-        self.parts.policy.check_length(self.parts.rollout.max_tokens)
+        self.parts.policy.check(self.parts.rollout.max_tokens)
         rollout, estimator = self.parts.rollout, self.parts.estimator
         rollout.check(self.chat)
         if estimator.probes and not rollout.driver.branches:

@@ -1,6 +1,7 @@
 """A low-rank adapter: its settings, and the base that it is added to."""
 
 import contextlib
+import copy
 import hashlib
 import json
 import logging
@@ -10,16 +11,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
-from turnrl.errors import RecipeError, at_least, in_short, within
+from turnrl.errors import RecipeError, at_least, did_you_mean, in_short, within
 from turnrl.policy.compute import adapt_in_place
 
-_OTHER_KINDS = (
-    *("use_rslora", "use_dora", "rank_pattern", "alpha_pattern", "lora_bias", "modules_to_save"),
-    *("layer_replication", "trainable_token_indices", "target_parameters"),
-)
-"""Settings of peft under which an adapter computes something other than `Lora`."""
+_PLAIN = {
+    *("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "fan_in_fan_out"),
+    *("base_model_name_or_path", "revision", "peft_type", "peft_version", "task_type", "bias"),
+    *("auto_mapping", "inference_mode", "runtime_config", "init_lora_weights", "megatron_core"),
+    *("corda_config", "eva_config", "loftq_config", "lora_ga_config", "qalora_group_size"),
+}
+"""Settings of peft under which an adapter still computes what `Lora` does, those of its
+initialisation included. Any other one that is set makes it another kind of adapter."""
+_ADDED = (True, False, None, "gaussian", "eva", "orthogonal")
+"""Initialisations of peft that leave the base as it is. Under the others (PiSSA, OLoRA, CorDA,
+LoftQ, ...) the adapter is the difference to a changed base."""
 
 
 @dataclass(frozen=True)
@@ -61,13 +69,12 @@ def _is_no_remark(record: logging.LogRecord) -> bool:
 logging.getLogger("bitsandbytes.backends.cpu.ops").addFilter(_is_no_remark)
 
 
-def with_adapter(network: Any, lora: Lora, quantized: bool) -> object:
+def with_adapter(network: Any, lora: Lora) -> object:
     """The network with a low-rank adapter, and only the adapter trained.
 
     Args:
         network: The base.
         lora: The adapter's settings.
-        quantized: True if the base is in 4 bits.
     Raises:
         RecipeError: If the settings do not fit the model.
     """
@@ -81,20 +88,18 @@ def with_adapter(network: Any, lora: Lora, quantized: bool) -> object:
         exclude_modules=_not_products(network) or None,
         task_type="CAUSAL_LM",
     )
+    _refuse_unmatched(network, config)
     try:
         # peft uses a name of transformers 5.23 that transformers 6 will drop
         with warnings.catch_warnings(action="ignore", category=FutureWarning):
-            if quantized:
-                from bitsandbytes.nn.modules import Linear4bit
-
-                # not with peft's own preparation, which would put norms and head, and so
-                # all activations, in float32
-                network.requires_grad_(False)
-                for layer in network.modules():
-                    if isinstance(layer, Linear4bit):
-                        # bitsandbytes would repack the weights at the first forward pass in eval
-                        # mode, and from then on no gradient would pass through them
-                        layer.support_avx512bf16_for_cpu = False
+            # not with peft's own preparation of 4-bit layers, which would put norms and head, and
+            # so all activations, in float32
+            network.requires_grad_(False)
+            for layer in network.modules():
+                if hasattr(layer, "support_avx512bf16_for_cpu"):  # of bitsandbytes, in 4 bits
+                    # it would repack the weights at the first forward pass in eval mode, and from
+                    # then on no gradient would pass through them
+                    layer.support_avx512bf16_for_cpu = False
             network = get_peft_model(network, config)
     except ValueError as error:
         raise RecipeError(f"model.policy.lora does not fit the model: {error}") from error
@@ -126,18 +131,27 @@ def read_adapter(folder: Path) -> Exported | None:
     file = folder / "adapter_config.json"
     if not file.is_file():
         return None
-    config = json.loads(file.read_text("utf-8"))
-    odd = [f"{key}: {json.dumps(config[key])}" for key in _OTHER_KINDS if config.get(key)]
-    odd += [] if config.get("bias", "none") == "none" else [f"bias: {config['bias']}"]
-    odd += [] if config.get("peft_type") == "LORA" else [f"peft_type: {config.get('peft_type')}"]
-    if odd:
+    try:
+        config = json.loads(file.read_text("utf-8"))
+        shape = {"r": config["r"], "alpha": config["lora_alpha"]}
+    except (ValueError, KeyError, TypeError) as error:
         raise RecipeError(
-            f"the adapter in {str(folder)!r} has {', '.join(odd)}, which model.policy.lora "
+            f"{str(file)!r} is not the configuration of an adapter of peft ({in_short(error)}). "
+            "Copy the adapter's folder again, whole."
+        ) from error
+    odd = [key for key, value in config.items() if value and key not in _PLAIN]
+    odd += [] if config.get("init_lora_weights") in _ADDED else ["init_lora_weights"]
+    odd += [] if config.get("bias", "none") == "none" else ["bias"]
+    odd += [] if config.get("peft_type") == "LORA" else ["peft_type"]
+    odd += [] if config.get("task_type") in (None, "CAUSAL_LM") else ["task_type"]
+    if odd:
+        named = ", ".join(f"{key}: {json.dumps(config.get(key))}" for key in odd)
+        raise RecipeError(
+            f"the adapter in {str(folder)!r} has {named}, which model.policy.lora "
             "cannot go on with. Merge it into its base, and set model.policy.model to the merged "
             "model."
         )
     base = str(config.get("base_model_name_or_path"))
-    shape = {"r": config["r"], "alpha": config["lora_alpha"]}
     return Exported(base, config.get("revision"), shape)
 
 
@@ -149,16 +163,37 @@ def digest_of(folder: Path | None) -> str | None:
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
-def take_adapter(network: object, folder: Path) -> None:
+def take_adapter(network: nn.Module, folder: Path) -> None:
     """Load the weights of an exported adapter into a network's adapter.
 
     Raises:
+        RecipeError: If they cannot be read, or hold changed weights of the base.
         RuntimeError: If they do not fit.
     """
     from peft import load_peft_weights, set_peft_model_state_dict
 
-    weights = load_peft_weights(str(folder), device="cpu")
-    keys: Any = set_peft_model_state_dict(network, weights)
+    try:
+        weights = load_peft_weights(str(folder), device="cpu")
+    except Exception as error:  # of safetensors, of pickle, or of the hub, if there is no file
+        raise RecipeError(
+            f"the weights of the adapter in {str(folder)!r} cannot be read ({in_short(error)}). "
+            "Copy its folder again, whole, adapter_model.safetensors included."
+        ) from error
+    own = network.state_dict()
+    for name, weight in weights.items():
+        base = own.get(
+            name
+        )  # under an adapter of the embeddings or the head, peft saves it as well
+        same = base is not None and base.shape == weight.shape
+        same = same and (base.is_meta or torch.equal(base.cpu(), weight.to(base.dtype)))
+        if ".lora_" not in name and not same:
+            raise RecipeError(
+                f"the adapter in {str(folder)!r} also holds {name}, and the base has other weights "
+                "there. Merge it into its base, and set model.policy.model to the merged model."
+            )
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*to a meta parameter in the current model")
+        keys: Any = set_peft_model_state_dict(network, weights)
     missing = [name for name in keys.missing_keys if ".lora_" in name]
     if odd := [*keys.unexpected_keys, *missing]:
         raise RuntimeError(f"{odd[0]} is only in one of them")
@@ -195,6 +230,31 @@ def exchanged(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
     finally:
         for parameter, before in own.items():
             parameter.data.copy_(before)
+
+
+def _refuse_unmatched(network: nn.Module, config: Any) -> None:
+    """Refuse names of layers that match none: peft ignores them if another name matches."""
+    if isinstance(config.target_modules, str):
+        return
+    from peft.tuners.tuners_utils import check_target_module_exists
+
+    layers = [name for name, _ in network.named_modules() if name]
+    for target in sorted(config.target_modules):
+        alone = copy.copy(config)
+        alone.target_modules = {target}
+        if not any(check_target_module_exists(alone, name) is True for name in layers):
+            kinds = sorted(
+                {
+                    name.rpartition(".")[2]
+                    for name, part in network.named_modules()
+                    if isinstance(part, nn.Linear)
+                }
+            )
+            raise RecipeError(
+                f"model.policy.lora.target_modules has {target!r}, and the model has no layer of "
+                f"this name that an adapter fits.{did_you_mean(target, kinds)} Its linear layers "
+                f"are {', '.join(kinds)}."
+            )
 
 
 def _not_products(network: nn.Module) -> list[str]:

@@ -2,19 +2,24 @@
 
 import hashlib
 import importlib.util
+import logging
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import transformers
-from safetensors import SafetensorError
+from transformers.utils import logging as transformers_logging
 
 from turnrl.agent.chat import read_template
+from turnrl.device import of_the_device
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.policy.adapter import read_adapter
 from turnrl.policy.hub import reach_hub
+from turnrl.text import counted
 
+_logger = logging.getLogger(__name__)
 PACKAGE_PREFIX = "package://"
 
 
@@ -141,10 +146,12 @@ def load_part(kind: str, model: str, revision: str | None, **options: object) ->
     try:
         auto = getattr(transformers, kind)
         return auto.from_pretrained(folder, revision=revision, **options)
-    except (OSError, ValueError, ImportError, SafetensorError) as error:
-        cause = str(error).strip() or type(error).__name__
+    except Exception as error:  # a folder that somebody brings may be broken in any way
+        if of_the_device(error):
+            raise
+        cause = " ".join(str(error).split()) or type(error).__name__
         raise RecipeError(
-            f"model.policy.model {model!r} cannot be loaded: {cause.splitlines()[0]} Give a "
+            f"model.policy.model {model!r} cannot be loaded: {cause:.300} Give a "
             "folder with config.json and a tokenizer, or a hub model that this machine can "
             "reach or has in its cache."
         ) from error
@@ -164,21 +171,63 @@ def load_network(
         config: Its configuration.
         dtype: Type of the weights; if they are in 4 bits, of the computations with them.
         four_bit: Keep linear layers in NF4.
-        device: Where to load them. A GPU gets them without a copy on the host.
+        device: Where to load them. A GPU gets them without a copy on the host. `meta` only compares
+            their names and shapes with the architecture.
     Raises:
-        RecipeError: If they cannot be loaded.
+        RecipeError: If they cannot be loaded, or are not all there: transformers would draw the
+            others at random.
     """
-    options: dict[str, object] = {"dtype": dtype, "attn_implementation": "sdpa", "config": config}
-    if four_bit:
+    plain: dict[str, object] = {"dtype": dtype, "attn_implementation": "sdpa", "config": config}
+    options = dict(plain)
+    if four_bit or device.type != "cpu":
+        options["device_map"] = {"": device}
+    if four_bit and quantization_of(config) is None:
         options["quantization_config"] = transformers.BitsAndBytesConfig(
             load_in_4bit=True,
             bnb_4bit_quant_type="nf4",
             bnb_4bit_use_double_quant=True,
             bnb_4bit_compute_dtype=dtype,
         )
-    if four_bit or device.type != "cpu":
-        options["device_map"] = {"": device}
-    return load_part("AutoModelForCausalLM", origin.model, origin.revision, **options)
+        # a model that is quantised while it loads does not notice other shapes
+        load_whole(origin.model, origin.revision, **plain, device_map={"": "meta"})
+    return load_whole(origin.model, origin.revision, **options)
+
+
+def load_whole(model: str, revision: str | None, **options: object) -> Any:
+    """Load a language model; see `load_part`. Its weights are all in its files.
+
+    Raises:
+        RecipeError: If it cannot be loaded, or weights are missing or have other shapes.
+    """
+    options |= {"output_loading_info": True, "ignore_mismatched_sizes": True}
+    verbosity = transformers_logging.get_verbosity()
+    transformers_logging.set_verbosity_error()  # its table of names that do not match
+    try:
+        network, names = load_part("AutoModelForCausalLM", model, revision, **options)
+    finally:
+        transformers_logging.set_verbosity(verbosity)
+    other = [f"{n} {[*saved]} instead of {[*own]}" for n, saved, own in names["mismatched_keys"]]
+    missing, unused = sorted(names["missing_keys"]), sorted(names["unexpected_keys"])
+    if missing or other:
+        lacks = f"lacks {counted(len(missing), 'tensor')} ({_first(missing)})" if missing else ""
+        shapes = f"has other shapes than its config.json says ({_first(sorted(other))})"
+        holds = f" It holds others that the architecture has no place for ({_first(unused)})."
+        raise RecipeError(
+            f"model.policy.model {model!r} {lacks or shapes}, so these weights would be random."
+            f"{holds if unused else ''} Copy its folder again, whole, or correct the names in its "
+            "files and the sizes in its config.json."
+        )
+    if unused:
+        _logger.warning(
+            f"{model} holds {counted(len(unused), 'tensor')} that its architecture "
+            f"({type(network).__name__}) has no place for: {_first(unused)}"
+        )
+    return network
+
+
+def _first(names: Sequence[str], most: int = 3) -> str:
+    rest = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(names[:most])}{rest}"
 
 
 def load_tokenizer(
@@ -221,6 +270,70 @@ def load_config(model: str, revision: str | None) -> transformers.PretrainedConf
     return config
 
 
+def quantization_of(config: transformers.PretrainedConfig) -> str | None:
+    """The method by which a model's weights on disk are quantised: `nf4`, `gptq`, ...; None if they
+    are not."""
+    found = getattr(config, "quantization_config", None)
+    if found is None:
+        return None
+    settings = found if isinstance(found, dict) else found.to_dict()
+    nf4 = settings.get("load_in_4bit") and settings.get("bnb_4bit_quant_type") == "nf4"
+    return "nf4" if nf4 else str(settings.get("quant_method", "by an unknown method"))
+
+
+def check_quantization(
+    config: transformers.PretrainedConfig, model: str, wanted: str, adapter: bool
+) -> None:
+    """Refuse to train quantised weights, or to quantise them once more.
+
+    Args:
+        config: The model's configuration.
+        model: Its name in the recipe.
+        wanted: The recipe's `policy.quantization`.
+        adapter: True if an adapter is trained.
+    Raises:
+        RecipeError: Naming the method.
+    """
+    method = quantization_of(config)
+    if method is not None and not adapter:
+        raise RecipeError(
+            f"model.policy.model {model!r} is quantised on disk ({method}), and such weights "
+            "cannot be trained. Add model.policy.lora (an empty mapping means its defaults), or "
+            "name the model that it was quantised from."
+        )
+    if method is not None and wanted not in ("none", method):
+        raise RecipeError(
+            f"model.policy.quantization is {wanted!r}, and model.policy.model {model!r} is already "
+            f"quantised on disk ({method}). Set quantization to none, or name the model that it "
+            "was quantised from."
+        )
+
+
+def check_vocabulary(
+    tokenizer: transformers.PreTrainedTokenizerBase,
+    config: transformers.PretrainedConfig,
+    model: str,
+) -> None:
+    """Refuse tokens that a text may become and that the embedding has no row for. Others, such as
+    the mark of an image in a model that sees none, are no harm.
+
+    Raises:
+        RecipeError: Naming the tokens.
+    """
+    rows = config.get_text_config().vocab_size
+    ids = {token: number for token, number in tokenizer.get_vocab().items() if number >= rows}
+    template = str(tokenizer.chat_template)
+    special = {text.content for text in tokenizer.added_tokens_decoder.values() if text.special}
+    used = sorted(token for token in ids if token not in special or token in template)
+    used += [t for t in (tokenizer.eos_token, tokenizer.bos_token) if t in ids and t not in used]
+    if used:
+        raise RecipeError(
+            f"the tokenizer of model.policy.model {model!r} has tokens beyond the {rows} rows of "
+            f"the model's embedding: {_first(used)}. Add rows with resize_token_embeddings in "
+            "transformers, and train them, or take the tokenizer that belongs to the model."
+        )
+
+
 def fingerprint(folder: str, revision: str | None) -> str:
     """A digest of a small part of every weight on disk, rounded to bfloat16.
 
@@ -241,6 +354,9 @@ def fingerprint(folder: str, revision: str | None) -> str:
                 part = tensors.get_tensor(name) if rows is None else view[:rows]
                 bits = part.flatten()[:4096].to(torch.bfloat16).view(torch.int16)
                 digest.update(name.encode() + bits.numpy().tobytes())
-    for file in sorted(Path(here).glob("pytorch_model*.bin")):  # archives, with checksums
-        digest.update(repr(sorted(p.CRC for p in zipfile.ZipFile(file).infolist())).encode())
+    for file in sorted(Path(here).glob("pytorch_model*.bin")):
+        if zipfile.is_zipfile(file):  # an archive has checksums
+            digest.update(repr(sorted(p.CRC for p in zipfile.ZipFile(file).infolist())).encode())
+        else:
+            digest.update(file.read_bytes())
     return digest.hexdigest()[:16]

@@ -48,12 +48,15 @@ from turnrl.policy.divided import (
 )
 from turnrl.policy.files import (
     Origin,
+    check_quantization,
+    check_vocabulary,
     fingerprint,
     load_config,
     load_network,
     load_tokenizer,
     locate,
     origin_of,
+    quantization_of,
     refuse_other_kind,
 )
 from turnrl.policy.head import ValueHead, chosen_logprobs
@@ -185,6 +188,24 @@ class Policy(nn.Module):
         """
         return load_config(self.origin.model, self.origin.revision)
 
+    @property
+    def base_quantization(self) -> str | None:
+        """How the base's weights are quantised, on disk or by the recipe; None if they are not."""
+        return quantization_of(self.config) if self.quantization == "none" else self.quantization
+
+    def check(self, tokens: int) -> None:
+        """Find what cannot work, before any weights are loaded.
+
+        Args:
+            tokens: The most tokens of a trajectory.
+        Raises:
+            RecipeError: If the model has too few positions, is quantised and to be trained whole,
+                or has no embedding for a token of its tokenizer.
+        """
+        self.check_length(tokens)
+        check_quantization(self.config, self.model, self.quantization, self.lora is not None)
+        check_vocabulary(self.tokenizer, self.config, self.model)
+
     def check_length(self, tokens: int) -> None:
         """Refuse trajectories that are longer than the model's positions.
 
@@ -197,6 +218,22 @@ class Policy(nn.Module):
                 f"model.rollout.max_tokens is {tokens}, and {self.model!r} has positions for "
                 f"{limit} tokens (max_position_embeddings). Set it to {limit} or less."
             )
+
+    def check_files(self) -> None:
+        """Compare the names and the shapes of the weights on disk with the architecture, and the
+        adapter with its layers, without reading any weights.
+
+        Raises:
+            RecipeError: Naming what does not fit.
+        """
+        if quantization_of(self.config) is not None:
+            return  # only its own package, on its own device, knows its layers
+        meta = torch.device("meta")
+        network = load_network(self.origin, self.config, torch.float32, False, meta)
+        if self.lora is not None:
+            network = with_adapter(network, self.lora)
+            if self.origin.adapter is not None:
+                start_adapter(network, self.origin.adapter)
 
     def _divide(self, mesh: DeviceMesh) -> None:
         """Keep a part of each weight in each process of a mesh. From then on all processes make
@@ -292,7 +329,7 @@ class Policy(nn.Module):
         if self.fused_kernels and not divided:
             self.in_force["fused kernels"] = fuse(network, device)
         if self.lora is not None:
-            network = with_adapter(network, self.lora, self.quantization == "nf4")
+            network = with_adapter(network, self.lora)
             if self.origin.adapter is not None:
                 self._start = start_adapter(network, self.origin.adapter)
         if self.gradient_checkpointing:
@@ -564,7 +601,9 @@ class Policy(nn.Module):
         state = self.network_state() if self.divided else None
         if self.writes:
             folder.mkdir(parents=True, exist_ok=True)
-            self.network.save_pretrained(folder, state_dict=state)
+            # peft would also save a base's embeddings and head that have an adapter
+            alone = {} if self.lora is None else {"save_embedding_layers": False}
+            self.network.save_pretrained(folder, state_dict=state, **alone)
             self.tokenizer.save_pretrained(folder)
         return folder
 

@@ -235,6 +235,11 @@ class ModelFiles(Check):
             advice = "Copy the model's folder again, whole."
             yield Finding("fail", "model", f"{folder} {lacks}", advice, "machine")
         else:
+            try:
+                module.policy.check_files()
+            except RecipeError as error:
+                yield of_error("model", error)
+                return
             size = gigabytes(sum(file.stat().st_size for file in files))
             text = f"{name}: {counted(len(files), 'file')} of weights, {size} GB, complete"
             yield Finding("pass", "model", text)
@@ -284,7 +289,7 @@ class Window(Check):
         if (module := recipe_of(start)) is None:
             return
         policy, tokens = module.policy, module.rollout.max_tokens
-        policy.check_length(tokens)
+        policy.check(tokens)
         positions = sizes_of(policy.config).positions
         limit = f"positions for {positions}" if positions else "no limit in its configuration"
         yield Finding("pass", "window", f"max_tokens {tokens}, {limit}")

@@ -27,6 +27,10 @@ tokenizer = AutoTokenizer.from_pretrained(here)
 {load}
 ```
 """
+_NF4 = """nf4 = BitsAndBytesConfig(
+    load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=True
+)
+"""
 
 
 def export(policy: Policy, folder: str | Path, facts: Mapping[str, str] | None = None) -> Path:
@@ -44,7 +48,8 @@ def export(policy: Policy, folder: str | Path, facts: Mapping[str, str] | None =
     written = policy.export(folder)
     if policy.writes:
         base = base_name(policy.origin.model, policy.folder, written)
-        write_card(written, base, policy.origin.revision, policy.lora is not None, facts or {})
+        adapter, method = policy.lora is not None, policy.base_quantization
+        write_card(written, base, policy.origin.revision, adapter, facts or {}, method)
     return written
 
 
@@ -67,7 +72,12 @@ def base_name(model: str, loaded_from: str, folder: Path) -> str:
 
 
 def write_card(
-    folder: Path, base: str, revision: str | None, adapter: bool, facts: Mapping[str, str]
+    folder: Path,
+    base: str,
+    revision: str | None,
+    adapter: bool,
+    facts: Mapping[str, str],
+    quantization: str | None = None,
 ) -> None:
     """Write `README.md` with the metadata that peft and the hub read, and name the base in the
     adapter's configuration.
@@ -78,6 +88,8 @@ def write_card(
         revision: Revision of the base on the hub.
         adapter: True for an adapter, False for a whole model.
         facts: More rows about the training, by name.
+        quantization: How the base's weights were quantised while the adapter was trained; None if
+            they were not.
     """
     on_hub = not base.startswith(("/", ".")) and "://" not in base
     library, relation = ("peft", "adapter") if adapter else ("transformers", "finetune")
@@ -91,16 +103,18 @@ def write_card(
         config = json.loads(file.read_text("utf-8")) | named
         file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", "utf-8")
     rows = {"base model": f"`{base}`" + (f", revision `{revision}`" if revision else "")}
+    if quantization is not None:
+        rows["base while training"] = f"quantised ({quantization}); on another the policy differs"
     rows |= {"trained with": f"turnrl {importlib.metadata.version('turnrl')}", **facts}
     title = f"# A {'LoRA adapter' if adapter else 'model'} trained with turnrl"
     table = ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())]
     head = f"---\n{yaml.safe_dump(data, sort_keys=False)}---"
-    parts = [head, title, "\n".join(table), _how(base, revision, adapter)]
+    parts = [head, title, "\n".join(table), _how(base, revision, adapter, quantization)]
     (folder / "README.md").write_text("\n\n".join(parts), "utf-8")
 
 
-def _how(base: str, revision: str | None, adapter: bool) -> str:
-    """Python code that loads the export."""
+def _how(base: str, revision: str | None, adapter: bool, quantization: str | None) -> str:
+    """Python code that loads the export, on a base as it was while training."""
     imports = "from transformers import AutoModelForCausalLM, AutoTokenizer"
     if not adapter:
         load = "model = AutoModelForCausalLM.from_pretrained(here)"
@@ -111,7 +125,12 @@ def _how(base: str, revision: str | None, adapter: bool) -> str:
             imports += "\nfrom turnrl import Policy"
             path = f"Policy({base!r}).folder"
         options = f", revision={revision!r}" if revision else ""
-        load = (
+        load = ""
+        if quantization == "nf4":
+            imports = imports.replace("AutoTokenizer", "AutoTokenizer, BitsAndBytesConfig")
+            options += ", quantization_config=nf4"
+            load = _NF4
+        load += (
             f"base = AutoModelForCausalLM.from_pretrained({path}{options})\n"
             "model = PeftModel.from_pretrained(base, here)"
         )
