@@ -1052,7 +1052,7 @@ def test_going_back_restores_filter_position_and_theme(tmp_path, open_page):
 @browser_only
 def test_a_watched_page_reloads_itself_and_keeps_its_position(tmp_path, open_page):
     folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
-    report([folder], tmp_path / "out.html", reload_s=0.5)
+    report([folder], tmp_path / "out.html", reload_s=2)
     page = open_page(tmp_path / "out.html", "#/list?iteration=2")
     page.evaluate("window.scrollTo(0, 700)")
     with (folder / "metrics.csv").open("a") as file:
