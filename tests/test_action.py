@@ -40,6 +40,7 @@ def reads(text, tools=(WAYS,), turn=0, cut=False, **settings):
 def test_action_keeps_the_contract_of_a_segmenter(form, turns):
     check_segmenter(Action(turns, form), 300)
     check_segmenter(Action(turns, form, instructions=""), 100)
+    check_segmenter(Action(turns, form, think="opened"), 300)
 
 
 @pytest.mark.parametrize(
@@ -67,6 +68,15 @@ def test_a_turn_in_text_form_is_the_action_as_a_whole():
     assert reads(" left\n", form="text") == ([{"action": "left"}], None)
     assert reads("I go left", form="text") == ([{"action": "I go left"}], None)
     assert reads(" \n", form="text") == ([], "no action")
+
+
+@pytest.mark.parametrize(("form", "act"), [("tag", "<action>left</action>"), ("text", "left")])
+def test_an_action_follows_the_thought_that_the_template_opened(form, act):
+    right = "<action>right</action>"
+    settings = {"form": form, "think": "opened"}
+    assert reads(f"{right}? No.</think>\n{act}", **settings) == ([{"action": "left"}], None)
+    assert reads(right, **settings) == ([], "the thought is not closed")
+    assert "close your thought with </think>" in Action(**settings).explain((WAYS,))
 
 
 @pytest.mark.parametrize("form", ["tag", "text"])

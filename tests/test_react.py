@@ -355,6 +355,21 @@ def test_search_r1_reads_a_search_or_an_answer(text, calls, answer, error):
         assert read_back(SearchR1(), reading) == [("user", "\n".join(shown))]
 
 
+@pytest.mark.parametrize(
+    ("text", "reading"),
+    [
+        ("I look.</think> <search>Utrecht</search>", Reading((SEARCH,))),
+        ("<search>Rome</search>? No.</think><search>Utrecht</search>", Reading((SEARCH,))),
+        ("Is it <answer>Rome</answer>", Reading(format_error="the thought is not closed")),
+        ("</think><answer>Rome</answer>", Reading((), "Rome", "the thought is empty")),
+        ("a</think>b</think><answer>Rome</answer>", Reading((), "Rome", "misplaced tags")),
+        ("a</think>", Reading(format_error="no search or answer")),
+    ],
+)
+def test_search_r1_acts_on_nothing_in_a_thought_that_the_template_opened(text, reading):
+    assert SearchR1(think="opened").read(text, 0, False) == reading
+
+
 def test_search_r1_calls_the_tool_of_its_settings_and_none_in_the_last_turn():
     segmenter = SearchR1(max_turns=2, tool="wiki", argument="q")
     text = f"{THOUGHT}<search>Utrecht</search>"
@@ -377,7 +392,8 @@ def test_react_keeps_to_the_contract(segmenter):
 
 
 def test_the_others_keep_to_the_contract():
-    for segmenter in (ReAct(1, instructions=""), SearchR1(), SearchR1(1, "wiki", "q", "")):
+    opened = SearchR1(think="opened")
+    for segmenter in (ReAct(1, instructions=""), SearchR1(), SearchR1(1, "wiki", "q", ""), opened):
         check_segmenter(segmenter, 500)
 
 
@@ -393,6 +409,8 @@ def test_the_prompt_explains_the_form_and_leaves_the_tools_to_the_template():
     assert "tool_call" not in system(ReAct(), ()) + system(ReAct(1))
     assert "You have one turn." in system(ReAct(1)) + system(SearchR1(1))
     assert "<search>" in system(SearchR1())
+    assert "close it with </think>" in system(SearchR1(think="opened"))
+    assert "<think>" not in system(SearchR1(think="opened"))
     for cls in (ReAct, SearchR1):
         assert system(cls(instructions="Use {tools}.")) == "Use {tools}."
         assert cls(instructions="").prompt(QUESTION, ()) == [
@@ -514,6 +532,12 @@ def chat(tiny_model):
     return ChatFormat(Policy(str(tiny_model), chat_template="qwen3").tokenizer)
 
 
+@pytest.fixture(scope="module")
+def thinking(tiny_model):
+    """A template that opens the thought."""
+    return ChatFormat(Policy(str(tiny_model), chat_template="qwen3_thinking").tokenizer)
+
+
 def play(chat, segmenter, tools, *replies, **limits):
     """The trajectory of a policy that says these texts, one in a turn."""
     rollout = Rollout(segmenter, list(tools), **{"max_tokens": 20_000, **limits})
@@ -580,9 +604,11 @@ def test_the_error_for_a_template_without_tools_suggests_a_bundled_one(tiny_mode
     assert ChatFormat(tokenizer).advice_on_tools(Search()).startswith("Give a file with one that")
 
 
-def test_a_trajectory_consists_of_its_sampled_and_appended_tokens(chat):
+def test_a_trajectory_consists_of_its_sampled_and_appended_tokens(chat, thinking):
+    plain = chat
     for number, text in enumerate(itertools.islice(texts(10_000, 2), 60)):
-        segmenter = [*EVERY, SearchR1()][number % 19]
+        segmenter = [*EVERY, SearchR1(), SearchR1(think="opened")][number % 20]
+        chat = thinking if segmenter.opened_thought else plain
         text = text.encode("utf-8", "replace").decode()
         trajectory = play(chat, segmenter, [Search()], *[text or "x"] * 4)
         sample = trajectory.sample

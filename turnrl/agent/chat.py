@@ -16,6 +16,7 @@ from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
+from turnrl.agent.templates import dice_call, opened_thought, with_fixed_clock
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.text import neutralize
 from turnrl.types import Message, ToolSpec, Trajectory
@@ -71,11 +72,17 @@ class ChatFormat:
     Args:
         tokenizer: The policy's tokenizer, with a chat template.
     Raises:
-        RecipeError: If appending a message changes what the template rendered before.
+        RecipeError: If appending a message changes what the template rendered before, or the
+            template writes random text.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self.tokenizer = tokenizer
+        if dice := dice_call(str(tokenizer.chat_template)):
+            raise self._fault(
+                f"writes random text ({dice}), so no prompt could be rendered again. Give one "
+                "without it in model.policy.chat_template."
+            )
         self._markup = cache(self._find_markup)
         self._between = cache(self._find_between)
         self._mark = cache(self._ids)
@@ -129,6 +136,15 @@ class ChatFormat:
         """
         ids = self._fill(self._between(tuple(m["role"] for m in messages)), messages, True)
         return ids[1:] if after is not None and after == self.end_of_turn == ids[0] else ids
+
+    def opens(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
+        """The tag of the thought that the prompt of these messages ends in, such as `<think>`;
+        empty if the assistant begins outside any thought."""
+        return opened_thought(self._opening(messages, tools)[-1])
+
+    def reopens(self, messages: Sequence[Message]) -> str:
+        """The same at the end of messages that are appended; see `observation`."""
+        return opened_thought(self._between(tuple(m["role"] for m in messages))[-1])
 
     def turn(self, text: str, stop: Sequence[str]) -> tuple[int, ...]:
         """Ids of a turn as a model would write it: up to the first stop string, or else ended by
@@ -280,8 +296,9 @@ class ChatFormat:
         template: str | None = None,
     ) -> str:
         options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True, "tools": tools}
-        options["chat_template"] = template  # None: the tokenizer's own
         try:
+            own = template or self.tokenizer.get_chat_template(None, tools)
+            options["chat_template"] = with_fixed_clock(own)
             return cast(str, self.tokenizer.apply_chat_template(list(messages), **options))
         except Exception as error:
             what = f"fails on messages of {', '.join(m['role'] for m in messages)}: {error}"

@@ -51,6 +51,33 @@ class Driver(ABC):
         any smaller number if it is less than `least`. 0 for a player, which writes it later."""
         return 0
 
+    def misfit(self, opens: str, where: str) -> str | None:
+        """What is wrong if a turn begins in a thought that the plugin does not expect, or outside
+        one that it does expect; None if nothing is.
+
+        Args:
+            opens: The tag that the chat template opens before the turn, if any.
+            where: The place of the turn, such as "a prompt".
+        """
+        expects = self.plugin.opened_thought
+        if expects is None or opens == expects:
+            return None
+        if expects:
+            return (
+                f"{self.name} reads turns that begin inside {expects}, and the chat template opens "
+                f"{opens or 'no thought'} at the end of {where}. Set think: required in the "
+                "segmenter, or set model.policy.chat_template to one that opens it, such as "
+                "qwen3_thinking."
+            )
+        known = "Set think: opened in the segmenter, which ReAct, SearchR1 and Action take, or set"
+        return (
+            f"the chat template opens a thought with {opens} at the end of {where}, and "
+            f"{self.name} reads turns that begin outside of one, so it would do what the policy "
+            f"only considers. {known if opens == '<think>' else 'Set'} model.policy.chat_template "
+            f"to one that opens no thought, such as qwen3. If {self.name} is yours and reads such "
+            f"turns, set opened_thought = {opens!r} in its class."
+        )
+
     def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:  # noqa: B027 - a player's begin themselves
         """Begin attempts whose tool sessions are open.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import inspect
+import logging
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from turnrl.agent.running import first_error
 from turnrl.errors import PluginError, blaming, kind_of
 from turnrl.types import AttemptOver, Player, ToolSpec, Trajectory
 
+_logger = logging.getLogger(__name__)
 _LEAVE_S = 5.0
 """Time that a cancelled player has to end."""
 
@@ -42,6 +44,8 @@ class Played(Driver):
         what = f"{self.name}.check on {str(self.specs)[:200]!r}"
         with blaming(PluginError, what, "Fix it, and try turnrl.testing.check_player on it."):
             self.plugin.check(self.specs)
+        if misfit := self.misfit(chat.opens([{"role": "user", "content": "?"}]), "a prompt"):
+            _logger.warning(misfit)
 
     async def advance(self, attempt: Attempt) -> None:
         """See `Driver.advance`. The attempt is played to its end."""

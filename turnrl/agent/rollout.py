@@ -26,6 +26,7 @@ from turnrl.agent.function_tools import toolsets_of
 from turnrl.agent.places import ALONE, Places, Shares
 from turnrl.agent.playing import Played
 from turnrl.agent.running import Underway
+from turnrl.agent.templates import CLOCK, date_call
 from turnrl.agent.toolbox import Live, Toolbox, check_tools
 from turnrl.agent.turn_scheme import TurnScheme
 from turnrl.errors import (
@@ -184,6 +185,13 @@ class Rollout:
                 "model.rollout.top_k, min_p or top_p cuts the distribution that tokens are drawn "
                 "from. The sampler normalises over the tokens that are left, and the learner over "
                 "all of them, so their ratio is biased."
+            )
+        if call := date_call(str(chat.tokenizer.chat_template)):
+            _logger.warning(
+                f"the policy's chat template calls the clock ({call}). turnrl answers "
+                f"{CLOCK:%d %B %Y} on every day, so that a resumed run and the trained policy read "
+                "the prompts of the training. For another date, write it into a template of your "
+                "own and set model.policy.chat_template."
             )
         self.driver.check(chat)
         for tool in self.toolsets:

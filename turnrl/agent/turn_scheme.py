@@ -95,6 +95,7 @@ class TurnScheme(Driver):
                 f"{self.name} leaves it to the chat template to describe the tools, and the "
                 f"policy's does not. {chat.advice_on_tools(self.specs[0])}"
             )
+        self._fit(chat.opens(messages, self.templated), "the prompt")
         call, replies = (ToolCall("check"),), (ToolResult("checked"),)
         for calls, format_error in ((call, None), (call, "wrong"), ((), "wrong")):
             messages = self.observe(Reading(calls, None, format_error), replies[: len(calls)])
@@ -105,6 +106,12 @@ class TurnScheme(Driver):
                     "tool, at least one"
                 )
             chat.observation(messages, None)
+            if self.plugin.max_turns > 1:
+                self._fit(chat.reopens(messages), f"messages of role {', '.join(sorted(roles))}")
+
+    def _fit(self, opens: str, where: str) -> None:
+        if misfit := self.misfit(opens, where):
+            raise RecipeError(misfit)
 
     # ------------------------------------------------------------------ an attempt, turn by turn
 

@@ -152,12 +152,16 @@ class Segmenter(ABC):
             results.
         tools_in_template: True if the model's own chat template describes the tools (`tools=`);
             otherwise `prompt` does.
+        opened_thought: The tag of the thought that the chat template has to open in each turn, such
+            as `<think>`, so that the text of a turn begins inside it. Empty if turns begin outside
+            any thought; None if `read` takes both.
     """
 
     max_turns: int
     stop: tuple[str, ...] = ()
     tags: tuple[str, ...] = ()
     tools_in_template: bool = False
+    opened_thought: str | None = ""
 
     def check(self, tools: Sequence[ToolSpec]) -> None:  # noqa: B027 - optional: most take any tools
         """Verify that the scheme can work with these tools. Runs before any model is loaded.
@@ -295,10 +299,12 @@ class Player(ABC):
         max_turns: K, the most replies that an attempt may ask for; at least 1.
         tags: Tag names with a meaning to the player; they are neutralised in questions and tool
             results.
+        opened_thought: See `Segmenter.opened_thought`.
     """
 
     max_turns: int
     tags: tuple[str, ...] = ()
+    opened_thought: str | None = ""
 
     def check(self, tools: Sequence[ToolSpec]) -> None:  # noqa: B027 - optional: most take any tools
         """Verify that the player can work with these tools. Runs before any model is loaded.

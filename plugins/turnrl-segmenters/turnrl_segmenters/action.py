@@ -25,7 +25,7 @@ from turnrl import (
     is_finite,
     one_of,
 )
-from turnrl_segmenters.scheme import Scheme
+from turnrl_segmenters.scheme import THOUGHT, Scheme, opened_thought
 
 _TAG = re.compile(r"</?action>")
 _END = {
@@ -47,6 +47,8 @@ class Action(Scheme):
         argument: The parameter that is the action; by default the one that the tool requires.
         instructions: The system message, word for word; empty for none. By default it explains the
             form and the actions.
+        think: `free` if turns begin outside any thought; `opened` if the chat template opens one,
+            so that they begin inside it.
     """
 
     def __init__(
@@ -56,13 +58,16 @@ class Action(Scheme):
         tool: str | None = None,
         argument: str | None = None,
         instructions: str | None = None,
+        think: Literal["free", "opened"] = "free",
     ) -> None:
-        self.max_turns, self.form = max_turns, form
+        self.max_turns, self.form, self.think = max_turns, form, think
         one_of(_END, "Action.", self, "form")
+        one_of(("free", "opened"), "Action.", self, "think")
+        self.opened_thought = opened_thought(think)
         self._tool = tool
         self.tool, self.argument, self.instructions = tool or "step", argument, instructions
         self.stop = ("</action>",) if form == "tag" else ()
-        self.tags = ("action",) if form == "tag" else ()
+        self.tags = (*["action"][: form == "tag"], *["think"][: think == "opened"])
         self._schema: Mapping[str, Any] = {}
         self._name = argument or "action"
 
@@ -94,6 +99,8 @@ class Action(Scheme):
 
     def explain(self, tools: Sequence[ToolSpec]) -> str:
         first = "think if you like, then " if self.form == "tag" else ""
+        if self.opened_thought:
+            first = "think, close your thought with </think>, then "
         about = "".join(f"\n\n{spec.description}" for spec in tools if spec.name == self.tool)
         return (
             f"You act in an environment, in at most {self.allowance}. In each turn, {first}"
@@ -102,9 +109,14 @@ class Action(Scheme):
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
         """Read the action of one turn: the content of the first closed `<action>`, or the whole
-        text. An `<action>` that is not closed is no action, and a turn that was cut has none."""
+        text; with `think: opened`, what follows the thought. An `<action>` that is not closed is no
+        action, and a turn that was cut has none."""
         if cut:
             return Reading(format_error="the turn was too long, so its action was not taken")
+        if self.opened_thought:
+            _, closed, text = text.partition("</think>")
+            if not closed:
+                return Reading(format_error="the thought is not closed")
         if self.form == "text":
             action, wrong = text.strip(), None
         else:
@@ -125,7 +137,11 @@ class Action(Scheme):
                 f"a turn of Action is one call of {self.tool!r} with {self._name!r}, without tags, "
                 f"and not {reading!r:.200}. Demonstrate such calls."
             )
-        return text if self.form == "text" else f"{thought}<action>{text}</action>"
+        if self.opened_thought:
+            thought = f"{thought or THOUGHT}</think>\n"
+        elif self.form == "text":
+            thought = ""
+        return thought + (f"<action>{text}</action>" if self.form == "tag" else text)
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
         """A user message with the observation, or with the fault of the action."""

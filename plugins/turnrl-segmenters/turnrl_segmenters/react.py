@@ -19,7 +19,7 @@ from typing import Literal, NamedTuple, final
 
 from turnrl import Message, Reading, ToolResult, ToolSpec, one_of
 from turnrl_segmenters.calls import call_text, read_tool_call
-from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme
+from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme, opened_thought
 
 _INSIDE = "tags inside tool_call; in the text of an argument, write < as \\u003c"
 
@@ -88,6 +88,7 @@ class ReAct(Scheme):
     def __post_init__(self) -> None:
         one_of(_ANSWER, "ReAct.", self, "answer")
         one_of(_THINK, "ReAct.", self, "think")
+        self.opened_thought = opened_thought(self.think)
         self._forms = ("think", "tool_call", "tool_response", *["answer"][: self.answer == "tag"])
         # a page must not open the template's list of tools either
         self.tags = (*self._forms, "tools")

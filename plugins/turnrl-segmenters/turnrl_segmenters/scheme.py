@@ -12,6 +12,11 @@ THOUGHT = "I go step by step."
 """The thought that `write` adds where the form requires one and the caller passes none."""
 
 
+def opened_thought(think: str) -> str:
+    """`Segmenter.opened_thought` of a scheme with this `think`."""
+    return "<think>" if think == "opened" else ""
+
+
 class Scheme(Segmenter):
     """A turn scheme with a system message, which users can replace.
 

@@ -13,22 +13,23 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import final
+from typing import Literal, final
 
-from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec
-from turnrl_segmenters.scheme import MUST_ANSWER, Scheme
+from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec, one_of
+from turnrl_segmenters.scheme import MUST_ANSWER, Scheme, opened_thought
 
 _TAG = re.compile(r"<(/?)(think|search|information|answer)>")
 
 _INSTRUCTIONS = """\
-Answer the question. You have {turns}. Begin each turn with a thought inside <think> tags, then do \
-one of two things.
+Answer the question. You have {turns}. Begin each turn with a thought {think}, then do one of two \
+things.
 
 Search for what you do not know, and read what is found inside <information> tags:
-<think>...</think> <search>a query</search>
+{opening}...</think> <search>a query</search>
 
 Or give the answer, in few words. This ends your work. The last turn must do it:
-<think>...</think> <answer>...</answer>"""
+{opening}...</think> <answer>...</answer>"""
+_THINK = {"required": "inside <think> tags", "opened": "and close it with </think>"}
 
 
 @final
@@ -42,6 +43,7 @@ class SearchR1(Scheme):
         argument: The tool's argument for the query.
         instructions: The system message, word for word; empty for none. By default it explains the
             task and the tags.
+        think: `required` if the policy opens its thought, `opened` if the chat template does.
     """
 
     stop = ("</search>", "</answer>")
@@ -51,6 +53,11 @@ class SearchR1(Scheme):
     tool: str = "search"
     argument: str = "query"
     instructions: str | None = None
+    think: Literal["required", "opened"] = "required"
+
+    def __post_init__(self) -> None:
+        one_of(_THINK, "SearchR1.", self, "think")
+        self.opened_thought = opened_thought(self.think)
 
     def check(self, tools: Sequence[ToolSpec]) -> None:
         called = {tool.name: tool for tool in tools}.get(self.tool)
@@ -68,15 +75,23 @@ class SearchR1(Scheme):
             )
 
     def explain(self, tools: Sequence[ToolSpec]) -> str:
-        return _INSTRUCTIONS.format(turns=self.allowance)
+        opening = "" if self.opened_thought else "<think>"
+        return _INSTRUCTIONS.format(turns=self.allowance, think=_THINK[self.think], opening=opening)
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
         """Read the search or the answer of one turn.
 
         The first closed `<search>` or `<answer>` counts, because sampling stops there. It counts
         despite any other format error, except if there are tags inside. A search that cannot be
-        used still counts as attempted, with an `error`. A search in the last turn does not count.
+        used still counts as attempted, with an `error`. A search in the last turn does not count,
+        nor does anything in a thought that the chat template opened.
         """
+        if self.opened_thought:
+            thought, closed, text = text.partition("</think>")
+            if not closed:
+                return Reading(format_error="the thought is not closed")
+            # a thought may mention any tag
+            text = f"<think>{'...' if thought.strip() else ''}</think>{text}"
         tags = [*_TAG.finditer(text)]
         written = [tag.group() for tag in tags]
         close = next((n for n, tag in enumerate(written) if tag in self.stop), None)
