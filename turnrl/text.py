@@ -63,9 +63,8 @@ def neutralize(text: str, tags: Iterable[str], control_tokens: Sequence[str]) ->
         tags: Tag names that mean something to the segmenter.
         control_tokens: The tokenizer's special tokens, such as `<|im_end|>`.
     """
-    for token in sorted(control_tokens, key=len, reverse=True):
-        if token and token in text:
-            text = text.replace(token, f"‹{token[1:-1]}›" if len(token) > 2 else "‹›")
+    if tokens := tuple(filter(None, control_tokens)):
+        text = _longest_of(tokens).sub(lambda token: f"‹{token[0][1:-1]}›", text)
     names = "|".join(re.escape(tag) for tag in tags)
     if names:
         # each space may match in only one way, otherwise a long run of spaces takes quadratic time
@@ -74,6 +73,24 @@ def neutralize(text: str, tags: Iterable[str], control_tokens: Sequence[str]) ->
         # the segmenter's text that follows could close an open tag
         text = re.sub(rf"<(?={tag})", "‹", text, flags=re.IGNORECASE)
     return text
+
+
+@functools.lru_cache(16)
+def _longest_of(words: Sequence[str]) -> re.Pattern[str]:
+    """A pattern that finds the longest of the words that stands at a place. Words that begin alike
+    share their beginning, so thousands of words are searched as fast as a few."""
+
+    def any_of(words: Sequence[str]) -> str:
+        if len(words) == 1:
+            return re.escape(words[0])
+        rests: dict[str, list[str]] = {}
+        for word in words:
+            rests.setdefault(word[:1], []).append(word[1:])
+        ends = rests.pop("", None)
+        branches = "|".join(re.escape(first) + any_of(rest) for first, rest in rests.items())
+        return f"(?:{branches}){'?' if ends else ''}"
+
+    return re.compile(any_of([*dict.fromkeys(words)]))
 
 
 def labelled(label: str, text: str) -> str:

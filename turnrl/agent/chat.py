@@ -214,12 +214,12 @@ class ChatFormat:
 
     def safe(self, text: str, tags: Sequence[str], tokens: int) -> str:
         """`text` made inert, and at most `tokens` tokens long; see `inert` and `cut`."""
-        safe = self.inert(self.cut(text, tokens), tags)
-        # the inert text may be longer, and a cut may expose a tag like `<tools`: inert comes last
-        limit = tokens
-        while self.cut(safe, tokens) != safe and limit:
-            limit -= 1  # else the loop would not end if the vocabulary cannot spell the inert text
-            safe = self.inert(self.cut(text, limit), tags)
+        safe, limit = self.inert(self.cut(text, tokens), tags), tokens
+        # making a text inert may lengthen it, and a cut may expose a tag like `<tools`: inert comes
+        # last. It then changes only the last word, so one or two cuts are enough
+        while limit and self.count(safe) > tokens:
+            safe = self.inert(self.cut(safe, limit), tags)
+            limit -= max(1, self.count(safe) - tokens)
         return safe
 
     def advice_on_tools(self, tool: ToolSpec) -> str:

@@ -47,6 +47,8 @@ _ATTRIBUTES = {
     "parameters": '{"type": "object", "properties": {"query": {"type": "string"}}}',
 }
 """Attributes that a tool must have, with an example of each."""
+_MOST_ERRORS = 100
+"""The most errors in a call's arguments among which the one to show is chosen."""
 
 
 def check_tools(toolsets: Sequence[Toolset]) -> None:
@@ -135,7 +137,9 @@ class _Tool:
 
     def problem(self, call: ToolCall) -> str | None:
         """What is wrong with a call's arguments; None if it can be run."""
-        error = best_match(self._schema.iter_errors(dict(call.arguments)))
+        # a list of thousands of values has as many errors, which take long to compare
+        errors = itertools.islice(self._schema.iter_errors(dict(call.arguments)), _MOST_ERRORS)
+        error = best_match(errors)
         return None if error is None else f"bad arguments: {error.message[:120]}"
 
 
