@@ -1,4 +1,5 @@
 import csv
+import gzip
 import json
 import logging
 import os
@@ -32,11 +33,14 @@ from turnrl import (
     QuestionSource,
     RecipeError,
     Rollout,
+    answer_rule,
+    exact_match,
     load_questions,
     reach_hub,
 )
 from turnrl.data.known import PRESETS, Preset
 from turnrl_segmenters import TwoTurn
+from turnrl_wiki_search.sources import open_pages
 
 SQUAD = Path(__file__).parents[2] / "shared/data/squad/dev.jsonl"
 
@@ -57,32 +61,45 @@ def numbered(tmp_path, size, name="many.jsonl"):
     return write_jsonl(tmp_path / name, rows)
 
 
-def write_file(tmp_path, suffix):
-    """ROWS as a file; lists are JSON in a CSV."""
-    path = tmp_path / f"questions{suffix}"
-    if suffix == ".jsonl":
-        write_jsonl(path, ROWS)
+def table_file(path, rows):
+    """Rows as a file; lists are JSON in the cells of a CSV."""
+    suffix = "".join(path.suffixes)
+    if suffix in (".jsonl", ".lines.json"):
+        write_jsonl(path, rows)
     elif suffix == ".json":
-        path.write_text(json.dumps(ROWS, indent=1))
+        path.write_text(json.dumps(rows, indent=1))
     elif suffix == ".parquet":
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(ROWS), path)
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     elif suffix.endswith(".arrow"):
-        table = pyarrow.Table.from_pylist(ROWS)
+        table = pyarrow.Table.from_pylist(rows)
         kinds = {".arrow": pyarrow.ipc.new_stream, ".file.arrow": pyarrow.ipc.new_file}
         with kinds[suffix](path, table.schema) as writer:
             writer.write_table(table, max_chunksize=2)
+    elif suffix.endswith(".gz"):
+        plain = Path(table_file(path.with_suffix(""), rows))
+        path.write_bytes(gzip.compress(plain.read_bytes()))
     else:
         with path.open("w", newline="") as file:
-            writer = csv.DictWriter(file, ROWS[0])
+            writer = csv.DictWriter(file, rows[0], delimiter="\t" if suffix == ".tsv" else ",")
             writer.writeheader()
-            writer.writerows({**row, "answers": json.dumps(row["answers"])} for row in ROWS)
+            for row in rows:
+                lists = {k: json.dumps(v) for k, v in row.items() if isinstance(v, list)}
+                writer.writerow(row | lists)
     return str(path)
+
+
+def write_file(tmp_path, suffix):
+    return table_file(tmp_path / f"questions{suffix}", ROWS)
 
 
 # ---------------------------------------------------------------------- files
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".json", ".parquet", ".csv", ".arrow", ".file.arrow"])
+KINDS = [".jsonl", ".json", ".lines.json", ".parquet", ".csv", ".tsv", ".arrow", ".file.arrow"]
+KINDS += [".jsonl.gz", ".json.gz", ".csv.gz", ".tsv.gz"]
+
+
+@pytest.mark.parametrize("suffix", KINDS)
 def test_every_kind_of_file_gives_the_same_questions(tmp_path, suffix):
     assert load_questions(write_file(tmp_path, suffix)) == [
         Question("a", "Who?", ("Ada", "Ada Lovelace"), {"level": "easy"}),
@@ -92,10 +109,11 @@ def test_every_kind_of_file_gives_the_same_questions(tmp_path, suffix):
 
 
 def test_an_answer_may_be_a_text_a_number_or_a_list(tmp_path):
-    values = ["Ada", 7, 1.5, ["x", 2, None], '["y", "z"]', "[not JSON"]
+    values = ["Ada", 7, 1.5, ["x", 2, None], '["y", "z"]', "[not JSON", ["[1, 2]", "[2, 1]"]]
     rows = [{"id": i, "question": "?", "answers": v} for i, v in enumerate(values)]
     answers = [q.answers for q in load_questions(write_jsonl(tmp_path / "q.jsonl", rows))]
-    assert answers == [("Ada",), ("7",), ("1.5",), ("x", "2"), ("y", "z"), ("[not JSON",)]
+    texts = [('["y", "z"]',), ("[not JSON",), ("[1, 2]", "[2, 1]")]
+    assert answers == [("Ada",), ("7",), ("1.5",), ("x", "2"), *texts]
 
 
 def test_fields_name_other_columns_and_nested_ones_by_dotted_path(tmp_path):
@@ -273,6 +291,32 @@ def test_a_pattern_that_matches_nothing_or_is_invalid_is_refused(tmp_path, recip
     assert "answer_pattern '#### (.*)' matches no answer" in message
 
 
+@pytest.mark.parametrize("kind", [".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", "rows"])
+def test_an_answer_that_looks_like_a_list_is_a_single_answer(tmp_path, kind, caplog):
+    texts = ["[0, 1]", "[-1, 1)", "[[1, 0], [0, 1]]", "[x]", "[]", "[None]", "[0.5,)"]
+    rows = [{"id": f"{n}", "question": f"{n}?", "answers": t} for n, t in enumerate(texts)]
+    source = rows if kind == "rows" else table_file(tmp_path / f"q{kind}", rows)
+    pytest.importorskip("math_verify")
+    math = answer_rule("math")
+    questions = load_questions(source, rule=math)
+    assert [q.answers for q in questions] == [(text,) for text in texts]
+    assert exact_match("[0, 1]", questions[0])
+    assert not any(exact_match(wrong, questions[0]) for wrong in ("0", "1"))
+    assert "the answers of 4 of 7 rows are texts that look like lists, such as '[0" in caplog.text
+    caplog.clear()
+    load_questions([*rows, *({"question": f"{n}?", "answers": "x"} for n in "abc")], rule=math)
+    assert "look like lists" not in caplog.text
+
+
+def test_a_list_of_quoted_texts_in_a_cell_of_csv_is_a_list_of_answers(tmp_path):
+    cells = {'["x", "y"]': ("x", "y"), "['x' 'y']": ("x", "y"), '["x", null]': ("x",)}
+    cells |= {"['[0, 1]']": ("[0, 1]",), '["x", 1]': ('["x", 1]',)}
+    rows = [{"question": f"{n}?", "answers": c, "at": "[1, 2]"} for n, c in enumerate(cells)]
+    questions = load_questions(table_file(tmp_path / "q.csv", rows))
+    assert [q.answers for q in questions] == [*cells.values()]
+    assert questions[0].metadata == {"at": [1, 2]}
+
+
 # ------------------------------------------------------------ of the datasets library
 
 
@@ -311,6 +355,25 @@ def test_data_sets_written_by_save_to_disk_load_as_questions(hub_rows, tmp_path)
     next((tmp_path / "one").glob("*.arrow")).write_bytes(b"no arrow")
     with pytest.raises(DataError, match=r"cannot read the data set in '.*one': "):
         load_questions(str(tmp_path / "one"))
+
+
+def test_class_labels_are_their_names(hub_rows, tmp_path):
+    import datasets
+
+    label = datasets.ClassLabel(names=["no", "maybe"])
+    described = {"question": datasets.Value("string"), "answers": label}
+    features = datasets.Features({**described, "deep": {"tags": datasets.List(label)}})
+    deep = [{"tags": [1, 0]}] * 3
+    columns = {"question": ["a", "b", "c"], "answers": [0, 1, -1], "deep": deep}
+    labelled = datasets.Dataset.from_dict(columns, features)
+    labelled.save_to_disk(tmp_path / "saved")
+    labelled.to_parquet(tmp_path / "q.parquet")
+    (arrow,) = (tmp_path / "saved").glob("*.arrow")
+    sources = [labelled, labelled.to_iterable_dataset(), str(tmp_path / "saved"), str(arrow)]
+    for source in [*sources, str(tmp_path / "q.parquet")]:
+        questions = load_questions(source)
+        assert [q.answers for q in questions] == [("no",), ("maybe",)]  # -1 is none
+        assert questions[0].metadata == {"deep": {"tags": ["maybe", "no"]}}
 
 
 def test_a_data_set_in_memory_is_a_question_set(hub_rows):
@@ -593,6 +656,48 @@ def test_a_file_without_usable_questions_is_an_error(tmp_path, content, message)
         load_questions(str(path.rename(tmp_path / "q.parquet")))
 
 
+TORN = gzip.compress(b'{"id": "1", "question": "?", "answers": "b"}\n' * 500)[:-20]
+BROKEN = {
+    "q.csv": [
+        (b'id,question,answers\n1,?,"Lima\n2,?,Tokyo\n3,?,"Oslo"\n', "line 4: ',' expected after"),
+        (b'id,question,answers\n1,?,"Lima\n2,?,Tokyo\n', "line 3: unexpected end of data"),
+        (b"id,question,answers\n1,?,x\n2,?,Lima, big\n", "line 3: 4 cells, and the header has 3"),
+        (b"id,question,answers\n1,?\n", "line 2: 2 cells, and the header has 3"),
+        (b"id,id,answers\n1,?,x\n", "its header names 'id' twice"),
+    ],
+    "q.tsv": [(b"id\tquestion\tanswers\n1\t?\n", "line 2: 2 cells, and the header has 3")],
+    "q.json": [
+        (b'{"id": "1", "question": "?"}\n{"question"', "line 2: not JSON"),
+        (b'{"question": {"0": "?"}, "answers": {"0": "x"}}', "is not a list of objects"),
+        (b"[" * 100_000, "it is nested too deeply"),
+    ],
+    "q.jsonl.gz": [
+        (TORN, "Compressed file ended"),
+        (b'{"question": "?", "answers": "b"}\n', "Not a gzipped file"),
+    ],
+}
+
+
+def as_corpus(content):
+    if content == TORN:
+        return gzip.compress(b'{"id": "1", "text": "b"}\n' * 500)[:-20]
+    return content.replace(b"question", b"text")
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [(name, content, message) for name, cases in BROKEN.items() for content, message in cases],
+)
+def test_a_file_whose_rows_cannot_be_read_as_meant_is_refused(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        load_questions(str(tmp_path / name))
+    assert name in str(caught.value)
+    (tmp_path / name).write_bytes(as_corpus(content))
+    with pytest.raises(DataError, match=re.escape(message)):
+        [*open_pages(str(tmp_path / name)).read()]
+
+
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
 @pytest.mark.parametrize("suffix", ["csv", "jsonl", "json"])
 def test_a_file_that_is_not_utf_8_is_refused_with_the_fix(tmp_path, suffix, encoding):
@@ -600,6 +705,8 @@ def test_a_file_that_is_not_utf_8_is_refused_with_the_fix(tmp_path, suffix, enco
     file.write_bytes("question,answers\nWhich café?,x\n".encode(encoding))
     with pytest.raises(DataError, match=r"cannot read '.*q\.\w+': .*\. Save it as UTF-8"):
         load_questions(str(file))
+    with pytest.raises(DataError, match=r"cannot read '.*q\.\w+': .*\. Save it as UTF-8"):
+        [*open_pages(str(file)).read()]
 
 
 def test_a_split_of_a_file_and_a_folder_are_errors(tmp_path):

@@ -3,7 +3,9 @@
 questions       `QuestionData`: the questions of each iteration and of the validation
 sources         the questions of a data set, from any source
 known           files, the known data sets by short name, and the hub
-rows            rows of files and of the hub, and the questions made of them
+fields          the questions made of rows
+files           rows of files of questions and of passages
+rows            rows of the hub, and the text of a value
 functions       questions from a user's function
 paragraphs      `HotpotParagraphs`, `SquadParagraphs`: questions with paragraphs that answer them
 also            `AlsoScore`: a callback that scores other questions at each validation

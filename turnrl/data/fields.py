@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import math
+import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, time
-from decimal import Decimal
-from typing import TypeGuard, cast
+from typing import cast
 
-from turnrl.data.rows import RECIPE, Names, Row, spelt_list
+from turnrl.data.files import spelt_list
+from turnrl.data.rows import ABSENT, RECIPE, Names, Row, is_chat, is_missing, native, written
 from turnrl.errors import DataError, did_you_mean
 from turnrl.types.questions import Question
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -24,7 +25,8 @@ class Fields:
     Args:
         id: Field of the question's id; null numbers the rows, and so does `id` if no row has it.
         question: Field of the question's text.
-        answers: Field, or fields, of accepted answers: a text, a list, or a list in a text.
+        answers: Field, or fields, of accepted answers: a text, which is a single answer, or a list.
+            In a CSV file, a cell with a list of quoted texts is that list.
         answer_pattern: Regular expression that finds the answer within such a text: its first
             group, or all of it. GSM8K's answers end with `#### 42`, which is `'#### (.*)'`; in YAML
             it needs the quotes. By default the whole text is the answer.
@@ -46,72 +48,33 @@ class Fields:
                 f"{error}. Fix it; '#### (.*)' is one."
             ) from error
 
+    @property
+    def of_answers(self) -> list[str]:
+        """The fields of accepted answers."""
+        return [self.answers] if isinstance(self.answers, str) else list(self.answers)
 
-_ABSENT = object()
+    @property
+    def words(self) -> set[str]:
+        """All the fields."""
+        return {self.question, *self.of_answers} | ({self.id} if self.id else set())
 
 
 def _at(row: object, path: str) -> object:
-    """The value at a dotted path, through lists too; `_ABSENT` if there is no such field."""
+    """The value at a dotted path, through lists too; `ABSENT` if there is no such field."""
     if isinstance(row, list):
         values = [_at(item, path) for item in row]
-        return [value for value in values if value is not _ABSENT] or (_ABSENT if values else [])
+        return [value for value in values if value is not ABSENT] or (ABSENT if values else [])
     if row is None:
         return None
     if not isinstance(row, Mapping):
-        return _ABSENT
+        return ABSENT
     if path in row:
         return row[path]
     head, _, rest = path.partition(".")
-    return _at(row[head], rest) if rest and head in row else _ABSENT
+    return _at(row[head], rest) if rest and head in row else ABSENT
 
 
-_WORDS = (str, int, float, Decimal, date, time)
-"""Types whose values have a single text form."""
-
-
-def _missing(value: object) -> bool:
-    """True if a row has no value there. In pandas, an empty cell is NaN."""
-    return value is _ABSENT or value is None or (isinstance(value, float) and math.isnan(value))
-
-
-def _native(value: object) -> object:
-    """The value as a Python list or number, if it is an array, a library's number, or a tuple."""
-    if hasattr(value, "tolist"):  # of numpy, torch, pandas
-        value = value.tolist()
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _written(value: object, path: str, place: str, setting: str) -> str:
-    """The text of a field; empty if the field has no value.
-
-    Args:
-        value: The value of the field.
-        path: The field.
-        place: The source and the row, for messages.
-        setting: The setting that names the field, for messages; empty for none.
-    Raises:
-        DataError: If the value is neither a text nor a number nor a date.
-    """
-    if _missing(value := _native(value)):
-        return ""
-    if isinstance(value, _WORDS):
-        return str(value)
-    kind, step = f"a {type(value).__name__}", "Write a text there."
-    if isinstance(value, Mapping):
-        inner = next(iter(value), "text")
-        kind = "a mapping"
-        step = f"Set {setting} to a path into it, such as {path}.{inner}." if setting else step
-    elif isinstance(value, bytes | bytearray):
-        kind, step = "bytes", "Decode them, and write a text there."
-    elif _is_chat(value):
-        kind, step = "a list of chat messages", "Only a question can be one."
-    raise DataError(f"{place}: {path!r} is {kind}, {value!r:.60}, not a text. {step}")
-
-
-def _is_chat(value: object) -> TypeGuard[list[Row]]:
-    """True for a list of chat messages, `{"role": ..., "content": ...}`."""
-    several = value if isinstance(value, list) else []
-    return bool(several) and all(isinstance(m, Mapping) and "role" in m for m in several)
+_ROLE = re.compile(r"""["']role["']""")
 
 
 def _asked(value: object, path: str, place: str, setting: str) -> tuple[str, str]:
@@ -122,9 +85,9 @@ def _asked(value: object, path: str, place: str, setting: str) -> tuple[str, str
         DataError: If the value is neither, or if the messages are not a single user message,
             optionally after a system message.
     """
-    value = spelt_list(value) if isinstance(value, str) and '"role"' in value else _native(value)
-    if not _is_chat(value):
-        return "", _written(value, path, place, setting)
+    value = spelt_list(value) if isinstance(value, str) and _ROLE.search(value) else native(value)
+    if not is_chat(value):
+        return "", written(value, path, place, setting)
     messages = [(str(message["role"]), _spoken(message.get("content"))) for message in value]
     roles = [role for role, _ in messages]
     if roles not in (["user"], ["system", "user"], ["developer", "user"]):
@@ -149,13 +112,12 @@ def _spoken(content: object) -> str | None:
 
 
 def _answers(value: object, path: str, place: str, setting: str) -> Iterator[str]:
-    """The answers in a field: a text, a number, a list of them, or a list in a text."""
-    value = spelt_list(value) if isinstance(value, str) else _native(value)
-    if isinstance(value, list):
+    """The answers in a field: a text, a number, or a list of them."""
+    if isinstance(value := native(value), list):
         for item in value:
             yield from _answers(item, path, place, setting)
-    elif not _missing(value):
-        yield _written(value, path, place, setting)
+    elif not is_missing(value):
+        yield written(value, path, place, setting)
 
 
 def _answer_in(text: str, pattern: str) -> str | None:
@@ -190,27 +152,28 @@ def questions_of(
         DataError: If no row has a needed field (at the end, when all rows have been read); or
             naming the row whose question or answer is not text.
     """
-    of_answers = [fields.answers] if isinstance(fields.answers, str) else list(fields.answers)
     paths = [("id", fields.id)] if fields.id else []
-    paths += [("question", fields.question), *(("answers", path) for path in of_answers)]
-    used = {*(path for _, path in paths), *without}
+    paths += [("question", fields.question), *(("answers", path) for path in fields.of_answers)]
+    used = {*fields.words, *without}
     missing, columns, first_text, matched = paths, set[str](), "", False
+    like_lists, number = list[str](), -1
     for number, row in enumerate(rows):
-        missing = [(name, path) for name, path in missing if _at(row, path) is _ABSENT]
+        missing = [(name, path) for name, path in missing if _at(row, path) is ABSENT]
         if missing and number < 100:
             columns.update(_columns(row))
         place = f"{where}, row {number + 1}"
         texts = [
             text
-            for path in of_answers
+            for path in fields.of_answers
             for text in _answers(_at(row, path), path, place, names.field("answers"))
         ]
         in_texts = (_answer_in(text, fields.answer_pattern) for text in texts)
         answers = tuple(answer for answer in in_texts if answer is not None)
+        like_lists += [text for text in answers if spelt_list(text) is not text][:1]
         first_text, matched = first_text or "".join(texts[:1]), matched or bool(answers)
         own = ""
         if fields.id:
-            own = _written(_at(row, fields.id), fields.id, place, names.field("id"))
+            own = written(_at(row, fields.id), fields.id, place, names.field("id"))
         asked = _at(row, fields.question)
         system, text = _asked(asked, fields.question, place, names.field("question"))
         metadata = {k: v for k, v in row.items() if k not in used and v is not None}
@@ -220,12 +183,28 @@ def questions_of(
         yield replace(question, answers=answers) if answers else question
     if missing and columns:
         _refuse_missing(missing, columns, where, names, needs_id)
+    _warn_of_lists(like_lists, number + 1, where)
     if first_text and not matched:
-        setting = names.field("answer_pattern") or "the answer pattern"
-        raise DataError(
-            f"{setting} {fields.answer_pattern!r} matches no answer of {where}; the first answer "
-            f"ends with {first_text[-60:]!r}. Fix the pattern, or leave it out."
+        _refuse_pattern(fields.answer_pattern, first_text, where, names)
+
+
+def _warn_of_lists(texts: Sequence[str], rows: int, where: str) -> None:
+    """Warn if most answers look like lists, but are texts."""
+    if 2 * len(texts) > rows:
+        _logger.warning(
+            f"{where}: the answers of {len(texts)} of {rows} rows are texts that look like lists, "
+            f"such as {texts[0]!r:.60}. Each text counts as a single accepted answer. If it holds "
+            "several, store a list."
         )
+
+
+def _refuse_pattern(pattern: str, text: str, where: str, names: Names) -> None:
+    """Refuse a pattern that finds no answer in any row."""
+    setting = names.field("answer_pattern") or "the answer pattern"
+    raise DataError(
+        f"{setting} {pattern!r} matches no answer of {where}; the first answer ends with "
+        f"{text[-60:]!r}. Fix the pattern, or leave it out."
+    )
 
 
 def _refuse_missing(

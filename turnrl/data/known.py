@@ -11,19 +11,16 @@ from pathlib import Path
 from typing import Any, final
 
 from turnrl.data.fields import Fields, questions_of
-from turnrl.data.functions import FunctionQuestions, function_at
-from turnrl.data.rows import (
+from turnrl.data.files import (
     FILE_KINDS,
-    Row,
-    cached_hub,
     file_here,
-    is_saved,
-    open_hub,
-    open_saved,
-    read_file,
-    read_hub,
+    file_kind,
+    quoted_list,
+    read_questions,
     refuse_split,
 )
+from turnrl.data.functions import FunctionQuestions, function_at
+from turnrl.data.rows import Row, cached_hub, is_saved, open_hub, open_saved, read_hub
 from turnrl.data.sources import NamesSettings
 from turnrl.errors import DataError
 from turnrl.types.contracts import QuestionSource
@@ -43,6 +40,7 @@ class Preset:
         rule: The name of the rule that compares its answers.
         without: Columns that are left out of its questions' metadata: the accepted answers, and
             the pages and paragraphs, which are most of a row.
+        spelt: Columns whose texts spell out lists, in JSON.
     """
 
     path: str
@@ -52,6 +50,7 @@ class Preset:
     val: str = "validation"
     rule: str = "phrase"
     without: Sequence[str] = ()
+    spelt: Sequence[str] = ()
 
 
 PRESETS: Mapping[str, Preset] = {
@@ -82,7 +81,13 @@ PRESETS: Mapping[str, Preset] = {
         val="test",
         rule="number",
     ),
-    "popqa": Preset("akariasai/PopQA", Fields(answers="possible_answers"), train=None, val="test"),
+    "popqa": Preset(
+        "akariasai/PopQA",
+        Fields(answers="possible_answers"),
+        train=None,
+        val="test",
+        spelt=("possible_answers",),
+    ),
     "bamboogle": Preset(
         "chiayewken/bamboogle", Fields(None, "Question", "Answer"), train=None, val="test"
     ),
@@ -95,7 +100,7 @@ class QuestionFile(NamesSettings, QuestionSource):
     """The questions of a file, which is one split without a name.
 
     Args:
-        path: The file: one JSON object per line, a JSON list, Parquet or CSV.
+        path: The file, of one of `FILE_KINDS`.
         fields: The fields of id, question and answers in its rows.
     """
 
@@ -108,7 +113,7 @@ class QuestionFile(NamesSettings, QuestionSource):
 
     def questions(self, split: str) -> Iterable[Question]:
         refuse_split(self._path, split)
-        rows = read_file(self._path, self.names)
+        rows = read_questions(self._path, self._fields.words, self.names)
         return questions_of(rows, self._fields, self._path, self.names)
 
     def at_hand(self, split: str) -> bool:
@@ -179,6 +184,10 @@ class HubDataset(NamesSettings, QuestionSource):
     def questions(self, split: str) -> Iterable[Question]:
         preset, rule = self._preset, answer_rule(self._preset.rule)
         rows = read_hub(open_hub(preset.path, preset.config, split, self.names))
+        if preset.spelt:
+            rows = (
+                {**row, **{name: quoted_list(row[name]) for name in preset.spelt}} for row in rows
+            )
         where = f"{preset.path} ({split})"
         questions = questions_of(rows, preset.fields, where, self.names, without=preset.without)
         return (replace(question, rule=rule) for question in questions)
@@ -204,12 +213,12 @@ class ByName:
         if not isinstance(name, str):
             return _in_memory(name, fields)
         path = Path(name)
-        if path.is_file() or path.suffix.lower() in FILE_KINDS:
+        if path.is_file() or file_kind(name):
             return QuestionFile(name, fields)
         if is_saved(path):
             return _in_memory(open_saved(name), fields, name)
         if path.is_dir():
-            files = [p.name for p in sorted(path.iterdir()) if p.suffix.lower() in FILE_KINDS]
+            files = [p.name for p in sorted(path.iterdir()) if file_kind(p.name)]
             raise DataError(
                 f"{name!r} is a folder. Name a file in it ({', '.join(files) or 'it has none'}), "
                 "or a folder of save_to_disk."

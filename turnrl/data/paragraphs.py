@@ -21,22 +21,12 @@ import hashlib
 import itertools
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, final
 from urllib.parse import unquote
 
 from turnrl.data.fields import Fields, questions_of
-from turnrl.data.rows import (
-    FILE_KINDS,
-    Names,
-    Row,
-    cached_hub,
-    file_here,
-    open_hub,
-    read_file,
-    read_hub,
-    refuse_split,
-)
+from turnrl.data.files import file_here, file_kind, read_questions, refuse_split
+from turnrl.data.rows import Names, Row, cached_hub, open_hub, read_hub
 from turnrl.errors import DataError, RecipeError, at_least
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
@@ -78,8 +68,9 @@ class _Paragraphs(QuestionSource, ABC):
         self.limit = limit
         at_least(1, f"{name}.", self, "limit", whole=True)
         self.fields = fields
+        self._named = fields or Fields(answers=self.answers)
         self._names = Names((f"{name}.path",), (), f"{name}.config", f"{name}.fields")
-        self._is_file = Path(path).suffix.lower() in FILE_KINDS
+        self._is_file = file_kind(path) is not None
         train, val = ("", "") if self._is_file else ("train", "validation")
         self.default_splits = {"train": train, "val": val}
         self._of_corpus = list(dict.fromkeys(splits or (train, val)))
@@ -87,8 +78,7 @@ class _Paragraphs(QuestionSource, ABC):
     def questions(self, split: str) -> Iterator[Question]:
         rows, _ = self._open(split)
         named = (self._with_support(row, f"{self._where(split)}, row {n}") for n, row in rows)
-        fields = self.fields or Fields(answers=self.answers)
-        return questions_of(named, fields, self._where(split), self._names, needs_id=True)
+        return questions_of(named, self._named, self._where(split), self._names, needs_id=True)
 
     def at_hand(self, split: str) -> bool:
         if self._is_file:
@@ -128,7 +118,7 @@ class _Paragraphs(QuestionSource, ABC):
         """The rows of a split, numbered from 1, and their number if it is known."""
         if self._is_file:
             refuse_split(self.path, split)
-            read = read_file(self.path, self._names)
+            read = read_questions(self.path, self._named.words, self._names)
             return enumerate(itertools.islice(read, self.limit), 1), None
         data = open_hub(self.path, self._config, split, self._names)
         if self.limit is not None and self.limit < len(data):

@@ -1,20 +1,17 @@
-"""Rows of files and of data sets on the hub, read one by one.
+"""Rows of data sets of the `datasets` library, on the hub or saved, read one by one.
 
 Rows are never all in memory: each row of HotpotQA has ten paragraphs.
 """
 
 from __future__ import annotations
 
-import ast
-import csv
-import itertools
-import json
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date, time
+from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 from turnrl.errors import DataError
 from turnrl.policy.hub import reach_hub
@@ -23,8 +20,6 @@ if TYPE_CHECKING:
     import datasets
 
 Row = Mapping[str, Any]
-
-FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv", ".arrow")
 
 _AT_ONCE = 1000
 
@@ -55,141 +50,58 @@ class Names:
 RECIPE = Names()
 """The settings of a recipe."""
 
+ABSENT = object()
+"""The value of a field that a row does not have."""
 
-# JSON and CSV are read here and not by `datasets`, whose readers guess types: the answer
-# "1999-05-04" would become a timestamp, the id "007" 7, and Namibia's code "NA" nothing.
-def read_file(source: str, names: Names = RECIPE) -> Iterator[Row]:
-    """The rows of a file.
-
-    Raises:
-        DataError: If it is not a file of one of `FILE_KINDS`, or cannot be read.
-    """
-    path, kind = Path(source), Path(source).suffix.lower()
-    file_here(source, names)
-    if kind not in FILE_KINDS:
-        raise DataError(f"cannot tell the format of {source!r}. Name it {', '.join(FILE_KINDS)}.")
-    try:
-        of_tables = {".parquet": _parquet, ".arrow": _arrow}
-        for row in of_tables[kind](path) if kind in of_tables else _text(path, kind):
-            if not isinstance(row, dict):
-                raise DataError(
-                    f"{source!r} is not a list of objects. Give one JSON object per question."
-                )
-            yield row
-    except (OSError, ValueError, csv.Error) as error:
-        if isinstance(error, DataError):
-            raise
-        step = ". Save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
-        raise DataError(f"cannot read {source!r}: {error}{step}") from error
+_WORDS = (str, int, float, Decimal, date, time)
+"""Types whose values have a single text form."""
 
 
-def file_here(source: str, names: Names = RECIPE) -> bool:
-    """True if the file exists.
-
-    Raises:
-        DataError: If it does not.
-    """
-    path = Path(source)
-    if not path.is_file():
-        raise DataError(
-            f"no file {source!r} in {path.absolute().parent}. Check {' and '.join(names.sources)}."
-        )
-    return True
+def is_missing(value: object) -> bool:
+    """True if a row has no value there. In pandas, an empty cell is NaN, NaT or NA."""
+    if value is None or value is ABSENT or type(value).__name__ == "NAType":
+        return True
+    return isinstance(value, float | Decimal | date) and value != value
 
 
-def refuse_split(path: str, split: str) -> None:
-    """Refuse a split of a file, which is one split without a name.
-
-    Raises:
-        DataError: If a split is named.
-    """
-    if split:
-        raise DataError(
-            f"the file {path!r} is one split; leave out the split {split!r}, or name another file"
-        )
+def native(value: object) -> object:
+    """The value as a Python list or number, if it is an array, a library's number, or a tuple."""
+    if hasattr(value, "tolist"):  # of numpy, torch, pandas
+        value = value.tolist()
+    return list(value) if isinstance(value, tuple) else value
 
 
-def _parquet(path: Path) -> Iterator[object]:
-    import pyarrow.parquet
-
-    with pyarrow.parquet.ParquetFile(path) as file:
-        for batch in file.iter_batches(batch_size=_AT_ONCE):
-            yield from batch.to_pylist()
-
-
-def _arrow(path: Path) -> Iterator[object]:
-    """The rows of a file in either of Arrow's formats; `datasets` writes the streaming format."""
-    import pyarrow
-
-    with pyarrow.memory_map(str(path)) as file:
-        magic = file.read(6)
-        file.seek(0)
-        if magic == b"ARROW1":
-            table = pyarrow.ipc.open_file(file)
-            batches = (table.get_batch(n) for n in range(table.num_record_batches))
-        else:
-            batches = iter(pyarrow.ipc.open_stream(file))
-        for batch in batches:
-            for first in range(0, batch.num_rows, _AT_ONCE):
-                yield from batch.slice(first, _AT_ONCE).to_pylist()
-
-
-def _text(path: Path, kind: str) -> Iterator[object]:
-    with path.open(encoding="utf-8-sig", newline="" if kind == ".csv" else None) as file:
-        if kind == ".csv":
-            for row in csv.DictReader(file, strict=True):
-                yield {name: spelt_list(value) for name, value in row.items()}
-        elif kind == ".jsonl":
-            yield from json_rows(file, repr(str(path)))
-        else:
-            rows = json.load(file)
-            yield from rows if isinstance(rows, list) else [None]
-
-
-_QUOTED = r"""(?:'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*")"""
-
-
-def spelt_list(text: object) -> object:
-    """The list that a text spells out: in JSON, as Python prints a list, or as numpy prints an
-    array (without commas, as pandas writes it into CSV files). Any other value stays as it is."""
-    if not isinstance(text, str) or not re.match(r"\s*\[.*\]\s*$", text, re.DOTALL):
-        return text
-    try:
-        values: object = json.loads(text)
-    except (json.JSONDecodeError, RecursionError):
-        bare = text.strip()[1:-1]
-        try:
-            if re.fullmatch(rf"\s*{_QUOTED}(?:[\s,]+{_QUOTED})*[\s,]*", bare):
-                values = [ast.literal_eval(part) for part in re.findall(_QUOTED, bare)]
-            else:
-                values = ast.literal_eval(text.strip())
-        except (ValueError, SyntaxError, RecursionError, MemoryError):
-            return text
-    return values if isinstance(values, list) else text
-
-
-def json_rows(lines: Iterable[str], where: str, skip: int = 0) -> Iterator[dict[str, object]]:
-    """Read one JSON object from each line that is not blank.
+def written(value: object, path: str, place: str, setting: str = "") -> str:
+    """The text of a field; empty if the field has no value.
 
     Args:
-        lines: The lines.
-        where: Their file, for messages.
-        skip: Number of rows to skip unread.
+        value: The value of the field.
+        path: The field.
+        place: The source and the row, for messages.
+        setting: The setting that names the field, for messages; empty for none.
     Raises:
-        DataError: Naming the line that is not a JSON object.
+        DataError: If the value is neither a text nor a number nor a date.
     """
-    filled = ((number, line) for number, line in enumerate(lines, 1) if not line.isspace())
-    for number, line in itertools.islice(filled, skip, None):
-        try:
-            row = json.loads(line)
-        except ValueError as error:
-            raise DataError(f"{where}, line {number}: not JSON ({error}).") from error
-        if not isinstance(row, dict):
-            raise DataError(
-                f"{where}, line {number}: not a JSON object, but {line[:40]!r}. "
-                "Give one on each line."
-            )
-        yield row
+    if is_missing(value := native(value)):
+        return ""
+    if isinstance(value, _WORDS):
+        return str(value)
+    kind, step = f"a {type(value).__name__}", "Write a text there."
+    if isinstance(value, Mapping):
+        inner = next(iter(value), "text")
+        kind = "a mapping"
+        step = f"Set {setting} to a path into it, such as {path}.{inner}." if setting else step
+    elif isinstance(value, bytes | bytearray):
+        kind, step = "bytes", "Decode them, and write a text there."
+    elif is_chat(value):
+        kind, step = "a list of chat messages", "Only a question can be one."
+    raise DataError(f"{place}: {path!r} is {kind}, {value!r:.60}, not a text. {step}")
+
+
+def is_chat(value: object) -> TypeGuard[list[Row]]:
+    """True for a list of chat messages, `{"role": ..., "content": ...}`."""
+    several = value if isinstance(value, list) else []
+    return bool(several) and all(isinstance(m, Mapping) and "role" in m for m in several)
 
 
 def open_hub(path: str, config: str | None, split: str, names: Names = RECIPE) -> datasets.Dataset:
@@ -275,6 +187,35 @@ def open_saved(folder: str) -> datasets.Dataset | datasets.DatasetDict:
 
 
 def read_hub(rows: datasets.Dataset) -> Iterator[Row]:
-    """The rows of an opened data set, twice as fast as iterating over it."""
+    """The rows of an opened data set, twice as fast as iterating over it. Class labels are their
+    names."""
+    features = rows.features.to_dict() if rows.features else {}
     for batch in rows.with_format("arrow").iter(_AT_ONCE):
-        yield from batch.to_pylist()
+        yield from named_labels(batch.to_pylist(), features)
+
+
+def named_labels(rows: list[Row], features: object) -> list[Row]:
+    """Rows with the names of class labels in place of their numbers.
+
+    Args:
+        rows: The rows, as Arrow stores them.
+        features: The features of `datasets` that describe the rows, as its `to_dict` writes them.
+    """
+    return _named(rows, features) if "'ClassLabel'" in repr(features) else rows
+
+
+def _named(value: Any, feature: Any) -> Any:
+    """A value with its class labels by name, at any depth. A label that stands for none, such as
+    the -1 of hidden answers, is None."""
+    if isinstance(value, list):
+        inner = feature[0] if isinstance(feature, list) else feature
+        return [_named(item, inner) for item in value]
+    kind = feature.get("_type") if isinstance(feature, Mapping) else None
+    if kind == "ClassLabel":
+        names = feature["names"]
+        return names[value] if isinstance(value, int) and 0 <= value < len(names) else None
+    if isinstance(kind, str) and "feature" in feature:  # a list of such features
+        return _named(value, feature["feature"])
+    if isinstance(value, Mapping) and isinstance(feature, Mapping):
+        return {name: _named(item, feature.get(name)) for name, item in value.items()}
+    return value

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, Optional, Union
 
-from turnrl.data.rows import FILE_KINDS
+from turnrl.data.files import file_kind
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.recipe.explain import explain, is_plain
 from turnrl.recipe.keys import elsewhere, unknown_key
@@ -177,7 +177,7 @@ class _Checked:
         """
         module, _, name = path.rpartition(".")
         is_path = re.fullmatch(r"[^\W\d]\w*(\.\w+)*", module) and not Path(path).exists()
-        if not is_path or f".{name.lower()}" in FILE_KINDS:
+        if not is_path or file_kind(path):
             return
         if (file := self.source.file(module)) is None:
             if self.source.spec(module.partition(".")[0]) is None:

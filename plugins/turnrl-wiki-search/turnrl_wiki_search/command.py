@@ -24,6 +24,7 @@ from turnrl import (
     visible,
     whole_file,
 )
+from turnrl.data.files import FILE_KINDS
 from turnrl.data.rows import Names
 from turnrl_wiki_search import elastic
 from turnrl_wiki_search.coverage import Coverage, coverage, score_retrieval
@@ -124,7 +125,7 @@ def _add_build(build: argparse.ArgumentParser) -> None:
     build.add_argument(
         "--source",
         required=True,
-        help="a .jsonl, .jsonl.gz, .parquet or .csv file with id, title and text; an installed "
+        help=f"a file with id, title and text (*{', *'.join(FILE_KINDS)}); an installed "
         "corpus, such as Atlas, or one with settings, '{class_path: HotpotParagraphs, init_args: "
         "{limit: 5000}}'; a folder with a data set's files; or a hub data set, "
         "NAME[:CONFIG[:SPLIT]], such as wikimedia/wikipedia",
@@ -171,8 +172,8 @@ def _add_questions(parser: argparse.ArgumentParser, required: bool) -> None:
         "--questions",
         metavar="SOURCE",
         required=required,
-        help="a .jsonl, .json, .csv or .parquet file with 'question' and 'answers', or any data "
-        "set that a recipe's data.val can name",
+        help="a file with 'question' and 'answers', or any data set that a recipe's data.val can "
+        "name",
     )
     parser.add_argument(
         "--sample", type=int, metavar="N", help="use N of the questions, drawn with --seed"

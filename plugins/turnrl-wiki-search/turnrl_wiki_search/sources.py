@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import gzip
 import hashlib
 import inspect
 import operator
-import sys
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
@@ -17,7 +15,8 @@ from pathlib import Path
 from typing import TypedDict, cast
 
 from turnrl import DataError, Passage, QuestionSource, RecipeError, did_you_mean, installed
-from turnrl.data.rows import hub_errors, json_rows
+from turnrl.data.files import FILE_KINDS, file_kind, read_file
+from turnrl.data.rows import hub_errors, is_missing, written
 from turnrl.recipe.explain import explain
 from turnrl_wiki_search.splitting import Splitter
 
@@ -25,12 +24,12 @@ HUB_CONFIGS = {"wikimedia/wikipedia": "20231101.en"}
 """The default configuration of a hub data set."""
 
 _HUB_ADVICE = (
-    "Write it as NAME[:CONFIG[:SPLIT]], check the connection, or give a local .jsonl, .parquet or "
-    ".csv file."
+    "Write it as NAME[:CONFIG[:SPLIT]], check the connection, or give a local file "
+    f"({', '.join(FILE_KINDS)})."
 )
 _SAMPLE = 200
 """Passages in the small index of a rehearsal."""
-_SUFFIXES = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
+_COLUMNS = ("id", "title", "text", "contents")
 
 _Row = Mapping[str, object]
 
@@ -101,42 +100,10 @@ class _File(Source):
         return self._fraction
 
     def _rows(self, skip: int) -> Iterator[_Row]:
-        if self._path.suffix == ".parquet":
-            return self._parquet(skip)
-        return self._text(skip)
+        return read_file(self.name, skip, _COLUMNS, self._reached)
 
-    def _text(self, skip: int) -> Iterator[_Row]:
-        size = max(self._path.stat().st_size, 1)
-        with self._path.open("rb") as raw:
-            plain = gzip.open(raw) if self._path.suffix == ".gz" else raw  # noqa: SIM115
-            lines = (line.decode("utf-8-sig", "replace") for line in plain)
-            if self._path.suffix == ".csv":
-                csv.field_size_limit(sys.maxsize)  # by default 128 kB, less than an article
-                rows: Iterator[_Row] = islice(csv.DictReader(lines), skip, None)
-            else:
-                rows = json_rows(lines, self.name, skip)
-            for number, row in enumerate(rows):
-                if number % 256 == 0:
-                    self._fraction = min(raw.tell() / size, 1.0)
-                yield row
-
-    def _parquet(self, skip: int) -> Iterator[_Row]:
-        import pyarrow.parquet
-
-        try:
-            file = pyarrow.parquet.ParquetFile(self._path)
-        except pyarrow.ArrowException as error:
-            raise DataError(f"{self.name} cannot be read as a Parquet file ({error}).") from error
-        with file:
-            total, passed = max(file.metadata.num_rows, 1), 0
-            columns = [
-                n for n in ("id", "title", "text", "contents") if n in file.schema_arrow.names
-            ]
-            for batch in file.iter_batches(batch_size=1000, columns=columns or None):
-                if passed + batch.num_rows > skip:
-                    yield from batch.slice(max(skip - passed, 0)).to_pylist()
-                passed += batch.num_rows
-                self._fraction = passed / total
+    def _reached(self, fraction: float) -> None:
+        self._fraction = fraction
 
 
 class _Installed(Source):
@@ -257,7 +224,7 @@ def open_pages(source: str | QuestionSource) -> Source:
     """Open the source that `--source` or `build_from` names.
 
     Args:
-        source: A `.jsonl`, `.jsonl.gz`, `.parquet` or `.csv` file with `id`, `title` and `text`; an
+        source: A file with `id`, `title` and `text`, of a kind that questions can come in; an
             installed question source with a corpus, its short name, or its `source_name`; or a hub
             data set, `NAME[:CONFIG[:SPLIT]]`.
     Raises:
@@ -273,14 +240,14 @@ def open_pages(source: str | QuestionSource) -> Source:
     }
     if source in classes:
         return _Installed(classes[source]())
-    if source.endswith(_SUFFIXES):
+    if file_kind(source) and not Path(source).is_dir():
         return _File(Path(source))
     if "/" in source or Path(source).is_dir():
         return _Hub(source)
     corpora = [k for k, v in classes.items() if v.passages is not QuestionSource.passages]
     raise DataError(
         f"no source {source!r}.{did_you_mean(source, corpora)} It can be a file (*"
-        f"{', *'.join(_SUFFIXES)}), a hub data set such as wikimedia/wikipedia:20231101.en, or an "
+        f"{', *'.join(FILE_KINDS)}), a hub data set such as wikimedia/wikipedia:20231101.en, or an "
         f"installed corpus (found: {', '.join(corpora) or 'none'})."
     )
 
@@ -293,7 +260,7 @@ def sample_of(source: str | QuestionSource | None) -> Source:
         DataError: If there is no such source, or it has no passages.
     """
     words = source if isinstance(source, str) else ""
-    local = words.lstrip().startswith("{") or words.endswith(_SUFFIXES) or Path(words).is_dir()
+    local = words.lstrip().startswith("{") or file_kind(words) or Path(words).is_dir()
     if source is not None and (local or "/" not in words):
         opened = open_pages(source)
         if not isinstance(opened, _Installed) or opened.at_hand:
@@ -421,19 +388,22 @@ def title_and_text(row: Mapping[str, object]) -> tuple[object, object]:
 
 
 def passage_of(identity: object, title: object, text: object) -> Passage:
-    """A passage of valid text, with its title on one line."""
-    return Passage(_clean(identity), " ".join(_clean(title or "").split()), _clean(text))
+    """A passage of valid text, with its title on one line. Letters with marks are composed."""
+    title, text = (unicodedata.normalize("NFC", _clean(part)) for part in (title or "", text))
+    return Passage(_clean(identity), " ".join(title.split()), text)
 
 
 def _article(row: _Row, source: str, number: int) -> Passage:
     title, text = title_and_text(row)
-    missing = [n for n, value in (("id", row.get("id")), ("text", text)) if value is None]
+    fields = {"id": row.get("id"), "title": title, "text": text}
+    missing = [name for name in ("id", "text") if is_missing(fields[name])]
     if missing:
         raise DataError(
             f"{source}, row {number}: no field {missing[0]!r} (found: "
             f"{', '.join(map(str, row)) or 'none'}). Passages need the fields id, title and text."
         )
-    return passage_of(row["id"], title, text)
+    place = f"{source}, row {number}"
+    return passage_of(*(written(value, name, place) for name, value in fields.items()))
 
 
 def _clean(value: object) -> str:
