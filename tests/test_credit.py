@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 
 import pytest
@@ -133,8 +134,9 @@ def test_returns_to_go_by_hand():
 def test_impossible_settings_are_refused():
     with pytest.raises(RecipeError, match=r"gamma is 1\.5; it must be from 0 to 1"):
         TurnLevel(gamma=1.5)
-    with pytest.raises(RecipeError, match=r"min_std is 0\. Set it above 0: 1e-4 all but removes"):
-        OutcomeOnly(min_std=0)
+    for odd in (0, -1.0, math.inf, math.nan):
+        with pytest.raises(RecipeError, match=rf"min_std is {odd}\. Set a finite number above 0"):
+            OutcomeOnly(min_std=odd)
     with pytest.raises(RecipeError, match=r"OutcomeOnly\.baseline is 'median'; choose one of mean"):
         OutcomeOnly(baseline="median")
     with pytest.raises(RecipeError, match=r"TurnLevel\.scale is 'var'; choose one of std, none"):

@@ -24,6 +24,7 @@ from lightning.pytorch.loggers import CSVLogger
 
 import trajectories
 import turnrl
+import turnrl.testing
 from commands import fails, save
 from equations import BOTH, UNBIASED, VALUE, naive_turn_level, naive_z, padded
 from turnrl import (
@@ -49,6 +50,7 @@ from turnrl.cli import main
 from turnrl.testing import check_estimator
 from turnrl_estimators import (
     Branched,
+    CostsAmongRight,
     DiscountedReturn,
     GroupInGroup,
     PaperExact,
@@ -61,6 +63,7 @@ from turnrl_estimators.anchored import anchors
 from turnrl_estimators.exact import Skipped, check, figures
 from turnrl_estimators.rollouts import signals
 from turnrl_estimators.toy import Toy
+from turnrl_rewards import AnswerPresent, AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
 
 QUESTION = Question("q", "What?", ("x",))
 RESULT = st.sampled_from(["", "error", "a", "b", "ab"])
@@ -1009,3 +1012,104 @@ def test_outcome_only_does_not_see_turn_rewards():
     blind = Toy(search_rewards=((0.0,), (0.0,), (0.0,)))
     assert figures("", OutcomeOnly(**UNBIASED), blind).bias < 1e-6
     assert seeing.bias > 0.5
+
+
+# ------------------------------------------------------------------------------- equal groups
+
+
+def _group_of(turn_rewards, outcome):
+    """A scored group of attempts with these rewards, each turn with a result of its own."""
+    rows = [*zip(turn_rewards, outcome, strict=True)]
+    turns = tuple(Turn("t", Reading((CALL,)), (ToolResult(f"page {k}"),)) for k in range(3))
+    sample = Sample().read((1,))
+    for k in range(3):
+        sample = sample.wrote(k, (2,), (-0.1,))
+    attempts = (Trajectory(QUESTION, turns, "turns", (sample,)),) * len(rows)
+    rewards, out = torch.tensor(turn_rewards), torch.tensor(outcome)
+    to_go = rewards.flip(1).cumsum(1).flip(1) + out[:, None]
+    parts = {
+        "turn/paid": turnrl.RewardComponent(rewards.double() + 0.1),
+        "turn/cost": turnrl.RewardComponent(torch.full(rewards.shape, -0.1).double(), is_cost=True),
+        "outcome/right": turnrl.RewardComponent(out.double(), right_at=-1e9),
+    }
+    return Group(
+        QUESTION,
+        attempts,
+        rewards,
+        out,
+        torch.ones_like(rewards).bool(),
+        parts,
+        state_values=to_go[:1].expand(len(rows), -1).clone(),
+        parents=(0,) * len(rows),
+    )
+
+
+CALL = ToolCall("search", {"query": "x"})
+EVERY = [
+    *(TurnLevel(*options) for options in BOTH),
+    *(Merged(*options) for options in BOTH),
+    *(OutcomeOnly(), PerTurnIndex(), PaperExact(), GroupInGroup(), CostsAmongRight(), Branched()),
+]
+EQUAL = {
+    "paper": ([[0.2, 0.7, 0.0]], [1.9]),
+    "quickstart": ([[0.7, 0.0, 0.0]], [2.4]),
+    "a million": ([[0.7, 1e6, 0.1]], [1e6 + 0.3]),
+}
+SUMS = [[0.1, 0.2, 0.4], [0.7, 0.0, 0.0], [0.4, 0.1, 0.2], [0.9, -0.1, -0.1]]
+"""Equal sums, which float32 rounds to three different numbers."""
+
+
+@pytest.mark.parametrize("estimator", EVERY, ids=repr)
+def test_a_group_of_equal_rewards_of_any_size_teaches_nothing(estimator):
+    for (name, (turn_rewards, outcome)), size in itertools.product(EQUAL.items(), range(2, 33)):
+        credit = turnrl.assign_credit(_group_of(turn_rewards * size, outcome * size), estimator)
+        assert not credit.turns.any(), (name, size)
+        assert credit.degenerate
+
+
+@pytest.mark.parametrize("estimator", [Merged(), PaperExact(), GroupInGroup(omega=0)], ids=repr)
+def test_totals_that_only_rounding_tells_apart_are_equal(estimator):
+    for size, factor in itertools.product(range(2, 9), (1, 1e-3, 1e6)):
+        rows = [[factor * paid for paid in row] for row in (SUMS * 2)[:size]]
+        group = _group_of(rows, [-0.7 * factor] * size)
+        assert not turnrl.assign_credit(group, estimator).turns.any(), (size, factor)
+
+
+@pytest.mark.parametrize("estimator", EVERY, ids=repr)
+def test_rewards_that_nearly_agree_are_still_compared(estimator):
+    for size, (least, gap) in itertools.product((2, 8, 16), ((1.9, 1e-4), (1e6, 1.0), (0.0, 1e-6))):
+        group = _group_of([[0.0, 0.0, 0.0]] * size, [least + gap, *[least] * (size - 1)])
+        credit = turnrl.assign_credit(group, estimator)
+        assert not credit.degenerate, (size, least)
+        assert float(credit.turns[0, -1]) > float(credit.turns[1, -1])
+
+
+def test_discounted_return_and_tree_find_nothing_in_equal_rewards_either():
+    for size, paid in itertools.product(range(2, 20), (1.9, 1e6 + 0.3)):
+        group = _group_of([[0.0, 0.0, 0.0]] * size, [paid] * size)
+        assert not turnrl.assign_credit(group, DiscountedReturn(gamma=1.0)).turns.any()
+        assert not turnrl.assign_credit(group, Tree(probes=size - 1)).turns.any()
+
+
+def test_the_papers_rewards_of_attempts_that_are_all_right_are_equal():
+    rewards = [ToolExecuted(), AnswerRetrieved(), AnswerPresent(), ExactMatch(), WellFormed()]
+    right = turnrl.testing.example_trajectories()["right after a search"]
+    for size, order in itertools.product(range(2, 25), (rewards, rewards[::-1])):
+        group = turnrl.score_group([right] * size, order)
+        assert all(turnrl.assign_credit(group, rule).degenerate for rule in EVERY[:11]), size
+
+
+def test_rewards_are_added_in_double_precision_so_their_order_does_not_matter():
+    class Pays(OutcomeReward):
+        def __init__(self, *weights):
+            self.weights = weights
+
+        def score(self, trajectory):
+            return self.weights[len(trajectory.turns) - 1]
+
+    examples = turnrl.testing.example_trajectories()
+    attempts = [examples["right without a search"], examples["right without a search"]]
+    attempts[1] = dataclasses.replace(attempts[1], turns=attempts[1].turns * 2)
+    # 0.1 + 0.7 + 0.2 and 0.7 + 0.2 + 0.1 differ in float32
+    rewards = [Pays(0.1, 0.7), Pays(0.7, 0.2), Pays(0.2, 0.1)]
+    assert len(set(turnrl.score_group(attempts, rewards).outcome.tolist())) == 1

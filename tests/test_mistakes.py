@@ -695,7 +695,7 @@ def test_a_dataloader_of_rows_is_refused_before_any_weights_are_loaded(tiny_mode
         trainer(tmp_path, 1, limit_val_batches=0).fit(make_module(tiny_model), Loads())
 
 
-@pytest.mark.parametrize("value", [None, "1.0", [1.0], torch.ones(2), float("nan"), 1e12, {}])
+@pytest.mark.parametrize("value", [None, "1.0", [1.0], torch.ones(2), float("nan"), {}])
 def test_an_error_names_a_reward_that_returns_no_number_and_its_value(value):
     class Gives(OutcomeReward):
         def score(self, trajectory):

@@ -66,7 +66,7 @@ def test_rewards_of_a_kind_are_summed_and_kept_apart_by_component():
 
 
 @pytest.mark.parametrize(
-    "value", [float("nan"), float("inf"), -1e10, pytest.param(10**400, id="10**400")]
+    "value", [float("nan"), float("inf"), None, "1", pytest.param(10**400, id="10**400")]
 )
 def test_a_reward_that_is_not_a_finite_number_is_the_plugins_fault(value):
     class Odd(OutcomeReward):
@@ -75,6 +75,14 @@ def test_a_reward_that_is_not_a_finite_number_is_the_plugins_fault(value):
 
     with pytest.raises(PluginError, match=r"reward Odd on question 'q' gave .*not a finite number"):
         score_group([GUESSED], [Odd()], 2)
+
+
+def test_a_reward_that_is_too_large_is_said_to_be_too_large():
+    for value, written in [(1e12, r"1e\+12"), (-(10**10), r"-1e\+10")]:
+        reward = type("Huge", (OutcomeReward,), {"score": lambda self, _, value=value: value})()
+        message = rf"Huge on question 'q' gave {written} .* from -1e\+09 to 1e\+09\. Divide it"
+        with pytest.raises(PluginError, match=message):
+            score_group([GUESSED], [reward], 2)
 
 
 def test_a_reward_that_raises_is_the_plugins_fault():

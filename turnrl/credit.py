@@ -16,6 +16,7 @@ A_{i,2} = z(R)_i: exactly `TurnLevel` where only the first turn is rewarded.
 objective knows nothing else about turns.
 """
 
+import math
 from abc import abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -30,6 +31,10 @@ from turnrl.types import AdvantageEstimator, Group, Trajectory
 Baseline = Literal["mean", "leave_one_out"]
 Scale = Literal["std", "none"]
 
+_ROUNDING = 2.0**-21
+"""Rewards and their sums are rounded to float32, each by at most 2^-24 of what was summed, so equal
+sums differ by at most 2^-22 of it. Twice that leaves room for sums that were rounded more often."""
+
 
 def standardize(
     values: Tensor,
@@ -37,11 +42,14 @@ def standardize(
     baseline: Baseline = "mean",
     scale: Scale = "std",
     min_std: float = 0.1,
+    sizes: Tensor | None = None,
 ) -> Tensor:
     """z(x): each value against the members of its column.
 
     The paper divides by std + 1e-4. Here the std has a floor instead: without it, a format
     difference of 0.01 in one trajectory of a group of 21 becomes an advantage of -4.4.
+
+    If the members differ by no more than the rounding of float32, they are equal: exactly 0 each.
 
     Args:
         values: (G, K).
@@ -52,6 +60,8 @@ def standardize(
         scale: Divide by the set's unbiased standard deviation, or not at all. The only member of a
             set has no deviation, so with "std" its value is 0.
         min_std: Floor of the standard deviation, in units of reward.
+        sizes: (G, K), the sum of the absolute rewards in each value, for sums that can cancel out;
+            None for the absolute values.
     Returns:
         (G, K), zero outside the set.
     """
@@ -59,7 +69,10 @@ def standardize(
     count = weight.sum(0, keepdim=True)
     others = (count - 1).clamp(min=1)
     mean = (values * weight).sum(0, keepdim=True) / count.clamp(min=1)
-    centred = (values - mean) * weight
+    largest = ((values if sizes is None else sizes).abs() * weight).amax(0, keepdim=True)
+    low, high = (values.masked_fill(~members, end) for end in (torch.inf, -torch.inf))
+    spread = high.amax(0, keepdim=True) - low.amin(0, keepdim=True)
+    centred = ((values - mean) * weight).masked_fill(spread <= _ROUNDING * largest, 0.0)
     std = (centred.square().sum(0, keepdim=True) / others).sqrt()
     if baseline == "leave_one_out":
         centred = torch.where(count == 1, values * weight, centred * count / others)
@@ -85,9 +98,9 @@ class GroupRelative(AdvantageEstimator):
     def __post_init__(self) -> None:
         one_of(get_args(Baseline), f"{type(self).__name__}.", self, "baseline")
         one_of(get_args(Scale), f"{type(self).__name__}.", self, "scale")
-        if not self.min_std > 0:
+        if not 0 < self.min_std < math.inf:
             raise RecipeError(
-                f"min_std is {self.min_std}. Set it above 0: 1e-4 all but removes it."
+                f"min_std is {self.min_std}. Set a finite number above 0: 1e-4 all but removes it."
             )
         # a single trajectory has no other to differ from, and no deviation; unscaled leave-one-out
         # is plain REINFORCE, which works for one
@@ -102,14 +115,19 @@ class GroupRelative(AdvantageEstimator):
         """The equation, from turn rewards (G, K), zero where not reached, outcome (G,) and reached
         (G, K) to advantages (G, K)."""
 
-    def z(self, values: Tensor, members: Tensor) -> Tensor:
+    def z(self, values: Tensor, members: Tensor, sizes: Tensor | None = None) -> Tensor:
         """`standardize` with the estimator's options: values (G, K) and members (G, K) to (G,
         K)."""
-        return standardize(values, members, self.baseline, self.scale, self.min_std)
+        return standardize(values, members, self.baseline, self.scale, self.min_std, sizes)
 
-    def _outcome(self, outcome: Tensor, reached: Tensor) -> Tensor:
-        """(G,) -> (G, K): z over the whole group, given to every turn that was reached."""
-        return self.z(outcome[:, None], outcome.new_ones(len(outcome), 1).bool()) * reached
+    def _total(self, outcome: Tensor, turn_rewards: Tensor, reached: Tensor) -> Tensor:
+        """z of the sum of all rewards over the whole group, given to every turn that was reached:
+        outcome (G,) and turn rewards (G, K) to (G, K)."""
+        rewards = torch.cat([outcome[:, None], turn_rewards], 1).double()
+        total, size = (
+            part.sum(1, keepdim=True).to(outcome.dtype) for part in (rewards, rewards.abs())
+        )
+        return self.z(total, torch.ones_like(total).bool(), size) * reached
 
 
 @final
@@ -123,7 +141,7 @@ class OutcomeOnly(GroupRelative):
     charges_costs = False
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
-        return self._outcome(outcome, reached)
+        return self._total(outcome, turn_rewards[:, :0], reached)
 
 
 @final
@@ -135,7 +153,7 @@ class Merged(GroupRelative):
     """
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
-        return self._outcome(outcome + turn_rewards.sum(1), reached)
+        return self._total(outcome, turn_rewards, reached)
 
 
 @final
@@ -170,9 +188,9 @@ class TurnLevel(GroupRelative):
         self.charges_costs = self.turn_coef != 0
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
-        rho = returns_to_go(turn_rewards, self.gamma)
-        turn_term = self.z(rho, reached)
-        return self.outcome_coef * self._outcome(outcome, reached) + self.turn_coef * turn_term
+        rho, size = (returns_to_go(part, self.gamma) for part in (turn_rewards, turn_rewards.abs()))
+        outcome_term = self._total(outcome, turn_rewards[:, :0], reached)
+        return self.outcome_coef * outcome_term + self.turn_coef * self.z(rho, reached, size)
 
 
 def returns_to_go(rewards: Tensor, gamma: float) -> Tensor:
@@ -182,12 +200,12 @@ def returns_to_go(rewards: Tensor, gamma: float) -> Tensor:
         rewards: (G, K), zero where a turn was not reached.
         gamma: Discount.
     Returns:
-        (G, K).
+        (G, K), summed in float64.
     """
-    rho = rewards.clone()
+    rho = rewards.to(torch.float64, copy=True)
     for k in reversed(range(rewards.shape[1] - 1)):
         rho[:, k] += gamma * rho[:, k + 1]
-    return rho
+    return rho.to(rewards.dtype)
 
 
 @dataclass(frozen=True)
@@ -205,9 +223,9 @@ class Credit:
 
     @property
     def degenerate(self) -> bool:
-        """True if the group teaches nothing: all its advantages are zero, up to rounding, which
-        leaves 1e-8 where rewards are equal."""
-        return bool((torch.cat(self.tokens).abs() < 1e-6).all())
+        """True if the group teaches nothing: all its advantages are zero. `standardize` gives zero
+        where rewards are equal; another rule, computed in float32, may leave some 1e-8."""
+        return bool((torch.cat(self.tokens).abs() < 1e-7).all())
 
 
 def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
@@ -236,14 +254,15 @@ def assign_credit(group: Group, estimator: AdvantageEstimator) -> Credit:
     if shape != wanted or not finite:
         problem = f"{applied} gave advantages of shape {shape} (finite: {finite})"
         raise PluginError(f"{problem}, not {wanted}")
-    pairs = zip(advantages, owners, strict=True)
-    if isinstance(advantages, Tensor):  # each token gets the advantage of its turn
-        return Credit(advantages, tuple(row[own] for row, own in pairs))
+    rows = [row.float() for row in advantages]
+    pairs = zip(rows, owners, strict=True)
+    if by_turn:  # each token gets the advantage of its turn
+        return Credit(torch.stack(rows), tuple(row[own] for row, own in pairs))
     means = torch.zeros(size, turns)
     for mean, (row, own) in zip(means, pairs, strict=True):
         for k in own.unique().tolist():
             mean[k] = row[own == k].mean()
-    return Credit(means, tuple(advantages))
+    return Credit(means, tuple(rows))
 
 
 def sampled_turns(trajectory: Trajectory) -> Tensor:

@@ -27,6 +27,9 @@ from turnrl.errors import (
 from turnrl.function_rewards import rewards_of
 from turnrl.types import Group, Notes, Reward, RewardComponent, SampledPolicy, Trajectory
 
+MOST = 1e9
+"""The largest reward, either way. Beside it, float32 has no room for other rewards."""
+
 
 @dataclass(frozen=True)
 class Tally:
@@ -183,7 +186,9 @@ def _scored(
 ) -> Group:
     size = len(trajectories)
     turns = max(len(t.turns) for t in trajectories) if turns is None else turns
-    turn_rewards, outcome = torch.zeros(size, turns), torch.zeros(size)
+    # in float64, so that equal rewards in another order have an equal sum
+    turn_rewards = torch.zeros(size, turns, dtype=torch.float64)
+    outcome = torch.zeros(size, dtype=torch.float64)
     reached = torch.zeros(size, turns, dtype=torch.bool)
     for i, trajectory in enumerate(trajectories):
         reached[i, trajectory.begins : len(trajectory.turns)] = True
@@ -198,15 +203,15 @@ def _scored(
                     values[i, k] = _value(reward, limits, trajectory, k)
             else:
                 values[i] = _value(reward, limits, trajectory)
-        (turn_rewards if by_turn else outcome).add_(values.float())
+        (turn_rewards if by_turn else outcome).add_(values)
         if name in components:
             values += components[name].values
         components[name] = RewardComponent(values, limits, reward.is_cost, reward.right_at)
     return Group(
         trajectories[0].question,
         tuple(trajectories),
-        turn_rewards,
-        outcome,
+        turn_rewards.float(),
+        outcome.float(),
         reached,
         components,
     )
@@ -222,9 +227,12 @@ def _value(
     if not isinstance(score, str):
         with contextlib.suppress(TypeError, ValueError, RuntimeError, OverflowError):
             value = float(score)
-    if not -1e9 < value < 1e9:
+    if not math.isfinite(value):
         gave = f"{scored} gave {score!r:.80} from score, which is not a finite number"
         raise PluginError(f"{gave}. Return one, such as 0.0 where it has nothing to pay for.")
+    if abs(value) > MOST:
+        gave = f"{scored} gave {value:g} from score, and rewards go from -{MOST:g} to {MOST:g}"
+        raise PluginError(f"{gave}. Divide it by a constant, as its weight does.")
     if limits is not None and not limits[0] - 1e-6 <= value <= limits[1] + 1e-6:
         gave = f"{scored} gave {value:g} from score, outside its bounds {limits}"
         raise PluginError(f"{gave}. Correct one of the two: intervals rest on the bounds.")
@@ -242,8 +250,11 @@ def bounds_of(reward: Reward) -> tuple[float, float] | None:
     setting = f"{type(reward).__name__}.bounds"
     with blaming(PluginError, setting, "Give two numbers, or None."):
         low, high = sorted(map(float, reward.bounds))
-    if not -1e9 < low <= high < 1e9:
-        raise PluginError(f"{setting} is ({low}, {high}). Give two finite numbers, or None.")
+    if not -MOST <= low <= high <= MOST:
+        raise PluginError(
+            f"{setting} is ({low}, {high}). Give two finite numbers from -{MOST:g} to {MOST:g}, or "
+            "None."
+        )
     return low, high
 
 

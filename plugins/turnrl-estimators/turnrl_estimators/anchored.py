@@ -72,13 +72,13 @@ class GroupInGroup(GroupRelative):
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         """The first term."""
-        total = (outcome + turn_rewards.sum(1))[:, None]
-        everyone = torch.ones_like(total, dtype=torch.bool)
-        return self.z(total, everyone) * reached
+        rule = Merged(self.baseline, self.scale, self.min_std)
+        return rule.advantages(turn_rewards, outcome, reached)
 
     def _among_equals(self, group: Group) -> Tensor:
         earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
-        rho = returns_to_go(earned, self.gamma)
+        sizes = rewards_and_outcome(group.turn_rewards.abs(), group.outcome.abs(), group.reached)
+        rho, size = (returns_to_go(part, self.gamma) for part in (earned, sizes))
         numbers: dict[frozenset[str], int] = {}
         state = torch.full_like(rho, -1, dtype=torch.long)
         for row, states in zip(state, anchors(group), strict=True):
@@ -87,8 +87,8 @@ class GroupInGroup(GroupRelative):
         state = state.masked_fill(~group.reached, -1)
         # one column per state compares the turns taken in it
         members = state.reshape(-1, 1) == torch.arange(len(numbers))
-        values = rho.reshape(-1, 1).expand_as(members)
-        return self.z(values, members).sum(1).view_as(rho)
+        values, sizes = (part.reshape(-1, 1).expand_as(members) for part in (rho, size))
+        return self.z(values, members, sizes).sum(1).view_as(rho)
 
 
 @compares.register

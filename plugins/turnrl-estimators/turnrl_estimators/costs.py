@@ -144,7 +144,16 @@ class CostsAmongRight(GroupRelative):
 
 def _paid(group: Group) -> Group:
     """The group without its costs."""
-    turns, outcome = group.turn_rewards - group.turn_costs, group.outcome - group.outcome_costs
+    if not group.cost_names:
+        return group
+    # summed anew: a cost taken off a float32 sum would leave its rounding
+    turns, outcome = (
+        sum(
+            (p.values for p in group.components.values() if not p.is_cost and p.by_turn == by_turn),
+            torch.zeros(total.shape, dtype=torch.float64),
+        ).to(total.dtype)
+        for by_turn, total in ((True, group.turn_rewards), (False, group.outcome))
+    )
     return replace(group, turn_rewards=turns, outcome=outcome)
 
 

@@ -7,7 +7,15 @@ from typing import final
 import torch
 from torch import Tensor
 
-from turnrl import AdvantageEstimator, Group, GroupRelative, TurnLevel, returns_to_go, within
+from turnrl import (
+    AdvantageEstimator,
+    Group,
+    GroupRelative,
+    TurnLevel,
+    returns_to_go,
+    standardize,
+    within,
+)
 from turnrl.why import Contrast, compares
 
 
@@ -66,8 +74,8 @@ class PaperExact(AdvantageEstimator):
     min_group_size = 2
 
     def __call__(self, group: Group) -> Tensor:
-        turns = (group.turn_rewards * group.reached).sum(1)
-        both, outcome, turn = map(_z, (group.outcome + turns, group.outcome, turns))
+        paid, out = group.turn_rewards * group.reached, group.outcome[:, None]
+        both, outcome, turn = map(_z, (torch.cat([out, paid], 1), out, paid))
         rows = []
         for i, trajectory in enumerate(group.trajectories):
             row = torch.zeros_like(group.turn_rewards[i])
@@ -81,8 +89,11 @@ class PaperExact(AdvantageEstimator):
         return torch.stack(rows) * group.reached
 
 
-def _z(values: Tensor) -> Tensor:
-    return (values - values.mean()) / (values.std() + 1e-4)
+def _z(rewards: Tensor) -> Tensor:
+    """(G,), z of the sum of each member's rewards (G, N), with the released code's divisor."""
+    total, size = (part.sum(1, keepdim=True) for part in (rewards, rewards.abs()))
+    centred = standardize(total, torch.ones_like(total).bool(), scale="none", sizes=size)[:, 0]
+    return centred / (centred.std() + 1e-4)
 
 
 @compares.register
@@ -133,10 +144,9 @@ class DiscountedReturn(GroupRelative):
 
     def advantages(self, turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:
         earned = rewards_and_outcome(turn_rewards, outcome, reached)
-        rho, members = (
-            table.reshape(-1, 1) for table in (returns_to_go(earned, self.gamma), reached)
-        )
-        return self.z(rho, members).view_as(turn_rewards)
+        sizes = rewards_and_outcome(turn_rewards.abs(), outcome.abs(), reached)
+        rho, size = (returns_to_go(part, self.gamma).view(-1, 1) for part in (earned, sizes))
+        return self.z(rho, reached.reshape(-1, 1), size).view_as(turn_rewards)
 
 
 @compares.register

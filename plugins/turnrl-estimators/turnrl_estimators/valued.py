@@ -16,6 +16,7 @@ from turnrl import (
     RecipeError,
     Scorer,
     returns_to_go,
+    standardize,
     within,
 )
 from turnrl_estimators.relative import rewards_and_outcome
@@ -44,13 +45,13 @@ def with_state_values(group: Group, probes: Sequence[Probe], scored: Group) -> G
     turn = torch.tensor([probe.trajectory.begins for probe in probes])
     member = torch.tensor([probe.member for probe in probes])
     to_go = returns_to_go(scored.turn_rewards, 1.0) + scored.outcome[:, None]
-    earned = to_go.gather(1, turn[:, None])[:, 0]
-    sums, counts = torch.zeros(2, *group.reached.shape)
+    earned = to_go.gather(1, turn[:, None])[:, 0].double()
+    sums, counts = torch.zeros(2, *group.reached.shape, dtype=torch.float64)
     sums.index_put_((member, turn), earned, accumulate=True)
     counts.index_put_((member, turn), torch.ones_like(earned), accumulate=True)
     values = sums / counts.clamp(min=1)
     values[:, 0] = earned[turn == 0].mean()
-    return replace(group, state_values=values * group.reached)
+    return replace(group, state_values=(values * group.reached).to(to_go.dtype))
 
 
 def with_parents(group: Group, probes: Sequence[Probe]) -> Group:
@@ -106,7 +107,12 @@ class Branched(AdvantageEstimator):
         earned = rewards_and_outcome(group.turn_rewards, group.outcome, group.reached)
         value = group.state_values * group.reached
         later = torch.cat([value[:, 1:], torch.zeros_like(value[:, :1])], 1)
-        return (earned + later - value) * group.reached
+        # each pair as a group of two, so that values which differ by rounding are equal
+        pair = torch.stack([(earned + later).flatten(), value.flatten()])
+        size = torch.stack([(earned.abs() + later.abs()).flatten(), value.abs().flatten()])
+        both = torch.ones_like(pair).bool()
+        change, _ = standardize(pair, both, "leave_one_out", "none", sizes=size)
+        return change.view_as(value) * group.reached
 
 
 @final
@@ -142,7 +148,13 @@ class Tree(AdvantageEstimator):
     def __call__(self, group: Group) -> Tensor:
         if len(group.parents) != len(group.trajectories):
             raise RecipeError("Tree needs a group with parents, which come from branches")
-        to_go = returns_to_go(group.turn_rewards, 1.0) + group.outcome[:, None]
+        to_go, sizes = (
+            returns_to_go(turn_rewards, 1.0) + outcome[:, None]
+            for turn_rewards, outcome in (
+                (group.turn_rewards, group.outcome),
+                (group.turn_rewards.abs(), group.outcome.abs()),
+            )
+        )
         advantages = torch.zeros_like(to_go)
         born: dict[tuple[int, int], list[int]] = {}
         for member, (trunk, branch) in enumerate(
@@ -151,10 +163,12 @@ class Tree(AdvantageEstimator):
             if trunk != member:
                 born.setdefault((trunk, branch.begins), []).append(member)
         for (trunk, k), branches in born.items():
-            earned = to_go[[trunk, *branches], k]
-            beyond = (earned * len(earned) - earned.sum()) / (len(earned) - 1)
-            advantages[trunk, k] = beyond[0]
-            advantages[branches] = beyond[1:, None]
+            members = [trunk, *branches]
+            earned, everyone = to_go[members, k : k + 1], torch.ones(len(members), 1).bool()
+            size = sizes[members, k : k + 1]
+            beyond = standardize(earned, everyone, "leave_one_out", "none", sizes=size)
+            advantages[trunk, k] = beyond[0, 0]
+            advantages[branches] = beyond[1:]
         turn = torch.arange(to_go.shape[1])
         per_turn = len(born[group.parents[0], 0])  # an exact check may use a smaller m
         return advantages * group.reached / (1 + per_turn * (turn + 1))

@@ -20,8 +20,9 @@ class ExampleToGo(AdvantageEstimator):
     min_group_size = 2
 
     def __call__(self, group: Group) -> Tensor:
-        # A pure function: the group's tensors are not changed in place.
-        to_go = group.turn_rewards.flip(1).cumsum(1).flip(1) + group.outcome[:, None]
+        # A pure function: the group's tensors are not changed in place. In float64 equal rewards
+        # have exactly their mean, so that a group in which nothing differs teaches nothing.
+        to_go = group.turn_rewards.double().flip(1).cumsum(1).flip(1) + group.outcome[:, None]
         taken = group.reached.to(to_go.dtype)
         mean = (to_go * taken).sum(0) / taken.sum(0).clamp(min=1)
         # a turn that was not taken has zero reward, which is not the same as zero advantage
