@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from hostile import cpu_s
 from pages import pieces
 from rollouts import CALL, QUESTION, Brackets, Look
 from runs import make_module
@@ -27,6 +28,8 @@ from turnrl.learning import TokenColumns
 from turnrl.run import recording
 from turnrl.scoring import curves
 from turnrl_openai import Endpoint, EndpointError, EndpointServer
+from turnrl_openai.endpoint import Stopped
+from turnrl_openai.reply import Gathered
 from turnrl_rewards.qa import ExactMatch, ToolExecuted
 from turnrl_segmenters import ReAct
 from vendors import Handler, vendor
@@ -177,6 +180,154 @@ def test_a_response_that_is_not_a_chat_completion_is_reported(chat, monkeypatch)
     message = r"sent '{}', which is not an event of a chat completion"
     with vendor(lambda *_: "=x") as server, pytest.raises(EndpointError, match=message):
         play(server, chat)
+
+
+def gathered(*messages):
+    """What a reply in these pieces says, and whether thoughts are beside it."""
+    reply = Gathered()
+    for message in messages:
+        reply.add({"choices": [{"delta": message}]})
+    return reply.text(), reply.thinks
+
+
+LOOK = '<tool_call>\n{"name": "look", "arguments": {"query": "x"}}\n</tool_call>'
+PIECES = [
+    {"index": 0, "function": {"name": "look", "arguments": ""}},
+    {"index": 0, "function": {"arguments": '{"query": '}},
+    {"index": 0, "function": {"arguments": '"x"}'}},
+]
+
+
+@pytest.mark.parametrize(("messages", "text", "thinks"), [
+    ([{"content": [{"type": "text", "text": "=Pa"}, {"type": "text", "text": "ris"}]}], "=Paris",
+     0),
+    ([{"content": "=Paris", "reasoning_content": "hm"}], "=Paris", 1),
+    ([{"reasoning": "h"}, {"reasoning": "m"}, {"content": "=Paris"}], "=Paris", 1),
+    ([{"content": [{"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
+                   {"type": "text", "text": "=Paris"}]}], "=Paris", 1),
+    ([{"content": [{"type": "reasoning", "reasoning": "hm"}]}], "<think>hm</think>", 1),
+    ([{"reasoning_content": "hm"}, {"content": ""}], "<think>hm</think>", 1),
+    ([{"content": None, "refusal": "I will not."}], "I will not.", 0),
+    ([{"content": [{"type": "refusal", "refusal": "I will not."}]}], "I will not.", 0),
+    ([{"tool_calls": [piece]} for piece in PIECES], LOOK, 0),
+    ([{"content": "So:"}, {"tool_calls": [{"function": {"name": "look", "arguments":
+        {"query": "x"}}}]}], "So:\n" + LOOK, 0),
+    ([{"function_call": {"name": "look", "arguments": '{"query": "x"}'}}], LOOK, 0),
+    ([{"tool_calls": [{"index": n, "function": {"name": "look", "arguments": '{"query": "x"}'}}
+                      for n in (0, 1)]}], f"{LOOK}\n{LOOK}", 0),
+    ([{"content": "\ud83d"}, {"content": "\ude00 \ud800"}], "😀 \ufffd", 0),
+    ([None, {}, {"content": None}], "", 0),
+])  # fmt: skip
+def test_what_a_vendor_puts_beside_the_content_is_used(messages, text, thinks):
+    assert gathered(*messages) == (text, bool(thinks))
+
+
+@pytest.mark.parametrize("message", [
+    {"content": 0.5}, {"content": True}, {"content": {"text": "x"}}, {"content": ["x"]},
+    {"content": [{"type": "image_url"}]}, {"content": [{"type": "text", "text": 1}]},
+    {"refusal": 1}, {"tool_calls": "look"}, {"tool_calls": [{"name": "look"}]}, "text", [1],
+    {"content": [{"type": "thinking", "thinking": [1]}]}, {"content": [{"type": []}]},
+])  # fmt: skip
+def test_a_reply_that_holds_no_text_is_named(chat, monkeypatch, message):
+    monkeypatch.setattr(Handler, "event", lambda self, _: self.wfile.write(sent))
+    sent = f"data: {json.dumps({'choices': [{'delta': message}]})}\n\n".encode()
+    with (
+        vendor(lambda *_: "=x") as server,
+        pytest.raises(EndpointError, match=r"sent '.*not an ev"),
+    ):
+        play(server, chat)
+
+
+@pytest.mark.parametrize("data", ["[" * 50_000, '{"a":' * 50_000, "9" * 5000, "", "nul"])
+def test_an_event_that_cannot_be_read_is_named(chat, monkeypatch, data):
+    line = f"data: {data}\n\n".encode()
+    monkeypatch.setattr(Handler, "event", lambda self, _: self.wfile.write(line))
+    with vendor(lambda *_: "=x") as server, pytest.raises(EndpointError, match="not an event of a"):
+        play(server, chat)
+
+
+def test_an_error_inside_the_stream_is_asked_again_or_named(chat, monkeypatch):
+    event = Handler.event
+
+    def fails(self, choice):
+        if len(self.server.bodies) <= 2:
+            error = {"error": {"message": "no room", "code": code}}
+            self.wfile.write(f"data: {json.dumps(error)}\n\n".encode())
+        else:
+            event(self, choice)
+
+    monkeypatch.setattr(Handler, "event", fails)
+    for code in (429, "503", None):  # noqa: B007 - `fails` reads it
+        with vendor(lambda *_: "=Paris") as server:
+            (trajectory,) = play(server, chat)
+        assert (trajectory.answer, len(server.bodies)) == ("Paris", 3)
+    code = 400
+    with (
+        vendor(lambda *_: "=x") as server,
+        pytest.raises(EndpointError, match=r"no room \(code 40"),
+    ):
+        play(server, chat)
+
+
+def test_a_reply_is_read_up_to_a_size(chat, monkeypatch):
+    long = b"data: " + b"x" * 100_000
+    monkeypatch.setattr(Handler, "event", lambda self, _: self.wfile.write(long * 200))
+    with vendor(lambda *_: "=x") as server, pytest.raises(EndpointError, match="more than 16,777"):
+        play(server, chat)
+
+
+def test_a_server_that_does_not_stream_is_read_too(chat, monkeypatch):
+    def whole(self):
+        choice = {"message": {"content": "=Paris"}, "finish_reason": "stop"}
+        body = json.dumps({"choices": [choice]}).encode()
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-type", "application/json")
+        self.end_headers()
+        self.wfile.write(body)
+
+    monkeypatch.setattr(Handler, "do_POST", whole)
+    with vendor(None) as server:
+        (trajectory,) = play(server, chat)
+    assert trajectory.answer == "Paris"
+
+
+def test_only_a_line_break_ends_a_line_of_a_stream(chat, monkeypatch):
+    def raw(self, choice):
+        data = json.dumps({"choices": [choice]}, ensure_ascii=False)
+        self.wfile.write(f"data: {data}\r\n\r\n".encode())
+
+    monkeypatch.setattr(Handler, "event", raw)
+    text = "=Paris \u2028 \x85 \u2029 Rome"
+    with vendor(lambda *_: text) as server:
+        (trajectory,) = play(server, chat)
+    assert trajectory.turns[0].text == text
+
+
+def test_a_stop_string_is_found_across_pieces_in_time_that_grows_with_the_reply():
+    for parts, ends in [
+        (["ab", "<e", "nd", ">x"], 7), (["<end>"], 5), (["<en", "d", "<end>"], 9), (["]<end>"], 1),
+        (["<end"], None), (["<", "e", "n", "d", ">"], 5), (["", "a", "]"], 2),
+    ]:  # fmt: skip
+        text = Stopped(("<end>", "]"))
+        for piece in parts:
+            text.add(piece)
+            if text.ends is not None:
+                break
+        assert text.ends == ends, parts
+    text = Stopped(("<end>",))
+    assert cpu_s(lambda: [text.add("<") for _ in range(100_000)]) < 1.0
+
+
+def test_the_reasoning_of_a_vendor_is_said_once(chat, monkeypatch, caplog):
+    event = Handler.event
+    monkeypatch.setattr(
+        Handler, "event",
+        lambda self, choice: event(self, choice | {"delta": choice["delta"] | {"reasoning": "h"}}),
+    )  # fmt: skip
+    with vendor(lambda *_: "=x") as server:
+        play(server, chat, size=3)
+    assert caplog.text.count("sends its reasoning beside its replies") == 1
 
 
 @pytest.mark.parametrize("reply", ["", "=Pa"])

@@ -115,7 +115,8 @@ def short_reason(text: object, secrets: Iterable[str | None] = ()) -> str:
 
 def complaint(response: httpx2.Response) -> object:
     """The clearest message in a server's error response."""
-    with contextlib.suppress(ValueError, LookupError, TypeError, AttributeError, StopIteration):
+    faults = (ValueError, LookupError, TypeError, AttributeError, StopIteration, RecursionError)
+    with contextlib.suppress(*faults):
         answer = response.json()
         names = ("error", "detail", "error_message", "message")
         error = next(answer[name] for name in names if answer.get(name))

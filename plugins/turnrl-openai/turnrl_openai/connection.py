@@ -8,9 +8,10 @@ the run.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -21,6 +22,10 @@ from turnrl.servers import Patience, Unavailable, complaint, raise_if_away, shor
 from turnrl_openai.server import ChatServer
 
 T = TypeVar("T")
+
+MOST_BYTES = 16 * 2**20
+"""The largest reply. A model's reply has a few bytes for each of its tokens."""
+_MOST_OF_A_COMPLAINT = 64 * 2**10
 
 
 @dataclass(eq=False)
@@ -69,16 +74,73 @@ class Connection:
                 async with in_time, client.stream("POST", url, json=body) as response:
                     if response.is_success:
                         return await read(response)
-                    await response.aread()
+                    said = await self.whole(response, _MOST_OF_A_COMPLAINT)
             except TimeoutError:
                 raise Unavailable(
                     f"no whole answer within timeout_s = {self.server.timeout_s:g}"
                 ) from None
             except httpx2.RequestError as error:
                 raise Unavailable(self.clean(error)) from None
-            raise self._refusal(response)
+            raise self._refusal(response, said)
 
         return await self._patience.ask_async(attempt)
+
+    async def whole(self, response: httpx2.Response, most: int | None = None) -> bytes:
+        """The body of a response.
+
+        Args:
+            response: The response.
+            most: Leave out what comes after so many bytes. By default there must not be more than
+                `MOST_BYTES`.
+        """
+        body = bytearray()
+        async for chunk in self._chunks(response):
+            body += chunk
+            if most is not None and len(body) >= most:
+                return bytes(body[:most])
+        return bytes(body)
+
+    async def lines(self, response: httpx2.Response) -> AsyncIterator[str]:
+        """The lines of a response, as they come."""
+        line: list[bytes] = []  # joined once, because a line may come in many chunks
+        async for chunk in self._chunks(response):
+            first, *rest = chunk.split(b"\n")
+            line.append(first)
+            for following in rest:
+                yield b"".join(line).decode(errors="replace").rstrip("\r")
+                line = [following]
+        yield b"".join(line).decode(errors="replace")
+
+    async def _chunks(self, response: httpx2.Response) -> AsyncIterator[bytes]:
+        size = 0
+        async for chunk in response.aiter_bytes():
+            size += len(chunk)
+            if size > MOST_BYTES:
+                raise self.fault(
+                    f"sent a reply of more than {MOST_BYTES:,} bytes. Correct base_url or model, "
+                    "or lower max_tokens."
+                )
+            yield chunk
+
+    def parsed(self, text: str | bytes) -> object:
+        """The JSON of a reply or of an event; None if it is none.
+
+        Raises:
+            Unavailable: If it is an error that a later attempt may not get.
+            WorldError: If it is another error.
+        """
+        try:
+            value = json.loads(text)
+        except (ValueError, RecursionError):  # the latter if it is nested too deeply
+            return None
+        if isinstance(value, dict) and (error := value.get("error")):
+            parts = error if isinstance(error, dict) else {"message": error}
+            codes = [c for c in map(parts.get, ("code", "status")) if isinstance(c, int | str)]
+            code = next((int(c) for c in codes if re.fullmatch("[1-5][0-9]{2}", str(c))), 500)
+            reason = f"an error in place of a reply: {self.clean(parts.get('message') or error)}"
+            raise_if_away(code, reason, {})
+            raise self.fault(f"sent {reason} (code {code}). {self.request}")
+        return value
 
     async def close(self) -> None:
         """Close the connections; the next request opens new ones."""
@@ -100,14 +162,16 @@ class Connection:
             self._client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=None)
         return self._client
 
-    def _refusal(self, response: httpx2.Response) -> Exception:
-        """The meaning of an unsuccessful response.
+    def _refusal(self, response: httpx2.Response, said: bytes) -> Exception:
+        """The meaning of an unsuccessful response with this body.
 
         Raises:
             Unavailable: If the same request may succeed later.
         """
         status, variable = response.status_code, self.server.api_key_env
-        reason = f"status {status}: {self.clean(complaint(response))}"
+        moved = {name: response.headers[name] for name in ["location"] if name in response.headers}
+        whole = httpx2.Response(status, headers=moved, content=said)
+        reason = f"status {status}: {self.clean(complaint(whole))}"
         raise_if_away(status, reason, response.headers)
         advice = self.request
         if status in (401, 403):

@@ -6,16 +6,18 @@ works with servers that take no stop strings, or that do not report the one that
 
 from __future__ import annotations
 
-import json
+import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 from turnrl import EngineError, Message, MessageSampler, Reply, Sampling
+from turnrl_openai.reply import Gathered
 from turnrl_openai.server import EndpointServer
 
 if TYPE_CHECKING:
     from httpx2 import Response
 
+_logger = logging.getLogger(__name__)
 
 _ENDINGS = (
     *("stop", "length", "tool_calls", "function_call"),
@@ -45,6 +47,7 @@ class Endpoint(MessageSampler):
 
         self.server = server
         self.capacity = server.concurrency
+        self._thinks = False
         self._connection = Connection(
             server,
             f"{server.model!r} at {server.base_url}",
@@ -81,39 +84,73 @@ class Endpoint(MessageSampler):
     async def _reply(self, response: Response, stop: Sequence[str]) -> Reply:
         from turnrl.servers import Unavailable
 
-        text, ended = "", None
-        async for line in response.aiter_lines():
-            if not line.startswith("data:") or line.endswith("[DONE]"):
-                continue
-            piece, reason = self._read(line.removeprefix("data:"))
-            text, ended = text + piece, reason or ended
-            ends = [text.index(string) + len(string) for string in stop if string in text]
-            if ends:  # the server stops writing when the connection is closed
-                return Reply(text[: min(ends)])
+        reply, connection = Gathered(), self._connection
         kind = response.headers.get("content-type", "")
-        if ended is None and not text and "event-stream" not in kind:
-            raise self._connection.fault(
+        text = Stopped(stop)
+        if "json" in kind:  # a server that does not stream
+            text.add(self._read(reply, await connection.whole(response)))
+        else:
+            async for line in connection.lines(response):
+                if line.startswith("data:") and not line.endswith("[DONE]"):
+                    text.add(self._read(reply, line.removeprefix("data:")))
+                if text.ends is not None:  # the server stops writing when the connection closes
+                    break
+        if reply.thinks and not self._thinks:
+            self._thinks = True
+            _logger.warning(
+                "%s sends its reasoning beside its replies. Turns do not contain it, except where "
+                "a reply is nothing else, so a turn scheme that requires a thought finds none.",
+                connection.label,
+            )
+        if text.ends is not None:
+            return Reply(reply.text(text.ends))
+        if reply.ended is None and not reply.text() and "event-stream" not in kind:
+            raise connection.fault(
                 f"answered with {kind or 'no content type'}, which is not a stream of events. "
                 "Correct base_url."
             )
-        if ended is None:
+        if reply.ended is None:
             raise Unavailable("the reply broke off")
-        if ended not in _ENDINGS:
-            raise self._connection.fault(
-                f"ended a reply with {self._connection.clean(ended)!r}, so the model did not "
+        if reply.ended not in _ENDINGS:
+            raise connection.fault(
+                f"ended a reply with {connection.clean(reply.ended)!r}, so the model did not "
                 "finish it. Leave the question out, or ask another model."
             )
-        return Reply(text, cut=ended == "length")
+        return Reply(reply.text(), cut=reply.ended == "length")
 
-    def _read(self, data: str) -> tuple[str, str | None]:
-        """The text in an event, and the reason why the reply ended, if it did."""
+    def _read(self, reply: Gathered, data: str | bytes) -> str:
+        """Add an event, or a whole completion, to a reply. Returns the text in it."""
         try:
-            choices = json.loads(data)["choices"]
-            if not choices:  # a last event has only the usage
-                return "", None
-            return choices[0]["delta"].get("content") or "", choices[0].get("finish_reason")
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            return reply.add(self._connection.parsed(data))
+        except ValueError as error:
+            sent = data if isinstance(data, str) else data.decode(errors="replace")
             raise self._connection.fault(
-                f"sent {self._connection.clean(data)!r}, which is not an event of a chat "
-                "completion. Correct base_url or model."
+                f"sent {self._connection.clean(sent)!r}, which is not an event of a chat "
+                f"completion: {self._connection.clean(error)}. Correct base_url or model."
             ) from error
+
+
+class Stopped:
+    """A text that comes in pieces, searched for stop strings in time that grows with its length.
+
+    Args:
+        stop: The stop strings.
+
+    Attributes:
+        ends: Where the first stop string ends; None if there is none yet.
+    """
+
+    def __init__(self, stop: Sequence[str]) -> None:
+        self._stop = stop
+        self._longest = max(map(len, stop), default=1)
+        self._before, self._length = "", 0
+        self.ends: int | None = None
+
+    def add(self, piece: str) -> None:
+        """Search the next piece."""
+        window = self._before + piece  # a stop string may have begun before the piece
+        begin = self._length - len(self._before)
+        found = [window.index(string) + len(string) for string in self._stop if string in window]
+        self.ends = begin + min(found) if found else None
+        self._length += len(piece)
+        self._before = window[max(len(window) - self._longest + 1, 0) :]

@@ -7,12 +7,17 @@ run (`turnrl_openai.connection`).
 from __future__ import annotations
 
 import asyncio
-import json
+import contextlib
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from turnrl import RewardError, on_loop
 from turnrl_openai.connection import Connection
+from turnrl_openai.reply import Gathered
 from turnrl_rewards.server import JudgeServer
+
+if TYPE_CHECKING:
+    from httpx2 import Response
 
 _QUIET_S = 5.0
 """Shorter outages are not printed."""
@@ -65,22 +70,21 @@ async def _verdict(
     judge: Connection, body: Mapping[str, object], read: Callable[[str], float | None]
 ) -> float:
     """The judge's verdict on a prompt. If the reply has none, the judge is asked a second time."""
-    answer = ""
+    sent = b""
+
+    async def reply(response: Response) -> object:
+        nonlocal sent
+        sent = await judge.whole(response)
+        return judge.parsed(sent)
+
     for _ in range(2):
-        response = await judge.ask(body, lambda response: response.aread())
-        answer, reply = judge.clean(response.decode(errors="replace")), _content(response)
-        score = None if reply is None else read(reply)
-        if score is not None:
-            return score
+        said = Gathered()
+        with contextlib.suppress(ValueError):  # no completion, so no verdict
+            said.add(await judge.ask(body, reply))
+            if (score := read(said.text())) is not None:
+                return score
+    shown = judge.clean(sent.decode(errors="replace"))
     raise judge.fault(
-        f"was asked twice and gave no verdict; it sent {answer!r}. Ask for one in 'prompt' as JSON "
-        "({\"score\": 0.5}), raise 'max_tokens' if the reply is cut, or take another model."
+        f"was asked twice and gave no verdict; it sent {shown!r}. Ask in 'prompt' for one score as "
+        "JSON ({\"score\": 0.5}), raise 'max_tokens' if the reply is cut, or take another model."
     )
-
-
-def _content(response: bytes) -> str | None:
-    try:
-        content = json.loads(response)["choices"][0]["message"]["content"]
-    except (ValueError, LookupError, TypeError):
-        return None
-    return content if isinstance(content, str) else None

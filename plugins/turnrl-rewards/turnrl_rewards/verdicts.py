@@ -1,8 +1,9 @@
 """A judge's verdicts: prompts filled in, replies read, verdicts cached.
 
-The judged text is untrusted. It stands between tags of the prompt, it can contain neither those
-tags nor a chat template's control tokens, and the prompt asks to judge it, not to obey it. A policy
-can still talk the judge round, so look at the answers that earn rewards.
+The judged text is untrusted. It stands between tags of the prompt. It can contain neither those
+tags, nor a chat template's control tokens, nor the braces of a verdict that the judge might quote.
+The prompt asks to judge it, not to obey it. A policy can still talk the judge round, so look at the
+answers that earn rewards.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from turnrl import RecipeError, RewardError, neutralize
 from turnrl_rewards.server import JudgeServer
@@ -22,9 +23,15 @@ if TYPE_CHECKING:
 
 _PLACE = re.compile(r"\{(\w+)\}")
 _TAG = re.compile(r"</?([A-Za-z]\w*)>")
-_CONTROL = re.compile(r"<[|｜][^<>]*[|｜]>|\[/?INST\]|</?s>|<(?:start|end)_of_turn>")
-"""Control tokens of judges' chat templates."""
+_CONTROL = re.compile(
+    r"<[|｜][^<>]*[|｜]>|<{1,2}/?[A-Za-z][\w:.-]{0,60}>{1,2}|\[/?\w{0,30}[A-Z]{2}\w{0,30}\]"
+)
+"""The form of control tokens in judges' chat templates: `<|im_end|>`, `<bos>`, `</s>`, `<<SYS>>`,
+`[INST]`, `[TOOL_RESULTS]`, `[gMASK]`. Other words in such brackets are caught too, and stay
+readable."""
+_BRACES = str.maketrans("{}", "❴❵")
 
+_OBJECT = re.compile(r'\{\s*"')
 _MOST_CHARACTERS = 20_000
 _REHEARSAL_S = 5.0
 """How long a rehearsal waits for a server that is away."""
@@ -130,7 +137,8 @@ class Verdicts:
         if len(text) > _MOST_CHARACTERS:
             half = _MOST_CHARACTERS // 2
             text = f"{text[:half]}\n[... {len(text) - 2 * half} characters ...]\n{text[-half:]}"
-        return neutralize(text, self._tags, sorted(set(_CONTROL.findall(text))))
+        text = neutralize(text, self._tags, ()).translate(_BRACES)
+        return _CONTROL.sub(lambda token: f"‹{token[0][1:-1]}›", text)
 
     def _key(self, prompt: str) -> bytes:
         request = json.dumps([self._server.url, self._server.body(prompt)], sort_keys=True)
@@ -140,21 +148,34 @@ class Verdicts:
 def read_verdict(reply: str) -> float | None:
     """The score in a judge's reply, 0 to 1; None if there is none.
 
-    The last JSON object with a `score` counts, because a judge may think or quote first. A bare yes
-    or no counts too. A score outside 0 to 1 does not count.
+    It is the `score` of a JSON object, at any depth, or a bare yes or no. A judge may think before
+    it, in <think> tags. Two different scores are no verdict, because one may be quoted. A score
+    outside 0 to 1 is none either.
     """
     text = reply.rpartition("</think>")[2]
     if "<think>" in text:  # cut off in the middle of a thought
         return None
-    at, last = text.find("{"), None
-    while at >= 0:
+    scores = _scores(text[-_MOST_CHARACTERS:])
+    if not scores:
+        return {"yes": 1.0, "no": 0.0}.get(text.strip(" \n\t.*`\"'").casefold())
+    values = {float(s) for s in scores if type(s) in (int, float) and 0 <= s <= 1}
+    valid = len(values) == 1 and all(type(s) in (int, float) and s in values for s in scores)
+    return values.pop() if valid else None
+
+
+def _scores(text: str) -> list[Any]:
+    """Every `score` in the JSON objects of a text, also in an object that breaks off later."""
+    scores: list[Any] = []
+
+    def keep(pairs: list[tuple[str, object]]) -> None:
+        scores.extend(value for name, value in pairs if name == "score")
+
+    decoder, at = json.JSONDecoder(object_pairs_hook=keep), 0
+    while begin := _OBJECT.search(text, at):
         try:
-            value, end = json.JSONDecoder().raw_decode(text, at)
-        except (ValueError, RecursionError):
-            end = at + 1
-        else:
-            last = value.get("score", last)
-        at = text.find("{", end)
-    if isinstance(last, int | float) and not isinstance(last, bool):
-        return float(last) if 0 <= last <= 1 else None
-    return {"yes": 1.0, "no": 0.0}.get(text.strip(" \n\t.*`\"'").casefold())
+            _, at = decoder.raw_decode(text, begin.start())
+        except RecursionError:  # what follows is nested as deeply, so each step would be as slow
+            return []
+        except ValueError:
+            at = begin.start() + 1
+    return scores
