@@ -143,6 +143,14 @@ def test_numbers_compare_as_a_naive_reading_compares_them():
     assert all(PAIRS / 50 < count < PAIRS / 2 for count in hits.values())
 
 
+BOUNDS = ["more than 5", "at least 5", "5 at most", "5 or more", "5+", "5+ people", "up to 5"]
+BOUNDS += ["x >= 5", "x <= 5", "<=5", r"x \geq 5", "less than or equal to 5", "over 5", "exceeds 5"]
+BOUNDS += ["no fewer than 5", "as many as 5", "[5, ∞)", "(-∞, 5]", r"[5, \infty)", "other than 5"]
+BOUNDS += ["not 5", "isn't 5", "It is not equal to 5", "not -5", "not $5", "never 5", "cannot be 5"]
+BOUNDS += ["not: 5", r"not \boxed{5}", "**not** 5", "x != 5", r"\neq 5", "¬5", "5 is wrong"]
+BOUNDS += ["5 is not the answer", "5 (incorrect)", "5 isn't right"]
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [
@@ -182,12 +190,20 @@ def test_numbers_compare_as_a_naive_reading_compares_them():
         *(("In 3 cities 5 million", None), ("On day 3, 5k", None), ("Total - 5", None)),
         *(("$x$ - 5", None), ("- 5\n- 6", None), ("Answer:\n- 5", None), ("The answer is - 5", -5)),
         # two candidates, or none
-        *(("42 or 43", None), ("10-4", None), ("3\N{EN DASH}5", None), ("1 000", None)),
+        *(("42 or 43", None), ("10-4", None), ("3\N{EN DASH}5", None), ("1 00", None)),
         *(("five", None), ("nan", None), ("-inf", None), ("", None), ("1/0", None)),
         # digits that are parts of something else
         *(("2x", None), ("B52", None), ("COVID-19", None), ("5th", None), ("2^3", None)),
         *(("18 x", None), ("3 fourths", None), ("one less than 18", None), ("18xy", None)),
-        *(("5kg(2)", None), ("more than 5", 5), ("$5m", None)),
+        *(("5kg(2)", None), ("$5m", None)),
+        # bounds and denials
+        *((text, None) for text in BOUNDS),
+        *(("It adds up to 42", 42), ("I'm not sure, but 5", 5), ("5 apples and more", 5)),
+        *(("It isn't hard: 5", 5), ("The value is exactly 5", 5), ("=> 5", 5), ("5 is prime", 5)),
+        # spaces between thousands
+        *(("1 000 000", 10**6), ("-1 000 000.5", Fraction(-2000001, 2)), ("1 000", 1000)),
+        *(("12 345 €", 12345), ("It is 5 000 people", 5000), ("On day 5 200 came", None)),
+        *(("1e400", 10**400), ("10^{400}", 10**400), ("1e-400", Fraction(1, 10**400))),
         *(("sqrt(2)", None), ("√2", None), ("f(-5)", None), ("5/12/2020", None), ("10:30", None)),
         *(("1.2.3", None), ("1,5", None), ("2 thousand", None), ("5 million", None)),
         # would take for ever
@@ -345,13 +361,39 @@ def test_choices_compare_as_a_naive_reading_compares_them():
     *(("D. None of A, B or C", "D"), ("A. I. Newton", "A"), ("2. 3.5 kg", "2"), ("1. 2", "1")),
     *(("B. Rome, so I would say B", "B"), ("B. Rome\nB. Rome", "B"), ("A. B", "A")),
     *(("Paris", None), ("", None), ("1.5", None), ("AB", None)),
+    # options that the text rejects
+    *(("B, because A is wrong", "B"), ("B because (A) is wrong", "B"), ("B, not A", "B")),
+    *(("B, since A and C are wrong", "B"), ("2, because 1 is false", "2"), ("B (not A)", "B")),
+    *(("**B**, as A isn't right", "B"), ("B rather than A", "B"), ("B; A is incorrect", "B")),
+    *(("(B) is wrong", None), ("B is wrong", None), ("Not B", None), ("A as well as B", None)),
 ])  # fmt: skip
 def test_an_option_is_read_as_people_write_it(text, option):
     assert Choice().read(text) == option
 
 
 @pytest.mark.parametrize(
-    "part", ["1", "1 ", "1,", "1(", "10^", "1*", "-", "*", "\\frac{", "A. ", "so ", "½", " ", "{"]
+    "part",
+    [
+        "1",
+        "1 ",
+        "1 000 ",
+        "1e500 ",
+        "not 5 ",
+        "A is wrong, ",
+        "n't ",
+        "1,",
+        "1(",
+        "10^",
+        "1*",
+        "-",
+        "*",
+        "\\frac{",
+        "A. ",
+        "so ",
+        "½",
+        " ",
+        "{",
+    ],
 )
 def test_an_answer_of_any_length_is_read_in_time(part):
     text = f"A. {part * (20_000 // len(part))} 5"
@@ -489,6 +531,8 @@ def attempt(question, *turns, answer=None):
     (Number(), "-5", ["\N{MINUS SIGN}5.0", "minus 5"], ["5"]),
     (Choice(), "A", ["a", "(A)", "Answer: A"], ["B", "a dog"]),
     (Phrase(), "The Hague", ["hague!"], ["Hague city", "the"]),
+    (Phrase(), "Sa\u0303o Paulo", ["S\u00e3o Paulo", "SA\u0303O paulo"], ["Sao Paulo"]),
+    (Phrase(), "\u00e0 la carte", ["a\u0300 la carte"], ["la carte"]),  # no article
 ])  # fmt: skip
 def test_rewards_and_curves_use_the_same_answer_rule(rule, accepted, right, wrong):
     question = asking(accepted, rule=rule)
@@ -563,6 +607,18 @@ def test_a_rule_that_does_not_fit_the_answers_gets_one_warning(answers, setting,
 # -------------------------------------------------------------------------- finding an answer
 
 
+class Bare(AnswerRule):
+    """A rule of a package that looks for an answer without its brackets, which may be nothing."""
+
+    seeks = True
+
+    def read(self, text):
+        return text.strip("()") or None
+
+    def occurs_in(self, text, accepted):
+        return accepted.strip("()") in text
+
+
 @pytest.mark.parametrize(
     ("question", "text", "findable"),
     [
@@ -580,6 +636,12 @@ def test_a_rule_that_does_not_fit_the_answers_gets_one_warning(answers, setting,
         (asking("7", rule=Number(), text="The greater of 6 and 7.0?"), "It is 7", False),
         (asking("B", rule=Choice()), "B) Paris", False),
         (Question("q", "Known to nobody?"), "anything", False),
+        (asking("The", text="Which?"), "The end.", False),  # says nothing by its rule
+        (asking("five", rule=Number(), text="Which?"), "five, 5", False),
+        (asking("1000", rule=Number(), text="Which?"), "1 000 people", True),
+        (Question("q", "Which?", ("((", "x"), rule=Bare()), "x", True),
+        (Question("q", "Which?", ("((",), rule=Bare()), "x", False),
+        (asking("Sa\u0303o Tome\u0301", text="Which?"), "S\u00e3o Tom\u00e9 is an island.", True),
     ],
 )
 def test_nothing_is_paid_if_finding_the_answer_proves_nothing(question, text, findable):

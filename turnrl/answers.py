@@ -34,7 +34,7 @@ def exact_match(answer: str | None, question: Question) -> bool:
         question: The question.
     """
     rule = _rule(question, "exact_match")
-    return answer is not None and any(rule.same(answer, accepted) for accepted in question.answers)
+    return answer is not None and any(rule.same(answer, gold) for gold in usable_answers(question))
 
 
 def f1(answer: str | None, question: Question) -> float | None:
@@ -59,9 +59,10 @@ def f1(answer: str | None, question: Question) -> float | None:
 
 
 def contains_answer(text: str, question: Question) -> bool:
-    """True if an accepted answer occurs in a text, by the question's rule."""
+    """True if an accepted answer occurs in a text, by the question's rule. An answer that the rule
+    cannot read occurs nowhere."""
     rule = _rule(question, "contains_answer")
-    return rule.seeks and any(rule.occurs_in(text, accepted) for accepted in question.answers)
+    return rule.seeks and any(rule.occurs_in(text, gold) for gold in usable_answers(question))
 
 
 def usable_answers(question: Question) -> tuple[str, ...]:
@@ -86,14 +87,13 @@ def can_be_found(question: Question) -> bool:
     It is meaningless if an accepted answer is yes, no, true or false, which occur in many texts, or
     if the question itself contains the answer ("Which is older, Radio City or Ashoka?"), because
     then every search result would contain it. Rules that do not look for answers in texts
-    (`Choice`, `Math`, a function) find none.
+    (`Choice`, `Math`, a function) find none, and no rule finds an answer that it cannot read.
     """
     rule = _rule(question, "can_be_found")
-    if not rule.seeks or not question.answers:
-        return False
-    return not any(
+    usable = usable_answers(question)
+    return bool(rule.seeks and usable) and not any(
         normalize_answer(accepted) in _VERDICTS or rule.occurs_in(question.text, accepted)
-        for accepted in question.answers
+        for accepted in usable
     )
 
 

@@ -36,8 +36,12 @@ _STYLES: Mapping[Style, str] = {
 
 
 def normalize_answer(text: str) -> str:
-    """`text` in lower case without punctuation, articles and extra white space."""
-    return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
+    """`text` in lower case without punctuation, articles and extra white space.
+
+    Letters with marks are composed first, because the two ways to write "ã" look the same.
+    """
+    text = unicodedata.normalize("NFC", text).lower()
+    return " ".join(_ARTICLES.sub(" ", text.translate(_PUNCTUATION)).split())
 
 
 def contained_answer(text: str, answers: Iterable[str]) -> str | None:

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from itertools import chain
 
 from turnrl.agent.json_values import SchemaValues
+from turnrl.answers import usable_answers
 from turnrl.errors import RecipeError
-from turnrl.text import contained_answer
-from turnrl.types import Attempt, Reading, Segmenter, ToolCall, ToolSpec, Trajectory
+from turnrl.types import Attempt, Phrase, Reading, Segmenter, ToolCall, ToolSpec, Trajectory
 
 _CALL, _ANSWER = "I will look.", "This answers it."
 _LONGEST, _WIDEST = 6, 60
@@ -116,6 +116,9 @@ def _answers(attempt: Attempt, rng: random.Random) -> Iterator[str]:
     of the last result. All accepted answers count only if there is no tool to read from: otherwise
     the demonstration would recite an answer that the policy never read."""
     results = "\n".join(_results(attempt))
-    accepted = [answer.strip() for answer in attempt.question.answers if answer.strip()]
-    yield from (a for a in accepted if not attempt.tools or contained_answer(results, [a]))
+    rule = attempt.question.rule
+    for answer in usable_answers(attempt.question):
+        sought = rule if rule.seeks else Phrase()
+        if not attempt.tools or sought.occurs_in(results, answer):
+            yield answer.strip()
     yield _words(_read(attempt), rng)

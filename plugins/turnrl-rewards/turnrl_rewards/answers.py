@@ -59,8 +59,9 @@ class Number(_Kind):
     An answer may have words around its number: `$1,000`, `1000 dollars`, `-5`, `1.5e3`, `10^{3}`,
     `2 1/2`, `\frac{1}{2}`, `50%` (which is 50). Two different numbers are a list of candidates, not
     an answer. Computations are not answers either (`5 + 3 = 8`, `\sqrt{2}`, `2^5`, `5 million`,
-    `2x`), because any part of a computation would be a wrong number. Digits in words (`B52`), dates
-    and times are ignored. Number words, NaN and infinity are not numbers.
+    `2x`), because any part of a computation would be a wrong number. Nor are bounds and denials
+    (`> 5`, `at least 5`, `not 5`). Digits in words (`B52`), dates and times are ignored. Number
+    words, NaN and infinity are not numbers.
 
     Args:
         tolerance: The largest difference between two equal numbers.
@@ -108,6 +109,8 @@ class Number(_Kind):
             return False
         from fractions import Fraction
 
+        if not self.tolerance and not self.relative:
+            return given == accepted
         share = Fraction(str(self.relative)) * abs(accepted)
         return abs(given - accepted) <= max(Fraction(str(self.tolerance)), share)
 
@@ -117,7 +120,17 @@ _LEAD = (
     r"(?:(?:correct|right|best|final)\s+)*(?:answer|option|choice)\b\s*(?:is\b\s*|[:=]\s*)*"
     r"(?:option\s+|choice\s+)?"
 )
-_OPTION = r"(?s)([A-Za-z]|[0-9]{1,2})(?:\s*[)\]]|\s*[.:](?=\s|$)|\s+[-–—](?=\s)|\s*$)(.*)"
+_OPTION = (
+    r"(?s)([A-Za-z]|[0-9]{1,2})(?:\s*[)\]]|\s*[.:](?=\s|$)|\s+[-–—](?=\s)|[\s,;.()]*$"
+    r"|\s*,?\s+(?=(?i:because|since|as(?!\swell))\b))(.*)"
+)
+_NAME = r"[(\[]?(?:[A-Za-z]|[0-9]{1,2})\b[)\]]?"
+_REFUTED = (
+    r"(?i:\b(?:not|neither|nor|never|rather\sthan|instead\sof|unlike)\s(?:(?:option|choice)\s)?)"
+    rf"{_NAME}|(?<![\w.])(?:{_NAME}[.:]?\s(?:is|was|seems)|{_NAME}(?:,\s|,?\sand\s){_NAME}\s"
+    r"(?:are|were))(?:\s(?:not|never|wrong|incorrect|false|impossible|ruled\sout)|n['’]t)\b"
+)
+"""An option that the text says is not the answer."""
 _MARK = r"[.:](?=\s|$)|\s[-–—](?=\s)"
 _CONCLUSION = (
     r"(?i:\b(?:so|thus|therefore|hence|but|instead|rather|answer|option|choice|choose|pick)\b)"
@@ -137,7 +150,8 @@ class Choice(_Kind):
 
     The option's text alone does not count. Neither does an article (`A dog`), nor a text that names
     several options: `A or B`, a list (`A. Paris B. Rome`, `1) one 2) two`), or a text that
-    concludes with another option (`A. Paris is wrong, so B`).
+    concludes with another option (`A. Paris is wrong, so B`). An option that the text rejects is
+    not named: `B, because A is wrong` is B, and `(B) is wrong` is none.
     """
 
     unreadable: ClassVar[str] = "an answer that is not the letter of an option"
@@ -150,7 +164,7 @@ class Choice(_Kind):
         bare = re.sub(r"\\boxed\b|\\text\b|[*_{}$`\"']", " ", text)
         lines = "\n".join(" ".join(line.split()) for line in bare.splitlines()).strip()
         lines = lines[lead.end() :] if (lead := re.match(_LEAD, lines)) else lines
-        match = re.fullmatch(_OPTION, lines.lstrip("([ "))
+        match = re.fullmatch(_OPTION, re.sub(_REFUTED, "", lines).lstrip("([ "))
         if match is None:
             return None
         name, rest = match.groups()

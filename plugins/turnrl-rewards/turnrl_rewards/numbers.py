@@ -19,7 +19,7 @@ import unicodedata
 from collections.abc import Callable, Iterator
 from fractions import Fraction
 
-_LONGEST = 300
+_LONGEST = 500
 """The most characters of a number, and its largest exponent. Beyond them it cannot be read: exact
 arithmetic with a number such as 1e999999999 would take for ever."""
 
@@ -34,6 +34,12 @@ _MONEY = "$€£¥₹"
 _VULGAR = "¼½¾⅐⅑⅒⅓⅔⅕⅖⅗⅘⅙⅚⅛⅜⅝⅞"
 _Steps = list[tuple[str, str | Callable[[re.Match[str]], str]]]
 """Patterns and their replacements, applied in order."""
+
+
+def _joined(match: re.Match[str]) -> str:
+    """Digits with commas in place of spaces."""
+    return match[0].replace(" ", ",")
+
 
 _SHARES = {c: Fraction(unicodedata.numeric(c)).limit_denominator(10) for c in _VULGAR}
 _FONTS = "text(?:bf|it|rm|normal)?|math(?:rm|bf|it|sf|normal)|[fm]box|boxed|underline|emph"
@@ -66,6 +72,9 @@ _ALWAYS: _Steps = [
     (r"(?i)(?<=[0-9)}%]) minus (?=[-+.$(\\0-9])", " - "),
     (r"(?i)(?<=[0-9)}%]) (?:plus|times|over|(?:divided|multiplied) by) (?=[-+.$(\\0-9])", " × "),
     (r"(?i)\b(?:minus|negative)\s(?=[.$(\\0-9])", "-"),
+    # spaces between thousands: 1 000 000, 5 000, and 12 345 if there is nothing else
+    (r"(?<![\d.,:/])[0-9]{1,3}(?:(?: [0-9]{3}){2,}|(?: 000)+)(?!\d)", _joined),
+    (r"\A[^\w\s]?[0-9]{1,3} [0-9]{3}(?=\D{0,3}\Z)", _joined),
 ]
 _STARS: _Steps = [
     (r"(?m)^ ?\* ", ""),
@@ -178,7 +187,8 @@ def _size(match: re.Match[str]) -> Fraction:
     if power := match["e"] or match["up"]:
         if len(power) > _LONGEST or abs(int(power)) > _LONGEST:
             raise _Unreadable
-        number *= Fraction(10) ** int(power)
+        tens = 10 ** abs(int(power))
+        number = number * tens if int(power) > 0 else number / tens
     return _ratio(number, _decimal(match["below"])) if match["below"] else number
 
 
@@ -191,18 +201,37 @@ def _ratio(top: Fraction, bottom: Fraction) -> Fraction:
 # ------------------------------------------------------------------------- what stands around it
 
 _FUNCTIONS = "sqrt|cbrt|root|logarithm|log|ln|lg|exp|sin|cos|tan|factorial|half|twice|double|triple"
-_ENDINGS = {"of", "than", *_FUNCTIONS.split("|")}
+_BOUNDS = "under|over|above|below|beyond|exceed|exceeds|exceeding"
+_DENIALS = "not|never|nor|neither|cannot|except|without"
+_LINKS = "be|been|equal|equals|exactly|the|a|an|answer|number|value|is|just|simply|really|quite"
+_ENDINGS = {
+    "of",
+    "as",
+    "than",
+    "least",
+    "most",
+    "to",
+    *f"{_FUNCTIONS}|{_BOUNDS}|{_DENIALS}|{_LINKS}".split("|"),
+}
 _OPEN = r"[({\[]"
 _ARGUMENT = re.compile(
     # of a command such as \sqrt, or of its index; of a function in words; of a share
     rf"\\[A-Za-z]+\s?[_^]?\s?{_OPEN}*\Z"
     rf"|(?i:(?<![A-Za-z])(?:{_FUNCTIONS})(?:_?\{{?\w{{0,9}}\}}?)[\s({{\[]*(?:of\s)?\Z)"
     r"|(?i:(?:thirds?|quarters?|fifths?|percent|%)\sof\s\Z)"
-    r"|(?i:\b(?:one|two|three|four|five|ten|half|[0-9]+)\s(?:less|fewer|more)\sthan\s\Z)"
+    # a bound, as in "more than"; sums and rounding lead "up to" a number itself
+    rf"|(?i:\b(?:than|at\s(?:least|most)|{_BOUNDS})"
+    rf"(?:\sor\sequal\sto)?\s{_OPEN}*\Z)"
+    rf"|(?i:(?<!add)(?<!adds)(?<!sums)(?<!comes)(?<!rounds)(?<!rounded)(?:\A|\s)up\sto\s{_OPEN}*\Z)"
+    rf"|(?i:\bas\s(?:many|much|few|little|high|low)\sas\s{_OPEN}*\Z)"
+    # a denial, as in "is not 5" and "isn't equal to 5"
+    rf"|(?i:(?:\b(?:{_DENIALS})|n['’]t)(?:\s(?:{_LINKS}|to))*[\s:]{{1,2}}[\"'“‘]?{_OPEN}*\Z)"
 )
 _PART_OF_WORD = re.compile(rf"(?:[^\W\d]|_)(?:\s?\^\s?)?{_OPEN}+\Z|[^\W\d]\s?\$?\^\s?{_OPEN}?\Z")
 _OPERAND = re.compile(
-    rf"[×/^÷<>≤≥≠±∓√∛∜∑∫]\s?{_OPEN}*\Z"  # second operand
+    rf"[×/^÷<>≤≥≠±∓√∛∜∑∫¬]\s?{_OPEN}*\Z"  # second operand
+    rf"|(?:[<>!]=|=<|=/=)\s?{_OPEN}*\Z"
+    r"|∞\s?,\s?\Z"  # an interval
     rf"|[-+]\s?{_OPEN}*\Z|{_OPEN}{{4}}\Z"  # a sum in brackets, or a second sign
     rf"|[\d)}}\]%°{_VULGAR}]{_OPEN}+\Z|[)}}\]\d{_VULGAR}]\Z"  # factors side by side
     r"|[0-9)}]\s[xX]\s\Z|\d[.,:]\Z"
@@ -215,12 +244,19 @@ _GOES_ON = re.compile(
     r"|\s?\\[A-Za-z]"
     r"|[₀-₉]|\s?(?:[-+/]\s?)?(?:π|pi(?![\w']))"  # another base; 18 pi, 2 + pi
     r"|[.,]?\d"
+    r"|\+(?!\d)|\s?(?:!=|=/=)"  # 5+ people
     r"|[-+](?:[({\[\\$.]|[A-Za-z](?![\w']))|\s[-+]\s(?:[({\[\\$.\d]|[b-zB-HJ-Z](?![\w']))"
     r"|\((?:[A-Za-z]\)|[^()]{0,24}[-+×/^])"
     r"|[kKMB](?!\w)"
     r"|(?i:\s?(?:hundred|thousand|lakh|crore|[mb]illion|(?:quad|t)rillion|[mb]n\b|dozen))"
     r"|(?i:\s?(?:squared|cubed|factorial|halves|thirds|fourths|fifths|sixths|eighths|tenths))"
     r"|\s[xyz](?!\w)"  # 18 x
+    r"|\s?,\s?[-+]?(?:∞|\\infty|(?i:infinity|inf)\b)"
+    r"|(?i:\s(?:or|and)\s(?:more|less|fewer|greater|higher|lower|above|below|over|under|up)\b)"
+    r"|(?i:\sat\s(?:least|most)\b)"
+    r"|(?i:\s(?:(?:is|was|are|were)(?:\snot|\snever|n['’]t)|can(?:\s?not|['’]t)\sbe)"
+    r"\s(?:the|an?|my|it|right|correct|true)\b)"
+    r"|(?i:\s?\(?(?:(?:is|was)\s)?(?:wrong|incorrect|false)\b)"
     r"|(?i:\sand\s(?:a|one|two|three|1)[\s-](?:hal|third|quarter|fourth|fifth))"
 )
 _UNIT = re.compile(
