@@ -180,7 +180,7 @@ class Collector:
         with blaming(PluginError, method, "Fix the estimator."):
             groups = tuple(self.parts.estimator.prepare(attempts, self))
             valued = self.parts.estimator.critic is None or all(g.token_values for g in groups)
-            fits = valued and [group.question for group in groups] == [*begun.questions]
+            fits = valued and [g.question.id for g in groups] == [q.id for q in begun.questions]
         if not fits:
             raise PluginError(
                 f"{method} must give one group for each question, in their order, with the values "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ from typing import Any, final
 from turnrl.agent.functions import name_of, parameters_of, with_functions
 from turnrl.agent.running import on_loop
 from turnrl.errors import PluginError, RecipeError, check_numbers, is_finite, kind_of
-from turnrl.types import Notes, Question, Reward, SampledPolicy, Trajectory
+from turnrl.types import Notes, Question, Reward, SampledPolicy, ToolCall, Trajectory
 
 _OF_TRL = ("trainer_state", "environments")
 """Parameters that only TRL's trainer can fill."""
@@ -174,10 +175,12 @@ class FunctionReward(Reward):
         return {**answers, **row, "answers": [*question.answers], **question.metadata}
 
     def _of_batch(self, trajectories: Sequence[Trajectory], logs: _Logs) -> dict[str, object]:
-        """The arguments that TRL passes to a reward function."""
+        """The arguments that TRL passes to a reward function. Prompts and completions are plain
+        texts where TRL has them: the data ask in texts, and there is nothing to call."""
+        in_text = not any(map(_is_chat, trajectories))
         of_trl = {
-            "prompts": [_prompt(trajectory.question) for trajectory in trajectories],
-            "completions": [_completion(trajectory) for trajectory in trajectories],
+            "prompts": [t.question.text if in_text else _prompt(t.question) for t in trajectories],
+            "completions": [_text(t) if in_text else _completion(t) for t in trajectories],
             "completion_ids": [_completion_ids(trajectory) for trajectory in trajectories],
             "log_metric": logs.metric,
             "log_extra": logs.extra,
@@ -231,18 +234,36 @@ def _prompt(question: Question) -> list[dict[str, str]]:
     return [*system, {"role": "user", "content": question.text}]
 
 
-def _completion(trajectory: Trajectory) -> list[dict[str, str]]:
-    """The turns and the results of their calls that the policy read, as chat messages."""
-    messages = list[dict[str, str]]()
+def _is_chat(trajectory: Trajectory) -> bool:
+    """True if TRL would hand over an attempt as chat messages."""
+    asked = trajectory.question
+    return bool(asked.is_chat or asked.system or trajectory.tools or trajectory.results)
+
+
+def _text(trajectory: Trajectory) -> str:
+    return "\n".join(turn.text for turn in trajectory.turns)
+
+
+def _completion(trajectory: Trajectory) -> list[dict[str, object]]:
+    """The turns with their calls, and the results that the policy read, as chat messages."""
+    messages = list[dict[str, object]]()
     for turn in trajectory.turns:
-        messages.append({"role": "assistant", "content": turn.text})
-        calls = turn.reading.calls[: len(turn.results)]
+        calls = turn.reading.calls
+        message: dict[str, object] = {"role": "assistant", "content": turn.text}
+        if readable := [_tool_call(call) for call in calls if call.error is None]:
+            message["tool_calls"] = readable
+        messages.append(message)
         messages += (
             {"role": "tool", "name": call.name, "content": result.content}
-            for call, result in zip(calls, turn.results, strict=True)
+            for call, result in zip(calls, turn.results, strict=False)
             if result.unread is None
         )
     return messages
+
+
+def _tool_call(call: ToolCall) -> dict[str, object]:
+    function = {"name": call.name, "arguments": copy.deepcopy(dict(call.arguments))}
+    return {"type": "function", "function": function}
 
 
 def _completion_ids(trajectory: Trajectory) -> list[int]:

@@ -41,7 +41,7 @@ class Attempt:
 
     Args:
         agent: The model, the tools and the limits.
-        asked: The question as the data have it, not neutralised.
+        posed: The question as the data have it, not neutralised.
         key: Integers that name the attempt's random streams; a turn's number is added.
         sessions: Its sessions at the tools, for a branch of another attempt; None for new ones.
         begins: The first turn of its own, for a branch of another attempt.
@@ -50,12 +50,13 @@ class Attempt:
     def __init__(
         self,
         agent: Agent,
-        asked: Question,
+        posed: Question,
         key: tuple[int, ...],
         sessions: ToolSessions | None = None,
         begins: int = 0,
     ) -> None:
-        self.agent, self.asked, self.key = agent, asked, key
+        self.agent, self.posed, self.key = agent, posed, key
+        self.asked = posed.copied()  # the attempt's own, which its tools may change
         self.sessions = agent.sessions() if sessions is None else sessions
         self.begins = begins
         self.conversations: list[Conversation] = []
@@ -287,8 +288,10 @@ class Attempt:
         Raises:
             ToolError: If a tool's session cannot be copied.
         """
-        sessions = await self.sessions.fork()
-        branch = Attempt(self.agent, self.asked, key, sessions, len(self.turns))
+        asked = self.asked.copied()
+        sessions = await self.sessions.fork(asked)
+        branch = Attempt(self.agent, self.posed, key, sessions, len(self.turns))
+        branch.asked = asked
         branch.turns = self.turns
         try:
             branch.conversations = [conversation.fork() for conversation in self.conversations]
@@ -328,6 +331,7 @@ class Attempt:
             begins=self.begins,
             figures=self.figures,
             opening=self.opening,
+            tools=tuple(spec.name for spec in self.tools),
         )
 
 

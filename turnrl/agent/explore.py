@@ -212,7 +212,7 @@ class Exploration:
         self._branches = [probe for probe in self._branches if probe not in dropped]
         self.bar.update(-track.counted)
         track.counted = False
-        track.attempt, track.lost = Attempt(self.agent, old.asked, old.key), None
+        track.attempt, track.lost = Attempt(self.agent, old.posed, old.key), None
         track.restarts += 1
         self._restarted += 1
 

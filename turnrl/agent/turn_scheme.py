@@ -153,7 +153,7 @@ class TurnScheme(Driver):
         """See `Driver.begin`. Consecutive attempts with the same prompt share the work of reading
         it."""
         with contextlib.ExitStack() as roots:  # a shared prompt is freed after the last attempt
-            for _, alike in groupby(attempts, lambda a: (id(a.asked), a.sessions.prompt, a.tools)):
+            for _, alike in groupby(attempts, lambda a: (id(a.posed), a.sessions.prompt, a.tools)):
                 first, *others = alike
                 prompt, tools = first.sessions.prompt, first.tools
                 messages = self.messages(first.asked, chat, prompt, tools)

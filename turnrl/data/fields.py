@@ -77,9 +77,9 @@ def _at(row: object, path: str) -> object:
 _ROLE = re.compile(r"""["']role["']""")
 
 
-def _asked(value: object, path: str, place: str, setting: str) -> tuple[str, str]:
-    """The system message of a row, empty if there is none, and the user's question, from a text or
-    from chat messages.
+def _asked(value: object, path: str, place: str, setting: str) -> tuple[bool, str, str]:
+    """The question of a row, which is a text or chat messages: True for messages, the system
+    message, empty if there is none, and the user's text.
 
     Raises:
         DataError: If the value is neither, or if the messages are not a single user message,
@@ -87,7 +87,7 @@ def _asked(value: object, path: str, place: str, setting: str) -> tuple[str, str
     """
     value = spelt_list(value) if isinstance(value, str) and _ROLE.search(value) else native(value)
     if not is_chat(value):
-        return "", written(value, path, place, setting)
+        return False, "", written(value, path, place, setting)
     messages = [(str(message["role"]), _spoken(message.get("content"))) for message in value]
     roles = [role for role, _ in messages]
     if roles not in (["user"], ["system", "user"], ["developer", "user"]):
@@ -101,7 +101,7 @@ def _asked(value: object, path: str, place: str, setting: str) -> tuple[str, str
             "text there; images are not supported."
         )
     system, text = ["", *cast(list[str], texts)][-2:]
-    return system.strip(), text
+    return True, system.strip(), text
 
 
 def _spoken(content: object) -> str | None:
@@ -175,11 +175,13 @@ def questions_of(
         if fields.id:
             own = written(_at(row, fields.id), fields.id, place, names.field("id"))
         asked = _at(row, fields.question)
-        system, text = _asked(asked, fields.question, place, names.field("question"))
+        in_chat, system, text = _asked(asked, fields.question, place, names.field("question"))
         metadata = {k: v for k, v in row.items() if k not in used and v is not None}
         rest = {k: v for k, v in row.items() if k not in metadata and k not in without}
         named = own or str(number)
-        question = Question(named, text.strip(), metadata=metadata, system=system, row=rest)
+        question = Question(
+            named, text.strip(), metadata=metadata, system=system, row=rest, is_chat=in_chat
+        )
         yield replace(question, answers=answers) if answers else question
     if missing and columns:
         _refuse_missing(missing, columns, where, names, needs_id)

@@ -132,7 +132,7 @@ def _play(
     async def play(script: Sequence[str], box: Toolbox) -> Attempt:
         attempt = Attempt(_ScriptedAgent(player.max_turns, script, box), question, (0,))
         try:
-            await attempt.sessions.open(question)
+            await attempt.sessions.open(attempt.asked)
             with on(f"{type(player).__name__}.play with the replies {[*script]!r}"):
                 await let_play(player, attempt)
         except Breach as breach:

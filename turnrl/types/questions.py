@@ -3,9 +3,11 @@ SQuAD's."""
 
 from __future__ import annotations
 
+import contextlib
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from turnrl.errors import DataError, RecipeError, did_you_mean, instance_of
@@ -109,6 +111,15 @@ def answer_rule(
 _PHRASE = Phrase()
 
 
+def _copied(columns: Mapping[str, Any]) -> dict[str, Any]:
+    copies = dict(columns)
+    for name, value in columns.items():
+        if not isinstance(value, str | int | float | None):
+            with contextlib.suppress(Exception):  # whatever a value raises that cannot be copied
+                copies[name] = copy.deepcopy(value)
+    return copies
+
+
 class _Unknown(tuple[str, ...]):
     """No answers, because none are known."""
 
@@ -132,6 +143,7 @@ class Question:
             none.
         row: The columns that are not metadata, as the data have them: those of the id, the question
             and the answers, and nulls.
+        is_chat: True if the data ask it as chat messages, and not as a text.
     Raises:
         DataError: If the id, the question or the system message is not text, or if the answers
             that are given are not texts or are empty.
@@ -145,6 +157,7 @@ class Question:
     rule: AnswerRule = _PHRASE
     system: str = ""
     row: Mapping[str, Any] = field(default_factory=dict, repr=False, compare=False)
+    is_chat: bool = field(default=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         for name, part in (("id", self.id), ("text", self.text), ("system", self.system)):
@@ -163,6 +176,11 @@ class Question:
                 "texts, or leave answers out if none are known."
             )
         object.__setattr__(self, "rule", answer_rule(self.rule))
+
+    def copied(self) -> Question:
+        """A question of the same content for one attempt, whose tools and rewards may change its
+        columns. Columns that cannot be copied, such as a connection, stay shared."""
+        return replace(self, metadata=_copied(self.metadata), row=_copied(self.row))
 
     @property
     def columns(self) -> dict[str, Any]:

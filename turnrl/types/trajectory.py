@@ -264,6 +264,7 @@ class Trajectory:
             per turn.
         opening: Text that its tool sessions added to the question, as the policy read it, such as
             the first observation of an environment. Empty if they added nothing.
+        tools: Names of the tools that it could call.
     """
 
     question: Question
@@ -273,6 +274,7 @@ class Trajectory:
     begins: int = 0
     figures: ToolFigures = field(default_factory=dict)
     opening: str = ""
+    tools: tuple[str, ...] = field(default=(), repr=False, compare=False)
 
     def __repr__(self) -> str:
         ending = self.ended_by
