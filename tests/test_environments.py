@@ -8,8 +8,10 @@ from __future__ import annotations
 import functools
 import random
 import re
+import sqlite3
 import time
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import numpy as np
@@ -241,9 +243,9 @@ def test_a_reward_that_is_not_a_finite_number_stops_the_run(chat, rooms, reward)
 
 def test_an_environment_that_always_raises_stops_the_run_after_its_restarts(chat, rooms):
     def breaks(room, action):
-        raise KeyError("the door")
+        raise OSError("the door is stuck")
 
-    lost = r"in step raised KeyError: 'the door' \(test_environments.py:\d+\). An attempt begins"
+    lost = r"in step raised OSError: the door is stuck \(test_.*\d+\). An attempt begins"
     with pytest.raises(TrajectoryLost, match=lost):
         play(chat, room(step=breaks), ["look"], max_restarts=2)
     assert [each.closed for each in rooms] == [1] * 4  # one to see its actions, three attempts
@@ -514,14 +516,14 @@ def test_an_attempt_cannot_change_the_columns_of_another(chat):
 
 
 def test_an_attempt_that_takes_every_column_cannot_change_those_of_another():
-    class Any(Countdown):
+    class Every(Countdown):
         def reset(self, **columns) -> str:
             return super().reset(columns["numbers"])
 
     question = Question("c", "Go.", metadata={"numbers": [1, 2]})
     for _ in range(2):
         calls = [ToolCall("take", {"n": n}) for n in (1, 2)]
-        (results,) = on_loop(call_tools([Environment(Any)], question, [calls]))
+        (results,) = on_loop(call_tools([Environment(Every)], question, [calls]))
         assert [result.content for result in results] == ["[2]", "[]"]
     assert question.metadata == {"numbers": [1, 2]}
 
@@ -544,6 +546,75 @@ def test_the_policy_reads_a_policy_mistake_that_step_raises(chat):
     read = [turn.results[0].content for turn in trajectory.turns[:2]]
     assert read == ["no such word", "this call makes no sense"]
     assert not trajectory.turns[0].results[0].ok
+
+
+class NoSuchMove(Exception):
+    pass
+
+
+class Begins:
+    def reset(self) -> None:
+        pass
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyError, AssertionError, NoSuchMove, RuntimeError])
+def test_the_policy_reads_an_error_that_its_action_provokes(chat, error):
+    def refuses(room, action):
+        raise error("the game is over")
+
+    class Refuses(Begins):
+        def wait(self, how: str) -> str:
+            """Wait."""
+            raise error("the game is over")
+
+    of_class = functools.partial(play_one, chat, Environment(Refuses), ["on"] * 3, tool_name="wait")
+    for playing in (functools.partial(play_one, chat, room(step=refuses), ["fly"] * 3), of_class):
+        trajectory = playing(turns=3)
+        read = [turn.results[0] for turn in trajectory.turns[:2]]
+        assert all("the game is over" in result.content and not result.ok for result in read)
+        assert trajectory.figures["steps"] == 3
+
+
+@pytest.mark.parametrize(
+    ("value", "text"), [(3, "3"), (np.int64(3), "3"), (None, "None"), ([1.5, True], "[1.5, true]")]
+)
+def test_whatever_a_method_of_a_class_returns_is_written_as_a_text(chat, value, text):
+    class Gives(Begins):
+        def wait(self, how: str) -> Any:
+            """Wait."""
+            return value
+
+    trajectory = play_one(chat, Environment(Gives), ["on"] * 2, tool_name="wait", turns=2)
+    assert trajectory.turns[0].results[0].content == text
+
+
+@pytest.mark.parametrize("flag", ["False", "", None, {"agent": False}, [], 2])
+@pytest.mark.parametrize("of", ["terminated", "truncated"])
+def test_an_end_that_is_neither_true_nor_false_stops_the_run(chat, of, flag):
+    ends = (flag, False) if of == "terminated" else (False, flag)
+    message = rf"gave {re.escape(repr(flag))} as {of} from step. Return True or False"
+    with pytest.raises(ToolError, match=message):
+        play(chat, room(step=("x", 0.0, *ends, {})), ["look"])
+
+
+@pytest.mark.parametrize("flag", [1, np.bool_(True), np.array(True)])
+def test_an_end_may_be_any_kind_of_true(chat, flag):
+    trajectory = play_one(chat, room(step=("x", 0.0, flag, False, {})), ["look"])
+    assert trajectory.ended_by == "tool"
+
+
+def test_an_environment_for_one_thread_is_told_what_to_set(chat):
+    base = sqlite3.connect(":memory:")
+
+    class Shop(Begins):
+        def wait(self, how: str) -> str:
+            """Wait."""
+            return str(base.execute("select 1").fetchone())
+
+    with pytest.raises(
+        TrajectoryLost, match="made for one thread set thread_safe: false, and make"
+    ):
+        play_one(chat, Environment(Shop), ["on"], tool_name="wait", max_restarts=0)
 
 
 def test_a_mistake_of_the_policy_before_it_did_anything_stops_the_run(chat):
@@ -825,7 +896,7 @@ def test_options_that_a_class_does_not_take_are_refused():
     [
         ({"begins": "3"}, "gave 3 from reset, which is no text. Return a text, or nothing.$"),
         ({"begins": "('x', {})"}, "Return a text, or nothing. If Lift has Gymnasium's form, name"),
-        ({"gives": "None"}, "gave None from press, .*ToolResult.'the text', reward=1.0, done=True"),
+        ({"gives": "object()"}, "in press returned an object, .* is neither text nor JSON"),
         ({"gives": "('x', 1.0, True, False, {})"}, "from press, .* If Lift has Gymnasium's form"),
     ],
 )

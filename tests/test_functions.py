@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import datetime
 import enum
@@ -11,16 +12,24 @@ import inspect
 import json
 import math
 import re
+import signal
+import sqlite3
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import pydantic
 import pytest
+import torch
 from jsonschema import Draft202012Validator
 
+from rollouts import Look
 from turnrl import (
     DataError,
     Fields,
@@ -35,10 +44,12 @@ from turnrl import (
     Reading,
     RecipeError,
     Rollout,
+    Stateful,
     Tool,
     ToolCall,
     ToolError,
     ToolResult,
+    ToolSession,
     Trajectory,
     TrajectoryLost,
     Turn,
@@ -48,11 +59,12 @@ from turnrl import (
     on_loop,
     score_group,
 )
+from turnrl.agent.function_tools import _Batch
 from turnrl.agent.toolbox import Toolbox, ToolSessions
 from turnrl.function_rewards import rewards_of
 from turnrl.run.recording import rows
 from turnrl.scoring import Tally, group_tallies, score_groups
-from turnrl.testing import check_reward, check_tool
+from turnrl.testing import ScriptedEngine, check_reward, check_tool
 from turnrl_segmenters import ReAct, SearchR1, TwoTurn
 
 
@@ -412,34 +424,228 @@ def test_a_functions_return_value_becomes_the_text_of_the_result(value, content)
     assert result.ok == (content != "failed")
 
 
+def nested(depth: int) -> list[Any]:
+    return [nested(depth - 1)] if depth else []
+
+
 @pytest.mark.parametrize(
-    ("value", "says"),
+    ("value", "content"),
     [
-        (None, "returned None, which tells the policy nothing. Return a text"),
-        (object(), "returned an object, <object"),
-        (math.nan, "returned a float, nan, which is neither text nor JSON"),
+        (None, "None"),
+        (math.nan, "nan"),
+        (np.int64(5), "5"),
+        (np.float32(0.1), "0.1"),
+        (np.bool_(True), "true"),
+        (np.arange(3), "[0, 1, 2]"),
+        (
+            {"mean": np.float32(0.1), "counts": np.array([[1], [2]])},
+            '{"mean": 0.1, "counts": [[1], [2]]}',
+        ),
+        ({np.int64(1): math.inf}, '{"1": Infinity}'),
+        (np.datetime64("2026-02-01"), "2026-02-01"),
+        (torch.tensor([1, 2]), "[1, 2]"),
+        (torch.tensor(2.5), "2.5"),
+        (Decimal("1.50"), "1.50"),
+        (datetime.date(2026, 2, 1), "2026-02-01"),
+        (Path("a/b"), "a/b"),
+        (Unit.METRIC, "km"),
+        (b"caf\xc3\xa9", "café"),
+        (b"\xff", "�"),
+        ({"b", "a", "c"}, '["a", "b", "c"]'),
+        (range(3), "[0, 1, 2]"),
+        ({1: "x"}.values(), '["x"]'),
+        ((n for n in (1, 2)), "[1, 2]"),
+        (1 + 2j, "1+2j"),
+        (ValueError("no such row"), "no such row"),
+        (nested(300), "[" * 301 + "]" * 301),
     ],
 )
-def test_a_result_that_is_neither_text_nor_json_stops_the_run(value, says):
+def test_any_value_with_a_text_becomes_the_text_of_a_result(value, content):
     def give() -> Any:
         """Give it."""
         return value
 
-    with pytest.raises(ToolError, match=f"the function test_functions.give {says}"):
+    result = called(give)
+    assert (result.content, result.ok) == (content, True)
+
+
+def test_a_table_of_pandas_reads_as_pandas_writes_it():
+    pandas = pytest.importorskip("pandas")
+    for value in (pandas.DataFrame({"a": [1, 2]}), pandas.Series([1.5], index=["mean"])):
+
+        def give() -> Any:
+            """Give it."""
+            return value  # noqa: B023 - called at once
+
+        assert called(give).content == str(value)
+
+
+@pytest.mark.parametrize("value", [10**5000, nested(900)], ids=["long", "deep"])
+def test_a_result_that_is_too_long_or_too_deep_to_be_written_is_said_to_the_policy(value):
+    for _ in range(200):  # deeper than Python can write
+        value = [value] if isinstance(value, list) else value
+
+    def give() -> Any:
+        """Give it."""
+        return value
+
+    result = called(give)
+    assert not result.ok
+    assert "too long or too deeply nested to be written" in result.content
+
+
+def test_a_result_without_a_text_stops_the_run():
+    def give() -> Any:
+        """Give it."""
+        return object()
+
+    says = "the function test_functions.give returned an object, <object .* neither text nor JSON"
+    with pytest.raises(ToolError, match=says):
         called(give)
 
 
-def test_calls_of_a_function_that_waits_are_answered_at_the_same_time_and_in_order():
-    def wait(n: int) -> str:
-        """Wait a little."""
-        time.sleep(0.1)
-        return str(n)
+BASE = sqlite3.connect(":memory:")
+MINE = threading.local()
+MINE.seen = "mine"
 
-    calls = [[ToolCall("wait", {"n": n})] for n in range(33)]
-    began = time.perf_counter()
-    results = on_loop(call_tools([wait], QUESTION, calls))
-    assert [result.content for (result,) in results] == [str(n) for n in range(33)]
-    assert time.perf_counter() - began < 1.5  # one after the other they take 3.3 s
+
+def from_table(place: str) -> str:
+    """Look a place up in a table of this module's connection."""
+    return str(BASE.execute("select ?", (place,)).fetchone()[0])
+
+
+def in_time(place: str) -> str:
+    """Look a place up in at most two seconds."""
+    before = signal.signal(signal.SIGALRM, lambda *frame: None)
+    signal.alarm(2)
+    try:
+        return place
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def of_thread(place: str) -> str:
+    """Look a place up in what this thread keeps."""
+    return f"{place} {MINE.seen}"
+
+
+def with_a_loop(place: str) -> str:
+    """Look a place up on the thread's event loop."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        asyncio.get_event_loop()
+    return place
+
+
+@pytest.mark.parametrize("function", [from_table, in_time, of_thread, with_a_loop])
+@pytest.mark.parametrize("thread_safe", [True, False])
+def test_a_function_that_needs_the_main_thread_is_called_there(function, thread_safe, caplog):
+    tool = FunctionTool(function, thread_safe=thread_safe)
+    asyncio.set_event_loop(loop := asyncio.new_event_loop())
+    calls = [[ToolCall(tool.name, {"place": f"{n}"})] for n in range(5)]
+    try:
+        results = on_loop(call_tools([tool], QUESTION, calls))
+        check_tool(tool, [{"place": "x"}])
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
+    assert [result.content[:1] for (result,) in results] == ["0", "1", "2", "3", "4"]
+    told = "called in the thread that waits for the attempts" in caplog.text
+    assert told == thread_safe  # once, with the setting to write
+    assert len(caplog.records) == told
+
+
+def test_a_function_that_needs_one_thread_works_where_a_caller_awaits_too():
+    results = asyncio.run(
+        call_tools([from_table], QUESTION, [[ToolCall("from_table", {"place": "x"})]])
+    )
+    assert results[0][0].content == "x"
+
+
+def test_ctrl_c_reaches_a_function_in_the_main_thread():
+    def interrupted() -> str:
+        """Take long."""
+        signal.raise_signal(signal.SIGINT)
+        return "went on"
+
+    with pytest.raises(KeyboardInterrupt):
+        called(FunctionTool(interrupted, thread_safe=False))
+
+
+def test_thread_safe_false_is_refused_for_an_async_function():
+    with pytest.raises(RecipeError, match="find_async is async, and with thread_safe: false"):
+        FunctionTool(find_async, thread_safe=False)
+
+
+class NotAllowed(Exception):
+    pass
+
+
+def refuse(move: str) -> str:
+    """Make a move."""
+    faults = {
+        "value": lambda: int(move),
+        "key": lambda: {}[move],
+        "divide": lambda: 1 // 0,
+        "pattern": lambda: re.compile("("),
+        "attribute": lambda: move.nothing,
+        "json": lambda: json.loads("<html>"),
+    }
+    raised = {"own": NotAllowed, "plain": Exception, "runtime": RuntimeError, "os": OSError}
+    raised |= {"time": TimeoutError, "name": NameError}
+    if move in raised:
+        raise raised[move]("no such move")
+    return str(faults[move]())
+
+
+@pytest.mark.parametrize("as_async", [False, True])
+@pytest.mark.parametrize(
+    ("move", "text"),
+    [
+        ("value", "ValueError: invalid literal for int() with base 10: 'value'"),
+        ("key", "KeyError: 'key'"),
+        ("divide", "ZeroDivisionError: integer division or modulo by zero"),
+        ("own", "NotAllowed: no such move"),
+        ("plain", "Exception: no such move"),
+        ("runtime", "RuntimeError: no such move"),
+        ("time", "TimeoutError: no such move"),
+        ("os", None),
+        ("name", None),
+        ("attribute", None),
+        ("json", None),
+    ],
+)
+def test_an_error_that_a_policy_can_provoke_is_a_result_and_any_other_stops_the_run(
+    move, text, as_async, caplog
+):
+    async def refuse_async(move: str) -> str:
+        """Make a move."""
+        return refuse(move)
+
+    function = refuse_async if as_async else refuse
+    if text is None:
+        with pytest.raises(ToolError, match=r"raised \w+: .*\(test_functions.py:\d+\). Fix it"):
+            called(function, move=move)
+        return
+    result = called(function, move=move)
+    assert (result.content, result.ok) == (text, False)
+    assert "The policy reads this as its own mistake. If it is not, fix" in caplog.text
+
+
+def test_a_functions_time_limit_leaves_out_the_wait_for_a_free_thread():
+    def wait(seconds: float) -> str:
+        """Wait."""
+        time.sleep(seconds)
+        return "done"
+
+    tool = FunctionTool(wait, timeout_s=0.5)
+    calls = [[ToolCall("wait", {"seconds": 0.2})] for _ in range(4 * 32)]  # 32 threads: 0.8 s
+    assert len(on_loop(call_tools([tool], QUESTION, calls))) == len(calls)
+    late = r'did not answer to run on wait with arguments {"seconds": 2.0} within timeout_s = 0.5'
+    for more in ([], calls[:3]):
+        with pytest.raises(ToolError, match=late):
+            on_loop(call_tools([tool], QUESTION, [*more, [ToolCall("wait", {"seconds": 2.0})]]))
 
 
 class Hand(Tool):
@@ -459,7 +665,7 @@ class AsyncHand(Hand):
 
 @pytest.mark.parametrize("size", [1, 1000])
 @pytest.mark.parametrize(
-    ("function", "hand", "more"), [("double", Hand, 20), ("double_async", AsyncHand, 60)]
+    ("function", "hand", "more"), [("double", Hand, 40), ("double_async", AsyncHand, 60)]
 )
 def test_a_function_tool_makes_few_more_calls_than_a_handwritten_tool(function, hand, more, size):
     """Counted in functions called for each call, as the time depends on what else runs."""
@@ -475,7 +681,8 @@ def test_a_function_tool_makes_few_more_calls_than_a_handwritten_tool(function, 
             calls = [ToolCall("double", {"n": 1})] * size
             sys.setprofile(counted)
             try:
-                results = tool.run(calls)
+                in_thread = isinstance(tool, FunctionTool) and tool.timed  # as Hand.run is
+                results = _Batch(tool, calls).work_through() if in_thread else tool.run(calls)
                 _ = await results if inspect.isawaitable(results) else results
             finally:
                 sys.setprofile(None)
@@ -641,9 +848,79 @@ def test_a_batch_reward_gets_the_arguments_that_trl_passes():
     assert score_group(both, [watch]).outcome.tolist() == [0.0, 2.0]
     chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Who?"}]
     replies = [{"role": "assistant", "content": text} for text in ("find it", "it is NL")]
+    function = {"name": "find", "arguments": {"place": "Utrecht"}}
+    replies[0]["tool_calls"] = [{"type": "function", "function": function}]
     assert seen["prompts"] == [chat, chat]
     assert seen["completions"] == [[replies[0], tool, replies[1]]] * 2
     assert (seen["level"], seen["answers"], seen["solution"]) == ([1, 1], [["NL"]] * 2, ["NL"] * 2)
+
+
+CHAT = [{"role": "user", "content": "Who?"}]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "tools", "as_chat"),
+    [("Who?", [], False), (CHAT, [], True), (json.dumps(CHAT), [], True), ("Who?", [find], True)],
+)
+def test_a_batch_reward_gets_texts_where_trl_gives_texts(chat, prompt, tools, as_chat):
+    rows = [{"prompt": prompt, "solution": "NL"}]
+    questions = load_questions(rows, fields=Fields(None, "prompt", "solution"))
+    engine = ScriptedEngine(chat.tokenizer, lambda member, turn: "<answer>NL</answer>")
+    (group,) = Rollout(TwoTurn(), tools).play(engine, chat, questions, 1, (0,))
+    seen = {}
+
+    def watch(prompts, completions, **columns):
+        seen.update(prompt=prompts[0], completion=completions[0])
+        return [0.0]
+
+    score_group(group, [watch])
+    text = "<answer>NL</answer>"
+    assert seen == {
+        "prompt": CHAT if as_chat else "Who?",
+        "completion": [{"role": "assistant", "content": text}] if as_chat else text,
+    }
+
+
+def test_what_a_tool_or_a_reward_changes_in_a_question_belongs_to_its_attempt(chat):
+    def note(text: str, question: Question) -> str:
+        """Note a text."""
+        question.metadata["notes"].append(text)
+        question.metadata["seen"] = question.metadata.get("seen", 0) + 1
+        return f"{question.metadata['notes']}"
+
+    class Opens(Stateful, Look):
+        def open(self, question):
+            question.metadata["notes"].append("opened")
+            return ToolSession()
+
+    def count(trajectory: Trajectory, notes: list[str]) -> float:
+        notes.append("counted")
+        return float(len(trajectory.question.metadata["notes"]) + len(trajectory.question.row["x"]))
+
+    lock = threading.Lock()  # which cannot be copied, and stays as it is
+    asked = Question("q", "?", NL, {"notes": [], "lock": lock}, row={"x": []})
+    call = '<tool_call>{"name": "note", "arguments": {"text": "a"}}</tool_call>'
+    engine = ScriptedEngine(chat.tokenizer, lambda member, turn: [call, "<answer>x</answer>"][turn])
+    rollout = Rollout(ReAct(2), [note, Opens(str)], max_tokens=4000)
+    (group,) = rollout.play(engine, chat, [asked], 3, (0,))
+    assert score_group(group, [count]).outcome.tolist() == [3.0] * 3  # opened, a, counted
+    assert asked.metadata == {"notes": [], "lock": lock}
+    on_loop(call_tools([note], asked, [[ToolCall("note", {"text": "b"})]]))
+    assert asked.metadata["notes"] == []
+    assert [t.question.metadata["seen"] for t in group] == [1, 1, 1]
+
+
+def test_a_call_that_cannot_be_read_is_no_tool_call_of_a_completion():
+    call = ToolCall("", error="bad JSON")
+    turn = Turn("x", Reading((call,), None, "bad JSON"), (ToolResult("bad JSON", ok=False),))
+    seen = []
+
+    def watch(completions):
+        seen.extend(completions)
+        return [0.0]
+
+    score_group([dataclasses.replace(attempt_of("a"), turns=(turn,))], [watch])
+    assert ["tool_calls" in message for message in seen[0]] == [False, False]
 
 
 def test_columns_come_by_their_own_names_and_to_a_batch_as_they_are_in_the_data():

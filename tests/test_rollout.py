@@ -39,7 +39,6 @@ from turnrl import (
     ToolResult,
     neutralize,
 )
-from turnrl.agent.batches import MAX_RESULT_CHARACTERS
 from turnrl.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
 from turnrl_rewards.qa import AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
@@ -524,10 +523,6 @@ class Cancels(Look):
         (Short(), r"\(Short\) returned 1 for 2 calls"),
         (Wrong(), r"\(Wrong\) returned str"),
         (Down(), "no server at http://localhost:1. Start it."),
-        (
-            Look(lambda q: "x" * (MAX_RESULT_CHARACTERS * 10)),
-            r"returned a result of 10,000,000 characters for arguments \{\"query\": \"x\"\}",
-        ),
     ],
 )
 def test_a_failing_tool_stops_the_collection_and_is_named(chat, tool, message):

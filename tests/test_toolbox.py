@@ -537,7 +537,7 @@ def test_tools_that_no_policy_could_call_are_refused_before_a_session_is_opened(
     assert not tools[0].opened
 
 
-def test_a_result_may_have_as_many_characters_as_are_accepted_and_no_more():
+def test_a_result_of_more_characters_than_are_accepted_is_cut_and_stops_no_run():
     most = MAX_RESULT_CHARACTERS
 
     def brings(count):
@@ -545,9 +545,39 @@ def test_a_result_may_have_as_many_characters_as_are_accepted_and_no_more():
         ((result,),) = asyncio.run(call_tools([tool], QUESTIONS[0], [[call]]))
         return len(result.content)
 
-    assert brings(most) == most
-    with pytest.raises(ToolError, match=r"a result of 1,000,001 characters"):
-        brings(most + 1)
+    assert [brings(most), brings(most + 1), brings(10 * most)] == [most] * 3
+
+
+def test_call_tools_starts_the_toolsets_and_stops_them_whatever_happens():
+    class Pool(Look):
+        hands = 0
+
+        async def start(self):
+            self.hands += 1
+
+        async def stop(self):
+            self.hands -= 1
+
+    tool = Pool(lambda query: "x" * tool.hands)
+    call = ToolCall("look", {"query": "x"})
+    ((result,),) = asyncio.run(call_tools([tool], QUESTIONS[0], [[call]]))
+    assert (result.content, tool.hands) == ("x", 0)
+    check_tool(tool, [{"query": "x"}])
+    tool = Pool(lambda query: 1 // 0)
+    with pytest.raises(ToolError, match="ZeroDivisionError"):
+        asyncio.run(call_tools([tool], QUESTIONS[0], [[call]]))
+    assert tool.hands == 0
+
+
+@pytest.mark.parametrize("flag", [{"ok": "False"}, {"done": "no"}, {"done": None}])
+def test_a_flag_of_a_result_that_is_neither_true_nor_false_stops_the_run(flag):
+    class Odd(Look):
+        def run(self, calls):
+            return [ToolResult("x", **flag) for _ in calls]
+
+    ((name, value),) = flag.items()
+    with pytest.raises(ToolError, match=f"whose {name} is {value!r}; it is True or False"):
+        asyncio.run(call_tools([Odd()], QUESTIONS[0], [[ToolCall("look", {"query": "x"})]]))
 
 
 # ------------------------------------------------------------------- the kit agrees

@@ -63,7 +63,10 @@ from turnrl.errors import did_you_mean as did_you_mean
 from turnrl.errors import in_short as in_short
 from turnrl.errors import instance_of as instance_of
 from turnrl.errors import is_finite as is_finite
+from turnrl.errors import is_flag as is_flag
+from turnrl.errors import is_of_threads as is_of_threads
 from turnrl.errors import kind_of as kind_of
+from turnrl.errors import mistake_of as mistake_of
 from turnrl.errors import one_of as one_of
 from turnrl.errors import parse_bytes as parse_bytes
 from turnrl.errors import within as within

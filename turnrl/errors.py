@@ -9,10 +9,13 @@ message without a traceback, and exits with `exit_code`.
 
 import contextlib
 import difflib
+import functools
 import inspect
+import json
 import math
 import os
 import re
+import sys
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from numbers import Integral, Real
@@ -23,6 +26,7 @@ from turnrl.text import visible
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_STDLIB, _INSTALLED = str(Path(os.__file__).parent), ("site-packages", "dist-packages")
 
 
 class TurnRLError(Exception):
@@ -38,10 +42,62 @@ class TurnRLError(Exception):
 class PolicyMistake(Exception):
     """A mistake of the policy, raised by a function that is a tool: `raise PolicyMistake("no place
     of that name")`. The policy reads the text as the result of its call, which is not `ok`; the
-    attempt goes on. Any other exception of a function stops the run."""
+    attempt goes on. See `mistake_of` for other exceptions of a function."""
 
     def __str__(self) -> str:
         return super().__str__() or "this call makes no sense"
+
+
+_PROVOKED = (ValueError, LookupError, ArithmeticError, AssertionError, RecursionError)
+_PROVOKED += (re.error, SyntaxError)  # of an expression that the policy wrote
+_RECEIVED = (OSError, UnicodeError, json.JSONDecodeError)
+_RAISED = (Exception, RuntimeError, TimeoutError)
+
+
+def mistake_of(error: BaseException, code: object) -> PolicyMistake | None:
+    """The policy's mistake behind an exception of a tool; None if it is the world that is broken.
+
+    A value that a policy made up leads to a ValueError, a KeyError, a division by zero; and an
+    author raises an exception of his own, or a plain one, for a move that is not allowed.
+    Everything else, such as a lost connection, bad JSON of a server or a misspelt attribute, would
+    happen whatever the policy does.
+
+    Args:
+        error: The exception.
+        code: The function or class of the tool.
+    """
+    if isinstance(error, PolicyMistake):
+        return error
+    if not isinstance(error, Exception) or isinstance(error, TurnRLError):
+        return None
+    kind, frames = type(error), [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    raised_at = frames[-1].f_globals.get("__name__", "") if frames else ""
+    raised = kind in _RAISED and _is_own(raised_at, code)
+    provoked = isinstance(error, _PROVOKED) or _is_own(kind.__module__, code)
+    if raised or (provoked and not isinstance(error, _RECEIVED)):
+        return PolicyMistake(f"{kind.__name__}: {error}")
+    return None
+
+
+def _is_own(module: str, code: object) -> bool:
+    """True if a module belongs to a tool's author: it is of the same package as the tool's code, or
+    lies outside the standard library and installed packages."""
+    while isinstance(code, functools.partial):
+        code = code.func
+    home = getattr(code, "__module__", None) or ""
+    if module != "builtins" and module.partition(".")[0] == home.partition(".")[0]:
+        return True
+    file = getattr(sys.modules.get(module), "__file__", None)
+    return file is not None and not (
+        file.startswith(_STDLIB) or {*_INSTALLED} & {*Path(file).parts}
+    )
+
+
+def is_of_threads(error: BaseException) -> bool:
+    """True if code raised because of the thread that called it: it sets a signal handler, or holds
+    something that only one thread may use, such as a `sqlite3` connection."""
+    text = str(error)
+    return isinstance(error, Exception) and "thread" in text and "start new thread" not in text
 
 
 class RecipeError(TurnRLError, ValueError):
@@ -211,6 +267,14 @@ def is_finite(value: object) -> bool:
         return False
 
 
+def is_flag(value: object) -> bool:
+    """True if a value is True or False, numpy's scalars, 0 and 1 included: no text such as "False",
+    which counts as true in Python."""
+    with contextlib.suppress(Exception):  # an array of several, for example
+        return bool(value in (0, 1))
+    return False
+
+
 def instance_of(kind: type, name: str, value: object, extends: str = "") -> None:
     """Refuse an argument from Python that is not an instance of a class.
 
@@ -339,7 +403,6 @@ def in_short(error: BaseException) -> str:
     return f"{type(error).__name__}: {visible(str(error).strip().partition(chr(10))[0])}"
 
 
-_STDLIB, _INSTALLED = str(Path(os.__file__).parent), ("site-packages", "dist-packages")
 _CORE = str(Path(__file__).parent)
 
 

@@ -6,12 +6,13 @@ import asyncio
 import json
 from collections.abc import Sequence
 
+from turnrl.agent.function_tools import FunctionTool
 from turnrl.agent.running import run_tool
-from turnrl.errors import ToolError, TrajectoryLost, is_finite, kind_of
+from turnrl.errors import ToolError, TrajectoryLost, is_finite, is_flag, kind_of
 from turnrl.types import ToolCall, ToolResult, Toolset
 
 MAX_RESULT_CHARACTERS = 1_000_000
-"""A tool that returns more than this is broken; below it, results are cut to a token budget."""
+"""The text of a longer result is cut to this, before all results are cut to a token budget."""
 _GATHER_S = 0.003
 """Calls of one toolset that arrive within this time form one batch."""
 
@@ -48,7 +49,9 @@ class Batcher:
         example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
         call = f"{calls[0].name} with arguments {example}"
         on = f" on {call}" if len(calls) == 1 else f" on {len(calls)} calls; the first is {call}"
-        results = await run_tool(self.toolset, "run", self.toolset.run, calls, on=on)
+        tool = self.toolset
+        timed = not isinstance(tool, FunctionTool) or not tool.timed
+        results = await run_tool(tool, "run", tool.run, calls, on=on, timed=timed)
         what = f"{self.toolset} returned"
         if isinstance(results, str) or not isinstance(results, Sequence):
             raise ToolError(
@@ -68,12 +71,14 @@ class Batcher:
             if not is_finite(result.reward):
                 reward = f"a ToolResult whose reward is {result.reward!r:.80}"
                 raise ToolError(f"{what} {reward}; it must be a finite number.")
-            if result.done not in (True, False):
-                raise ToolError(
-                    f"{what} a ToolResult whose done is {result.done!r:.80}; it is True or False."
-                )
-            if len(result.content) > MAX_RESULT_CHARACTERS:
-                length = f"{len(result.content):,} characters for arguments {example}"
-                limit = f"at most {MAX_RESULT_CHARACTERS:,} are accepted. Cut them there."
-                raise ToolError(f"{what} a result of {length}; {limit}")
-        return results
+            for name, flag in (("done", result.done), ("ok", result.ok)):
+                if not is_flag(flag):
+                    raise ToolError(
+                        f"{what} a ToolResult whose {name} is {flag!r:.80}; it is True or False."
+                    )
+        return [
+            result
+            if isinstance(result, TrajectoryLost) or len(result.content) <= MAX_RESULT_CHARACTERS
+            else result.shown_as(result.content[:MAX_RESULT_CHARACTERS])
+            for result in results
+        ]

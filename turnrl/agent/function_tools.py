@@ -4,27 +4,44 @@ result."""
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import functools
 import inspect
 import json
+import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set, ValuesView
+from numbers import Real
 from typing import Any, final
 
 from turnrl.agent.functions import described, hint_of, name_of, parameters_of, with_functions
+from turnrl.agent.running import (
+    post_to_waiting_thread,
+    resolve,
+    result_of,
+    took_too_long,
+)
 from turnrl.errors import (
     ArgumentTypeError,
-    PolicyMistake,
+    Ended,
     RecipeError,
     ToolError,
     TrajectoryLost,
     TurnRLError,
     at_least,
+    is_of_threads,
     kind_of,
+    mistake_of,
     place_of,
 )
+from turnrl.text import visible
 from turnrl.types import Question, Tool, ToolCall, ToolResult, Toolset
 
+_logger = logging.getLogger(__name__)
+
+RAISED = "raised"
+"""Key of a result's metadata: the class of the exception that it tells the policy about."""
 _WAITS_S = 0.01
 """A function that does nothing for longer waits for something, such as a server."""
 _AT_ONCE = 32
@@ -42,11 +59,18 @@ class FunctionTool(Tool):
     Args:
         function: The function, plain or async. A plain one may be called in several threads.
         name: The name the policy calls it by; the function's own by default.
-        timeout_s: A batch of calls that takes longer than this many seconds stops the run.
+        timeout_s: A call that takes longer than this many seconds stops the run.
+        thread_safe: False to make all calls of a plain function one after another in the thread
+            that waits for the attempts, as a rule the main thread. A function that fails because of
+            its thread is called there anyway.
     """
 
     def __init__(
-        self, function: Callable[..., Any], name: str | None = None, timeout_s: float = 60.0
+        self,
+        function: Callable[..., Any],
+        name: str | None = None,
+        timeout_s: float = 60.0,
+        thread_safe: bool = True,
     ) -> None:
         if isinstance(function, type):
             raise ArgumentTypeError(
@@ -60,70 +84,64 @@ class FunctionTool(Tool):
         description = described(function, skip=skip, name=name or "")
         self.name, self.description = description.spec.name, description.spec.description
         self.parameters = description.spec.parameters
-        self.timeout_s = timeout_s
+        self.timeout_s, self.thread_safe = timeout_s, thread_safe
         at_least(1e-3, "FunctionTool.", self, "timeout_s", optional=False)
         self._function, self._bind = function, description.bind
+        self._warned: set[str] = set()
         if inspect.iscoroutinefunction(function):
+            if not thread_safe:
+                raise RecipeError(
+                    f"{self} is async, and with thread_safe: false calls are made one after "
+                    "another in one thread. Write it without async, or leave thread_safe out."
+                )
             vars(self)["run"] = self._run_async  # needs no thread
 
     def __str__(self) -> str:
         return self._label
 
-    def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
-        """Run the calls one by one; as soon as one waits, run the rest at the same time. Computing
-        and garbage collection do not count as waiting: threads would not speed them up."""
-        if len(calls) == 1:
-            return [self._reply(calls[0])]
-        replies: list[ToolResult | TrajectoryLost] = []
-        for number, call in enumerate(calls[:-1], 1):
-            began = time.perf_counter() - time.thread_time()
-            replies.append(self._reply(call))
-            if time.perf_counter() - time.thread_time() - began > _WAITS_S:
-                return [*replies, *self._in_threads(calls[number:])]
-        return [*replies, self._reply(calls[-1])]
+    @property
+    def timed(self) -> bool:
+        """True if it holds each call to `timeout_s` itself. Coroutines all begin at once, so the
+        limit of their batch is enough."""
+        return not inspect.iscoroutinefunction(self._function)
+
+    async def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
+        """Make the calls in threads, each within `timeout_s` of its beginning."""
+        return await _Batch(self, calls).replies()
 
     async def _run_async(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
         if len(calls) == 1:  # a task of its own would cost as much as the rest
             return [await self._awaited(calls[0])]
         return await asyncio.gather(*map(self._awaited, calls))
 
-    def _in_threads(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
-        """Run the calls in daemon threads, which do not keep a process alive as a pool's would."""
-        todo = iter(enumerate(calls))
-        replies: dict[int, ToolResult | TrajectoryLost] = {}
-        faults: list[BaseException] = []
-
-        def work() -> None:
-            try:
-                while not faults and (numbered := next(todo, None)) is not None:
-                    number, call = numbered
-                    replies[number] = self._reply(call)
-            except BaseException as fault:
-                faults.append(fault)
-
-        threads = [
-            threading.Thread(target=work, daemon=True, name="turnrl-tool")
-            for _ in range(min(len(calls), _AT_ONCE))
-        ]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        if faults:
-            raise faults[0]
-        return [replies[number] for number in range(len(calls))]
-
-    def _reply(self, call: ToolCall) -> ToolResult | TrajectoryLost:
-        try:
-            return as_result(self._function(**self._bound(call)), self._label)
-        except (Exception, SystemExit) as error:
-            return self._fault(error, call)
-
     async def _awaited(self, call: ToolCall) -> ToolResult | TrajectoryLost:
         try:
-            return as_result(await self._function(**self._bound(call)), self._label)
+            return self._result(await self._function(**self._bound(call)), call)
         except (Exception, SystemExit) as error:
             return self._fault(error, call)
+
+    def _reply(self, call: ToolCall, batch: _Batch) -> ToolResult | TrajectoryLost:
+        try:
+            return self._result(self._called(call, batch), call)
+        except (Exception, SystemExit) as error:
+            return self._fault(error.cause if isinstance(error, Ended) else error, call)
+
+    def _called(self, call: ToolCall, batch: _Batch) -> object:
+        """What the function returns, called in this thread, or in the one that waits for it."""
+        if self.thread_safe:
+            try:
+                return self._function(**self._bound(call))
+            except Exception as error:
+                if not is_of_threads(error):
+                    raise
+                self._warn(
+                    "thread",
+                    f"{self} raised {type(error).__name__}: {error}{place_of(error)}. From now on "
+                    "it is called in the thread that waits for the attempts, one call after "
+                    "another: set thread_safe: false of FunctionTool to begin so.",
+                )
+                self.thread_safe = False
+        return batch.made_elsewhere(self._function, self._bound(call))
 
     def _bound(self, call: ToolCall) -> dict[str, object]:
         bound = self._bind(call.arguments)
@@ -131,52 +149,221 @@ class FunctionTool(Tool):
             bound[_QUESTION] = call.question
         return bound
 
+    def _result(self, value: object, call: ToolCall) -> ToolResult:
+        if value is None:
+            self._warn(
+                "None",
+                f"{self} returned None on the arguments {_shown(call)}, so the policy reads "
+                "'None'. Return a text that tells it something, such as 'done'.",
+            )
+        return as_result(value, self._label)
+
     def _fault(self, error: BaseException, call: ToolCall) -> ToolResult | TrajectoryLost:
         """The reply for an exception: a result that the policy reads, or a lost trajectory, which
         begins again. Any other exception is raised as a fault of the world."""
-        if isinstance(error, PolicyMistake):
-            return ToolResult(str(error), ok=False)
         if isinstance(error, TrajectoryLost):
             return error
         if isinstance(error, TurnRLError):
             raise error
-        arguments = json.dumps(dict(call.arguments), ensure_ascii=False, default=str)[:200]
+        where = f"on the arguments {_shown(call)}{place_of(error)}"
+        what = f"{self} raised {type(error).__name__}: {error} {where}"
+        if (mistake := mistake_of(error, self._function)) is not None:
+            if mistake is error:
+                return ToolResult(str(mistake), ok=False)
+            self._warn(
+                type(error).__name__ + place_of(error),
+                f"{what}. The policy reads this as its own mistake. If it is not, fix the "
+                "function, or raise turnrl.ToolError.",
+            )
+            return ToolResult(str(mistake), ok=False, metadata={RAISED: type(error).__name__})
         raise ToolError(
-            f"{self} raised {type(error).__name__}: {error} on the arguments {arguments}"
-            f"{place_of(error)}. Fix it; for a mistake of the policy, it raises "
-            "turnrl.PolicyMistake with a text for the policy to read."
+            f"{what}. Fix it; for a mistake of the policy, it raises turnrl.PolicyMistake with a "
+            "text for the policy to read."
         ) from error
+
+    def _warn(self, about: str, message: str) -> None:
+        """Warn once about each thing."""
+        if about not in self._warned:
+            self._warned.add(about)
+            _logger.warning("%s", visible(message))
+
+
+class _Batch:
+    """A batch of calls of a plain function, made in daemon threads: a pool's threads would keep a
+    process alive.
+
+    Args:
+        tool: The tool.
+        calls: The calls.
+    """
+
+    def __init__(self, tool: FunctionTool, calls: Sequence[ToolCall]) -> None:
+        self._tool, self._calls = tool, calls
+        self._post = post_to_waiting_thread()
+        self._todo = iter(enumerate(calls))
+        self._replies: dict[int, ToolResult | TrajectoryLost] = {}
+        self._faults: list[BaseException] = []
+        self._began: dict[int, float] = {}  # by thread, of the call that it makes
+        self._made: dict[int, ToolCall] = {}
+
+    async def replies(self) -> Sequence[ToolResult | TrajectoryLost]:
+        """The reply to each call, in order.
+
+        Raises:
+            ToolError: If a call takes too long, or shows that the world is broken.
+        """
+        work = asyncio.ensure_future(result_of(self.work_through))
+        try:
+            while not work.done():
+                await asyncio.wait([work], timeout=self._left_s())
+        except BaseException as error:
+            self._faults.append(error)  # ends the threads
+            work.cancel()
+            raise
+        return work.result()
+
+    def _left_s(self) -> float:
+        """Seconds until the longest call under way takes too long."""
+        limit, now = self._tool.timeout_s, time.monotonic()
+        thread, began = min([*self._began.items()], key=lambda pair: pair[1], default=(0, now))
+        if (left := began + limit - now) <= 0:
+            raise took_too_long(self._tool, "run", _on(self._made[thread]))
+        return left
+
+    def work_through(self) -> Sequence[ToolResult | TrajectoryLost]:
+        """Make the calls one by one; as soon as one waits, make the rest at the same time.
+        Computing and garbage collection do not count as waiting: threads would not speed them
+        up."""
+        for _ in self._calls:
+            began = time.perf_counter() - time.thread_time()
+            if not self._make_next():
+                break
+            if time.perf_counter() - time.thread_time() - began > _WAITS_S and self._left:
+                self._make_rest_in_threads()
+                break
+        if self._faults:
+            raise self._faults[0]
+        return [self._replies[number] for number in range(len(self._calls))]
+
+    @property
+    def _left(self) -> int:
+        return len(self._calls) - len(self._replies)
+
+    def _make_rest_in_threads(self) -> None:
+        def work() -> None:
+            while self._make_next():
+                pass
+
+        threads = [
+            threading.Thread(target=work, daemon=True, name="turnrl-tool")
+            for _ in range(min(self._left, _AT_ONCE) if self._tool.thread_safe else 1)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    def _make_next(self) -> bool:
+        """Make the next call; False if there is none, or if another one failed."""
+        if self._faults or (numbered := next(self._todo, None)) is None:
+            return False
+        thread, (number, call) = threading.get_ident(), numbered
+        self._made[thread], self._began[thread] = call, time.monotonic()
+        try:
+            self._replies[number] = self._tool._reply(call, self)
+        except BaseException as fault:
+            self._faults.append(fault)
+        self._began.pop(thread, None)
+        return True
+
+    def made_elsewhere(
+        self, function: Callable[..., object], arguments: dict[str, object]
+    ) -> object:
+        """A call's result, made in the thread that waits for the attempts. Its time begins when
+        that thread gets to it."""
+        thread = threading.get_ident()
+        self._began.pop(thread, None)
+        done: concurrent.futures.Future[object] = concurrent.futures.Future()
+
+        def made() -> object:
+            self._began[thread] = time.monotonic()
+            return function(**arguments)
+
+        self._post(functools.partial(resolve, done, made))
+        return done.result()
+
+
+def _on(call: ToolCall) -> str:
+    return f" on {call.name} with arguments {_shown(call)}"
+
+
+def _shown(call: ToolCall) -> str:
+    return json.dumps(dict(call.arguments), ensure_ascii=False, default=str)[:200]
 
 
 def as_result(value: object, who: str) -> ToolResult:
-    """A function's return value as the result of a call: a text as it is, any other value as JSON.
+    """A function's return value as the result of a call: a text as it is, a number, a list or
+    another value that JSON can hold as JSON, and anything else as `str` writes it.
 
     Args:
-        value: A text, a `ToolResult`, or numbers, texts, lists, mappings, dataclasses, models.
+        value: The value.
         who: The function, for the message.
     Raises:
-        ToolError: If the value is none of these.
+        ToolError: If the value has no text that says anything, as an `object()` has none.
     """
-    if isinstance(value, str):
-        return ToolResult(value)
     if isinstance(value, ToolResult):
         return value
-    if value is None:
-        raise ToolError(
-            f"{who} returned None, which tells the policy nothing. Return a text, such as 'done'."
-        )
-    from pydantic_core import PydanticSerializationError, to_jsonable_python
+    if isinstance(value, str):
+        return ToolResult(value)
+    if value is None or isinstance(value, float):  # JSON has no nan
+        return ToolResult(str(value))
+    if isinstance(value, set | frozenset):  # in the same order in every process
+        value = sorted(value, key=str)
+    from pydantic_core import to_jsonable_python
 
     try:
-        plain = to_jsonable_python(value)
-        return ToolResult(json.dumps(plain, ensure_ascii=False, allow_nan=False))
-    except (PydanticSerializationError, ValueError, TypeError, RecursionError) as error:
+        plain = to_jsonable_python(value, fallback=_native)
+        text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False)
+    except Exception:  # of a value's own code, too
+        return _as_written(value, who)
+    return ToolResult(text)
+
+
+def _native(value: Any) -> object:
+    """Numbers and lists in place of those of numpy and torch, and texts in place of the rest."""
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
+        number = value.item()
+        # a float32 of 0.1 is 0.1, and not 0.10000000149011612
+        return float(str(value)) if isinstance(value, Real) and number % 1 else number
+    is_array = hasattr(value, "tolist") and not hasattr(value, "to_dict")  # no table of pandas
+    if is_array or isinstance(value, Sequence | Set | ValuesView):
+        return [*value]
+    return _text_of(value)
+
+
+def _as_written(value: object, who: str) -> ToolResult:
+    """The result of a value that JSON cannot hold."""
+    try:
+        text = _text_of(value)
+    except (ValueError, RecursionError):  # a number of a million digits, a list in a list in ...
+        what = f"the result, {kind_of(value)}, is too long or too deeply nested to be written"
+        return ToolResult(what, ok=False)
+    except TypeError as error:
         if inspect.iscoroutine(value):
             value.close()  # else Python warns that nobody awaited it
         raise ToolError(
             f"{who} returned {kind_of(value)}, {value!r:.60}, which is neither text nor JSON. "
             "Return a text, a turnrl.ToolResult, or numbers, texts, lists and mappings."
         ) from error
+    return ToolResult(text)
+
+
+def _text_of(value: object) -> str:
+    if isinstance(value, bytes | bytearray):
+        return value.decode("utf-8", "replace")
+    if " at 0x" in (text := str(value)):
+        raise TypeError("it has no text")
+    return text
 
 
 def _takes_question(function: Callable[..., object], function_name: str) -> bool:

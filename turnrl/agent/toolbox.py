@@ -268,14 +268,16 @@ class ToolSessions:
             _check_schema(spec, batcher.toolset, ToolError)
             self._tools = {**self._tools, spec.name: _Tool(spec, batcher)}
 
-    async def fork(self) -> ToolSessions:
+    async def fork(self, question: Question) -> ToolSessions:
         """The sessions of a branch: a copy of every session.
 
+        Args:
+            question: The branch's own copy of the question.
         Raises:
             ToolError: If a session cannot be copied.
         """
         branch = ToolSessions(self._box)
-        branch._question = self._question
+        branch._question = question
         try:
             for batcher, session in self._sessions.items():
                 if not isinstance(session, ForkableToolSession):
@@ -359,8 +361,8 @@ async def call_tools(
     calls: Sequence[Sequence[ToolCall]],
 ) -> list[tuple[ToolResult, ...]]:
     """Answer the calls of several trajectories as a rollout does, without a policy: calls are
-    checked and batched, each batch has `timeout_s`, and sessions are opened before and closed
-    after.
+    checked and batched, each batch has `timeout_s`, the toolsets are started and sessions opened
+    before, and both are ended after.
 
     In a notebook, for example: `await call_tools([Notes()], question, [[ToolCall("note", {})]])`.
 
@@ -378,13 +380,19 @@ async def call_tools(
     check_tools(toolsets)
     box = Toolbox(toolsets, str, max(map(len, calls), default=0))
     trajectories = [ToolSessions(box) for _ in calls]
+    begun = list[Toolset]()
     try:
+        for toolset in toolsets:
+            begun.append(toolset)
+            await run_tool(toolset, "start", toolset.start)
         for sessions in trajectories:
-            await sessions.open(question)
+            await sessions.open(question.copied())
         results = await asyncio.gather(*map(ToolSessions.answer, trajectories, calls))
     finally:
         closings = map(ToolSessions.close, trajectories)
-        outcomes = await asyncio.gather(*closings, return_exceptions=True)
+        outcomes: list[object] = await asyncio.gather(*closings, return_exceptions=True)
+        stops = (run_tool(toolset, "stop", toolset.stop) for toolset in begun)
+        outcomes += await asyncio.gather(*stops, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):
             raise outcome

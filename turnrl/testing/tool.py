@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
 
 from turnrl.agent.function_tools import toolsets_of
+from turnrl.agent.running import Errands
 from turnrl.agent.toolbox import call_tools
 from turnrl.errors import TurnRLError, is_finite
 from turnrl.testing.contract import Breach, on, origin, require
@@ -86,9 +87,11 @@ def _replies(tool: Toolset, asked: _Calls, question: Question) -> list[ToolResul
 
     threading.Thread(target=serve, daemon=True).start()
     calls = [[_call(tool, arguments)] for arguments in asked]
-    replies = asyncio.run_coroutine_threadsafe(call_tools([tool], question, calls), loop)
+    errands = Errands()
+    work = errands.during(call_tools([tool], question, calls))
+    replies = asyncio.run_coroutine_threadsafe(work, loop)
     try:
-        while not wait([replies], tool.timeout_s).done:
+        while not errands.serve(replies, tool.timeout_s):
             alive = asyncio.run_coroutine_threadsafe(asyncio.sleep(0), loop)
             held = f"stands still on {[*asked]!r}: a coroutine of the tool's blocks the event loop"
             require(wait([alive], 1).done, f"{tool} {held}")

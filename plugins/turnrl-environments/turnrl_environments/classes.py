@@ -16,13 +16,17 @@ from turnrl import (
     ToolError,
     ToolResult,
     ToolSpec,
+    TrajectoryLost,
+    as_result,
     described,
+    mistake_of,
     named,
 )
 from turnrl_environments.own import OwnEpisode
 from turnrl_environments.world import World, missing, paid
 
 _OWN = ("reset", "get_reward", "close")
+_WANTED = "a text, or turnrl.ToolResult('the text', reward=1.0, done=True)"
 
 
 @final
@@ -30,8 +34,9 @@ class Environment(World):
     """An environment that is a class of your own, in the shape of TRL's `environment_factory`. Each
     attempt has an instance. `reset(**columns)` begins it, with the columns of the question that its
     parameters name, and may return the first observation. Every other public method is a tool. A
-    tool returns a text, or a `turnrl.ToolResult` with the step's `reward`, and `done` if the step
-    ends the attempt. `get_reward()`, if there is one, pays for the attempt as a whole
+    tool returns a text, another value that is written as one, or a `turnrl.ToolResult` with the
+    step's `reward`, and `done` if the step ends the attempt. The policy reads an exception that its
+    arguments provoke. `get_reward()`, if there is one, pays for the attempt as a whole
     (`EnvironmentOutcome`), and `close()` releases what an instance holds.
 
     Args:
@@ -145,12 +150,18 @@ class Stay(OwnEpisode[Environment]):
     async def act(self, call: ToolCall) -> ToolResult:
         arguments = self.world.tools[call.name].bind(call.arguments)
         method = functools.partial(getattr(self.environment, call.name), **arguments)
-        result = await self.do(call.name, method)
-        if isinstance(result, ToolResult):
-            paid(self.world, call.name, result.reward)
-            return result
-        wanted = "a text, or turnrl.ToolResult('the text', reward=1.0, done=True)"
-        return ToolResult(_text(self.world, call.name, result, wanted))
+        try:
+            value = await self.do(call.name, method)
+        except TrajectoryLost as lost:
+            mistake = mistake_of(lost.__cause__, self.world.made) if lost.__cause__ else None
+            if mistake is None:
+                raise
+            raise mistake from lost.__cause__
+        if isinstance(value, tuple) and len(value) == 5:  # the five values of Gymnasium's step
+            raise _no_text(self.world, call.name, value, _WANTED)
+        result = as_result(value, f"{self.world} in {call.name}")
+        paid(self.world, call.name, result.reward)
+        return result
 
     async def outcome(self) -> float | None:
         if not self.world.pays_at_the_end:
@@ -167,12 +178,16 @@ def _text(world: Environment, method: str, result: object, wanted: str) -> str:
     """
     if isinstance(result, str):
         return result
+    raise _no_text(world, method, result, wanted)
+
+
+def _no_text(world: Environment, method: str, result: object, wanted: str) -> ToolError:
     form = (
         f" If {world.made.__name__} has Gymnasium's form, name it in make of Gymnasium."
         if isinstance(result, tuple)
         else ""
     )
-    raise ToolError(
+    return ToolError(
         f"{world} gave {result!r:.80} from {method}, which is no text. Return {wanted}.{form}"
     )
 

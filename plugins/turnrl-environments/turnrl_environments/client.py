@@ -156,7 +156,7 @@ def _answer(text: str | bytes) -> dict[str, Any]:
     """
     try:
         answer = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         answer = None
     if (
         not isinstance(answer, dict)
@@ -252,5 +252,5 @@ def schema_of(url: str, timeout_s: float) -> object:
     raise_if_away(page.status_code, f"status {page.status_code}", page.headers)
     try:
         return page.json() if page.is_success else None
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

@@ -20,7 +20,9 @@ from turnrl import (
     ToolResult,
     ToolSpec,
     in_short,
+    is_flag,
     kind_of,
+    mistake_of,
     named,
 )
 from turnrl_environments.own import OwnEpisode, close
@@ -159,16 +161,24 @@ class Gymnasium(World):
         _, to_own = self._action_form
         try:
             values = environment.step(to_own(action))
-        except (TypeError, ValueError) as error:
+        except Exception as error:
             if (count := _UNPACKED.search(str(error))) and count[1] == "5":
                 raise self._not_five(f"{count[2]} values") from error
             if "unpack" in str(error) and _raised_by_a_caller(error):
                 raise self._not_five("no five values") from error
+            own = type(getattr(environment, "unwrapped", environment))
+            if (mistake := mistake_of(error, own)) is not None:
+                raise mistake from error
             raise
         several = isinstance(values, tuple | list)
         if not several or len(values) != 5:
             raise self._not_five(f"{len(values)} values" if several else f"{values!r:.80}")
         observation, reward, terminated, truncated, _ = values
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not is_flag(flag):
+                raise ToolError(
+                    f"{self} gave {flag!r:.80} as {name} from step. Return True or False."
+                )
         return ToolResult(
             self.shown("step", environment, observation),
             reward=paid(self, "step", reward),

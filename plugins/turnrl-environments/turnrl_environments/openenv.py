@@ -21,6 +21,7 @@ from turnrl import (
     at_least,
     check_address,
     inlined_schema,
+    is_flag,
     named,
     on_loop,
 )
@@ -249,6 +250,10 @@ class Visit(Episode[OpenEnv]):
             raise ToolError(
                 f"{self.world} answered to {verb} without an observation. Correct OpenEnv.url, or "
                 "the server."
+            )
+        if not (done is None or is_flag(done)):
+            raise ToolError(
+                f"{self.world} gave {done!r:.80} as done from {verb}. It is true or false."
             )
         step, observe = f"observe, after {verb}", self.world.observe
         seen = await self.do(step, observe, observation) if observe else _shown(observation)

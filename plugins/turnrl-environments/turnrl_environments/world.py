@@ -32,6 +32,7 @@ from turnrl import (
     at_least,
     blaming,
     is_finite,
+    is_of_threads,
     result_of,
 )
 from turnrl_environments.worker import Call, OwnRandom
@@ -61,6 +62,10 @@ _ADVICE = (
 _ADVICE_ON_RESET = (
     "An attempt begins again at most model.rollout.max_restarts times. Fix the environment; if it "
     "serves only so many attempts at once, set its capacity."
+)
+_ADVICE_ON_THREADS = (
+    "Calls run in threads. For code that is made for one thread set thread_safe: false, and make "
+    "what it holds in reset. Code that sets signals needs step_timeout_s in their place."
 )
 
 
@@ -298,6 +303,8 @@ class Episode(ToolSession, ABC, Generic[W]):
                     raise TrajectoryLost(f"{label} was cancelled from within. {advice}")
                 if isinstance(mistake := work.exception(), PolicyMistake):
                     raise mistake
+                if mistake is not None and is_of_threads(mistake):
+                    advice = _ADVICE_ON_THREADS
                 with blaming(TrajectoryLost, label, advice):
                     return cast(T, work.result())
         raise TrajectoryLost(

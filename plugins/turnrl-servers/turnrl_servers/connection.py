@@ -162,7 +162,7 @@ class Connection:
         if response.is_success:
             try:
                 return response.json() if response.content else None
-            except ValueError:
+            except (ValueError, RecursionError):
                 if response.text.lstrip().startswith("<"):  # a page: another kind of server
                     raise Refused(status, "an answer that is no JSON") from None
                 return response.text  # a sentence: what was asked is done

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import re
 import ssl
@@ -20,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from turnrl import Passage, ToolError
+from turnrl import Passage, ToolError, is_finite
 from turnrl.servers import Patience, Unavailable, raise_if_away, short_reason
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex
 from turnrl_wiki_search.server import (
@@ -218,7 +217,7 @@ class RetrieveIndex(SearchIndex):
     def _hits(self, data: bytes, wanted: int, k: int) -> list[list[Hit]]:
         try:
             answer = json.loads(data)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise self._odd(f"'{self._line(data)[:80]}', which is not JSON") from None
         lists = answer.get("result") if isinstance(answer, dict) else None
         if not isinstance(lists, list):
@@ -239,11 +238,7 @@ class RetrieveIndex(SearchIndex):
         document, score = item.get("document", item), item.get("score")
         if not isinstance(document, Mapping):
             raise self._odd(f"'{self._line(document)[:80]}' in place of a document")
-        if score is not None and (
-            isinstance(score, bool)
-            or not isinstance(score, int | float)
-            or not math.isfinite(score)
-        ):
+        if score is not None and (isinstance(score, bool) or not is_finite(score)):
             raise self._odd(f"the score '{self._line(score)[:80]}', which is not a number")
         return Hit(self._passage(document), score)
 
