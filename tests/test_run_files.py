@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import errno
 import json
 import os
 import re
@@ -16,7 +15,6 @@ import lightning as L
 import pytest
 import torch
 import yaml
-from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, Logger
 
@@ -24,28 +22,28 @@ import turnrl
 from commands import fails
 from nursery import command as turnrl_command
 from runs import column, data, last, make_module, rows, trainer
-from turnrl import BestCheckpoint, CheckpointError, RecipeError, record
+from turnrl import BestCheckpoint, CheckpointError, RecipeError, WorldError, record
 from turnrl.cli import main
 from turnrl.recipe.folders import claimed
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import listed
+from turnrl.run.folders import remove_torn, whole_file
 
 
 @pytest.fixture
 def full_disk(monkeypatch):
-    """Lets the disk fill while a checkpoint is written; by the number of the checkpoint."""
+    """Lets the disk be full when a checkpoint is written; by the number of the checkpoint."""
 
     def after(count):
-        saved, save = [], TorchCheckpointIO.save_checkpoint
+        saved = []
 
-        def fill(self, checkpoint, path, storage_options=None):
-            saved.append(str(path))
-            if len(saved) <= count:
-                return save(self, checkpoint, path, storage_options)
-            Path(path).write_bytes(b"half")
-            raise OSError(errno.ENOSPC, "No space left on device")
+        def fill(file):
+            saved.append(file)
+            if len(saved) > count:
+                file.with_name(f"{file.name}.new").symlink_to("/dev/full")
+            return whole_file(file)
 
-        monkeypatch.setattr(TorchCheckpointIO, "save_checkpoint", fill)
+        monkeypatch.setattr("turnrl.run.kept.whole_file", fill)
 
     return after
 
@@ -83,12 +81,96 @@ def test_a_best_checkpoint_that_cannot_be_written_leaves_the_previous_one(
     tiny_model, tmp_path, full_disk
 ):
     full_disk(5)  # untrained; best and last of two iterations; not the best of the third
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(WorldError, match=r"last.ckpt' in iteration 3, after step 6: No space left"):
         trainer(tmp_path, 3, [BestCheckpoint("step")]).fit(make_module(tiny_model), data())
     folder = tmp_path / "version_0" / "checkpoints"
     assert {path.name for path in folder.iterdir()} == {"best.ckpt", "last.ckpt"}
     for path in folder.iterdir():
         assert torch.load(path, weights_only=True)["epoch"] == 1
+
+
+# --------------------------------------------------------------- a disk or a folder that gives out
+
+
+class Meddles(L.Callback):
+    """Does something to the run's folder when an iteration begins."""
+
+    def __init__(self, act, iteration=2):
+        self.act, self.iteration = act, iteration
+
+    def on_train_epoch_start(self, trainer, pl_module):
+        if trainer.current_epoch + 1 == self.iteration:
+            self.act(pl_module.folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "link"),
+    [
+        ("checkpoints/last.ckpt", "checkpoints/last.ckpt.new"),
+        ("record/train-000002-0.parquet", "record/train-000002-0.parquet.new"),
+        ("transcripts/iteration_0002.txt", "transcripts/iteration_0002.txt.new"),
+        ("metrics.csv", "metrics.csv"),
+        ("model", "model"),
+    ],
+)
+def test_a_full_disk_stops_the_run_with_the_file_and_the_step(tiny_model, tmp_path, name, link):
+    def fill(folder):
+        file = folder / link
+        file.parent.mkdir(exist_ok=True)
+        file.unlink(missing_ok=True)
+        file.symlink_to("/dev/full")
+
+    run = trainer(tmp_path, 2, [Meddles(fill), turnrl.Recorder()])
+    place, why = "iteration 2, after step [24]", r"No space left on device\. Make room"
+    if name == "model":
+        place, why = "iteration 3, after step 4", r"File exists\. Correct that"
+    full = rf"cannot write '\S+/version_0/{name}' in {place}: {why}"
+    with pytest.raises(WorldError, match=full):
+        run.fit(make_module(tiny_model), data())
+    checkpoint = torch.load(last(tmp_path), weights_only=True)
+    assert checkpoint["global_step"] == (4 if name == "model" else 2)
+    assert not Path(f"{last(tmp_path)}.new").exists()
+
+
+def _replace(folder):
+    shutil.rmtree(folder)
+    folder.mkdir()
+
+
+def _put_a_file(folder):
+    shutil.rmtree(folder)
+    folder.touch()
+
+
+@pytest.mark.parametrize("iteration", [2, 3])
+@pytest.mark.parametrize(
+    "act", [shutil.rmtree, _replace, _put_a_file, lambda folder: folder.rename("moved")]
+)
+def test_a_run_whose_folder_is_gone_stops(tiny_model, tmp_path, monkeypatch, act, iteration):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(WorldError, match=r"folder '\S+version_0\S*' is gone in iteration"):
+        trainer(tmp_path, 3, [Meddles(act, iteration)]).fit(make_module(tiny_model), data())
+    assert not Path(last(tmp_path)).exists()
+
+
+def test_what_a_killed_process_left_is_removed_unless_another_is_writing_it(tmp_path):
+    torn, whole = tmp_path / "last.ckpt.new", tmp_path / "best.ckpt"
+    torn.write_bytes(b"half")
+    with whole_file(whole) as new:
+        new.write_bytes(b"whole")
+        remove_torn(tmp_path)
+        assert new.exists()
+        assert not torn.exists()
+    assert [file.name for file in tmp_path.iterdir()] == ["best.ckpt"]
+
+
+def test_a_file_reaches_the_disk_before_it_replaces_the_old_one(tmp_path, monkeypatch):
+    done, sync, move = [], os.fsync, Path.replace
+    monkeypatch.setattr(os, "fsync", lambda number: (done.append("sync"), sync(number)))
+    monkeypatch.setattr(Path, "replace", lambda a, b: (done.append("move"), move(a, b)))
+    with whole_file(tmp_path / "last.ckpt") as new:
+        new.write_bytes(b"whole")
+    assert done == ["sync", "move", "sync"]  # the contents, the name, the folder
 
 
 # ---------------------------------------------------------------------------------------- metrics

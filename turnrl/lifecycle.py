@@ -144,6 +144,8 @@ class PolicyModule(L.LightningModule, ABC):
             check_division(self.policy, self.engine)
         self.collector.close()  # `ask` may have begun with other settings, on another device
         self.folder = run_folder(self.trainer)
+        if self.folder is not None:  # from here on it has to be there
+            self.folder.mkdir(parents=True, exist_ok=True)
         if stage == "fit":
             examine_run(self, self.folder)
         else:

@@ -34,6 +34,7 @@ from turnrl.recipe.by_recipe import ByRecipe
 from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
 from turnrl.recipe.invocation import COMMAND, Invocation, read_invocation
 from turnrl.recipe.merging import Contents, listed
+from turnrl.run.folders import whole_file, writing
 from turnrl.run.kept import BestCheckpoint, LastCheckpoint
 from turnrl.run.recording import Recorder
 from turnrl.types.examination import Start
@@ -167,8 +168,9 @@ class _Recipe(SaveConfigCallback):
             super().setup(trainer, pl_module, stage)
 
     def save_config(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
-        self._folder.mkdir(parents=True, exist_ok=True)
-        (self._folder / "config.yaml").write_text(self._text, "utf-8")
+        file = self._folder / "config.yaml"
+        with writing(trainer, file), whole_file(file) as new:
+            new.write_text(self._text, "utf-8")
 
     def on_save_checkpoint(
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]

@@ -23,6 +23,7 @@ from turnrl.plugins import Commands
 from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.folders import claimed, writable_part
 from turnrl.recipe.invocation import DECISIONS, Flags, Invocation, Settings, read_invocation
+from turnrl.run.folders import remove_torn
 from turnrl.signals import is_first_process
 from turnrl.text import say
 
@@ -128,6 +129,8 @@ def _run(invocation: Invocation, work: Callable[[Built], None]) -> int:
     is_first = is_first_process()
     home = invocation.place.home
     with contextlib.ExitStack() as ending:
+        for folder in home.glob("*/checkpoints") if is_first and home is not None else ():
+            remove_torn(folder)  # of runs that were killed
         if is_first and invocation.place.is_numbered and home is not None:
             invocation = replace(invocation, number=ending.enter_context(claimed(home)))
         if is_first:

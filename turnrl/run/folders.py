@@ -9,13 +9,26 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
+import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
+
+from turnrl.errors import WorldError, in_short
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 if TYPE_CHECKING:
     import lightning as L
     from lightning.pytorch.loggers import Logger
+
+_TORN = ".new"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 TRANSCRIPT = "demonstrations.txt"
 """File beside a warmed-up policy, with some of the demonstrations that it learned from."""
@@ -54,8 +67,8 @@ def data_of(trainer: L.Trainer) -> L.LightningDataModule | None:
 
 @contextlib.contextmanager
 def whole_file(file: Path) -> Iterator[Path]:
-    """Write a file so that it is there whole or not at all, even if the disk fills up or the
-    process is killed: `with whole_file(path) as new: new.write_text(text)`.
+    """Write a file so that it is there whole or not at all, even if the disk fills up, the process
+    is killed or the machine stops: `with whole_file(path) as new: new.write_text(text)`.
 
     Args:
         file: The file's path. Its parent folders are made.
@@ -64,13 +77,117 @@ def whole_file(file: Path) -> Iterator[Path]:
         block ends. After an error it is removed, and the file is as it was.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    written = file.with_name(f"{file.name}.new")
+    written = file.with_name(f"{file.name}{_TORN}")
     try:
-        yield written
-        written.replace(file)
+        with written.open("ab") as held:
+            _locked(held)
+            yield written
+            os.fsync(held.fileno())  # the move must not reach the disk before the contents
+            if fcntl is None:
+                held.close()  # Windows moves no open file
+            written.replace(file)
+        _sync_folder(file.parent)
     except BaseException:
-        written.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            written.unlink()
         raise
+
+
+def remove_torn(folder: Path) -> None:
+    """Remove what `whole_file` left in a folder when its process was killed. What another process
+    is writing stays."""
+    for file in folder.glob(f"*{_TORN}"):
+        with contextlib.suppress(OSError), file.open("ab") as held:
+            if _locked(held):
+                file.unlink()
+
+
+def _locked(held: BinaryIO) -> bool:
+    """Lock a file until it is closed. False if another process has it, or if files have no locks
+    here."""
+    if fcntl is None:
+        return False
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    with contextlib.suppress(OSError):  # some systems open no folders, and some disks sync none
+        number = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+@contextlib.contextmanager
+def writing(trainer: L.Trainer, file: Path | str) -> Iterator[None]:
+    """A block that writes a file of a run.
+
+    Args:
+        trainer: The run's trainer.
+        file: The file, or what else is written, for the message.
+    Raises:
+        WorldError: If it cannot be written, or if the run's folder is gone. The message names the
+            file, the iteration, the step and what to do.
+    """
+    folder: Path | None = getattr(trainer.lightning_module, "folder", None)
+    check_folder(trainer, folder)
+    try:
+        yield
+    except Exception as error:
+        number = _fault_of_disk(error)
+        if number is None:
+            raise
+        check_folder(trainer, folder)  # it may be why
+        advice = "Make room there, and resume." if number in _FULL else "Correct that, and resume."
+        why = os.strerror(number) if number else in_short(error)
+        raise WorldError(
+            f"cannot write {str(file)!r}{_moment(trainer)}: {why}. {advice}"
+        ) from error
+
+
+def check_folder(trainer: L.Trainer, folder: Path | None) -> None:
+    """Refuse to go on without the folder of a run, because nothing of it would be kept.
+
+    Args:
+        trainer: The run's trainer.
+        folder: A folder that the run has made; None if there is none.
+    Raises:
+        WorldError: If it was moved or removed.
+    """
+    if folder is not None and not folder.is_dir():
+        raise WorldError(
+            f"the run's folder {str(folder)!r} is gone{_moment(trainer)}: it was moved or removed. "
+            "If you moved it, resume from its last checkpoint. Otherwise start again."
+        )
+
+
+def _moment(trainer: L.Trainer) -> str:
+    if trainer.state.fn != "fit":
+        return ""
+    return f" in iteration {trainer.current_epoch + 1}, after step {trainer.global_step}"
+
+
+def _fault_of_disk(error: Exception) -> int | None:
+    """The number of the system's error; 0 if it has none, and None for any other error."""
+    if isinstance(error, BrokenPipeError):  # of the output's reader
+        return None
+    if isinstance(error, OSError):
+        return error.errno or 0
+    system = re.search(r"\(os error (\d+)\)", str(error))  # of safetensors, which has its own
+    return None if system is None else int(system[1])
+
+
+def file_of_logger(logger: Logger) -> Path:
+    """What a logger writes its metrics to, as far as it shows, for messages."""
+    folder = folder_of_logger(logger)
+    if folder is None:
+        return Path(type(logger).__name__)
+    return folder / "metrics.csv" if hasattr(logger.experiment, "metrics_file_path") else folder
 
 
 def read_table(file: Path) -> list[dict[str, str]]:

@@ -4,16 +4,25 @@ Both are saved at the end of an iteration and are there whole or not at all, so 
 from them.
 """
 
+import io
 import sys
 from pathlib import Path
 from typing import Literal
 
 import lightning as L
+import torch
 from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
-from turnrl.run.folders import is_trial, run_folder, whole_file
+from turnrl.run.folders import (
+    check_folder,
+    is_trial,
+    remove_torn,
+    run_folder,
+    whole_file,
+    writing,
+)
 from turnrl.text import say
 
 __all__ = ["BestCheckpoint", "LastCheckpoint", "WholeFiles"]
@@ -21,7 +30,14 @@ __all__ = ["BestCheckpoint", "LastCheckpoint", "WholeFiles"]
 
 class WholeFiles(TorchCheckpointIO):
     """Writes checkpoints as Lightning does, but each is there whole or not at all: if the disk is
-    full, the checkpoint before it stays as it was."""
+    full, the checkpoint before it stays as it was.
+
+    Args:
+        trainer: The run's trainer.
+    """
+
+    def __init__(self, trainer: L.Trainer) -> None:
+        self._trainer = trainer
 
     def save_checkpoint(
         self, checkpoint: dict[str, object], path: _PATH, storage_options: object = None
@@ -29,13 +45,15 @@ class WholeFiles(TorchCheckpointIO):
         if "://" in str(path):
             super().save_checkpoint(checkpoint, path, storage_options)
             return
-        with whole_file(Path(path)) as written:
-            super().save_checkpoint(checkpoint, written, storage_options)
+        buffer = io.BytesIO()  # torch, writing a file itself, hides why it cannot
+        torch.save(checkpoint, buffer)
+        with writing(self._trainer, path), whole_file(Path(path)) as written:
+            written.write_bytes(buffer.getbuffer())
 
 
 def _write_whole_files(trainer: L.Trainer) -> None:
     if type(trainer.strategy.checkpoint_io) is TorchCheckpointIO:  # not a user's own
-        trainer.strategy.checkpoint_io = WholeFiles()
+        trainer.strategy.checkpoint_io = WholeFiles(trainer)
 
 
 class LastCheckpoint(Checkpoint):
@@ -55,6 +73,8 @@ class LastCheckpoint(Checkpoint):
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         _write_whole_files(trainer)
         self._begins = stage == "fit" and not is_trial(trainer)
+        if trainer.is_global_zero and trainer.ckpt_path is not None:
+            remove_torn(Path(str(trainer.ckpt_path)).absolute().parent)
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.global_step == 0:
@@ -68,6 +88,8 @@ class LastCheckpoint(Checkpoint):
         if is_trial(trainer):
             return
         folder = (run_folder(trainer) or Path(trainer.default_root_dir)) / "checkpoints"
+        if self._path is not None:
+            check_folder(trainer, self._path.parent)
         trainer.save_checkpoint(folder / "last.ckpt", weights_only=False)
         self._path, self._kept = folder / "last.ckpt", policy
 

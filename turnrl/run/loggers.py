@@ -28,6 +28,7 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 from torch import Tensor
 
 from turnrl.credit import Credit
+from turnrl.run.folders import file_of_logger, writing
 from turnrl.run.recording import Recorder
 from turnrl.types.group import Group
 
@@ -75,7 +76,8 @@ class ToLoggers(L.Callback):
     def _show(self, trainer: L.Trainer) -> None:
         due, self._due = self._due, None
         for logger in trainer.loggers if due else ():
-            show(logger, *due)  # type: ignore[misc]
+            with writing(trainer, file_of_logger(logger)):
+                show(logger, *due)  # type: ignore[misc]
 
 
 def by_turn(groups: Sequence[Group], credit: Sequence[Credit]) -> dict[int, Tensor]:

@@ -10,16 +10,21 @@
 A validation inside an iteration has its own row, with the number of that iteration.
 """
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
 import torch
-from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.loggers import CSVLogger, Logger
 
-from turnrl.run.folders import read_table, run_folder, write_table
+from turnrl.errors import in_short
+from turnrl.run.folders import file_of_logger, read_table, run_folder, write_table, writing
 from turnrl.scoring import Tally
+
+_logger = logging.getLogger(__name__)
 
 SHOWN = {
     "train": ("reward/total", "train/exact_match", "train/tool_execution"),
@@ -161,6 +166,14 @@ class PolicyRows(L.Callback):
         if rows and all(float(old.get("step") or 0) < row["step"] for old in rows):
             write_table(file, [*rows, row])
 
+    def on_exception(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException
+    ) -> None:
+        """Lightning closes the loggers next. If one cannot write, its error must not replace the
+        one that ended the run."""
+        for logger in trainer.loggers:
+            setattr(logger, "finalize", partial(_finalize, type(logger).finalize, logger))  # noqa: B010
+
     def _take(self, trainer: L.Trainer, pl_module: Any) -> None:
         figures = pl_module.metrics.take(trainer.validating)
         if figures:
@@ -175,8 +188,17 @@ class PolicyRows(L.Callback):
             return
         step = int(row.pop("step"))
         for logger in trainer.loggers:
-            logger.log_metrics(row, step)
-            logger.save()
+            with writing(trainer, file_of_logger(logger)):
+                logger.log_metrics(row, step)
+                logger.save()
         if self._file is not None:
             # the file may have rows of a run that was resumed in its folder
-            write_table(self._file, [*read_table(self._file), {**row, "step": step}])
+            with writing(trainer, self._file):
+                write_table(self._file, [*read_table(self._file), {**row, "step": step}])
+
+
+def _finalize(finalize: Callable[[Logger, str], None], logger: Logger, status: str) -> None:
+    try:
+        finalize(logger, status)
+    except Exception as error:
+        _logger.warning(f"closing {type(logger).__name__} failed as well: {in_short(error)}")

@@ -26,7 +26,7 @@ from turnrl.credit import Credit
 from turnrl.errors import at_least
 from turnrl.policy.reading import read_trajectories
 from turnrl.run.columns import SCHEMA, TOKENS, UNREAD
-from turnrl.run.folders import whole_file
+from turnrl.run.folders import whole_file, writing
 from turnrl.run.record import FileName, Row, transcript
 from turnrl.scoring import curves
 from turnrl.types.contracts import AdvantageEstimator
@@ -116,10 +116,11 @@ class Recorder(L.Callback):
             return
         first, rank = recorded[0], trainer.global_rank
         name = FileName(first["split"], first["policy_version"], rank)
-        write(recorded, folder / "record" / str(name))
+        kept = folder / "record" / str(name)
+        with writing(trainer, kept):
+            write(recorded, kept)
         if first["split"] == "train" and rank == 0 and self.transcripts:
             file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
-            file.parent.mkdir(parents=True, exist_ok=True)
             self.texts = []
             for row in _extremes(recorded, self.transcripts):
                 group = groups[row["group"] // trainer.world_size]
@@ -127,7 +128,8 @@ class Recorder(L.Callback):
                 sent = module.rollout.driver.sent(trajectory, module.chat)
                 self.texts.append(transcript(row, sent))
             whole = ("\n" + "=" * 80 + "\n").join(self.texts)
-            file.write_text(whole + "\n", encoding="utf-8")
+            with writing(trainer, file), whole_file(file) as new:
+                new.write_text(whole + "\n", encoding="utf-8")
 
 
 def count_kept(groups: Sequence[Group], most: int | None, rank: int = 0, ranks: int = 1) -> int:

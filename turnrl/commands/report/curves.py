@@ -9,7 +9,7 @@ from typing import Any
 
 import lightning as L
 
-from turnrl.run.folders import whole_file
+from turnrl.run.folders import whole_file, writing
 from turnrl.run.runs import Run, open_runs
 
 _TIMES = 50
@@ -56,7 +56,9 @@ class Curves(L.Callback):
         due, self._due = self._due, False
         if due and trainer.is_global_zero and module.folder is not None:
             began = time.monotonic()
-            draw(open_runs([module.folder]), module.folder / "curves.svg")
+            file = module.folder / "curves.svg"
+            with writing(trainer, file):
+                draw(open_runs([module.folder]), file)
             self._next = (ended := time.monotonic()) + _TIMES * (ended - began)
 
 

@@ -7,6 +7,7 @@ import lightning as L
 
 from turnrl.module import MTGRPO
 from turnrl.run.card.card import export
+from turnrl.run.folders import writing
 
 
 class ExportsPolicy(L.Callback):
@@ -18,7 +19,8 @@ class ExportsPolicy(L.Callback):
         if (trainer.is_global_zero or policy.divided) and (run := pl_module.folder):
             kind = "model" if policy.lora is None else "adapter"
             facts = facts_of(run, trainer.current_epoch, trainer.global_step)
-            export(policy, run / kind, facts)
+            with writing(trainer, run / kind):
+                export(policy, run / kind, facts)
 
 
 def facts_of(run: Path, iterations: int, steps: int) -> dict[str, str]:
