@@ -7,6 +7,7 @@ import dataclasses
 import gzip
 import json
 import multiprocessing
+import os
 import random
 import re
 import subprocess
@@ -43,10 +44,11 @@ from turnrl import (
 )
 from turnrl_wiki_search import WikiSearch, embedded
 from turnrl_wiki_search import server as servers
+from turnrl_wiki_search.changes import changed_file, states_of
 from turnrl_wiki_search.command import add_index_command
 from turnrl_wiki_search.coverage import score_retrieval
 from turnrl_wiki_search.index import MAX_QUERY_CHARACTERS, clean_query
-from turnrl_wiki_search.sources import Corpus, open_pages
+from turnrl_wiki_search.sources import Corpus, files_of, open_pages
 from turnrl_wiki_search.splitting import Splitter
 from turnrl_wiki_search.tool import cut_to_tokens, estimate_tokens
 
@@ -889,3 +891,98 @@ def test_every_argument_of_the_tool_is_explained_in_its_docstring():
     assert [*servers.explained()] == [
         field.name for field in dataclasses.fields(servers.SearchServer)
     ]
+
+
+# --- a corpus and its index ---
+
+
+@pytest.mark.parametrize("kind", [".jsonl", ".csv", ".parquet"])
+def test_two_passages_with_one_id_are_refused(tmp_path, kind):
+    rows = [{"id": i, "title": "A", "text": f"Text {i}."} for i in (*range(1500), 7)]
+    path = tmp_path / f"rows{kind}"
+    if kind == ".jsonl":
+        write_rows(path, rows)
+    elif kind == ".csv":
+        lines = [f"{row['id']},{row['title']},{row['text']}" for row in rows]
+        path.write_text("\n".join(["id,title,text", *lines]))
+    else:
+        import pyarrow.parquet
+
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    with pytest.raises(DataError, match=r"passages 8 and 1,501 have the same id '7'\. Give each"):
+        embedded.build(tmp_path / "index", corpus_of(path, chunk=100))
+
+
+@pytest.mark.parametrize(("row", "message"), [
+    ({"id": "1", "text": ["a", "b"]}, r"row 1: 'text' is a list, \['a', 'b'\], not a text"),
+    ({"id": "1", "text": {"en": "a"}}, "row 1: 'text' is a mapping"),
+    ({"id": ["1"], "text": "a"}, r"row 1: 'id' is a list"),
+    ({"id": "1", "title": ["a"], "text": "a"}, r"row 1: 'title' is a list"),
+    ({"id": "1", "text": float("nan")}, r"row 1: no field 'text'"),
+    ({"id": float("nan"), "text": "a"}, r"row 1: no field 'id'"),
+])  # fmt: skip
+def test_a_passage_that_is_not_text_is_refused(tmp_path, row, message):
+    path = write_rows(tmp_path / "rows.jsonl", [row])
+    with pytest.raises(DataError, match=message):
+        [*open_pages(str(path)).read()]
+
+
+def by_file(path: Path) -> str:
+    return str(path)
+
+
+def by_settings(path: Path) -> str:
+    return f"{{class_path: SquadParagraphs, init_args: {{path: {path}}}}}"
+
+
+@pytest.mark.parametrize("named", [by_file, by_settings])
+def test_an_index_whose_file_has_changed_is_refused(tmp_path, named):
+    path = tmp_path / "rows.jsonl"
+    fields = {"title": "Cusco", "question": "Where?", "answers": {"text": ["Peru"]}}
+    rows = [
+        {"id": "1", "text": text, "context": text} | fields for text in ("In Peru.", "In Oslo.")
+    ]
+    write_rows(path, rows[:1])
+    tool = WikiSearch(str(tmp_path / "index"), build_from=named(path))
+    tool.check()
+    state = path.stat()
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 10**9))  # the content is the same
+    tool.check()
+    write_rows(path, rows[1:])
+    os.utime(path, ns=(state.st_atime_ns, state.st_mtime_ns + 2 * 10**9))
+    message = rf"is older than '{path}', from which it was built\. Rebuild it: .* --overwrite"
+    with pytest.raises(ToolError, match=message):
+        WikiSearch(str(tmp_path / "index"), build_from=named(path)).check()
+    embedded.build(tmp_path / "index", Corpus(open_pages(named(path))), existing="replace")
+    tool.check()
+    path.unlink()  # the index is enough
+    tool.check()
+
+
+def test_a_file_added_to_the_folder_of_a_corpus_is_a_change(tmp_path):
+    write_rows(tmp_path / "a.jsonl", ROWS)
+    source = str(tmp_path)
+    states = states_of(files_of(source))
+    assert changed_file(files_of(source), states) is None
+    write_rows(tmp_path / "b.jsonl", ROWS)
+    assert changed_file(files_of(source), states) == str(tmp_path / "b.jsonl")
+
+
+def test_a_build_tells_of_passages_without_spaces_between_words(tmp_path, capsys):
+    rows = [{"id": "1", "title": "京都", "text": "京都は日本の都市である。"}, *ROWS[1:]]
+    embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path / "rows.jsonl", rows)))
+    assert "1 of 4 passages are in a script without spaces" in capsys.readouterr().err
+    spaced = [
+        {"id": "1", "title": "Cusco", "text": "Куско, Κούσκο, Cuzco 京都, 쿠스코는 페루의 도시다."}
+    ]
+    embedded.build(tmp_path / "other", corpus_of(write_rows(tmp_path / "other.jsonl", spaced)))
+    assert not capsys.readouterr().err
+
+
+def test_a_search_finds_letters_with_marks_however_they_are_written(tmp_path):
+    rows = [{"id": "1", "title": "Sa\u0303o Tome\u0301", "text": "An island."}]
+    rows += [{"id": "2", "title": "Kōchi", "text": "A city."}]
+    embedded.build(tmp_path / "index", corpus_of(write_rows(tmp_path / "rows.jsonl", rows)))
+    tool = WikiSearch(str(tmp_path / "index"))
+    assert ids_found(tool, "S\u00e3o") == ids_found(tool, "Sa\u0303o") == ["1"]
+    assert ids_found(tool, "ko\u0304chi") == ["2"]

@@ -2,6 +2,7 @@
 
     index       a search index: its description, its hits, and the interface of all backends
     splitting   articles cut into passages
+    changes     the state of a corpus's files, and the ids of its passages
     sources     corpora, read so that a build can resume
     embedded    an index in a folder (tantivy), without a server
     server      settings of a server and its searches, and its secrets

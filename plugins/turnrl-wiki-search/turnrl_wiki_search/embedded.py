@@ -17,6 +17,7 @@ import importlib.metadata
 import itertools
 import json
 import os
+import re
 import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,8 @@ from typing import Literal
 import filelock
 import tantivy
 
-from turnrl import Passage, ToolError, whole_file
+from turnrl import Passage, QuestionSource, ToolError, whole_file
+from turnrl_wiki_search.changes import changed_file, states_of
 from turnrl_wiki_search.index import (
     FORMAT,
     Analyzer,
@@ -39,13 +41,18 @@ from turnrl_wiki_search.index import (
     described,
     remark,
 )
-from turnrl_wiki_search.sources import Corpus, Mark
+from turnrl_wiki_search.sources import Corpus, Mark, files_of
 
 METADATA = "turnrl-index.json"
 _PROGRESS = "progress.json"
 _COMMIT_EVERY = 250_000
 _ONE_SEGMENT = 50_000
 _HEAP_BYTES = 256_000_000
+
+_UNSPACED = re.compile(  # Thai, Lao, Burmese, Khmer; kana and Chinese characters
+    "[\u0e01-\u0e33\u0e81-\u0eb3\u1000-\u102a\u1780-\u17b3\u3041-\u30ff\u3400-\u4dbf\u4e00-\u9fff"
+    "\uf900-\ufaff\uff66-\uff9f\U00020000-\U0003ffff]"
+)
 
 Existing = Literal["refuse", "keep", "replace"]
 
@@ -164,6 +171,14 @@ def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
         ) from error
 
 
+def changed_since(folder: str | os.PathLike[str], source: str | QuestionSource) -> str | None:
+    """A file of the source that has changed since the index in a folder was built; None if none
+    has, or if the index does not know its files."""
+    states = json.loads((Path(folder) / METADATA).read_text(encoding="utf-8")).get("files")
+    files = files_of(source)
+    return changed_file(files, states) if files and states else None
+
+
 def build(
     folder: str | os.PathLike[str],
     corpus: Corpus,
@@ -197,6 +212,7 @@ def build(
                 "another folder."
             )
         work = _beside(path, ".building")
+        states = states_of(corpus.source.files)
         mark = _fill(work, corpus, analyzer, on_progress)
         info = IndexInfo(
             backend="embedded",
@@ -208,7 +224,7 @@ def build(
             passages=mark.passages,
             built=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         )
-        _write_json(work / METADATA, asdict(info))
+        _write_json(work / METADATA, {**asdict(info), "files": states})
         (work / _PROGRESS).unlink()
         old = _beside(path, ".old")
         shutil.rmtree(old, ignore_errors=True)
@@ -244,9 +260,11 @@ def _fill(
     # one thread keeps a small index in order in one segment, so ties break the same everywhere
     one_thread = mark.passages < _ONE_SEGMENT
     writer = index.writer(_HEAP_BYTES, 1 if one_thread else min(os.cpu_count() or 1, 8))
+    unspaced = 0
     for chunk, mark in corpus.chunks(committed):
         for passage in chunk:
             body = f"{passage.title}\n{passage.text}"
+            unspaced += _is_unspaced(body)
             writer.add_document(tantivy.Document(id=passage.id.encode(), body=body))
         if on_progress:
             on_progress(mark.passages)
@@ -272,7 +290,26 @@ def _fill(
             f"holds {held:,}. It was deleted; build it again, and check the disk if this happens "
             "twice."
         )
+    _tell_of_script(unspaced, mark.passages)
     return mark
+
+
+def _tell_of_script(unspaced: int, passages: int) -> None:
+    """Print that searches cannot find the words of some passages, if these are not a few."""
+    if 100 * unspaced > passages:
+        remark(
+            f"{unspaced:,} of {passages:,} passages are in a script without spaces between "
+            "words, such as Chinese, Japanese or Thai. A search in this index cannot find their "
+            "words. Put spaces between the words of passages and queries, or use Elasticsearch, "
+            "which searches for Chinese and Japanese by character."
+        )
+
+
+def _is_unspaced(text: str) -> bool:
+    """True if most letters of a text are of scripts that put no spaces between words."""
+    if text.isascii():
+        return False
+    return 2 * len(_UNSPACED.findall(text)) > sum(map(str.isalnum, text))
 
 
 def _resume(work: Path, build_of: dict[str, object]) -> tuple[tantivy.Index, Mark] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -97,10 +98,12 @@ class SearchIndex(ABC):
 
 def clean_query(text: str) -> str:
     """`text` as all backends accept it: valid, with single spaces, cut to `MAX_QUERY_CHARACTERS`.
+    Letters with marks are composed, as in passages.
 
     The policy writes JSON, which may contain half a surrogate pair that no index can encode.
     """
-    text = " ".join(text.encode("utf-8", "replace").decode().replace("\0", " ").split())
+    text = text.encode("utf-8", "replace").decode().replace("\0", " ")
+    text = " ".join(unicodedata.normalize("NFC", text).split())
     if len(text) <= MAX_QUERY_CHARACTERS:
         return text
     return text[: MAX_QUERY_CHARACTERS + 1].rpartition(" ")[0] or text[:MAX_QUERY_CHARACTERS]

@@ -18,6 +18,7 @@ from turnrl import DataError, Passage, QuestionSource, RecipeError, did_you_mean
 from turnrl.data.files import FILE_KINDS, file_kind, read_file
 from turnrl.data.rows import hub_errors, is_missing, written
 from turnrl.recipe.explain import explain
+from turnrl_wiki_search.changes import Ids
 from turnrl_wiki_search.splitting import Splitter
 
 HUB_CONFIGS = {"wikimedia/wikipedia": "20231101.en"}
@@ -44,12 +45,14 @@ class Source(ABC):
         name: The source as `--source` names it.
         identity: Distinguishes this state of this source from any other, as JSON.
         splitter: How its articles are split by default.
+        files: The files on this machine that it reads.
         resumes: False if it can only be read from its beginning.
     """
 
     name: str
     identity: Mapping[str, object]
     splitter: Splitter = Splitter(None)
+    files: Sequence[Path] = ()
     resumes = True
     _row = 0
 
@@ -220,6 +223,16 @@ def _settings(source: QuestionSource) -> dict[str, object]:
     return settings
 
 
+def files_of(source: str | QuestionSource) -> list[Path]:
+    """The files on this machine that a source reads: itself, or the `path` of an installed one."""
+    if isinstance(source, str) and source.lstrip().startswith("{"):
+        source = _made(source)
+    path = source if isinstance(source, str) else _settings(source).get("path")
+    found = Path(path) if isinstance(path, str) else Path()
+    files = sorted(found.rglob("*")) if isinstance(path, str) and found.is_dir() else [found]
+    return [file for file in files if file.is_file()]
+
+
 def open_pages(source: str | QuestionSource) -> Source:
     """Open the source that `--source` or `build_from` names.
 
@@ -231,6 +244,12 @@ def open_pages(source: str | QuestionSource) -> Source:
         DataError: If there is no such source; the message lists the installed ones.
         RecipeError: If the source does not take its settings.
     """
+    opened = _opened(source)
+    opened.files = files_of(source)
+    return opened
+
+
+def _opened(source: str | QuestionSource) -> Source:
     if isinstance(source, QuestionSource):
         return _Installed(source)
     if source.lstrip().startswith("{"):
@@ -334,13 +353,17 @@ class Corpus:
         Args:
             start: A mark of an earlier, interrupted pass.
         Raises:
-            DataError: If the source is broken, or has no passage at all.
+            DataError: If the source is broken, has no passage at all, or gives two passages the
+                same id.
         """
+        ids = Ids()
         start = start or Mark()
         mark = start if self.source.resumes else Mark()
         reached = self.source.resumes or not start.passages
         for chunk in self._chunks(mark.position):
             mark = self._next(mark, chunk)
+            if ids.has_repeated(chunk):
+                self._refuse_repeated(ids)
             if reached:
                 yield chunk, mark
             elif mark.passages >= start.passages:
@@ -353,6 +376,8 @@ class Corpus:
                 "this build was interrupted. Delete the unfinished build, the folder that ends in "
                 "'.building', and build again."
             )
+        if ids.has_repeated(()):
+            self._refuse_repeated(ids)
         if not mark.passages:
             raise DataError(
                 f"source {self.source.name!r} has no passages: every text is empty, or there are "
@@ -368,6 +393,17 @@ class Corpus:
                 chunk = []
         if chunk:
             yield chunk
+
+    def _refuse_repeated(self, ids: Ids) -> None:
+        """Read the source again, and refuse the first id that two passages share."""
+        repeated, first = ids.repeated(), dict[str, int]()
+        passages = (passage for chunk in self._chunks(None) for passage in chunk)
+        for number, passage in enumerate(passages, 1):
+            if hash(passage.id) in repeated and number != first.setdefault(passage.id, number):
+                raise DataError(
+                    f"{self.source.name}: passages {first[passage.id]:,} and {number:,} have the "
+                    f"same id {passage.id!r}. Give each passage its own id."
+                )
 
     def _next(self, mark: Mark, chunk: list[Passage]) -> Mark:
         # chained by chunk, because the state of a running digest cannot be saved

@@ -223,6 +223,11 @@ class WikiSearch(Tool):
                 f"{name!r}. Choose another folder, or rebuild it: "
                 f"{build_command('embedded', self.index, name)} --overwrite"
             )
+        if changed := embedded.changed_since(path, source):
+            raise ToolError(
+                f"the search index in {self.index!r} is older than {changed!r}, from which it was "
+                f"built. Rebuild it: {build_command('embedded', self.index, name)} --overwrite"
+            )
 
     def _result(self, hits: Sequence[Hit]) -> ToolResult:
         """The passages that fit, in order of score."""
