@@ -19,6 +19,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 import turnrl
 from turnrl import ChatFormat
 from turnrl.agent.chat import family
+from turnrl.agent.templates import with_fixed_clock
 
 TEMPLATES = {
     file.stem: file.read_text(encoding="utf-8")
@@ -81,7 +82,7 @@ system = st.lists(contents.map(lambda text: {"role": "system", "content": text})
 def render(name, conversation, tools=None, speak=True, **settings):
     texts, _ = render_jinja_template(
         conversations=[conversation],
-        chat_template=TEMPLATES[name],
+        chat_template=with_fixed_clock(TEMPLATES[name]),
         tools=tools,
         add_generation_prompt=speak,
         bos_token="<bos>",
