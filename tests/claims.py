@@ -369,6 +369,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             slow=True,
         ),
         "from turnrl import export": Runs((), ("best/README.md", "best/model.safetensors")),
+        "from turnrl import ChatFormat": Runs(("[1, ",)),
         "pandas.read_csv": Runs(("iteration",)),
         "record.transcript(": Runs(("question   ", " questions")),
         "record.table(": Runs(("exact_match_mean", "train-00000")),

@@ -18,8 +18,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 import turnrl
 from turnrl import ChatFormat
-from turnrl.agent.chat import family
-from turnrl.agent.templates import with_fixed_clock
+from turnrl.agent.templates import family, with_fixed_clock
 
 TEMPLATES = {
     file.stem: file.read_text(encoding="utf-8")
@@ -190,6 +189,21 @@ def test_the_chat_format_of_rollouts_accepts_a_bundled_template(name):
         *chat.observation([observation], None),
     ]
     assert tokenizer.decode(appended) == render(name, [question, reply, observation])
+
+
+@each_template
+@pytest.mark.parametrize("system", [True, False], ids=["system", "no system"])
+def test_every_template_but_deepseeks_describes_the_tools_once_before_the_question(name, system):
+    opening = [{"role": "system", "content": "Be brief."}] * system
+    conversation = [*opening, {"role": "user", "content": "Where?"}]
+    text = render(name, conversation, TOOLS)
+    told = int(name != "deepseek_r1")
+    assert text.count("Look it up.") == told
+    assert text.rindex("Where?") > text.find("Look it up.")
+    rest = [{"role": "assistant", "content": "a"}, {"role": "tool", "content": " about Rome"}]
+    later = render(name, [*conversation, *rest, {"role": "user", "content": "Go on."}], TOOLS)
+    assert later.count("Look it up.") == told
+    assert later.count("about Rome") == later.count("Go on.") == 1
 
 
 @each_template

@@ -591,12 +591,12 @@ def test_the_error_for_a_template_without_tools_suggests_a_bundled_one(tiny_mode
     # and that one is as good as its own: without tools it writes the same
     messages = SearchR1().prompt(QUESTION, [Search()])
     assert named.prompt(messages) == plain.prompt(messages)
-    # whose markup none of them has is told of all
+    # for another markup, those are named whose control tokens the tokenizer has
     tokenizer = Policy(str(tiny_model)).tokenizer
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
     )
-    with pytest.raises(RecipeError, match=r"Give a file with one that does .*deepseek_r1, .*qwq"):
+    with pytest.raises(RecipeError, match=r"Give a file with one that does .*one of qwen3, .*qwq"):
         rollout.check(ChatFormat(tokenizer))
     # so is one that takes no system message, which a segmenter may do without
     refused = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"

@@ -7,8 +7,7 @@ from conftest import CHATML
 from players.scripted import FunctionPlayer
 from rollouts import Brackets, Look
 from turnrl import ChatFormat, Policy, RecipeError, Rollout
-from turnrl.agent.chat import read_template
-from turnrl.agent.templates import opened_thought
+from turnrl.agent.templates import opened_thought, read_template
 from turnrl_segmenters import Action, ReAct, SearchR1, TwoTurn
 
 WITH_TOOLS = read_template("qwen3")

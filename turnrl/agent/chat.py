@@ -8,55 +8,25 @@ template does so, turnrl brings one that does not (`chat_templates/`).
 
 from __future__ import annotations
 
-import contextlib
 import json
 import textwrap
 from collections.abc import Sequence
 from functools import cache, lru_cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast, final
 
-from turnrl.agent.templates import dice_call, opened_thought, with_fixed_clock
-from turnrl.errors import RecipeError, did_you_mean
+from turnrl.agent.templates import dice_call, marked, opened_thought, render, substitute
+from turnrl.agent.templates import read_template as read_template
+from turnrl.errors import RecipeError
 from turnrl.text import neutralize
 from turnrl.types import Message, ToolSpec, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_BUNDLED = Path(__file__).parent / "chat_templates"
 _TEXTS = 65_536
 """Decoded texts of a few tokens that are cached."""
 _LONGEST = 8
 """The most tokens that one character may have, such as a sequence of emoji."""
-
-
-def read_template(name: str) -> str:
-    """The text of a chat template: a file of yours, or one that comes with turnrl.
-
-    Args:
-        name: A file, or the name of a family such as `qwen3`.
-    Raises:
-        RecipeError: If there is no such file and no such family.
-    """
-    for file in (Path(name).expanduser(), _BUNDLED / f"{name}.jinja"):
-        if file.is_file():
-            return file.read_text(encoding="utf-8")
-    hint = f"{did_you_mean(name, _bundled())} Give a file, or one that comes with turnrl"
-    raise RecipeError(
-        f"no file at model.policy.chat_template {name!r}.{hint}: {', '.join(_bundled())}."
-    )
-
-
-def _bundled() -> list[str]:
-    return sorted(file.stem for file in _BUNDLED.glob("*.jinja"))
-
-
-def family(template: str) -> str | None:
-    """The bundled template to use in place of a model family's own, which its text identifies."""
-    families: dict[str, list[str]] = json.loads((_BUNDLED / "families.json").read_text("utf-8"))
-    matches = (name for name, marks in families.items() if all(m in template for m in marks))
-    return next(matches, None)
 
 
 def tool_schema(tool: ToolSpec) -> dict[str, object]:
@@ -223,20 +193,10 @@ class ChatFormat:
         return safe
 
     def advice_on_tools(self, tool: ToolSpec) -> str:
-        """Advice for a template that describes no tools: set a bundled one that describes them and
-        otherwise writes the same conversation, if there is one."""
-        conversation = _marked(("system", "user", "assistant", "user"))
-        schemas = [tool_schema(tool)]
-        for name in _bundled():
-            template = (_BUNDLED / f"{name}.jinja").read_text(encoding="utf-8")
-            with contextlib.suppress(RecipeError):  # a template may refuse one of the roles
-                own = self._render(conversation)
-                described = self._render(conversation, schemas, template)
-                if own == self._render(conversation, None, template) != described:
-                    what = "which comes with turnrl, describes tools and otherwise writes the same"
-                    return f"Set model.policy.chat_template: {name}, {what}."
-        names = ", ".join(_bundled())
-        return f"Give a file with one that does in model.policy.chat_template, or one of {names}."
+        """Advice for a template that describes no tools."""
+        advice = "Give a file with one that does in model.policy.chat_template"
+        does = "and describes tools"
+        return substitute(self.tokenizer, advice, does, schemas=[tool_schema(tool)])
 
     def _fill(self, markup: list[str], texts: Sequence[Message], goes_on: bool) -> tuple[int, ...]:
         ids = [*self._mark(markup[0], goes_on=goes_on)]
@@ -248,14 +208,14 @@ class ChatFormat:
 
     def _find_markup(self, roles: tuple[str, ...], schemas: str) -> list[str]:
         """The markup that the template writes around the messages that open a conversation."""
-        return self._split(self._render(_marked(roles), json.loads(schemas) or None), roles)
+        return self._split(self._render(marked(roles), json.loads(schemas) or None), roles)
 
     def _find_between(self, roles: tuple[str, ...]) -> list[str]:
         """The markup that the template writes from one assistant's text to the next, around the
         messages between them."""
         reply = "<think>turnrl thought</think>turnrl action"
         user: Message = {"role": "user", "content": "turnrl question"}
-        exchange: list[Message] = [{"role": "assistant", "content": reply}, *_marked(roles)]
+        exchange: list[Message] = [{"role": "assistant", "content": reply}, *marked(roles)]
         prompt, once, twice = (self._render([user, *exchange * times]) for times in range(3))
         between = once.removeprefix(prompt + reply)
         for text, wanted in ((once, prompt + reply), (twice, prompt + (reply + between) * 2)):
@@ -265,45 +225,42 @@ class ChatFormat:
 
     def _refuse(self, text: str, wanted: str) -> None:
         same = next((i for i, (a, b) in enumerate(zip(text, wanted, strict=False)) if a != b), 0)
-        bundled = family(str(self.tokenizer.chat_template))
-        names = ", ".join(_bundled())
-        advice = f"Give a plain one in model.policy.chat_template, or one of {names}."
-        if bundled is not None:
-            advice = (
-                f"Set model.policy.chat_template: {bundled}, which comes with turnrl and keeps it."
-            )
+        advice = "Give a plain one in model.policy.chat_template"
         what = "is not prefix-preserving: appending a message changes what came before"
         change = f"{text[same : same + 40]!r} where {wanted[same : same + 40]!r} was"
-        raise self._fault(f"{what} (it renders {change}). {advice}")
+        kept = substitute(self.tokenizer, advice, "and keeps it")
+        raise self._fault(f"{what} (it renders {change}). {kept}")
+
+    def _advice(self, roles: Sequence[str]) -> str:
+        """Advice for a template that does not take messages of these roles."""
+        advice = "Give one that takes them in model.policy.chat_template"
+        ways = {
+            "tool": "take a segmenter whose results are the user's, such as TwoTurn or SearchR1",
+            "system": "do without a system message (instructions of the segmenter)",
+        }
+        otherwise = "".join(f", or {way}" for role, way in ways.items() if role in roles)
+        return substitute(self.tokenizer, advice, "and takes them", otherwise)
 
     def _fault(self, what: str) -> RecipeError:
         return RecipeError(f"the chat template of {self.tokenizer.name_or_path!r} {what}")
 
     def _split(self, text: str, roles: tuple[str, ...]) -> list[str]:
         pieces = []
-        for message in _marked(roles):
+        for message in marked(roles):
             before, mark, text = text.partition(message["content"])
             if not mark or message["content"] in text:
                 what = f"does not write the text of each message of {', '.join(roles)} once"
-                raise self._fault(f"{what}. Set model.policy.chat_template.")
+                raise self._fault(f"{what}. {self._advice(roles)}")
             pieces.append(before)
         return [*pieces, text]
 
-    def _render(
-        self,
-        messages: Sequence[Message],
-        tools: list[Any] | None = None,
-        template: str | None = None,
-    ) -> str:
-        options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True, "tools": tools}
+    def _render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> str:
         try:
-            own = template or self.tokenizer.get_chat_template(None, tools)
-            options["chat_template"] = with_fixed_clock(own)
-            return cast(str, self.tokenizer.apply_chat_template(list(messages), **options))
+            return render(self.tokenizer, messages, tools)
         except Exception as error:
-            what = f"fails on messages of {', '.join(m['role'] for m in messages)}: {error}"
-            advice = "Give one that takes them in model.policy.chat_template."
-            raise self._fault(f"{what}. {advice}") from error
+            roles = [message["role"] for message in messages]
+            what = f"fails on messages of {', '.join(roles)}: {str(error).rstrip('.')}"
+            raise self._fault(f"{what}. {self._advice(roles)}") from error
 
     def _ids(self, text: str, control: bool = True, goes_on: bool = False) -> list[int]:
         if goes_on:
@@ -323,9 +280,3 @@ class ChatFormat:
             "verbose": False,
         }
         return cast("list[int]", self.tokenizer(text, **options)["input_ids"])
-
-
-def _marked(roles: Sequence[str]) -> list[Message]:
-    """Messages whose texts can be found again in the rendered conversation, unless the template
-    rewrites or encodes them."""
-    return [{"role": role, "content": f'turnrl "text"\n{i}.'} for i, role in enumerate(roles)]

@@ -1,5 +1,5 @@
-"""What a chat template does beyond writing messages: it opens a thought, reads the clock, or throws
-dice.
+"""Chat templates: those that come with turnrl, and what one does beyond writing messages. It may
+open a thought, read the clock, or throw dice.
 
 A prompt has to be the same in training, after a resume and in `ask`, on whatever day they run. So
 templates are rendered with a clock that stands still (`with_fixed_clock`), and one that writes
@@ -8,8 +8,21 @@ random text is refused.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
+from collections.abc import Iterator, Sequence
 from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from turnrl.errors import RecipeError, did_you_mean
+from turnrl.types import Message
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+_BUNDLED = Path(__file__).parent / "chat_templates"
 
 CLOCK = datetime(2026, 1, 1)
 """The time that every chat template reads."""
@@ -34,6 +47,111 @@ _CLOCK_MACRO = (
     + " }}{% endmacro %}\n"
 )
 _DICE = re.compile(r"\|\s*random\b|\blipsum\s*\(")
+
+_CONTROL = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,}\]")
+"""Control tokens, as the bundled templates write them."""
+
+
+def read_template(name: str) -> str:
+    """The text of a chat template: a file of yours, or one that comes with turnrl.
+
+    Args:
+        name: A file, or the name of a family such as `qwen3`.
+    Raises:
+        RecipeError: If there is no such file and no such family.
+    """
+    for file in (Path(name).expanduser(), _BUNDLED / f"{name}.jinja"):
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+    hint = f"{did_you_mean(name, _bundled())} Give a file, or one that comes with turnrl"
+    raise RecipeError(
+        f"no file at model.policy.chat_template {name!r}.{hint}: {', '.join(_bundled())}."
+    )
+
+
+def family(template: str) -> str | None:
+    """The bundled template to use in place of a model family's own, which its text identifies."""
+    families: dict[str, list[str]] = json.loads((_BUNDLED / "families.json").read_text("utf-8"))
+    matches = (name for name, marks in families.items() if all(m in template for m in marks))
+    return next(matches, None)
+
+
+def render(
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: list[Any] | None = None,
+    template: str | None = None,
+) -> str:
+    """Messages as a chat template writes them, up to where the assistant speaks.
+
+    Args:
+        tokenizer: It has the template and the special tokens.
+        messages: The conversation.
+        tools: Schemas of tools to describe.
+        template: A template to take in place of the tokenizer's own.
+    """
+    own = template or tokenizer.get_chat_template(None, tools)
+    options: dict[str, Any] = {"chat_template": with_fixed_clock(own), "tools": tools}
+    options |= {"tokenize": False, "add_generation_prompt": True}
+    return cast(str, tokenizer.apply_chat_template(list(messages), **options))
+
+
+def substitute(
+    tokenizer: PreTrainedTokenizerBase,
+    advice: str,
+    does: str,
+    otherwise: str = "",
+    schemas: list[Any] | None = None,
+) -> str:
+    """Advice to replace a template: the bundled one of its family, or one that writes the same
+    conversation. If there is none, those whose control tokens the tokenizer has.
+
+    Args:
+        tokenizer: Its template is to be replaced.
+        advice: What to do if no bundled template replaces it, without a full stop.
+        does: What a bundled one does that this one does not.
+        otherwise: Another way out if no bundled template replaces it.
+        schemas: Tools that the other template has to describe.
+    """
+    if name := next(_replacements(tokenizer, schemas), None):
+        return f"Set model.policy.chat_template: {name}, which comes with turnrl {does}."
+    suited = ", ".join(filter(lambda name: _suits(tokenizer, name), _bundled()))
+    choice = f", or one of {suited}, which come with turnrl" if suited else ""
+    return f"{advice}{choice}{otherwise}."
+
+
+def _bundled() -> list[str]:
+    return sorted(file.stem for file in _BUNDLED.glob("*.jinja"))
+
+
+def _replacements(tokenizer: PreTrainedTokenizerBase, schemas: list[Any] | None) -> Iterator[str]:
+    own = family(str(tokenizer.chat_template))
+    for name in [own] * (own is not None) + _bundled():
+        template = read_template(name)
+        for roles in (("system", "user", "assistant", "user"), ("user", "assistant", "user")):
+            with contextlib.suppress(Exception):  # a template may refuse one of the roles
+                plain = render(tokenizer, marked(roles), None, template)
+                same = name == own or plain == render(tokenizer, marked(roles))
+                described = not schemas or plain != render(
+                    tokenizer, marked(roles), schemas, template
+                )
+                if same and described and template != tokenizer.chat_template:
+                    yield name
+
+
+def _suits(tokenizer: PreTrainedTokenizerBase, name: str) -> bool:
+    """True if the tokenizer has the control tokens that a bundled template writes."""
+    conversation = marked(("system", "user", "assistant", "tool", "user"))
+    with contextlib.suppress(Exception):  # a template may need a token that the tokenizer lacks
+        text = render(tokenizer, conversation, None, read_template(name))
+        return {*_CONTROL.findall(text)} <= tokenizer.get_added_vocab().keys()
+    return False
+
+
+def marked(roles: Sequence[str]) -> list[Message]:
+    """Messages whose texts can be found again in the rendered conversation, unless the template
+    rewrites or encodes them."""
+    return [{"role": role, "content": f'turnrl "text"\n{i}.'} for i, role in enumerate(roles)]
 
 
 def opened_thought(markup: str) -> str:

@@ -12,7 +12,7 @@ import torch
 import transformers
 from transformers.utils import logging as transformers_logging
 
-from turnrl.agent.chat import read_template
+from turnrl.agent.templates import read_template
 from turnrl.device import of_the_device
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.policy.adapter import read_adapter

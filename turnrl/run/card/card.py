@@ -105,6 +105,10 @@ def write_card(
     rows = {"base model": f"`{base}`" + (f", revision `{revision}`" if revision else "")}
     if quantization is not None:
         rows["base while training"] = f"quantised ({quantization}); on another the policy differs"
+    rows["prompts while training"] = (
+        "each message tokenised on its own, any date read as 1 January 2026; a server that renders "
+        "the chat template itself sends slightly other tokens"
+    )
     rows |= {"trained with": f"turnrl {importlib.metadata.version('turnrl')}", **facts}
     title = f"# A {'LoRA adapter' if adapter else 'model'} trained with turnrl"
     table = ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows.items())]
