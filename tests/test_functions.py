@@ -556,6 +556,22 @@ def test_a_function_that_needs_the_main_thread_is_called_there(function, thread_
     assert len(caplog.records) == told
 
 
+def test_a_thread_of_a_forum_is_no_thread_of_the_machine(caplog):
+    calls = []
+
+    def open_thread(name: str) -> str:
+        """Open a thread of the forum."""
+        calls.append(name)
+        raise PolicyMistake(f"no thread {name!r}")
+
+    tool = FunctionTool(open_thread)
+    ((result,),) = on_loop(call_tools([tool], QUESTION, [[ToolCall("open_thread", {"name": "x"})]]))
+    assert result.content == "no thread 'x'"
+    assert calls == ["x"]  # once
+    assert tool.thread_safe
+    assert not caplog.records
+
+
 def test_a_function_that_needs_one_thread_works_where_a_caller_awaits_too():
     results = asyncio.run(
         call_tools([from_table], QUESTION, [[ToolCall("from_table", {"place": "x"})]])

@@ -52,6 +52,11 @@ _PROVOKED = (ValueError, LookupError, ArithmeticError, AssertionError, Recursion
 _PROVOKED += (re.error, SyntaxError)  # of an expression that the policy wrote
 _RECEIVED = (OSError, UnicodeError, json.JSONDecodeError)
 _RAISED = (Exception, RuntimeError, TimeoutError)
+_OF_THREADS = re.compile(
+    # of signal and tkinter; of sqlite3; of greenlet; of asyncio; of threading.local
+    r"main thread|same thread|(?:an)?other thread|different thread|event loop in thread"
+    r"|_thread\._local"
+)
 
 
 def mistake_of(error: BaseException, code: object) -> PolicyMistake | None:
@@ -95,9 +100,9 @@ def _is_own(module: str, code: object) -> bool:
 
 def is_of_threads(error: BaseException) -> bool:
     """True if code raised because of the thread that called it: it sets a signal handler, or holds
-    something that only one thread may use, such as a `sqlite3` connection."""
-    text = str(error)
-    return isinstance(error, Exception) and "thread" in text and "start new thread" not in text
+    something that only one thread may use, such as a `sqlite3` connection. Threads of another kind,
+    as in "no such thread in this forum", are the tool's own business."""
+    return isinstance(error, Exception) and _OF_THREADS.search(str(error)) is not None
 
 
 class RecipeError(TurnRLError, ValueError):
