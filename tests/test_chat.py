@@ -4,6 +4,7 @@ become markup."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -237,6 +238,21 @@ def test_a_whole_trajectory_with_tools_matches_the_rendered_template(tokenizer):
     assert json.dumps(Look.parameters, sort_keys=True) in json.dumps(
         tool_schema(look), sort_keys=True
     )
+
+
+def test_a_system_message_that_pushes_the_tools_out_of_the_template_is_refused(tokenizer):
+    of_tools = "{% if tools and messages[0]['role'] != 'system' %}{{ tools | tojson }}{% endif %}"
+    questions = [QUESTION, replace(QUESTION, id="own", system="You know places.")]
+    for template, fits in ((of_tools + CHATML, False), (QWEN_LIKE, True)):
+        chat = ChatFormat(tokenizer(template))
+        rollout = Rollout(Tags(tools_in_template=True), [Look()])
+        rollout.check(chat)
+        rollout.driver.check_questions(questions[:1], chat)
+        if fits:
+            rollout.driver.check_questions(questions, chat)
+            continue
+        with pytest.raises(RecipeError, match=r"question 'own' has one, 'You know places\.'"):
+            rollout.driver.check_questions(questions, chat)
 
 
 def test_without_tools_in_template_the_template_describes_none(tokenizer):

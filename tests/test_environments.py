@@ -10,6 +10,7 @@ import random
 import re
 import sqlite3
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ from turnrl_environments import (
     StepCost,
 )
 from turnrl_environments.watch import Endings, warning_if_none_ended
+from turnrl_environments.world import seed_of
 from turnrl_estimators import Branched
 from turnrl_segmenters import Action
 from turnrl_slots import Slots
@@ -536,6 +538,39 @@ def test_reset_gets_the_columns_that_fields_name_as_answers_by_their_own_names()
     rows = [{"prompt": "Go.", "solution": 7, "level": None}]
     (question,) = load_questions(rows, fields=Fields(None, "prompt", "solution"))
     assert Environment(Shown).episode(question).columns == {"solution": 7, "answers": ["7"]}
+
+
+def test_questions_that_lack_a_column_of_reset_are_refused_before_a_run():
+    questions = [Question(n, "Go.", metadata={"numbers": [1]} if n == "a" else {}) for n in "ab"]
+    Environment(Countdown).check_questions(questions[:1])
+    with pytest.raises(DataError, match="needs numbers to begin, and question 'b' does not say"):
+        Environment(Countdown).check_questions(questions)
+
+
+@pytest.mark.parametrize(
+    ("written", "seed"),
+    [("7", 7), (" 7 ", 7), ("7.0", 7), (7.0, 7), (np.int64(7), 7), (np.float64(7), 7), (-7, -7)]
+    + [(2**70, 2**70), ("many", "many"), (7.5, 7.5), (True, True)]
+    + [(gap, zlib.crc32(b"q")) for gap in ("", float("nan"), None)],
+)
+def test_a_seed_from_csv_or_pandas_is_the_number(written, seed):
+    class Seeded(Countdown):
+        def reset(self, seed: int) -> str:
+            return repr(seed)
+
+    question = Question("q", "Go.", metadata={"seed": written})
+    (began,) = Environment(Seeded).episode(question).columns.values()
+    assert (seed_of(question), began) == (seed, seed)
+    assert type(began) is type(seed)
+
+
+def test_a_seed_that_reset_takes_as_text_stays_a_text():
+    class Named(Countdown):
+        def reset(self, seed: str) -> str:
+            return seed
+
+    question = Question("q", "Go.", metadata={"seed": "7"})
+    assert Environment(Named).episode(question).columns == {"seed": "7"}
 
 
 def test_the_policy_reads_a_policy_mistake_that_step_raises(chat):

@@ -29,6 +29,7 @@ import pytest
 import torch
 from jsonschema import Draft202012Validator
 
+from commands import fails, save
 from rollouts import Look
 from turnrl import (
     DataError,
@@ -970,6 +971,50 @@ def test_columns_come_by_their_own_names_and_to_a_batch_as_they_are_in_the_data(
         "note": [None],
         "few": [[1]],
     }
+
+
+def test_questions_without_a_column_that_a_reward_takes_are_refused_before_a_run():
+    rows = [{"question": f"{n}?", "answers": "x", "level": n} for n in range(3)]
+    questions = load_questions([*rows, {"question": "Bare?", "answers": "x"}])
+
+    def by_attempt(trajectory, level):
+        return float(level)
+
+    def by_turn(trajectory, turn, answer, level=0):
+        return 0.0
+
+    def by_batch(completions, prompts, level, solution, **rest):
+        assert level == [None]
+        return [1.0]
+
+    def no_column(completions, difficulty):
+        return [0.0]
+
+    message = "'level', which is not a column of the question '3'. It has question, answers"
+    with pytest.raises(PluginError, match=re.escape(message)):
+        FunctionReward(by_attempt).check_questions(questions)
+    FunctionReward(by_attempt).check_questions(questions[:3])
+    FunctionReward(by_turn).check_questions(questions)
+    with pytest.raises(PluginError, match="takes 'difficulty', which is not a column"):
+        FunctionReward(no_column).check_questions(questions)
+    # as in TRL, a batch gets None for what only other rows have
+    reward = FunctionReward(by_batch)
+    reward.check_questions(questions)
+    trajectory = dataclasses.replace(attempt_of("a"), question=questions[3])
+    score_group([trajectory], [reward])
+
+
+def test_fit_refuses_a_row_without_a_column_before_it_begins(recipe, capsys):
+    rows = [{"question": f"{n}?", "answers": "x", "level": n} for n in range(3)]
+    rows += [{"question": "Bare?", "answers": "x"}]
+    Path("rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    Path("levels.py").write_text("def paid(trajectory, level):\n    return float(level)\n")
+    recipe["model"]["rewards"] = ["levels.paid"]
+    recipe["data"] = {"train": "rows.jsonl", "questions_per_iteration": 1}
+    save(recipe)
+    message = fails(capsys, ["fit", "recipe.yaml"])
+    assert "takes 'level', which is not a column of the question '3'" in message
+    assert not [*Path("runs").rglob("metrics.csv")]
 
 
 def noting(completions, log_metric, log_extra, **columns):

@@ -10,6 +10,7 @@ Nothing here knows about a Trainer.
 
 import contextlib
 import itertools
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -42,6 +43,8 @@ from turnrl.types import (
     TokenScores,
     Trajectory,
 )
+
+_logger = logging.getLogger(__name__)
 
 
 class _Begun(NamedTuple):
@@ -136,6 +139,25 @@ class Collector:
             )
         rollout.places.of_tools(estimator.probes, self._shares)
         self.check_engine(self.parts.surroundings)
+
+    def check_questions(self, questions: Sequence[Question]) -> None:
+        """Find questions that the recipe's parts cannot ask or score, before weights are loaded.
+
+        Raises:
+            TurnRLError: Naming a question, and what it lacks.
+        """
+        rollout, model = self.parts.rollout, self.parts.policy.model
+        rollout.driver.check_questions(questions, self.chat)
+        systems = [question.system for question in questions if question.system]
+        if systems and model.startswith("package://"):
+            _logger.warning(
+                f"{len(systems)} of {len(questions)} questions have a system message, such as "
+                f"{systems[0]!r:.60}. The starter {model} was trained with one system message, and "
+                "may not call its tools after another. Leave it out of the data."
+            )
+        for part in (*rollout.toolsets, *self.parts.rewards):
+            with blaming(PluginError, f"{part} in check_questions", "Fix it, or the data."):
+                part.check_questions(questions)
 
     def check_engine(self, where: Surroundings) -> None:
         """Find what the engine cannot do, before any weights are loaded.

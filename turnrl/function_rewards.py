@@ -21,6 +21,9 @@ _OF_TRL = ("trainer_state", "environments")
 """Parameters that only TRL's trainer can fill."""
 _OWN = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not pass to reward functions: it passes its own values of these names."""
+_OF_BATCH = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
+_OF_ATTEMPT = ("trajectory", "turn")
+"""Parameters that are no columns, of a function that scores batches, and of any other."""
 _ANSWER = ("answer", "solution", "ground_truth", "target")
 """Parameter names that get the accepted answer, unless the data have a column of that name."""
 
@@ -92,10 +95,20 @@ class FunctionReward(Reward):
                 f"the function {which} takes {foreign[0]!r}, which only TRL's trainer gives. Write "
                 f"'{foreign[0]}=None' if the function can do without it, or take it out."
             )
+        self._seen: dict[str, None] = {}
+        """The columns that some question of the data has, once they have been checked."""
         self._paid: dict[int, tuple[Trajectory, float]] = {}
 
     def __str__(self) -> str:
         return f"the function {self._which}"
+
+    def check_questions(self, questions: Sequence[Question]) -> None:
+        """Refuse questions without a column that the function takes. A function that scores batches
+        gets None for a column that only other questions have, as in TRL."""
+        own = dict.fromkeys(_OF_BATCH if self.of_batch else _OF_ATTEMPT)
+        for some in [questions] if self.of_batch else ([question] for question in questions):
+            self._columns(some, own)
+        self._seen |= {name: None for question in questions for name in self._row(question)}
 
     def prepare(
         self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
@@ -154,7 +167,8 @@ class FunctionReward(Reward):
     ) -> dict[str, list[object]]:
         """The columns of the data that the function takes, with a value per question."""
         rows = [self._row(question) for question in questions]
-        columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(chain(*rows))}
+        known = chain(*rows, self._seen if self.of_batch else ())
+        columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(known)}
         for name, needed in self._needs.items():
             if needed and name not in own and name not in columns:
                 raise PluginError(

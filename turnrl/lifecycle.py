@@ -51,6 +51,9 @@ class LeavesOutOverlong(Protocol):
     def leave_out_overlong(self, rollout: Rollout, chat: ChatFormat) -> None:
         """Leave them out, and warn."""
 
+    def asked(self) -> Iterable[Sequence[Question]]:
+        """The questions of each split that has been read."""
+
 
 class PolicyModule(L.LightningModule, ABC):
     """A LightningModule whose weights are a policy's. `MTGRPO` extends it with the algorithm.
@@ -153,6 +156,8 @@ class PolicyModule(L.LightningModule, ABC):
         self.collector.check()
         if isinstance(data := data_of(self.trainer), LeavesOutOverlong):
             data.leave_out_overlong(self.rollout, self.chat)
+            for questions in data.asked():
+                self.collector.check_questions(questions)
 
     def configure_model(self) -> None:
         """Load the weights onto the device that the strategy chose."""

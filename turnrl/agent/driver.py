@@ -46,6 +46,16 @@ class Driver(ABC):
             PluginError: If the plugin breaks its contract.
         """
 
+    def check_questions(self, questions: Sequence[Question], chat: ChatFormat) -> None:  # noqa: B027 - a player writes its prompts later
+        """Refuse questions with a system message that the chat template lets push out the tools.
+
+        Args:
+            questions: The questions.
+            chat: The policy's chat format.
+        Raises:
+            RecipeError: Naming the question, and the next step.
+        """
+
     def prompt_tokens(self, question: Question, chat: ChatFormat, least: int) -> int:
         """Number of tokens of a question's prompt, as far as it is known before an attempt begins;
         any smaller number if it is less than `least`. 0 for a player, which writes it later."""

@@ -145,6 +145,19 @@ class TurnScheme(Driver):
         """Token ids of a question's prompt; see `messages`."""
         return chat.prompt(self.messages(question, chat), self.templated)
 
+    def check_questions(self, questions: Sequence[Question], chat: ChatFormat) -> None:
+        """See `Driver.check_questions`."""
+        question = next((q for q in questions if q.system), None)
+        if question is None or not self.templated:
+            return
+        messages = self.messages(question, chat)
+        if chat.prompt(messages, self.templated) == chat.prompt(messages):
+            raise RecipeError(
+                f"the policy's chat template describes the tools only without a system message, "
+                f"and question {question.id!r} has one, {question.system!r:.60}. Leave it out of "
+                f"the data, or set {self.name}.instructions to describe the tools."
+            )
+
     def prompt_tokens(self, question: Question, chat: ChatFormat, least: int) -> int:
         """See `Driver.prompt_tokens`. A tool's session may add to the prompt later."""
         return chat.prompt_tokens(self.messages(question, chat), self.templated, least)

@@ -87,6 +87,8 @@ class AlsoScore(L.Callback):
         """Leave out questions that are too long to ask."""
         if self._data is not None:
             self._data.leave_out_overlong(pl_module.rollout, pl_module.chat)
+            for questions in self._data.asked():
+                pl_module.collector.check_questions(questions)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Score the questions with greedy trajectories. Each process scores its share."""

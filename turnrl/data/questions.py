@@ -152,6 +152,11 @@ class QuestionData(IterationData):
         for role, split in before:
             self._questions(role, split)
 
+    def asked(self) -> Iterator[list[Question]]:
+        """The questions of each split that has been read: those that a run may ask."""
+        for (role, _), questions in self._kept.items():
+            yield _limited(questions, None if role == "train" else self.val_limit)
+
     def _warn_of_few(self, count: int) -> None:
         """Warn if an iteration asks far more questions than there are. Otherwise a mistyped number
         would only show in the time that the iteration takes."""

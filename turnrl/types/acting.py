@@ -75,6 +75,14 @@ class Toolset(ABC):
             ToolError: Naming what is missing, and the next step.
         """
 
+    def check_questions(self, questions: Sequence[Question]) -> None:  # noqa: B027 - optional
+        """Refuse questions that lack what a session begins with, such as a column. Runs with all
+        questions of a split before any model is loaded.
+
+        Raises:
+            DataError: Naming a question, and what it lacks.
+        """
+
     async def start(self) -> None:  # noqa: B027 - optional: most tools hold nothing
         """Open what all trajectories share: connections, child processes. Called once before the
         first trajectory, on the event loop that `run` is called from.

@@ -59,6 +59,14 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
     def __str__(self) -> str:
         return f"reward {type(self).__name__}"
 
+    def check_questions(self, questions: Sequence[Question]) -> None:  # noqa: B027 - optional
+        """Refuse questions that lack what the reward needs, such as a column. Runs with all
+        questions of a split before any model is loaded.
+
+        Raises:
+            DataError: Naming a question, and what it lacks.
+        """
+
     def prepare(
         self, trajectories: Sequence[Trajectory], policy: SampledPolicy | None
     ) -> Notes | None:

@@ -83,6 +83,7 @@ class Rehearsal(Check):
             if isinstance(start.module, MTGRPO):
                 with contextlib.suppress(Exception):  # reported as its template's or its scheme's
                     yield from _left_out(start.module, questions)
+                yield from _lacking(start.module, questions)
                 with contextlib.ExitStack() as stack:
                     parts = _Parts(start, start.module, _chosen(questions), stack)
                     yield from parts.rehearsed()
@@ -124,6 +125,15 @@ def _left_out(module: MTGRPO, by_role: dict[str, list[Question]]) -> Iterator[Fi
             by_role[role] = kept
             if not kept:
                 del by_role[role]
+
+
+def _lacking(module: MTGRPO, by_role: dict[str, list[Question]]) -> Iterator[Finding]:
+    """Report questions that lack what a reward or a tool takes, which a run refuses."""
+    for role, questions in by_role.items():
+        try:
+            module.collector.check_questions(questions)
+        except Exception as error:  # a reward is anybody's code, and every role is reported
+            yield of_error(f"data {role}", error)
 
 
 def _chosen(by_role: dict[str, list[Question]]) -> list[Question]:

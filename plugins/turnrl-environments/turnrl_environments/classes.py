@@ -23,7 +23,7 @@ from turnrl import (
     named,
 )
 from turnrl_environments.own import OwnEpisode
-from turnrl_environments.world import World, missing, paid
+from turnrl_environments.world import World, missing, paid, seed_of
 
 _OWN = ("reset", "get_reward", "close")
 _WANTED = "a text, or turnrl.ToolResult('the text', reward=1.0, done=True)"
@@ -90,6 +90,7 @@ class Environment(World):
         for name, method in methods.items():
             _check_self(self, name, method)
         self._reset_parameters = _parameters_of_reset(self, methods["reset"])
+        self._seed_type = {p.name: p.annotation for p in self._reset_parameters}.get("seed")
         self.tools: Mapping[str, Described] = {
             name: described(method, skip=("self",))
             for name, method in methods.items()
@@ -121,14 +122,23 @@ class Environment(World):
         Raises:
             DataError: If the question lacks a column that `reset` needs.
         """
-        about = question.columns
-        parameters = self._reset_parameters
+        return copy.deepcopy(self._taken(question))
+
+    def check_questions(self, questions: Sequence[Question]) -> None:
+        for question in questions:
+            self._taken(question)
+
+    def _taken(self, question: Question) -> dict[str, object]:
+        """The question's columns that `reset` takes, as they are in the question."""
+        about, parameters = question.columns, self._reset_parameters
+        if "seed" in about and self._seed_type not in (str, "str"):
+            about["seed"] = seed_of(question)
         if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters):
-            return copy.deepcopy(about)
+            return about
         required = [p.name for p in parameters if p.default is p.empty]
         if lacking := [name for name in required if name not in about]:
             raise missing(self, ", ".join(lacking), question)
-        return copy.deepcopy({p.name: about[p.name] for p in parameters if p.name in about})
+        return {p.name: about[p.name] for p in parameters if p.name in about}
 
 
 class Stay(OwnEpisode[Environment]):

@@ -197,6 +197,10 @@ class OpenEnv(World):
         """
         return Visit(self, question)
 
+    def check_questions(self, questions: Sequence[Question]) -> None:
+        for question in questions:
+            self.begins(question)
+
     def begins(self, question: Question) -> dict[str, object]:
         """The arguments of `reset`.
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import re
 import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
@@ -353,8 +354,17 @@ class Episode(ToolSession, ABC, Generic[W]):
 
 
 def seed_of(question: Question) -> object:
-    """The seed of a question: its column `seed`, or a number computed from its id."""
-    return question.metadata.get("seed", zlib.crc32(question.id.encode()))
+    """The seed of a question: its column `seed`, or a number computed from its id.
+
+    Files of CSV hold numbers as texts, and pandas holds whole numbers in a column with gaps as
+    floats and the gaps as NaN. Such a seed is the number, and a gap is no seed.
+    """
+    seed = question.metadata.get("seed")
+    seed = seed.item() if hasattr(seed, "item") else seed  # of numpy
+    text = str(seed).strip()
+    if re.fullmatch(r"[+-]?[0-9]+(?:\.0*)?", text) and not isinstance(seed, int):
+        return int(text.partition(".")[0])
+    return zlib.crc32(question.id.encode()) if text in ("", "None", "nan", "<NA>") else seed
 
 
 def paid(world: World, verb: str, reward: Any) -> float:
