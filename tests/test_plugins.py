@@ -152,6 +152,11 @@ def test_commands_are_kept_as_functions(install):
         ),
         (GOOD.replace("[Nothing]", "[Nothing()]"), r"returned .*Nothing.* not a subclass of Tool"),
         (
+            GOOD.replace("[Nothing]", "[look]") + "def look(x: str) -> str:\n    'Look.'\n",
+            r"returned the function plugin_of_broken.look from .* names it by its path, plugin_of",
+        ),
+        ("raise SystemExit(3)", r"cannot be imported \(SystemExit: 3"),
+        (
             GOOD.replace("[Nothing]", "Nothing"),
             r"does not return a list from turnrl_tools \(TypeError",
         ),
@@ -167,6 +172,47 @@ def test_a_broken_plugin_is_named_with_the_cause_and_a_workaround(install, sourc
         turnrl.installed("turnrl_tools")
     assert str(caught.value).startswith("plugin 'broken' of broken 4.2")
     assert "set TURNRL_LOAD_PLUGINS to the comma-separated plugins to load" in str(caught.value)
+
+
+COMMAND = "import turnrl\n@turnrl.hookimpl\ndef turnrl_commands():\n    return [add]\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "says"),
+    [
+        ("1 / 0", "cannot be imported (ZeroDivisionError"),
+        ("raise SystemExit(3)", "cannot be imported (SystemExit"),
+        (GOOD.replace("turnrl_tools", "turnrl_tool"), "which is not a hook"),
+        (GOOD.replace("tools()", "tools(first)"), "does not fit turnrl's hooks"),
+        (GOOD.replace("[Nothing]", "[7]"), "returned 7 from turnrl_tools"),
+        (COMMAND + "def add(commands): 1 / 0", "ZeroDivisionError"),
+        (COMMAND + "def add(commands): commands.add_parser('fit')", "conflicting subparser: fit"),
+    ],
+)
+def test_plugins_and_commands_are_listed_beside_a_broken_plugin(install, capsys, source, says):
+    install("broken", source)
+    install("works", GOOD)
+    with pytest.raises(SystemExit) as ended:
+        main(["--help"])
+    output = capsys.readouterr()
+    assert ended.value.code == 0
+    assert "doctor" in output.out  # the command of another plugin
+    for said in (says, "plugin 'broken' of broken 4.2"):
+        assert said in " ".join(output.err.split())
+    assert main(["fitt"]) == 2
+    assert "Did you mean fit" in capsys.readouterr().err
+    code = main(["plugins"])
+    listed = " ".join(capsys.readouterr().out.split())
+    assert "works (works 4.2) turnrl_tools Nothing" in listed
+    assert says in listed
+    assert code == 1
+
+
+def test_two_plugins_of_one_name_do_not_hide_the_others(install, capsys):
+    install("same", GOOD)
+    install("same-again", GOOD)
+    assert main(["plugins"]) == 1
+    assert "two plugins are called 'same'" in capsys.readouterr().out
 
 
 def test_the_variable_loads_only_the_plugins_it_names(install, monkeypatch):

@@ -9,6 +9,8 @@ from turnrl.agent.functions import described as described
 from turnrl.agent.functions import inlined_schema as inlined_schema
 from turnrl.agent.json_call import read_call as read_call
 from turnrl.agent.json_values import SchemaValues as SchemaValues
+from turnrl.agent.mistakes import is_of_threads as is_of_threads
+from turnrl.agent.mistakes import mistake_of as mistake_of
 from turnrl.agent.random_play import RandomPlay as RandomPlay
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.running import on_loop as on_loop
@@ -64,9 +66,7 @@ from turnrl.errors import in_short as in_short
 from turnrl.errors import instance_of as instance_of
 from turnrl.errors import is_finite as is_finite
 from turnrl.errors import is_flag as is_flag
-from turnrl.errors import is_of_threads as is_of_threads
 from turnrl.errors import kind_of as kind_of
-from turnrl.errors import mistake_of as mistake_of
 from turnrl.errors import one_of as one_of
 from turnrl.errors import parse_bytes as parse_bytes
 from turnrl.errors import within as within

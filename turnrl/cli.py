@@ -14,8 +14,15 @@ from importlib.metadata import version
 from typing import Any, NoReturn
 
 from turnrl.commands import COMMANDS, adder
-from turnrl.errors import PluginError, RecipeError, TurnRLError, WorldError, did_you_mean
-from turnrl.plugins import LOAD_VARIABLE, Commands, Plugin, load_plugins
+from turnrl.errors import (
+    PluginError,
+    RecipeError,
+    TurnRLError,
+    WorldError,
+    blaming,
+    did_you_mean,
+)
+from turnrl.plugins import LOAD_VARIABLE, Commands, Plugin, load_plugins, working_plugins
 from turnrl.signals import is_first_process, stopping
 from turnrl.text import say, visible
 
@@ -90,9 +97,12 @@ def _dispatch(arguments: list[str]) -> int:
     # plugin is loaded
     name = arguments[0] if arguments else "--help"
     own = [name] if name in COMMANDS else []
-    parser, commands = _parser(own, [] if own else load_plugins(name))
+    parser, commands = parser_of(own, [] if own else load_plugins(name))
     if name not in commands.choices:
-        parser, commands = _parser(COMMANDS, load_plugins())
+        plugins, faults = working_plugins()
+        parser, commands = parser_of(COMMANDS, plugins, faults)
+        for fault in faults:
+            say(f"turnrl: {type(fault).__name__}: {fault}", sys.stderr)
     if not arguments:
         parser.print_help()
         return 2
@@ -110,7 +120,7 @@ def _dispatch(arguments: list[str]) -> int:
 def command_line() -> argparse.ArgumentParser:
     """The parser of `turnrl` with the commands of all installed plugins, for tab completion and the
     documentation."""
-    return _parser(COMMANDS, load_plugins())[0]
+    return parser_of(COMMANDS, *working_plugins())[0]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -130,18 +140,26 @@ class _Parser(argparse.ArgumentParser):
         raise RecipeError(f"{message}{stop} '{self.prog} --help' lists what there is.")
 
 
-def _parser(
-    own: Iterable[str], plugins: Sequence[Plugin]
+def parser_of(
+    own: Iterable[str], plugins: Sequence[Plugin], faults: list[PluginError] | None = None
 ) -> tuple[argparse.ArgumentParser, Commands]:
-    """The parser with these commands of turnrl and those of the plugins, and its sub-parsers."""
+    """The parser with these commands of turnrl and those of the plugins, and its sub-parsers. A
+    command that cannot be added is left out and put into `faults`, if given."""
     parser: argparse.ArgumentParser = _Parser(
         prog="turnrl",
         description="Train agents that use tools over several turns, with credit turn by turn.",
     )
     parser.add_argument("--version", action="version", version=f"turnrl {version('turnrl')}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    adders = [(name, adder(name)) for name in own]
-    adders += [(plugin.name, add) for plugin in plugins for add in plugin.brings("turnrl_commands")]
-    for _, add in sorted(adders, key=lambda pair: (*_USUAL, pair[0]).index(pair[0])):
-        add(commands)
+    adders = [(name, adder(name), "turnrl") for name in own]
+    for plugin in plugins:
+        adders += [(plugin.name, add, str(plugin)) for add in plugin.brings("turnrl_commands")]
+    for _, add, owner in sorted(adders, key=lambda each: (*_USUAL, each[0]).index(each[0])):
+        try:
+            with blaming(PluginError, f"a command of {owner}", f"Fix it, or see {LOAD_VARIABLE}."):
+                add(commands)
+        except PluginError as fault:
+            if faults is None:
+                raise
+            faults.append(fault)
     return parser, commands

@@ -9,13 +9,10 @@ message without a traceback, and exits with `exit_code`.
 
 import contextlib
 import difflib
-import functools
 import inspect
-import json
 import math
 import os
 import re
-import sys
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from numbers import Integral, Real
@@ -26,7 +23,7 @@ from turnrl.text import visible
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
-_STDLIB, _INSTALLED = str(Path(os.__file__).parent), ("site-packages", "dist-packages")
+STDLIB, INSTALLED = str(Path(os.__file__).parent), ("site-packages", "dist-packages")
 
 
 class TurnRLError(Exception):
@@ -48,63 +45,6 @@ class PolicyMistake(Exception):
         return super().__str__() or "this call makes no sense"
 
 
-_PROVOKED = (ValueError, LookupError, ArithmeticError, AssertionError, RecursionError)
-_PROVOKED += (re.error, SyntaxError)  # of an expression that the policy wrote
-_RECEIVED = (OSError, UnicodeError, json.JSONDecodeError)
-_RAISED = (Exception, RuntimeError, TimeoutError)
-_OF_THREADS = re.compile(
-    # of signal and tkinter; of sqlite3; of greenlet; of asyncio; of threading.local
-    r"main thread|same thread|(?:an)?other thread|different thread|event loop in thread"
-    r"|_thread\._local"
-)
-
-
-def mistake_of(error: BaseException, code: object) -> PolicyMistake | None:
-    """The policy's mistake behind an exception of a tool; None if it is the world that is broken.
-
-    A value that a policy made up leads to a ValueError, a KeyError, a division by zero; and an
-    author raises an exception of his own, or a plain one, for a move that is not allowed.
-    Everything else, such as a lost connection, bad JSON of a server or a misspelt attribute, would
-    happen whatever the policy does.
-
-    Args:
-        error: The exception.
-        code: The function or class of the tool.
-    """
-    if isinstance(error, PolicyMistake):
-        return error
-    if not isinstance(error, Exception) or isinstance(error, TurnRLError):
-        return None
-    kind, frames = type(error), [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    raised_at = frames[-1].f_globals.get("__name__", "") if frames else ""
-    raised = kind in _RAISED and _is_own(raised_at, code)
-    provoked = isinstance(error, _PROVOKED) or _is_own(kind.__module__, code)
-    if raised or (provoked and not isinstance(error, _RECEIVED)):
-        return PolicyMistake(f"{kind.__name__}: {error}")
-    return None
-
-
-def _is_own(module: str, code: object) -> bool:
-    """True if a module belongs to a tool's author: it is of the same package as the tool's code, or
-    lies outside the standard library and installed packages."""
-    while isinstance(code, functools.partial):
-        code = code.func
-    home = getattr(code, "__module__", None) or ""
-    if module != "builtins" and module.partition(".")[0] == home.partition(".")[0]:
-        return True
-    file = getattr(sys.modules.get(module), "__file__", None)
-    return file is not None and not (
-        file.startswith(_STDLIB) or {*_INSTALLED} & {*Path(file).parts}
-    )
-
-
-def is_of_threads(error: BaseException) -> bool:
-    """True if code raised because of the thread that called it: it sets a signal handler, or holds
-    something that only one thread may use, such as a `sqlite3` connection. Threads of another kind,
-    as in "no such thread in this forum", are the tool's own business."""
-    return isinstance(error, Exception) and _OF_THREADS.search(str(error)) is not None
-
-
 class RecipeError(TurnRLError, ValueError):
     """The recipe, or an argument given from Python, asks for something impossible."""
 
@@ -116,6 +56,8 @@ class ArgumentTypeError(RecipeError, TypeError):
 
 class PluginError(TurnRLError, ImportError):
     """An installed plugin cannot be imported, or breaks its contract."""
+
+    exit_code = 1
 
 
 class DataError(TurnRLError, ValueError):
@@ -416,8 +358,8 @@ def place_of(error: BaseException) -> str:
     error passed through. Empty if it only passed through turnrl."""
     frames = traceback.extract_tb(error.__traceback__)
     outside = [frame for frame in frames if not frame.filename.startswith((_CORE + os.sep, "<"))]
-    installed = [frame for frame in outside if {*_INSTALLED} & {*Path(frame.filename).parts}]
-    own = [f for f in outside if f not in installed and _STDLIB not in f.filename]
+    installed = [frame for frame in outside if {*INSTALLED} & {*Path(frame.filename).parts}]
+    own = [f for f in outside if f not in installed and STDLIB not in f.filename]
     innermost = (own or installed)[-1:]
     return "".join(f" ({Path(frame.filename).name}:{frame.lineno})" for frame in innermost)
 

@@ -87,7 +87,7 @@ class Plugin:
     def __str__(self) -> str:
         return f"plugin {self.name!r} of {self.distribution} {self.version}"
 
-    def fault(self, problem: str, cause: Exception | None = None) -> PluginError:
+    def fault(self, problem: str, cause: BaseException | None = None) -> PluginError:
         """The error about a broken plugin, with its cause and the way to skip it."""
         why = f" ({type(cause).__name__}: {' '.join(str(cause).split())})" if cause else ""
         return PluginError(
@@ -105,34 +105,59 @@ class Plugin:
         function = next((i.function for i in impls if i.plugin_name == self.name), tuple)
         try:
             brought = tuple(function())
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self.fault(f"does not return a list from {hook}", error) from error
         kind = KINDS.get(hook)
         for cls in brought:
-            if kind is not None and not (isinstance(cls, type) and issubclass(cls, kind)):
+            if kind is None or (isinstance(cls, type) and issubclass(cls, kind)):
+                continue
+            if inspect.isroutine(cls):
+                path = f"{cls.__module__}.{cls.__qualname__}"
                 raise self.fault(
-                    f"returned {cls!r} from {hook}, which is not a subclass of {kind.__name__}"
+                    f"returned the function {path} from {hook}, which takes classes. Where a "
+                    f"recipe may name a function, as in tools and rewards, it names it by its "
+                    f"path, {path}, and needs no hook. Else write a class that extends "
+                    f"{kind.__name__}"
                 )
+            raise self.fault(
+                f"returned {cls!r} from {hook}, which is not a subclass of {kind.__name__}"
+            )
         return brought
 
 
-def _entry_points() -> dict[str, importlib.metadata.EntryPoint]:
-    """Entry points by name. Two distributions may not claim a name for different modules."""
+def _entry_points(faults: list[PluginError]) -> dict[str, importlib.metadata.EntryPoint]:
+    """The entry points to load, by name. Two distributions may not claim a name for different
+    modules.
+
+    Args:
+        faults: Gets what is wrong with them.
+    """
     points: dict[str, importlib.metadata.EntryPoint] = {}
     for point in importlib.metadata.entry_points(group=GROUP):
         first = points.setdefault(point.name, point)
         if first.value != point.value:
-            raise PluginError(
-                f"two plugins are called {point.name!r}: {first.value} and {point.value}. "
-                "Uninstall one of them."
+            faults.append(
+                PluginError(
+                    f"two plugins are called {point.name!r}: {first.value} and {point.value}. "
+                    "Uninstall one of them."
+                )
             )
-    return points
+    value = os.environ.get(LOAD_VARIABLE)
+    wanted = set(points) if value is None else {n.strip() for n in value.split(",") if n.strip()}
+    if missing := sorted(wanted - set(points)):
+        faults.append(
+            PluginError(
+                f"{LOAD_VARIABLE} asks for {', '.join(missing)}, which no installed distribution "
+                f"provides. Installed: {', '.join(sorted(points)) or 'none'}."
+            )
+        )
+    return {name: points[name] for name in sorted(wanted & set(points))}
 
 
 def _register(plugin: Plugin, module_name: str) -> Plugin:
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise plugin.fault("cannot be imported", error) from error
     # pluggy silently ignores hooks that are misspelt or unmarked
     named = {n: v for n, v in vars(module).items() if n.startswith("turnrl_") and callable(v)}
@@ -146,6 +171,7 @@ def _register(plugin: Plugin, module_name: str) -> Plugin:
         plugin.manager.register(module, plugin.name)
         plugin.manager.check_pending()
     except (pluggy.PluginValidationError, ValueError) as error:
+        plugin.manager.unregister(name=plugin.name)
         raise plugin.fault("does not fit turnrl's hooks", error) from error
     return plugin
 
@@ -161,22 +187,45 @@ def load_plugins(name: str | None = None) -> list[Plugin]:
             distribution, its version, the cause and the way to skip it. Also if
             `TURNRL_LOAD_PLUGINS` names a plugin that is not installed.
     """
+    faults: list[PluginError] = []
+    manager, points = _manager(), _entry_points(faults)
+    if faults:
+        raise faults[0]
+    if name is not None:
+        return [_registered(manager, points[name])] if name in points else []
+    return [_core(manager), *(_registered(manager, point) for point in points.values())]
+
+
+def working_plugins() -> tuple[list[Plugin], list[PluginError]]:
+    """The installed plugins that work, as far as their hooks show, and the faults of the others:
+    whoever lists plugins or commands must not fail because of one of them."""
+    faults: list[PluginError] = []
+    manager, points = _manager(), _entry_points(faults)
+    working = [_core(manager)]
+    for point in points.values():
+        try:
+            plugin = _registered(manager, point)
+            for hook in HOOKS:
+                plugin.brings(hook)
+        except PluginError as fault:
+            faults.append(fault)
+        else:
+            working.append(plugin)
+    return working, faults
+
+
+def _manager() -> pluggy.PluginManager:
+    """A manager that knows all hooks."""
     importlib.import_module("turnrl.types")  # each contract makes its hook known
     manager = pluggy.PluginManager(GROUP)
     spec = pluggy.HookspecMarker(GROUP)(lambda: ())
     manager.add_hookspecs(type("Hooks", (), dict.fromkeys(HOOKS, staticmethod(spec))))
-    points, value = _entry_points(), os.environ.get(LOAD_VARIABLE)
-    wanted = set(points) if value is None else {n.strip() for n in value.split(",") if n.strip()}
-    if missing := sorted(wanted - set(points)):
-        raise PluginError(
-            f"{LOAD_VARIABLE} asks for {', '.join(missing)}, which no installed distribution "
-            f"provides. Installed: {', '.join(sorted(points)) or 'none'}."
-        )
-    if name is not None:
-        return [_registered(manager, points[name])] if name in wanted else []
-    core = Plugin("core", "turnrl", importlib.metadata.version("turnrl"), manager)
-    further = (_registered(manager, points[entry]) for entry in sorted(wanted))
-    return [_register(core, BUILTINS), *further]
+    return manager
+
+
+def _core(manager: pluggy.PluginManager) -> Plugin:
+    version = importlib.metadata.version("turnrl")
+    return _register(Plugin("core", "turnrl", version, manager), BUILTINS)
 
 
 def _registered(manager: pluggy.PluginManager, point: importlib.metadata.EntryPoint) -> Plugin:

@@ -16,6 +16,7 @@ from numbers import Real
 from typing import Any, final
 
 from turnrl.agent.functions import described, hint_of, name_of, parameters_of, with_functions
+from turnrl.agent.mistakes import is_of_threads, mistake_of
 from turnrl.agent.running import (
     post_to_waiting_thread,
     resolve,
@@ -30,9 +31,7 @@ from turnrl.errors import (
     TrajectoryLost,
     TurnRLError,
     at_least,
-    is_of_threads,
     kind_of,
-    mistake_of,
     place_of,
 )
 from turnrl.text import visible

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from turnrl.plugins import HOOKS, Commands, load_plugins
+from turnrl.cli import parser_of
+from turnrl.commands import COMMANDS
+from turnrl.errors import PluginError
+from turnrl.plugins import HOOKS, Commands, Plugin, working_plugins
 from turnrl.text import say
 
 
@@ -14,20 +17,28 @@ def add_plugins_command(commands: Commands) -> None:
     listing.set_defaults(run=_list)
 
 
-def _list(_: argparse.Namespace) -> None:
-    """Print each plugin with its distribution, version, hooks and components."""
-    for plugin in load_plugins():
+def _list(_: argparse.Namespace) -> int:
+    """Print each plugin with its distribution, version, hooks and components, and the faults of
+    those that do not work."""
+    working, faults = working_plugins()
+    for plugin in working:
         print(f"{plugin.name}  ({plugin.distribution} {plugin.version})")
         for hook in sorted(HOOKS):
             brought = plugin.brings(hook)
             if hook == "turnrl_commands":
-                subparsers = argparse.ArgumentParser().add_subparsers()
-                for add in brought:
-                    add(subparsers)
-                names = list(subparsers.choices)
+                names = _commands_of(plugin, faults)
             elif hook == "turnrl_openers":
                 names = [opener.takes for opener in brought]
             else:
                 names = [getattr(thing, "__name__", repr(thing)) for thing in brought]
             if names:
                 say(f"    {hook:18} {', '.join(names)}", indent=" " * 19)
+    for fault in faults:
+        say(f"{type(fault).__name__}: {fault}", indent="    ")
+    return faults[0].exit_code if faults else 0
+
+
+def _commands_of(plugin: Plugin, faults: list[PluginError]) -> list[str]:
+    """The names of the commands that a plugin adds to turnrl's own; their faults go to `faults`."""
+    _, commands = parser_of(COMMANDS, [plugin], faults)
+    return [name for name in commands.choices if name not in COMMANDS]
