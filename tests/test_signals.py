@@ -41,12 +41,12 @@ class Says(Callback):
         print("STEPPING", flush=True)
 
 
-def fit(folder, *options, nursery=None):
+def fit(folder, *options, nursery=None, launcher=()):
     """Start a run: as a user does, or from a nursery."""
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     words = ["fit", "run.yaml", *options]
     return subprocess.Popen(
-        command(*words) if nursery else [sys.executable, "-m", "turnrl", *words],
+        command(*words) if nursery else [sys.executable, *launcher, "-m", "turnrl", *words],
         cwd=folder,
         env={**os.environ, **(nursery.environment if nursery else {}), "PYTHONPATH": path},
         stdout=subprocess.PIPE,
@@ -134,6 +134,45 @@ def test_sigterm_while_a_run_begins(tiny_model, tmp_path, after_s):
     assert "Traceback" not in printed
     for child in family:
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("after_s", [0.2, 1.0, 2.0, 4.0, 6.0, 9.0])
+@pytest.mark.parametrize("torchrun", [False, True])
+def test_no_process_outlives_the_first_while_two_begin(tiny_model, tmp_path, after_s, torchrun):
+    recipe(tiny_model, tmp_path / "run.yaml", **TWO)
+    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    process = fit(tmp_path, "--trainer.max_epochs", "200", launcher=launcher if torchrun else ())
+    begun = time.monotonic()
+    while len(others := psutil.Process(process.pid).children(recursive=True)) < 1 + torchrun:
+        assert time.monotonic() < begun + 60
+        time.sleep(0.05)
+    time.sleep(after_s)
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    gone, alive = psutil.wait_procs(others, timeout=10)
+    for left in alive:
+        left.kill()
+    assert (len(gone), alive) == (len(others), [])
+
+
+def test_a_process_ends_with_the_one_that_started_it(tmp_path):
+    # the child waits in a call that hears no signal, as a collective one does
+    child = "import signal, time; from turnrl.signals import end_with_parent; end_with_parent();"
+    child += "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True);"
+    child += "time.sleep(60)"
+    parent = "import os, subprocess, sys; from turnrl.signals import end_with_parent;"
+    parent += "end_with_parent(); subprocess.run([sys.executable, '-c', sys.argv[1]], "
+    parent += "env={**os.environ, 'LOCAL_RANK': '1'})"
+    command = [sys.executable, "-c", parent, child]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "ready\n"
+    (started,) = psutil.Process(process.pid).children()
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    started.wait(10)
 
 
 def test_an_interrupt_inside_of_exec_gives_the_same_exit_code(tmp_path):

@@ -7,6 +7,9 @@ import sys
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; see `turnrl.cli.main`."""
     try:
+        from turnrl.signals import end_with_parent
+
+        end_with_parent()
         from turnrl.cli import main
         from turnrl.policy.sizes import ALLOCATOR
     except KeyboardInterrupt:

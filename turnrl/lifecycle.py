@@ -33,6 +33,7 @@ from turnrl.run.announce import announce
 from turnrl.run.folders import data_of, run_folder
 from turnrl.run.metrics import MetricLog
 from turnrl.scoring import Tally
+from turnrl.signals import end_with_parent
 from turnrl.streams import ASK
 from turnrl.types import (
     Engine,
@@ -81,6 +82,7 @@ class PolicyModule(L.LightningModule, ABC):
         seed: int,
     ) -> None:
         super().__init__()
+        end_with_parent()  # a script of one's own starts the others, too
         self.policy = policy
         self.rollout = rollout
         self.engine = engine
