@@ -654,13 +654,37 @@ def test_an_index_that_does_not_return_its_text_is_refused_before_a_run(url, sou
         tool = news_tool(url, name, {"text": text, "title": "head"})
         tool.check()  # an index without documents is no mistake yet
         client.index(index=name, document={"head": "A tower"}, refresh=True)
-        tool.check()
         assert ids_found(tool, "tower") == []
         client.index(index=name, document={"body": "A tower", "head": "B"}, refresh=True)
     message = rf"index '{name}' is searched by its field '{text}', but does not return its text"
     for act in (tool.check, lambda: ask(tool, "tower")):
         with pytest.raises(ToolError, match=message):
             act()
+
+
+@server_test
+def test_a_field_that_no_search_can_match_is_refused_before_a_run(url):
+    import elasticsearch
+
+    name = new_name()
+    whole = {"type": "text", "analyzer": "keyword"}
+    text = {
+        "type": "text",
+        "fields": {"whole": whole, "english": {"type": "text", "analyzer": "english"}},
+    }
+    properties = {"body": text, "unused": {"type": "text"}}
+    with elasticsearch.Elasticsearch(url) as client:
+        client.indices.create(index=name, mappings={"properties": properties})
+        for row in ROWS:
+            client.index(index=name, document={"body": row["text"] * 5}, refresh=True)
+    for field in ("body", "body.english"):
+        news_tool(url, name, {"text": field}).check()
+    with pytest.raises(
+        ToolError, match=rf"no document of index '{name}' .* has the field 'unused'"
+    ):
+        news_tool(url, name, {"text": "unused"}).check()
+    with pytest.raises(ToolError, match=r"the analyzer of the field 'body\.whole' does not split"):
+        news_tool(url, name, {"text": "body.whole"}).check()
 
 
 @server_test

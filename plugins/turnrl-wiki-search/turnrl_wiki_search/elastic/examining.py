@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from turnrl import ToolError
 from turnrl_wiki_search.elastic.access import Access
@@ -20,6 +20,8 @@ _TYPES = {"text": "text", "title": "text", "vector": "dense_vector"}
 _SHOWN = 20
 _SAMPLE = 10
 """Documents to read to see if an index returns their text."""
+_WORDS = 20
+"""Words of such a document that a search has to match."""
 
 
 def examine_vectors(meta: Mapping[str, Any], where: str, name: str, encoder: Encoder) -> None:
@@ -89,20 +91,40 @@ def examine_fields(
 
 
 def examine_text(client: Elasticsearch, access: Access, name: str, text: str, retries: int) -> None:
-    """Raise if an index that turnrl did not build does not return the text that searches match.
+    """Raise if an index that turnrl did not build does not return the text that searches match, or
+    if no search can match it.
 
     Raises:
         ToolError: Naming the index and the field.
     """
-    fields: list[Mapping[str, object]] = [{"field": text}]
-    response = call(
-        access,
-        lambda: client.search(
-            index=name, query=has_field(text), size=_SAMPLE, source=False, fields=fields
-        ),
-        retries,
-    )
-    refuse_hidden(response["hits"]["hits"], text)
+
+    def hits(query: Mapping[str, object]) -> list[dict[str, Any]]:
+        shown: list[Mapping[str, object]] = [{"field": text}]
+        options = {"index": name, "size": _SAMPLE, "source": False, "fields": shown}
+        found = call(access, lambda: client.search(query=query, **options), retries)
+        return cast("list[dict[str, Any]]", found["hits"]["hits"])
+
+    where = f"index {name!r} at {access.label}"
+    sample = hits(has_field(text))
+    if not sample:
+        if hits({"match_all": {}}):
+            raise ToolError(
+                f"no document of {where} has the field {text!r}, so no search can match one. "
+                "Correct fields.text."
+            )
+        return
+    refuse_hidden(sample, text)
+    own = [
+        {"bool": {"filter": {"ids": {"values": [hit["_id"]]}}, "must": {"match": {text: words}}}}
+        for hit in sample
+        if (words := " ".join(" ".join(map(str, hit["fields"].get(text, ()))).split()[:_WORDS]))
+    ]
+    if own and not hits({"bool": {"should": own}}):
+        raise ToolError(
+            f"searches in {where} do not find the words of its own documents: the analyzer of the "
+            f"field {text!r} does not split a text into words. Set fields.text to a field whose "
+            "analyzer does."
+        )
 
 
 def dimensions(
