@@ -81,7 +81,7 @@ def test_a_template_that_opens_the_thought_is_refused_by_a_scheme_that_does_not_
     chat, name, segmenter
 ):
     rollout = Rollout(segmenter, tools_of(segmenter))
-    with pytest.raises(RecipeError, match=r"opens a thought with <think> .* Set think: opened in"):
+    with pytest.raises(RecipeError, match=r"opens a thought with <think> .* think: opened"):
         rollout.check(chat(read_template(name)))
 
 
@@ -95,7 +95,7 @@ def test_a_scheme_of_opened_thoughts_needs_a_template_that_opens_them(chat, segm
     for name in ("qwen3_thinking", "qwq", "qwen3_5"):
         rollout.check(chat(read_template(name)))
     for template in (WITH_TOOLS, opening("<think>\\n\\n</think>\\n\\n"), opening("[THINK]")):
-        with pytest.raises(RecipeError, match=r"begin inside <think>.*Set think: required in"):
+        with pytest.raises(RecipeError, match=r"begin inside <think>.*Leave out think: opened"):
             rollout.check(chat(template))
 
 

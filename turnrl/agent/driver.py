@@ -75,17 +75,20 @@ class Driver(ABC):
         if expects:
             return (
                 f"{self.name} reads turns that begin inside {expects}, and the chat template opens "
-                f"{opens or 'no thought'} at the end of {where}. Set think: required in the "
-                "segmenter, or set model.policy.chat_template to one that opens it, such as "
-                "qwen3_thinking."
+                f"{opens or 'no thought'} at the end of {where}. Leave out think: opened, "
+                "or set model.policy.chat_template to one that opens it."
             )
-        known = "Set think: opened in the segmenter, which ReAct, SearchR1 and Action take, or set"
+        ways = ["set model.policy.chat_template to one that opens no thought"]
+        settable = hasattr(self.plugin, "think")
+        if opens == "<think>":
+            known = "take ReAct, SearchR1 or Action with think: opened"
+            ways.insert(0, "set think: opened in the segmenter" if settable else known)
+        if not settable:
+            ways.append(f"set opened_thought = {opens!r} in its class if it reads such turns")
         return (
             f"the chat template opens a thought with {opens} at the end of {where}, and "
             f"{self.name} reads turns that begin outside of one, so it would do what the policy "
-            f"only considers. {known if opens == '<think>' else 'Set'} model.policy.chat_template "
-            f"to one that opens no thought, such as qwen3. If {self.name} is yours and reads such "
-            f"turns, set opened_thought = {opens!r} in its class."
+            f"only considers. To fix it, {', or '.join(ways)}."
         )
 
     def begin(self, attempts: Sequence[Attempt], chat: ChatFormat) -> None:  # noqa: B027 - a player's begin themselves

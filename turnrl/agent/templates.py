@@ -126,7 +126,7 @@ def _bundled() -> list[str]:
 
 def _replacements(tokenizer: PreTrainedTokenizerBase, schemas: list[Any] | None) -> Iterator[str]:
     own = family(str(tokenizer.chat_template))
-    for name in [own] * (own is not None) + _bundled():
+    for name in [*filter(None, [own]), *_bundled()]:
         template = read_template(name)
         for roles in (("system", "user", "assistant", "user"), ("user", "assistant", "user")):
             with contextlib.suppress(Exception):  # a template may refuse one of the roles
@@ -144,7 +144,7 @@ def _suits(tokenizer: PreTrainedTokenizerBase, name: str) -> bool:
     conversation = marked(("system", "user", "assistant", "tool", "user"))
     with contextlib.suppress(Exception):  # a template may need a token that the tokenizer lacks
         text = render(tokenizer, conversation, None, read_template(name))
-        return {*_CONTROL.findall(text)} <= tokenizer.get_added_vocab().keys()
+        return all(token in tokenizer.get_added_vocab() for token in _CONTROL.findall(text))
     return False
 
 

@@ -107,7 +107,9 @@ class TurnScheme(Driver):
                 )
             chat.observation(messages, None)
             if self.plugin.max_turns > 1:
-                self._fit(chat.reopens(messages), f"messages of role {', '.join(sorted(roles))}")
+                self._fit(
+                    chat.reopens(messages), f"messages of role {', '.join(sorted(map(str, roles)))}"
+                )
 
     def _fit(self, opens: str, where: str) -> None:
         if misfit := self.misfit(opens, where):
