@@ -1,15 +1,18 @@
 """Callbacks that belong to every run: the first and the last validation, and plugins' callbacks."""
 
 import logging
+from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import RunningStage
 
-from turnrl.errors import in_short
+from turnrl.answers import CURVES
+from turnrl.errors import RecipeError, did_you_mean, in_short
 from turnrl.plugins import load_plugins
 from turnrl.run.folders import is_trial
+from turnrl.run.kept import BestCheckpoint
 from turnrl.run.metrics import PolicyRows
 from turnrl.signals import end_all
 
@@ -83,6 +86,48 @@ class FirstValidation(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.global_step == 0:
             _validate(trainer, pl_module)
+            check_monitors(trainer)
+
+
+def check_monitors(trainer: L.Trainer) -> None:
+    """Refuse a callback that waits for a metric which will not come, as far as the first validation
+    shows. It would end the run after its first iteration, or never stop it.
+
+    Raises:
+        RecipeError: Naming the callback, its monitor and the metrics.
+    """
+    if is_trial(trainer):
+        return
+    metrics = [*trainer.callback_metrics]
+    theirs = ("turnrl", "lightning", "pytorch_lightning")
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    own = any(
+        type(c).__module__.partition(".")[0].partition("_")[0] not in theirs for c in callbacks
+    )
+    for callback in callbacks:
+        name = getattr(callback, "monitor", None)
+        chosen = isinstance(callback, BestCheckpoint) and callback.chooses
+        if not isinstance(name, str) or chosen or _may_come(name, metrics):
+            continue
+        fault = (
+            f"{type(callback).__name__} has monitor = {name!r}, and the first validation logged no "
+            f"such metric.{did_you_mean(name, metrics)} It logged "
+            f"{', '.join(sorted(metrics)) or 'nothing: set data.val'}."
+        )
+        if not own and getattr(callback, "strict", True):
+            raise RecipeError(fault)
+        _logger.warning(fault)  # a callback of the user's may log it later
+
+
+def _may_come(name: str, metrics: Sequence[str]) -> bool:
+    """True if a metric was logged, or if training may log it: what it shares with a validation has
+    the same name there."""
+    if name in (*metrics, "epoch", "step"):
+        return True
+    section = name.partition("/")[0]
+    if section == "reward" or name in {f"train/{curve}" for curve in CURVES}:
+        return not metrics or f"val/{name.removeprefix('train/')}" in metrics
+    return section in ("train", "rollout", "critic") and "/" in name
 
 
 class LastValidation(L.Callback):

@@ -3,11 +3,14 @@
 import functools
 import inspect
 import logging
+import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, runtime_checkable
 
 import lightning as L
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from torch import nn
 from torch.optim import Optimizer
@@ -24,6 +27,7 @@ from turnrl.errors import (
     check_numbers,
     did_you_mean,
     function_of,
+    in_short,
     instance_of,
     is_finite,
     kind_of,
@@ -261,6 +265,55 @@ def check_trainer(trainer: L.Trainer) -> None:
             f"trainer.strategy is a {type(strategy).__name__}. Take ddp, with the whole policy in "
             "each process, or fsdp2, which divides it over them."
         )
+
+
+_REPLAYED = 100_000
+"""The most steps for which a schedule is tried out."""
+
+
+def check_schedule(optimizer: Optimizer, schedule: LRScheduler, trainer: Any) -> None:
+    """Try a schedule for all steps of a run.
+
+    Args:
+        optimizer: An optimiser that is made only for this.
+        schedule: The optimiser's schedule, at its beginning.
+        trainer: The run's trainer.
+    Raises:
+        RecipeError: If it ends before the run, or gives a rate that is negative or not finite.
+    """
+    trainer.fit_loop.setup_data()  # else Lightning prints that it does so
+    steps = trainer.estimated_stepping_batches
+    rates = []
+    fault = ""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch warns that the optimiser has made no step
+        for step in range(int(min(steps, _REPLAYED))):
+            rates.append(max(float(group["lr"]) for group in optimizer.param_groups))
+            lowest = min(float(group["lr"]) for group in optimizer.param_groups)
+            if not 0 <= lowest <= rates[-1] < math.inf:
+                fault = f"gives the rate {lowest} in step {step + 1}"
+                break
+            try:
+                schedule.step()
+            except Exception as error:
+                fault = f"fails after step {step + 1} ({in_short(error)})"
+                break
+    name = f"model.scheduler {type(schedule).__name__}"
+    advice = f"The run has {steps:.0f} optimiser steps: give the schedule as many."
+    timed = any(isinstance(callback, Timer) for callback in trainer.callbacks)
+    if fault and not timed:
+        raise RecipeError(f"{name} {fault}. {advice}")
+    period = getattr(schedule, "T_max", None)
+    if fault:
+        fault += ", unless max_time ends the run before"
+    elif isinstance(period, int) and period < len(rates) - 1:
+        fault = f"falls for T_max = {period} steps, and then rises again"
+    elif rates[-2:] == [0, 0] and any(rates):
+        fault = (
+            f"has the rate 0 from step {max(filter(rates.__getitem__, range(len(rates)))) + 2} on"
+        )
+    if fault and trainer.is_global_zero:
+        _logger.warning(f"{name} {fault}. {advice}")
 
 
 def check_division(policy: Policy, engine: Engine) -> None:

@@ -20,7 +20,13 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
 from turnrl.asking import ask, check_sampling, scores
 from turnrl.callbacks import callbacks_of_a_run
-from turnrl.checks import check_division, check_trainer, examine_run, settle_evaluation
+from turnrl.checks import (
+    check_division,
+    check_schedule,
+    check_trainer,
+    examine_run,
+    settle_evaluation,
+)
 from turnrl.collection import Collector
 from turnrl.errors import RecipeError, TrainingError, blaming, kind_of
 from turnrl.learning import Step
@@ -200,6 +206,10 @@ class PolicyModule(L.LightningModule, ABC):
                 f"model.scheduler is {type(schedule).__name__}, which waits for a metric. Take one "
                 "that counts steps, such as CosineAnnealingLR or LinearLR."
             )
+        if schedule and self._trainer is not None and self.trainer.state.fn == "fit":
+            with blaming(RecipeError, "model.scheduler", "Fix its settings."):
+                trial = self.optimizer(self.policy.parameter_groups())
+                check_schedule(trial, self.scheduler(trial), self.trainer)  # type: ignore[misc]
         return [optimizer], [{"scheduler": schedule, "interval": "step"}] if schedule else []
 
     def read(self, rows: Sequence[TokenRow], temperature: float | None = None) -> list[TokenScores]:

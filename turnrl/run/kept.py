@@ -119,7 +119,7 @@ class BestCheckpoint(ModelCheckpoint):
     """
 
     def __init__(self, monitor: str | None = None, mode: Literal["max", "min"] = "max") -> None:
-        self._chooses = monitor is None
+        self.chooses = monitor is None
         monitor = monitor or "val/exact_match"
         options = {"save_on_train_epoch_end": True, "enable_version_counter": False}
         super().__init__(monitor=monitor, mode=mode, filename="best", **options)  # type: ignore[arg-type]
@@ -139,6 +139,6 @@ class BestCheckpoint(ModelCheckpoint):
     def on_train_epoch_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         # only if the figure belongs to these weights, at the end of an iteration
         if trainer.is_last_batch and self._validated == trainer.global_step:
-            if self._chooses and self.monitor not in trainer.callback_metrics:
+            if self.chooses and self.monitor not in trainer.callback_metrics:
                 self.monitor = "val/reward/total"
             super().on_train_epoch_end(trainer, pl_module)
