@@ -12,6 +12,7 @@
     asking     many requests at once
     answers    rules that compare answers: `Number`, `Choice`, `Math`, `Compared`
     numbers    numbers in a text
+    expressions   expressions compared by another package, within a time limit
 
 Importing this package loads no torch and no HTTP client. Each is imported on first use.
 """
