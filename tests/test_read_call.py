@@ -24,9 +24,14 @@ def test_a_call_written_as_json_is_read_back(name, arguments, indent):
 def test_arguments_are_read_only_from_an_accepted_key():
     assert read_call('{"name": "a", "args": {"b": 1}}') == ToolCall("a", {"b": 1})
     assert read_call('{"name": "a", "input": {}}', ("input",)) == ToolCall("a", {})
-    for text in ('{"name": "a", "args": {}}', '{"name": "a", "input": {}, "args": {}}'):
-        call = read_call(text, ("input",))
-        assert call == ToolCall("", error='the call must have "name" and "input"')
+    for text, error in (
+        ('{"name": "a", "args": {}}', 'the call must have "name" and "input"'),
+        (
+            '{"name": "a", "input": {}, "args": {}}',
+            'the call has "args" beside "name" and "input"; leave it out',
+        ),
+    ):
+        assert read_call(text, ("input",)) == ToolCall("", error=error)
 
 
 @pytest.mark.parametrize(
@@ -42,6 +47,15 @@ def test_arguments_are_read_only_from_an_accepted_key():
         ('{"name": "a", "arguments": {"b": %s}}' % ("[" * 99 + "]" * 99), "the call is nested too"),
         ("7", "the call must be a JSON object"),
         ('{"name": "a"}', 'the call must have "name" and "arguments"'),
+        ('{"arguments": {}, "id": 1}', 'the call must have "name" and "arguments"'),
+        (
+            '{"id": 1, "name": "a", "arguments": {}}',
+            'the call has "id" beside "name" and "arguments"; leave it out',
+        ),
+        (
+            '{"name": "a", "args": {}, "arguments": {}}',
+            'the call has "args" beside "name" and "arguments"; leave it out',
+        ),
         ('{"name": ["a"], "arguments": {}}', '"name" must be a tool name'),
         ('{"name": "a", "args": []}', '"arguments" must be an object'),
     ],

@@ -3,7 +3,7 @@
 import itertools
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from turnrl.types.trajectory import ToolCall
 
@@ -38,12 +38,21 @@ def read_call(text: str, keys: Sequence[str] = ("arguments", "args")) -> ToolCal
         return ToolCall("", error="the call must be a JSON object")
     key = next((key for key in keys if {*value} == {"name", key}), None)
     if key is None:
-        return ToolCall("", error=f'the call must have "name" and "{keys[0]}"')
+        return ToolCall("", error=_wrong_keys(value, keys))
     if not isinstance(value["name"], str) or not value["name"]:
         return ToolCall("", error='"name" must be a tool name')
     if not isinstance(value[key], dict):
         return ToolCall("", error=f'"{keys[0]}" must be an object')
     return ToolCall(value["name"], value[key])
+
+
+def _wrong_keys(value: Mapping[str, object], keys: Sequence[str]) -> str:
+    """What is wrong with the keys of a call: one is missing, or there is one more."""
+    key = next((key for key in keys if key in value), keys[0])
+    if "name" not in value or key not in value:
+        return f'the call must have "name" and "{keys[0]}"'
+    other = next(name for name in value if name not in ("name", key))
+    return f'the call has "{other[:40]}" beside "name" and "{key}"; leave it out'
 
 
 def _no_duplicates(pairs: list[tuple[str, object]]) -> dict[str, object]:
