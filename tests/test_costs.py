@@ -455,6 +455,20 @@ def test_if_all_are_right_the_unit_is_everything_that_a_right_attempt_earns():
     assert terms(CostsAmongRight(), group)[0][0][-1].divisor == pytest.approx(0.6)
 
 
+def test_the_unit_is_the_outcomes_spread_as_soon_as_one_attempt_is_wrong():
+    # outcomes of seven right attempts and a wrong one: their deviation is 1 / sqrt(8), below the
+    # half of a right answer that counts if all are right
+    group = searched([1, 1, 0, 0, 0, 0, 0, 0], [True] * 7 + [False]).group()
+    mean = -0.2 / 7
+    by_cost = CostsAmongRight()(group) - TurnLevel()(
+        searched([0] * 8, [True] * 7 + [False]).group()
+    )
+    assert by_cost[:2, 0].tolist() == pytest.approx([(-0.1 - mean) * 8**0.5] * 2, abs=1e-5)
+    assert CostsAmongRight().unit(0.3, group) == 0.3
+    assert CostsAmongRight().unit(0.01, group) == 0.1
+    assert CostsAmongRight(scale="none").unit(0.3, group) == 1
+
+
 def test_impossible_settings_are_refused():
     with pytest.raises(RecipeError, match=r"outcome/graded has right_at = inf. Give what a right"):
         check_rewards([SearchCost(), type("Graded", (Graded,), {"right_at": math.inf})()])

@@ -24,6 +24,7 @@ from turnrl import (
     record,
     score_group,
 )
+from turnrl.agent.conversation import MessageConversation
 from turnrl.learning import TokenColumns
 from turnrl.run import recording
 from turnrl.scoring import curves
@@ -378,6 +379,16 @@ def test_no_more_requests_are_under_way_than_the_server_takes(chat):
             rollout = Rollout(Brackets(), [], lockstep=lockstep)
             assert len(play(server, chat, rollout, 10, concurrency=3)) == 10
     assert 1 < max(most) <= 3
+
+
+def test_nothing_follows_a_history_whose_last_turn_was_begun_and_not_ended(chat):
+    asked, more = {"role": "user", "content": "?"}, {"role": "user", "content": "and?"}
+    history = MessageConversation(None, chat, [asked], ())
+    assert history.beyond([asked, more]) == [more]
+    assert history.beyond([more, asked]) is None
+    assert history.beyond([asked, {"role": "system", "content": ""}]) is None
+    history.broken = True
+    assert history.beyond([asked, more]) is None
 
 
 def test_a_branch_continues_from_the_messages_of_its_trajectory(chat):

@@ -1113,3 +1113,12 @@ def test_rewards_are_added_in_double_precision_so_their_order_does_not_matter():
     # 0.1 + 0.7 + 0.2 and 0.7 + 0.2 + 0.1 differ in float32
     rewards = [Pays(0.1, 0.7), Pays(0.7, 0.2), Pays(0.2, 0.1)]
     assert len(set(turnrl.score_group(attempts, rewards).outcome.tolist())) == 1
+
+
+def test_the_orders_of_a_group_are_counted_so_the_groups_chances_add_up_to_one():
+    assert [exact._orders(row) for row in ([0, 0], [0, 1], [0, 0, 1], [0, 1, 2], [2, 2, 1, 1])] == [
+        *(1, 2, 3, 6, 6)
+    ]
+    for size, probes in ((2, 0), (3, 0), (2, 1)):
+        _, _, chances = exact._groups(Toy(), size, probes, critic=False)
+        assert float(chances.sum()) == pytest.approx(1, abs=1e-9)

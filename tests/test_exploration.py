@@ -53,6 +53,7 @@ from turnrl import (
     score_group,
 )
 from turnrl.experience import Collected, Experience
+from turnrl.policy.head import ValueHead
 from turnrl.policy.layout import lay_out
 from turnrl.scoring import CURVES
 from turnrl.testing import ScriptedEngine
@@ -414,6 +415,17 @@ def test_the_values_of_a_critic_equal_its_head_on_the_hidden_states(tiny_model):
             assert torch.allclose(values, torch.stack(naive), atol=1e-5)
 
 
+def test_the_critic_reads_normalised_states_whatever_their_size():
+    head = ValueHead(64, torch.device("cpu"))
+    torch.nn.init.normal_(head.weight)
+    states = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    values = head.values(states)
+    normal = states / states.square().mean(-1, keepdim=True).sqrt()
+    assert torch.allclose(values, (normal @ head.weight[0] + head.bias * 64) / 64, atol=1e-6)
+    assert torch.allclose(head.values(states * 100), values, atol=1e-6)
+    assert torch.allclose(head.values((states / 10).bfloat16()), values, atol=1e-2)
+
+
 @pytest.mark.parametrize("trains_policy", [True, False])
 def test_the_value_loss_reaches_the_policy_if_the_recipe_says_so(tiny_model, trains_policy):
     policy = Policy(str(tiny_model))
@@ -753,7 +765,9 @@ def test_credit_by_turns_goes_to_the_sampled_tokens_of_each_turn():
     assert [row.tolist() for row in tokens] == [[2, 2, 2, -3, -3], [5]]
 
 
-@pytest.mark.parametrize(("size", "degenerate"), [(0, True), (1e-8, True), (1e-3, False)])
+@pytest.mark.parametrize(
+    ("size", "degenerate"), [(0, True), (1e-8, True), (2e-7, False), (1e-3, False)]
+)
 def test_a_group_is_degenerate_if_its_advantages_are_zero_but_for_rounding(size, degenerate):
     group = score_group([attempt(turn(tokens=2)), attempt(turn(tokens=1))], [], 1)
     credit = assign_credit(group, Gives(torch.tensor([[0.0], [size]])))
@@ -776,7 +790,9 @@ def test_explained_variance_compares_the_critic_with_the_actual_returns():
     known = replace(group, token_values=values)
     figures = ("seconds", "scoring_seconds", "sampled", "probe_tokens", "restarted")
     costs = dict.fromkeys(figures, 1)
-    tallies = Experience(Collected(groups=(known,), **costs), (credit,)).tallies([Calls()])
+    experience = Experience(Collected(groups=(known,), **costs), (credit,))
+    assert [row.tolist() for row in experience.returns] == [[0, 1], [2, 3]]  # value + advantage
+    tallies = experience.tallies([Calls()])
     assert tallies["critic/explained_variance"].total / 2 == pytest.approx(1 - 1 / (5 / 3))
     assert tallies["critic/bias"].total / 2 == pytest.approx(-0.5)
     same = assign_credit(group, Gives((torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0]))))

@@ -28,7 +28,13 @@ from turnrl import (
     Trajectory,
     Turn,
 )
-from turnrl.learning import LearningSettings, OldLogprobs, TokenColumns, iteration_steps
+from turnrl.learning import (
+    LearningSettings,
+    OldLogprobs,
+    TokenColumns,
+    _spread,
+    iteration_steps,
+)
 from turnrl.policy.layout import forward_passes, lay_out
 from turnrl_slots import Slots
 
@@ -209,6 +215,13 @@ def test_processes_weigh_their_tokens_by_the_whole_step(aggregation):
                     share = naive_weight(aggregation, trajectories[members[rank][i]], whole)
                     # Lightning averages over the processes what should be summed
                     assert float(weight) == pytest.approx(2 * share, rel=1e-6)
+
+
+def test_the_trajectories_compared_with_the_sampler_come_from_the_whole_iteration():
+    assert [*_spread(range(100), 8)] == [0, 12, 24, 36, 48, 60, 72, 84]
+    assert [*_spread(range(17), 8)] == [0, 2, 4, 6, 8, 10, 12, 14]
+    assert [*_spread(range(9), 8)] == [*range(8)]
+    assert [*_spread([3, 5], 8)] == [3, 5]
 
 
 def test_log_probabilities_of_the_first_step_are_not_read_ahead():
