@@ -25,20 +25,39 @@ from turnrl import (
     OutcomeOnly,
     PluginError,
     Policy,
+    Question,
     QuestionData,
+    Reading,
     Start,
+    ToolCall,
     ToolResult,
     ToolSession,
     ToolSpec,
+    Trajectory,
+    Turn,
+    score_group,
 )
 from turnrl.cli import main
 from turnrl.testing import ScriptedEngine
 from turnrl_doctor.miniature import small_network
 from turnrl_doctor.rehearsal import Rehearsal
+from turnrl_doctor.repeats import repeats
 from turnrl_doctor.tools import arguments_of
 from turnrl_estimators import Branched, Tree, TurnCritic
-from turnrl_rewards import FirstHit, JudgeServer, LLMJudge, LLMJudgeTurn, SearchCost
-from turnrl_segmenters import TwoTurn
+from turnrl_rewards import (
+    AnswerRetrieved,
+    AnswerSeen,
+    ExactMatch,
+    FirstHit,
+    JudgeServer,
+    LLMJudge,
+    LLMJudgeTurn,
+    Progress,
+    Repetition,
+    SearchCost,
+    ToolExecuted,
+)
+from turnrl_segmenters import ReAct, TwoTurn
 from turnrl_slots import Slots
 from worlds import Aims, Answered, Echo
 
@@ -380,6 +399,36 @@ def test_the_report_says_how_often_a_call_that_costs_has_to_be_paid(tiny_model):
     assert rehearse(module, data())["costs"].text.endswith(
         "(OutcomeOnly does not charge all of them)"
     )
+
+
+@pytest.mark.parametrize(("rewards", "turns", "warned"), [
+    ([ToolExecuted(), AnswerRetrieved(), ExactMatch()], 4, "ToolExecuted and AnswerRetrieved pay"),
+    ([ToolExecuted(), ExactMatch()], 3, "ToolExecuted pays again"),
+    ([AnswerRetrieved(), SearchCost(0.01), ExactMatch()], 8, "AnswerRetrieved pays again"),
+    ([ToolExecuted(), AnswerRetrieved(), ExactMatch()], 2, ""),
+    ([ToolExecuted(), AnswerRetrieved(), SearchCost(), ExactMatch()], 5, "ToolExecuted and Ans"),
+    ([ToolExecuted(), AnswerRetrieved(), SearchCost(), ExactMatch()], 4, ""),
+    ([AnswerRetrieved(), SearchCost(0.2), ExactMatch()], 8, ""),
+    ([ToolExecuted(), Repetition(), ExactMatch()], 8, ""),
+    ([FirstHit(), Progress(AnswerSeen()), ExactMatch()], 8, ""),
+])  # fmt: skip
+def test_turn_rewards_that_pay_for_the_same_call_each_turn_are_a_warning(
+    tiny_model, rewards, turns, warned
+):
+    module = make_module(tiny_model)
+    question = Question("q", "What?", ("Paris",))
+    calls = Turn("t", Reading((ToolCall("look", {"query": "x"}),)), (ToolResult("a page"),))
+    attempt = Trajectory(question, (calls, Turn("t", Reading(answer="Rome"))), "answer")
+    (finding,) = [*repeats([score_group([attempt], rewards)], rewards, turns, None)] or [None]
+    assert (finding is not None) == bool(warned)
+    if finding is not None:
+        assert finding.text.startswith(warned)
+    # and in a whole rehearsal
+    module.rollout = replace(module.rollout, segmenter=ReAct(max_turns=turns))
+    module.rollout = replace(module.rollout, max_tokens=900, max_turn_tokens=96)
+    module.rewards = rewards
+    if warned and turns == 4:
+        assert rehearse(module, data())["turn rewards"].status == "warn"
 
 
 @pytest.mark.parametrize(("right_at", "warned"), [(0.5, False), (1.0, True)])

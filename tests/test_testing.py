@@ -3,9 +3,11 @@
 import asyncio
 import itertools
 import math
+import re
 import threading
 import time
 import traceback
+from pathlib import Path
 
 import pytest
 import torch
@@ -30,19 +32,38 @@ from turnrl import (
     ToolSession,
     TurnLevel,
     TurnReward,
+    curves,
     open_source,
+    score_group,
 )
 from turnrl.data.sources import GivenQuestions
 from turnrl.testing import (
     ScriptedEngine,
     check_estimator,
+    check_hacks,
     check_reward,
     check_segmenter,
     check_source,
     check_tool,
     example_trajectories,
+    hacked_trajectories,
 )
+from turnrl.testing.examples import RIGHT, SEARCHED, attempt
 from turnrl_atlas import Atlas
+from turnrl_rewards import (
+    F1,
+    AnswerPresent,
+    AnswerRetrieved,
+    AnswerSeen,
+    ExactMatch,
+    FirstHit,
+    Progress,
+    Repetition,
+    SearchCost,
+    SupportSeen,
+    ToolExecuted,
+    WellFormed,
+)
 
 
 class Upper(Tool):
@@ -518,6 +539,68 @@ class Calls(TurnReward):
 
     def score(self, trajectory, turn):
         return float(len(trajectory.turns[turn].reading.calls))
+
+
+PAPER = [ToolExecuted(), AnswerRetrieved(), AnswerPresent(), ExactMatch(), WellFormed()]
+OUTCOME = [AnswerPresent(), ExactMatch(), WellFormed()]
+
+
+@pytest.mark.parametrize("rewards", [
+    [FirstHit(), *OUTCOME], [FirstHit(), SearchCost(), ExactMatch()], [Repetition(), *OUTCOME],
+    [Progress(AnswerSeen()), Progress(SupportSeen()), *OUTCOME], [FirstHit(), F1(), WellFormed()],
+    [*PAPER, SearchCost()], [*PAPER, Repetition(0.7)], OUTCOME,
+    *([reward] for reward in (*OUTCOME, FirstHit(), F1(), SearchCost(), Repetition(), Right())),
+])  # fmt: skip
+@pytest.mark.parametrize("turns", [2, 4, 8])
+def test_no_hack_pays_as_much_as_a_correct_answer_by_safe_rewards(rewards, turns):
+    if rewards[0] in PAPER[:2] and turns == 8:
+        rewards = [*rewards, Repetition(0.7)]  # a search costs less than 0.7 until the eighth
+    check_hacks(rewards, turns)
+
+
+def test_the_papers_rewards_are_safe_for_two_turns_alone():
+    check_hacks(PAPER, 2)
+    message = (
+        r"the same search in every turn, and a wrong answer earns 3\.2, and an honest .* 2\.6\."
+    )
+    with pytest.raises(AssertionError, match=message):
+        check_hacks(PAPER, 5)
+
+
+@pytest.mark.parametrize(("score", "hack"), [
+    (lambda t: 0.1 * len(t.turns), "the same search in every turn"),
+    (lambda t: float(t.answer in ("Europe/Amsterdam", "\u200b")), "an answer that nobody can see"),
+    (lambda t: float("Europe/Amsterdam" in (t.answer or "")), "many candidates"),
+    (lambda t: float(sum("Amsterdam" in r.content for r in t.results)), "the same search in every"),
+    (lambda t: 1.0 * (t.answer == "Europe/Amsterdam") + 2.0 * any(not r.ok for r in t.results),
+     "failed calls"),
+])  # fmt: skip
+def test_a_reward_that_can_be_hacked_is_caught(score, hack):
+    body = {"score": lambda self, trajectory: score(trajectory), "right_at": 0.9}
+    with pytest.raises(AssertionError, match=hack):
+        check_hacks(type("Odd", (OutcomeReward,), body)())
+
+
+def test_hacks_of_every_kind_are_at_most_as_long_as_the_turns():
+    for turns in (2, 3, 7):
+        hacks = hacked_trajectories(turns)
+        assert len(hacks) >= 20
+        assert max(len(hack.turns) for hack in hacks.values()) == turns
+    assert not any(curves(hack)["exact_match"] for hack in hacks.values())
+
+
+def test_the_table_of_hacks_on_the_page_is_what_they_earn():
+    page = (Path(__file__).parents[1] / "docs/explanation/turns.md").read_text("utf-8")
+    columns = [PAPER, [*PAPER, Repetition()], [*PAPER, SearchCost()], [FirstHit(), *OUTCOME]]
+    attempts = {"an honest correct answer after one search": attempt(SEARCHED, RIGHT)}
+    attempts |= hacked_trajectories(4)
+    rows = re.findall(
+        r"^\| (.*?) \| ([-\d.]+) \| ([-\d.]+) \| ([-\d.]+) \| ([-\d.]+) \|$", page, re.M
+    )
+    assert len(rows) >= 5
+    for name, *shown in rows:
+        earned = [float(score_group([attempts[name]], rewards).totals[0]) for rewards in columns]
+        assert [float(cell) for cell in shown] == pytest.approx(earned, abs=0.0051), name
 
 
 @pytest.mark.parametrize("reward", [Right, Calls])

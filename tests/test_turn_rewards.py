@@ -30,6 +30,7 @@ from turnrl import (
     ToolResult,
     Trajectory,
     Turn,
+    curves,
     exact_match,
     score_group,
 )
@@ -37,10 +38,12 @@ from turnrl.testing import check_reward
 from turnrl_rewards import (
     F1,
     AnswerLikelihood,
+    AnswerRetrieved,
     AnswerSeen,
     FirstHit,
     InformationGain,
     KLPenalty,
+    Number,
     Progress,
     Repetition,
     SearchCost,
@@ -105,8 +108,23 @@ def test_a_repeated_call_costs_in_whichever_turn_it_repeats():
     assert earned(Repetition(), four) == pytest.approx([-0.2, -0.4, 0, -0.2])
 
 
+@pytest.mark.parametrize("query", [
+    "Utrecht.", "UTRECHT", " utrecht\n", "Ut\u200brecht", "\ufeffUtrecht", "Ut\u00adrecht",
+    "Ütrecht",
+    "U\u0301trecht", "\uff35\uff54\uff52\uff45\uff43\uff48\uff54", "Utr\u0435\u0441ht", "(Utrecht)",
+    "Utrecht?!", "Utrecht…", "Utrecht -", "\u3164Utrecht", "«Utrecht»", "'Utrecht'", "**Utrecht**",
+    "U\u03c4recht", "Utrecht\u2060",
+])  # fmt: skip
+def test_a_repetition_is_one_however_it_is_spelt(query):
+    assert earned(Repetition(), attempt(turn(call("Utrecht")), turn(call(query)))) == [0, -0.2]
+
+
 def test_calls_that_differ_only_in_case_and_white_space_are_the_same():
     differ = [call("1+2"), call("12"), call("the who"), call("who"), call("1 2"), call(12)]
+    differ += [
+        call(text) for text in ("1-2", "1.2", "-12", "f(1)-2", "f(1)+2", "a<b", "a>b", "東京")
+    ]
+    differ += [call(text) for text in ("Москва", "Минск", "2*(3+4)", "(2*3)+4", "京都", "x", "y")]
     assert earned(Repetition(), attempt(turn(*differ))) == [0]
     nested = [ToolCall("f", {"a": {"x": ["A b", 1], "y": 2}}), ToolCall("f", {"a": {}})]
     again = ToolCall("f", {"a": {"y": 2, "x": ["a  B", 1]}})
@@ -132,6 +150,42 @@ SEARCHED = [
 def test_the_turn_that_first_finds_the_answer_earns_once():
     assert earned(FirstHit(), attempt(*SEARCHED)) == [0, 0, 0.5, 0, 0]
     assert earned(Progress(AnswerSeen(), 0.5), attempt(*SEARCHED)) == [0, 0, 0.5, 0, 0]
+
+
+def test_words_of_a_call_are_nothing_found():
+    echo, plain = page("nothing about Paris"), page("Paris it is.")
+    last = turn(answer="Rome")
+    asked = call("Paris")
+    for turns, found in [
+        ([turn(asked, results=[echo])], []),
+        (
+            [
+                turn(call("note paris!"), results=[page("noted")]),
+                turn(call("notes"), results=[echo]),
+            ],
+            [],
+        ),
+        ([turn(call("x", list=[{"a": "PARIS"}]), results=[echo])], []),
+        ([turn(call("x"), asked, results=[plain, echo])], []),
+        ([turn(call("x"), results=[plain]), turn(asked, results=[echo])], [0]),
+        (
+            [turn(asked, results=[page("City of Light, once Paris")])],
+            [0],
+        ),  # another accepted answer
+        ([turn(call("par", more="is"), results=[plain])], [0]),
+        ([turn(call("Parisian"), results=[plain])], [0]),
+    ]:
+        whole = attempt(*turns, last)
+        pays = [0.5 * (k in found) for k in range(len(turns) + 1)]
+        assert earned(AnswerRetrieved(), whole) == pays
+        assert earned(FirstHit(), whole) == pays
+        assert earned(Progress(AnswerSeen(), 0.5), whole) == pays
+        assert curves(whole)["answer_in_results"] == float(bool(found))
+    number = Question("n", "How many?", ("12",), rule=Number())
+    result = [ToolResult("12")]
+    for query, pay in [("5 + 7", 0.5), (12, 0.0), ("120", 0.5)]:
+        whole = attempt(turn(call(query), results=result), last, of=number)
+        assert earned(AnswerRetrieved(), whole) == [pay, 0]
 
 
 def test_passages_are_shown_by_successful_results_and_count_once():

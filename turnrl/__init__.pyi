@@ -22,6 +22,7 @@ from turnrl.answers import can_be_found as can_be_found
 from turnrl.answers import contains_answer as contains_answer
 from turnrl.answers import exact_match as exact_match
 from turnrl.answers import f1 as f1
+from turnrl.answers import finds_answer as finds_answer
 from turnrl.answers import says_nothing as says_nothing
 from turnrl.answers import usable_answers as usable_answers
 from turnrl.checks import Plan as Plan

@@ -5,11 +5,11 @@ A recipe sets the rule of a question set in `data.answers`.
 """
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 
 from turnrl.errors import PluginError
-from turnrl.text import normalize_answer
-from turnrl.types import AnswerRule, Phrase, Question, ToolResult
+from turnrl.text import has_content, normalize_answer
+from turnrl.types import AnswerRule, Phrase, Question, ToolResult, Trajectory
 
 CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
 """The paper's four curves, whatever the rewards are; see `turnrl.curves`."""
@@ -73,9 +73,13 @@ def usable_answers(question: Question) -> tuple[str, ...]:
 
 def says_nothing(answer: str | None, question: Question) -> bool:
     """True if there is no answer, or nothing is left of it by the question's rule and by SQuAD's
-    normalisation."""
+    normalisation. Nothing is left of punctuation and of characters that nobody sees."""
     rule = _rule(question, "says_nothing")
-    return answer is None or (rule.read(answer) is None and not normalize_answer(answer))
+    if answer is None:
+        return True
+    if not has_content(answer):
+        return not exact_match(answer, question)
+    return rule.read(answer) is None and not normalize_answer(answer)
 
 
 _VERDICTS = {"yes", "no", "true", "false"}
@@ -109,3 +113,39 @@ def answer_in_results(results: Iterable[ToolResult], question: Question) -> bool
     return (
         bool(texts) and can_be_found(question) and any(contains_answer(t, question) for t in texts)
     )
+
+
+def finds_answer(trajectory: Trajectory, turn: int) -> bool:
+    """True if a successful result of a turn contains an accepted answer that the policy had not
+    written into a call until then, and the question's answers `can_be_found` at all.
+
+    A tool may repeat what it was asked ("no page about Paris"), so words of a call are nothing
+    found.
+
+    Args:
+        trajectory: The trajectory.
+        turn: Number of the turn, from 0.
+    """
+    question = trajectory.question
+    texts = [result.content for result in trajectory.turns[turn].results if result.ok]
+    if not texts or not can_be_found(question):
+        return False
+    occurs_in = _rule(question, "finds_answer").occurs_in
+    found = [a for a in usable_answers(question) if any(occurs_in(text, a) for text in texts)]
+    if not found:
+        return False
+    calls = (call for taken in trajectory.turns[: turn + 1] for call in taken.reading.calls)
+    asked = "\n".join(part for call in calls for part in _leaves(call.arguments))
+    return not all(occurs_in(asked, answer) for answer in found)
+
+
+def _leaves(value: object) -> Iterator[str]:
+    """The texts in the arguments of a call, and its other values as text."""
+    if isinstance(value, Mapping):
+        for part in value.values():
+            yield from _leaves(part)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            yield from _leaves(part)
+    else:
+        yield str(value)

@@ -9,13 +9,14 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import torch
 
 from turnrl.answers import CURVES as CURVES
-from turnrl.answers import answer_in_results, can_be_found, exact_match
+from turnrl.answers import can_be_found, exact_match, finds_answer
 from turnrl.errors import (
     ArgumentTypeError,
     DataError,
@@ -264,7 +265,8 @@ def curves(trajectory: Trajectory) -> dict[str, float | None]:
     `exact_match`: the question accepts the answer; None if it has no accepted answer.
     `tool_execution`: share of attempted calls that succeeded, 0 if none was attempted; a call that
     was never answered did not succeed. `answer_in_results`: an accepted answer occurs in the tool
-    results as the policy read them; None where that says nothing (see `can_be_found`). `format`:
+    results as the policy read them, and not in the calls before (`finds_answer`); None where that
+    says nothing (see `can_be_found`). `format`:
     every turn was well formed and the last one answered, or a tool ended the attempt.
     """
     question, results = trajectory.question, trajectory.results
@@ -273,7 +275,9 @@ def curves(trajectory: Trajectory) -> dict[str, float | None]:
     values = (
         exact_match(trajectory.answer, question) if question.answers else None,
         sum(r.ok for r in results) / max(attempted, 1),
-        answer_in_results(results, question) if can_be_found(question) else None,
+        any(map(partial(finds_answer, trajectory), range(len(trajectory.turns))))
+        if can_be_found(question)
+        else None,
         well_formed and (trajectory.answer is not None or trajectory.ended_by == "tool"),
     )
     return {k: None if v is None else float(v) for k, v in zip(CURVES, values, strict=True)}

@@ -44,6 +44,17 @@ def normalize_answer(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.translate(_PUNCTUATION)).split())
 
 
+_UNSEEN = re.compile(
+    "[\\u115f\\u1160\\u17b4\\u17b5\\u2800\\u3164\\uffa0]"  # letters and a symbol without any ink
+)
+
+
+def has_content(text: str) -> bool:
+    """True if a text has a letter, a digit or a symbol that people can see, and not only white
+    space, punctuation and marks."""
+    return any(unicodedata.category(c)[0] in "LNS" and not _UNSEEN.match(c) for c in text)
+
+
 def contained_answer(text: str, answers: Iterable[str]) -> str | None:
     """The longest accepted answer whose words occur in `text`, whole and in order, or None. So
     "art" does not occur in "Bonaparte".

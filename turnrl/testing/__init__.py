@@ -12,6 +12,7 @@ framework. Only `check_engine`, which samples a policy, needs a model, and only 
     tool, segmenter, player,     a check each
     reward, estimator, source,
     engine
+    hacks                        tricks that rewards must not pay for
     scripted                     ScriptedEngine
     examples                     attempts at one question, to try a reward or an estimator on
     contract                     promises, and the error about a broken one
@@ -20,6 +21,7 @@ framework. Only `check_engine`, which samples a policy, needs a model, and only 
 from turnrl.testing.engine import check_engine
 from turnrl.testing.estimator import check_estimator
 from turnrl.testing.examples import example_trajectories
+from turnrl.testing.hacks import check_hacks, hacked_trajectories
 from turnrl.testing.player import check_player
 from turnrl.testing.reward import check_reward
 from turnrl.testing.scripted import ScriptedEngine
@@ -31,10 +33,12 @@ __all__ = [
     "ScriptedEngine",
     "check_engine",
     "check_estimator",
+    "check_hacks",
     "check_player",
     "check_reward",
     "check_segmenter",
     "check_source",
     "check_tool",
     "example_trajectories",
+    "hacked_trajectories",
 ]

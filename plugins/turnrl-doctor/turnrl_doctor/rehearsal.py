@@ -57,6 +57,7 @@ from turnrl.earnings import earnings
 from turnrl.testing import ScriptedEngine
 from turnrl_doctor.command import of_error
 from turnrl_doctor.miniature import miniature
+from turnrl_doctor.repeats import repeats
 from turnrl_doctor.staged import Staged
 from turnrl_doctor.tools import StandIn, calls_of, judged, replies_of
 
@@ -216,8 +217,8 @@ class _Parts:
         attempts = counted(sum(map(len, self.attempts)), "attempt")
         text = f"{names} score {attempts} at {counted(len(self.questions), 'question')}"
         yield Finding("pass", "rewards", text)
-        if any(reward.is_cost and reward.by_turn for reward in small.rewards):
-            yield from _guarded("costs", self._earned(small))
+        if any(reward.by_turn for reward in small.rewards):
+            yield from _guarded("turn rewards", self._earned(small))
         yield from _guarded("learning", self._learned(small))
 
     def _entered(self, part: _Part, kind: type, name: str) -> _Part:
@@ -377,9 +378,13 @@ class _Parts:
             yield Finding("warn", str(reward), text, step)
 
     def _earned(self, small: MTGRPO) -> Iterator[Finding]:
-        """Report if calls would pay off for a policy that acted like the scripted attempts."""
+        """Report if calls would pay off for a policy that acted like the scripted attempts, and if
+        the same call would pay off again and again."""
         rewards, policy = small.rewards, small.policy
-        earned = earnings([score_group(group, rewards, policy=policy) for group in self.attempts])
+        groups = [score_group(group, rewards, policy=policy) for group in self.attempts]
+        earned = earnings(groups)
+        if not any(tools.acts for tools in self.module.rollout.toolsets):
+            yield from repeats(groups, rewards, self.module.rollout.max_turns, policy)
         if earned.paying:
             yield Finding("warn", "costs", earned.fault, "Or leave out is_cost, if it is a reward.")
         elif earned.cost > 0:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import unicodedata
 from collections.abc import Iterator
 from typing import final
 
@@ -49,9 +51,11 @@ class Repetition(TurnReward):
     """r_k = -weight x calls of turn k that repeat a call of the same trajectory, in units of
     reward.
 
-    A call repeats another if it has the same tool and equal arguments, ignoring case and white
-    space in texts. Punctuation counts: 1+2 is not 12. Unreadable calls repeat nothing. Not
-    potential-based: the best policy then never asks twice, even where that would help.
+    A call repeats another if it has the same tool and equal arguments. Texts are compared as a
+    search compares them: by their words, whatever their case, accents, punctuation and invisible
+    characters, or letters of another alphabet that look alike. Signs between two numbers or names
+    count, as in 1+2 and 1-2. Unreadable calls repeat nothing. Not potential-based: the best policy
+    then never asks twice, even where that would help.
 
     Args:
         weight: Reward lost for each repeated call.
@@ -82,9 +86,36 @@ def _signatures(trajectory: Trajectory, first: int, end: int) -> Iterator[str]:
 
 def _normal(value: object) -> object:
     if isinstance(value, str):
-        return " ".join(value.casefold().split())
+        return _words(value)
     if isinstance(value, dict):
         return {str(name): _normal(part) for name, part in value.items()}
     if isinstance(value, list | tuple):
         return [_normal(part) for part in value]
-    return value
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+_LOOKALIKES = str.maketrans(
+    "авекмнорстухгіѕјԁԛԝһӏαβεηικνορτυχϲ", "abekmhopctyxrisjdqwhlabehiknoptuxc"
+)
+"""Letters of the Cyrillic and the Greek alphabet that look like Latin ones."""
+_UNSEEN = "\u115f\u1160\u17b4\u17b5"  # letters without any ink
+_TOKEN = re.compile(r"\d+(?:[.,]\d+)+|\w+|[-+*/^%=<>&|~()\[\]{}]")
+
+
+def _words(text: str) -> str:
+    """The words of a text, and the signs between two of them."""
+    plain = unicodedata.normalize("NFKD", text.casefold()).casefold().translate(_LOOKALIKES)
+    kinds = unicodedata.category
+    seen = "".join(c for c in plain if kinds(c) not in ("Mn", "Cf") and c not in _UNSEEN)
+    words: list[str] = []
+    signs = ""  # since the last word
+    for token in _TOKEN.findall(seen):
+        if not (token[0].isalnum() or token[0] == "_"):
+            signs += token
+            continue
+        of_names = words and len(words[-1]) > 1 and words[-1].isalpha() and token.isalpha()
+        if signs and (words or token[0].isdigit()) and not (of_names and set(signs) <= {*"-/()[]"}):
+            words.append(signs)
+        words.append(token)
+        signs = ""
+    return " ".join(words)

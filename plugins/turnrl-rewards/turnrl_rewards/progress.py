@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import final
 
-from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, answer_in_results
+from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, finds_answer
 
 
 class StateScore(ABC):
@@ -83,13 +83,13 @@ class Progress(Difference):
 
 @final
 class AnswerSeen(StateScore):
-    """1 if a successful result so far contains an accepted answer, else 0. Always 0 if finding the
-    answer means nothing (`turnrl.can_be_found`), for example because the answer is yes or no, or
-    occurs in the question."""
+    """1 if a successful result so far contains an accepted answer that the policy had not written
+    into a call before (`turnrl.finds_answer`), else 0. Always 0 if finding the answer means nothing
+    (`turnrl.can_be_found`), for example because the answer is yes or no, or occurs in the
+    question."""
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
-        results = (result for turn in trajectory.turns[:turns] for result in turn.results)
-        return float(answer_in_results(results, trajectory.question))
+        return float(any(finds_answer(trajectory, turn) for turn in range(turns)))
 
 
 @final

@@ -17,9 +17,9 @@ from turnrl import (
     Phrase,
     Trajectory,
     TurnReward,
-    answer_in_results,
     contained_answer,
     exact_match,
+    finds_answer,
     normalize_answer,
     says_nothing,
 )
@@ -27,7 +27,8 @@ from turnrl import (
 
 @final
 class ToolExecuted(TurnReward):
-    """weight x successful calls / attempted calls of the turn; 0 without a call.
+    """weight x successful calls / attempted calls of the turn; 0 without a call. It pays again in
+    every turn, so it needs a price where there are more than two turns.
 
     Args:
         weight: Reward of a turn whose calls all succeed.
@@ -48,8 +49,10 @@ class ToolExecuted(TurnReward):
 class AnswerRetrieved(TurnReward):
     """weight if a successful result of the turn contains an accepted answer, else 0.
 
-    Also 0 if finding the answer means nothing (`turnrl.can_be_found`), for example because it is
-    yes or no, or occurs in the question.
+    It pays in every turn that finds one, so it needs a price where there are more than two turns. 0
+    if the policy had written the answer into a call, whose words a tool may repeat. Also 0 if
+    finding the answer means nothing (`turnrl.can_be_found`), for example because it is yes or no,
+    or occurs in the question.
 
     Args:
         weight: Reward of a turn that found an accepted answer.
@@ -60,8 +63,7 @@ class AnswerRetrieved(TurnReward):
         self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
-        answered = answer_in_results(trajectory.turns[turn].results, trajectory.question)
-        return self.weight if answered else 0.0
+        return self.weight if finds_answer(trajectory, turn) else 0.0
 
 
 @final

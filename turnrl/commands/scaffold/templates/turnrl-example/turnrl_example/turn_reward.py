@@ -2,7 +2,7 @@
 
 from typing import final
 
-from turnrl import Trajectory, TurnReward, answer_in_results
+from turnrl import Trajectory, TurnReward, finds_answer
 
 
 @final
@@ -21,6 +21,5 @@ class ExampleNewlyFound(TurnReward):
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         # the trajectory has later turns too, but a turn's reward must not depend on them
-        turns, question = trajectory.turns[: turn + 1], trajectory.question
-        answered = [answer_in_results(taken.results, question) for taken in turns]
-        return self.weight if answered[-1] and not any(answered[:-1]) else 0.0
+        *before, now = (finds_answer(trajectory, k) for k in range(turn + 1))
+        return self.weight if now and not any(before) else 0.0
