@@ -11,6 +11,8 @@ import sys
 from collections import Counter
 from dataclasses import replace
 from datetime import date
+from decimal import Decimal
+from fractions import Fraction
 from pathlib import Path
 
 import huggingface_hub
@@ -39,6 +41,7 @@ from turnrl import (
     reach_hub,
 )
 from turnrl.data.known import PRESETS, Preset
+from turnrl_rewards import Number
 from turnrl_segmenters import TwoTurn
 from turnrl_wiki_search.sources import open_pages
 
@@ -208,10 +211,13 @@ def test_numbers_dates_and_arrays_are_read_as_text_and_gaps_are_dropped():
         {"question": 7, "answers": numpy.array(["b", "c"])},
         {"question": "Who?", "answers": ("d", None, float("nan"), numpy.float64(1.5))},
         {"question": "When?", "answers": date(1999, 5, 4)},
+        {"question": "How many?", "answers": 7.0},  # as pandas holds 7 in a column with gaps
+        {"question": "Gone?", "answers": Decimal("nan")},
         {"question": float("nan"), "answers": "e"},
     ]
     read = [(q.text, q.answers) for q in load_questions(rows)]
-    assert read == [("7", ("b", "c")), ("Who?", ("d", "1.5")), ("When?", ("1999-05-04",))]
+    first = [("7", ("b", "c")), ("Who?", ("d", "1.5")), ("When?", ("1999-05-04",))]
+    assert read == [*first, ("How many?", ("7",))]
 
 
 INFO = {"task": "sort", "cases": [{"in": [3, 1], "out": [1, 3]}, None], "depth": {"a": {"b": 1.5}}}
@@ -245,6 +251,17 @@ def test_a_pattern_finds_the_answer_within_a_field(tmp_path, caplog):
     assert "left out 1 of 3 rows" in caplog.text
     whole = Fields(None, answers="answer", answer_pattern="[0-9,]+$")
     assert [q.answers for q in load_questions(path, fields=whole)] == [("42",)]
+
+
+def test_numbers_beyond_those_of_a_float_stay_exact(tmp_path):
+    numbers = ["1e400", "1e-400", "12345678901234567890123", "0.1", "0e5"]
+    lines = [f'{{"question": "{n}?", "answers": {n}}}' for n in numbers]
+    for name, text in (("q.jsonl", "\n".join(lines)), ("q.json", f"[{', '.join(lines)}]")):
+        (tmp_path / name).write_text(text)
+        read = [
+            q.rule.read(q.answers[0]) for q in load_questions(str(tmp_path / name), rule=Number())
+        ]
+        assert read == [*map(Fraction, numbers)]
 
 
 def test_a_path_loads_its_file_and_an_empty_file_is_reported(tmp_path):
@@ -705,7 +722,7 @@ def test_a_file_that_is_not_utf_8_is_refused_with_the_fix(tmp_path, suffix, enco
     file.write_bytes("question,answers\nWhich café?,x\n".encode(encoding))
     with pytest.raises(DataError, match=r"cannot read '.*q\.\w+': .*\. Save it as UTF-8"):
         load_questions(str(file))
-    with pytest.raises(DataError, match=r"cannot read '.*q\.\w+': .*\. Save it as UTF-8"):
+    with pytest.raises(DataError, match=r"cannot read '.*': line \d: .* 0x\w+\. Save it as UTF-8"):
         [*open_pages(str(file)).read()]
 
 

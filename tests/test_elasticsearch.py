@@ -145,9 +145,7 @@ def test_an_index_that_turnrl_did_not_build_is_neither_read_nor_deleted(url, nam
 
 def test_passages_that_share_an_id_are_noticed(url, name, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", [ROWS[0], {**ROWS[1], "id": "1"}])
-    with pytest.raises(
-        ToolError, match=r"2 passages were read .* holds 1\. Fewer means that some share an id"
-    ):
+    with pytest.raises(DataError, match="passages 1 and 2 have the same id '1'"):
         elastic.build(SearchServer(url=url), name, corpus_of(path))
 
 

@@ -160,9 +160,18 @@ def test_random_play_recites_no_answer_that_it_has_not_read(chat):
     asked = Question("q", "Where?", ("Sweden",))
     (attempts,) = play(chat, RandomPlay(ReAct()), tools=[Elsewhere()], questions=[asked], size=10)
     assert all(attempt.answer in "Oslo is a city in Norway, and no other." for attempt in attempts)
+    # what occurs is decided by the question's rule
+    asked = Question("q", "How many?", ("1.5",), rule="number")
+
+    class Fifteen(Page):
+        def run(self, calls):
+            return [ToolResult("It has 15 rooms.") for _ in calls]
+
+    (attempts,) = play(chat, RandomPlay(ReAct()), tools=[Fifteen()], questions=[asked], size=10)
+    assert all(attempt.answer in "It has 15 rooms." for attempt in attempts)
     # where there is nothing to read from, the form of an answer is shown by an accepted one
     ((attempt,),) = play(chat, RandomPlay(ReAct()), tools=[], questions=[asked])
-    assert attempt.answer == "Sweden"
+    assert attempt.answer == "1.5"
 
 
 class Fussy(Page):

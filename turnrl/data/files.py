@@ -19,7 +19,7 @@ import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from decimal import Decimal
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, cast
+from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from turnrl.data.rows import RECIPE, Names, Row, named_labels
 from turnrl.errors import DataError
@@ -102,11 +102,13 @@ def read_file(
                     f"{source!r} is not a list of objects. Give one JSON object for each row."
                 )
             yield row
+    except UnicodeDecodeError as error:
+        line = f"line {_undecodable(path)}: {error.reason} {error.object[error.start]:#x}"
+        raise DataError(f"cannot read {source!r}: {line}. Save it as UTF-8") from error
     except (OSError, EOFError, ValueError, zlib.error) as error:
         if isinstance(error, DataError):
             raise
-        step = ". Save it as UTF-8" if isinstance(error, UnicodeDecodeError) else ""
-        raise DataError(f"cannot read {source!r}: {error}{step}") from error
+        raise DataError(f"cannot read {source!r}: {error}") from error
 
 
 def read_questions(source: str, words: Container[str], names: Names = RECIPE) -> Iterator[Row]:
@@ -187,21 +189,36 @@ def _rows(batch: pyarrow.RecordBatch) -> list[Row]:
 def _text(
     path: Path, kind: str, skip: int, report: Callable[[float], None] | None
 ) -> Iterator[object]:
-    size, where = max(path.stat().st_size, 1), repr(str(path))
+    size, where = max(path.stat().st_size, 1), str(path)
+    with (
+        path.open("rb") as raw,
+        io.TextIOWrapper(_unpacked(path, raw), encoding="utf-8-sig", newline="") as file,
+    ):
+        if kind in _TABLES:
+            rows: Iterator[object] = _cells(file, _TABLES[kind], skip)
+        elif kind == ".jsonl":
+            rows = json_rows(file, where, skip)
+        else:
+            rows = itertools.islice(_json(file.read(), where), skip, None)
+        for number, row in enumerate(rows):
+            if report and number % 256 == 0:
+                report(min(raw.tell() / size, 1.0))
+            yield row
+
+
+def _unpacked(path: Path, raw: BinaryIO) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw)
+
+
+def _undecodable(path: Path) -> int:
+    """The number of the first line that is not UTF-8."""
     with path.open("rb") as raw:
-        packed = path.suffix.lower() == ".gz"
-        plain = cast("IO[bytes]", gzip.GzipFile(fileobj=raw) if packed else raw)
-        with io.TextIOWrapper(plain, encoding="utf-8-sig", newline="") as file:
-            if kind in _TABLES:
-                rows: Iterator[object] = _cells(file, _TABLES[kind], skip)
-            elif kind == ".jsonl":
-                rows = json_rows(file, where, skip)
-            else:
-                rows = itertools.islice(_json(file.read(), where), skip, None)
-            for number, row in enumerate(rows):
-                if report and number % 256 == 0:
-                    report(min(raw.tell() / size, 1.0))
-                yield row
+        for number, line in enumerate(_unpacked(path, raw), 1):
+            try:
+                line.decode()
+            except UnicodeDecodeError:
+                return number
+    return 0
 
 
 def _cells(lines: Iterable[str], delimiter: str, skip: int) -> Iterator[Row]:

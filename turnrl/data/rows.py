@@ -84,6 +84,8 @@ def written(value: object, path: str, place: str, setting: str = "") -> str:
     """
     if is_missing(value := native(value)):
         return ""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**53:
+        value = int(value)  # pandas holds whole numbers in a column with gaps as floats
     if isinstance(value, _WORDS):
         return str(value)
     kind, step = f"a {type(value).__name__}", "Write a text there."
