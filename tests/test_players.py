@@ -235,6 +235,16 @@ async def _calls_echo(attempt, reply):
     return messages_after(reply.text, result.content)
 
 
+def test_a_passing_check_warns_about_tools_that_change():
+    async def play(attempt):
+        reply = await attempt.reply(USER, attempt.tools)
+        reply = await attempt.reply([*USER, *messages_after(reply.text)])
+        return reply.text
+
+    with pytest.warns(UserWarning, match="History 2 began, because its tools changed to none"):
+        check_player(FunctionPlayer(play), ["there", "here"], [Echo()], QUESTION)
+
+
 @pytest.mark.parametrize(
     ("extend", "tools", "message"),
     [
@@ -451,6 +461,23 @@ def test_messages_that_continue_a_history_extend_it_and_others_start_a_new_one(t
     (first, *_) = trajectory.samples
     x = tiny_policy.tokenizer("x")["input_ids"]
     assert list(first.token_ids) == [*chat.prompt(USER), *x, *on, *x]
+
+
+def test_a_history_goes_on_only_with_the_tools_that_its_prompt_describes(tiny_model):
+    policy = Policy(str(tiny_model), chat_template="qwen3")
+
+    async def play(attempt):
+        messages = [*USER]
+        for tools in ([look], [look], [look, step], []):
+            reply = await attempt.reply(messages, tools)
+            messages += messages_after(reply.text)
+
+    look, step = (ToolSpec(name, "About.", {"type": "object"}) for name in ("look", "step"))
+    trajectory = play_one(policy, play, max_tokens=2000)
+    prompts = [policy.tokenizer.decode(sample.prompt_ids) for sample in trajectory.samples]
+    described = [[name for name in ("look", "step") if f'"{name}"' in text] for text in prompts]
+    assert described == [["look"], ["look", "step"], []]
+    assert [len({*sample.turn_index}) - 1 for sample in trajectory.samples] == [2, 1, 1]
 
 
 def test_a_rollout_takes_a_segmenter_or_a_player():

@@ -106,7 +106,9 @@ class SampledAgent(Agent):
                 "describe the tools, and the policy's does not. "
                 f"{self.chat.advice_on_tools(left[0])}"
             )
-        return TokenConversation(self.sampler.open(prompt_ids), self.chat, messages, prompt_ids)
+        return TokenConversation(
+            self.sampler.open(prompt_ids), self.chat, messages, tools, prompt_ids
+        )
 
     async def dictated(
         self, attempt: Attempt, key: tuple[int, ...], segmenter: Segmenter

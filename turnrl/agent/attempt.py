@@ -139,9 +139,10 @@ class Attempt:
         )
 
     def _history_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Conversation:
-        """The history that these messages extend, the latest first, or a new one."""
+        """The history that these messages extend with the same tools, the latest first, or a new
+        one."""
         for conversation in reversed(self.conversations):
-            if new_messages := conversation.beyond(messages):
+            if new_messages := conversation.beyond(messages, tools):
                 conversation.tell(new_messages)
                 return conversation
         self.conversations.append(self.agent.converse(messages, tools))

@@ -26,12 +26,14 @@ class Conversation(ABC):
 
     Attributes:
         messages: The history as messages, replies included.
+        tools: The tools that its prompt describes.
         sample: The history as tokens; None for a sampler of messages.
         tokens: The length so far in the policy's tokens, including messages without a reply yet.
         broken: True if a turn was begun and not ended, so that no turn can follow.
     """
 
     messages: tuple[Message, ...]
+    tools: tuple[ToolSpec, ...] = ()
     sample: Sample | None = None
     tokens: int
     broken: bool = False
@@ -52,14 +54,17 @@ class Conversation(ABC):
     def close(self) -> None:
         """Free what the sampler holds for this history."""
 
-    def beyond(self, messages: Sequence[Message]) -> Sequence[Message] | None:
-        """The messages that come after this history; None if `messages` do not begin with it, or if
-        anything but messages of a user or a tool comes after it."""
+    def beyond(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> Sequence[Message] | None:
+        """The messages that come after this history; None if `messages` do not begin with it, if
+        anything but messages of a user or a tool comes after it, or if its prompt describes other
+        tools."""
         own = self.messages
         rest = messages[len(own) :]
         replies = rest and all(message["role"] in ("user", "tool") for message in rest)
-        goes_on = replies and not self.broken and tuple(messages[: len(own)]) == own
-        return rest if goes_on else None
+        same = tuple(messages[: len(own)]) == own and _schemas(tools) == _schemas(self.tools)
+        return rest if replies and same and not self.broken else None
 
 
 @final
@@ -70,6 +75,7 @@ class TokenConversation(Conversation):
         session: A session whose history is the prompt.
         chat: The policy's chat format.
         messages: The prompt.
+        tools: The tools that the prompt describes.
         prompt_ids: The prompt as tokens.
     """
 
@@ -78,9 +84,11 @@ class TokenConversation(Conversation):
         session: Session,
         chat: ChatFormat,
         messages: Sequence[Message],
+        tools: Sequence[ToolSpec],
         prompt_ids: tuple[int, ...],
     ) -> None:
-        self.session, self._chat, self.messages = session, chat, tuple(messages)
+        self.session, self._chat = session, chat
+        self.messages, self.tools = tuple(messages), tuple(tools)
         self.sample: Sample = Sample().read(prompt_ids)
         self.tokens = len(prompt_ids)
         self._new_ids: tuple[int, ...] = ()
@@ -130,15 +138,15 @@ class MessageConversation(Conversation):
         messages: Sequence[Message],
         specs: Sequence[ToolSpec],
     ) -> None:
-        self._sampler, self._chat, self.messages = sampler, chat, tuple(messages)
+        self._sampler, self._chat = sampler, chat
+        self.messages, self.tools = tuple(messages), tuple(specs)
         self.tokens = len(chat.prompt(messages, specs))
         self._sent = tuple(_untooled(messages))
         if specs:
             first, *others = self._sent
             if first["role"] != "system":
                 first, others = {"role": "system", "content": ""}, [*self._sent]
-            schemas = "\n".join(json.dumps(tool_schema(spec), default=dict) for spec in specs)
-            content = (first["content"] + _TOOLS.format(schemas)).strip()
+            content = (first["content"] + _TOOLS.format("\n".join(_schemas(specs)))).strip()
             self._sent = ({"role": "system", "content": content}, *others)
 
     async def take_turn(self, turn: int, sampling: Sampling) -> Reply:
@@ -158,6 +166,10 @@ class MessageConversation(Conversation):
 
     def close(self) -> None:
         """There is nothing to free: the server keeps no history."""
+
+
+def _schemas(tools: Sequence[ToolSpec]) -> list[str]:
+    return [json.dumps(tool_schema(tool), default=dict) for tool in tools]
 
 
 def _untooled(messages: Sequence[Message]) -> Iterator[Message]:

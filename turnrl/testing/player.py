@@ -120,6 +120,10 @@ def _hints(attempt: Attempt, tools: Sequence[Toolset]) -> str:
             if was["role"] == "assistant":
                 why = f"the model replied {was['content']!r}, and {sent!r} was sent back"
                 return f"{hints}{began} {why}. {on}".strip()
+            if not was["role"] and old.tools != new.tools:
+                given = ", ".join(tool.name for tool in new.tools) or "none"
+                why = f"its tools changed to {given}. Give each reply the same tools."
+                return f"{hints}{began} {why}".strip()
     return hints.strip()
 
 
@@ -181,7 +185,7 @@ class _ScriptedAgent(Agent):
         self.script, self.written = script, 0
 
     def converse(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> Conversation:
-        return _Scripted(self, messages)
+        return _Scripted(self, messages, tools)
 
     def inert(self, text: str) -> str:
         return text
@@ -190,8 +194,11 @@ class _ScriptedAgent(Agent):
 class _Scripted(Conversation):
     """A history of a scripted agent, whose tokens are the texts written so far."""
 
-    def __init__(self, agent: _ScriptedAgent, messages: Sequence[Message]) -> None:
+    def __init__(
+        self, agent: _ScriptedAgent, messages: Sequence[Message], tools: Sequence[ToolSpec]
+    ) -> None:
         self._agent, self.messages, self.tokens = agent, (), agent.written
+        self.tools = tuple(tools)
         self.tell(messages)
         self.opening: tuple[Message, ...] = tuple(messages)
 

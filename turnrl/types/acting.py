@@ -262,8 +262,8 @@ class Attempt(Protocol):
         """Sample the next turn.
 
         If the messages continue an earlier call (all of its messages, the reply word for word, then
-        messages of role `user` or `tool`), the tokens of that history are extended. Otherwise a new
-        history begins, for example after the context was summarised.
+        messages of role `user` or `tool`) with the same tools, the tokens of that history are
+        extended. Otherwise a new history begins, for example after the context was summarised.
 
         It waits for calls that are under way, so that each belongs to the turn that made it. If
         you cancel it, the history cannot be extended any more: the next reply begins a new one.
