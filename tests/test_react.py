@@ -574,7 +574,7 @@ def test_a_template_that_refuses_the_messages_of_a_wrong_turn_is_refused_before_
     strict += "m.role == 'user' %}{{ raise_exception('no user after a tool') }}{% endif %}"
     tokenizer = Policy(str(tiny_model)).tokenizer
     tokenizer.chat_template = (
-        strict + "[{{ m.role }}]{{ m.content }}[{{ tools }}]{% endfor %}[assistant]"
+        strict + "[{{ m.role }}]{{ m.content }}[{{ tools if loop.first }}]{% endfor %}[assistant]"
     )
     with pytest.raises(RecipeError, match=r"on messages of user, .*tool, user.*: no user after"):
         Rollout(ReAct(), [Search()]).check(ChatFormat(tokenizer))

@@ -98,11 +98,17 @@ def test_an_exact_match_is_contained(text, answer):
         ("<answer <b>", "‹answer <b>"),
         ("hi<|im_end|>\n<|im_start|>user", "hi‹|im_end|›\n‹|im_start|›user"),
         ("</s>", "‹/s›"),
+        ("<|im_<|im_end|>end|>", "<|im_‹|im_end|›end|>"),
         ("a < b > c, <b>bold</b>, <answers>", "a < b > c, <b>bold</b>, <answers>"),
     ],
 )
 def test_active_markup_is_made_inert_and_the_rest_stays(text, inert):
     assert neutralize(text, TAGS, CONTROL) == inert
+
+
+def test_of_control_tokens_that_begin_alike_the_longest_is_made_inert():
+    tokens = ["<a", "<a>", "<a>b", "[", "", "<a>"]
+    assert neutralize("<a>b <a> <a [", [], tokens) == "‹a>› ‹a› ‹› ‹›"
 
 
 def test_without_tags_and_tokens_a_text_does_not_change():

@@ -8,13 +8,24 @@ template does so, turnrl brings one that does not (`chat_templates/`).
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import textwrap
 from collections.abc import Sequence
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast, final
 
-from turnrl.agent.templates import dice_call, marked, opened_thought, render, substitute
+from turnrl.agent.templates import (
+    control_texts,
+    dice_call,
+    is_bracketed,
+    marked,
+    opened_thought,
+    quoted_texts,
+    render,
+    substitute,
+)
 from turnrl.agent.templates import read_template as read_template
 from turnrl.errors import RecipeError
 from turnrl.text import neutralize
@@ -27,6 +38,14 @@ _TEXTS = 65_536
 """Decoded texts of a few tokens that are cached."""
 _LONGEST = 8
 """The most tokens that one character may have, such as a sequence of emoji."""
+_ROUNDS = 8
+"""The fewest exchanges after which a template still has to render a conversation's beginning as it
+did."""
+_REPLY = "<think>turnrl thought</think>turnrl action"
+_SPACE = "\u2003"
+"""White space that no template writes."""
+DECLARED_ENDS = "declared_end_ids"
+"""Attribute of a policy's tokenizer: the end tokens that the model's configuration declares."""
 
 
 def tool_schema(tool: ToolSpec) -> dict[str, object]:
@@ -58,15 +77,15 @@ class ChatFormat:
         self._mark = cache(self._ids)
         self._lead = cache(partial(self._encode, "\0"))
         self._decoded = lru_cache(_TEXTS)(lambda ids: cast(str, tokenizer.decode(list(ids))))
-        self._strips = " probe " not in self._render([{"role": "user", "content": " probe "}])
-        added = tokenizer.get_added_vocab()
-        special = {*tokenizer.all_special_ids, *added.values()}
-        before = self._ids(self._between(("user",))[0], goes_on=True)
-        self.end_of_turn = before[0] if before and before[0] in special else None
-        self.end_ids = tuple(sorted({tokenizer.eos_token_id, self.end_of_turn} - {None}))
-        # some vocabularies add runs of white space as tokens, which control nothing
-        names = {*tokenizer.all_special_tokens, *added}
-        self.control_tokens = tuple(str(token) for token in names if str(token).strip())
+        self._trims: dict[str, bool] = {}  # whether the template strips the texts of a role
+        self._markup(("user",), "[]")  # refuses a template that cannot be used at all
+        self.control_tokens = tuple(sorted(self._find_control_tokens()))
+        closings = {role: self._find_closing(role) for role in self._following}
+        self._closings = {role: closing for role, closing in closings.items() if closing}
+        self.end_of_turn = self._closings["user"][-1] if "user" in self._closings else None
+        declared = getattr(tokenizer, DECLARED_ENDS, ())
+        ends = {*declared, tokenizer.eos_token_id, *(ids[-1] for ids in self._closings.values())}
+        self.end_ids: tuple[int, ...] = tuple(sorted(ends - {None}))
 
     def prompt(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
@@ -102,10 +121,14 @@ class ChatFormat:
 
         Args:
             messages: As for `prompt`.
-            after: The last sampled id. If it is the end-of-turn token, the token is not repeated.
+            after: The last sampled id. If it ended the turn and the template writes it before the
+                first message, the ids begin after it, so that it is not repeated.
         """
-        ids = self._fill(self._between(tuple(m["role"] for m in messages)), messages, True)
-        return ids[1:] if after is not None and after == self.end_of_turn == ids[0] else ids
+        markup = self._between(tuple(m["role"] for m in messages))
+        ids = self._fill(markup, messages, True)
+        before = self._mark(markup[0], goes_on=True)
+        ended = after is not None and after in self.end_ids and after in before
+        return ids[before.index(cast(int, after)) + 1 :] if ended else ids
 
     def opens(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
         """The tag of the thought that the prompt of these messages ends in, such as `<think>`;
@@ -116,27 +139,33 @@ class ChatFormat:
         """The same at the end of messages that are appended; see `observation`."""
         return opened_thought(self._between(tuple(m["role"] for m in messages))[-1])
 
-    def turn(self, text: str, stop: Sequence[str]) -> tuple[int, ...]:
+    def turn(self, text: str, stop: Sequence[str], before: str = "user") -> tuple[int, ...]:
         """Ids of a turn as a model would write it: up to the first stop string, or else ended by
-        the end-of-turn token.
+        the token that ends a turn.
 
+        Args:
+            text: The turn.
+            stop: The stop strings.
+            before: Role of the message that will follow: some templates end a turn by the token
+                that opens the next message.
         Raises:
-            RecipeError: If the text has no stop string, and there is no end-of-turn token.
+            RecipeError: If the text has no stop string, and no token ends a turn.
         """
         stops = [text.find(mark) + len(mark) for mark in stop if mark in text]
         ids = self._ids(text[: min(stops, default=None)], goes_on=True)
-        end = self.tokenizer.eos_token_id if self.end_of_turn is None else self.end_of_turn
         ended = next((n for n, token in enumerate(ids) if token in self.end_ids), None)
         if ended is not None:
             return tuple(ids[: ended + 1])
         if stops:
             return tuple(ids)
-        if end is None:
+        eos = self.tokenizer.eos_token_id
+        closing = self._closings.get(before, () if eos is None else (cast(int, eos),))
+        if not closing:
             raise self._fault(
                 "ends a turn by no token, and its tokenizer has no eos_token, so nothing can end a "
                 "demonstrated turn. Set model.policy.chat_template to one that does."
             )
-        return (*ids, cast(int, end))
+        return (*ids, *closing)
 
     def text(self, ids: Sequence[int]) -> str:
         """Text of a turn: decoded ids without the token that ended it."""
@@ -201,27 +230,95 @@ class ChatFormat:
     def _fill(self, markup: list[str], texts: Sequence[Message], goes_on: bool) -> tuple[int, ...]:
         ids = [*self._mark(markup[0], goes_on=goes_on)]
         for message, after in zip(texts, markup[1:], strict=True):
-            text = message["content"].strip() if self._strips else message["content"]
-            ids += self._ids(text, control=False, goes_on=True)
+            ids += self._ids(self._shown(message), control=False, goes_on=True)
             ids += self._mark(after, goes_on=True)
         return tuple(ids)
 
     def _find_markup(self, roles: tuple[str, ...], schemas: str) -> list[str]:
         """The markup that the template writes around the messages that open a conversation."""
-        return self._split(self._render(marked(roles), json.loads(schemas) or None), roles)
+        tools = json.loads(schemas) or None
+        opening = self._render(_padded(roles), tools)
+        markup = self._split(opening, roles)
+        self._check_kept(opening, roles, tools)
+        return markup
 
     def _find_between(self, roles: tuple[str, ...]) -> list[str]:
         """The markup that the template writes from one assistant's text to the next, around the
         messages between them."""
-        reply = "<think>turnrl thought</think>turnrl action"
         user: Message = {"role": "user", "content": "turnrl question"}
-        exchange: list[Message] = [{"role": "assistant", "content": reply}, *marked(roles)]
+        exchange: list[Message] = [{"role": "assistant", "content": _REPLY}, *_padded(roles)]
         prompt, once, twice = (self._render([user, *exchange * times]) for times in range(3))
-        between = once.removeprefix(prompt + reply)
-        for text, wanted in ((once, prompt + reply), (twice, prompt + (reply + between) * 2)):
+        between = once.removeprefix(prompt + _REPLY)
+        for text, wanted in ((once, prompt + _REPLY), (twice, prompt + (_REPLY + between) * 2)):
             if not text.startswith(wanted):
                 self._refuse(text, wanted)
         return self._split(between, roles)
+
+    def _check_kept(self, opening: str, roles: tuple[str, ...], tools: list[Any] | None) -> None:
+        """Refuse a template that renders an opening, or what came after it, otherwise once more
+        messages follow: after many exchanges, after results of tools, or after a reply with a text
+        that the template looks for."""
+        texts = quoted_texts(self._source)
+        quoted = [f"turnrl{text}action" for text in (*texts, "thought".join(texts))]
+        many = [_REPLY] * _ROUNDS
+        following = [role for role in self._following if role != "system"]
+
+        def is_kept(replies: Sequence[str], roles_after: Sequence[str]) -> bool:
+            """False if the template refuses such a conversation."""
+            messages, wanted = _padded(roles), opening
+            for reply, role in zip(replies, itertools.cycle(roles_after), strict=False):
+                (message,), (before, after) = _padded((role,)), self._between((role,))
+                messages += [{"role": "assistant", "content": reply}, message]
+                wanted += reply + before + self._shown(message) + after
+            try:
+                text = self._render(messages, tools)
+            except RecipeError:
+                return False
+            if not text.startswith(wanted):
+                self._refuse(text, wanted)
+            return True
+
+        if not is_kept(many + quoted, following):
+            _ = is_kept(many, following) or is_kept(many, ["user"])
+            for reply in quoted:
+                is_kept([reply], ["user"])
+
+    def _find_control_tokens(self) -> set[str]:
+        """The vocabulary's special tokens, and whatever the template uses as one."""
+        written = [self._source]
+        with contextlib.suppress(RecipeError):  # it may take no system message
+            written += self._markup(("system", "user"), "[]")
+        for role in self._following:
+            written += self._between((role,))
+        known = self.tokenizer.added_tokens_decoder.values()
+        names = {
+            *map(str, self.tokenizer.all_special_tokens),
+            *(str(t) for t in known if t.special),
+        }
+        return {*filter(is_bracketed, names), *control_texts("\n".join(written))}
+
+    def _find_closing(self, role: str) -> tuple[int, ...]:
+        """The ids that end a turn if a message of this role follows it: the markup before that
+        message, up to its first control token. Empty if it does not begin with one."""
+        ids = self._mark(self._between((role,))[0], goes_on=True)
+        texts = [self._decoded((token,)).strip() for token in ids]
+        at = next((n for n, text in enumerate(texts) if text), 0)
+        return tuple(ids[: at + 1]) if texts and texts[at] in self.control_tokens else ()
+
+    @cached_property
+    def _following(self) -> list[str]:
+        """Roles of messages that the template writes after the assistant's."""
+        roles = ["user"]
+        for role in ("tool", "system"):
+            with contextlib.suppress(RecipeError):
+                self._between((role,))
+                roles.append(role)
+        return roles
+
+    @property
+    def _source(self) -> str:
+        own = self.tokenizer.chat_template
+        return "\n".join(own.values()) if isinstance(own, dict) else str(own)
 
     def _refuse(self, text: str, wanted: str) -> None:
         same = next((i for i, (a, b) in enumerate(zip(text, wanted, strict=False)) if a != b), 0)
@@ -245,14 +342,22 @@ class ChatFormat:
         return RecipeError(f"the chat template of {self.tokenizer.name_or_path!r} {what}")
 
     def _split(self, text: str, roles: tuple[str, ...]) -> list[str]:
+        """The markup around the texts of `_padded` messages; it notes whose texts are stripped."""
         pieces = []
         for message in marked(roles):
             before, mark, text = text.partition(message["content"])
-            if not mark or message["content"] in text:
+            if not mark or mark in text:
                 what = f"does not write the text of each message of {', '.join(roles)} once"
                 raise self._fault(f"{what}. {self._advice(roles)}")
-            pieces.append(before)
+            self._trims[message["role"]] = not before.endswith(_SPACE)
+            pieces.append(before.removesuffix(_SPACE))
+            text = text.removeprefix(_SPACE)
         return [*pieces, text]
+
+    def _shown(self, message: Message) -> str:
+        """The text of a message as the template writes it."""
+        trims = self._trims[message["role"]]
+        return message["content"].strip() if trims else message["content"]
 
     def _render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> str:
         try:
@@ -280,3 +385,10 @@ class ChatFormat:
             "verbose": False,
         }
         return cast("list[int]", self.tokenizer(text, **options)["input_ids"])
+
+
+def _padded(roles: Sequence[str]) -> list[Message]:
+    """Messages to render, with white space around their texts, which a template may strip."""
+    return [
+        {**message, "content": f"{_SPACE}{message['content']}{_SPACE}"} for message in marked(roles)
+    ]

@@ -22,6 +22,7 @@ from turnrl.types import (
     Sampling,
     Segmenter,
     Session,
+    ToolResult,
 )
 
 Says = str | Reading
@@ -68,7 +69,7 @@ class Dictation(Engine):
                 f"the demonstrator gave {text!r:.80} ({kind_of(text)}) for turn {turn + 1} of "
                 f"question {question_id!r}. Return the text of the turn, or a turnrl.Reading."
             )
-        ids = chat.turn(text, sampling.stop)
+        ids = chat.turn(text, sampling.stop, _next_role(scheme, text, turn))
         if len(ids) > sampling.max_tokens:
             raise RecipeError(
                 f"the demonstrator gave a turn of {len(ids)} tokens on question {question_id!r}, "
@@ -91,6 +92,15 @@ class Dictation(Engine):
 
     def close(self) -> None:
         """Nothing to give back."""
+
+
+def _next_role(scheme: Segmenter, text: str, turn: int) -> str:
+    """Role of the message that follows a turn."""
+    with blaming(PluginError, f"{type(scheme).__name__} on {text[:200]!r}", "Fix it."):
+        reading = scheme.read(text, turn, False)
+        if reading.answer is not None:
+            return "user"
+        return scheme.observe(reading, [ToolResult("") for _ in reading.calls])[0]["role"]
 
 
 class _Dictated(Session):

@@ -1,5 +1,5 @@
-"""Chat templates: those that come with turnrl, and what one does beyond writing messages. It may
-open a thought, read the clock, or throw dice.
+"""Chat templates: those that come with turnrl, and what one does beyond writing messages. It writes
+control tokens, and may look for texts, open a thought, read the clock, or throw dice.
 
 A prompt has to be the same in training, after a resume and in `ask`, on whatever day they run. So
 templates are rendered with a clock that stands still (`with_fixed_clock`), and one that writes
@@ -8,6 +8,7 @@ random text is refused.
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import json
 import re
@@ -35,6 +36,12 @@ _THOUGHT = re.compile(
 )
 """Tags around thoughts, as model families write them; `<think>` most of all."""
 _CLOSING = re.compile(r"/|(?<![a-z])(?:end|no)|off\b|<channel\|>", re.IGNORECASE)
+
+_MARKUP = re.compile(
+    r"<[|｜]?/?\w[^<>\s]{0,60}>|<<?/?[A-Z]+>>?|\[/?(?:[A-Z][A-Z_]+|[gs]MASK)\]|◁[^◁▷\s]{1,60}▷"
+)
+"""Control tokens as model families write them: `<|im_end|>`, `<bos>`, `[INST]`, `<<SYS>>`."""
+_BRACKETED = re.compile(r"[▁\s]*[^\w\s▁].*\w.*[^\w\s▁]", re.DOTALL)
 
 _DATE = re.compile(r"strftime_now\s*\([^)]*\)")
 _DIRECTIVES = [
@@ -159,6 +166,31 @@ def opened_thought(markup: str) -> str:
     `<think>`; empty if there is none."""
     tags = _THOUGHT.findall(markup)
     return tags[-1] if tags and not _CLOSING.search(tags[-1]) else ""
+
+
+def control_texts(text: str) -> list[str]:
+    """The control tokens that stand in a template, or in what it writes, whether or not the
+    vocabulary has a token for them."""
+    return _MARKUP.findall(text)
+
+
+def is_bracketed(token: str) -> bool:
+    """True of `<|im_end|>` and `[gMASK]`, and False of special tokens that are words, punctuation
+    or white space, which ordinary texts contain."""
+    return _BRACKETED.fullmatch(token) is not None
+
+
+def quoted_texts(template: str) -> list[str]:
+    """The texts in quotes in a template, each once. What it looks for in a message, to take it out
+    or to act on it, is among them."""
+    from jinja2 import Environment, TemplateError  # `import turnrl` stays light
+
+    with contextlib.suppress(TemplateError, ValueError, SyntaxError):
+        tokens = Environment().lex(template)
+        return [
+            *dict.fromkeys(ast.literal_eval(text) for _, kind, text in tokens if kind == "string")
+        ]
+    return []
 
 
 def with_fixed_clock(template: str) -> str:

@@ -1,7 +1,9 @@
 """Where a model lies: its folder or hub name, its parts as transformers loads them, its digest."""
 
+import contextlib
 import hashlib
 import importlib.util
+import json
 import logging
 import zipfile
 from collections.abc import Sequence
@@ -11,7 +13,9 @@ from typing import Any, NamedTuple
 import torch
 import transformers
 from transformers.utils import logging as transformers_logging
+from transformers.utils.hub import cached_file
 
+from turnrl.agent.chat import DECLARED_ENDS
 from turnrl.agent.templates import read_template
 from turnrl.device import of_the_device
 from turnrl.errors import RecipeError, did_you_mean
@@ -251,7 +255,30 @@ def load_tokenizer(
             f"the tokenizer of model.policy.model {model!r} makes no tokens of a text: its "
             "vocabulary is missing. Copy the whole folder, tokenizer.json included."
         )
+    ends = [token for token in _declared_ends(origin) if token < len(tokenizer)]
+    setattr(tokenizer, DECLARED_ENDS, tuple(ends))
+    for token in {*ends} - {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}:
+        _logger.warning(
+            f"the model {origin.model!r} declares {tokenizer.decode([token])!r}, a piece of "
+            f"ordinary text, as an end token (eos_token_id {token}), so it ends a turn wherever it "
+            "is sampled. If that is wrong, correct generation_config.json and config.json."
+        )
     return tokenizer
+
+
+def _declared_ends(origin: Origin) -> set[int]:
+    """The tokens that end a text by the model's own `generation_config.json` and `config.json`.
+    Inference servers read both."""
+    ends: set[int] = set()
+    for name in ("generation_config.json", "config.json"):
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # has none, or is broken
+            file = cached_file(locate(origin.model), name, revision=origin.revision)
+            settings = json.loads(Path(str(file)).read_text(encoding="utf-8"))
+            for part in (settings, settings.get("text_config") or {}):
+                declared = part.get("eos_token_id")
+                listed = declared if isinstance(declared, list) else [declared]
+                ends |= {token for token in listed if type(token) is int and token >= 0}
+    return ends
 
 
 def load_config(model: str, revision: str | None) -> transformers.PretrainedConfig:
