@@ -173,6 +173,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl --help": Runs(("warmup", "export", "bench")),
     },
     "docs/changelog.md": {
+        "turnrl eval --samples N": Elsewhere(
+            "test_eval.test_questions_without_answers_are_sampled_and_scored_beside_others"
+        ),
         "--model.estimator TurnLevel": Fits(),
         "--trainer.callbacks+": Fits(),
         "--trainer.profiler pytorch": Fits(),
