@@ -563,6 +563,15 @@ def test_an_answer_says_nothing_if_its_rule_leaves_nothing_of_it():
     assert says_nothing(None, asking("x"))
 
 
+def test_punctuation_is_no_expression():
+    pytest.importorskip("math_verify")
+    for text in ("...", " ", "\u200b", "$$", "-", "?!"):
+        assert says_nothing(text, asking("5", rule=Math()))
+        assert not exact_match(text, asking(text, rule=Math()))
+    for text in ("5", "x", "\u2205", "()", "[]", r"\emptyset", "\u221e"):
+        assert exact_match(text, asking(text, rule=Math()))
+
+
 def letters(count=40):
     return [
         Question(f"q{i}", f"Which of the four is number {i}?", "ABCD"[i % 4]) for i in range(count)
@@ -639,8 +648,8 @@ class Bare(AnswerRule):
         (asking("The", text="Which?"), "The end.", False),  # says nothing by its rule
         (asking("five", rule=Number(), text="Which?"), "five, 5", False),
         (asking("1000", rule=Number(), text="Which?"), "1 000 people", True),
-        (Question("q", "Which?", ("((", "x"), rule=Bare()), "x", True),
-        (Question("q", "Which?", ("((",), rule=Bare()), "x", False),
+        (Question("q", "Which?", ("((", "y"), rule=Bare()), "y", True),
+        (Question("q", "Which?", ("((",), rule=Bare()), "y", False),
         (asking("Sa\u0303o Tome\u0301", text="Which?"), "S\u00e3o Tom\u00e9 is an island.", True),
     ],
 )

@@ -41,6 +41,7 @@ from turnrl.types import (
     Surroundings,
     TokenRow,
     TokenScores,
+    Toolset,
     Trajectory,
 )
 
@@ -155,7 +156,8 @@ class Collector:
                 f"{systems[0]!r:.60}. The starter {model} was trained with one system message, and "
                 "may not call its tools after another. Leave it out of the data."
             )
-        for part in (*rollout.toolsets, *self.parts.rewards):
+        parts: list[Toolset | Reward] = [*rollout.toolsets, *self.parts.rewards]
+        for part in parts:
             with blaming(PluginError, f"{part} in check_questions", "Fix it, or the data."):
                 part.check_questions(questions)
 

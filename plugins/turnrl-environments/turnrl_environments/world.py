@@ -359,7 +359,7 @@ def seed_of(question: Question) -> object:
     Files of CSV hold numbers as texts, and pandas holds whole numbers in a column with gaps as
     floats and the gaps as NaN. Such a seed is the number, and a gap is no seed.
     """
-    seed = question.metadata.get("seed")
+    seed: Any = question.metadata.get("seed")
     seed = seed.item() if hasattr(seed, "item") else seed  # of numpy
     text = str(seed).strip()
     if re.fullmatch(r"[+-]?[0-9]+(?:\.0*)?", text) and not isinstance(seed, int):

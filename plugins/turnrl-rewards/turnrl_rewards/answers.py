@@ -15,6 +15,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
+from unicodedata import category
 
 from turnrl import AnswerRule, Phrase, PluginError, Question, RecipeError, at_least, named
 
@@ -217,10 +218,12 @@ class Math(_Kind):
             )
 
     def read(self, text: str) -> str | None:
-        return text.strip() or None
+        # brackets are the empty set, and "..." is nothing
+        says = any(c.isalnum() or c in "()[]{}" or (c > "~" and category(c) == "Sm") for c in text)
+        return text.strip() if says else None
 
     def same(self, given: str, accepted: str) -> bool:
-        if not given.strip() or not accepted.strip():
+        if self.read(given) is None or self.read(accepted) is None:
             return False
         if given.strip() == accepted.strip():
             return True

@@ -185,6 +185,8 @@ def _by_server(
     rollout.check(module.chat)
     for data in sets.values():
         data.leave_out_overlong(rollout, module.chat)
+        for questions in data.asked():
+            module.collector.check_questions(questions)
     say(f"asking {server.model!r} at {server.base_url}")
     rows: dict[str, list[record.Row]] = {}
     for name, data in sets.items():

@@ -100,8 +100,13 @@ def examine_text(client: Elasticsearch, access: Access, name: str, text: str, re
 
     def hits(query: Mapping[str, object]) -> list[dict[str, Any]]:
         shown: list[Mapping[str, object]] = [{"field": text}]
-        options = {"index": name, "size": _SAMPLE, "source": False, "fields": shown}
-        found = call(access, lambda: client.search(query=query, **options), retries)
+        found = call(
+            access,
+            lambda: client.search(
+                index=name, query=query, size=_SAMPLE, source=False, fields=shown
+            ),
+            retries,
+        )
         return cast("list[dict[str, Any]]", found["hits"]["hits"])
 
     where = f"index {name!r} at {access.label}"
