@@ -41,7 +41,7 @@ class Says(Callback):
         print("STEPPING", flush=True)
 
 
-def fit(folder, *options, nursery=None, launcher=()):
+def fit(folder, *options, nursery=None, launcher=(), stderr=subprocess.STDOUT):
     """Start a run: as a user does, or from a nursery."""
     path = os.pathsep.join([str(TESTS), os.environ.get("PYTHONPATH", "")])
     words = ["fit", "run.yaml", *options]
@@ -50,7 +50,7 @@ def fit(folder, *options, nursery=None, launcher=()):
         cwd=folder,
         env={**os.environ, **(nursery.environment if nursery else {}), "PYTHONPATH": path},
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=stderr,
         text=True,
         start_new_session=True,
         # a shell starts what runs in the background with Ctrl-C off
@@ -278,3 +278,19 @@ def test_a_thread_that_hears_no_signal_leaves_the_hook_alone(monkeypatch):
     thread.start()
     thread.join()
     assert sys.unraisablehook is mine
+
+
+def test_a_run_whose_reader_ends_stops_with_the_shells_exit_code(tiny_model, tmp_path, nursery):
+    recipe(tiny_model, tmp_path / "run.yaml")
+    process = fit(tmp_path, "--trainer.max_epochs", "50", nursery=nursery, stderr=subprocess.PIPE)
+    for line in process.stdout:
+        if "evaluating" in line:
+            break
+    process.stdout.close()
+    said = process.stderr.read()
+    process.stderr.close()
+    assert process.wait(60) == 128 + signal.SIGPIPE
+    assert "the program that read the output, such as head, has ended" in said
+    assert "--ckpt_path runs/run/version_0/checkpoints/last.ckpt" in said
+    assert "Traceback" not in said
+    assert "Exception ignored" not in said

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
+from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import RunningStage
 
@@ -33,7 +34,7 @@ def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
     Raises:
         PluginError: If a plugin brings something else.
     """
-    made: list[L.Callback | None] = [LastValidation(), PolicyRows()]
+    made: list[L.Callback | None] = [ResumesTraining(), LastValidation(), PolicyRows()]
     for plugin in load_plugins():
         for make in plugin.brings("turnrl_callbacks"):
             try:
@@ -74,6 +75,36 @@ class EndsProcesses(L.Callback):
             return
         if isinstance(launcher, _SubprocessScriptLauncher):
             end_all(launcher.procs, _PATIENCE_S)
+
+
+class ResumesTraining(L.Callback):
+    """Say so if a resumed run has nothing left to train."""
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
+        done = progress.get("current", {}).get("processed", 0)
+        for name, limit, reached in (
+            ("max_epochs", trainer.max_epochs or -1, done),
+            ("max_steps", trainer.max_steps, checkpoint.get("global_step", 0)),
+        ):
+            if trainer.state.fn == "fit" and 0 < limit <= reached and trainer.is_global_zero:
+                _logger.warning(
+                    f"nothing is left to train: trainer.{name} is {limit}, and the checkpoint has "
+                    f"{reached}. Raise it to go on."
+                )
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+        for timer in callbacks if trainer.ckpt_path is not None else ():
+            left = timer.time_remaining() if isinstance(timer, Timer) else None
+            if left is not None and left <= 0:
+                raise RecipeError(
+                    f"trainer.max_time is used up: the checkpoint's runs took "
+                    f"{timer.time_elapsed():.0f} s of {left + timer.time_elapsed():.0f} s, because "
+                    "it counts over all of them. Raise it to go on."
+                )
 
 
 class FirstValidation(L.Callback):

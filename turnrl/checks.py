@@ -309,9 +309,8 @@ def check_schedule(optimizer: Optimizer, schedule: LRScheduler, trainer: Any) ->
     elif isinstance(period, int) and period < len(rates) - 1:
         fault = f"falls for T_max = {period} steps, and then rises again"
     elif rates[-2:] == [0, 0] and any(rates):
-        fault = (
-            f"has the rate 0 from step {max(filter(rates.__getitem__, range(len(rates)))) + 2} on"
-        )
+        last = max(step for step, rate in enumerate(rates, 1) if rate)
+        fault = f"has the rate 0 from step {last + 1} on"
     if fault and trainer.is_global_zero:
         _logger.warning(f"{name} {fault}. {advice}")
 

@@ -15,6 +15,7 @@ from typing import Any, NoReturn
 
 from turnrl.commands import COMMANDS, adder
 from turnrl.errors import (
+    OutputClosed,
     PluginError,
     RecipeError,
     TurnRLError,
@@ -66,9 +67,10 @@ def _is_ended_by_the_first() -> bool:
 
 
 def _report(error: BaseException) -> int:
-    if isinstance(error, BrokenPipeError):  # the output's reader, such as `head`, has ended
+    if isinstance(error, BrokenPipeError | OutputClosed):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    if isinstance(error, BrokenPipeError):
+        return 0  # a list of which the reader, such as `head`, has read enough
     if os.environ.get(_DEBUG):
         raise error
     message = str(error).strip()

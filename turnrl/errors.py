@@ -104,6 +104,13 @@ class TrainingError(TurnRLError, ArithmeticError):
     exit_code = 1
 
 
+class OutputClosed(TurnRLError):
+    """The program that read a run's output has ended, and so the run was stopped."""
+
+    exit_code = 141
+    """What a shell gives for a program that SIGPIPE ended."""
+
+
 class DeviceMemoryError(TurnRLError, MemoryError):
     """A GPU's memory is too small for what the recipe asks for."""
 

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from turnrl.errors import OutputClosed
 from turnrl.plugins import Commands
 from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.folders import claimed, writable_part
@@ -160,6 +161,11 @@ def _build_for(invocation: Invocation, work: Callable[[Built], None]) -> int:
         if isinstance(stop.__context__, KeyboardInterrupt):
             raise stop.__context__ from None
         return int(stop.code or 0) if not isinstance(stop.code, str) else 1
+    except BrokenPipeError as error:
+        raise OutputClosed(
+            "the program that read the output, such as head, has ended, so the run was stopped. To "
+            "keep a run, write its output to a file: > run.log."
+        ) from error
     finally:
         sys.argv = argv
     return 0
