@@ -349,6 +349,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "%%writefile": Elsewhere("test_docs.test_a_tool_that_a_cell_writes_is_named_by_a_recipe"),
     },
     "docs/howto/runs.md": {
+        "--trust": Elsewhere(
+            "test_strangers.test_a_strangers_checkpoint_runs_nothing_without_consent"
+        ),
         "--trainer.callbacks+": Fits(),
         "--trainer.enable_progress_bar": Fits(),
         "turnrl play RECIPE": Elsewhere("test_ask." + BY_DOORS),
@@ -428,6 +431,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "inspect view": NotRun("it is inspect_ai's own"),
     },
     "docs/howto/settings.md": {
+        "my_tools.Weather": Elsewhere(
+            "test_secrets.test_a_run_keeps_the_name_of_a_variable_and_its_tool_gets_the_value"
+        ),
         "turnrl fit --help": Elsewhere("test_docs.test_a_command_does_what_its_page_says"),
         "turnrl recipes": Elsewhere(LISTED),
         "turnrl recipes copy": Runs(("turnrl fit mine_react.yaml",), ("mine_react.yaml",)),

@@ -56,6 +56,7 @@ from turnrl.recipe.build import CLASSES
 from turnrl.recipe.explain import imported_classes, parameters
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.keys import ABSENT, SYNONYMS, unknown_key
+from turnrl.recipe.merging import each_value, filled_in
 from turnrl.recipe.reading import MAPPINGS, SECTIONS
 from turnrl.recipe.source import Source
 from turnrl.recipe.unfit import refuse_unfit
@@ -501,17 +502,22 @@ def test_variables_and_the_home_folder_are_filled_in_in_paths(tmp_path, monkeypa
     monkeypatch.setattr("turnrl.recipe.invocation.checkpoint_to_resume", lambda path: path)
     invocation = read_invocation("fit", ["recipe.yaml", *options])
     contents = invocation.contents
+    assert contents["model"] == {
+        **recipe["model"],
+        "policy": {"model": "$SCRATCH/models/tiny", "chat_template": "$HOME"},
+    }
+    filled = {key: each_value(value, filled_in, key) for key, value in contents.items()}
     policy = {"model": "/scratch/me/models/tiny", "chat_template": "/home/me"}
-    assert contents["model"]["policy"] == policy
-    (tool,) = contents["model"]["rollout"]["tools"]
+    assert filled["model"]["policy"] == policy
+    (tool,) = filled["model"]["rollout"]["tools"]
     assert tool["init_args"]["index"] == "indexes//scratch/me-wiki"
-    assert contents["data"]["train"] == "/home/me/questions.jsonl"
-    assert contents["data"]["val"] == "/scratch/me/val.jsonl"
-    assert contents["ckpt_path"] == "/home/me/runs/../last"
+    assert filled["data"]["train"] == "/home/me/questions.jsonl"
+    assert filled["data"]["val"] == "/scratch/me/val.jsonl"
+    contents = filled
     assert contents["model"]["rewards"] == texts  # these are no paths
     assert contents["data"]["fields"] == {"answer_pattern": "/$SCRATCH"}
     assert contents["model"]["rollout"]["segmenter"] == segmenter
-    assert read_invocation("fit", invocation.arguments).contents == contents  # in another process
+    assert invocation.contents["ckpt_path"] == "/home/me/runs/../last"
 
 
 @pytest.mark.parametrize("path", ["$NOWHERE/q.jsonl", "${NOWHERE}", "data/$NOWHERE/q.jsonl"])

@@ -126,6 +126,7 @@ def visible(text: str) -> str:
     characters without width, and halves of surrogate pairs. All text of a policy, a tool, a server
     or a data set goes through this before it is printed.
     """
+    text = without_secrets(text)
     if text.isprintable():
         return text
     return "".join(
@@ -134,6 +135,22 @@ def visible(text: str) -> str:
         else character.encode("unicode_escape").decode()
         for character in text
     )
+
+
+_secrets: dict[str, str] = {}
+"""Values that no printed line shows, each with what stands in its place."""
+
+
+def keep_secret(value: str, name: str) -> None:
+    """Show `${NAME}` from now on wherever a line for people to read would show a value."""
+    _secrets[value] = "${" + name + "}"
+
+
+def without_secrets(text: str) -> str:
+    """`text` with the name of a variable in place of each secret value."""
+    for value in sorted(_secrets, key=len, reverse=True):
+        text = text.replace(value, _secrets[value])
+    return text
 
 
 def say(
@@ -150,7 +167,7 @@ def say(
         style: The role of the text; see `painted`.
     """
     stream = file or sys.stdout
-    shown = fitted(text, terminal_columns(stream), indent)
+    shown = fitted(without_secrets(text), terminal_columns(stream), indent)
     print(painted(shown, style, stream) if style else shown, file=stream, flush=True)
 
 

@@ -39,6 +39,7 @@ from turnrl.errors import (
     instance_of,
     within,
 )
+from turnrl.text import without_secrets
 
 _logger = logging.getLogger(__name__)
 
@@ -241,7 +242,7 @@ class Rollout:
         sampling = replace(self.sampling, temperature=0.0) if greedy else self.sampling
 
         def make_safe(text: str) -> str:
-            return chat.safe(text, self.tags, self.max_result_tokens)
+            return chat.safe(without_secrets(text), self.tags, self.max_result_tokens)
 
         box = Toolbox(self.toolsets, make_safe, self.max_calls_per_turn)
         return SampledAgent(self.driver.plugin, sampler, chat, sampling, self.max_tokens, box)

@@ -25,6 +25,7 @@ from turnrl.errors import RecipeError
 from turnrl.plugins import Commands
 from turnrl.recipe.agents import find_agent
 from turnrl.recipe.invocation import read_invocation
+from turnrl.recipe.trust import TRUST
 from turnrl.text import Style, labelled, painted, say, visible
 from turnrl.types.acting import Segmenter
 from turnrl.types.questions import Question
@@ -67,6 +68,8 @@ def add_play_command(commands: Commands) -> None:
         action="store_true",
         help="print the credit of several attempts by each estimator (default: 8 attempts)",
     )
+    text = "run the code that a stranger's run or recipe names"
+    parser.add_argument(TRUST, action="store_true", help=text)
     parser.set_defaults(run=_run)
 
 
@@ -81,14 +84,15 @@ def _run(args: argparse.Namespace) -> None:
     file = agent.weights()  # so that a mistake shows before torch is loaded
     agent.needs_recipe()
     if agent.is_recipe:
-        read_invocation("fit", ["--config", str(agent.recipe)]).check()
+        trusts = [TRUST] if args.trust else []
+        read_invocation("fit", ["--config", str(agent.recipe), *trusts]).check()
     say(f"turnrl play: {agent}", sys.stderr)
     from turnrl.recipe.loading import load
     from turnrl.run.console.warnings import fit_warnings
 
     fit_warnings()
     word, weights = (agent.recipe, file) if agent.is_recipe else (file or agent.recipe, None)
-    module = load(word, args.device, weights)
+    module = load(word, args.device, weights, trust=args.trust)
     if args.question:
         question = Question("1", args.question)
         if args.answer:

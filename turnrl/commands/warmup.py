@@ -17,6 +17,7 @@ from turnrl.errors import RecipeError
 from turnrl.plugins import named
 from turnrl.recipe.fit import add_recipe_command
 from turnrl.recipe.invocation import Invocation
+from turnrl.recipe.merging import filled_in
 from turnrl.run.folders import TRANSCRIPT
 from turnrl.text import say
 from turnrl.warmup_settings import WarmUp
@@ -54,7 +55,7 @@ def _prepare(invocation: Invocation) -> Invocation:
             "turnrl warmup writes a policy, and --to does not say where. Give a folder that "
             "'turnrl fit' then begins with: --to warm."
         )
-    folder = Path(invocation.contents["to"])
+    folder = Path(str(filled_in(invocation.contents["to"], "to")))
     held = sorted(file.name for file in folder.iterdir()) if folder.is_dir() else []
     if folder.is_file() or (held and TRANSCRIPT not in held):
         is_what = f"holds {held[0]}" if held else "is a file"

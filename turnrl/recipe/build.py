@@ -8,13 +8,12 @@ import logging
 import pkgutil
 import re
 import signal
-import sys
 import threading
 import warnings
 from argparse import SUPPRESS
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -32,8 +31,10 @@ from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
 from turnrl.recipe.by_recipe import ByRecipe
 from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
+from turnrl.recipe.filling import fill, with_plain_values
 from turnrl.recipe.invocation import COMMAND, Invocation, read_invocation
 from turnrl.recipe.merging import Contents, listed
+from turnrl.recipe.trust import TRUST, import_from, marked
 from turnrl.run.folders import whole_file, writing
 from turnrl.run.kept import BestCheckpoint, LastCheckpoint
 from turnrl.run.recording import Recorder
@@ -99,13 +100,6 @@ def build(arguments: Sequence[str]) -> Built:
     return make(invocation.with_checkpoint())
 
 
-def import_from(*folders: Path) -> None:
-    """Make the user's own modules importable from these folders, which Python searches last."""
-    for folder in map(str, map(Path.absolute, folders)):
-        if folder not in sys.path:
-            sys.path.append(folder)
-
-
 def explained(error: BaseException, contents: Contents, kinds: Mapping[str, object]) -> RecipeError:
     """Explain why jsonargparse refuses a recipe, in a user's words."""
     for fault in filter(None, faults(contents, kinds)):
@@ -146,6 +140,10 @@ class _Parser(LightningArgumentParser):
         contents = self.invocation.contents if self.invocation.files else {}
         raise explained(ex or ValueError(message), contents, self.invocation.kinds) from ex
 
+    def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
+        # only constructors get the values of variables: the config is saved and printed
+        return super().instantiate_classes(fill(cfg), **kwargs)
+
     def format_help(self, *args: Any) -> str:
         """Put turnrl's own settings first, because the trainer's take hundreds of lines."""
         self.usage = f"turnrl {self.invocation.command} RECIPE.yaml [--key value ...]"
@@ -160,7 +158,7 @@ class _Recipe(SaveConfigCallback):
 
     @cached_property
     def _text(self) -> str:  # cached, because dumping takes a fifth of a second
-        return str(self.parser.dump(self.config, skip_none=False))
+        return marked(str(self.parser.dump(self.config, skip_none=False)))
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if trainer.logger is not None:  # without one, the folder is the user's own
@@ -214,7 +212,8 @@ class _CLI(LightningCLI):
         group = parser.add_argument_group(f"Settings of turnrl {invocation.command}")
         for key, (kind, default, *text) in invocation.settings.items():
             group.add_argument(f"--{key}", type=kind, default=default, help=" ".join(text))
-        for flag, line in invocation.flags.items() if for_help else ():  # flags are not settings
+        flags = {**invocation.flags, TRUST[2:]: "Run the code that a stranger's recipe names"}
+        for flag, line in flags.items() if for_help else ():  # flags are not settings
             group.add_argument(f"--{flag}", action="store_true", help=line)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
@@ -323,10 +322,11 @@ def import_components() -> None:
 
 def make(invocation: Invocation) -> Built:
     """Let LightningCLI make what a recipe describes; see `build`."""
-    contents = invocation.contents
     import_components()
     # the user's own classes may lie here, or beside the recipe
-    import_from(Path.cwd(), *(Path(file).parent for file in invocation.files))
+    folders = (Path.cwd(), *(Path(file).parent for file in invocation.files))
+    import_from(invocation.contents, *folders)
+    contents = with_plain_values(invocation.contents, partial(faults, kinds=invocation.kinds))
     for key in ("model", "data", "trainer"):  # jsonargparse would accept it in spite of the link
         if "seed" in (section := contents[key]):
             raise RecipeError(f"{key}.seed is {section['seed']}; set seed_everything in its place.")

@@ -152,8 +152,10 @@ def _build_for(invocation: Invocation, work: Callable[[Built], None]) -> int:
     if imports_now:
         gc.freeze()  # modules stay for good, so no later collection needs to scan them
         gc.enable()
-    # DDP starts its other processes from sys.argv, so the arguments have to be there
-    argv, sys.argv = sys.argv, [sys.argv[0], invocation.command, *_words_of_others(invocation)]
+    # DDP starts its other processes from sys.argv, and they inherit the environment
+    flags = [f"--{flag}" for flag in invocation.raised_flags]
+    argv, sys.argv = sys.argv, [sys.argv[0], invocation.command, *flags]
+    os.environ[DECISIONS] = _decisions(invocation)
     try:
         work(make(invocation))
     except SystemExit as stop:
@@ -168,17 +170,15 @@ def _build_for(invocation: Invocation, work: Callable[[Built], None]) -> int:
         ) from error
     finally:
         sys.argv = argv
+        os.environ.pop(DECISIONS, None)
     return 0
 
 
-def _words_of_others(invocation: Invocation) -> list[str]:
-    """The words that start the other processes of a run, with the first process's decisions."""
-    decisions = {"contents": invocation.contents, "number": invocation.number}
-    return [
-        *(f"--{flag}" for flag in invocation.raised_flags),
-        *invocation.arguments,
-        f"{DECISIONS}={json.dumps(decisions, default=str)}",
-    ]
+def _decisions(invocation: Invocation) -> str:
+    """What the other processes of a run need of the first one's invocation."""
+    names = ("contents", "arguments", "files", "help_options", "raised_flags", "number")
+    kept = {name: getattr(invocation, name) for name in names}
+    return json.dumps({**kept, "destination": invocation.destination}, default=str)
 
 
 @contextlib.contextmanager

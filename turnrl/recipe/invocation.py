@@ -5,6 +5,7 @@ once. They are merged only here, so that checks, explanations and the build see 
 """
 
 import json
+import os
 import shlex
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -36,6 +37,7 @@ from turnrl.recipe.reading import (
     read_options,
     value_of,
 )
+from turnrl.recipe.trust import TRUST, is_own, needs_consent
 from turnrl.recipe.unfit import refuse_unfit
 from turnrl.signals import is_first_process
 from turnrl.text import say_once
@@ -51,8 +53,9 @@ _WRITES = ("logger", "default_root_dir")
 _STRATEGIES = ("auto", "ddp", "fsdp2")
 """Beginnings of the names of strategies that can train. A program may register others with
 Lightning."""
-DECISIONS = "--decisions"
-"""The option by which the first process of a run gives the others its decisions, as JSON."""
+DECISIONS = "TURNRL_DECISIONS"
+"""The variable by which the first process of a run gives the others what it has read and decided,
+as JSON. Unlike a command line, other users of the machine cannot see it."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,8 @@ class Invocation:
         trainer = self.contents["trainer"]
         root = trainer.get("default_root_dir") or RUNS
         name = f"{self.name}{suffix_of(self.command)}"
-        return with_own_logger(trainer.get("logger", True), name, str(root))
+        loggers, own = with_own_logger(trainer.get("logger", True), name, str(root))
+        return loggers, each_value(own, filled_in, "trainer.logger")
 
     def with_logger(self) -> "Invocation":
         """A copy with the logger that keeps the run's folder."""
@@ -186,23 +190,25 @@ def read_invocation(
             them as keys, which are ignored. Other recipes may not have them.
         raised_flags: The flags that the user gave.
     Raises:
-        RecipeError: If there is no recipe, a recipe cannot be read, or an option is malformed.
+        RecipeError: If there is no recipe, a recipe cannot be read, or an option is malformed; or
+            if a stranger's recipe names code, and the words have no `--trust`.
         CheckpointError: If the file of `ckpt_path` is missing, or is not a checkpoint; or if the
             first word is not a run, a checkpoint or a recipe.
     """
-    settings, flags, words, agent = settings or {}, flags or {}, [*arguments], None
+    settings, flags, agent = settings or {}, flags or {}, None
+    words = [word for word in arguments if word != TRUST]
+    if not is_first_process() and (decisions := os.environ.pop(DECISIONS, None)):
+        return Invocation(command, settings, flags=flags, **json.loads(decisions))
     if takes_run and words and not words[0].startswith(DASHES):
         named = find_agent(words[0])
         if not named.is_recipe:
             agent, words[0] = named, _path_of_recipe(named, command)
-    merge = _Merge(command, flags, agent is not None, prints=is_first_process())
-    help_options, decisions = list[str](), {}
+    merge = _Merge(command, flags, agent is not None, is_first_process(), TRUST in arguments)
+    help_options = list[str]()
     lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
     for option, value in read_options(command, words, lists):
         if option in ASKS or option.endswith(".help"):
             help_options.append(f"{option}={value}" if value else option)
-        elif option == DECISIONS:
-            decisions = json.loads(value)
         elif option == "--config":
             merge.add_recipe(RecipeFile.of(value))
         else:
@@ -212,7 +218,7 @@ def read_invocation(
     invocation = Invocation(
         command=command,
         settings=settings,
-        contents=merge.contents if decisions else merge.checked(),
+        contents=merge.checked(),
         arguments=merge.arguments,
         files=merge.files,
         help_options=help_options,
@@ -220,8 +226,6 @@ def read_invocation(
         raised_flags=raised_flags,
         agent=agent,
     )
-    if decisions:
-        return _completed(replace(invocation, **decisions))
     return _completed(prepare(invocation) if prepare else invocation)
 
 
@@ -233,14 +237,18 @@ class _Merge:
         flags: Its options without a value.
         of_run: True if the first recipe is a run's own.
         prints: Print a line for each key of an earlier version.
+        trusts: True if the user agrees to run the code that a stranger's recipe names.
     Attributes:
         contents: The recipes and options, merged.
         arguments: The words for the other processes of a run.
         files: The recipes.
     """
 
-    def __init__(self, command: str, flags: Flags, of_run: bool, prints: bool) -> None:
+    def __init__(
+        self, command: str, flags: Flags, of_run: bool, prints: bool, trusts: bool
+    ) -> None:
         self._command, self._flags, self._of_run, self._prints = command, flags, of_run, prints
+        self._trusts = trusts
         self.contents: Editable = {key: {} for key in MAPPINGS}
         self.arguments: list[str] = []
         self.files: list[str] = []
@@ -255,6 +263,8 @@ class _Merge:
                 run of an earlier version has every key at the top, so there flags are ignored.
         """
         contents = up_to_date(file.read(), self.contents, self._prints)
+        if file.path is not None and not is_own(path := Path(file.path), path.read_text("utf-8")):
+            needs_consent(file.path, contents, path.parent, self._trusts)
         for flag in () if {*contents} >= SAVED else self._flags:
             if flag in contents:
                 raise RecipeError(
@@ -281,12 +291,16 @@ class _Merge:
         self.arguments.append(f"{option}={value}")
 
     def checked(self) -> Editable:
-        """The contents with their paths filled in. Prints the settings of the recipes that the
-        options drop."""
+        """The contents, with the variables in them as they are written. Prints the settings of the
+        recipes that the options drop.
+
+        Raises:
+            RecipeError: If a variable is not set, or a number is not finite.
+        """
         if not {*self._recipe} >= SAVED:  # a run's own has every setting, even the unset ones
             for line in dropped(self._recipe, self.contents):
                 say_once(f"turnrl: {line}")
-        return _with_paths(self.contents)
+        return _checked_sections(self.contents)
 
 
 def _no_recipe(command: str, takes_run: bool) -> RecipeError:
@@ -308,25 +322,26 @@ def _nested(option: str, value: str) -> Editable:
     return cast(Editable, nested)
 
 
-def _with_paths(contents: Contents) -> Editable:
-    """The contents with their paths filled in, and each section as a mapping."""
-    filled = {key: each_value(value, _checked_value, key) for key, value in contents.items()}
+def _checked_sections(contents: Contents) -> Editable:
+    """The contents with each value checked, and each section as a mapping."""
+    checked = {key: each_value(value, _checked_value, key) for key, value in contents.items()}
     for key in MAPPINGS:
-        section = filled[key] or {}
-        filled[key] = section if isinstance(section, dict) else {"class_path": section}
-    return filled
+        section = checked[key] or {}
+        checked[key] = section if isinstance(section, dict) else {"class_path": section}
+    return checked
 
 
 def _checked_value(value: object, key: str) -> object:
-    """A value of a recipe, with its path filled in.
+    """A value of a recipe.
 
     Raises:
         RecipeError: If it is a number that is not finite, such as `.inf` in YAML, or larger than
-            any float.
+            any float; or if it names a variable that is not set.
     """
     if isinstance(value, int | float) and not is_finite(value):
         raise RecipeError(f"{key} is {value!r:.80}; it must be finite. Give another number.")
-    return filled_in(value, key)
+    filled = filled_in(value, key)
+    return filled if key.endswith(".class_path") else value
 
 
 def _path_of_recipe(agent: NamedAgent, command: str) -> str:
@@ -349,6 +364,6 @@ def _completed(invocation: Invocation) -> Invocation:
     logged = invocation.with_logger()
     checkpoint = logged.contents.get("ckpt_path")
     if isinstance(checkpoint, str) and checkpoint not in LATEST and not logged.help_options:
-        file = checkpoint_to_resume(checkpoint)
+        file = checkpoint_to_resume(str(filled_in(checkpoint, "ckpt_path")))
         return replace(logged, contents={**logged.contents, "ckpt_path": file})
     return logged

@@ -11,13 +11,23 @@ from jsonargparse import ArgumentError, ArgumentParser
 
 from turnrl.checkpoints import take_exported
 from turnrl.checks import Plan
-from turnrl.errors import ArgumentTypeError, RecipeError, instance_of, kind_of
+from turnrl.errors import (
+    ArgumentTypeError,
+    CheckpointError,
+    RecipeError,
+    in_short,
+    instance_of,
+    kind_of,
+)
 from turnrl.module import MTGRPO
 from turnrl.recipe.agents import NamedAgent, find_agent
-from turnrl.recipe.build import explained, faults, import_components, import_from, seed_of
+from turnrl.recipe.build import explained, faults, import_components, seed_of
+from turnrl.recipe.filling import fill, with_plain_values
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import Contents, each_value, relocated
 from turnrl.recipe.moved import up_to_date
+from turnrl.recipe.reading import load_yaml
+from turnrl.recipe.trust import TRUST, import_from, is_marked, needs_consent
 from turnrl.types.examination import Start
 
 
@@ -26,6 +36,7 @@ def load(
     device: str = "cpu",
     checkpoint: str | Path | None = None,
     module: MTGRPO | None = None,
+    trust: bool = False,
 ) -> MTGRPO:
     """Load a policy to `ask`: a recipe's module, with its weights. On a GPU it samples with the
     settings that a memory plan would choose for a run of its recipe.
@@ -38,10 +49,13 @@ def load(
             is a recipe: the run or checkpoint that has its weights.
         module: Takes the weights, in place of the module that the recipe describes. Needed for a
             run made from Python, which has no recipe.
+        trust: Run the code that a recipe names, whoever wrote it. A run or checkpoint that your own
+            turnrl has written needs no trust, nor does one that names only installed plugins.
     Raises:
         CheckpointError: If there is no such run or checkpoint, if it belongs to another policy, or
             if it has no recipe and `module` is None.
-        RecipeError: If there is no such recipe, or it does not describe an `MTGRPO`.
+        RecipeError: If there is no such recipe, or it does not describe an `MTGRPO`; or if a
+            stranger wrote it, it names code of no installed plugin, and `trust` is False.
     """
     if not isinstance(path, str | PathLike):
         raise ArgumentTypeError(
@@ -62,7 +76,7 @@ def load(
         )
     questions, plan = 0, Plan()
     if module is None:
-        recipe = _contents_of_recipe(agent, saved)
+        recipe = _contents_of_recipe(agent, saved, trust)
         module, data = _made(recipe), recipe.get("data") or {}
         settings = data.get("init_args", data) or {}
         questions = settings.get("questions_per_iteration") or 0
@@ -78,7 +92,7 @@ def load(
     return module.to(device)
 
 
-def _contents_of_recipe(agent: NamedAgent, saved: Contents | None) -> Contents:
+def _contents_of_recipe(agent: NamedAgent, saved: Contents | None, trust: bool) -> Contents:
     """The recipe of an agent: its own, its checkpoint's or its run's.
 
     Raises:
@@ -87,32 +101,49 @@ def _contents_of_recipe(agent: NamedAgent, saved: Contents | None) -> Contents:
     file = agent.checkpoint
     if file is not None and not agent.is_recipe:
         if saved is not None and "recipe" in saved:
-            recipe = up_to_date(yaml.safe_load(saved["recipe"]))
+            recipe = up_to_date(_saved_recipe(saved["recipe"], file))
+            if not is_marked(saved["recipe"]):
+                needs_consent(str(file), recipe, Path(), trust)
+            # the user's own classes may lie here; they never lie beside a checkpoint
+            import_from(recipe, Path.cwd())
             return cast(Contents, each_value(recipe, partial(relocated, file)))
         if not agent.recipe.is_file() or agent.recipe == file:
             raise agent.without_recipe()
-    invocation = read_invocation("fit", ["--config", str(agent.recipe)])
+    trusts = [TRUST] if trust else []
+    invocation = read_invocation("fit", ["--config", str(agent.recipe), *trusts])
     invocation.check()
-    # the user's own classes may lie beside a recipe; they never lie beside a checkpoint
-    import_from(agent.recipe.parent)
+    import_from(invocation.contents, Path.cwd(), agent.recipe.parent)
     return invocation.contents
+
+
+def _saved_recipe(text: object, file: Path) -> Contents:
+    """The recipe in a checkpoint, which anybody may have written."""
+    try:
+        recipe = load_yaml(str(text))
+    except yaml.YAMLError as error:
+        raise CheckpointError(
+            f"the recipe in the checkpoint {str(file)!r} cannot be read: {in_short(error)}. Give a "
+            "recipe, and the checkpoint after it."
+        ) from error
+    if not isinstance(recipe, dict):
+        raise CheckpointError(f"the recipe in the checkpoint {str(file)!r} is no mapping.")
+    return recipe
 
 
 def _made(recipe: Contents) -> MTGRPO:
     """The module that a recipe describes."""
     import_components()
-    import_from(Path.cwd())
     model = recipe.get("model", {})
     if "class_path" not in model:
         model = {"class_path": "turnrl.MTGRPO", "init_args": model}
     seed = seed_of(recipe.get("seed_everything", 0))
     model["init_args"] = {**model.get("init_args", {}), "seed": seed}
+    described = with_plain_values({"model": model}, partial(faults, kinds={}))
     parser = ArgumentParser(exit_on_error=False)
     parser.add_argument("--model", type=MTGRPO)
     try:
-        made = parser.instantiate_classes(parser.parse_object({"model": model})).model
+        made = parser.instantiate_classes(fill(parser.parse_object(described))).model
     except Exception as error:
-        described = {"model": model}
         if isinstance(error, ArgumentError | ValueError | TypeError) or any(faults(described, {})):
             raise explained(error, described, {}) from error
         raise

@@ -132,22 +132,31 @@ def relocated(file: Path, value: object, key: str) -> object:
 
 
 def filled_in(value: object, key: str) -> object:
-    """Fill in `~`, `$NAME` and `${NAME}` as a shell would, in a text that may be a path: it has no
-    spaces, and every $ begins a name.
+    """Fill in `~`, `$NAME` and `${NAME}` as a shell would, in a text that may be a path, an address
+    or a key: it has no spaces, and every $ begins a name.
+
+    A recipe keeps what was written, because a variable may hold a secret, and a run's recipe is
+    saved, printed and compared. Only the constructor of an object gets the value.
 
     Raises:
-        RecipeError: If the path, or a folder in it, begins with a variable that is not set.
+        RecipeError: If `${NAME}` stands for a variable that is not set, or if the text, or a folder
+            in it, begins with such a `$NAME`.
     """
     setting = key.rpartition(".")[2]
     if not isinstance(value, str) or setting in _NO_PATHS:
         return value
     if not re.fullmatch(rf"(?:[^\s$]|{_VARIABLE})+", value):
         return value
-    filled = os.path.expandvars(Path(value).expanduser() if value.startswith("~/") else value)
-    if missing := re.search(rf"(?:^|/){_VARIABLE}", filled):
-        name = missing[0].strip("/${}")
+    missing = [name for name in variables(value) if name not in os.environ]
+    begins = re.findall(rf"(?:^|/)({_VARIABLE})", value)
+    if name := next((n for n in missing if "${" + n + "}" in value or f"${n}" in begins), None):
         raise RecipeError(
             f"{key} is {value!r}, and no variable {name} is set. "
-            f"Run 'export {name}=...' first, or write the path out."
+            f"Run 'export {name}=...' first, or write the value out."
         )
-    return filled
+    return os.path.expandvars(Path(value).expanduser() if value.startswith("~/") else value)
+
+
+def variables(text: str) -> list[str]:
+    """The names of the variables in a text."""
+    return [name.strip("${}") for name in re.findall(_VARIABLE, text)]

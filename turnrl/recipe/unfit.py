@@ -17,7 +17,7 @@ from turnrl.data.files import file_kind
 from turnrl.errors import RecipeError, did_you_mean
 from turnrl.recipe.explain import explain, is_plain
 from turnrl.recipe.keys import elsewhere, unknown_key
-from turnrl.recipe.merging import PARTS, Contents
+from turnrl.recipe.merging import PARTS, Contents, filled_in
 from turnrl.recipe.reading import MAPPINGS
 from turnrl.recipe.source import Class, Source, last_name, members_of, names_of
 
@@ -74,7 +74,8 @@ def refuse_unfit(
         is_own = str(described["class_path"]).rpartition(".")[2] != default.rpartition(".")[2]
         checked.refuse(described, section, component=is_own)
     for value, kind, key in checked.plain:
-        if fault := explain(value, kind, key):
+        fault = explain(value, kind, key)  # which shows a variable's name, and not its value
+        if fault and explain(filled_in(value, key), kind, key):
             raise RecipeError(fault)
 
 

@@ -64,6 +64,7 @@ turnrl 0.5 to 0.7 name none and are refused. Columns that a file lacks are null.
 """
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from turnrl.answers import CURVES
 
@@ -119,3 +120,54 @@ UNREAD = "turnrl.unread"
 """Key, in the JSON of a result's metadata, of the text that the policy did not read."""
 ALWAYS = {"iteration", "policy_version", "split", "question", "group", "turns"}
 """Columns by which a file is known that names no version."""
+
+_NEVER_NULL = (
+    *("iteration", "policy_version", "split", "question", "group"),
+    *("ended_by", "outcome", "rewards", "turns"),
+)
+_NEVER_NULL_IN = {
+    "rewards": ("name", "value"),
+    "turns": ("text", "tokens", "reward", "calls", "results"),
+    "calls": ("name",),
+    "results": ("content", "ok"),
+}
+"""By the name of a list, the parts of its items that are never null."""
+_MOST_TOKENS = 10_000_000
+
+
+def fault_in(table: pa.Table) -> str:
+    """A phrase about the first value that no turnrl writes; empty if there is none. A stranger may
+    have written the record.
+
+    Args:
+        table: Some columns of a record.
+    """
+    for name in table.column_names:
+        if fault := _fault(table[name].combine_chunks(), name, name in _NEVER_NULL):
+            return fault
+    if {"begins", "turns"} <= {*table.column_names}:
+        beyond = pc.greater(pc.fill_null(table["begins"], 0), pc.list_value_length(table["turns"]))
+        if pc.any(beyond).as_py():
+            return "begins is beyond the turns"
+    return ""
+
+
+def _fault(values: pa.Array, name: str, never_null: bool) -> str:
+    if never_null and values.null_count:
+        return f"{name} is null"
+    if name in ("tokens", "prompt_tokens", "begins", "member", "group", "parent", "sample"):
+        ends = pc.min_max(values).as_py()
+        if (ends["min"] or 0) < 0 or (ends["max"] or 0) > _MOST_TOKENS:
+            return f"{name} is {ends['min']} to {ends['max']}"
+    if pa.types.is_list(values.type):
+        items = pc.list_flatten(values)
+        if not pa.types.is_struct(items.type):
+            return ""
+        if items.null_count:
+            return f"{name} has a null"
+        for field in items.type:
+            part = pc.struct_field(items, field.name)
+            needed = field.name in _NEVER_NULL_IN.get(name, ())
+            if fault := _fault(part, field.name, needed):
+                return f"{fault} in {name}"
+    return ""

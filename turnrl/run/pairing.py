@@ -250,7 +250,7 @@ def _evaluation(run: Run, number: int, split: str, wanted: int | None) -> Evalua
     seen: dict[int, None] = {}
     for file in reversed(record.files(run.folder, split)):  # the newest policy first
         try:
-            here = record.read(file, _COLUMNS)
+            here = record.read_checked(file, _COLUMNS)
         except DataError as error:
             run.problems.append(f"left out: {error}")
             continue

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from turnrl.answers import CURVES as CURVES
 from turnrl.errors import DataError, did_you_mean, in_short
 from turnrl.recipe.folders import find_run
-from turnrl.run.columns import ALWAYS, COLUMNS, UNREAD, VERSION, VERSION_KEY
+from turnrl.run.columns import ALWAYS, COLUMNS, UNREAD, VERSION, VERSION_KEY, fault_in
 from turnrl.run.columns import SCHEMA as SCHEMA
 from turnrl.run.columns import TOKENS as TOKENS
 from turnrl.run.statistics import interval as interval
@@ -137,7 +137,7 @@ def _opened(file: Path, columns: Sequence[str] | None) -> pa.Table:
             raise DataError(f"{newer}, and this turnrl reads {VERSION}. {step}")
         wanted = None if columns is None else list(columns)
         return pq.read_table(file, columns=wanted, schema=SCHEMA, partitioning=None)
-    except (pa.ArrowException, OSError) as error:
+    except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         step = "Copy it again, or remove it."
         raise DataError(f"{str(file)!r} cannot be read ({in_short(error)}). {step}") from error
 
@@ -157,6 +157,28 @@ def read(
     """
     rows: list[Row] = table(run, columns, split).to_pylist()
     return rows
+
+
+def read_checked(file: Path, columns: Sequence[str] | None = None) -> list[Row]:
+    """The rows of one file, which anybody may have written.
+
+    Raises:
+        DataError: As in `table`. Also if a value is one that no turnrl writes.
+    """
+    kept = _opened(file, columns)
+    fault = fault_in(kept)
+    rows: list[Row] = [] if fault else kept.to_pylist()
+    if any(map(_has_odd_parents, groups(rows) if columns is None else ())):
+        fault = "a branch comes from no attempt of its group"
+    if fault:
+        step = "Copy it again, or remove it."
+        raise DataError(f"{str(file)!r} is not a record of turnrl: {fault}. {step}")
+    return rows
+
+
+def _has_odd_parents(members: Sequence[Row]) -> bool:
+    trunks = {n for n, row in enumerate(members) if row["parent"] in (None, n)}
+    return any(row["parent"] not in (None, *trunks) for row in members)
 
 
 def groups(rows: Iterable[_AnyRow]) -> list[list[_AnyRow]]:
@@ -240,7 +262,11 @@ def _values(rows: Sequence[Row], turns: int) -> "dict[str, Tensor]":
 
 def _trajectory(row: Row) -> Trajectory:
     # if the answers are unknown, any will do, because nothing is scored again
-    question = Question(row["question_id"], row["question"], tuple(row["answers"] or ("",)))
+    question = Question(
+        row["question_id"] or row["question"],
+        row["question"],
+        tuple(filter(None, row["answers"] or ())) or ("",),
+    )
     turns = tuple(map(_turn, row["turns"]))
     sample = Sample().read((0,) * (row["prompt_tokens"] or 0))
     for k, turn in enumerate(row["turns"]):

@@ -19,7 +19,7 @@ from turnrl.errors import DataError, in_short
 from turnrl.recipe.folders import find_run
 from turnrl.recipe.invocation import COMMAND
 from turnrl.recipe.moved import up_to_date
-from turnrl.recipe.reading import SECTIONS
+from turnrl.recipe.reading import SECTIONS, load_yaml
 from turnrl.run import record
 from turnrl.run.folders import read_table
 
@@ -80,7 +80,7 @@ class Run:
         # shown only on a terminal, if this takes long
         for file in tqdm(self.files, self.name, delay=1, leave=False, disable=None, unit="files"):
             try:
-                rows = record.read(file)
+                rows = record.read_checked(file)
             except DataError as error:
                 self.problems.append(f"left out: {error}")
                 continue
@@ -129,7 +129,7 @@ def _opened(folder: Path, name: str) -> Run:
     run = Run(folder, name)
     config = folder / "config.yaml"
     try:
-        contents = yaml.safe_load(config.read_text(encoding="utf-8")) or {}
+        contents = load_yaml(config.read_text(encoding="utf-8")) or {}
         run.settings = dict(_flat(up_to_date(contents)))
     except FileNotFoundError:
         run.problems.append("no config.yaml: its settings are not known")

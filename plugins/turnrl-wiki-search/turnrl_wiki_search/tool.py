@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import re
 import tempfile
 import threading
@@ -34,6 +35,16 @@ _BETWEEN = "\n\n"
 _CHARACTERS_PER_TOKEN = 4
 _DESCRIPTION = "Searches an encyclopedia and returns the passages that best match a query."
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
+
+
+def _located(index: str) -> str:
+    """An index with the values of the variables in it, except for those after the host of an
+    address: they may be secrets, which only the connection resolves."""
+    if index.startswith("~/"):
+        index = str(Path(index).expanduser())
+    host = re.match(r"https?://[^/?#]*", index)
+    end = host.end() if host else len(index)
+    return os.path.expandvars(index[:end]) + index[end:]
 
 
 @final
@@ -76,6 +87,7 @@ class WikiSearch(Tool):
         "required": ["query"],
         "additionalProperties": False,
     }
+    references = ("api_key", "password", "cloud_id", "index")
 
     def __init__(
         self,
@@ -91,6 +103,7 @@ class WikiSearch(Tool):
         description: str | None = None,
         **server: Any,
     ) -> None:
+        index = _located(index)
         self.name = name
         self.description = _DESCRIPTION if description is None else description
         self._check_words()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import yaml
 
 from turnrl.errors import DataError, PluginError
+from turnrl.recipe.reading import load_yaml
 from turnrl.run import record
 from turnrl.text import say
 
@@ -43,7 +44,7 @@ def export(run: str, file: str, split: str | None = None) -> None:
     from inspect_ai.log import write_eval_log
 
     files = _newest(run, split)
-    rows = [row for part in files for row in record.read(part)]
+    rows = [row for part in files for row in record.read_checked(part)]
     try:
         write_eval_log(_log(rows, files[0]), file)
     except OSError as error:
@@ -93,7 +94,7 @@ def _log(rows: Sequence[record.Row], file: Path) -> EvalLog:
 def _model(file: Path) -> str:
     """The name of the model that acted, by the recipe beside a record."""
     try:
-        recipe = yaml.safe_load((file.parent.parent / "config.yaml").read_text("utf-8"))
+        recipe = load_yaml((file.parent.parent / "config.yaml").read_text("utf-8"))
         server = recipe.get("endpoint")
         return str(server["model"] if server else recipe["model"]["policy"]["model"])
     except (OSError, yaml.YAMLError, LookupError, TypeError, AttributeError):

@@ -15,15 +15,13 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
-from functools import cache
-from importlib.metadata import packages_distributions
 from importlib.resources import files
 from typing import Any
 
 from turnrl.applied import Applied, Made, applied, make
 from turnrl.earnings import earnings
 from turnrl.errors import DataError
-from turnrl.plugins import find_class, installed
+from turnrl.plugins import installed
 from turnrl.run import record
 from turnrl.run.alarms.rules import alarms
 from turnrl.run.pairing import Comparison, Side, compare, id_of, sides_of
@@ -154,17 +152,20 @@ class _Earned:
 
     def shown(self) -> list[Shown]:
         """Both iterations, for the page."""
-        paid = [(number, earnings(self._groups[number])) for number in sorted(self._groups)]
-        return [
-            {
-                "iteration": number,
-                "attempts": earned.attempts,
-                "acted": earned.acted,
-                "parts": [asdict(part) for part in earned.parts],
-                "verdict": earned.verdict if earned.cost > 0 else "",
-            }
-            for number, earned in paid
-        ]
+        try:
+            paid = [(number, earnings(self._groups[number])) for number in sorted(self._groups)]
+            return [
+                {
+                    "iteration": number,
+                    "attempts": earned.attempts,
+                    "acted": earned.acted,
+                    "parts": [asdict(part) for part in earned.parts],
+                    "verdict": earned.verdict if earned.cost > 0 else "",
+                }
+                for number, earned in paid
+            ]
+        except (LookupError, ArithmeticError):  # rewards that no turnrl has written
+            return []
 
 
 def _summary(
@@ -272,8 +273,9 @@ def _recorded(estimator: str | None) -> tuple[str, Made]:
     """The name of the run's estimator, and the estimator built again, or else the error."""
     if estimator is None:
         return "the estimator", LookupError("the record does not name it")
-    noted = record.json_object(estimator)
-    if noted is None or "name" not in noted or not isinstance(noted.get("arguments"), dict):
+    noted = record.json_object(estimator) or {}
+    kinds = {"name": str, "class": str, "arguments": dict}
+    if not all(isinstance(noted.get(key), kind) for key, kind in kinds.items()):
         return "the estimator", LookupError(f"the record has no JSON of it, but {estimator[:60]!r}")
     kind = _class_of(noted)
     if kind is None:
@@ -283,26 +285,15 @@ def _recorded(estimator: str | None) -> tuple[str, Made]:
 
 
 def _class_of(noted: Mapping[str, Any]) -> type | None:
-    """The class of a recorded estimator; None if it is not installed here.
+    """The class of a recorded estimator; None if no plugin brings it, and nobody has imported it.
 
-    Anybody may have written the record, so only modules of installed packages are imported for it.
+    Anybody may have written the record, so nothing is imported for it.
     """
-    classes = installed("turnrl_estimators")
-    path = noted.get("class", "")
-    module = path.rpartition(".")[0]
-    if module in sys.modules or (
-        module.partition(".")[0] in _packages() and "__main__" not in module
-    ):
-        try:
-            return find_class(path, classes, AdvantageEstimator)
-        except LookupError:
-            pass
-    return classes.get(noted["name"])
-
-
-@cache
-def _packages() -> Mapping[str, Sequence[str]]:
-    return packages_distributions()
+    module, _, name = noted["class"].rpartition(".")
+    kind = getattr(sys.modules.get(module), name, None)
+    if isinstance(kind, type) and issubclass(kind, AdvantageEstimator):
+        return kind
+    return installed("turnrl_estimators").get(noted["name"])
 
 
 def _of_this_run(own: Applied, members: Sequence[record.Row]) -> Shown:

@@ -17,6 +17,7 @@ import yaml
 
 from turnrl.commands.sweep.results import MAIN
 from turnrl.recipe.merging import listed
+from turnrl.recipe.reading import load_yaml
 from turnrl.run.folders import read_table, write_table
 
 _METRICS = "metrics.csv"
@@ -72,7 +73,7 @@ def _older_is_best(run: Path, attempt: Path) -> bool:
     it, by the settings of the run's own `BestCheckpoint`, or else by turnrl's defaults."""
     name, sign = MAIN[0], 1
     try:
-        config = yaml.safe_load((attempt / "config.yaml").read_text("utf-8"))
+        config = load_yaml((attempt / "config.yaml").read_text("utf-8"))
         for callback in listed(config["trainer"]["callbacks"]):
             if str(callback["class_path"]).endswith("BestCheckpoint"):
                 settings: Mapping[str, str] = callback.get("init_args") or {}

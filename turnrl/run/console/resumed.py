@@ -6,11 +6,11 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning as L
-import yaml
 from lightning.pytorch.cli import SaveConfigCallback
 
+from turnrl.recipe.merging import filled_in, variables
 from turnrl.recipe.moved import up_to_date
-from turnrl.recipe.reading import MAPPINGS
+from turnrl.recipe.reading import MAPPINGS, load_yaml
 from turnrl.text import say
 
 _SCORING = (
@@ -89,7 +89,7 @@ class FirstFigures(L.Callback):
                 return
         if own is not None and "recipe" in checkpoint:
             texts = checkpoint["recipe"], own.parser.dump(own.config, skip_none=False)
-            self._compare(trainer, *(up_to_date(yaml.safe_load(text)) for text in texts))
+            self._compare(trainer, *(up_to_date(load_yaml(text)) for text in texts))
 
     def _compare(self, trainer: L.Trainer, saved: object, now: object) -> None:
         changed = {
@@ -117,7 +117,8 @@ def changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str,
     Yields:
         Key, old value and new value; the values as JSON.
     """
-    if old == new:
+    # earlier versions saved the values of variables
+    if old == new or (_variables(new) and filled_in(new, key) == old):
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in {**old, **new}:
@@ -133,7 +134,12 @@ def changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str,
                 yield from changes(had[name], component, f"{key}[{number}]")
     else:
         before, after = ("not set" if v is _ABSENT else json.dumps(v) for v in (old, new))
-        yield key, before, after
+        saved_value = _variables(new) and not _variables(old)  # perhaps a secret
+        yield key, "another value" if saved_value else before, after
+
+
+def _variables(value: object) -> bool:
+    return isinstance(value, str) and bool(variables(value))
 
 
 def _components(value: object) -> dict[str, object]:

@@ -1,0 +1,191 @@
+"""Variables in a recipe: only the constructors of its objects get their values."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+import yaml
+
+import turnrl
+from commands import fails, forget, save
+from turnrl.cli import main
+from turnrl.recipe.build import build
+from turnrl.run.console.resumed import changes
+
+KEY = "sk-live-0123456789abcdef"
+KEYED = """
+import os
+from pathlib import Path
+
+import worlds
+
+
+class Keyed(worlds.Echo):
+    def __init__(self, key: str, headers: dict[str, str] | None = None, times: int = 1, refuse=""):
+        self.given = (key, headers, times)
+        if refuse:
+            raise ValueError(f"the vendor refuses {key}")
+        lines = [Path(f"/proc/{n}/cmdline").read_text() for n in (os.getpid(), os.getppid())]
+        Path(f"commands-{os.getpid()}.txt").write_text(" ".join(lines))
+"""
+SETTINGS = {"key": "${MY_KEY}", "headers": {"X-Key": "${MY_KEY}"}, "times": "${TIMES}"}
+
+
+@pytest.fixture
+def keyed(recipe, monkeypatch):
+    """A function that writes the small recipe with a tool that takes a key, with more settings."""
+    monkeypatch.setenv("MY_KEY", KEY)
+    monkeypatch.setenv("TIMES", "3")
+    Path("keyed.py").write_text(KEYED)
+
+    def write(**more):
+        tool = {"class_path": "keyed.Keyed", "init_args": SETTINGS | more}
+        recipe["model"]["rollout"]["tools"] = [tool]
+        save(recipe)
+        return recipe
+
+    yield write
+    forget("keyed")
+
+
+def with_key(folder):
+    files = (file for file in Path(folder).rglob("*") if file.is_file())
+    return [str(file) for file in files if KEY.encode() in file.read_bytes()]
+
+
+def test_a_run_keeps_the_name_of_a_variable_and_its_tool_gets_the_value(keyed, capfd, monkeypatch):
+    keyed()
+    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
+    run = Path("runs/recipe/version_0")
+    saved = torch.load(run / "checkpoints/last.ckpt", weights_only=True)["recipe"]
+    for text in (saved, (run / "config.yaml").read_text()):
+        (tool,) = yaml.safe_load(text)["model"]["rollout"]["tools"]
+        assert tool["init_args"] == {**SETTINGS, "times": 3, "refuse": ""}
+    assert main(["fit", "recipe.yaml", "--ckpt_path", "last", "--trainer.max_epochs", "2"]) == 0
+    assert main(["fit", "recipe.yaml", "--print_config"]) == 0
+    assert with_key(".") == []
+    assert KEY not in "".join(capfd.readouterr())
+    monkeypatch.setenv("MY_KEY", "sk-rotated")
+    (tool,) = turnrl.load(run).rollout.tools
+    assert tool.given == ("sk-rotated", {"X-Key": "sk-rotated"}, 3)
+
+
+@pytest.mark.slow
+def test_a_second_process_gets_the_recipe_but_no_key_on_its_command_line(keyed, nursery):
+    from processes import start
+
+    recipe = keyed()
+    # written out in full, it is in the recipe alone
+    recipe["model"]["rollout"]["tools"][0]["init_args"]["headers"] = {"X-Key": f"{KEY}-2"}
+    save(recipe)
+    options = ["--trainer.devices=2", "--trainer.strategy=ddp", "--trainer.max_epochs=1"]
+    words = ["-m", "turnrl", "fit", "recipe.yaml", *options, "--trainer.logger=false"]
+    out, err = start(nursery, Path.cwd(), *words)
+    lines = [file.read_text() for file in Path().glob("commands-*.txt")]
+    assert len(lines) == 2
+    assert KEY not in "".join([out, err, *lines])
+
+
+def test_numbers_and_choices_may_be_variables_too(keyed, monkeypatch):
+    recipe = keyed()
+    for name, value in {"SIZE": "6", "RATE": "2e-3", "LEVEL": "turn", "ON": "true"}.items():
+        monkeypatch.setenv(name, value)
+    recipe["model"] |= {"group_size": "${SIZE}", "objective": {"ratio_level": "$LEVEL"}}
+    recipe["model"]["optimizer"]["init_args"]["lr"] = "${RATE}"
+    recipe["model"]["policy"]["gradient_checkpointing"] = "${ON}"
+    save(recipe)
+    module = build(["recipe.yaml"]).module
+    assert (module.group_size, module.objective.ratio_level) == (6, "turn")
+    assert module.policy.gradient_checkpointing is True
+    (tool,) = module.rollout.tools
+    assert tool.given == (KEY, {"X-Key": KEY}, 3)
+
+
+def test_a_number_that_a_variable_does_not_hold_is_named_and_not_shown(keyed, capsys):
+    keyed()
+    message = fails(capsys, ["fit", "recipe.yaml", "--model.group_size", "${MY_KEY}"])
+    assert "model.group_size is '${MY_KEY}'; it must be a whole number" in message
+    keyed(times="${MY_KEY}")
+    message = fails(capsys, ["fit", "recipe.yaml"])
+    assert "times" in message
+    assert "${MY_KEY}" in message
+    assert KEY not in message
+
+
+def test_an_error_that_quotes_a_key_shows_the_variable_instead(keyed, capsys):
+    keyed(refuse="x")
+    assert "the vendor refuses ${MY_KEY}" in fails(capsys, ["fit", "recipe.yaml"])
+
+
+@pytest.mark.parametrize(
+    "text", ["${MISSING_KEY}", "$MISSING_KEY", "https://x/?key=${MISSING_KEY}"]
+)
+def test_a_variable_that_is_not_set_is_refused_by_name_at_the_start(
+    text, keyed, capsys, monkeypatch
+):
+    monkeypatch.delenv("MISSING_KEY", raising=False)
+    keyed(key=text)
+    message = fails(capsys, ["fit", "recipe.yaml"])
+    assert f"key is {text!r}, and no variable MISSING_KEY is set" in message
+
+
+def test_a_result_that_quotes_a_key_shows_the_policy_the_variable(keyed):
+    keyed()
+    rollout = build(["recipe.yaml"]).module.rollout
+    chat = SimpleNamespace(safe=lambda text, *_: text)
+    make_safe = rollout.agent(None, chat).box.make_safe
+    assert make_safe(f"401 for https://x/?key={KEY}") == "401 for https://x/?key=${MY_KEY}"
+
+
+def test_a_search_resolves_its_own_key_and_the_one_in_its_address(keyed, monkeypatch):
+    recipe = keyed()
+    monkeypatch.setenv("PORT", "8799")
+    address = "http://localhost:${PORT}/retrieve?api_key=${MY_KEY}"
+    settings = {"index": address, "backend": "retrieve", "api_key": "${MY_KEY}"}
+    recipe["model"]["rollout"]["tools"] = [{"class_path": "WikiSearch", "init_args": settings}]
+    save(recipe)
+    (tool,) = build(["recipe.yaml"]).module.rollout.tools
+    assert tool.index == "http://localhost:8799/retrieve?api_key=${MY_KEY}"
+    index = tool._opened()
+    assert (index._key, index._target) == (KEY, f"http://localhost:8799/retrieve?api_key={KEY}")
+
+
+def test_the_folder_of_an_index_may_begin_with_a_variable(keyed, monkeypatch):
+    recipe = keyed()
+    monkeypatch.setenv("SCRATCH", str(Path.cwd()))
+    search = {"class_path": "WikiSearch", "init_args": {"index": "$SCRATCH/wiki"}}
+    recipe["model"]["rollout"]["tools"] = [search]
+    save(recipe)
+    (tool,) = build(["recipe.yaml"]).module.rollout.tools
+    assert tool.index == f"{Path.cwd()}/wiki"
+
+
+def test_a_logger_gets_its_key_and_the_runs_folder_its_variables(keyed, monkeypatch):
+    recipe = keyed()
+    monkeypatch.setenv("SCRATCH", str(Path.cwd() / "scratch"))
+    recipe["trainer"]["logger"] = [
+        {"class_path": "CSVLogger", "init_args": {"save_dir": "$SCRATCH/runs", "name": "mine"}},
+        {"class_path": "TensorBoardLogger", "init_args": {"save_dir": "$SCRATCH/runs"}},
+    ]
+    save(recipe)
+    built = build(["recipe.yaml"])
+    csv, board = built.trainer.loggers
+    assert (
+        Path(csv.log_dir)
+        == built.invocation.place.folder
+        == Path("scratch/runs/mine/version_0").absolute()
+    )
+    assert board.root_dir.startswith(os.environ["SCRATCH"])
+
+
+def test_a_value_that_an_earlier_version_saved_is_no_change_and_is_never_printed(monkeypatch):
+    monkeypatch.setenv("MY_KEY", KEY)
+    assert list(changes({"key": KEY}, {"key": "${MY_KEY}"})) == []
+    (change,) = changes({"key": "sk-earlier"}, {"key": "${MY_KEY}"})
+    assert change == ("key", "another value", '"${MY_KEY}"')
+    (change,) = changes({"key": "$A/x"}, {"key": "$MY_KEY/x"})
+    assert change == ("key", '"$A/x"', '"$MY_KEY/x"')

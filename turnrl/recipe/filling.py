@@ -1,0 +1,100 @@
+"""Values of variables, which only the constructors of a recipe's objects get.
+
+A recipe keeps `${NAME}` as it was written, so that no secret is in a saved recipe, a checkpoint, a
+printed line or the recipe of another process.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import pkgutil
+from collections.abc import Callable, Collection, Iterable
+from functools import partial
+from typing import Any
+
+from jsonargparse import Namespace
+
+from turnrl.recipe.merging import Contents, each_value, filled_in, variables
+from turnrl.text import keep_secret
+
+_SHOWN = ("model.policy.", "data.")
+"""Settings whose values are names and paths, which messages show."""
+_SHORTEST = 6
+"""Shorter values would be struck out of words in which they only happen to occur."""
+
+
+def fill(config: Any) -> Any:
+    """A copy of a parsed recipe with the values of its variables, for the constructors.
+
+    A class that resolves some of its settings itself names them in `references`. It gets these as
+    they were written.
+    """
+    return _filled(config, "", ())
+
+
+def _filled(value: Any, key: str, references: Iterable[str]) -> Any:
+    if isinstance(value, list):
+        return [_filled(item, f"{key}[{n}]", ()) for n, item in enumerate(value)]
+    if not isinstance(value, Namespace | dict):
+        return _value(value, key)
+    own: Iterable[str] = ()
+    items = vars(value) if isinstance(value, Namespace) else value
+    if isinstance(path := items.get("class_path"), str):
+        own = getattr(pkgutil.resolve_name(path), "references", ())
+    filled = copy.copy(value)
+    for name, item in items.items():
+        if name in ("init_args", "dict_kwargs"):
+            new = _filled(item, key, own)
+        else:
+            new = item if name in references else _filled(item, f"{key}.{name}".lstrip("."), ())
+        filled[name] = new
+    return filled
+
+
+def _value(value: Any, key: str) -> Any:
+    filled = filled_in(value, key)
+    if filled != value and not key.startswith(_SHOWN):
+        for name in variables(value):
+            secret = os.environ.get(name, "")
+            if len(secret) >= _SHORTEST and not os.path.exists(secret):  # noqa: PTH110 - any text
+                keep_secret(secret, name)
+    return filled
+
+
+def with_plain_values(
+    contents: Contents, faults: Callable[[Contents], Iterable[str | None]]
+) -> Contents:
+    """The contents of a recipe, with the values of the variables that stand for numbers, switches
+    and choices: a text such as `${NAME}` does not fit these settings, and no secret does.
+
+    Args:
+        contents: The contents.
+        faults: A message about each part that does not fit; it begins with the part's key.
+    """
+    references: dict[str, str] = {}
+
+    def note(value: object, key: str) -> object:
+        if filled_in(value, key) != value:
+            references[key] = key.replace(".init_args", "").lstrip(".")
+        return value
+
+    each_value(contents, note)
+    while references:
+        found = [fault for fault in faults(contents) if fault]
+        unfit = {key for key, name in references.items() if _names(found, name)}
+        filled = each_value(contents, partial(_filled_at, unfit))
+        if not unfit or _names(map(str, faults(filled)), *(references[key] for key in unfit)):
+            break
+        contents = filled
+        for key in unfit:
+            del references[key]
+    return contents
+
+
+def _filled_at(keys: Collection[str], value: object, key: str) -> object:
+    return filled_in(value, key) if key in keys else value
+
+
+def _names(faults: Iterable[str], *keys: str) -> bool:
+    return any(fault.startswith(f"{key} ") for fault in faults for key in keys)

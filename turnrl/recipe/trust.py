@@ -1,0 +1,187 @@
+"""Code that a stranger's run or recipe names, and the mark by which a user's own runs are known.
+
+A recipe names classes, functions and programs, so building it runs them. Turnrl, installed plugins,
+and the optimisers, callbacks and loggers of torch and Lightning are trusted. Everything else may
+come with the recipe, and needs the user's consent unless the recipe is the user's own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import importlib.metadata
+import os
+import re
+import secrets
+import sys
+import tempfile
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+import yaml
+
+from turnrl.errors import RecipeError
+from turnrl.plugins import GROUP
+from turnrl.recipe.bundled import bundled_recipes
+from turnrl.recipe.merging import Contents, each_value
+from turnrl.recipe.reading import load_yaml
+from turnrl.recipe.source import Source
+from turnrl.text import say_once, visible
+
+TRUST = "--trust"
+"""The option by which a user agrees to run the code that a stranger's recipe names."""
+_LIBRARIES = (
+    *("torch.optim", "lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
+    *("lightning.pytorch.trainer", "lightning.pytorch.strategies", "lightning.pytorch.profilers"),
+)
+"""Packages of other libraries whose classes a recipe may name."""
+_OF_A_RUN = ("checkpoints", "record", "metrics.csv")
+_MARK = "# written here by turnrl: "
+_NAME = re.compile(r"[^\W\d]\w*(?:[.:][^\W\d][\w-]*)+")
+"""A dotted path, or the name of an environment after its module: `my_module:Maze-v0`."""
+
+
+def marked(text: str) -> str:
+    """The text of a recipe with a last line by which `is_marked` knows it.
+
+    The line is a digest that needs a key in the user's state folder, so nobody else can write it.
+    Without such a folder there is no line.
+    """
+    key = _key()
+    return text if key is None else f"{text}{_MARK}{_digest(key, text)}\n"
+
+
+def is_marked(text: str) -> bool:
+    """True if this user's turnrl has written the text of a recipe, and nobody has changed it."""
+    before, mark, digest = text.rpartition(_MARK)
+    key = _key() if mark else None
+    return key is not None and hmac.compare_digest(_digest(key, before), digest.strip())
+
+
+def _digest(key: bytes, text: str) -> str:
+    return hmac.new(key, text.encode(), hashlib.sha256).hexdigest()
+
+
+def _key() -> bytes | None:
+    """The key of the user's marks, made on the first use; None if it cannot be kept."""
+    try:
+        home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        file = Path(home, "turnrl", "key")
+        if not file.exists():
+            file.parent.mkdir(parents=True, exist_ok=True)
+            # only its owner can read a file of `mkstemp`; a link never replaces another's key
+            number, new = tempfile.mkstemp(dir=file.parent)
+            os.write(number, secrets.token_bytes(32))
+            os.close(number)
+            try:
+                os.link(new, file)
+            except FileExistsError:
+                pass
+            finally:
+                Path(new).unlink()
+        return file.read_bytes() or None
+    except (OSError, RuntimeError):
+        return None
+
+
+def is_own(file: Path, text: str) -> bool:
+    """True if a recipe is the user's own: turnrl has written it here, or it is bundled, or it lies
+    in the current folder or below and belongs to no run."""
+    if is_marked(text) or str(file) in bundled_recipes().values():
+        return True
+    of_run = file.name == "config.yaml" or any((file.parent / n).exists() for n in _OF_A_RUN)
+    return not of_run and file.resolve().is_relative_to(Path.cwd())
+
+
+def code_named(contents: Contents, folders: Sequence[str]) -> dict[str, str]:
+    """Code that a recipe names outside of turnrl, installed plugins and trusted libraries: what is
+    named, by key.
+
+    Args:
+        contents: The recipe.
+        folders: Folders in which modules are looked up, beside the installed ones.
+    """
+    source, found = Source(folders), dict[str, str]()
+    trusted = (*_LIBRARIES, "turnrl", *_plugins())
+
+    def look(value: object, key: str) -> object:
+        key = key.replace(".init_args", "").lstrip(".")
+        for name in names_in(value):
+            owner = source.at(name) if "." in name else None
+            home = "" if owner is None else f"{owner.module}."
+            is_there = name.startswith("__main__") or source.spec(re.split("[.:]", name)[0])
+            if is_there and not home.startswith(tuple(f"{top}." for top in trusted)):
+                found[key] = name
+        if isinstance(value, str) and _is_program(key.rpartition(".")[2], value):
+            found[key] = value
+        return value
+
+    each_value(contents, look)
+    return found
+
+
+def _is_program(setting: str, value: str) -> bool:
+    """True if a setting names a program, or a folder with code of its own."""
+    return setting in ("python", "command") or (setting == "encoder" and Path(value).is_dir())
+
+
+def names_in(value: object) -> Collection[str]:
+    """The dotted paths in a value of a recipe. jsonargparse reads a text as YAML too."""
+    if not isinstance(value, str):
+        return ()
+    try:
+        read = load_yaml(value)
+    except yaml.YAMLError:
+        read = None
+    if isinstance(read, str):
+        return {text for text in (value.strip(), read) if _NAME.fullmatch(text)}
+    return set(_NAME.findall(value))
+
+
+def _plugins() -> set[str]:
+    return {point.module.split(".")[0] for point in importlib.metadata.entry_points(group=GROUP)}
+
+
+def needs_consent(where: str, contents: Contents, folder: Path, trusts: bool) -> None:
+    """Name the code that a stranger's recipe would run, and refuse it unless the user agrees.
+
+    Args:
+        where: The run, checkpoint or recipe, for messages.
+        contents: Its recipe.
+        folder: The folder in which the recipe lies.
+        trusts: True if the user agrees.
+    Raises:
+        RecipeError: With everything that is named.
+    """
+    named = code_named(contents, (str(Path.cwd()), str(folder.absolute())))
+    if not named:
+        return
+    listed = ", ".join(f"{key}: {visible(name)}" for key, name in named.items())
+    if not trusts:
+        raise RecipeError(
+            f"{where!r} was not written by you on this machine, and it would run code of no "
+            f"installed plugin ({listed}). Read that code. If you trust it, repeat the command "
+            f"with {TRUST}; in Python, turnrl.load(..., trust=True)."
+        )
+    say_once(f"turnrl: runs code that {where!r} names: {listed}")
+
+
+def import_from(contents: Contents, *folders: Path) -> None:
+    """Make modules importable that a recipe names and that lie in these folders. Python searches
+    the folders last, and a folder without such a module not at all: a file in it may have the name
+    of a module that some library tries to import."""
+    tops = set[str]()
+
+    def look(value: object, key: str) -> object:
+        tops.update(re.split("[.:]", name)[0] for name in names_in(value))
+        return value
+
+    each_value(contents, look)
+    for folder in map(Path.absolute, folders):
+        if str(folder) not in sys.path and any(_modules(folder, tops)):
+            sys.path.append(str(folder))
+
+
+def _modules(folder: Path, names: Collection[str]) -> Iterator[Path]:
+    for name in names:
+        yield from (path for path in (folder / f"{name}.py", folder / name) if path.exists())
