@@ -186,7 +186,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             "test_scaffold.test_a_tool_comes_with_questions_that_it_knows_the_answers_to"
         ),
         "--model.optimizer torch.optim.SGD": Fits(),
-        "pip install 'turnrl[gpu]'": NotRun("the package index; the tests use what is installed"),
+        "pip install '.[gpu]'": NotRun("the package index; the tests use what is installed"),
         "turnrl play --estimators": Elsewhere(
             "test_play.test_play_prints_the_credit_that_each_estimator_would_give"
         ),
@@ -467,7 +467,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit quickstart library.yaml": Runs(
             (SEEN,), ("runs/library/version_0/model",), slow=True
         ),
-        "pip install 'turnrl[environments]'": NotRun("the package index; it is installed"),
+        "pip install '.[environments]'": NotRun("the package index; it is installed"),
         "id: FrozenLake-v1": Saved("lake.yaml"),
         "turnrl fit quickstart lake.yaml --data": Elsewhere(LAKE),
         "turnrl warmup quickstart lake.yaml": Elsewhere(LEARNED),
@@ -480,7 +480,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit quickstart guess.yaml": Runs(
             (SEEN,), ("runs/guess/version_0/model",), slow=True
         ),
-        "pip install 'turnrl[openenv]'": NotRun("the package index; it is installed"),
+        "pip install '.[openenv]'": NotRun("the package index; it is installed"),
         "url: http": Saved("server.yaml"),
         "turnrl fit quickstart server.yaml": Elsewhere(SERVER),
         "of: last_step": Fits(),
@@ -546,7 +546,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "check_player(": Elsewhere("test_players.test_players_keep_to_the_contract"),
     },
     "docs/howto/gpu.md": {
-        "pip install 'turnrl[gpu]'": NotRun("the package index; the tests use what is installed"),
+        "pip install '.[gpu]'": NotRun("the package index; the tests use what is installed"),
         "turnrl doctor": NotRun("the hub and a search server; test_doctor.py has smaller recipes"),
         "--plan.profile 24GB": NotRun("the hub and a GPU; test_plan.py applies a profile"),
         "memory plan for": Elsewhere(
@@ -645,7 +645,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--": NotRun("an option of SGLang"),
     },
     "docs/explanation/performance.md": {
-        "pip install 'turnrl[bench]'": NotRun("the package index; the tests use what is installed"),
+        "pip install '.[bench]'": NotRun("the package index; the tests use what is installed"),
         "compare.py trl": Elsewhere("test_bench.test_trl_and_turnrl_do_equal_work_in_a_small_case"),
         "vllm serve": NotRun("vLLM has an environment of its own"),
         "compare.py engine": COMPARED,
@@ -773,7 +773,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "--index news --fields": Elsewhere(
             "test_ranking.test_the_answers_in_somebody_elses_index_are_counted"
         ),
-        "pip install 'turnrl[encoders]'": NotRun("the package index, and a model of the hub"),
+        "pip install '.[encoders]'": NotRun("the package index, and a model of the hub"),
         "--passage-prefix": Elsewhere(
             "test_ranking.test_a_passage_prefix_is_encoded_and_part_of_the_version"
         ),

@@ -416,7 +416,7 @@ def test_expressions_are_compared_with_math_verify(given_answer, accepted, right
 
 def test_the_math_rule_without_its_package_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(RecipeError, match=r"'math-verify'.*pip install 'turnrl\[math\]'"):
+    with pytest.raises(RecipeError, match=r"'math-verify'.*pip install '\.\[math\]'"):
         QuestionData(answers="math")
 
 

@@ -517,7 +517,7 @@ def test_a_record_of_a_newer_turnrl_asks_for_an_update(capsys):
     pq.write_table(table.replace_schema_metadata({b"turnrl.record": b"99"}), file)
     message = fails(capsys, ["compare", a, b])
     assert "has version 99 of the record" in message
-    assert "pip install --upgrade turnrl" in message
+    assert "Update your clone of turnrl" in message
 
 
 def test_a_run_without_its_settings_is_compared_and_says_so(capsys):

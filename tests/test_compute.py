@@ -343,7 +343,7 @@ def test_device_errors_are_distinguished_from_kernel_refusals():
 @pytest.mark.skipif(importlib.util.find_spec("liger_kernel") is not None, reason="Liger is there")
 def test_the_extra_that_is_named_where_liger_is_missing_brings_it():
     message = fuse(None, torch.device("cuda"))
-    (extra,) = re.findall(r"pip install 'turnrl\[(\w+)\]'", message)
+    (extra,) = re.findall(r"pip install '\.\[(\w+)\]'", message)
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())["project"]
     (wanted,) = project["optional-dependencies"][extra]
     assert wanted.startswith("liger-kernel>=")

@@ -72,6 +72,15 @@ def test_a_vendors_model_takes_the_same_turns_with_the_same_tools(chat, monkeypa
     assert server.keys == ["Bearer secret"] * 2
 
 
+@pytest.mark.parametrize("name", ["HTTP_PROXY", "http_proxy", "ALL_PROXY"])
+def test_a_key_never_goes_through_a_proxy_to_this_machine(name, chat, monkeypatch):
+    monkeypatch.setenv("VENDOR_KEY", "secret")
+    monkeypatch.setenv(name, "http://127.0.0.1:9")
+    with vendor(looks_then_answers) as server:
+        (trajectory,) = play(server, chat)
+    assert trajectory.answer == "Paris at turn 1"
+
+
 def test_endpoint_replies_are_scored_and_recorded(chat, tmp_path):
     question = Question("q", "?", ("Paris",))
     says = lambda messages, number: "=Paris" if len(messages) > 2 else CALL  # noqa: E731

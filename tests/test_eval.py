@@ -18,6 +18,7 @@ from commands import fails, save
 from pages import pieces
 from turnrl import Question, f1, normalize_answer, record
 from turnrl.cli import main
+from turnrl.recipe.trust import marked
 from turnrl.run.runs import differences, experiments, open_runs
 from vendors import Handler, vendor
 
@@ -502,7 +503,7 @@ def test_mistakes_in_an_evaluation_are_answered_with_the_next_step(recipe, tiny_
     message = fails(capsys, ["eval", str(tiny_model)])
     assert "'turnrl eval RECIPE --model.policy.model" in message
     Path("runs/young/version_0").mkdir(parents=True)
-    save(recipe, "runs/young/version_0/config.yaml")
+    Path("runs/young/version_0/config.yaml").write_text(marked(yaml.safe_dump(recipe)))
     message = fails(capsys, ["eval", "young"])
     assert "has no checkpoint, no model/ and no adapter/. Wait for its first" in message
     # its recipe alone can be scored, as the message says

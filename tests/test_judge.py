@@ -421,7 +421,7 @@ def test_verdicts_from_before_an_outage_are_kept(serve, tmp_path):
 def test_a_cache_that_is_not_a_database_is_an_error_with_the_next_step(serve, tmp_path):
     cache = tmp_path / "verdicts.sqlite"
     cache.write_text("This is no database. " * 100)
-    with pytest.raises(RewardError, match=r"verdicts.sqlite' cannot be used .*Delete it"):
+    with pytest.raises(RewardError, match=r"verdicts.sqlite' cannot be used .*delete it"):
         scores(reward(serve(), cache=str(cache)), answering("Rome"))
 
 

@@ -388,7 +388,7 @@ def test_a_server_of_another_kind_is_named(chat, serve):
 
 def test_without_websockets_the_line_that_installs_them_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "websockets.asyncio.client", None)
-    with pytest.raises(RecipeError, match=r"Run \"pip install 'turnrl\[openenv\]'\""):
+    with pytest.raises(RecipeError, match=r"Run \"pip install '\.\[openenv\]'\""):
         OpenEnv("http://localhost:1")
 
 

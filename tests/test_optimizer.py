@@ -13,8 +13,10 @@ from lightning.pytorch.cli import ReduceLROnPlateau
 from torch.optim import SGD
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, LinearLR, OneCycleLR, PolynomialLR
 
+from commands import save
 from runs import adamw, data, last, make_module, rows, trainer, weights
-from turnrl import RecipeError
+from turnrl import RecipeError, TurnLevel
+from turnrl.recipe.build import build
 
 
 class Rates(Callback):
@@ -168,3 +170,20 @@ def test_a_schedule_that_ends_early_without_an_error_is_warned_of(
         caplog.clear()
         run(tmp_path / str(length), tiny_model, 4, scheduler=lambda o, n=length: schedule(o, n))
         assert bool(re.search(message, caplog.text)) is (length == 2)
+
+
+def test_a_setting_of_the_default_optimiser_or_estimator_needs_no_name(recipe):
+    del recipe["model"]["optimizer"]
+    save(recipe)
+    options = ["--model.optimizer.lr", "1e-5", "--model.estimator.gamma", "0.5"]
+    module = build(["recipe.yaml", *options]).module
+    made, plain = (
+        parts.optimizer([torch.nn.Parameter(torch.zeros(1))]).defaults
+        for parts in (module, build(["recipe.yaml"]).module)
+    )
+    assert made == {**plain, "lr": 1e-5}
+    assert module.estimator == TurnLevel(gamma=0.5)
+    recipe["model"]["optimizer"] = {"weight_decay": 0.1}
+    save(recipe)
+    made = build(["recipe.yaml"]).module.optimizer([torch.nn.Parameter(torch.zeros(1))]).defaults
+    assert made == {**plain, "weight_decay": 0.1}

@@ -272,7 +272,10 @@ def test_a_module_that_raises_is_blamed(tmp_path, monkeypatch):
 
 def test_a_model_needs_a_library_that_the_message_names(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(RecipeError, match=r"pip install 'turnrl\[encoders\]'. Or set encoder to a"):
+    with pytest.raises(
+        RecipeError,
+        match=r"pip install '\.\[encoders\]'\" in your clone of turnrl. Or set encoder to a",
+    ):
         open_encoder("sentence-transformers/all-MiniLM-L6-v2")
     with pytest.raises(RecipeError, match="is a model of sentence-transformers"):
         open_encoder("all-MiniLM-L6-v2")

@@ -521,7 +521,7 @@ def test_a_record_is_read_while_its_next_file_is_being_written(tmp_path):
 
 
 def test_a_record_from_before_version_0_8_is_refused_with_the_version_that_reads_it():
-    with pytest.raises(DataError, match=r"of turnrl 0\.5, 0\.6 or 0\.7.* turnrl==0\.8"):
+    with pytest.raises(DataError, match=r"of turnrl 0\.5, 0\.6 or 0\.7.* clone of turnrl 0\.8"):
         record.read(OLD)
 
 

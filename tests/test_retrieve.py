@@ -62,6 +62,11 @@ def test_the_server_answers_like_the_index_it_serves(server, folder):
     assert ask(search_tool(server.url), *QUERIES) == ask(WikiSearch(str(folder)), *QUERIES)
 
 
+def test_a_server_on_this_machine_is_asked_without_a_proxy(server, monkeypatch):
+    monkeypatch.setenv("HTTP_PROXY", "http://127.0.0.1:9")
+    assert search_tool(server.url, retries=0, wait_s=0).check() is None
+
+
 @needs_shared_data
 def test_real_passages_are_the_same_answers(tmp_path):
     embedded.build(tmp_path / "index", corpus_of(SHARED / "squad" / "corpus.jsonl"))

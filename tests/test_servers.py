@@ -26,6 +26,7 @@ from turnrl.servers import (
     Cache,
     Patience,
     Unavailable,
+    is_loopback,
     pause_s,
     raise_if_away,
     short_reason,
@@ -367,3 +368,39 @@ def test_a_cache_waits_for_another_process_that_makes_the_same_file(tmp_path):
     assert other.execute("SELECT word FROM said").fetchall() == [("yes",)]
     cache.close()
     other.close()
+
+
+def test_a_cache_that_another_process_has_locked_is_never_to_be_deleted(tmp_path, monkeypatch):
+    monkeypatch.setattr("turnrl.servers._LOCKED_S", 0.1)
+    file = tmp_path / "cache.sqlite"
+    with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
+        other.execute("BEGIN EXCLUSIVE")
+        locked = pytest.raises(RewardError, match="Another run is writing to it: repeat")
+        with locked as refused, Cache(file, "", RewardError).transaction():
+            pass
+    assert "elete" not in str(refused.value)
+    file.write_text("this is no database, and longer than the head of one" * 20)
+    damaged = pytest.raises(RewardError, match="it is damaged: delete it, or set 'cache'")
+    with damaged, Cache(file, "", RewardError).transaction():
+        pass
+
+
+@pytest.mark.parametrize(
+    ("address", "here"),
+    [
+        ("http://127.0.0.1:8000/v1", True),
+        ("http://127.9.9.9", True),
+        ("http://localhost/retrieve", True),
+        ("http://LOCALHOST.:8000", True),
+        ("http://gpu.localhost:1", True),
+        ("ws://[::1]:7000", True),
+        ("http://[::ffff:127.0.0.1]", True),
+        ("http://0.0.0.0:8000", True),
+        ("http://127.0.0.1.example.com", False),
+        ("http://localhost.example.com", False),
+        ("https://api.example.com/v1?host=localhost", False),
+        ("http://10.0.0.1", False),
+    ],
+)
+def test_an_address_of_this_machine_is_known(address, here):
+    assert is_loopback(address) is here

@@ -17,7 +17,7 @@ import yaml
 import recorded
 import turnrl
 from commands import fails, forget, save
-from turnrl import RecipeError
+from turnrl import CheckpointError, RecipeError
 from turnrl.cli import main
 from turnrl.commands.report.command import write as report
 from turnrl.recipe.build import build
@@ -136,6 +136,25 @@ def test_a_strangers_checkpoint_runs_nothing_without_consent(sent, capsys):
     (tool,) = turnrl.load(file, trust=True).rollout.tools
     assert type(tool).__name__ == "Evil"
     assert "turnrl: runs code that" in capsys.readouterr().err
+
+
+class Planted:
+    def __reduce__(self):
+        return Path.touch, (Path("RAN"),)
+
+
+def test_an_object_in_a_checkpoint_is_refused_without_torchs_advice(trained, capsys):
+    file = trained / "checkpoints" / "last.ckpt"
+    torch.save({**torch.load(file, weights_only=True), "planted": Planted()}, file)
+    for words in (
+        ["fit", "recipe.yaml", "--ckpt_path", str(file)],
+        ["eval", "recipe.yaml", "--ckpt_path", str(file)],
+        ["play", str(file), "a question"],
+    ):
+        message = fails(capsys, words, code=CheckpointError.exit_code)
+        assert f"the checkpoint {str(file)!r} holds" in message
+        assert "weights_only" not in message
+    assert not Path("RAN").exists()
 
 
 def test_a_file_that_a_library_looks_for_is_not_imported_from_a_runs_folder(sent):

@@ -1,7 +1,10 @@
 """Checkpoints of a module: only the trained weights, with their policy's identity; and resuming."""
 
+import contextlib
+import pickle
+import re
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,6 +16,25 @@ from turnrl.errors import CheckpointError, RecipeError, blaming, in_short
 from turnrl.policy.adapter import read_adapter, take_adapter
 from turnrl.policy.files import load_whole
 from turnrl.policy.model import Policy
+
+
+@contextlib.contextmanager
+def read_safely(file: object) -> Iterator[None]:
+    """Read a checkpoint within this block, with `weights_only=True`, so that no code in it runs.
+
+    Raises:
+        CheckpointError: If it holds anything but weights and plain values. torch's own error would
+            tell the user to let the code run.
+    """
+    try:
+        yield
+    except pickle.UnpicklingError as error:
+        names = re.findall(r"GLOBAL ([\w.]+)", str(error))
+        holds = f"the object {names[0]!r}" if names else "objects that torch cannot read"
+        raise CheckpointError(
+            f"the checkpoint {str(file)!r} holds {holds} beside weights and plain values. turnrl "
+            "does not read it, because code in it could run. Give one that turnrl has written."
+        ) from None
 
 
 def describe(checkpoint: dict[str, object], policy: Policy, optimizers: list[Optimizer]) -> None:

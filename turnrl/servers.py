@@ -5,6 +5,7 @@
     Unavailable   raised by an attempt that may succeed later
     raise_if_away raises it for the HTTP statuses that mean so
     short_reason  a server's text, or an error, in one line without secrets
+    is_loopback   whether an address is of this machine, which no proxy may serve
     complaint     the clearest message in an error response
     Cache         a SQLite file that threads and processes share
 
@@ -18,6 +19,8 @@ import asyncio
 import contextlib
 import datetime
 import email.utils
+import errno
+import ipaddress
 import math
 import os
 import random
@@ -28,6 +31,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, final
+from urllib.parse import urlsplit
 
 from turnrl.errors import WorldError
 from turnrl.text import say, visible
@@ -42,6 +46,7 @@ __all__ = [
     "Request",
     "Unavailable",
     "complaint",
+    "is_loopback",
     "pause_s",
     "raise_if_away",
     "short_reason",
@@ -95,6 +100,17 @@ def raise_if_away(status: int, reason: str, headers: Mapping[str, str]) -> None:
     """
     if status in (408, 425, 429) or status >= 500:
         raise Unavailable(reason, headers.get("retry-after"))
+
+
+def is_loopback(address: str) -> bool:
+    """True if an address is of this machine. A request to it, with its key, must not go to a proxy:
+    nothing there answers for this machine."""
+    host = (urlsplit(address).hostname or "").rstrip(".")
+    with contextlib.suppress(ValueError):
+        number = ipaddress.ip_address(host)
+        mapped = getattr(number, "ipv4_mapped", None) or number
+        return mapped.is_loopback or mapped.is_unspecified
+    return host == "localhost" or host.endswith(".localhost")
 
 
 def strike(text: str, secrets: Iterable[str | None]) -> str:
@@ -287,6 +303,19 @@ class Request:
             self._patience._answered()
 
 
+def _advice(error: Exception) -> str:
+    """The first words of a next step for a cache that cannot be used."""
+    code = getattr(error, "sqlite_errorcode", None)
+    kind = None if code is None else code & 0xFF
+    if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
+        return "Another run is writing to it: repeat the command when that run has ended"
+    if kind in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
+        return "It is no cache, or it is damaged: delete it"
+    if kind == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == errno.ENOSPC:
+        return "Free space on the disk"
+    return "Make its folder one in which you may write"
+
+
 _LOCKED_S = 60.0
 """The longest time that a process waits for another one that writes to a cache."""
 
@@ -319,8 +348,8 @@ class Cache:
                     yield db
         except (sqlite3.Error, OSError) as error:
             raise self._error(
-                f"the cache {str(self.path)!r} cannot be used ({error}). Delete it, free space on "
-                "the disk, or set 'cache' to another file."
+                f"the cache {str(self.path)!r} cannot be used ({error}). {_advice(error)}, or set "
+                "'cache' to another file."
             ) from error
 
     def _opened(self) -> sqlite3.Connection:

@@ -123,7 +123,7 @@ def trl(blocks: int = 3, steps: int = 2, prompts: int = 8, rows: int = 16) -> No
         rows: Trajectories of a TRL micro-batch; must divide the number of all trajectories.
     """
     if importlib.util.find_spec("trl") is None:
-        sys.exit("TRL is not installed. Install it with: pip install 'turnrl[bench]'")
+        sys.exit("TRL is not installed. Install it with: pip install '.[bench]'")
     # TRL recognises a model's family by comparing the template with its own copy
     template = importlib.import_module("trl.chat_template_utils").qwen2_5_chat_template
     with TemporaryDirectory() as folder:

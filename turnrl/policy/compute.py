@@ -328,7 +328,7 @@ def fuse(
     if device.type != "cuda":
         return "none on this device"
     if importlib.util.find_spec("liger_kernel") is None:
-        return "none (pip install 'turnrl[gpu]' would bring them)"
+        return "none (pip install '.[gpu]' in a clone of turnrl would bring them)"
     ids = ordinary_ids(network).to(device)
 
     def logits() -> Tensor:

@@ -92,7 +92,8 @@ class Policy(nn.Module):
             (except that `Lora.dropout` then drops the same part of the prefix for all of them). If
             the model's code does not allow it, each trajectory is read from its first token.
         fused_kernels: On a GPU, use the fused norms, rotations and activations of Liger, if
-            `liger-kernel` is installed (`pip install 'turnrl[gpu]'`) and knows the architecture.
+            `liger-kernel` is installed (`pip install '.[gpu]'` in a clone) and knows the
+            architecture.
         minibatch_tokens: The most tokens computed at once while learning, but at least one
             trajectory; a shared prefix counts once. It only affects memory and time. Null leaves it
             to the memory plan, or takes 16,384.

@@ -39,8 +39,11 @@ def add_fit_command(commands: Commands) -> None:
 
 def _fit(built: Built) -> None:
     # weights_only: a checkpoint may come from anywhere, so no code in it may run
+    from turnrl.checkpoints import read_safely  # loads torch
+
     path = built.checkpoint
-    built.trainer.fit(built.module, datamodule=built.data, ckpt_path=path, weights_only=True)
+    with read_safely(path):
+        built.trainer.fit(built.module, datamodule=built.data, ckpt_path=path, weights_only=True)
 
 
 def add_recipe_command(

@@ -48,6 +48,15 @@ Flags = Mapping[str, str]
 """Options without a value, with their lines of help. They are not settings of a recipe."""
 COMMAND = "command"
 """Key of a run's `config.yaml` that names its command."""
+DEFAULTS: Mapping[str, Editable] = {
+    "optimizer": {
+        "class_path": "torch.optim.AdamW",
+        "init_args": {"lr": 1e-6, "betas": [0.9, 0.99], "weight_decay": 0.0},
+    },
+    "estimator": {"class_path": "turnrl.TurnLevel"},
+}
+"""What `MTGRPO` takes if a recipe names no class. A recipe or an option may change a setting of it,
+as in `--model.optimizer.lr 1e-5`."""
 _WRITES = ("logger", "default_root_dir")
 """Settings of a trainer that say where a run writes."""
 _STRATEGIES = ("auto", "ddp", "fsdp2")
@@ -328,6 +337,13 @@ def _checked_sections(contents: Contents) -> Editable:
     for key in MAPPINGS:
         section = checked[key] or {}
         checked[key] = section if isinstance(section, dict) else {"class_path": section}
+    model = checked["model"]
+    if str(model.get("class_path", "MTGRPO")).rpartition(".")[2] == "MTGRPO":
+        settings = model.get("init_args") or model
+        for name, default in DEFAULTS.items():
+            given = settings.get(name)
+            if given and isinstance(given, dict) and "class_path" not in given:
+                settings[name] = merged(default, given)
     return checked
 
 

@@ -9,7 +9,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from turnrl.checkpoints import take_exported
+from turnrl.checkpoints import read_safely, take_exported
 from turnrl.checks import Plan
 from turnrl.errors import (
     ArgumentTypeError,
@@ -68,7 +68,10 @@ def load(
     file = agent.weights()
     saved = None
     if file is not None and not file.is_dir():
-        saved = torch.load(file, map_location="cpu", weights_only=True)
+        with read_safely(file):
+            saved = torch.load(file, map_location="cpu", weights_only=True)
+        if not isinstance(saved, dict):
+            raise CheckpointError(f"{str(file)!r} is no checkpoint. Give one of 'turnrl fit'.")
     if module is not None and file is None:
         raise RecipeError(
             f"{str(path)!r} is a recipe, and has no trained weights for the module to take. "

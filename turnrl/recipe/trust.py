@@ -87,7 +87,7 @@ def _key() -> bytes | None:
 def is_own(file: Path, text: str) -> bool:
     """True if a recipe is the user's own: turnrl has written it here, or it is bundled, or it lies
     in the current folder or below and belongs to no run."""
-    if is_marked(text) or str(file) in bundled_recipes().values():
+    if is_marked(text) or file in bundled_recipes().values():
         return True
     of_run = file.name == "config.yaml" or any((file.parent / n).exists() for n in _OF_A_RUN)
     return not of_run and file.resolve().is_relative_to(Path.cwd())

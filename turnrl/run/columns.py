@@ -127,7 +127,7 @@ _NEVER_NULL = (
 )
 _NEVER_NULL_IN = {
     "rewards": ("name", "value"),
-    "turns": ("text", "tokens", "reward", "calls", "results"),
+    "turns": ("tokens", "calls"),
     "calls": ("name",),
     "results": ("content", "ok"),
 }

@@ -130,13 +130,15 @@ def _opened(file: Path, columns: Sequence[str] | None) -> pa.Table:
             raise DataError(f"{str(file)!r} is not a record of turnrl. {step}")
         if version < VERSION:
             older = f"{str(file)!r} is a record of turnrl 0.5, 0.6 or 0.7, and is no longer read"
-            raise DataError(f"{older}. Read it with turnrl 0.8: 'pip install turnrl==0.8.*'.")
+            raise DataError(f"{older}. Read it with a clone of turnrl 0.8.")
         if version > VERSION:
-            step = "Update turnrl: 'pip install --upgrade turnrl'."
+            step = "Update your clone of turnrl."
             newer = f"{str(file)!r} has version {version} of the record"
             raise DataError(f"{newer}, and this turnrl reads {VERSION}. {step}")
         wanted = None if columns is None else list(columns)
         return pq.read_table(file, columns=wanted, schema=SCHEMA, partitioning=None)
+    except DataError:
+        raise
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         step = "Copy it again, or remove it."
         raise DataError(f"{str(file)!r} cannot be read ({in_short(error)}). {step}") from error
@@ -207,7 +209,7 @@ def group(rows: Sequence[Row]) -> Group:
     turn_rewards = torch.zeros(len(rows), turns)
     reached = torch.zeros(len(rows), turns, dtype=torch.bool)
     for i, row in enumerate(rows):
-        earned = [turn["reward"] for turn in row["turns"]]
+        earned = [turn["reward"] or 0.0 for turn in row["turns"]]
         turn_rewards[i, : len(earned)] = torch.tensor(earned)
         reached[i, row["begins"] : len(earned)] = True
     trajectories = tuple(map(_trajectory, rows))
@@ -308,9 +310,11 @@ def _result(part: Columns) -> ToolResult:
 
 def _turn(turn: Row) -> Turn:
     calls = tuple(map(call, turn["calls"]))
-    results = tuple(map(_result, turn["results"]))
+    results = tuple(map(_result, turn["results"] or ()))
     reading = Reading(calls, None, turn["format_error"])
-    return Turn(turn["text"], reading, results, turn["world_reward"] or 0.0, bool(turn["cut"]))
+    return Turn(
+        turn["text"] or "", reading, results, turn["world_reward"] or 0.0, bool(turn["cut"])
+    )
 
 
 # ---------------------------------------------------------------------- figures

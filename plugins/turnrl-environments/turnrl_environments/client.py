@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from turnrl import RecipeError, ToolError
-from turnrl.servers import Unavailable, raise_if_away, short_reason
+from turnrl.servers import Unavailable, is_loopback, raise_if_away, short_reason
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection
@@ -207,6 +207,7 @@ async def _connected(address: str) -> ClientConnection:
             ping_timeout=None,
             open_timeout=None,
             close_timeout=_CLOSE_S,
+            proxy=None if is_loopback(address) else True,
         )
         return connection
     except InvalidStatus as error:
@@ -231,7 +232,7 @@ def imported() -> Any:
     except ImportError as error:
         raise RecipeError(
             "OpenEnv needs the package websockets, which is not installed. Run "
-            "\"pip install 'turnrl[openenv]'\"."
+            "\"pip install '.[openenv]'\" in your clone of turnrl."
         ) from error
     return client
 
@@ -246,7 +247,12 @@ def schema_of(url: str, timeout_s: float) -> object:
     import httpx2
 
     try:
-        page = httpx2.get(f"{url}/schema", timeout=timeout_s, follow_redirects=True)
+        page = httpx2.get(
+            f"{url}/schema",
+            timeout=timeout_s,
+            follow_redirects=True,
+            trust_env=not is_loopback(url),
+        )
     except httpx2.RequestError as error:
         raise Unavailable(short_reason(error)) from None
     raise_if_away(page.status_code, f"status {page.status_code}", page.headers)

@@ -288,7 +288,7 @@ def _make_registered(id: str, **options: Any) -> object:
     except ImportError as error:
         raise RecipeError(
             "Gymnasium needs the package gymnasium, which is not installed. Run "
-            "\"pip install 'turnrl[environments]'\"."
+            "\"pip install '.[environments]'\" in your clone of turnrl."
         ) from error
     # its checker only warns about faults that are checked here
     return gymnasium.make(id, disable_env_checker=True, **options)

@@ -130,6 +130,6 @@ def _frozen_lake() -> tuple[Any, Any]:
         from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
     except ImportError as error:
         raise RecipeError(
-            "Lake needs gymnasium. Run pip install 'turnrl[environments]'."
+            "Lake needs gymnasium. Run \"pip install '.[environments]'\" in your clone of turnrl."
         ) from error
     return FrozenLakeEnv, generate_random_map

@@ -18,7 +18,14 @@ from typing import TypeVar
 import httpx2
 
 from turnrl import WorldError
-from turnrl.servers import Patience, Unavailable, complaint, raise_if_away, short_reason
+from turnrl.servers import (
+    Patience,
+    Unavailable,
+    complaint,
+    is_loopback,
+    raise_if_away,
+    short_reason,
+)
 from turnrl_openai.server import ChatServer
 
 T = TypeVar("T")
@@ -159,7 +166,10 @@ class Connection:
             limits = httpx2.Limits(max_connections=self.server.concurrency)
             # `ask` times each request as a whole, because a server that sends a byte now and then
             # would never be late
-            self._client = httpx2.AsyncClient(headers=headers, limits=limits, timeout=None)
+            proxies = not is_loopback(self.server.base_url)
+            self._client = httpx2.AsyncClient(
+                headers=headers, limits=limits, timeout=None, trust_env=proxies
+            )
         return self._client
 
     def _refusal(self, response: httpx2.Response, said: bytes) -> Exception:

@@ -213,8 +213,8 @@ class Math(_Kind):
     def __post_init__(self) -> None:
         if importlib.util.find_spec("math_verify") is None:
             raise RecipeError(
-                "data.answers is math, which needs the package 'math-verify'. Install it: "
-                "pip install 'turnrl[math]'."
+                "data.answers is math, which needs the package 'math-verify'. Run \"pip install "
+                "'.[math]'\" in your clone of turnrl."
             )
 
     def read(self, text: str) -> str | None:

@@ -169,8 +169,8 @@ def _sentence_transformer(name: str, device: Device) -> Encoder:
     except ModuleNotFoundError as error:
         raise RecipeError(
             f"the encoder {name!r} is a model of sentence-transformers, which needs {error.name}, "
-            "and that is not installed. Install it: pip install 'turnrl[encoders]'. Or set "
-            "encoder to a function of your own, as my_module.encode."
+            "and that is not installed. Run \"pip install '.[encoders]'\" in your clone "
+            "of turnrl. Or set encoder to a function of your own, as my_module.encode."
         ) from None
     import torch
 

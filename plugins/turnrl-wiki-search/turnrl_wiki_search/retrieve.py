@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from turnrl import Passage, ToolError, is_finite
-from turnrl.servers import Patience, Unavailable, raise_if_away, short_reason
+from turnrl.servers import Patience, Unavailable, is_loopback, raise_if_away, short_reason
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex
 from turnrl_wiki_search.server import (
     REPLAY,
@@ -147,7 +147,10 @@ class RetrieveIndex(SearchIndex):
                 headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
                 trusted = ssl.create_default_context(cafile=self._certificates)
                 client = self._clients[os.getpid()] = httpx2.Client(
-                    headers=headers, timeout=self._timeout_s, verify=trusted
+                    headers=headers,
+                    timeout=self._timeout_s,
+                    verify=trusted,
+                    trust_env=not is_loopback(self._target),
                 )
             return client
 

@@ -13,6 +13,7 @@ import lightning as L
 import torch
 from lightning.pytorch.cli import SaveConfigCallback
 
+from turnrl.checkpoints import read_safely
 from turnrl.commands.eval.figures import Figures, as_json, lines, report_of
 from turnrl.data.questions import QuestionData
 from turnrl.data.rows import Names
@@ -160,7 +161,8 @@ def _by_policy(
         data.label = name
         # a checkpoint may come from anywhere, so no code in it is run
         options = {"ckpt_path": checkpoint, "verbose": False, "weights_only": True}
-        trainer.validate(module, datamodule=data, **options)
+        with read_safely(checkpoint):
+            trainer.validate(module, datamodule=data, **options)
         checkpoint = None  # its weights are loaded
         (own,) = (c.evaluated for c in trainer.callbacks if isinstance(c, recording.Recorder))
         shares = [own] * trainer.world_size

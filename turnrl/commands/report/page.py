@@ -123,7 +123,9 @@ class _Listed:
                     "place": place,
                     "question": question,
                     "answer": (row["answer"] or "")[:200] if row["answer"] is not None else None,
-                    "total": _short(row["outcome"] + sum(turn["reward"] for turn in row["turns"])),
+                    "total": _short(
+                        row["outcome"] + sum(turn["reward"] or 0.0 for turn in row["turns"])
+                    ),
                     "tokens": sum(turn["tokens"] for turn in row["turns"]),
                     "advantages": [_short(turn["advantage"]) for turn in row["turns"]],
                     **{name: row[name] for name in ("split", "iteration", "policy_version")},

@@ -1,11 +1,13 @@
 """Resumed runs: their first figures, and settings that changed when they were resumed."""
 
+import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import lightning as L
+import yaml
 from lightning.pytorch.cli import SaveConfigCallback
 
 from turnrl.recipe.merging import filled_in, variables
@@ -88,8 +90,10 @@ class FirstFigures(L.Callback):
                 )
                 return
         if own is not None and "recipe" in checkpoint:
-            texts = checkpoint["recipe"], own.parser.dump(own.config, skip_none=False)
-            self._compare(trainer, *(up_to_date(load_yaml(text)) for text in texts))
+            with contextlib.suppress(yaml.YAMLError):  # of a checkpoint that a stranger has sent
+                saved = load_yaml(str(checkpoint["recipe"]))
+                now = load_yaml(own.parser.dump(own.config, skip_none=False))
+                self._compare(trainer, up_to_date(saved), up_to_date(now))
 
     def _compare(self, trainer: L.Trainer, saved: object, now: object) -> None:
         changed = {
