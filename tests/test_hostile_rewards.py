@@ -38,6 +38,7 @@ from turnrl_rewards import (
     WellFormed,
 )
 from turnrl_rewards.expressions import same_expression
+from turnrl_segmenters import ReAct, SearchR1, TwoTurn
 
 RULES = {
     "phrase": (Phrase(), ("Paris", "City of Light")),
@@ -111,3 +112,24 @@ def test_the_bundled_rewards_take_little_time_for_a_few_hostile_texts():
         searched = Turn(text, Reading(calls), results)
         attempt = Trajectory(question, (searched, Turn("", Reading(answer=text))), "answer")
         assert cpu_s(lambda attempt=attempt: score_group([attempt], REWARDS)) < 5 * MOST_S
+
+
+@pytest.mark.parametrize(
+    "unseen", ["\u200b", "\u3164", " \ufeff\n", "\u2060\u00ad", "\u0301", "\x00"]
+)
+def test_an_answer_that_nobody_sees_is_empty_in_every_scheme(unseen):
+    texts = {
+        TwoTurn(): f"<reasoning>so</reasoning><answer>{unseen}</answer>",
+        ReAct(): f"<think>so</think> <answer>{unseen}</answer>",
+        SearchR1(): f"<think>so</think> <answer>{unseen}</answer>",
+    }
+    question = Question("q", "What?", ("Paris",))
+    for scheme, text in texts.items():
+        for turn in range(scheme.max_turns):
+            reading = scheme.read(text, turn, False)
+            assert reading.format_error == "the answer is empty"
+            attempt = Trajectory(question, (Turn(text, reading),), "turns")
+            assert WellFormed().score(attempt) == curves(attempt)["format"] == 0
+    assert says_nothing(unseen, question)
+    assert says_nothing(f"{unseen}. -", question)
+    assert not says_nothing("π", question)

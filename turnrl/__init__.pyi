@@ -121,6 +121,7 @@ from turnrl.text import Style as Style
 from turnrl.text import contained_answer as contained_answer
 from turnrl.text import counted as counted
 from turnrl.text import fitted as fitted
+from turnrl.text import is_blank as is_blank
 from turnrl.text import neutralize as neutralize
 from turnrl.text import normalize_answer as normalize_answer
 from turnrl.text import painted as painted

@@ -49,6 +49,12 @@ _UNSEEN = re.compile(
 )
 
 
+def is_blank(text: str) -> bool:
+    """True if people see nothing of a text: it has only white space, control characters, marks and
+    letters without ink."""
+    return all(unicodedata.category(c)[0] in "ZCM" or _UNSEEN.match(c) for c in text)
+
+
 def has_content(text: str) -> bool:
     """True if a text has a letter, a digit or a symbol that people can see, and not only white
     space, punctuation and marks."""

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
-from turnrl import Message, Reading, ToolResult, ToolSpec, one_of
+from turnrl import Message, Reading, ToolResult, ToolSpec, is_blank, one_of
 from turnrl_segmenters.calls import call_text, read_tool_call
 from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme, opened_thought
 
@@ -113,8 +113,9 @@ class ReAct(Scheme):
         if not acts:
             return Reading(format_error="; ".join([*wrong, "no tool call or answer"]))
         if blocks[first].kind == "answer":
-            answer = None if blocks[first].fault else blocks[first].body.strip()
-            return Reading(answer=answer or None, format_error="; ".join(wrong) or None)
+            block = blocks[first]
+            answer = None if block.fault or is_blank(block.body) else block.body.strip()
+            return Reading(answer=answer, format_error="; ".join(wrong) or None)
         if self.is_last(turn):
             return Reading(format_error="; ".join([MUST_ANSWER, *wrong]))
         calls = tuple(
@@ -161,7 +162,7 @@ class ReAct(Scheme):
         elif self.answer == "plain" and not kinds & {"tool_call", "stray"} and not cut:
             *before, last = pieces
             yield from before
-            yield last._replace(kind="answer") if last.body.strip() else last
+            yield last if is_blank(last.body) else last._replace(kind="answer")
         else:
             yield from pieces
 
@@ -194,7 +195,7 @@ class ReAct(Scheme):
         spoken = act.replace("_", " ")
         if act == "answer" and after[0].fault:
             yield after[0].fault
-        elif act == "answer" and not after[0].body.strip():
+        elif act == "answer" and is_blank(after[0].body):
             yield "the answer is empty"
         kinds = [block.kind for block in rest]
         if "think" in kinds:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec, one_of
+from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec, is_blank, one_of
 from turnrl_segmenters.scheme import MUST_ANSWER, Scheme, opened_thought
 
 _TAG = re.compile(r"<(/?)(think|search|information|answer)>")
@@ -101,7 +101,7 @@ class SearchR1(Scheme):
             return Reading(format_error=_forged(written) or wrong)
         kind, opening = tags[close][2], tags[close - 1]
         body = text[opening.end() : tags[close].start()].strip()
-        fault = None if body else f"the {kind} is empty"
+        fault = f"the {kind} is empty" if is_blank(body) else None
         if opening.group() != f"<{kind}>":
             fault = f"tags inside {kind}"
         error = _forged(written) or fault or _form_error(text, tags[: close + 1])

@@ -16,7 +16,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec, read_call
+from turnrl import (
+    Message,
+    Reading,
+    RecipeError,
+    ToolCall,
+    ToolResult,
+    ToolSpec,
+    is_blank,
+    read_call,
+)
 from turnrl_segmenters.calls import call_text
 from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme
 
@@ -74,7 +83,7 @@ class TwoTurn(Scheme):
         """
         kind, body, end = _action(text)
         error = _form_error(text, kind, body, end)
-        if kind == "answer" and body is not None and body.strip():
+        if kind == "answer" and body is not None and not is_blank(body):
             return Reading(answer=body.strip(), format_error=error)
         if kind != "tool":
             return Reading(format_error=error)
@@ -130,7 +139,7 @@ def _form_error(text: str, kind: str | None, body: str | None, end: int) -> str 
     if body is None:
         closed = text[:end].endswith(f"</{kind}>")
         return f"tags inside {kind}" if closed else f"{kind} is not closed"
-    if kind == "answer" and not body.strip():
+    if kind == "answer" and is_blank(body):
         return "the answer is empty"
     if text[end:].strip():
         return f"text after the {kind}"
