@@ -80,6 +80,7 @@ def test_a_run_loads_from_another_folder_and_after_a_move(
     config = json.loads((run / "adapter" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "../../../../models/base"
     card = (run / "adapter" / "README.md").read_text()
+    assert "| prompts while training | each message tokenised on its own" in card
     assert str(tmp_path) not in card
     digest = hashlib.sha256((run / "config.yaml").read_bytes()).hexdigest()
     assert f"`config.yaml` of the run, SHA-256 `{digest}`" in card
