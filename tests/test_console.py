@@ -34,7 +34,7 @@ from commands import save
 from runs import data, last, make_module, rows, trainer
 from turnrl.cli import main
 from turnrl.recipe.bundled import bundled_recipes
-from turnrl.recipe.fit import announce, device_name
+from turnrl.recipe.fit import announce, crowded, device_name
 from turnrl.recipe.invocation import read_invocation
 from turnrl.run.console.lines import IterationLines, duration, spark
 from turnrl.run.console.resumed import change_line, changes
@@ -441,6 +441,29 @@ def test_the_recipe_the_folder_and_the_device_are_named_before_torch_is_loaded(r
         check=True,
     )
     assert done.stdout.splitlines() == [*HEAD, "loading torch and Lightning", "False"]
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="only on Linux")
+@pytest.mark.parametrize(
+    ("cores", "load", "threads", "told"),
+    [
+        (2, 1.9, None, "OMP_NUM_THREADS=1"),
+        (16, 12.0, None, "OMP_NUM_THREADS=4"),
+        (16, 90.0, None, "100% of the cores busy"),
+        (2, 0.3, None, ""),
+        (1, 5.0, None, ""),
+        (2, 1.9, "2", ""),
+    ],
+)
+def test_a_run_on_busy_cores_says_how_many_threads_to_take(monkeypatch, cores, load, threads, told):
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    if threads is not None:
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(cores)))
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
+    monkeypatch.setattr(os, "getloadavg", lambda: (load, 0.0, 0.0))
+    assert told in crowded()
+    assert bool(told) is bool(crowded())
 
 
 @pytest.mark.parametrize(("asked", "named"), [("cpu", "the CPU"), ("tpu", "tpu"), ("mps", "mps")])

@@ -31,6 +31,9 @@ from turnrl.text import say
 if TYPE_CHECKING:
     from turnrl.recipe.build import Built
 
+_BUSY = 0.5
+"""The share of busy cores from which a run says so."""
+
 
 def add_fit_command(commands: Commands) -> None:
     """Add `fit` to argparse's sub-parsers."""
@@ -225,4 +228,26 @@ def announce(invocation: Invocation) -> None:
     say(f"writing {invocation.place}, on {device}")
     if checkpoint := invocation.contents.get("ckpt_path"):
         say(f"checkpoint {checkpoint}")
+    if device == "the CPU" and (line := crowded()):
+        say(line, sys.stderr)
     say("loading torch and Lightning")
+
+
+def crowded() -> str:
+    """A line about other programs that use this machine's cores; empty if there are enough, or if
+    the user has set the number of threads.
+
+    More threads than free cores wait for each other after each operation, which can take ten times
+    as long as a single one. turnrl does not choose, because the last digits of a run depend on the
+    number.
+    """
+    if "OMP_NUM_THREADS" in os.environ or not hasattr(os, "sched_getaffinity"):
+        return ""
+    cores, busy = len(os.sched_getaffinity(0)), os.getloadavg()[0] / (os.cpu_count() or 1)
+    free = max(1, int(cores * (1 - busy)))
+    if cores == 1 or busy <= _BUSY:
+        return ""
+    return (
+        f"other programs keep {min(busy, 1):.0%} of the cores busy, and torch would use {cores} "
+        f"threads: OMP_NUM_THREADS={free} may be many times as fast"
+    )
