@@ -393,11 +393,11 @@ def test_no_more_requests_are_under_way_than_the_server_takes(chat):
 def test_nothing_follows_a_history_whose_last_turn_was_begun_and_not_ended(chat):
     asked, more = {"role": "user", "content": "?"}, {"role": "user", "content": "and?"}
     history = MessageConversation(None, chat, [asked], ())
-    assert history.beyond([asked, more]) == [more]
+    assert history.beyond([asked, more], ()) == [more]
     assert history.beyond([more, asked]) is None
     assert history.beyond([asked, {"role": "system", "content": ""}]) is None
     history.broken = True
-    assert history.beyond([asked, more]) is None
+    assert history.beyond([asked, more], ()) is None
 
 
 def test_a_branch_continues_from_the_messages_of_its_trajectory(chat):

@@ -77,6 +77,7 @@ class ChatFormat:
         self._mark = cache(self._ids)
         self._lead = cache(partial(self._encode, "\0"))
         self._decoded = lru_cache(_TEXTS)(lambda ids: cast(str, tokenizer.decode(list(ids))))
+        self._kept: set[tuple[tuple[str, ...], bool]] = set()  # openings that were checked
         self._trims: dict[str, bool] = {}  # whether the template strips the texts of a role
         self._markup(("user",), "[]")  # refuses a template that cannot be used at all
         self.control_tokens = tuple(sorted(self._find_control_tokens()))
@@ -239,7 +240,9 @@ class ChatFormat:
         tools = json.loads(schemas) or None
         opening = self._render(_padded(roles), tools)
         markup = self._split(opening, roles)
-        self._check_kept(opening, roles, tools)
+        if (kind := (roles, tools is None)) not in self._kept:
+            self._check_kept(opening, roles, tools)
+            self._kept.add(kind)
         return markup
 
     def _find_between(self, roles: tuple[str, ...]) -> list[str]:
