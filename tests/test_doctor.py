@@ -350,6 +350,24 @@ CANNOT_RUN = {
         "is not prefix-preserving",
         "policy.chat_template",
     ),
+    "a turn scheme that cuts results": (
+        {"model__rollout__segmenter": "worlds.Shortens"},
+        "turn scheme",
+        "must show each result as it is",
+        "check_segmenter shows the rule",
+    ),
+    "a turn scheme that leaves the question out": (
+        {"model__rollout__segmenter": "worlds.Forgets"},
+        "turn scheme",
+        "leaves the question out",
+        "check_segmenter shows the rule",
+    ),
+    "a turn scheme that stops inside a call": (
+        {"model__rollout__segmenter": "worlds.StopsEarly"},
+        "turn scheme",
+        "which ends early: it stops at ('}',)",
+        "check_segmenter shows the rule",
+    ),
     "a model with too few positions": (
         {"model__rollout__max_tokens": 4096},
         "window",

@@ -57,7 +57,7 @@ from turnrl_environments import (
 from turnrl_environments.watch import Endings, warning_if_none_ended
 from turnrl_environments.world import seed_of
 from turnrl_estimators import Branched
-from turnrl_segmenters import Action
+from turnrl_segmenters import Action, ReAct, SearchR1, TwoTurn
 from turnrl_slots import Slots
 
 __all__ = ["rooms"]  # fixtures
@@ -101,6 +101,33 @@ def test_the_action_of_the_last_turn_is_taken(chat):
     assert trajectory.ended_by == "turns"
     assert [turn.reward for turn in trajectory.turns] == pytest.approx([-0.1] * 3)
     assert trajectory.figures["steps"] == 3
+
+
+class Step(Look):
+    acts = True
+
+    def run(self, calls):
+        return [ToolResult("went on", reward=1.0) for _ in calls]
+
+
+@pytest.mark.parametrize(
+    "scheme", [ReAct(2), ReAct(3, think="required"), SearchR1(2, tool="look"), TwoTurn()]
+)
+def test_every_turn_scheme_runs_a_call_of_the_last_turn_that_acts(chat, scheme):
+    """And no other call: nobody would read its result."""
+    turns, call = scheme.max_turns, "<think>I look.</think><search>x</search>"
+    if not isinstance(scheme, SearchR1):
+        call = scheme.write(Reading((ToolCall("look", {"query": "x"}),)))
+    engine = ScriptedEngine(chat.tokenizer, lambda member, turn: call)
+    paid = {}
+    for kind in (Step, Look):
+        rollout = Rollout(scheme, [kind(lambda query: "found")], max_tokens=8000)
+        ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
+        assert (trajectory.ended_by, len(trajectory.turns)) == ("turns", turns)
+        assert trajectory.turns[-1].reading.format_error
+        paid[kind] = [turn.reward for turn in trajectory.turns]
+        assert len(trajectory.turns[-1].reading.calls) == (kind is Step)
+    assert paid == {Step: [1.0] * turns, Look: [0.0] * turns}
 
 
 def test_a_text_that_is_no_action_gets_an_error_and_takes_no_step(chat):

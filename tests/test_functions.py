@@ -66,6 +66,7 @@ from turnrl.function_rewards import rewards_of
 from turnrl.run.recording import rows
 from turnrl.scoring import Tally, group_tallies, score_groups
 from turnrl.testing import ScriptedEngine, check_reward, check_tool
+from turnrl_doctor.tools import judged, replies_of
 from turnrl_segmenters import ReAct, SearchR1, TwoTurn
 
 
@@ -650,6 +651,20 @@ def test_an_error_that_a_policy_can_provoke_is_a_result_and_any_other_stops_the_
     assert "The policy reads this as its own mistake. If it is not, fix" in caplog.text
 
 
+def test_the_doctor_warns_of_a_function_that_only_raises_or_says_none():
+    tool, name = FunctionTool(refuse), "tool refuse"
+    replies = replies_of(tool, QUESTION, [ToolCall("refuse", {"move": "key"})])
+    finding = judged(name, tool, replies)
+    assert (finding.status, "KeyError: 'key'" in finding.text) == ("warn", True)
+
+    def forget(x: str) -> None:
+        """Look it up."""
+
+    tool = FunctionTool(forget)
+    finding = judged(name, tool, replies_of(tool, QUESTION, [ToolCall("forget", {"x": "a"})]))
+    assert (finding.status, "every result is empty" in finding.text) == ("warn", True)
+
+
 def test_a_functions_time_limit_leaves_out_the_wait_for_a_free_thread():
     def wait(seconds: float) -> str:
         """Wait."""
@@ -991,11 +1006,11 @@ def test_questions_without_a_column_that_a_reward_takes_are_refused_before_a_run
         return [0.0]
 
     message = "'level', which is not a column of the question '3'. It has question, answers"
-    with pytest.raises(PluginError, match=re.escape(message)):
+    with pytest.raises(DataError, match=re.escape(message)):
         FunctionReward(by_attempt).check_questions(questions)
     FunctionReward(by_attempt).check_questions(questions[:3])
     FunctionReward(by_turn).check_questions(questions)
-    with pytest.raises(PluginError, match="takes 'difficulty', which is not a column"):
+    with pytest.raises(DataError, match="takes 'difficulty', which is not a column"):
         FunctionReward(no_column).check_questions(questions)
     # as in TRL, a batch gets None for what only other rows have
     reward = FunctionReward(by_batch)
@@ -1108,7 +1123,7 @@ def sized(completions: Any) -> list[float]:
     ],
 )
 def test_a_function_that_is_not_a_reward_is_refused(source, says):
-    with pytest.raises((PluginError, RecipeError), match=says):
+    with pytest.raises((PluginError, RecipeError, DataError), match=says):
         score_group(GROUP, [defined(source)])
 
 

@@ -655,6 +655,17 @@ def test_check_refuses_a_segmenter_whose_observations_are_not_messages(chat, seg
         Rollout(segmenter, []).check(chat)
 
 
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [("read", "a turnrl.Reading"), ("prompt", "a list of messages"), ("observe", "at least one")],
+)
+def test_a_method_of_a_turn_scheme_that_returns_nothing_is_named(chat, method, says):
+    forgets = type("Forgets", (Brackets,), {method: lambda *arguments: None})
+    engine = ScriptedEngine(chat.tokenizer, say(CALL, "=x"))
+    with pytest.raises(PluginError, match=rf"Forgets\.{method} gave None; it gives {says}"):
+        Rollout(forgets(), [Look()]).play(engine, chat, [QUESTION], 1, (0,))
+
+
 def test_check_runs_the_check_of_every_tool(chat):
     class Missing(Look):
         """A tool without its index."""

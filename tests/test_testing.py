@@ -434,6 +434,10 @@ def test_a_segmenter_may_show_each_result_in_a_message_of_a_tool():
 CALL = Reading((ToolCall("x"),))
 
 
+def calls(text, turn, cut):
+    return CALL
+
+
 def asserts(text, turn, cut):
     assert text, "a text"
 
@@ -483,12 +487,12 @@ def shows(text, role="user"):
             {"read": lambda text, turn, cut: Reading(answer=text)},
             r"cut=True\) takes the answer '.*' from what was cut: the whole, '.*', answers '",
         ),
-        ({"observe": lambda reading, results: "text"}, "messages of role user or tool"),
-        ({"observe": lambda reading, results: []}, "messages of role user or tool"),
-        ({"observe": shows("")}, "with a text, not"),
-        ({"observe": shows("x", role="assistant")}, "messages of role user or tool"),
+        ({"read": calls, "observe": lambda r, results: "text"}, "messages of role user or tool"),
+        ({"read": calls, "observe": lambda reading, results: []}, "messages of role user or tool"),
+        ({"read": calls, "observe": shows("")}, "with a text, not"),
+        ({"read": calls, "observe": shows("x", "assistant")}, "messages of role user or tool"),
         (
-            {"read": lambda text, turn, cut: CALL, "observe": shows("...")},
+            {"read": calls, "observe": shows("...")},
             "must show each result as it is",
         ),
         ({"tags": ("answer",)}, "takes plain text for a well-formed turn"),
@@ -501,8 +505,8 @@ def shows(text, role="user"):
             r"^Plain\.read\('', 0, cut=True\) raised ValueError: no$",
         ),
         (
-            {"observe": fails},
-            r"^Plain\.observe\(Reading\(calls=\(\), answer='', .*\), \[\]\) raised ValueError: no$",
+            {"read": calls, "observe": fails},
+            r"^Plain\.observe\(Reading\(calls=\(.*\), .*\), \[.*\]\) raised ValueError: no$",
         ),
         ({"read": asserts}, r"^Plain\.read\('', 0, cut=False\) raised AssertionError: a text"),
         ({"read": lambda text, turn, cut: Reading(answer=7)}, "answer is not text"),

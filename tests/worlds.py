@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 
 from turnrl import (
     OutcomeReward,
@@ -19,6 +20,7 @@ from turnrl import (
     ToolSession,
     TurnReward,
 )
+from turnrl_segmenters import TwoTurn
 
 
 class Numbers(QuestionSource):
@@ -184,3 +186,23 @@ class Idle(Tool):
 
 def nothing():
     """No class."""
+
+
+class Shortens(Letters):
+    """Shows the policy only the beginning of a result."""
+
+    def observe(self, reading, results):
+        return super().observe(reading, [replace(r, content=r.content[:5]) for r in results])
+
+
+class Forgets(Letters):
+    """Leaves the question out of the prompt."""
+
+    def prompt(self, question, tools):
+        return [{"role": "user", "content": "Answer."}]
+
+
+class StopsEarly(TwoTurn):
+    """Ends a turn inside a call."""
+
+    stop = ("}",)

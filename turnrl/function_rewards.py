@@ -14,7 +14,7 @@ from typing import Any, final
 
 from turnrl.agent.functions import name_of, parameters_of, with_functions
 from turnrl.agent.running import on_loop
-from turnrl.errors import PluginError, RecipeError, check_numbers, is_finite, kind_of
+from turnrl.errors import DataError, PluginError, RecipeError, check_numbers, is_finite, kind_of
 from turnrl.types import Notes, Question, Reward, SampledPolicy, ToolCall, Trajectory
 
 _OF_TRL = ("trainer_state", "environments")
@@ -171,7 +171,7 @@ class FunctionReward(Reward):
         columns = {name: [row.get(name) for row in rows] for name in dict.fromkeys(known)}
         for name, needed in self._needs.items():
             if needed and name not in own and name not in columns:
-                raise PluginError(
+                raise DataError(
                     f"{self} takes {name!r}, which is not a column of the question "
                     f"{questions[0].id!r}. It has {', '.join(columns)}. Add the column to the "
                     "data, or give the parameter a default."

@@ -63,17 +63,32 @@ class TurnScheme(Driver):
     def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
         """See `Segmenter.prompt`."""
         with self._blamed("prompt", question):
-            return self.plugin.prompt(question, tools)
+            messages: object = self.plugin.prompt(question, tools)
+        if not isinstance(messages, list) or not messages:
+            raise self._gave("prompt", messages, "a list of messages, the last one the user's")
+        return messages
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
         """See `Segmenter.read`."""
         with self._blamed("read", text):
-            return self.plugin.read(text, turn, cut)
+            reading: object = self.plugin.read(text, turn, cut)
+        if not isinstance(reading, Reading):
+            raise self._gave("read", reading, "a turnrl.Reading")
+        return reading
 
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
         """See `Segmenter.observe`."""
         with self._blamed("observe", reading):
-            return self.plugin.observe(reading, results)
+            messages: object = self.plugin.observe(reading, results)
+        if not isinstance(messages, list) or not messages:
+            raise self._gave("observe", messages, "at least one message, of role user or tool")
+        return messages
+
+    def _gave(self, method: str, value: object, wanted: str) -> PluginError:
+        return PluginError(
+            f"{self.name}.{method} gave {value!r:.80}; it gives {wanted}. Fix it, and try "
+            "turnrl.testing.check_segmenter on it."
+        )
 
     # ------------------------------------------------------------------ before the first attempt
 
@@ -99,12 +114,9 @@ class TurnScheme(Driver):
         call, replies = (ToolCall("check"),), (ToolResult("checked"),)
         for calls, format_error in ((call, None), (call, "wrong"), ((), "wrong")):
             messages = self.observe(Reading(calls, None, format_error), replies[: len(calls)])
-            roles = {m.get("role") for m in messages} if isinstance(messages, list) else {"none"}
-            if not roles or roles - {"user", "tool"}:
-                raise PluginError(
-                    f"{self.name}.observe gave {messages!r}; it gives messages of role user or "
-                    "tool, at least one"
-                )
+            roles = {message.get("role") for message in messages}
+            if roles - {"user", "tool"}:
+                raise self._gave("observe", messages, "messages of role user or tool")
             chat.observation(messages, None)
             if self.plugin.max_turns > 1:
                 self._fit(
@@ -185,12 +197,17 @@ class TurnScheme(Driver):
 
         Calls are run if the policy can read their results, so not in the last turn, and not in a
         turn that was cut. The last turn still runs calls that act on the world, and only those: a
-        search beside them would earn rewards although nobody reads its result.
+        search beside them would earn rewards although nobody reads its result. Most schemes read no
+        call in the last turn, so what acts there is read as in the turn before.
         """
         agent, k, (conversation,) = attempt.agent, len(attempt.turns), attempt.conversations
         forced = await agent.dictated(attempt, attempt.key, self.plugin)
         reply = await attempt.take_turn(conversation, agent.sampling.stop, forced)
         reading = self.read(reply.text, k, reply.cut)
+        if 0 < k == agent.max_turns - 1 and reading.answer is None and not reading.calls:
+            calls = self.read(reply.text, k - 1, reply.cut).calls
+            if not reply.cut and attempt.sessions.acts(calls):
+                reading = replace(reading, calls=calls)
         attempt.read(reading)
         why: Ending | None = None
         if reading.answer is not None:

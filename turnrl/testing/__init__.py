@@ -25,7 +25,7 @@ from turnrl.testing.hacks import check_hacks, hacked_trajectories
 from turnrl.testing.player import check_player
 from turnrl.testing.reward import check_reward
 from turnrl.testing.scripted import ScriptedEngine
-from turnrl.testing.segmenter import check_segmenter
+from turnrl.testing.segmenter import check_segmenter, check_turns
 from turnrl.testing.source import check_source
 from turnrl.testing.tool import check_tool
 
@@ -39,6 +39,7 @@ __all__ = [
     "check_segmenter",
     "check_source",
     "check_tool",
+    "check_turns",
     "example_trajectories",
     "hacked_trajectories",
 ]

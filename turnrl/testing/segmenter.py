@@ -25,6 +25,23 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
     Raises:
         AssertionError: If a rule is broken, with the rule and the input.
     """
+    check_turns(segmenter, ([], [_ECHO]), texts)
+    reading = segmenter.read("Lorem ipsum dolor sit amet.", 0, False)
+    formless = reading.answer is None or reading.format_error is not None or not segmenter.tags
+    name = type(segmenter).__name__
+    require(formless, f"{name} takes plain text for a well-formed turn: {reading!r}")
+
+
+def check_turns(
+    segmenter: Segmenter, toolsets: Sequence[Sequence[ToolSpec]], texts: int = 2000
+) -> None:
+    """Check everything but that a turn has to have a form: some schemes are meant to have none.
+
+    Args:
+        segmenter: The segmenter.
+        toolsets: Tools for its prompt, each in a prompt of their own.
+        texts: See `check_segmenter`, like the error.
+    """
     name = type(segmenter).__name__
     require(segmenter.max_turns >= 1, f"{name}.max_turns is {segmenter.max_turns}")
     for values in (segmenter.stop, segmenter.tags):
@@ -34,7 +51,7 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
         tag = re.fullmatch(r"</?(\w+)>", stop)
         rule = f"{name} stops at {stop!r}, so {tag and tag[1]!r} must be in its tags"
         require(not tag or tag[1] in segmenter.tags, f"{rule}: else a result could contain it")
-    for tools in ([], [_ECHO]):
+    for tools in toolsets:
         with on(f"{name}.prompt({QUESTION!r}, {tools!r})"):
             messages = segmenter.prompt(QUESTION, tools)
             shown = _shown(messages, "system", "user", "assistant")
@@ -60,15 +77,14 @@ def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
             answer = segmenter.read(part, turn, True).answer
             rule = f"takes the answer {answer!r} from what was cut: the whole, {text!r}, answers"
             require(answer in (None, reading.answer), f"{rule} {reading.answer!r}")
+        if reading.answer is not None:  # it ends the attempt, so nothing is read after it
+            continue
         content = neutralize(text, segmenter.tags, [])
         results = [ToolResult(content, n % 2 == 0) for n, _ in enumerate(reading.calls)]
         with on(f"{name}.observe({reading!r}, {results!r})"):
             shown = _shown(segmenter.observe(reading, results), "user", "tool")
             whole = shown.count(content) >= len(results) or not content
             require(whole, f"must show each result as it is, not as {shown!r}")
-    reading = segmenter.read("Lorem ipsum dolor sit amet.", 0, False)
-    formless = reading.answer is None or reading.format_error is not None or not segmenter.tags
-    require(formless, f"{name} takes plain text for a well-formed turn: {reading!r}")
     if type(segmenter).write is not Segmenter.write:
         _check_writing(segmenter)
 
@@ -93,6 +109,9 @@ def _check_writing(segmenter: Segmenter) -> None:
             require(isinstance(text, str) and text.strip(), f"gives {text!r}, which is not text")
             read = segmenter.read(text, 0, False)
             require(read == reading, f"gives {text!r}, which it reads as {read!r}")
+            ends = [text.find(stop) + len(stop) for stop in segmenter.stop if stop in text]
+            early = min(ends, default=len(text)) < len(text.rstrip())
+            require(not early, f"gives {text!r}, which ends early: it stops at {segmenter.stop}")
 
 
 def _shown(messages: Sequence[Mapping[str, str]], *roles: str) -> str:

@@ -26,12 +26,17 @@ from turnrl import (
     writable_part,
 )
 from turnrl.policy.sizes import sizes_of
+from turnrl.testing import check_turns
 from turnrl_doctor.command import of_error
 from turnrl_doctor.memory import work_of
 from turnrl_doctor.plan import gigabytes
 
 _SHOWN = ("torch", "lightning", "transformers", "peft", "bitsandbytes")
 _DRIVER = Path("/proc/driver/nvidia/version")
+
+
+_TEXTS = 200
+"""Random texts that a turn scheme has to read."""
 
 
 def driver_version() -> str | None:
@@ -323,5 +328,13 @@ class Template(Check):
         for tool in tools:  # the rehearsal reports each tool in a line of its own
             vars(tool)["check"] = lambda: None
         dataclasses.replace(module.rollout, tools=[*tools]).check(module.chat)
-        name = module.rollout.driver.name
+        rollout, name = module.rollout, module.rollout.driver.name
         yield Finding("pass", "chat template", f"takes the messages of {name}")
+        if rollout.segmenter is not None:
+            try:
+                check_turns(copy.deepcopy(rollout.segmenter), [[*rollout.specs]], _TEXTS)
+            except AssertionError as breach:
+                text = " ".join(str(breach).split())
+                text = text if len(text) < 400 else f"{text[:150]} ... {text[-240:]}"
+                step = f"Fix {name}; turnrl.testing.check_segmenter shows the rule and its input."
+                yield Finding("fail", "turn scheme", text, step)

@@ -21,6 +21,8 @@ from turnrl import (
     on_loop,
 )
 
+_RAISED = "raised"
+"""Key of a result's metadata if it tells the policy about an exception of a `FunctionTool`."""
 _SHOWN = 60
 """The most characters shown of a call, and of a result."""
 
@@ -47,14 +49,14 @@ def judged(name: str, tools: Toolset, replies: list[tuple[ToolCall, ToolResult]]
     call, result = (good or replies)[0]
     shown = f"{call.name} {_cut(json.dumps(dict(call.arguments), ensure_ascii=False, default=str))}"
     answer, verdict = _cut(" ".join(result.content.split())), f"{len(good)} of {len(replies)}"
-    if good and not any(result.content.strip() for _, result in good):
+    if good and not any(result.content.strip() not in ("", "None") for _, result in good):
         text = f"{verdict} calls succeed, but every result is empty, for example from {shown}"
         step = "Return text that the policy can read: it learns nothing from an empty result."
         return Finding("warn", name, text, step)
     if good:
         return Finding("pass", name, f"{verdict} calls succeed, for example {shown}: {answer}")
     text = f"no call succeeds, for example {shown}: {answer}"
-    if any(spec.examples for spec in tools.specs):
+    if any(spec.examples for spec in tools.specs) or _RAISED in result.metadata:
         return Finding("warn", name, text, "Correct its examples, or the tool.")
     return Finding("pass", name, text)
 
