@@ -9,6 +9,7 @@ Compared    your own function
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
 import inspect
 import re
@@ -98,10 +99,8 @@ class Number(_Kind):
         return self._near(self.read(given), self.read(accepted))
 
     def occurs_in(self, text: str, accepted: str) -> bool:
-        from turnrl_rewards.numbers import numbers
-
         wanted = self.read(accepted)
-        return any(self._near(number, wanted) for number in numbers(text))
+        return any(self._near(number, wanted) for number in _numbers_in(text))
 
     def _near(self, given: Fraction | None, accepted: Fraction | None) -> bool:
         if given is None or accepted is None:
@@ -112,6 +111,14 @@ class Number(_Kind):
             return given == accepted
         share = Fraction(str(self.relative)) * abs(accepted)
         return abs(given - accepted) <= max(Fraction(str(self.tolerance)), share)
+
+
+@functools.lru_cache(maxsize=16)
+def _numbers_in(text: str) -> tuple[Fraction | None, ...]:
+    """The numbers of a text that is searched for several answers, by several rewards."""
+    from turnrl_rewards.numbers import numbers
+
+    return tuple(numbers(text))
 
 
 _LEAD = (
