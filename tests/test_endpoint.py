@@ -394,8 +394,8 @@ def test_nothing_follows_a_history_whose_last_turn_was_begun_and_not_ended(chat)
     asked, more = {"role": "user", "content": "?"}, {"role": "user", "content": "and?"}
     history = MessageConversation(None, chat, [asked], ())
     assert history.beyond([asked, more], ()) == [more]
-    assert history.beyond([more, asked]) is None
-    assert history.beyond([asked, {"role": "system", "content": ""}]) is None
+    assert history.beyond([more, asked], ()) is None
+    assert history.beyond([asked, {"role": "system", "content": ""}], ()) is None
     history.broken = True
     assert history.beyond([asked, more], ()) is None
 
