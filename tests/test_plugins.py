@@ -184,7 +184,7 @@ COMMAND = "import turnrl\n@turnrl.hookimpl\ndef turnrl_commands():\n    return [
         ("raise SystemExit(3)", "cannot be imported (SystemExit"),
         (GOOD.replace("turnrl_tools", "turnrl_tool"), "which is not a hook"),
         (GOOD.replace("tools()", "tools(first)"), "does not fit turnrl's hooks"),
-        (GOOD.replace("[Nothing]", "[7]"), "returned 7 from turnrl_tools"),
+        (COMMAND.replace("[add]", "1 / 0"), "does not return a list from turnrl_commands"),
         (COMMAND + "def add(commands): 1 / 0", "ZeroDivisionError"),
         (COMMAND + "def add(commands): commands.add_parser('fit')", "conflicting subparser: fit"),
     ],
@@ -206,6 +206,14 @@ def test_plugins_and_commands_are_listed_beside_a_broken_plugin(install, capsys,
     assert "works (works 4.2) turnrl_tools Nothing" in listed
     assert says in listed
     assert code == 1
+
+
+def test_a_broken_hook_is_listed_beside_the_hooks_that_work(install, capsys):
+    install("broken", GOOD.replace("[Nothing]", "[7]"))
+    assert main(["plugins"]) == 1
+    listed = " ".join(capsys.readouterr().out.split())
+    assert "returned 7 from turnrl_tools" in listed
+    assert "turnrl_segmenters Action" in listed or "Action, ReAct" in listed
 
 
 def test_two_plugins_of_one_name_do_not_hide_the_others(install, capsys):

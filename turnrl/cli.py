@@ -101,7 +101,7 @@ def _dispatch(arguments: list[str]) -> int:
     own = [name] if name in COMMANDS else []
     parser, commands = parser_of(own, [] if own else load_plugins(name))
     if name not in commands.choices:
-        plugins, faults = working_plugins()
+        plugins, faults = working_plugins("turnrl_commands")
         parser, commands = parser_of(COMMANDS, plugins, faults)
         for fault in faults:
             say(f"turnrl: {type(fault).__name__}: {fault}", sys.stderr)
@@ -122,7 +122,7 @@ def _dispatch(arguments: list[str]) -> int:
 def command_line() -> argparse.ArgumentParser:
     """The parser of `turnrl` with the commands of all installed plugins, for tab completion and the
     documentation."""
-    return parser_of(COMMANDS, *working_plugins())[0]
+    return parser_of(COMMANDS, *working_plugins("turnrl_commands"))[0]
 
 
 class _Parser(argparse.ArgumentParser):

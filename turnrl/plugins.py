@@ -196,16 +196,20 @@ def load_plugins(name: str | None = None) -> list[Plugin]:
     return [_core(manager), *(_registered(manager, point) for point in points.values())]
 
 
-def working_plugins() -> tuple[list[Plugin], list[PluginError]]:
-    """The installed plugins that work, as far as their hooks show, and the faults of the others:
-    whoever lists plugins or commands must not fail because of one of them."""
+def working_plugins(*hooks: str) -> tuple[list[Plugin], list[PluginError]]:
+    """The installed plugins that work, and the faults of the others: whoever lists plugins or
+    commands must not fail because of one of them.
+
+    Args:
+        hooks: The hooks that have to work; calling the others may import torch.
+    """
     faults: list[PluginError] = []
     manager, points = _manager(), _entry_points(faults)
     working = [_core(manager)]
     for point in points.values():
         try:
             plugin = _registered(manager, point)
-            for hook in HOOKS:
+            for hook in hooks:
                 plugin.brings(hook)
         except PluginError as fault:
             faults.append(fault)

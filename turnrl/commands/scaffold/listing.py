@@ -20,7 +20,7 @@ def add_plugins_command(commands: Commands) -> None:
 def _list(_: argparse.Namespace) -> int:
     """Print each plugin with its distribution, version, hooks and components, and the faults of
     those that do not work."""
-    working, faults = working_plugins()
+    working, faults = working_plugins(*HOOKS)
     for plugin in working:
         print(f"{plugin.name}  ({plugin.distribution} {plugin.version})")
         for hook in sorted(HOOKS):
