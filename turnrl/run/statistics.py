@@ -28,8 +28,8 @@ Coverage, exact for rates and for three values, and simulated for the rest by
 If one of three values is expected less than once among the questions, the score interval may cover
 the mean only .87 to .93 of the time: if that value turns up by chance, it pulls the interval
 towards itself. If moreover the range is unknown, it covers .75 to .90, because samples without the
-value do not show that it is possible. No interval of the values alone can know better: a reward
-needs `bounds`.
+value do not show that it is possible, and .6 or less if that value is also far from the others. No
+interval of the values alone can know better: a reward needs `bounds`.
 """
 
 from __future__ import annotations
