@@ -186,7 +186,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             "test_scaffold.test_a_tool_comes_with_questions_that_it_knows_the_answers_to"
         ),
         "--model.optimizer torch.optim.SGD": Fits(),
-        "pip install '.[gpu]'": NotRun("the package index; the tests use what is installed"),
+        "pip install 'turnrl[gpu]'": NotRun("what an earlier version said"),
+        "pip install turnrl": NotRun("what no message says any more"),
+        "--model.optimizer.lr 1e-5": Fits(),
+        "--model.estimator.gamma 0.9": Fits(),
         "turnrl play --estimators": Elsewhere(
             "test_play.test_play_prints_the_credit_that_each_estimator_would_give"
         ),
