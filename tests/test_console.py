@@ -212,7 +212,7 @@ def test_a_run_ends_with_before_beside_final_and_how_to_ask_it(recipe, capsys):
     for column, line in zip((-3, -2, -1), lines[title + 1 : title + 4], strict=True):
         assert line.split()[3] == spark([float(row[column]) for row in shown])
     assert lines[title + 4 :] == [
-        "the trained model is in runs/recipe/version_0/model",
+        "the trained model is in runs/recipe/version_0/model (best.ckpt, of iteration 1)",
         'ask it: turnrl.load("runs/recipe/version_0").ask("a question")',
         "see what it does: turnrl report runs/recipe/version_0",
     ]

@@ -227,9 +227,9 @@ def test_the_best_checkpoint_is_taken_or_else_the_last(trained, capsys):
     best, last = (str(run / "checkpoints" / f"{name}.ckpt") for name in ("best", "last"))
     assert checkpoint("recipe") == str(named_in(run)) == best
     assert checkpoint("recipe", "last") == checkpoint(last) == last
-    # the folders of what was exported at the end mean the last one
-    assert checkpoint(run / "model") == last
-    assert checkpoint(run / "model", "best") == best
+    # the folders of what was exported at the end mean the same one
+    assert checkpoint(run / "model") == best
+    assert checkpoint(run / "model", "last") == last
     with pytest.raises(CheckpointError, match=r"is one checkpoint already\. Leave 'last' out"):
         find_agent(best, "last")
     capsys.readouterr()

@@ -44,10 +44,10 @@ from turnrl import (
     TrainingError,
     TurnLevel,
 )
-from turnrl.checks import check_trainer
 from turnrl.learning import OldLogprobs
 from turnrl.run.folders import read_table, write_table
 from turnrl.testing import check_engine
+from turnrl.trainer_checks import check_trainer
 from turnrl_estimators import Branched
 from turnrl_slots import Slots
 from worlds import Letters

@@ -13,8 +13,8 @@ from turnrl.answers import CURVES
 from turnrl.errors import RecipeError, did_you_mean, in_short
 from turnrl.plugins import load_plugins
 from turnrl.run.folders import is_trial
-from turnrl.run.kept import BestCheckpoint
-from turnrl.run.metrics import PolicyRows
+from turnrl.run.kept import BestCheckpoint, LastCheckpoint
+from turnrl.run.metrics import PolicyRows, write_whole_rows
 from turnrl.signals import end_all
 
 _logger = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
     Raises:
         PluginError: If a plugin brings something else.
     """
+    write_whole_rows(trainer)
     made: list[L.Callback | None] = [ResumesTraining(), LastValidation(), PolicyRows()]
     for plugin in load_plugins():
         for make in plugin.brings("turnrl_callbacks"):
@@ -47,7 +48,9 @@ def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
     made += [FirstValidation(), EndsSampling(), EndsProcesses()]
     existing = {type(callback): callback for callback in trainer.callbacks}
     ordered = [existing.get(type(callback), callback) for callback in made if callback is not None]
-    trainer.callbacks = [callback for callback in trainer.callbacks if callback not in ordered]
+    others = [callback for callback in trainer.callbacks if callback not in ordered]
+    # Lightning asks the first callback that keeps checkpoints for the best one
+    trainer.callbacks = sorted(others, key=lambda callback: isinstance(callback, LastCheckpoint))
     return ordered
 
 
@@ -179,6 +182,14 @@ class LastValidation(L.Callback):
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._validated = trainer.global_step
+
+    def on_train_batch_start(self, trainer: L.Trainer, *args: object, **kwargs: object) -> None:
+        progress = trainer.fit_loop.epoch_progress
+        if progress.current.ready == progress.current.completed:
+            # after resuming from a checkpoint of an iteration's last step, Lightning does not count
+            # the next iteration
+            progress.increment_ready()
+            progress.increment_started()
 
     def on_train_batch_end(self, trainer: L.Trainer, *args: object, **kwargs: object) -> None:
         self._trained = True

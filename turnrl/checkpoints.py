@@ -1,6 +1,7 @@
 """Checkpoints of a module: only the trained weights, with their policy's identity; and resuming."""
 
 import contextlib
+import logging
 import pickle
 import re
 import warnings
@@ -16,6 +17,9 @@ from turnrl.errors import CheckpointError, RecipeError, blaming, in_short
 from turnrl.policy.adapter import read_adapter, take_adapter
 from turnrl.policy.files import load_whole
 from turnrl.policy.model import Policy
+from turnrl.text import counted
+
+_logger = logging.getLogger(__name__)
 
 
 @contextlib.contextmanager
@@ -97,6 +101,21 @@ def position(checkpoint: Mapping[str, Any]) -> Position:
     # a checkpoint that is saved after a run counts one more epoch
     iterations = current.get("current", {}).get("ready", checkpoint["epoch"] + 1)
     return Position(iterations if steps else 0, steps)
+
+
+def warn_inside_iteration(checkpoint: Mapping[str, Any]) -> None:
+    """Warn if a run will resume from the middle of an iteration, whose trajectories no checkpoint
+    keeps."""
+    loops = checkpoint.get("loops", {}).get("fit_loop", {})
+    steps = loops.get("epoch_loop.batch_progress", {})
+    done = steps.get("current", {}).get("ready", 0)
+    if done and not steps.get("is_last_batch") and checkpoint["global_step"]:
+        _logger.warning(
+            f"this checkpoint was saved inside iteration {position(checkpoint).iteration}, after "
+            f"{counted(done, 'step')} of it. Its trajectories are not kept, so the steps that are "
+            "left learn from new ones, and the run goes on otherwise than one that never stopped. "
+            "To resume exactly, give a last.ckpt or a best.ckpt."
+        )
 
 
 def override_optimizer(

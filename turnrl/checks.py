@@ -11,7 +11,6 @@ from typing import Any, ParamSpec, Protocol, runtime_checkable
 
 import lightning as L
 from lightning.pytorch.callbacks import Timer
-from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -235,36 +234,6 @@ def check_batch(batch: object, kind: type, use: str, advice: str) -> None:
         came = f"a list with {kind_of(misfits[0])}" if misfits else kind_of(batch)
         fault = f"a batch to {use} is {came}, not a list of {kind.__name__}"
         raise ArgumentTypeError(f"{fault}. {advice}")
-
-
-def check_trainer(trainer: L.Trainer) -> None:
-    """Refuse settings of a Trainer that the module replaces with its own.
-
-    Raises:
-        RecipeError: Naming the setting of the module.
-        ArgumentTypeError: If it would train on something other than a data module.
-    """
-    if trainer.state.fn == "fit" and data_of(trainer) is None:
-        raise ArgumentTypeError(
-            "Trainer.fit has no data module, but a DataLoader, a list or nothing, which cannot say "
-            "what an iteration asks. Pass one: trainer.fit(module, QuestionData(train=rows))."
-        )
-    if trainer.precision != "32-true":
-        raise RecipeError(
-            f"trainer.precision is {trainer.precision!r}, but trained weights are kept in "
-            "32-true. Leave it out; model.policy.dtype sets the dtype of the base."
-        )
-    if trainer.accumulate_grad_batches != 1:
-        raise RecipeError(
-            f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but a "
-            "batch is a whole step. Leave it out; model.policy.minibatch_tokens bounds its memory."
-        )
-    strategy = trainer.strategy
-    if isinstance(strategy, ParallelStrategy) and not isinstance(strategy, DDPStrategy | FSDP2):
-        raise RecipeError(
-            f"trainer.strategy is a {type(strategy).__name__}. Take ddp, with the whole policy in "
-            "each process, or fsdp2, which divides it over them."
-        )
 
 
 _REPLAYED = 100_000

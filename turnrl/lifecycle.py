@@ -20,15 +20,9 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
 from turnrl.asking import ask, check_sampling, scores
 from turnrl.callbacks import callbacks_of_a_run
-from turnrl.checks import (
-    check_division,
-    check_schedule,
-    check_trainer,
-    examine_run,
-    settle_evaluation,
-)
+from turnrl.checks import check_division, check_schedule, examine_run, settle_evaluation
 from turnrl.collection import Collector
-from turnrl.errors import RecipeError, TrainingError, blaming, kind_of
+from turnrl.errors import CheckpointError, RecipeError, TrainingError, blaming, kind_of
 from turnrl.learning import Step
 from turnrl.policy.divided import FSDP2, part_of
 from turnrl.policy.memory import Memory
@@ -41,6 +35,7 @@ from turnrl.run.metrics import MetricLog
 from turnrl.scoring import Tally
 from turnrl.signals import end_with_parent
 from turnrl.streams import ASK
+from turnrl.trainer_checks import check_trainer, claim_folder
 from turnrl.types import (
     Engine,
     Question,
@@ -100,6 +95,7 @@ class PolicyModule(L.LightningModule, ABC):
         self.folder: Path | None = None
         """The run's folder, once the module is set up."""
         self._loaded = checkpoints.Position(0, 0)
+        self._validated: tuple[int, list[int]] | None = None
 
     @property
     @abstractmethod
@@ -145,12 +141,13 @@ class PolicyModule(L.LightningModule, ABC):
         return self.collector.chat
 
     def configure_callbacks(self) -> list[L.Callback]:
-        """Callbacks that belong to every run of this module."""
+        """Callbacks that belong to every run of this module. Before any other callback acts, refuse
+        a trainer that would change what is learned."""
+        check_trainer(self.trainer)
         return callbacks_of_a_run(self.trainer)
 
     def setup(self, stage: str) -> None:
         """Find a recipe's mistakes before any weights are loaded."""
-        check_trainer(self.trainer)
         if self.surroundings.divided:
             check_division(self.policy, self.engine)
         self.collector.close()  # `ask` may have begun with other settings, on another device
@@ -160,6 +157,7 @@ class PolicyModule(L.LightningModule, ABC):
         if stage == "fit":
             examine_run(self, self.folder)
         else:
+            claim_folder(self.trainer, self.folder)
             settle_evaluation(self, self.folder)
         self.collector.check()
         if isinstance(data := data_of(self.trainer), LeavesOutOverlong):
@@ -177,8 +175,11 @@ class PolicyModule(L.LightningModule, ABC):
             self.policy.load(self.device if strategy is None else strategy.root_device, mesh)
 
     def on_fit_start(self) -> None:
-        """On a device other than a CPU, compute a full minibatch once, forward and back, so that a
-        run that lacks memory fails in its first minutes."""
+        """Refuse to write over another run; only now is it known whether this one resumes it. On a
+        device other than a CPU, compute a full minibatch once, forward and back, so that a run that
+        lacks memory fails in its first minutes."""
+        if not self.trainer.strategy.restore_checkpoint_after_setup:
+            claim_folder(self.trainer, self.folder)
         if self.device.type != "cpu":
             with self.memory.phase("learning"):
                 longest = self.rollout.max_tokens  # a minibatch holds at least one such trajectory
@@ -255,6 +256,8 @@ class PolicyModule(L.LightningModule, ABC):
         """Keep only the trained weights and the policy's identity. Refuse to save a policy that can
         no longer act: a step may leave weights finite but ruined, so that the next forward pass is
         not finite."""
+        if self._validated is not None and self._validated[0] == self.global_step:
+            self._refuse_exchanged(self._validated[1])
         if self.witness is not None:
             (read,) = read_trajectories([self.witness], self.read)
             named = {"the policy's log-probabilities": read.logprobs, "its values": read.values}
@@ -262,6 +265,23 @@ class PolicyModule(L.LightningModule, ABC):
                 if not numbers.isfinite().all():
                     raise self._training_error(f"{name} are not finite")
         checkpoints.describe(checkpoint, self.policy, self.trainer.optimizers)
+
+    def on_validation_epoch_start(self) -> None:
+        """Note the weights that are validated, because a checkpoint has to hold the same ones."""
+        if self.trainer.state.fn == "fit":
+            self._validated = self.global_step, self.policy.trained_bits()
+
+    def _refuse_exchanged(self, validated: list[int]) -> None:
+        if validated == self.policy.trained_bits():
+            return
+        kinds = [type(c) for c in self.trainer.callbacks]  # type: ignore[attr-defined]
+        own = ("turnrl", "lightning")
+        theirs = [kind.__name__ for kind in kinds if not kind.__module__.startswith(own)]
+        raise RecipeError(
+            f"the weights have changed since their validation at step {self.global_step}, so the "
+            "checkpoint would not hold what was validated, nor what the engine samples with. Leave "
+            f"out the callback that changes or exchanges them ({', '.join(theirs) or 'unknown'})."
+        )
 
     def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
         """Refuse a checkpoint of another policy, and let the recipe's optimiser settings override
@@ -277,12 +297,40 @@ class PolicyModule(L.LightningModule, ABC):
             (optimizer,), schedules = self.configure_optimizers()
             schedule = schedules[0]["scheduler"] if schedules else None
             checkpoints.override_optimizer(checkpoint, optimizer, schedule)
+        if fit and self.trainer.is_global_zero:
+            checkpoints.warn_inside_iteration(checkpoint)
+
+    @classmethod
+    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **parts: Any) -> Any:
+        """Make a module of parts given here, with a checkpoint's weights. For a run that has a
+        recipe, `turnrl.load` makes the parts too.
+
+        Raises:
+            CheckpointError: If no parts are given, or the checkpoint is of another policy.
+        """
+        if "policy" not in parts:
+            raise CheckpointError(
+                f"a checkpoint does not hold the parts of a {cls.__name__}. Call "
+                f"turnrl.load({str(checkpoint_path)!r}), or, for a run made in Python, "
+                f"turnrl.load({str(checkpoint_path)!r}, module=module)."
+            )
+        return super().load_from_checkpoint(checkpoint_path, *args, **parts)
 
     def load_state_dict(
-        self, state_dict: Mapping[str, object], *args: object, **kwargs: object
-    ) -> object:
-        """Load the trained weights, the only ones in a checkpoint. Missing weights are accepted
-        here, because `on_load_checkpoint` has checked them."""
+        self, state_dict: Mapping[str, object], strict: bool = True, **options: Any
+    ) -> Any:
+        """Load the trained weights, the only ones in a checkpoint. The policy is loaded first if it
+        is not yet.
+
+        Args:
+            state_dict: The `state_dict` of a checkpoint, or of this module.
+            strict: Refuse missing and unknown names.
+            options: Those of torch.
+        Raises:
+            CheckpointError: Naming a trained weight that is missing, or a name that is unknown.
+        """
+        if self.policy.network is None:
+            self.configure_model()
         self.collector.forget()
         parameters = dict(self.named_parameters())
         own = {
@@ -291,9 +339,18 @@ class PolicyModule(L.LightningModule, ABC):
             else value
             for name, value in state_dict.items()
         }
-        keys = super().load_state_dict(own, strict=False)
-        keys.missing_keys.clear()
-        return keys
+        keys = super().load_state_dict(own, strict=False, **options)
+        trained = {f"policy.{name}" for name in self.policy.trainable_parameters()}
+        missing = [name for name in keys.missing_keys if name in trained]
+        # a policy that only acts needs no critic
+        unknown = [name for name in keys.unexpected_keys if "value_head." not in name]
+        if strict and (missing or unknown):
+            kind = "lack" if missing else "hold the unknown"
+            raise CheckpointError(
+                f"the weights {kind} {(missing or unknown)[0]}. Give the state_dict of a "
+                f"checkpoint of this policy, {self.policy.model!r}."
+            )
+        return type(keys)(missing, unknown)
 
     @property
     def position(self) -> checkpoints.Position:

@@ -378,6 +378,7 @@ class MTGRPO(PolicyModule):
 
     def on_validation_epoch_start(self) -> None:
         """Forget the groups of the last evaluation."""
+        super().on_validation_epoch_start()
         self.evaluated = []
         if self.policy.divided:  # here, because a process without a question has to take part too
             self.collector.sync()

@@ -20,7 +20,6 @@ from tqdm.auto import tqdm
 
 from turnrl.agent.dictation import Demonstrator, Dictation
 from turnrl.agent.random_play import RandomPlay, answers_unread
-from turnrl.checks import check_trainer
 from turnrl.data.questions import QuestionData
 from turnrl.errors import RecipeError
 from turnrl.module import MTGRPO
@@ -30,6 +29,7 @@ from turnrl.run.card.card import export
 from turnrl.run.folders import TRANSCRIPT
 from turnrl.streams import DEMONSTRATE
 from turnrl.supervised import Supervised
+from turnrl.trainer_checks import check_trainer
 from turnrl.types import Question, TokenRow, Trajectory
 from turnrl.types.examination import Start
 from turnrl.warmup_settings import WarmUp

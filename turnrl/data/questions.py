@@ -23,6 +23,7 @@ from turnrl.errors import DataError, RecipeError, at_least, instance_of
 from turnrl.loader import IterationData
 from turnrl.plugins import contributed
 from turnrl.run.announce import announce
+from turnrl.text import say_once
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import AnswerRule, Question, answer_rule
 
@@ -234,7 +235,14 @@ class QuestionData(IterationData):
         questions, size = self.eval_questions(), self.val_batch_size
         own, longest = questions[rank::ranks], len(questions[::ranks])
         # Lightning takes a plain list for several loaders, and warns about a torch loader's workers
-        return UserList(own[i : i + size] for i in range(0, longest, size))
+        batches = UserList(own[i : i + size] for i in range(0, longest, size))
+        limit = 1.0 if run is None or run.fast_dev_run else run.limit_val_batches
+        if type(limit) is int and limit >= len(batches) > 0:
+            say_once(
+                f"turnrl: trainer.limit_val_batches is {limit}, and a batch has {size} questions "
+                f"(data.val_batch_size), so all {len(questions)} are evaluated. Set data.val_limit."
+            )
+        return batches
 
     def _open(self, role: Role) -> QuestionSource:
         name = self.sources[role]

@@ -9,7 +9,7 @@ policy (`divided`) only in methods of the module that it has wrapped.
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +20,7 @@ import transformers
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
 
 from turnrl.errors import (
     ArgumentTypeError,
@@ -566,6 +567,16 @@ class Policy(nn.Module):
         """Trained parameters by name; `value_head` is the critic's."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
 
+    def trained_bits(self) -> list[int]:
+        """For each trained weight, the sum of its bits as integers: exact, in any order, so that it
+        differs if the weights do. If processes share a divided policy, of this one's parts."""
+        sums = []
+        for parameter in self.trainable_parameters().values():
+            own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            bits = own.detach().float().contiguous().view(torch.int32)
+            sums.append(bits.sum(dtype=torch.int64))
+        return torch.stack(sums).tolist() if sums else []
+
     @property
     def identity(self) -> dict[str, object]:
         """Facts that a checkpoint must share to fit this policy, wherever its model lies."""
@@ -577,7 +588,7 @@ class Policy(nn.Module):
             "starting adapter": digest_of(self.origin.adapter),
         }
 
-    def export(self, folder: str | Path) -> Path:
+    def export(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> Path:
         """Write what was trained, for use without turnrl, with the tokenizer beside it.
 
         Under LoRA this writes the adapter, for `peft.PeftModel.from_pretrained`; otherwise the
@@ -586,6 +597,8 @@ class Policy(nn.Module):
 
         Args:
             folder: Where to write.
+            weights: Other trained weights than the present ones, by the names of
+                `trainable_state`.
         Returns:
             The folder.
         Raises:
@@ -600,6 +613,11 @@ class Policy(nn.Module):
             )
         refuse_other_kind(folder, self.lora is not None)
         state = self.network_state() if self.divided else None
+        if weights is not None:
+            own = self.network.state_dict(keep_vars=True)  # tied weights have two names there
+            others = {id(p): weights[n] for n, p in self.trainable_parameters().items()}
+            state = {**own} if state is None else state
+            state |= {n: others[id(p)] for n, p in own.items() if id(p) in others and n in state}
         if self.writes:
             folder.mkdir(parents=True, exist_ok=True)
             # peft would also save a base's embeddings and head that have an adapter

@@ -15,7 +15,6 @@ from typing import Literal
 from turnrl.errors import CheckpointError, RecipeError, did_you_mean
 from turnrl.recipe.bundled import bundled_recipes, find_recipe
 from turnrl.recipe.folders import (
-    EXPORTED,
     LATEST,
     RUNS,
     checkpoint_to_resume,
@@ -138,8 +137,8 @@ def find_agent(word: str | Path, name: str | None = None) -> NamedAgent:
 
     A YAML file or the name of a bundled recipe means the recipe. A checkpoint means itself. A word
     for a run (see `turnrl.find_run`) means its best checkpoint, or else its last, or else its
-    newest, or else its exported policy. The folder `model` or `adapter` of a run means the run's
-    last checkpoint, from which it was exported, or else itself. Any other file is read as a recipe.
+    newest, or else its exported policy. The folder `model` or `adapter` of a run means the same
+    checkpoint, from which it was exported, or else itself. Any other file is read as a recipe.
 
     Args:
         word: A run, a checkpoint, or a recipe by its path or its name.
@@ -172,7 +171,7 @@ def _agent_at(word: str) -> NamedAgent:
     if path.is_file() and _is_checkpoint(path):
         return NamedAgent(word, "checkpoint", run / "config.yaml" if run else path, run, path)
     if run is not None:
-        return NamedAgent(word, "run", run / "config.yaml", run, _kept(path, run))
+        return NamedAgent(word, "run", run / "config.yaml", run, kept_in(run) or exported_in(run))
     if path.is_dir():
         if (kept := kept_in(path, ("last",))) is not None:
             return NamedAgent(word, "checkpoint", kept, None, kept)
@@ -187,14 +186,6 @@ def _agent_at(word: str) -> NamedAgent:
 
 def _is_checkpoint(file: Path) -> bool:
     return file.suffix == ".ckpt" or zipfile.is_zipfile(file)
-
-
-def _kept(path: Path, run: Path) -> Path | None:
-    """The weights that a word for a run means; None if the run has none. See `find_agent`."""
-    folder = path.parent if path.is_file() else path
-    if folder.name in EXPORTED and folder.parent == run:
-        return named_in(run, ("last",)) or exported_in(folder) or kept_in(run)
-    return kept_in(run) or exported_in(run)
 
 
 def _no_run(folder: Path) -> str:

@@ -23,7 +23,7 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from transformers.utils import logging as transformers_logging
 
-from turnrl.checks import Plan, check_division, check_trainer, start_of
+from turnrl.checks import Plan, check_division, start_of
 from turnrl.data.questions import QuestionData
 from turnrl.errors import ArgumentTypeError, RecipeError, TurnRLError
 from turnrl.lifecycle import PolicyModule
@@ -38,6 +38,7 @@ from turnrl.recipe.trust import TRUST, import_from, marked
 from turnrl.run.folders import whole_file, writing
 from turnrl.run.kept import BestCheckpoint, LastCheckpoint
 from turnrl.run.recording import Recorder
+from turnrl.trainer_checks import check_trainer
 from turnrl.types.examination import Start
 
 _CALLBACKS: dict[str, type[L.Callback]] = {"record": Recorder, "plan": Plan}

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from turnrl.errors import OutputClosed
 from turnrl.plugins import Commands
 from turnrl.recipe.bundled import shown_recipe
-from turnrl.recipe.folders import claimed, writable_part
+from turnrl.recipe.folders import claimed, refuse_other_run, writable_part
 from turnrl.recipe.invocation import DECISIONS, Flags, Invocation, Settings, read_invocation
 from turnrl.run.folders import remove_torn
 from turnrl.signals import is_first_process
@@ -134,6 +134,9 @@ def _run(invocation: Invocation, work: Callable[[Built], None]) -> int:
     if invocation.place.folder is not None:
         writable_part(invocation.place.folder)  # fails here, before a logger tries to write
     is_first = is_first_process()
+    if is_first and invocation.place.folder is not None and not invocation.place.is_numbered:
+        resumed = invocation.contents.get("ckpt_path") if invocation.command == "fit" else None
+        refuse_other_run(invocation.place.folder, resumed)
     home = invocation.place.home
     with contextlib.ExitStack() as ending:
         for folder in home.glob("*/checkpoints") if is_first and home is not None else ():

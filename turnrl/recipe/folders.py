@@ -107,12 +107,13 @@ def run_at(word: str | Path) -> Path | None:
 def run_in(path: Path) -> Path | None:
     """The run that contains a path, or else the newest run inside it; None if there is neither."""
     inside = path.parent if path.is_file() else path
-    if inside.name in _PARTS and _is_run(inside.parent):
+    if inside.name in _PARTS and is_run(inside.parent):
         return inside.parent
-    return inside if _is_run(inside) else next(iter(runs_in(path)), None)
+    return inside if is_run(inside) else next(iter(runs_in(path)), None)
 
 
-def _is_run(folder: Path) -> bool:
+def is_run(folder: Path) -> bool:
+    """True if a folder holds files of a run."""
     has_file = any((folder / name).exists() for name in _FILES)
     return has_file or any(any(folder.glob(pattern)) for pattern in (_RECORD[1], _KEPT))
 
@@ -120,7 +121,7 @@ def _is_run(folder: Path) -> bool:
 def runs_in(home: Path) -> list[Path]:
     """The runs in a folder of runs: first those that trained, then the others, each newest
     first."""
-    runs = filter(_is_run, home.glob("*"))
+    runs = filter(is_run, home.glob("*"))
     return sorted(runs, key=lambda run: (_has_trained(run), _began(run)), reverse=True)
 
 
@@ -156,6 +157,25 @@ def run_like(word: str | Path, others: Iterable[str] = ()) -> str:
         return f" The folder {str(here)!r} holds no run."
     near = did_you_mean(str(word), [*names, *beside, *others])
     return near or (f" There are {', '.join(names)}." if names else "")
+
+
+def refuse_other_run(folder: Path, checkpoint: str | Path | None) -> None:
+    """Refuse to write a run over another one.
+
+    Args:
+        folder: Where the run will write.
+        checkpoint: The checkpoint that it resumes from; None if it begins anew. A run that resumes
+            from the `last.ckpt` of its own folder goes on there.
+    Raises:
+        RecipeError: If there is a run in the folder.
+    """
+    own = folder / "checkpoints" / "last.ckpt"
+    if is_run(folder) and (checkpoint is None or Path(checkpoint).resolve() != own.resolve()):
+        raise RecipeError(
+            f"{folder} holds a run already, which this one would overwrite. Leave out the logger's "
+            "version, so that each run gets a folder of its own, or give another one. To go on "
+            f"with that run, resume from {own}."
+        )
 
 
 def writable_part(folder: Path) -> Path:

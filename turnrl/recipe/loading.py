@@ -89,9 +89,10 @@ def load(
     module.policy.load(device)
     if saved is not None:
         module.on_load_checkpoint(saved)
+        module.load_state_dict(saved["state_dict"])
     elif file is not None:
         take_exported(module.policy, file)
-    module.load_state_dict({} if saved is None else saved["state_dict"])
+    module.collector.forget()
     return module.to(device)
 
 

@@ -15,6 +15,7 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
+from turnrl.errors import RecipeError
 from turnrl.run.folders import (
     check_folder,
     is_trial,
@@ -65,6 +66,9 @@ class LastCheckpoint(Checkpoint):
     the old one when it is complete, so there is always a good one.
     """
 
+    best_model_path = ""
+    """None: `BestCheckpoint` has it. Lightning asks every callback that keeps checkpoints."""
+
     def __init__(self) -> None:
         self._path: Path | None = None
         self._kept = ""
@@ -75,6 +79,20 @@ class LastCheckpoint(Checkpoint):
         self._begins = stage == "fit" and not is_trial(trainer)
         if trainer.is_global_zero and trainer.ckpt_path is not None:
             remove_torn(Path(str(trainer.ckpt_path)).absolute().parent)
+
+    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
+        """Without a folder of the run, refuse to replace the checkpoint of another one."""
+        file = Path(trainer.default_root_dir) / "checkpoints" / "last.ckpt"
+        if run_folder(trainer) is not None or not self._begins or not file.is_file():
+            return
+        goes_on = (
+            trainer.ckpt_path is not None and Path(trainer.ckpt_path).resolve() == file.resolve()
+        )
+        if trainer.is_global_zero and self._path != file and not goes_on:
+            raise RecipeError(
+                f"{file} is the checkpoint of another run, and without a logger this run would "
+                "write over it. Move it, leave trainer.logger out, or set trainer.default_root_dir."
+            )
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.global_step == 0:

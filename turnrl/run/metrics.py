@@ -18,7 +18,9 @@ from typing import Any
 
 import lightning as L
 import torch
+from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.loggers import CSVLogger, Logger
+from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from turnrl.errors import in_short
 from turnrl.run.folders import file_of_logger, read_table, run_folder, write_table, writing
@@ -202,3 +204,50 @@ def _finalize(finalize: Callable[[Logger, str], None], logger: Logger, status: s
         finalize(logger, status)
     except Exception as error:
         _logger.warning(f"closing {type(logger).__name__} failed as well: {in_short(error)}")
+
+
+class _WholeRows(ExperimentWriter):
+    """Writes rows of policies alone. What other callbacks log between them, for example the
+    learning rate, goes into the next one. Rows of a run that is resumed in its folder stay, up to
+    the step from which it goes on; CSVLogger would delete them all.
+
+    Args:
+        log_dir: The run's folder, which is made with the first row.
+    """
+
+    def __init__(self, log_dir: str) -> None:
+        self.metrics, self.hparams = [], {}
+        self.log_dir, self._file = log_dir, Path(log_dir, self.NAME_METRICS_FILE)
+        self.metrics_file_path = str(self._file)
+        self._fs = get_filesystem(log_dir)
+        self.metrics_keys: list[str] = []
+        self._resumes = True
+
+    def log_hparams(self, params: dict[str, Any]) -> None:
+        self._fs.makedirs(self.log_dir, exist_ok=True)
+        super().log_hparams(params)
+
+    def save(self) -> None:
+        whole = [row for row in self.metrics if "iteration" in row]
+        if not whole:
+            return
+        between = [row for row in self.metrics if "iteration" not in row]
+        logged = {key: value for row in between for key, value in row.items()}
+        whole[0] = logged | whole[0]
+        if self._resumes:
+            self._resumes = False
+            before = read_table(self._file)
+            first = whole[0]["step"]
+            whole = [row for row in before if float(row.get("step") or 0) < first] + whole
+            self._file.unlink(missing_ok=True)
+        self._fs.makedirs(self.log_dir, exist_ok=True)
+        self.metrics = whole
+        super().save()
+
+
+def write_whole_rows(trainer: L.Trainer) -> None:
+    """Have the loggers that write a `metrics.csv` write rows of policies alone. Called before they
+    write anything."""
+    for logger in trainer.loggers if trainer.is_global_zero else ():
+        if isinstance(logger, CSVLogger) and logger._experiment is None:
+            logger._experiment = _WholeRows(logger.log_dir)

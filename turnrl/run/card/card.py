@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from turnrl.policy.model import Policy
 
 _LOADED = """```python
@@ -33,19 +35,25 @@ _NF4 = """nf4 = BitsAndBytesConfig(
 """
 
 
-def export(policy: Policy, folder: str | Path, facts: Mapping[str, str] | None = None) -> Path:
+def export(
+    policy: Policy,
+    folder: str | Path,
+    facts: Mapping[str, str] | None = None,
+    weights: Mapping[str, Tensor] | None = None,
+) -> Path:
     """Write a policy for use without turnrl, with its tokenizer and a model card.
 
     Args:
         policy: The policy, whose weights are loaded.
         folder: Where to write.
         facts: Rows for the card's table, by name.
+        weights: Other trained weights than the present ones; see `Policy.export`.
     Returns:
         The folder.
     Raises:
         RecipeError: If the folder holds the model that the policy was trained from.
     """
-    written = policy.export(folder)
+    written = policy.export(folder, weights)
     if policy.writes:
         base = base_name(policy.origin.model, policy.folder, written)
         adapter, method = policy.lora is not None, policy.base_quantization

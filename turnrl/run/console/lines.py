@@ -29,6 +29,7 @@ from lightning.pytorch.callbacks import (
 from tqdm.auto import tqdm
 
 from turnrl.recipe.by_recipe import ByRecipe
+from turnrl.run.card.ending import ExportsPolicy
 from turnrl.run.console.resumed import FirstFigures
 from turnrl.run.folders import is_trial, run_folder
 from turnrl.run.metrics import SHOWN
@@ -230,14 +231,19 @@ class IterationLines(ProgressBar):
         if is_trial(trainer):
             return
         folder = self._folder or Path(trainer.default_root_dir)
+        exports = (c for c in trainer.callbacks if isinstance(c, ExportsPolicy))  # type: ignore[attr-defined]
+        name, place = next((c.exported for c in exports if c.exported), ("", pl_module.position))
         for kind in ("model", "adapter"):
             if self._folder and (path := folder / kind).is_dir():
-                self._print_line(f"the trained {kind} is in {path}")
-        loads = self._folder and (folder / "config.yaml").is_file()
+                which = f" ({name}, of iteration {place.iteration})" if name else ""
+                self._print_line(f"the trained {kind} is in {path}{which}")
         # in a world that tools act on, a question of your own is not a task
         if not any(tool.acts for tool in pl_module.rollout.toolsets):
-            last = (folder / "checkpoints" / "last.ckpt").is_file()
-            agent = f'turnrl.load("{self._folder}")' if loads and last else "module"
+            by_recipe = (folder / "config.yaml").is_file()
+            agent = "module"
+            if name and (by_recipe or place.step != trainer.global_step):
+                module = "" if by_recipe else ", module=module"
+                agent = f'turnrl.load("{self._folder}"{module})'
             self._print_line(f'ask it: {agent}.ask("a question")')
         if self._folder and (folder / "record").is_dir():
             self._print_line(f"see what it does: turnrl report {self._folder}")

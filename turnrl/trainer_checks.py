@@ -1,0 +1,111 @@
+"""What a run refuses of Lightning's Trainer: settings and callbacks that would change what is
+learned or kept, and not as their names say."""
+
+from pathlib import Path
+from weakref import WeakKeyDictionary
+
+import lightning as L
+from lightning.pytorch.callbacks import (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
+)
+from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
+
+from turnrl.errors import ArgumentTypeError, RecipeError
+from turnrl.policy.divided import FSDP2
+from turnrl.recipe.by_recipe import ByRecipe
+from turnrl.recipe.folders import refuse_other_run
+from turnrl.run.folders import data_of
+
+_AVERAGES = (
+    "validates one set of weights, and the engine samples with another, which the checkpoint keeps"
+)
+_REFUSED: dict[type[L.Callback], tuple[str, str]] = {
+    GradientAccumulationScheduler: (
+        "keeps the gradients of several batches, but a batch is a whole step",
+        "model.policy.minibatch_tokens bounds its memory",
+    ),
+    StochasticWeightAveraging: (_AVERAGES, "model.scheduler can lower the learning rate"),
+    WeightAveraging: (_AVERAGES, "model.scheduler can lower the learning rate"),
+    ModelPruning: (
+        "puts masks and other names in the place of weights that the engine samples with",
+        "prune the model before training, or the one that a run exports",
+    ),
+    BaseFinetuning: (
+        "changes which weights are trained while a run trains, and a checkpoint has those alone",
+        "model.policy.lora.target_modules says what is trained",
+    ),
+    LearningRateFinder: (
+        "takes the rate at which the loss falls fastest, but this loss has no such meaning: each "
+        "step has its own trajectories",
+        "model.optimizer.lr sets the rate; 'turnrl sweep' compares several",
+    ),
+    BatchSizeFinder: (
+        "tries out batches of a data set, but an iteration collects its own",
+        "plan.profile chooses model.policy.minibatch_tokens for the memory",
+    ),
+}
+"""Callbacks that a run refuses, and those that extend them: the reason, and what to do."""
+_claimed: WeakKeyDictionary[L.Trainer, Path] = WeakKeyDictionary()
+"""The folder that each trainer writes to."""
+
+
+def check_trainer(trainer: L.Trainer) -> None:
+    """Refuse settings and callbacks of a Trainer that would change what is learned or kept.
+
+    Raises:
+        RecipeError: Naming the setting or the callback, the reason, and what to take.
+        ArgumentTypeError: If it would train on something other than a data module.
+    """
+    if trainer.state.fn == "fit" and data_of(trainer) is None:
+        raise ArgumentTypeError(
+            "Trainer.fit has no data module, but a DataLoader, a list or nothing, which cannot say "
+            "what an iteration asks. Pass one: trainer.fit(module, QuestionData(train=rows))."
+        )
+    if trainer.precision != "32-true":
+        raise RecipeError(
+            f"trainer.precision is {trainer.precision!r}, but trained weights are kept in "
+            "32-true. Leave it out; model.policy.dtype sets the dtype of the base."
+        )
+    if trainer.accumulate_grad_batches != 1:
+        raise RecipeError(
+            f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but a "
+            "batch is a whole step. Leave it out; model.policy.minibatch_tokens bounds its memory."
+        )
+    if trainer.overfit_batches:
+        raise RecipeError(
+            f"trainer.overfit_batches is {trainer.overfit_batches}, but a batch is one step of an "
+            "iteration, and each iteration asks other questions. Leave it out; data.train_limit, "
+            "with data.questions_per_iteration no larger, asks the same ones each time."
+        )
+    for callback in trainer.callbacks:
+        for kind, (reason, instead) in _REFUSED.items():
+            if isinstance(callback, kind):
+                raise RecipeError(
+                    f"trainer.callbacks has a {type(callback).__name__}, which {reason}. Leave it "
+                    f"out; {instead}."
+                )
+    strategy = trainer.strategy
+    if isinstance(strategy, ParallelStrategy) and not isinstance(strategy, DDPStrategy | FSDP2):
+        raise RecipeError(
+            f"trainer.strategy is a {type(strategy).__name__}. Take ddp, with the whole policy in "
+            "each process, or fsdp2, which divides it over them."
+        )
+
+
+def claim_folder(trainer: L.Trainer, folder: Path | None) -> None:
+    """Refuse to write over a run of another trainer. A run from a recipe was checked before.
+
+    Raises:
+        RecipeError: If there is a run in the folder.
+    """
+    if folder is None or not trainer.is_global_zero or _claimed.get(trainer) == folder:
+        return
+    if not any(isinstance(c, ByRecipe) for c in trainer.callbacks):  # type: ignore[attr-defined]
+        refuse_other_run(folder, trainer.ckpt_path)
+    _claimed[trainer] = folder
