@@ -272,8 +272,9 @@ class _Merge:
                 run of an earlier version has every key at the top, so there flags are ignored.
         """
         contents = up_to_date(file.read(), self.contents, self._prints)
-        if file.path is not None and not is_own(path := Path(file.path), path.read_text("utf-8")):
-            needs_consent(file.path, contents, path.parent, self._trusts)
+        path = Path(file.path or "")
+        if path.is_file() and not is_own(path, path.read_text("utf-8")):  # a pipe is read once
+            needs_consent(str(path), contents, path.parent, self._trusts)
         for flag in () if {*contents} >= SAVED else self._flags:
             if flag in contents:
                 raise RecipeError(
