@@ -11,8 +11,10 @@ from pathlib import Path
 
 from turnrl.errors import INSTALLED, STDLIB, PolicyMistake, TurnRLError
 
-_PROVOKED = (ValueError, LookupError, ArithmeticError, AssertionError, RecursionError)
-_PROVOKED += (re.error, SyntaxError)  # of an expression that the policy wrote
+_PROVOKED: tuple[type[Exception], ...] = (
+    *(ValueError, LookupError, ArithmeticError, AssertionError, RecursionError),
+    *(re.error, SyntaxError),  # of an expression that the policy wrote
+)
 _RECEIVED = (OSError, UnicodeError, json.JSONDecodeError)
 _RAISED = (Exception, RuntimeError, TimeoutError)
 _OF_THREADS = re.compile(
