@@ -70,7 +70,7 @@ def test_no_answer_takes_long_to_compare(rule):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rule", ["phrase"])
+@pytest.mark.parametrize("rule", ["phrase", "number"])
 def test_no_result_or_call_takes_long_to_score(rule):
     question = Question(
         "q", "What?", RULES[rule][1], {"supporting_ids": ["x"]}, rule=RULES[rule][0]

@@ -86,14 +86,8 @@ class Number(_Kind):
                 raise RecipeError(f"Number.{name} is {value}; it must be finite")
 
     def read(self, text: str) -> Fraction | None:
-        from turnrl_rewards.numbers import numbers
-
-        answer: Fraction | None = None
-        for number in numbers(text):
-            if number is None or answer not in (None, number):
-                return None
-            answer = number
-        return answer
+        read = {*_numbers_in(text)}
+        return read.pop() if len(read) == 1 else None
 
     def same(self, given: str, accepted: str) -> bool:
         return self._near(self.read(given), self.read(accepted))

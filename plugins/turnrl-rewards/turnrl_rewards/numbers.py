@@ -22,6 +22,9 @@ from fractions import Fraction
 _LONGEST = 500
 """The most characters of a number, and its largest exponent. Beyond them it cannot be read: exact
 arithmetic with a number such as 1e999999999 would take for ever."""
+_MOST = 2000
+"""The most numbers of a text that are read. A text with more is a flood, and to read it all would
+hold up the other attempts."""
 
 _NEAR, _CLOSE = 32, 8
 """Characters before and after a number that show if it is part of something, and how many of them
@@ -329,10 +332,14 @@ def _check_sign(before: str, apart: bool) -> None:
 
 
 def numbers(text: str) -> Iterator[Fraction | None]:
-    """The numbers in a text, in order; None for each number that cannot be read."""
+    """The numbers in a text, in order; None for each number that cannot be read, and once for all
+    those after the first `_MOST`."""
     plain = _plain(text)
     in_words = re.search("[A-Za-z]{2}", plain) is not None
-    for match in _NUMBER.finditer(plain):
+    for count, match in enumerate(_NUMBER.finditer(plain)):
+        if count == _MOST:
+            yield None
+            return
         if match["date"]:
             continue
         begin, end = match.span()
