@@ -226,6 +226,9 @@ PIECES = [
     ([{"tool_calls": [{"index": n, "function": {"name": "look", "arguments": '{"query": "x"}'}}
                       for n in (0, 1)]}], f"{LOOK}\n{LOOK}", 0),
     ([{"content": "\ud83d"}, {"content": "\ude00 \ud800"}], "😀 \ufffd", 0),
+    ([{"content": "=Paris", "reasoning": {"effort": "low"}, "thinking": [1]}], "=Paris", 0),
+    ([{"content": [{"type": "text", "text": "=Paris"}, {"type": "reference", "ids": [1]}]}],
+     "=Paris", 0),
     ([None, {}, {"content": None}], "", 0),
 ])  # fmt: skip
 def test_what_a_vendor_puts_beside_the_content_is_used(messages, text, thinks):
@@ -261,22 +264,23 @@ def test_an_error_inside_the_stream_is_asked_again_or_named(chat, monkeypatch):
 
     def fails(self, choice):
         if len(self.server.bodies) <= 2:
-            error = {"error": {"message": "no room", "code": code}}
+            error = {"message": "no room", "code": code}
+            error = error | {"object": "error"} if code == 502 else {"error": error}
             self.wfile.write(f"data: {json.dumps(error)}\n\n".encode())
         else:
             event(self, choice)
 
     monkeypatch.setattr(Handler, "event", fails)
-    for code in (429, "503", None):  # noqa: B007 - `fails` reads it
+    for code in (429, "503", None, 502):  # noqa: B007 - `fails` reads it
         with vendor(lambda *_: "=Paris") as server:
             (trajectory,) = play(server, chat)
         assert (trajectory.answer, len(server.bodies)) == ("Paris", 3)
-    code = 400
-    with (
-        vendor(lambda *_: "=x") as server,
-        pytest.raises(EndpointError, match=r"no room \(code 40"),
-    ):
-        play(server, chat)
+    for code in (400, "context_length_exceeded"):  # noqa: B007
+        with (
+            vendor(lambda *_: "=x") as server,
+            pytest.raises(EndpointError, match=r"no room \(code 40"),
+        ):
+            play(server, chat)
 
 
 def test_a_reply_is_read_up_to_a_size(chat, monkeypatch):
@@ -356,7 +360,10 @@ def test_a_reply_that_the_server_withheld_is_not_a_wrong_answer(chat, monkeypatc
         play(server, chat)
 
 
-@pytest.mark.parametrize("ending", ["tool_calls", "function_call", "eos_token", "stop_sequence"])
+@pytest.mark.parametrize("ending", [
+    *("tool_calls", "function_call", "eos_token", "stop_sequence"),
+    *("end_turn", "COMPLETE", "STOP", "model_length", "max_tokens"),
+])  # fmt: skip
 def test_replies_with_unusual_finish_reasons_count_as_complete(
     chat,
     monkeypatch,
@@ -370,7 +377,22 @@ def test_replies_with_unusual_finish_reasons_count_as_complete(
     monkeypatch.setattr(Handler, "event", ends)
     with vendor(lambda *_: "=Paris") as server:
         (trajectory,) = play(server, chat)
-    assert (trajectory.answer, trajectory.turns[0].cut) == ("Paris", False)
+    cut = ending in ("model_length", "max_tokens")
+    assert (trajectory.answer, trajectory.turns[0].cut) == (None if cut else "Paris", cut)
+
+
+@pytest.mark.parametrize("ending", ["error", "abort", "insufficient_system_resource"])
+def test_a_reply_that_the_server_could_not_finish_is_asked_for_again(chat, monkeypatch, ending):
+    event = Handler.event
+
+    def ends(self, choice):
+        broken = choice.get("finish_reason") and len(self.server.bodies) == 1
+        event(self, choice | ({"finish_reason": ending} if broken else {}))
+
+    monkeypatch.setattr(Handler, "event", ends)
+    with vendor(lambda *_: "=Paris") as server:
+        (trajectory,) = play(server, chat)
+    assert (trajectory.answer, len(server.bodies)) == ("Paris", 2)
 
 
 def test_no_more_requests_are_under_way_than_the_server_takes(chat):

@@ -33,6 +33,13 @@ T = TypeVar("T")
 MOST_BYTES = 16 * 2**20
 """The largest reply. A model's reply has a few bytes for each of its tokens."""
 _MOST_OF_A_COMPLAINT = 64 * 2**10
+_REFUSES = r"(?i)invalid.?request|bad.?request|context.?length|not.?found"
+"""Kinds of errors that the same request will get again."""
+
+
+def _error_in(event: Mapping[str, object]) -> object:
+    """The error that an event is, or holds; None if it is none."""
+    return event.get("error") or (event if event.get("object") == "error" else None)
 
 
 @dataclass(eq=False)
@@ -140,10 +147,12 @@ class Connection:
             value = json.loads(text)
         except (ValueError, RecursionError):  # the latter if it is nested too deeply
             return None
-        if isinstance(value, dict) and (error := value.get("error")):
+        if isinstance(value, dict) and (error := _error_in(value)):
             parts = error if isinstance(error, dict) else {"message": error}
-            codes = [c for c in map(parts.get, ("code", "status")) if isinstance(c, int | str)]
-            code = next((int(c) for c in codes if re.fullmatch("[1-5][0-9]{2}", str(c))), 500)
+            kept = map(parts.get, ("code", "status", "type"))
+            codes = [str(c) for c in kept if isinstance(c, int | str)]
+            usual = 400 if any(re.search(_REFUSES, c) for c in codes) else 500
+            code = next((int(c) for c in codes if re.fullmatch("[1-5][0-9]{2}", c)), usual)
             reason = f"an error in place of a reply: {self.clean(parts.get('message') or error)}"
             raise_if_away(code, reason, {})
             raise self.fault(f"sent {reason} (code {code}). {self.request}")

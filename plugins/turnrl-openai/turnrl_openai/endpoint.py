@@ -19,11 +19,16 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger(__name__)
 
+_LIMITS = ("length", "model_length", "max_tokens", "max_output_tokens")
+"""Reasons for the end of a reply that reached its limit; other vendors have other words."""
 _ENDINGS = (
-    *("stop", "length", "tool_calls", "function_call"),
-    *("eos_token", "stop_sequence"),  # of servers that report how a reply stopped
+    *_LIMITS,
+    *("stop", "tool_calls", "function_call", "tool_use", "end_turn", "complete"),
+    *("eos", "eos_token", "stop_sequence"),  # of servers that report how a reply stopped
 )
 """Reasons for the end of a complete reply, or of a reply that reached its limit."""
+_BREAKS = ("error", "abort", "cancelled", "insufficient_system_resource")
+"""Reasons for the end of a reply that the server could not finish."""
 
 
 class EndpointError(EngineError):
@@ -109,14 +114,15 @@ class Endpoint(MessageSampler):
                 f"answered with {kind or 'no content type'}, which is not a stream of events. "
                 "Correct base_url."
             )
-        if reply.ended is None:
+        ended = str(reply.ended).lower()
+        if reply.ended is None or ended in _BREAKS:
             raise Unavailable("the reply broke off")
-        if reply.ended not in _ENDINGS:
+        if ended not in _ENDINGS:
             raise connection.fault(
                 f"ended a reply with {connection.clean(reply.ended)!r}, so the model did not "
                 "finish it. Leave the question out, or ask another model."
             )
-        return Reply(reply.text(), cut=reply.ended == "length")
+        return Reply(reply.text(), cut=ended in _LIMITS)
 
     def _read(self, reply: Gathered, data: str | bytes) -> str:
         """Add an event, or a whole completion, to a reply. Returns the text in it."""

@@ -16,6 +16,8 @@ from typing import Any
 
 _THOUGHTS = ("reasoning_content", "reasoning", "thinking")
 """Names of the thoughts in messages and in parts of a content."""
+_BESIDE = ("reference", "citation")
+"""Parts of a content that say where the text comes from."""
 
 
 class Gathered:
@@ -53,8 +55,7 @@ class Gathered:
             raise ValueError("its message is not an object")
         new = "".join([*self._content(message.get("content")), *_texts(message, "refusal")])
         self._text.append(new)
-        for name in _THOUGHTS:
-            self._thoughts += _texts(message, name)
+        self._thoughts += [t for n in _THOUGHTS if isinstance(t := message.get(n), str)]
         self._add_calls(message)
         return new
 
@@ -90,7 +91,7 @@ class Gathered:
                     self._thoughts += [t for p in kept for t in _texts(p, "text", *_THOUGHTS)]
                 elif part.get("type") in ("text", "output_text", "refusal"):
                     yield from _texts(part, "text", "refusal")
-                else:
+                elif part.get("type") not in _BESIDE:
                     raise ValueError(f"its content has a part of type {part.get('type')!r:.80}")
         else:
             raise ValueError(f"its content is {content!r:.80}, not a text")
