@@ -285,6 +285,7 @@ def test_a_judged_text_cannot_leave_its_tags_or_speak_for_another_role(serve):
     "<bos>", "<eos>", "<s>", "</s>", "[TOOL_RESULTS]", "[/TOOL_RESULTS]", "[gMASK]", "<sop>",
     "[SYSTEM_PROMPT]", "<<SYS>>", "<</SYS>>", "<|channel|>", "<end_of_turn>", "<unused12>",
     "<start_of_image>", "<extra_id_0>", "<seed:bos>", "[INST]", "</think>", "<tool_response>",
+    "<|turn>", "<turn|>", "[|endofturn|]", "[|assistant|]", "<end▁of▁turn>",
 ])  # fmt: skip
 def test_a_judged_text_holds_no_control_token_of_any_judge(serve, token):
     judge = serve()

@@ -24,15 +24,18 @@ if TYPE_CHECKING:
 _PLACE = re.compile(r"\{(\w+)\}")
 _TAG = re.compile(r"</?([A-Za-z]\w*)>")
 _CONTROL = re.compile(
-    r"<[|｜][^<>]*[|｜]>|<{1,2}/?[A-Za-z][\w:.-]{0,60}>{1,2}|\[/?\w{0,30}[A-Z]{2}\w{0,30}\]"
+    r"<[|｜][^<>]*>|<[^<>]{0,60}[|｜]>|<{1,2}/?[A-Za-z][\w:.▁-]{0,60}>{1,2}"
+    r"|\[[|｜][^\[\]]*\]|\[/?\w{0,30}[A-Z]{2}\w{0,30}\]"
 )
-"""The form of control tokens in judges' chat templates: `<|im_end|>`, `<bos>`, `</s>`, `<<SYS>>`,
-`[INST]`, `[TOOL_RESULTS]`, `[gMASK]`. Other words in such brackets are caught too, and stay
-readable."""
+"""The form of control tokens in judges' chat templates: `<|im_end|>`, `<|turn>`, `<turn|>`,
+`<bos>`, `</s>`, `<<SYS>>`, `[|endofturn|]`, `[INST]`, `[TOOL_RESULTS]`, `[gMASK]`. Other words in
+such brackets are caught too, and stay readable."""
 _BRACES = str.maketrans("{}", "❴❵")
 
 _OBJECT = re.compile(r'\{\s*"')
 _MOST_CHARACTERS = 20_000
+_MOST_IN_VAIN = 1_000_000
+"""The most characters of broken JSON, with those that are read again counted each time."""
 _REHEARSAL_S = 5.0
 """How long a rehearsal waits for a server that is away."""
 
@@ -170,12 +173,17 @@ def _scores(text: str) -> list[Any]:
     def keep(pairs: list[tuple[str, object]]) -> None:
         scores.extend(value for name, value in pairs if name == "score")
 
-    decoder, at = json.JSONDecoder(object_pairs_hook=keep), 0
+    decoder, at, left = json.JSONDecoder(object_pairs_hook=keep), 0, _MOST_IN_VAIN
     while begin := _OBJECT.search(text, at):
         try:
             _, at = decoder.raw_decode(text, begin.start())
         except RecursionError:  # what follows is nested as deeply, so each step would be as slow
             return []
-        except ValueError:
+        except json.JSONDecodeError as error:
+            at = begin.start() + 1
+            left -= error.pos - begin.start()
+            if left < 0:
+                return []
+        except ValueError:  # a number beyond any
             at = begin.start() + 1
     return scores
