@@ -116,6 +116,18 @@ def test_a_number_that_a_variable_does_not_hold_is_named_and_not_shown(keyed, ca
     assert KEY not in message
 
 
+def test_a_variable_in_a_header_is_filled_in_and_in_prose_only_if_it_is_set(keyed):
+    written = {"Authorization": "Bearer ${MY_KEY}", "Note": "costs $5 in ${NOWHERE_SET}, $MY_KEY"}
+    recipe = keyed(headers=written)
+    module = build(["recipe.yaml"]).module
+    assert module.rollout.tools[0].given[1] == written | {"Authorization": f"Bearer {KEY}"}
+    server = {"base_url": "http://127.0.0.1:9/v1", "model": "x", "api_key_env": "${MY_KEY}"}
+    recipe["model"]["rewards"] = [{"class_path": "LLMJudge", "init_args": {"server": server}}]
+    save(recipe)
+    (judge,) = build(["recipe.yaml"]).module.rewards
+    assert judge._verdicts._server.api_key_env == "MY_KEY"
+
+
 def test_an_error_that_quotes_a_key_shows_the_variable_instead(keyed, capsys):
     keyed(refuse="x")
     assert "the vendor refuses ${MY_KEY}" in fails(capsys, ["fit", "recipe.yaml"])

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+from contextlib import nullcontext as nothing
 from pathlib import Path
 
 import pyarrow as pa
@@ -17,12 +18,13 @@ import yaml
 import recorded
 import turnrl
 from commands import fails, forget, save
-from turnrl import CheckpointError, RecipeError
+from turnrl import CheckpointError, Policy, RecipeError
 from turnrl.cli import main
 from turnrl.commands.report.command import write as report
 from turnrl.recipe.build import build
 from turnrl.recipe.reading import load_yaml
-from turnrl.recipe.trust import code_named, is_marked, marked
+from turnrl.recipe.trust import is_marked, marked, needs_trust
+from turnrl.run.folders import whole_file
 from turnrl.run.recording import write
 from turnrl.run.runs import open_runs
 
@@ -40,6 +42,8 @@ class Evil(worlds.Echo):
 def own_state(tmp_path, monkeypatch):
     """The marks of this test's user, and an `sys.path` that the test may change."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("EMPTY", "")
+    monkeypatch.setenv("MY_KEY", "sk-live-0123456789abcdef")
     monkeypatch.setattr(sys, "path", [*sys.path])
 
 
@@ -89,6 +93,29 @@ TRAPS = {
         "model.rollout.tools",
         [{"class_path": "Gymnasium", "init_args": {"id": "evil:Maze-v0"}}],
     ),
+    "a program in a text": ("model.engine", "{class_path: VLLM, init_args: {python: ./evil}}"),
+    "a program in a text that YAML does not take": (
+        "model.engine",
+        "{class_path: VLLM, class_path: VLLM, init_args: {python: ./evil}}",
+    ),
+    "a function in pieces": ("model.rollout.tools", ["os${EMPTY}.system"]),
+    "an encoder in a folder of the run": (
+        "model.rollout.tools",
+        [{"class_path": "WikiSearch", "init_args": {"index": "x", "encoder": "run/enc"}}],
+    ),
+    "a judge elsewhere, which would get a key": (
+        "model.rewards",
+        [
+            {
+                "class_path": "LLMJudge",
+                "init_args": {"server": {"base_url": "https://evil.example/v1", "model": "x"}},
+            }
+        ],
+    ),
+    "a key for a search": (
+        "model.rollout.tools",
+        [{"class_path": "WikiSearch", "init_args": {"index": "http://127.0.0.1/?k=${MY_KEY}"}}],
+    ),
     "an encoder": (
         "model.rollout.tools",
         [{"class_path": "WikiSearch", "init_args": {"index": "x", "encoder": "evil.encode"}}],
@@ -101,7 +128,8 @@ def sent(trained):
     """A run that somebody has sent, in a folder beside the user's own."""
     Path("sent").mkdir()
     run = Path(shutil.move(str(trained), "sent/run"))
-    for name in ("evil", "torch_xla"):
+    (run / "enc").mkdir()
+    for name in ("evil", "torch", "torch_xla", "turnrl"):
         (run / f"{name}.py").write_text(EVIL + TOOL)
         Path(f"{name}.py").write_text(EVIL + TOOL)
     yield run
@@ -135,7 +163,7 @@ def test_a_strangers_checkpoint_runs_nothing_without_consent(sent, capsys):
     assert not Path("RAN").exists()
     (tool,) = turnrl.load(file, trust=True).rollout.tools
     assert type(tool).__name__ == "Evil"
-    assert "turnrl: runs code that" in capsys.readouterr().err
+    assert "turnrl: runs or asks what" in capsys.readouterr().err
 
 
 class Planted:
@@ -159,8 +187,56 @@ def test_an_object_in_a_checkpoint_is_refused_without_torchs_advice(trained, cap
 
 def test_a_file_that_a_library_looks_for_is_not_imported_from_a_runs_folder(sent):
     strange(sent / "config.yaml", planted("model.rollout.tools", []))
-    build([str(sent / "config.yaml"), "--trust"])
+    for options in ([], ["--trust"]):
+        with pytest.raises(RecipeError, match=r"worlds\.Letters") if not options else nothing():
+            build([str(sent / "config.yaml"), *options])
     assert str(sent.absolute()) not in sys.path
+    assert not Path("RAN").exists()
+
+
+def test_a_run_that_names_only_plugins_needs_no_consent(sent):
+    def plain(recipe):
+        recipe["model"]["rollout"] |= {"segmenter": "TwoTurn", "tools": []}
+        recipe["model"]["rewards"] = ["ExactMatch"]
+        recipe["data"] |= {"train": "AtlasQuestions", "val": None}
+
+    strange(sent / "config.yaml", plain)
+    assert build([str(sent / "config.yaml")])
+    assert {str(sent.absolute()), str(Path.cwd())}.isdisjoint(sys.path)
+
+
+@pytest.mark.parametrize("name", ["json", "sitecustomize", "signal"])
+def test_a_helper_imports_nothing_from_the_current_folder(name, tmp_path, monkeypatch):
+    from turnrl_rewards.expressions import _Helper
+
+    monkeypatch.chdir(tmp_path)
+    Path(f"{name}.py").write_text(EVIL)
+    helper = _Helper()
+    assert helper.same("1/2", "0.5")
+    helper.close()
+    assert not Path("RAN").exists()
+
+
+def test_a_link_in_a_strangers_folder_leads_no_file_elsewhere(tmp_path):
+    (tmp_path / "mine").write_text("mine")
+    (tmp_path / "page.html.new").symlink_to(tmp_path / "mine")
+    with whole_file(tmp_path / "page.html") as new:
+        new.write_text("theirs")
+    assert (tmp_path / "mine").read_text() == "mine"
+    assert (tmp_path / "page.html").read_text() == "theirs"
+
+
+def test_code_of_a_model_is_refused_without_transformers_question(tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    file = tmp_path / "model/config.json"
+    strange_config = {
+        "model_type": "evil",
+        "auto_map": {"AutoConfig": "evil.Evil", "AutoModelForCausalLM": "evil.Evil"},
+    }
+    file.write_text(json.dumps(json.loads(file.read_text()) | strange_config))
+    (tmp_path / "model/evil.py").write_text(EVIL)
+    with pytest.raises(RecipeError, match="brings its own code"):
+        Policy(str(tmp_path / "model")).load("cpu")
     assert not Path("RAN").exists()
 
 
@@ -199,7 +275,7 @@ def test_a_recipe_with_a_module_beside_it_needs_no_consent_in_the_users_folder(r
 
 def test_what_plugins_bring_needs_no_consent(recipe):
     for file in sorted(Path(__file__).parents[1].glob("recipes/**/*.yaml")):
-        assert code_named(yaml.safe_load(file.read_text()), ()) == {}, file
+        assert needs_trust(yaml.safe_load(file.read_text()), ()) == {}, file
 
 
 def test_a_mark_that_nobody_here_wrote_is_none(tmp_path, monkeypatch):
@@ -207,6 +283,7 @@ def test_a_mark_that_nobody_here_wrote_is_none(tmp_path, monkeypatch):
     assert is_marked(text)
     assert not is_marked(text.replace("1", "2", 1))
     assert not is_marked("a: 1\n")
+    assert not is_marked("a: 1\n# written here by turnrl: é\n")
     assert (tmp_path / "state/turnrl/key").stat().st_mode & 0o077 == 0
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "another"))
     assert not is_marked(text)

@@ -12,14 +12,16 @@ other, except that it is always loaded.
 """
 
 import argparse
+import contextlib
 import functools
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
@@ -285,6 +287,26 @@ def _extending(kind: type) -> Iterator[type]:
         yield from _extending(cls)
 
 
+def look_also_in(folder: Path, names: Iterable[str]) -> None:
+    """Let Python look for modules in a folder, after all others, if it holds one of these and that
+    one is not installed. A folder without such a module is not searched at all: a file in it may
+    have the name of a module that some library tries to import.
+
+    Args:
+        folder: A folder.
+        names: Names of modules, without the packages in them.
+    """
+    folder = folder.absolute()
+    if str(folder) in sys.path:
+        return
+    for name in names:
+        if (folder / f"{name}.py").exists() or (folder / name).exists():
+            with contextlib.suppress(ValueError, ImportError):  # a module of another kind
+                if importlib.util.find_spec(name) is None:
+                    sys.path.append(str(folder))
+                    return
+
+
 def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
     """The function or class that a recipe or an option names. Its module may lie in the current
     folder.
@@ -303,8 +325,7 @@ def named(setting: str, value: str | Callable[..., _T]) -> Callable[..., _T]:
                 f"{setting} is {value!r}, which is not a path. Give the module too, such as "
                 f"my_module.{value or 'something'}."
             )
-        if (here := str(Path.cwd())) not in sys.path:
-            sys.path.append(here)
+        look_also_in(Path.cwd(), [module.partition(".")[0]])
         try:
             home = importlib.import_module(module)
         except Exception as error:

@@ -37,7 +37,8 @@ def locate(model: str) -> str:
     """
     if model.startswith(PACKAGE_PREFIX):
         package, _, inside = model.removeprefix(PACKAGE_PREFIX).partition("/")
-        spec = importlib.util.find_spec(package) if package else None
+        is_name = package.isidentifier()  # to find a package in another one, Python imports it
+        spec = importlib.util.find_spec(package) if is_name else None
         if spec is None or not spec.submodule_search_locations:
             raise RecipeError(
                 f"no package {package!r} for model.policy.model {model!r}. Install it."
@@ -149,11 +150,18 @@ def load_part(kind: str, model: str, revision: str | None, **options: object) ->
         reach_hub()
     try:
         auto = getattr(transformers, kind)
+        options["trust_remote_code"] = False  # by default, transformers asks whether to run it
         return auto.from_pretrained(folder, revision=revision, **options)
     except Exception as error:  # a folder that somebody brings may be broken in any way
         if of_the_device(error):
             raise
         cause = " ".join(str(error).split()) or type(error).__name__
+        if "trust_remote_code" in cause:
+            raise RecipeError(
+                f"model.policy.model {model!r} brings its own code (auto_map in its config.json), "
+                "and turnrl runs no code of a model. Take a model whose architecture is a part of "
+                "transformers."
+            ) from None
         raise RecipeError(
             f"model.policy.model {model!r} cannot be loaded: {cause:.300} Give a "
             "folder with config.json and a tokenizer, or a hub model that this machine can "

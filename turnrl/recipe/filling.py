@@ -15,13 +15,11 @@ from typing import Any
 
 from jsonargparse import Namespace
 
-from turnrl.recipe.merging import Contents, each_value, filled_in, variables
+from turnrl.recipe.merging import Contents, each_value, filled_in, may_be_secret, variables
 from turnrl.text import keep_secret
 
 _SHOWN = ("model.policy.", "data.")
 """Settings whose values are names and paths, which messages show."""
-_SHORTEST = 6
-"""Shorter values would be struck out of words in which they only happen to occur."""
 
 
 def fill(config: Any) -> Any:
@@ -56,9 +54,8 @@ def _value(value: Any, key: str) -> Any:
     filled = filled_in(value, key)
     if filled != value and not key.startswith(_SHOWN):
         for name in variables(value):
-            secret = os.environ.get(name, "")
-            if len(secret) >= _SHORTEST and not os.path.exists(secret):  # noqa: PTH110 - any text
-                keep_secret(secret, name)
+            if may_be_secret(name):
+                keep_secret(os.environ[name], name)
     return filled
 
 

@@ -24,6 +24,7 @@ from turnrl.recipe.merging import (
     each_value,
     filled_in,
     merged,
+    reference,
     relocated,
 )
 from turnrl.recipe.moved import SAVED, up_to_date
@@ -273,8 +274,6 @@ class _Merge:
         """
         contents = up_to_date(file.read(), self.contents, self._prints)
         path = Path(file.path or "")
-        if path.is_file() and not is_own(path, path.read_text("utf-8")):  # a pipe is read once
-            needs_consent(str(path), contents, path.parent, self._trusts)
         for flag in () if {*contents} >= SAVED else self._flags:
             if flag in contents:
                 raise RecipeError(
@@ -285,6 +284,8 @@ class _Merge:
         if file.path is not None and Path(file.path).with_name("checkpoints").is_dir():
             with_paths = {key: new[key] for key in ("model", "data") if key in new}
             new |= each_value(with_paths, partial(relocated, Path(file.path)))
+        if path.is_file() and not is_own(path, path.read_text("utf-8")):  # a pipe is read once
+            needs_consent(str(path), new, path.parent, self._trusts)
         if self._of_run and not self.files:
             new.pop("ckpt_path", None)
             if isinstance(trainer := new.get("trainer"), dict):
@@ -357,6 +358,8 @@ def _checked_value(value: object, key: str) -> object:
     """
     if isinstance(value, int | float) and not is_finite(value):
         raise RecipeError(f"{key} is {value!r:.80}; it must be finite. Give another number.")
+    if key.endswith("_env") and isinstance(value, str) and (name := reference(value)):
+        return name  # such a setting takes a variable's name
     filled = filled_in(value, key)
     return filled if key.endswith(".class_path") else value
 

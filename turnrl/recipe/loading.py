@@ -106,11 +106,12 @@ def _contents_of_recipe(agent: NamedAgent, saved: Contents | None, trust: bool) 
     if file is not None and not agent.is_recipe:
         if saved is not None and "recipe" in saved:
             recipe = up_to_date(_saved_recipe(saved["recipe"], file))
+            recipe = each_value(recipe, partial(relocated, file))
             if not is_marked(saved["recipe"]):
                 needs_consent(str(file), recipe, Path(), trust)
             # the user's own classes may lie here; they never lie beside a checkpoint
             import_from(recipe, Path.cwd())
-            return cast(Contents, each_value(recipe, partial(relocated, file)))
+            return cast(Contents, recipe)
         if not agent.recipe.is_file() or agent.recipe == file:
             raise agent.without_recipe()
     trusts = [TRUST] if trust else []

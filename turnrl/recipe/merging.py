@@ -16,7 +16,9 @@ PARTS = {"class_path", "init_args", "dict_kwargs"}
 """Keys that describe a class with its settings."""
 _NO_PATHS = ("answer_pattern", "instructions")
 """Settings in which a $ has no special meaning."""
+_SHORTEST = 6
 _VARIABLE = r"(?<!\\)\$(?:[A-Za-z_]\w*|\{\w+\})"
+_IN_PROSE = r"(?<!\\)\$\{([A-Z_][A-Z0-9_]*)\}"
 
 
 def listed(value: object) -> list[Any]:
@@ -133,7 +135,8 @@ def relocated(file: Path, value: object, key: str) -> object:
 
 def filled_in(value: object, key: str) -> object:
     """Fill in `~`, `$NAME` and `${NAME}` as a shell would, in a text that may be a path, an address
-    or a key: it has no spaces, and every $ begins a name.
+    or a key: it has no spaces, and every $ begins a name. In any other text, such as `Bearer
+    ${MY_KEY}`, only `${NAME}` in capitals is filled in, and only if the variable is set.
 
     A recipe keeps what was written, because a variable may hold a secret, and a run's recipe is
     saved, printed and compared. Only the constructor of an object gets the value.
@@ -146,7 +149,7 @@ def filled_in(value: object, key: str) -> object:
     if not isinstance(value, str) or setting in _NO_PATHS:
         return value
     if not re.fullmatch(rf"(?:[^\s$]|{_VARIABLE})+", value):
-        return value
+        return re.sub(_IN_PROSE, lambda found: os.environ.get(found[1], found[0]), value)
     missing = [name for name in variables(value) if name not in os.environ]
     begins = re.findall(rf"(?:^|/)({_VARIABLE})", value)
     if name := next((n for n in missing if "${" + n + "}" in value or f"${n}" in begins), None):
@@ -155,6 +158,18 @@ def filled_in(value: object, key: str) -> object:
             f"Run 'export {name}=...' first, or write the value out."
         )
     return os.path.expandvars(Path(value).expanduser() if value.startswith("~/") else value)
+
+
+def may_be_secret(name: str) -> bool:
+    """True if the value of a variable may be a secret: it is no path, and not so short that it
+    would occur in other words."""
+    value = os.environ.get(name, "")
+    return len(value) >= _SHORTEST and not os.path.exists(value)  # noqa: PTH110 - any text
+
+
+def reference(text: str) -> str | None:
+    """The name of the variable that a whole text refers to; None if it does not."""
+    return text.strip("${}") if re.fullmatch(_VARIABLE, text) else None
 
 
 def variables(text: str) -> list[str]:

@@ -1,8 +1,9 @@
-"""Code that a stranger's run or recipe names, and the mark by which a user's own runs are known.
+"""What a stranger's run or recipe can do, and the mark by which a user's own runs are known.
 
 A recipe names classes, functions and programs, so building it runs them. Turnrl, installed plugins,
 and the optimisers, callbacks and loggers of torch and Lightning are trusted. Everything else may
-come with the recipe, and needs the user's consent unless the recipe is the user's own.
+come with the recipe, and needs the user's consent unless the recipe is the user's own. So do
+servers elsewhere, which would get the user's questions and keys, and variables that may hold keys.
 """
 
 from __future__ import annotations
@@ -13,23 +14,25 @@ import importlib.metadata
 import os
 import re
 import secrets
-import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import yaml
 
 from turnrl.errors import RecipeError
-from turnrl.plugins import GROUP
+from turnrl.plugins import GROUP, look_also_in
 from turnrl.recipe.bundled import bundled_recipes
-from turnrl.recipe.merging import Contents, each_value
+from turnrl.recipe.merging import Contents, each_value, filled_in, may_be_secret, variables
 from turnrl.recipe.reading import load_yaml
 from turnrl.recipe.source import Source
 from turnrl.text import say_once, visible
 
 TRUST = "--trust"
 """The option by which a user agrees to run the code that a stranger's recipe names."""
+_PROGRAMS = ("python", "command", "encoder")
+"""Settings that name a program, or perhaps a folder with code of its own."""
+_UNREAD_PROGRAM = re.compile(rf"\b({'|'.join(_PROGRAMS)})\W*:")
 _LIBRARIES = (
     *("torch.optim", "lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
     *("lightning.pytorch.trainer", "lightning.pytorch.strategies", "lightning.pytorch.profilers"),
@@ -55,7 +58,8 @@ def is_marked(text: str) -> bool:
     """True if this user's turnrl has written the text of a recipe, and nobody has changed it."""
     before, mark, digest = text.rpartition(_MARK)
     key = _key() if mark else None
-    return key is not None and hmac.compare_digest(_digest(key, before), digest.strip())
+    own = "" if key is None else _digest(key, before)
+    return key is not None and hmac.compare_digest(own.encode(), digest.strip().encode())
 
 
 def _digest(key: bytes, text: str) -> str:
@@ -93,9 +97,9 @@ def is_own(file: Path, text: str) -> bool:
     return not of_run and file.resolve().is_relative_to(Path.cwd())
 
 
-def code_named(contents: Contents, folders: Sequence[str]) -> dict[str, str]:
-    """Code that a recipe names outside of turnrl, installed plugins and trusted libraries: what is
-    named, by key.
+def needs_trust(contents: Contents, folders: Sequence[str]) -> dict[str, str]:
+    """What a recipe names that takes trust, by key: code outside of turnrl, installed plugins and
+    trusted libraries, servers elsewhere, and variables that may hold keys.
 
     Args:
         contents: The recipe.
@@ -106,34 +110,55 @@ def code_named(contents: Contents, folders: Sequence[str]) -> dict[str, str]:
 
     def look(value: object, key: str) -> object:
         key = key.replace(".init_args", "").lstrip(".")
-        for name in names_in(value):
+        filled = os.path.expandvars(value) if isinstance(value, str) else value
+        for name in {*names_in(value), *names_in(filled)}:
             owner = source.at(name) if "." in name else None
             home = "" if owner is None else f"{owner.module}."
             is_there = name.startswith("__main__") or source.spec(re.split("[.:]", name)[0])
             if is_there and not home.startswith(tuple(f"{top}." for top in trusted)):
                 found[key] = name
-        if isinstance(value, str) and _is_program(key.rpartition(".")[2], value):
+        if isinstance(value, str) and (_is_program(key, value) or _leads_out(key, value)):
             found[key] = value
+        inner = _as_yaml(value) if isinstance(value, str) else value
+        if inner != value and isinstance(inner, str | dict | list):
+            each_value(inner, look, key)
         return value
 
     each_value(contents, look)
     return found
 
 
-def _is_program(setting: str, value: str) -> bool:
+def _is_program(key: str, value: str) -> bool:
     """True if a setting names a program, or a folder with code of its own."""
-    return setting in ("python", "command") or (setting == "encoder" and Path(value).is_dir())
+    name = re.sub(r"\[\d+\]$", "", key).rpartition(".")[2]
+    if name not in _PROGRAMS or key == "command":  # with which a run notes its own
+        return _as_yaml(value) is None and bool(_UNREAD_PROGRAM.search(value))
+    return name != "encoder" or Path(os.path.expandvars(value)).expanduser().is_dir()
+
+
+def _leads_out(key: str, value: str) -> bool:
+    """True if a setting is the address of a server elsewhere, or may hold a key of the user's."""
+    if re.match(r"\s*(https?|wss?)://", value, re.IGNORECASE):
+        from turnrl.servers import is_loopback  # loads asyncio, and is seldom needed
+
+        if not is_loopback(os.path.expandvars(value)):
+            return True
+    return any(map(may_be_secret, variables(value))) and filled_in(value, key) != value
+
+
+def _as_yaml(text: str) -> object:
+    """The contents of a text as jsonargparse may read it; None if it is no YAML."""
+    try:
+        return load_yaml(text)
+    except yaml.YAMLError:
+        return None
 
 
 def names_in(value: object) -> Collection[str]:
     """The dotted paths in a value of a recipe. jsonargparse reads a text as YAML too."""
     if not isinstance(value, str):
         return ()
-    try:
-        read = load_yaml(value)
-    except yaml.YAMLError:
-        read = None
-    if isinstance(read, str):
+    if isinstance(read := _as_yaml(value), str):
         return {text for text in (value.strip(), read) if _NAME.fullmatch(text)}
     return set(_NAME.findall(value))
 
@@ -143,7 +168,7 @@ def _plugins() -> set[str]:
 
 
 def needs_consent(where: str, contents: Contents, folder: Path, trusts: bool) -> None:
-    """Name the code that a stranger's recipe would run, and refuse it unless the user agrees.
+    """Name what a stranger's recipe would run, ask or use, and refuse it unless the user agrees.
 
     Args:
         where: The run, checkpoint or recipe, for messages.
@@ -153,23 +178,23 @@ def needs_consent(where: str, contents: Contents, folder: Path, trusts: bool) ->
     Raises:
         RecipeError: With everything that is named.
     """
-    named = code_named(contents, (str(Path.cwd()), str(folder.absolute())))
+    named = needs_trust(contents, (str(Path.cwd()), str(folder.absolute())))
     if not named:
         return
-    listed = ", ".join(f"{key}: {visible(name)}" for key, name in named.items())
+    listed = ", ".join(f"{key}: {visible(name):.200}" for key, name in named.items())
     if not trusts:
         raise RecipeError(
             f"{where!r} was not written by you on this machine, and it would run code of no "
-            f"installed plugin ({listed}). Read that code. If you trust it, repeat the command "
-            f"with {TRUST}; in Python, turnrl.load(..., trust=True)."
+            f"installed plugin, ask a server elsewhere, or use your variables ({listed}). Look at "
+            f"each. If you trust them, repeat the command with {TRUST}; in Python, "
+            "turnrl.load(..., trust=True)."
         )
-    say_once(f"turnrl: runs code that {where!r} names: {listed}")
+    say_once(f"turnrl: runs or asks what {where!r} names: {listed}")
 
 
 def import_from(contents: Contents, *folders: Path) -> None:
-    """Make modules importable that a recipe names and that lie in these folders. Python searches
-    the folders last, and a folder without such a module not at all: a file in it may have the name
-    of a module that some library tries to import."""
+    """Make modules importable that a recipe names and that lie in these folders; see
+    `look_also_in`."""
     tops = set[str]()
 
     def look(value: object, key: str) -> object:
@@ -177,11 +202,5 @@ def import_from(contents: Contents, *folders: Path) -> None:
         return value
 
     each_value(contents, look)
-    for folder in map(Path.absolute, folders):
-        if str(folder) not in sys.path and any(_modules(folder, tops)):
-            sys.path.append(str(folder))
-
-
-def _modules(folder: Path, names: Collection[str]) -> Iterator[Path]:
-    for name in names:
-        yield from (path for path in (folder / f"{name}.py", folder / name) if path.exists())
+    for folder in folders:
+        look_also_in(folder, tops)

@@ -78,6 +78,8 @@ def whole_file(file: Path) -> Iterator[Path]:
     """
     file.parent.mkdir(parents=True, exist_ok=True)
     written = file.with_name(f"{file.name}{_TORN}")
+    if written.is_symlink() and (written.is_file() or not written.exists()):
+        written.unlink()  # of a stranger: it would write over another file
     try:
         with written.open("ab") as held:
             _locked(held)
@@ -187,8 +189,7 @@ def file_of_logger(logger: Logger) -> Path:
     folder = folder_of_logger(logger)
     if folder is None:
         return Path(type(logger).__name__)
-    writer = getattr(logger, "experiment", None)
-    return folder / "metrics.csv" if hasattr(writer, "metrics_file_path") else folder
+    return folder / "metrics.csv" if hasattr(logger.experiment, "metrics_file_path") else folder
 
 
 def read_table(file: Path) -> list[dict[str, str]]:

@@ -77,7 +77,9 @@ class _Helper:
         if self._process is None or self._owner != os.getpid():
             command = [sys.executable, "-m", "turnrl_rewards.expressions"]
             pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            # this folder is searched only if the run searches it, too
+            search = {"PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "PYTHONSAFEPATH": "1"}
+            environment = {**os.environ, **search}
             self._process = subprocess.Popen(
                 command, stdin=pipe, stdout=pipe, stderr=nothing, env=environment
             )
