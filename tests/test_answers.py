@@ -148,7 +148,9 @@ BOUNDS += ["x >= 5", "x <= 5", "<=5", r"x \geq 5", "less than or equal to 5", "o
 BOUNDS += ["no fewer than 5", "as many as 5", "[5, ∞)", "(-∞, 5]", r"[5, \infty)", "other than 5"]
 BOUNDS += ["not 5", "isn't 5", "It is not equal to 5", "not -5", "not $5", "never 5", "cannot be 5"]
 BOUNDS += ["not: 5", r"not \boxed{5}", "**not** 5", "x != 5", r"\neq 5", "¬5", "5 is wrong"]
-BOUNDS += ["5 is not the answer", "5 (incorrect)", "5 isn't right"]
+BOUNDS += ["5 is not the answer", "5 (incorrect)", "5 isn't right", "instead of 5", r"x \not= 5"]
+BOUNDS += ["a minimum of 5", "upwards of 5", "in excess of 5", "at the very least 5", "5 maximum"]
+BOUNDS += ["5 at the most", "5 onwards", "5 plus", "5 +", "≧ 5", "⩽ 5", "≯ 5", "&gt; 5", "＞５"]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,13 @@ BOUNDS += ["5 is not the answer", "5 (incorrect)", "5 isn't right"]
         *(("(5)", 5), ("18 dollars", 18), ("$18/day", 18), ("x=42", 42), ("minus 5", -5)),
         *(("42, that is 42.0", 42), ("20 °C", 20), ("The answer is 42.", 42)),
         *(("US$5", 5), ("**-5**", -5), ("**Answer:** 5.", 5), ("f(2) = 5", 5), ("x^2 = 4", 4)),
+        *(
+            ("－５", -5),
+            ("the maximum is 5", 5),
+            ("minimum: 5", 5),
+            ("5 min", 5),
+            ("a total of 5", 5),
+        ),
         *(("- 5", -5), ("x = - 5", -5), ("I think it's -5", -5), ("42 - for sure", 42)),
         *(("5 m²", 5), (r"5\text{ cm}", 5), (r"5\,\mathrm{cm}^2", 5), (r"20^\circ", 20)),
         *((r"\boxed{\text{Answer: }5}", 5), (r"-\boxed{5}", -5), (r"\$5", 5), (r"50\%", 50)),
@@ -561,6 +570,8 @@ def test_an_answer_says_nothing_if_its_rule_leaves_nothing_of_it():
     assert not says_nothing("forty-two", asking("42", rule=Number()))
     assert not says_nothing("A", asking("A", rule=Choice()))
     assert says_nothing(None, asking("x"))
+    assert not contains_answer("a page\u200b of it", asking("\u200b"))
+    assert not exact_match("\u200b", asking("\u200b"))
 
 
 def test_punctuation_is_no_expression():

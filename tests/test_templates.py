@@ -58,6 +58,11 @@ def tools_of(segmenter):
         ("[/INST][THINK]", "[THINK]"),
         ("<seed:bos>assistant\n<seed:think>", "<seed:think>"),
         ("◁think▷", "◁think▷"),
+        ("<|im_start|>assistant\n<think >\n", "<think >"),
+        ("<deliberation>", "<deliberation>"),
+        ("<start_of_turn>model\n<unused94>thought\n", "thought"),
+        ("<|im_start|>assistant\nThought:", "Thought:"),
+        ("Think without reasoning:\n<|im_start|>assistant\n", ""),
         ("<start_of_turn>model\n<reasoning>\nLet me see", "<reasoning>"),
         ("<|turn>model\n<|channel>thought\n", "<|channel>thought"),
         ("<|turn>model\n<|channel>thought\n<channel|>", ""),
@@ -161,7 +166,9 @@ def test_templates_read_one_date_on_every_day_and_a_warning_says_so(chat, caplog
     assert "01 January 2026" in caplog.text
 
 
-@pytest.mark.parametrize("call", ["['a', 'b'] | random", "lipsum(n=1)"])
+@pytest.mark.parametrize(
+    "call", ["['a', 'b'] | random", "['ab'] | map('random') | list", "lipsum(n=1)"]
+)
 def test_a_template_that_writes_random_text_is_refused(chat, call):
     with pytest.raises(RecipeError, match="writes random text"):
         chat("{{ " + call + " }}" + CHATML)

@@ -330,11 +330,16 @@ def as_result(value: object, who: str) -> ToolResult:
 
 def _native(value: Any) -> object:
     """Numbers and lists in place of those of numpy and torch, and texts in place of the rest."""
-    if getattr(value, "ndim", None) == 0 and hasattr(value, "item"):
-        number = value.item()
+    of = str(getattr(value, "dtype", ""))
+    if getattr(value, "ndim", None) == 0 and hasattr(value, "tolist"):
+        if of.startswith(("datetime64", "timedelta64")):  # whose number is in nanoseconds
+            return str(value)
+        number = value.tolist()  # None of a masked one
         # a float32 of 0.1 is 0.1, and not 0.10000000149011612
         return float(str(value)) if isinstance(value, Real) and number % 1 else number
     is_array = hasattr(value, "tolist") and not hasattr(value, "to_dict")  # no table of pandas
+    if is_array and of.endswith(("float64", "int64", "bool")):  # a million at once
+        return value.tolist()
     if is_array or isinstance(value, Sequence | Set | ValuesView):
         return [*value]
     return _text_of(value)

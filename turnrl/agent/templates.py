@@ -28,10 +28,14 @@ _BUNDLED = Path(__file__).parent / "chat_templates"
 CLOCK = datetime(2026, 1, 1)
 """The time that every chat template reads."""
 
-_TAG = r"[<\[◁][^<>\[\]◁▷\s]*(?:{})[^<>\[\]◁▷\s]*[>\]▷]"
+_TAG = r"[<\[◁][^<>\[\]◁▷\s]*(?:{})[^<>\[\]◁▷\s]* ?[>\]▷]"
 _THOUGHT = re.compile(
-    _TAG.format("think|thought|reason|rationale|analysis|scratch|reflect|plan|cot|monologue")
-    + r"|<\|channel\|?>(?:analysis|thought)|<\|open\|>think|<channel\|>|<\|end\|>",
+    _TAG.format(
+        "think|thought|reason|rationale|analysis|scratch|reflect|reflex|plan|cot|monologue|ponder"
+        "|deliberat|consider|brainstorm|cogitat|思考"
+    )
+    + r"|<\|channel\|?>(?:analysis|thought)|<\|open\|>think|<channel\|>|<\|end\|>"
+    + r"|(?:thoughts?|thinking|reasoning):?(?=\s*\Z)",
     re.IGNORECASE,
 )
 """Tags around thoughts, as model families write them; `<think>` most of all."""
@@ -53,7 +57,7 @@ _CLOCK_MACRO = (
     + "".join(f" | replace({form!r}, {CLOCK.strftime(form)!r})" for form in _DIRECTIVES)
     + " }}{% endmacro %}\n"
 )
-_DICE = re.compile(r"\|\s*random\b|\blipsum\s*\(")
+_DICE = re.compile(r"(?:\||\bfilter\b)\s*random\b|\bmap\(\s*['\"]random\b|\blipsum\s*\(")
 
 _CONTROL = re.compile(r"<\|[^<>|\s]+\|>|<｜[^<>｜\s]+｜>|<(?:start|end)_of_turn>|\[/?[A-Z_]{3,}\]")
 """Control tokens, as the bundled templates write them."""

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from turnrl.errors import DataError, RecipeError, did_you_mean, instance_of
 from turnrl.plugins import contract, contributed
-from turnrl.text import contained_answer, normalize_answer
+from turnrl.text import contained_answer, is_blank, normalize_answer
 
 
 @contract("turnrl_answers")
@@ -77,7 +77,8 @@ class Phrase(AnswerRule):
     unreadable: ClassVar[str] = "an answer of articles and punctuation"
 
     def read(self, text: str) -> str | None:
-        return normalize_answer(text) or None
+        words = normalize_answer(text)
+        return None if is_blank(words) else words
 
     def occurs_in(self, text: str, accepted: str) -> bool:
         return contained_answer(text, [accepted]) is not None

@@ -53,6 +53,7 @@ _LATEX: _Steps = [
     (r"\\(?:[,:;! ()\[\]#&]|q?quad(?![A-Za-z])|displaystyle(?![A-Za-z]))", " "),
     (r"\\(?:blacksquare|square|hfill|l?dots)(?![A-Za-z])", " "),
     (r"\\([$%])", r"\1"),
+    (r"\\not\s?[=<>]", "≠"),
     (r"\\(?:left|right)(?![A-Za-z])", ""),
     (rf"\\(?:{_FONTS})\s?\{{([^{{}}]*)\}}", r" \1 "),
     (rf"\\(?:{_FONTS})(?![A-Za-z])", " "),
@@ -61,15 +62,18 @@ _LATEX: _Steps = [
     (r"\^\s?\{?\s?\\(?:circ|degree)(?![A-Za-z])\s?\}?|\\degree(?![A-Za-z])", "°"),
 ]
 _BEYOND_ASCII: _Steps = [
+    ("[！-～]", lambda match: chr(ord(match[0]) - ord("！") + ord("!"))),  # of full width
     ("[\N{MINUS SIGN}\N{EN DASH}\N{HYPHEN}\N{NON-BREAKING HYPHEN}\uff0d]", "-"),
     ("(?<=[0-9])[\u00a0\u202f\u2009](?=[0-9]{3}(?![0-9]))", ","),
     ("[·⋅∙✕]", "×"),
     ("[∕⁄]", "/"),
     ("[→⇒⟹]", "="),
+    ("[≦⩽≲≪≧⩾≳≫≯≮≰≱≢]", "≠"),  # none of them leaves a number
     ("[⁺⁻]?[⁰¹²³⁴⁵⁶⁷⁸⁹]+", lambda match: f"^{{{match[0].translate(_SUPERSCRIPTS)}}}"),
 ]
 _SPACES: _Steps = [(r"[^\S\n]+", " "), (r" ?\n[ \n]*", "\n")]
 _ALWAYS: _Steps = [
+    (r"&(?:[lg][te]|ne);", "≠"),
     (r"</?[A-Za-z]\w{0,20} ?/?>", " "),
     (r"[-=]{1,3}>", "="),
     (r"(?i)(?<=[0-9)}%]) minus (?=[-+.$(\\0-9])", " - "),
@@ -205,6 +209,7 @@ def _ratio(top: Fraction, bottom: Fraction) -> Fraction:
 
 _FUNCTIONS = "sqrt|cbrt|root|logarithm|log|ln|lg|exp|sin|cos|tan|factorial|half|twice|double|triple"
 _BOUNDS = "under|over|above|below|beyond|exceed|exceeds|exceeding"
+_BOUNDS_OF = r"a\s(?:min|max)imum|upwards|in\sexcess|instead"
 _DENIALS = "not|never|nor|neither|cannot|except|without"
 _LINKS = "be|been|equal|equals|exactly|the|a|an|answer|number|value|is|just|simply|really|quite"
 _ENDINGS = {
@@ -223,7 +228,7 @@ _ARGUMENT = re.compile(
     rf"|(?i:(?<![A-Za-z])(?:{_FUNCTIONS})(?:_?\{{?\w{{0,9}}\}}?)[\s({{\[]*(?:of\s)?\Z)"
     r"|(?i:(?:thirds?|quarters?|fifths?|percent|%)\sof\s\Z)"
     # a bound, as in "more than"; sums and rounding lead "up to" a number itself
-    rf"|(?i:\b(?:than|at\s(?:least|most)|{_BOUNDS})"
+    rf"|(?i:\b(?:than|at\s(?:the\s)?(?:very\s)?(?:least|most)|{_BOUNDS}|(?:{_BOUNDS_OF})\sof)"
     rf"(?:\sor\sequal\sto)?\s{_OPEN}*\Z)"
     rf"|(?i:(?<!add)(?<!adds)(?<!sums)(?<!comes)(?<!rounds)(?<!rounded)(?:\A|\s)up\sto\s{_OPEN}*\Z)"
     rf"|(?i:\bas\s(?:many|much|few|little|high|low)\sas\s{_OPEN}*\Z)"
@@ -256,7 +261,8 @@ _GOES_ON = re.compile(
     r"|\s[xyz](?!\w)"  # 18 x
     r"|\s?,\s?[-+]?(?:∞|\\infty|(?i:infinity|inf)\b)"
     r"|(?i:\s(?:or|and)\s(?:more|less|fewer|greater|higher|lower|above|below|over|under|up)\b)"
-    r"|(?i:\sat\s(?:least|most)\b)"
+    r"|(?i:\s(?:at\s(?:(?:the\s)?(?:very\s)?(?:least|most)|(?:min|max)imum)|(?:min|max)imum|max|tops"
+    r"|upwards?|onwards?|plus)\b)|\s\+\Z"
     r"|(?i:\s(?:(?:is|was|are|were)(?:\snot|\snever|n['’]t)|can(?:\s?not|['’]t)\sbe)"
     r"\s(?:the|an?|my|it|right|correct|true)\b)"
     r"|(?i:\s?\(?(?:(?:is|was)\s)?(?:wrong|incorrect|false)\b)"
