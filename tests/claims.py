@@ -173,9 +173,6 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl --help": Runs(("warmup", "export", "bench")),
     },
     "docs/changelog.md": {
-        "turnrl eval --samples N": Elsewhere(
-            "test_eval.test_questions_without_answers_are_sampled_and_scored_beside_others"
-        ),
         "--model.estimator TurnLevel": Fits(),
         "--trainer.callbacks+": Fits(),
         "--trainer.profiler pytorch": Fits(),
@@ -377,7 +374,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             f" --trainer.max_epochs 80 --ckpt_path {LAST}",
             slow=True,
         ),
-        "from turnrl import export": Runs((), ("best/README.md", "best/model.safetensors")),
+        "from turnrl import export": Runs((), ("last/README.md", "last/model.safetensors")),
         "from turnrl import ChatFormat": Runs(("[1, ",)),
         "pandas.read_csv": Runs(("iteration",)),
         "record.transcript(": Runs(("question   ", " questions")),

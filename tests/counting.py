@@ -158,7 +158,8 @@ def counted(
                     if type(child) is torch.nn.Linear and not head:
                         setattr(parent, name, _four_bit(child, options["dtype"]))
             made.is_loaded_in_4bit = True
-        return made
+        whole = dict.fromkeys(("missing_keys", "mismatched_keys", "unexpected_keys"), ())
+        return made, whole
 
     patch.setattr("turnrl.policy.files.load_part", network)
     patch.setattr("turnrl.policy.model.fingerprint", lambda *args: "")

@@ -211,12 +211,14 @@ def test_numbers_dates_and_arrays_are_read_as_text_and_gaps_are_dropped():
         {"question": 7, "answers": numpy.array(["b", "c"])},
         {"question": "Who?", "answers": ("d", None, float("nan"), numpy.float64(1.5))},
         {"question": "When?", "answers": date(1999, 5, 4)},
+        {"question": "At once?", "answers": numpy.datetime64("1999-05-04", "ns")},
         {"question": "How many?", "answers": 7.0},  # as pandas holds 7 in a column with gaps
         {"question": "Gone?", "answers": Decimal("nan")},
         {"question": float("nan"), "answers": "e"},
     ]
     read = [(q.text, q.answers) for q in load_questions(rows)]
     first = [("7", ("b", "c")), ("Who?", ("d", "1.5")), ("When?", ("1999-05-04",))]
+    first += [("At once?", ("1999-05-04 00:00:00",))]
     assert read == [*first, ("How many?", ("7",))]
 
 
@@ -334,6 +336,12 @@ def test_a_list_of_quoted_texts_in_a_cell_of_csv_is_a_list_of_answers(tmp_path):
     assert questions[0].metadata == {"at": [1, 2]}
 
 
+def test_a_cell_of_csv_that_is_no_answer_stays_a_text(tmp_path):
+    rows = [{"id": "['a']", "question": '["x", "y"]', "answers": "z"}]
+    (question,) = load_questions(table_file(tmp_path / "q.csv", rows))
+    assert (question.id, question.text) == ("['a']", '["x", "y"]')
+
+
 # ------------------------------------------------------------ of the datasets library
 
 
@@ -391,6 +399,11 @@ def test_class_labels_are_their_names(hub_rows, tmp_path):
         questions = load_questions(source)
         assert [q.answers for q in questions] == [("no",), ("maybe",)]  # -1 is none
         assert questions[0].metadata == {"deep": {"tags": ["maybe", "no"]}}
+
+
+def test_a_data_set_with_a_transform_gives_what_the_transform_makes(hub_rows):
+    asked = hub_rows.with_transform(lambda rows: {**rows, "question": ["Who?"] * len(rows["id"])})
+    assert {question.text for question in load_questions(asked)} == {"Who?"}
 
 
 def test_a_data_set_in_memory_is_a_question_set(hub_rows):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import random
 import re
+import signal
 import sqlite3
 import time
 import zlib
@@ -650,6 +651,30 @@ def test_whatever_a_method_of_a_class_returns_is_written_as_a_text(chat, value, 
     assert trajectory.turns[0].results[0].content == text
 
 
+def test_whatever_reset_returns_is_the_first_observation(chat):
+    for value, text in ((3, "3"), ({"at": np.int64(1)}, '{"at": 1}'), (None, ""), (["a"], '["a"]')):
+        world = Environment(own(begins="VALUE"))
+        world.made.reset.__globals__["VALUE"] = value
+        assert play_one(chat, world, ["up"], tool_name="press").opening == text
+
+
+@pytest.mark.parametrize("reward", [np.array(1.0), np.array([1.0]), torch.tensor(1.0), True])
+def test_a_reward_may_be_any_kind_of_number(chat, reward):
+    trajectory = play_one(chat, room(step=("x", reward, True, False, {})), ["look"])
+    assert trajectory.figures["earned"] == 1
+
+    class Paid(Begins):
+        def wait(self, how: str) -> ToolResult:
+            """Wait."""
+            return ToolResult("x", reward=reward, done=True)
+
+        def get_reward(self):
+            return reward
+
+    trajectory = play_one(chat, Environment(Paid), ["on"], tool_name="wait")
+    assert (trajectory.figures["earned"], trajectory.figures["outcome"]) == (1, 1)
+
+
 @pytest.mark.parametrize("flag", ["False", "", None, {"agent": False}, [], 2])
 @pytest.mark.parametrize("of", ["terminated", "truncated"])
 def test_an_end_that_is_neither_true_nor_false_stops_the_run(chat, of, flag):
@@ -665,18 +690,43 @@ def test_an_end_may_be_any_kind_of_true(chat, flag):
     assert trajectory.ended_by == "tool"
 
 
-def test_an_environment_for_one_thread_is_told_what_to_set(chat):
-    base = sqlite3.connect(":memory:")
+BASE = sqlite3.connect(":memory:")
 
-    class Shop(Begins):
-        def wait(self, how: str) -> str:
-            """Wait."""
-            return str(base.execute("select 1").fetchone())
 
-    with pytest.raises(
-        TrajectoryLost, match="made for one thread set thread_safe: false, and make"
-    ):
-        play_one(chat, Environment(Shop), ["on"], tool_name="wait", max_restarts=0)
+class Shop(Begins):
+    def wait(self, how: str) -> str:
+        """Wait."""
+        return str(BASE.execute("select 'open'").fetchone()[0])
+
+
+class Clock(Begins):
+    def wait(self, how: str) -> str:
+        """Wait."""
+        before = signal.signal(signal.SIGALRM, lambda *frame: None)
+        signal.signal(signal.SIGALRM, before)
+        return "open"
+
+
+class Held:
+    def reset(self) -> None:
+        self.base = sqlite3.connect(":memory:")
+
+    def wait(self, how: str) -> str:
+        """Wait."""
+        return str(self.base.execute("select 'open'").fetchone()[0])
+
+
+@pytest.mark.parametrize("kind", [Shop, Clock, Held])
+def test_an_environment_that_needs_the_main_thread_is_called_there(chat, kind, caplog):
+    playing = functools.partial(
+        play_one, chat, Environment(kind), ["on"] * 3, tool_name="wait", turns=3
+    )
+    trajectory = playing()
+    assert [turn.results[0].content for turn in trajectory.turns[:2]] == ["open"] * 2
+    if kind is not Held:  # one thread may happen to make all its calls
+        assert "the thread that waits for the attempts makes all calls" in caplog.text
+        with pytest.raises(TrajectoryLost, match="made for one thread set thread_safe: false"):
+            play_one(chat, Environment(kind), ["on"], tool_name="wait", max_restarts=0)
 
 
 def test_a_mistake_of_the_policy_before_it_did_anything_stops_the_run(chat):
@@ -956,7 +1006,7 @@ def test_options_that_a_class_does_not_take_are_refused():
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
-        ({"begins": "3"}, "gave 3 from reset, which is no text. Return a text, or nothing.$"),
+        ({"begins": "object()"}, "in reset returned an object, .* is neither text nor JSON"),
         ({"begins": "('x', {})"}, "Return a text, or nothing. If Lift has Gymnasium's form, name"),
         ({"gives": "object()"}, "in press returned an object, .* is neither text nor JSON"),
         ({"gives": "('x', 1.0, True, False, {})"}, "from press, .* If Lift has Gymnasium's form"),

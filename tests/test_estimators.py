@@ -1075,6 +1075,21 @@ def test_totals_that_only_rounding_tells_apart_are_equal(estimator):
         assert not turnrl.assign_credit(group, estimator).turns.any(), (size, factor)
 
 
+@pytest.mark.parametrize("options", [{}, {"baseline": "leave_one_out"}])
+def test_terms_that_cancel_out_up_to_rounding_teach_nothing(options):
+    draw = random.Random(0)
+    for _ in range(300):
+        paid, out = (sorted(draw.sample(range(1, 400), 2)) for _ in range(2))
+        # the attempt with the better turns has the worse outcome
+        rows = [[paid[1] / 7, 0.0, 0.0], [paid[0] / 7, 0.0, 0.0]]
+        credit = turnrl.assign_credit(
+            _group_of(rows, [out[0] / 7, out[1] / 7]), TurnLevel(**options)
+        )
+        assert float(credit.turns[:, 0].abs().max()) < 2.5e-7
+        only_first = turnrl.Credit(credit.turns[:, :1], (*credit.turns[:, :1],))
+        assert only_first.degenerate
+
+
 @pytest.mark.parametrize("estimator", EVERY, ids=repr)
 def test_rewards_that_nearly_agree_are_still_compared(estimator):
     for size, (least, gap) in itertools.product((2, 8, 16), ((1.9, 1e-4), (1e6, 1.0), (0.0, 1e-6))):

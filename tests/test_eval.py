@@ -577,7 +577,7 @@ def test_the_help_explains_the_settings_of_an_evaluation(recipe, capsys):
 
 def test_export_reports_how_to_install_a_missing_inspect_ai(recipe, monkeypatch, capsys):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    message = fails(capsys, ["export", "recipe", "log.eval"])
+    message = fails(capsys, ["export", "recipe", "log.eval"], 1)
     assert "inspect_ai, which is not installed. Install it: pip install inspect_ai." in message
 
 

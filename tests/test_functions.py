@@ -14,6 +14,7 @@ import math
 import re
 import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -652,6 +653,115 @@ def test_an_error_that_a_policy_can_provoke_is_a_result_and_any_other_stops_the_
     result = called(function, move=move)
     assert (result.content, result.ok) == (text, False)
     assert "The policy reads this as its own mistake. If it is not, fix" in caplog.text
+
+
+def read_file(path: str) -> str:
+    """Read a file beside this one."""
+    return (Path(__file__).parent / path).read_text()
+
+
+def read_page(title: str) -> str:
+    """Read a page."""
+    return read_file(f"{title}.txt")
+
+
+def read_own(title: str) -> str:
+    """Read a page of a file that has to be there."""
+    return read_file("no-corpus.json")
+
+
+def query(sql: str) -> str:
+    """Ask a database."""
+    base = sqlite3.connect(":memory:")
+    base.execute("create table towns (name not null)")
+    return str(base.execute(sql).fetchall())
+
+
+def compute(expression: str) -> str:
+    """Compute an expression."""
+    return str(eval(expression, {"__builtins__": {}}))
+
+
+def run_program(program: str) -> str:
+    """Run a program."""
+    exec(program, {})
+    return "ran"
+
+
+def run_in_shell(command: str) -> str:
+    """Run a command."""
+    return subprocess.run(["sh", "-c", command], timeout=0.2, check=True).args[2]
+
+
+def parse_own(text: str) -> str:
+    """Parse a text."""
+    return str(json.loads(text))
+
+
+def encode(text: str) -> str:
+    """Encode a text."""
+    return text.encode("ascii").decode()
+
+
+def add(text: str) -> str:
+    """Add 1."""
+    return text + 1
+
+
+def stated(kind: str) -> str:
+    """Make a move."""
+    raise {"type": TypeError, "none": NotImplementedError, "path": PermissionError}[kind]("no")
+
+
+@pytest.mark.parametrize(
+    ("function", "argument", "text"),
+    [
+        (read_file, "nowhere.txt", "FileNotFoundError: "),
+        (read_file, "data", "IsADirectoryError: "),
+        (read_file, "x" * 300, "OSError: [Errno 36]"),
+        (read_page, "Nowhere", "FileNotFoundError: "),
+        (read_own, "Nowhere", None),
+        (query, "selec name", 'OperationalError: near "selec": syntax error'),
+        (query, "select name from villages", "OperationalError: no such table"),
+        (query, "insert into towns values (null)", "IntegrityError: NOT NULL"),
+        (query, "select 1; select 2", ": You can only execute one statement"),
+        (compute, "town + 1", "NameError: name 'town' is not defined"),
+        (compute, "1 + 'a'", "TypeError: unsupported operand"),
+        (compute, "''.nope", "AttributeError: "),
+        (run_program, "import nothing_of_that_name", "ModuleNotFoundError: "),
+        (run_program, "raise SystemExit(3)", "SystemExit: 3"),
+        (run_in_shell, "sleep 5", "TimeoutExpired: "),
+        (run_in_shell, "false", "CalledProcessError: "),
+        (parse_own, "{x}", "JSONDecodeError: "),
+        (encode, "é", "UnicodeEncodeError: "),
+        (add, "1", None),
+        (stated, "type", "TypeError: no"),
+        (stated, "none", "NotImplementedError: no"),
+        (stated, "path", "PermissionError: no"),
+    ],
+)
+def test_the_policy_reads_how_what_it_wrote_failed(function, argument, text):
+    (name,) = inspect.signature(function).parameters
+    if text is None:
+        with pytest.raises(ToolError, match=r"Fix it"):
+            called(function, **{name: argument})
+        return
+    result = called(function, **{name: argument})
+    assert (text in result.content, result.ok) == (True, False)
+
+
+def test_a_plain_function_around_an_async_one_is_awaited():
+    async def find(place: str) -> str:
+        """Find a place."""
+        await asyncio.sleep(0)
+        return {"Utrecht": "found"}[place]
+
+    @functools.wraps(find)
+    def logged(**arguments):
+        return find(**arguments)
+
+    assert called(logged, place="Utrecht").content == "found"
+    assert called(logged, place="Oslo").content == "KeyError: 'Oslo'"
 
 
 def test_the_doctor_warns_of_a_function_that_only_raises_or_says_none():

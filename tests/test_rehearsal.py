@@ -409,7 +409,11 @@ def test_the_report_says_how_often_a_call_that_costs_has_to_be_paid(tiny_model):
     ([ToolExecuted(), AnswerRetrieved(), SearchCost(), ExactMatch()], 5, "ToolExecuted and Ans"),
     ([ToolExecuted(), AnswerRetrieved(), SearchCost(), ExactMatch()], 4, ""),
     ([AnswerRetrieved(), SearchCost(0.2), ExactMatch()], 8, ""),
-    ([ToolExecuted(), Repetition(), ExactMatch()], 8, ""),
+    ([ToolExecuted(), Repetition(), ExactMatch()], 6, ""),
+    # seven searches in other words
+    ([ToolExecuted(), Repetition(), ExactMatch()], 8, "ToolExecuted pays again each time for the"),
+    # the first few calls earn more than all of them
+    ([AnswerRetrieved(1.0), SearchCost(0.2), ExactMatch()], 9, "AnswerRetrieved pays again"),
     ([FirstHit(), Progress(AnswerSeen()), ExactMatch()], 8, ""),
 ])  # fmt: skip
 def test_turn_rewards_that_pay_for_the_same_call_each_turn_are_a_warning(

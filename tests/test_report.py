@@ -563,7 +563,10 @@ def test_drawing_curves_takes_at_most_a_fiftieth_of_the_time(tmp_path, monkeypat
     monkeypatch.setattr(curves_of_a_run, "time", SimpleNamespace(monotonic=lambda: clock.now))
     curves = curves_of_a_run.Curves()
     fitting = SimpleNamespace(
-        state=SimpleNamespace(fn="fit"), sanity_checking=False, is_global_zero=True
+        state=SimpleNamespace(fn="fit"),
+        sanity_checking=False,
+        is_global_zero=True,
+        lightning_module=None,
     )
     here = SimpleNamespace(folder=tmp_path)
     curves.on_train_start(fitting, here)

@@ -81,7 +81,7 @@ def test_a_best_checkpoint_that_cannot_be_written_leaves_the_previous_one(
     tiny_model, tmp_path, full_disk
 ):
     full_disk(5)  # untrained; best and last of two iterations; not the best of the third
-    with pytest.raises(WorldError, match=r"last.ckpt' in iteration 3, after step 6: No space left"):
+    with pytest.raises(WorldError, match=r"best.ckpt' in iteration 3, after step 6: No space left"):
         trainer(tmp_path, 3, [BestCheckpoint("step")]).fit(make_module(tiny_model), data())
     folder = tmp_path / "version_0" / "checkpoints"
     assert {path.name for path in folder.iterdir()} == {"best.ckpt", "last.ckpt"}

@@ -56,7 +56,7 @@ def test_processes_that_learn_together_share_the_versions_of_the_first(
     ran = fit_in_two(nursery, strategy)
     assert ran.returncode == 0, ran.stderr
     check_record(attempts=2 * 8)
-    saved = torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)
+    saved = torch.load("runs/recipe/version_0/checkpoints/best.ckpt", weights_only=True)
     exported = load_file("runs/recipe/version_0/adapter/adapter_model.safetensors")
     assert len(exported) == len(saved["state_dict"])
     for name, value in exported.items():
@@ -112,7 +112,7 @@ def test_processes_that_share_one_policy_train_all_of_its_weights(
     ran = fit_in_two(nursery, "fsdp2")
     assert ran.returncode == 0, ran.stderr
     check_record(attempts=2 * 8)
-    saved = torch.load("runs/recipe/version_0/checkpoints/last.ckpt", weights_only=True)
+    saved = torch.load("runs/recipe/version_0/checkpoints/best.ckpt", weights_only=True)
     exported = load_file("runs/recipe/version_0/model/model.safetensors")
     assert exported.keys() <= {k.removeprefix("policy.network.") for k in saved["state_dict"]}
     for name, value in exported.items():

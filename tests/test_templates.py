@@ -154,6 +154,7 @@ def test_a_player_is_warned_of_a_template_that_opens_the_thought(chat, caplog):
         ("strftime_now(format = '%H:%M:%S')", "00:00:00"),
         ('strftime_now("%-d %B %y, %A")', "1 January 26, Thursday"),
         ("strftime_now('%Y-' + '%m')", "2026-01"),
+        ("'' }}{% set now = strftime_now %}{{ now('%Y')", "2026"),
     ],
 )
 def test_templates_read_one_date_on_every_day_and_a_warning_says_so(chat, caplog, call, text):
@@ -162,7 +163,7 @@ def test_templates_read_one_date_on_every_day_and_a_warning_says_so(chat, caplog
     prompt = dated.prompt([{"role": "user", "content": "When?"}])
     assert dated.tokenizer.decode(prompt).startswith(f"{text}<|im_start|>user")
     Rollout(Brackets(), [Look()]).check(dated)
-    assert "calls the clock (strftime_now(" in caplog.text
+    assert "calls the clock (strftime_now" in caplog.text
     assert "01 January 2026" in caplog.text
 
 

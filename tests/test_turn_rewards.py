@@ -113,7 +113,7 @@ def test_a_repeated_call_costs_in_whichever_turn_it_repeats():
     "Ütrecht",
     "U\u0301trecht", "\uff35\uff54\uff52\uff45\uff43\uff48\uff54", "Utr\u0435\u0441ht", "(Utrecht)",
     "Utrecht?!", "Utrecht…", "Utrecht -", "\u3164Utrecht", "«Utrecht»", "'Utrecht'", "**Utrecht**",
-    "U\u03c4recht", "Utrecht\u2060",
+    "U\u03c4recht", "Utrecht\u2060", "Utrecht_", "__Utrecht",
 ])  # fmt: skip
 def test_a_repetition_is_one_however_it_is_spelt(query):
     assert earned(Repetition(), attempt(turn(call("Utrecht")), turn(call(query)))) == [0, -0.2]
@@ -166,6 +166,7 @@ def test_words_of_a_call_are_nothing_found():
             [],
         ),
         ([turn(call("x", list=[{"a": "PARIS"}]), results=[echo])], []),
+        ([turn(call("x", filter={"Paris": [1]}), results=[echo])], []),
         ([turn(call("x"), asked, results=[plain, echo])], []),
         ([turn(call("x"), results=[plain]), turn(asked, results=[echo])], [0]),
         (

@@ -14,6 +14,7 @@ from turnrl.agent.mistakes import mistake_of as mistake_of
 from turnrl.agent.random_play import RandomPlay as RandomPlay
 from turnrl.agent.rollout import Rollout as Rollout
 from turnrl.agent.running import on_loop as on_loop
+from turnrl.agent.running import post_to_waiting_thread as post_to_waiting_thread
 from turnrl.agent.running import resolve as resolve
 from turnrl.agent.running import result_of as result_of
 from turnrl.agent.toolbox import call_tools as call_tools

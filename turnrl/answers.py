@@ -140,11 +140,10 @@ def finds_answer(trajectory: Trajectory, turn: int) -> bool:
 
 
 def _leaves(value: object) -> Iterator[str]:
-    """The texts in the arguments of a call, and its other values as text."""
+    """The texts in the arguments of a call, and its names and other values as text."""
     if isinstance(value, Mapping):
-        for part in value.values():
-            yield from _leaves(part)
-    elif isinstance(value, list | tuple):
+        value = [*value.items()]
+    if isinstance(value, list | tuple):
         for part in value:
             yield from _leaves(part)
     else:

@@ -100,8 +100,9 @@ class ResumesTraining(L.Callback):
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        for timer in callbacks if trainer.ckpt_path is not None else ():
-            left = timer.time_remaining() if isinstance(timer, Timer) else None
+        timers = [callback for callback in callbacks if isinstance(callback, Timer)]
+        for timer in timers if trainer.ckpt_path is not None else ():
+            left = timer.time_remaining()
             if left is not None and left <= 0:
                 raise RecipeError(
                     f"trainer.max_time is used up: the checkpoint's runs took "

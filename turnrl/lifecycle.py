@@ -317,7 +317,7 @@ class PolicyModule(L.LightningModule, ABC):
         return super().load_from_checkpoint(checkpoint_path, *args, **parts)
 
     def load_state_dict(
-        self, state_dict: Mapping[str, object], strict: bool = True, **options: Any
+        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Load the trained weights, the only ones in a checkpoint. The policy is loaded first if it
         is not yet.
@@ -325,7 +325,7 @@ class PolicyModule(L.LightningModule, ABC):
         Args:
             state_dict: The `state_dict` of a checkpoint, or of this module.
             strict: Refuse missing and unknown names.
-            options: Those of torch.
+            assign: As in torch.
         Raises:
             CheckpointError: Naming a trained weight that is missing, or a name that is unknown.
         """
@@ -339,7 +339,7 @@ class PolicyModule(L.LightningModule, ABC):
             else value
             for name, value in state_dict.items()
         }
-        keys = super().load_state_dict(own, strict=False, **options)
+        keys = super().load_state_dict(own, strict=False, assign=assign)
         trained = {f"policy.{name}" for name in self.policy.trainable_parameters()}
         missing = [name for name in keys.missing_keys if name in trained]
         # a policy that only acts needs no critic

@@ -77,13 +77,13 @@ def check_trainer(trainer: L.Trainer) -> None:
             f"trainer.accumulate_grad_batches is {trainer.accumulate_grad_batches}, but a "
             "batch is a whole step. Leave it out; model.policy.minibatch_tokens bounds its memory."
         )
-    if trainer.overfit_batches:
+    if share := trainer.overfit_batches:  # type: ignore[attr-defined]
         raise RecipeError(
-            f"trainer.overfit_batches is {trainer.overfit_batches}, but a batch is one step of an "
+            f"trainer.overfit_batches is {share}, but a batch is one step of an "
             "iteration, and each iteration asks other questions. Leave it out; data.train_limit, "
             "with data.questions_per_iteration no larger, asks the same ones each time."
         )
-    for callback in trainer.callbacks:
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
         for kind, (reason, instead) in _REFUSED.items():
             if isinstance(callback, kind):
                 raise RecipeError(

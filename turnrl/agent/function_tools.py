@@ -11,7 +11,7 @@ import json
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence, Set, ValuesView
+from collections.abc import Awaitable, Callable, Sequence, Set, ValuesView
 from numbers import Real
 from typing import Any, final
 
@@ -121,7 +121,10 @@ class FunctionTool(Tool):
 
     def _reply(self, call: ToolCall, batch: _Batch) -> ToolResult | TrajectoryLost:
         try:
-            return self._result(self._called(call, batch), call)
+            value = self._called(call, batch)
+            if inspect.isawaitable(value):  # of a plain function around an async one
+                value = batch.awaited(value)
+            return self._result(value, call)
         except (Exception, SystemExit) as error:
             return self._fault(error.cause if isinstance(error, Ended) else error, call)
 
@@ -166,7 +169,7 @@ class FunctionTool(Tool):
             raise error
         where = f"on the arguments {_shown(call)}{place_of(error)}"
         what = f"{self} raised {type(error).__name__}: {error} {where}"
-        if (mistake := mistake_of(error, self._function)) is not None:
+        if (mistake := mistake_of(error, self._function, call.arguments)) is not None:
             if mistake is error:
                 return ToolResult(str(mistake), ok=False)
             self._warn(
@@ -198,7 +201,7 @@ class _Batch:
 
     def __init__(self, tool: FunctionTool, calls: Sequence[ToolCall]) -> None:
         self._tool, self._calls = tool, calls
-        self._post = post_to_waiting_thread()
+        self._post, self._loop = post_to_waiting_thread(), asyncio.get_running_loop()
         self._todo = iter(enumerate(calls))
         self._replies: dict[int, ToolResult | TrajectoryLost] = {}
         self._faults: list[BaseException] = []
@@ -290,6 +293,14 @@ class _Batch:
 
         self._post(functools.partial(resolve, done, made))
         return done.result()
+
+    def awaited(self, work: Awaitable[object]) -> object:
+        """The result of an awaitable, awaited on the event loop of the collection."""
+
+        async def result() -> object:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(result(), self._loop).result()
 
 
 def _on(call: ToolCall) -> str:

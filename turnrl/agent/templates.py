@@ -47,7 +47,8 @@ _MARKUP = re.compile(
 """Control tokens as model families write them: `<|im_end|>`, `<bos>`, `[INST]`, `<<SYS>>`."""
 _BRACKETED = re.compile(r"[▁\s]*[^\w\s▁].*\w.*[^\w\s▁]", re.DOTALL)
 
-_DATE = re.compile(r"strftime_now\s*\([^)]*\)")
+_DATE = re.compile(r"strftime_now\s*\([^)]*\)|strftime_now(?!\s*\(|\s+is\b)")
+"""A call of the clock, or its mere name, under which a template may call it later."""
 _DIRECTIVES = [
     f"%{flag}{letter}" for flag in ("-", "") for letter in "aAbBcdeDfFHIjmMpRSTuUwWxXyYzZ"
 ]

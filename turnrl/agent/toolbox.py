@@ -340,7 +340,7 @@ class Live(AbstractContextManager[None]):
         try:
             for toolset in self._toolsets:
                 self._begun.append(toolset)
-                self._run(toolset, "start", toolset.start)
+                on_loop(_run(toolset, "start", toolset.start))
         except BaseException:
             self.__exit__()
             raise
@@ -349,10 +349,14 @@ class Live(AbstractContextManager[None]):
         with ExitStack() as stops:  # stops all of them, even if one fails
             while self._begun:
                 toolset = self._begun.pop(0)
-                stops.callback(self._run, toolset, "stop", toolset.stop)
+                stops.callback(self._stop, toolset)
 
-    def _run(self, toolset: Toolset, verb: str, work: Callable[[], object]) -> None:
-        on_loop(run_tool(toolset, verb, work))
+    def _stop(self, toolset: Toolset) -> None:
+        on_loop(_run(toolset, "stop", toolset.stop))
+
+
+async def _run(toolset: Toolset, verb: str, work: Callable[[], object]) -> None:
+    await run_tool(toolset, verb, work)
 
 
 async def call_tools(
@@ -384,14 +388,14 @@ async def call_tools(
     try:
         for toolset in toolsets:
             begun.append(toolset)
-            await run_tool(toolset, "start", toolset.start)
+            await _run(toolset, "start", toolset.start)
         for sessions in trajectories:
             await sessions.open(question.copied())
         results = await asyncio.gather(*map(ToolSessions.answer, trajectories, calls))
     finally:
         closings = map(ToolSessions.close, trajectories)
         outcomes: list[object] = await asyncio.gather(*closings, return_exceptions=True)
-        stops = (run_tool(toolset, "stop", toolset.stop) for toolset in begun)
+        stops = (_run(toolset, "stop", toolset.stop) for toolset in begun)
         outcomes += await asyncio.gather(*stops, return_exceptions=True)
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

@@ -111,12 +111,15 @@ def read_file(
         raise DataError(f"cannot read {source!r}: {error}") from error
 
 
-def read_questions(source: str, words: Container[str], names: Names = RECIPE) -> Iterator[Row]:
+def read_questions(
+    source: str, words: Container[str], answers: Container[str], names: Names = RECIPE
+) -> Iterator[Row]:
     """The rows of a file of questions. A cell of CSV that spells out a list is that list.
 
     Args:
         source: The file.
-        words: The columns of texts. Only a list of quoted texts is a list there, so the interval
+        words: The columns of texts, whose cells stay texts.
+        answers: Those of answers. Only a list of quoted texts is a list there, so the interval
             [0, 1] is a text.
         names: The caller's names of the settings, for messages.
     Raises:
@@ -126,9 +129,13 @@ def read_questions(source: str, words: Container[str], names: Names = RECIPE) ->
     rows = read_file(source)
     if file_kind(source) not in _TABLES:
         return rows
-    return (
-        {n: quoted_list(v) if n in words else spelt_list(v) for n, v in row.items()} for row in rows
-    )
+
+    def cell(name: str, text: object) -> object:
+        if name in answers:
+            return quoted_list(text)
+        return text if name in words else spelt_list(text)
+
+    return ({name: cell(name, text) for name, text in row.items()} for row in rows)
 
 
 def _parquet(

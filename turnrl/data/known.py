@@ -113,8 +113,9 @@ class QuestionFile(NamesSettings, QuestionSource):
 
     def questions(self, split: str) -> Iterable[Question]:
         refuse_split(self._path, split)
-        rows = read_questions(self._path, self._fields.words, self.names)
-        return questions_of(rows, self._fields, self._path, self.names)
+        fields = self._fields
+        rows = read_questions(self._path, fields.words, fields.of_answers, self.names)
+        return questions_of(rows, fields, self._path, self.names)
 
     def at_hand(self, split: str) -> bool:
         return file_here(self._path, self.names)

@@ -118,7 +118,8 @@ class _Paragraphs(QuestionSource, ABC):
         """The rows of a split, numbered from 1, and their number if it is known."""
         if self._is_file:
             refuse_split(self.path, split)
-            read = read_questions(self.path, self._named.words, self._names)
+            fields = self._named
+            read = read_questions(self.path, fields.words, fields.of_answers, self._names)
             return enumerate(itertools.islice(read, self.limit), 1), None
         data = open_hub(self.path, self._config, split, self._names)
         if self.limit is not None and self.limit < len(data):

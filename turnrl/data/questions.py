@@ -23,6 +23,7 @@ from turnrl.errors import DataError, RecipeError, at_least, instance_of
 from turnrl.loader import IterationData
 from turnrl.plugins import contributed
 from turnrl.run.announce import announce
+from turnrl.run.folders import is_trial
 from turnrl.text import say_once
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import AnswerRule, Question, answer_rule
@@ -236,7 +237,7 @@ class QuestionData(IterationData):
         own, longest = questions[rank::ranks], len(questions[::ranks])
         # Lightning takes a plain list for several loaders, and warns about a torch loader's workers
         batches = UserList(own[i : i + size] for i in range(0, longest, size))
-        limit = 1.0 if run is None or run.fast_dev_run else run.limit_val_batches
+        limit = 1.0 if run is None or is_trial(run) else run.limit_val_batches
         if type(limit) is int and limit >= len(batches) > 0:
             say_once(
                 f"turnrl: trainer.limit_val_batches is {limit}, and a batch has {size} questions "

@@ -67,6 +67,8 @@ def is_missing(value: object) -> bool:
 def native(value: object) -> object:
     """The value as a Python list or number, if it is an array, a library's number, or a tuple."""
     if hasattr(value, "tolist"):  # of numpy, torch, pandas
+        if getattr(value, "dtype", None) == "datetime64[ns]":  # else its list has numbers
+            value = value.astype("datetime64[us]")
         value = value.tolist()
     return list(value) if isinstance(value, tuple) else value
 
@@ -191,6 +193,10 @@ def open_saved(folder: str) -> datasets.Dataset | datasets.DatasetDict:
 def read_hub(rows: datasets.Dataset) -> Iterator[Row]:
     """The rows of an opened data set, twice as fast as iterating over it. Class labels are their
     names."""
+    form = getattr(rows, "format", {})  # a stream has none
+    if form.get("type") == "custom":  # its rows are what a function makes of them
+        yield from rows
+        return
     features = rows.features.to_dict() if rows.features else {}
     for batch in rows.with_format("arrow").iter(_AT_ONCE):
         yield from named_labels(batch.to_pylist(), features)

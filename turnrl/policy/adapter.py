@@ -155,6 +155,12 @@ def read_adapter(folder: Path) -> Exported | None:
     return Exported(base, config.get("revision"), shape)
 
 
+def _same(base: Tensor | None, weight: Tensor) -> bool:
+    if base is None or base.shape != weight.shape:
+        return False
+    return base.is_meta or torch.equal(base.cpu(), weight.to(base.dtype))
+
+
 def digest_of(folder: Path | None) -> str | None:
     """A digest of the weights of an exported adapter; None without one."""
     if folder is None:
@@ -181,12 +187,8 @@ def take_adapter(network: nn.Module, folder: Path) -> None:
         ) from error
     own = network.state_dict()
     for name, weight in weights.items():
-        base = own.get(
-            name
-        )  # under an adapter of the embeddings or the head, peft saves it as well
-        same = base is not None and base.shape == weight.shape
-        same = same and (base.is_meta or torch.equal(base.cpu(), weight.to(base.dtype)))
-        if ".lora_" not in name and not same:
+        # under an adapter of the embeddings or the head, peft saves their base as well
+        if ".lora_" not in name and not _same(own.get(name), weight):
             raise RecipeError(
                 f"the adapter in {str(folder)!r} also holds {name}, and the base has other weights "
                 "there. Merge it into its base, and set model.policy.model to the merged model."

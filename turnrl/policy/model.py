@@ -621,7 +621,7 @@ class Policy(nn.Module):
         if self.writes:
             folder.mkdir(parents=True, exist_ok=True)
             # peft would also save a base's embeddings and head that have an adapter
-            alone = {} if self.lora is None else {"save_embedding_layers": False}
+            alone: dict[str, Any] = {} if self.lora is None else {"save_embedding_layers": False}
             self.network.save_pretrained(folder, state_dict=state, **alone)
             self.tokenizer.save_pretrained(folder)
         return folder

@@ -189,7 +189,8 @@ def file_of_logger(logger: Logger) -> Path:
     folder = folder_of_logger(logger)
     if folder is None:
         return Path(type(logger).__name__)
-    return folder / "metrics.csv" if hasattr(logger.experiment, "metrics_file_path") else folder
+    writer = getattr(logger, "experiment", None)
+    return folder / "metrics.csv" if hasattr(writer, "metrics_file_path") else folder
 
 
 def read_table(file: Path) -> list[dict[str, str]]:

@@ -228,7 +228,7 @@ class _WholeRows(ExperimentWriter):
         super().log_hparams(params)
 
     def save(self) -> None:
-        whole = [row for row in self.metrics if "iteration" in row]
+        whole: list[dict[str, Any]] = [row for row in self.metrics if "iteration" in row]
         if not whole:
             return
         between = [row for row in self.metrics if "iteration" not in row]
@@ -236,7 +236,7 @@ class _WholeRows(ExperimentWriter):
         whole[0] = logged | whole[0]
         if self._resumes:
             self._resumes = False
-            before = read_table(self._file)
+            before: list[dict[str, Any]] = [*read_table(self._file)]
             first = whole[0]["step"]
             whole = [row for row in before if float(row.get("step") or 0) < first] + whole
             self._file.unlink(missing_ok=True)

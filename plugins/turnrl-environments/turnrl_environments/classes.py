@@ -6,6 +6,7 @@ import copy
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, final
 
 from turnrl import (
@@ -152,7 +153,9 @@ class Stay(OwnEpisode[Environment]):
         await self.do("reset", self._make)
         reset = functools.partial(self.environment.reset, **self.columns)
         first = await self.do("reset", reset)
-        return "" if first is None else _text(self.world, "reset", first, "a text, or nothing")
+        if isinstance(first, tuple):
+            raise _no_text(self.world, "reset", first, "a text, or nothing")
+        return "" if first is None else as_result(first, f"{self.world} in reset").content
 
     def _make(self) -> None:
         self.environment = self.world.made(**copy.deepcopy(self.world.options))
@@ -163,15 +166,15 @@ class Stay(OwnEpisode[Environment]):
         try:
             value = await self.do(call.name, method)
         except TrajectoryLost as lost:
-            mistake = mistake_of(lost.__cause__, self.world.made) if lost.__cause__ else None
+            cause = lost.__cause__ or lost
+            mistake = mistake_of(cause, self.world.made, call.arguments)
             if mistake is None:
                 raise
-            raise mistake from lost.__cause__
+            raise mistake from cause
         if isinstance(value, tuple) and len(value) == 5:  # the five values of Gymnasium's step
             raise _no_text(self.world, call.name, value, _WANTED)
         result = as_result(value, f"{self.world} in {call.name}")
-        paid(self.world, call.name, result.reward)
-        return result
+        return replace(result, reward=paid(self.world, call.name, result.reward))
 
     async def outcome(self) -> float | None:
         if not self.world.pays_at_the_end:
@@ -180,25 +183,11 @@ class Stay(OwnEpisode[Environment]):
         return paid(self.world, "get_reward", reward)
 
 
-def _text(world: Environment, method: str, result: object, wanted: str) -> str:
-    """Check that a method's result is a text, and return it.
-
-    Raises:
-        ToolError: If it is not a text.
-    """
-    if isinstance(result, str):
-        return result
-    raise _no_text(world, method, result, wanted)
-
-
 def _no_text(world: Environment, method: str, result: object, wanted: str) -> ToolError:
-    form = (
-        f" If {world.made.__name__} has Gymnasium's form, name it in make of Gymnasium."
-        if isinstance(result, tuple)
-        else ""
-    )
+    """The error about a method that returns the values of Gymnasium's."""
     return ToolError(
-        f"{world} gave {result!r:.80} from {method}, which is no text. Return {wanted}.{form}"
+        f"{world} gave {result!r:.80} from {method}, which is no text. Return {wanted}. If "
+        f"{world.made.__name__} has Gymnasium's form, name it in make of Gymnasium."
     )
 
 

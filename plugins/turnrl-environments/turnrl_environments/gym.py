@@ -21,6 +21,7 @@ from turnrl import (
     ToolSpec,
     in_short,
     is_flag,
+    is_of_threads,
     kind_of,
     mistake_of,
     named,
@@ -167,9 +168,10 @@ class Gymnasium(World):
             if "unpack" in str(error) and _raised_by_a_caller(error):
                 raise self._not_five("no five values") from error
             own = type(getattr(environment, "unwrapped", environment))
-            if (mistake := mistake_of(error, own)) is not None:
-                raise mistake from error
-            raise
+            mistake = mistake_of(error, own, [action])
+            if mistake is None or is_of_threads(error):
+                raise
+            raise mistake from error
         several = isinstance(values, tuple | list)
         if not several or len(values) != 5:
             raise self._not_five(f"{len(values)} values" if several else f"{values!r:.80}")

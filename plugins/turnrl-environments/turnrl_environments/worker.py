@@ -1,4 +1,5 @@
-"""The thread for environments that are not thread-safe, and each attempt's own random numbers.
+"""The threads for environments that not every thread may call, and each attempt's own random
+numbers.
 
 Some environments hold objects that only the thread that made them may use. Some seed `random` and
 `numpy.random` at `reset` and draw from them: attempts side by side would then draw from each
@@ -18,7 +19,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, Generic, TypeVar, cast, final
 
-from turnrl import ToolError, resolve
+from turnrl import ToolError, post_to_waiting_thread, resolve
 
 T = TypeVar("T")
 
@@ -141,6 +142,40 @@ class Call(Generic[T]):
             f"nothing else is called before it ends, so {self.label} cannot begin. Find out why it "
             "hangs, or raise step_timeout_s."
         )
+
+
+@final
+class Errand(Generic[T]):
+    """A call of the thread that waits for the attempts, as a rule the main thread.
+
+    Args:
+        function: The function to call.
+    """
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        self.function = function
+        self._begun: concurrent.futures.Future[None] = concurrent.futures.Future()
+        self._done: concurrent.futures.Future[T] = concurrent.futures.Future()
+        post_to_waiting_thread()(self._run)
+
+    async def begins(self) -> None:
+        """Wait until the call begins."""
+        await asyncio.wrap_future(self._begun)
+
+    async def result(self) -> T:
+        """See `Call.result`."""
+        result: Any = await asyncio.wrap_future(self._done)
+        return cast(T, await result if isinstance(result, Awaitable) else result)
+
+    def leave(self, drop: bool) -> None:
+        """See `Call.leave`."""
+        if drop:
+            self._done.cancel()
+
+    def _run(self) -> None:
+        if self._done.set_running_or_notify_cancel():
+            self._begun.set_result(None)
+            resolve(self._done, self.function)
 
 
 @final

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import logging
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -36,10 +37,12 @@ from turnrl import (
     is_of_threads,
     result_of,
 )
-from turnrl_environments.worker import Call, OwnRandom
+from turnrl_environments.worker import Call, Errand, OwnRandom
 
 T = TypeVar("T")
 W = TypeVar("W", bound="World")
+
+_logger = logging.getLogger(__name__)
 
 _MARGIN_S = 30.0
 """Seconds that a whole batch may take longer than `step_timeout_s`; an episode may not."""
@@ -65,8 +68,8 @@ _ADVICE_ON_RESET = (
     "serves only so many attempts at once, set its capacity."
 )
 _ADVICE_ON_THREADS = (
-    "Calls run in threads. For code that is made for one thread set thread_safe: false, and make "
-    "what it holds in reset. Code that sets signals needs step_timeout_s in their place."
+    "Calls run in threads, until one shows that it needs the main thread. For code that is made "
+    "for one thread set thread_safe: false, and make what it holds in reset."
 )
 
 
@@ -94,6 +97,8 @@ class World(Stateful, Toolset, ABC):
         at_least(1e-3, kind, self, "step_timeout_s", optional=False)
         self.timeout_s = step_timeout_s + _MARGIN_S if thread_safe else _IN_LINE_S
         self.under_way: set[asyncio.Task[object]] = set()
+        self.waits_for_thread = False
+        """True once it has shown that only the thread that waits for the attempts may call it."""
 
     def __str__(self) -> str:
         return f"environment {self.name}"
@@ -304,24 +309,45 @@ class Episode(ToolSession, ABC, Generic[W]):
                     raise TrajectoryLost(f"{label} was cancelled from within. {advice}")
                 if isinstance(mistake := work.exception(), PolicyMistake):
                     raise mistake
-                if mistake is not None and is_of_threads(mistake):
-                    advice = _ADVICE_ON_THREADS
-                with blaming(TrajectoryLost, label, advice):
-                    return cast(T, work.result())
-        raise TrajectoryLost(
+                of_thread = is_of_threads(mistake) and not isinstance(call, Errand)
+                try:
+                    with blaming(
+                        TrajectoryLost, label, _ADVICE_ON_THREADS if of_thread else advice
+                    ):
+                        return cast(T, work.result())
+                except TrajectoryLost as lost:
+                    if not of_thread:
+                        raise
+                    self._need_thread(lost)
+                    raise lost from None  # it is no mistake of the policy
+        # nothing else can be called in a thread that hangs, unless it is one of many
+        lost = ToolError if self.world.waits_for_thread else TrajectoryLost
+        raise lost(
             f"{label} took longer than step_timeout_s = {self.world.step_timeout_s:g}. Raise it, "
             "or find out why the environment hangs."
         )
 
+    def _need_thread(self, lost: TrajectoryLost) -> None:
+        """Have the thread that waits for the attempts make all calls from the next attempt on."""
+        if self.random is None and not self.world.waits_for_thread:
+            self.world.waits_for_thread, self.world.timeout_s = True, _IN_LINE_S
+            _logger.warning(
+                f"{lost} This attempt begins again, and from now on the thread that waits for the "
+                "attempts makes all calls of the environment, one after another."
+            )
+
     def _start_work(
         self, label: str, function: Callable[..., object], *arguments: object
-    ) -> tuple[asyncio.Task[object], Call[object] | None]:
+    ) -> tuple[asyncio.Task[object], Call[object] | Errand[object] | None]:
         """Start code that runs once the call before it has ended; return its task, and its call if
-        the worker runs it."""
-        before, call = self._work, None
-        if self.random is not None and not asyncio.iscoroutinefunction(function):
-            bound = functools.partial(function, *arguments)
-            call = Call(label, self.world.step_timeout_s, self.random, bound)
+        it runs in a certain thread."""
+        before, bound = self._work, functools.partial(function, *arguments)
+        call: Call[object] | Errand[object] | None = None
+        if not asyncio.iscoroutinefunction(function):
+            if self.random is not None:
+                call = Call(label, self.world.step_timeout_s, self.random, bound)
+            elif self.world.waits_for_thread:
+                call = Errand(bound)
 
         async def work() -> object:
             if before is not None and not before.done():
@@ -373,6 +399,8 @@ def paid(world: World, verb: str, reward: Any) -> float:
     Raises:
         ToolError: If it is not a finite number.
     """
+    with contextlib.suppress(Exception):  # an array or a tensor of one number
+        reward = reward.item()
     if not is_finite(reward):
         raise ToolError(
             f"{world} gave the reward {reward!r:.80} from {verb}. Return a finite number, 0.0 "

@@ -111,7 +111,7 @@ class Branched(AdvantageEstimator):
         pair = torch.stack([(earned + later).flatten(), value.flatten()])
         size = torch.stack([(earned.abs() + later.abs()).flatten(), value.abs().flatten()])
         both = torch.ones_like(pair).bool()
-        change, _ = standardize(pair, both, "leave_one_out", "none", sizes=size)
+        change: Tensor = standardize(pair, both, "leave_one_out", "none", sizes=size)[0]
         return change.view_as(value) * group.reached
 
 

@@ -99,7 +99,7 @@ _LOOKALIKES = str.maketrans(
 )
 """Letters of the Cyrillic and the Greek alphabet that look like Latin ones."""
 _UNSEEN = "\u115f\u1160\u17b4\u17b5"  # letters without any ink
-_TOKEN = re.compile(r"\d+(?:[.,]\d+)+|\w+|[-+*/^%=<>&|~()\[\]{}]")
+_TOKEN = re.compile(r"\d+(?:[.,]\d+)+|[^\W_]+|[-+*/^%=<>&|~()\[\]{}]")
 
 
 def _words(text: str) -> str:
@@ -110,7 +110,7 @@ def _words(text: str) -> str:
     words: list[str] = []
     signs = ""  # since the last word
     for token in _TOKEN.findall(seen):
-        if not (token[0].isalnum() or token[0] == "_"):
+        if not token[0].isalnum():
             signs += token
             continue
         of_names = words and len(words[-1]) > 1 and words[-1].isalpha() and token.isalpha()

@@ -102,6 +102,8 @@ class SearchR1(Scheme):
         kind, opening = tags[close][2], tags[close - 1]
         body = text[opening.end() : tags[close].start()].strip()
         fault = f"the {kind} is empty" if is_blank(body) else None
+        if kind == "search" and body.encode("utf-8", "replace").decode() != body:
+            fault = "half a surrogate pair is not text"
         if opening.group() != f"<{kind}>":
             fault = f"tags inside {kind}"
         error = _forged(written) or fault or _form_error(text, tags[: close + 1])
@@ -109,8 +111,6 @@ class SearchR1(Scheme):
             return Reading(answer=None if fault else body, format_error=error)
         if self.is_last(turn):
             return Reading(format_error=error or MUST_ANSWER)
-        if fault is None and body.encode("utf-8", "replace").decode() != body:
-            fault = "half a surrogate pair is not text"
         call = ToolCall("", error=fault) if fault else ToolCall(self.tool, {self.argument: body})
         return Reading(calls=(call,), format_error=error or fault)
 

@@ -202,7 +202,9 @@ def _by_server(
         rows[name] = list(recording.rows(groups, [None] * len(groups), name, 0, 0))
         if folder is not None:  # before anything else can fail, because replies are paid for
             for logger in trainer.loggers:
-                _ = logger.experiment  # makes its folder: it warns if that has files already
+                _ = getattr(
+                    logger, "experiment", None
+                )  # makes its folder: it warns if that has files already
             recording.write(rows[name], folder / "record" / str(record.FileName(name, 0)))
         _keep(trainer, module, report_of({name: rows[name]}, not greedy))
     return rows
