@@ -261,6 +261,7 @@ def test_a_recipe_with_a_module_beside_it_needs_no_consent_in_the_users_folder(r
     Path("mine/own_tools.py").write_text(TOOL)
     recipe["model"]["rollout"]["tools"] = ["own_tools.Evil"]
     save(recipe, "mine/recipe.yaml")
+    Path("mine/checkpoints").mkdir()  # as a run without a logger leaves
     assert build(["mine/recipe.yaml"])
     os.chdir("mine")
     assert build(["recipe.yaml"])

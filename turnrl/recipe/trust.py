@@ -38,7 +38,7 @@ _LIBRARIES = (
     *("lightning.pytorch.trainer", "lightning.pytorch.strategies", "lightning.pytorch.profilers"),
 )
 """Packages of other libraries whose classes a recipe may name."""
-_OF_A_RUN = ("checkpoints", "record", "metrics.csv")
+_OF_A_RUN = ("record", "metrics.csv")  # a run without a logger leaves checkpoints/ in any folder
 _MARK = "# written here by turnrl: "
 _NAME = re.compile(r"[^\W\d]\w*(?:[.:][^\W\d][\w-]*)+")
 """A dotted path, or the name of an environment after its module: `my_module:Maze-v0`."""
