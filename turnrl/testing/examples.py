@@ -8,15 +8,17 @@ Step = tuple[Reading, tuple[ToolResult, ...]]
 QUESTION = Question("q", "What is the time zone of Utrecht?", ("Europe/Amsterdam", "CET"))
 
 
-def _searched(*results: ToolResult) -> Step:
+def searched(*results: ToolResult, query: str = "Utrecht") -> Step:
     """A turn of searches with these results."""
-    call = ToolCall("search", {"query": "Utrecht"})
+    call = ToolCall("search", {"query": query})
     return Reading((call,) * len(results)), results
 
 
-_PAGE = ToolResult("Utrecht is in the time zone Europe/Amsterdam.")
-SEARCHED = _searched(_PAGE)
+PAGE = ToolResult("Utrecht is in the time zone Europe/Amsterdam.")
+SEARCHED = searched(PAGE)
 RIGHT: Step = (Reading(answer="Europe/Amsterdam"), ())
+GARBLED: Step = (Reading(format_error="no tool call or answer"), ())
+UNREADABLE = Reading((ToolCall("", error="bad JSON"),), None, "bad JSON")
 
 
 def attempt(*steps: Step, text: str = "text", of: Question = QUESTION) -> Trajectory:
@@ -33,9 +35,7 @@ def attempt(*steps: Step, text: str = "text", of: Question = QUESTION) -> Trajec
 
 def example_trajectories() -> dict[str, Trajectory]:
     """Attempts at one question, by name: good ones, failed ones, and garbage."""
-    garbled: Step = (Reading(format_error="no tool call or answer"), ())
     empty: Step = (Reading(answer="", format_error="the answer is empty"), ())
-    unreadable = Reading((ToolCall("", error="bad JSON"),), None, "bad JSON")
     no_tool = ToolResult("no such tool", ok=False)
     unanswerable = Question("q", "What?", ("", "the"))
     return {
@@ -43,13 +43,13 @@ def example_trajectories() -> dict[str, Trajectory]:
         "right without a search": attempt(RIGHT),
         "wrong after a search": attempt(SEARCHED, (Reading(answer="Asia/Tokyo"), ())),
         "answer among others": attempt(SEARCHED, (Reading(answer="CET or Asia/Tokyo"), ())),
-        "nothing found": attempt(_searched(ToolResult("no results")), RIGHT),
-        "failed call": attempt(_searched(no_tool), RIGHT),
-        "unreadable call": attempt((unreadable, (ToolResult("bad JSON", False),)), RIGHT),
-        "two calls, one failed": attempt(_searched(_PAGE, no_tool), RIGHT),
+        "nothing found": attempt(searched(ToolResult("no results")), RIGHT),
+        "failed call": attempt(searched(no_tool), RIGHT),
+        "unreadable call": attempt((UNREADABLE, (ToolResult("bad JSON", False),)), RIGHT),
+        "two calls, one failed": attempt(searched(PAGE, no_tool), RIGHT),
         "no accepted answers": attempt(SEARCHED, RIGHT, of=Question("q", "What?")),
-        "garbage": attempt(garbled, garbled),
-        "garbage that names the answer": attempt(garbled, garbled, text="Europe/Amsterdam"),
-        "garbage of one turn": attempt(garbled),
+        "garbage": attempt(GARBLED, GARBLED),
+        "garbage that names the answer": attempt(GARBLED, GARBLED, text="Europe/Amsterdam"),
+        "garbage of one turn": attempt(GARBLED),
         "garbage with an empty answer": attempt(empty, of=unanswerable),
     }
