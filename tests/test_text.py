@@ -188,7 +188,7 @@ def test_trajectories_transcripts_and_errors_print_no_controls(recipe, capsys, m
 
     monkeypatch.setattr("worlds.Echo.run", breaks)
     monkeypatch.setattr("worlds.Letters.read", breaks)
-    assert main(["fit", "recipe.yaml"]) == 2
+    assert main(["fit", "recipe.yaml"]) == 1
     errors = capsys.readouterr().err
     assert r"raised OSError: \x1b[2J\x1b]0;title" in errors
     assert not ACTS.search(errors.replace("\r", ""))

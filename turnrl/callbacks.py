@@ -16,6 +16,7 @@ from turnrl.run.folders import is_trial
 from turnrl.run.kept import BestCheckpoint, LastCheckpoint
 from turnrl.run.metrics import PolicyRows, write_whole_rows
 from turnrl.signals import end_all
+from turnrl.trainer_checks import users_callbacks
 
 _logger = logging.getLogger(__name__)
 _PATIENCE_S = 5.0
@@ -35,7 +36,7 @@ def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
         PluginError: If a plugin brings something else.
     """
     write_whole_rows(trainer)
-    made: list[L.Callback | None] = [ResumesTraining(), LastValidation(), PolicyRows()]
+    made: list[L.Callback | None] = [TimeLeft(), LastValidation(), PolicyRows()]
     for plugin in load_plugins():
         for make in plugin.brings("turnrl_callbacks"):
             try:
@@ -80,23 +81,8 @@ class EndsProcesses(L.Callback):
             end_all(launcher.procs, _PATIENCE_S)
 
 
-class ResumesTraining(L.Callback):
-    """Say so if a resumed run has nothing left to train."""
-
-    def on_load_checkpoint(
-        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
-    ) -> None:
-        progress = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
-        done = progress.get("current", {}).get("processed", 0)
-        for name, limit, reached in (
-            ("max_epochs", trainer.max_epochs or -1, done),
-            ("max_steps", trainer.max_steps, checkpoint.get("global_step", 0)),
-        ):
-            if trainer.state.fn == "fit" and 0 < limit <= reached and trainer.is_global_zero:
-                _logger.warning(
-                    f"nothing is left to train: trainer.{name} is {limit}, and the checkpoint has "
-                    f"{reached}. Raise it to go on."
-                )
+class TimeLeft(L.Callback):
+    """Refuse to resume a run whose `trainer.max_time` is used up."""
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -134,12 +120,8 @@ def check_monitors(trainer: L.Trainer) -> None:
     if is_trial(trainer):
         return
     metrics = [*trainer.callback_metrics]
-    theirs = ("turnrl", "lightning", "pytorch_lightning")
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    own = any(
-        type(c).__module__.partition(".")[0].partition("_")[0] not in theirs for c in callbacks
-    )
-    for callback in callbacks:
+    own = users_callbacks(trainer)
+    for callback in trainer.callbacks:  # type: ignore[attr-defined]
         name = getattr(callback, "monitor", None)
         chosen = isinstance(callback, BestCheckpoint) and callback.chooses
         if not isinstance(name, str) or chosen or _may_come(name, metrics):

@@ -12,10 +12,10 @@ import contextlib
 import itertools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from lightning.pytorch.utilities import rank_zero_info
 
@@ -28,6 +28,7 @@ from turnrl.checkpoints import Position
 from turnrl.credit import sampled_tokens
 from turnrl.errors import EngineError, PluginError, RecipeError, blaming
 from turnrl.experience import Collected
+from turnrl.policy.files import PACKAGE_PREFIX
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy
 from turnrl.policy.reading import read_trajectories
@@ -97,6 +98,17 @@ class Parts(Protocol):
         """The learner's log-probabilities and values of token sequences."""
 
 
+@runtime_checkable
+class KnownQuestions(Protocol):
+    """Data whose questions are known before a run begins."""
+
+    def leave_out_overlong(self, rollout: Rollout, chat: ChatFormat) -> None:
+        """Leave out the questions whose prompts are too long, and warn."""
+
+    def asked(self) -> Iterable[Sequence[Question]]:
+        """The questions of each split that has been read."""
+
+
 class Collector:
     """Lets a policy act on questions, and scores its attempts.
 
@@ -141,6 +153,13 @@ class Collector:
         rollout.places.of_tools(estimator.probes, self._shares)
         self.check_engine(self.parts.surroundings)
 
+    def check_data(self, data: KnownQuestions) -> None:
+        """Leave out the questions whose prompts are too long, and check the others; see
+        `check_questions`."""
+        data.leave_out_overlong(self.parts.rollout, self.chat)
+        for questions in data.asked():
+            self.check_questions(questions)
+
     def check_questions(self, questions: Sequence[Question]) -> None:
         """Find questions that the recipe's parts cannot ask or score, before weights are loaded.
 
@@ -150,7 +169,7 @@ class Collector:
         rollout, model = self.parts.rollout, self.parts.policy.model
         rollout.driver.check_questions(questions, self.chat)
         systems = [question.system for question in questions if question.system]
-        if systems and model.startswith("package://"):
+        if systems and model.startswith(PACKAGE_PREFIX):
             _logger.warning(
                 f"{len(systems)} of {len(questions)} questions have a system message, such as "
                 f"{systems[0]!r:.60}. The starter {model} was trained with one system message, and "

@@ -6,7 +6,7 @@ The algorithm, which collects, gives credit and learns, is in `module.py`.
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import lightning as L
 import torch
@@ -21,7 +21,7 @@ from turnrl.agent.rollout import Rollout
 from turnrl.asking import ask, check_sampling, scores
 from turnrl.callbacks import callbacks_of_a_run
 from turnrl.checks import check_division, check_schedule, examine_run, settle_evaluation
-from turnrl.collection import Collector
+from turnrl.collection import Collector, KnownQuestions
 from turnrl.errors import CheckpointError, RecipeError, TrainingError, blaming, kind_of
 from turnrl.learning import Step
 from turnrl.policy.divided import FSDP2, part_of
@@ -35,7 +35,7 @@ from turnrl.run.metrics import MetricLog
 from turnrl.scoring import Tally
 from turnrl.signals import end_with_parent
 from turnrl.streams import ASK
-from turnrl.trainer_checks import check_trainer, claim_folder
+from turnrl.trainer_checks import check_trainer, claim_folder, users_callbacks
 from turnrl.types import (
     Engine,
     Question,
@@ -44,17 +44,6 @@ from turnrl.types import (
     TokenScores,
     Trajectory,
 )
-
-
-@runtime_checkable
-class LeavesOutOverlong(Protocol):
-    """Data that can leave out questions whose prompts are too long, before a run begins."""
-
-    def leave_out_overlong(self, rollout: Rollout, chat: ChatFormat) -> None:
-        """Leave them out, and warn."""
-
-    def asked(self) -> Iterable[Sequence[Question]]:
-        """The questions of each split that has been read."""
 
 
 class PolicyModule(L.LightningModule, ABC):
@@ -160,10 +149,8 @@ class PolicyModule(L.LightningModule, ABC):
             claim_folder(self.trainer, self.folder)
             settle_evaluation(self, self.folder)
         self.collector.check()
-        if isinstance(data := data_of(self.trainer), LeavesOutOverlong):
-            data.leave_out_overlong(self.rollout, self.chat)
-            for questions in data.asked():
-                self.collector.check_questions(questions)
+        if isinstance(data := data_of(self.trainer), KnownQuestions):
+            self.collector.check_data(data)
 
     def configure_model(self) -> None:
         """Load the weights onto the device that the strategy chose."""
@@ -274,9 +261,7 @@ class PolicyModule(L.LightningModule, ABC):
     def _refuse_exchanged(self, validated: list[int]) -> None:
         if validated == self.policy.trained_bits():
             return
-        kinds = [type(c) for c in self.trainer.callbacks]  # type: ignore[attr-defined]
-        own = ("turnrl", "lightning")
-        theirs = [kind.__name__ for kind in kinds if not kind.__module__.startswith(own)]
+        theirs = [type(callback).__name__ for callback in users_callbacks(self.trainer)]
         raise RecipeError(
             f"the weights have changed since their validation at step {self.global_step}, so the "
             "checkpoint would not hold what was validated, nor what the engine samples with. Leave "

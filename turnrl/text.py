@@ -52,13 +52,18 @@ _UNSEEN = re.compile(
 def is_blank(text: str) -> bool:
     """True if people see nothing of a text: it has only white space, control characters, marks and
     letters without ink."""
-    return all(unicodedata.category(c)[0] in "ZCM" or _UNSEEN.match(c) for c in text)
+    return not _seen(text)
 
 
 def has_content(text: str) -> bool:
     """True if a text has a letter, a digit or a symbol that people can see, and not only white
     space, punctuation and marks."""
-    return any(unicodedata.category(c)[0] in "LNS" and not _UNSEEN.match(c) for c in text)
+    return bool(_seen(text) - {"P"})
+
+
+def _seen(text: str) -> set[str]:
+    """The kinds of characters that people see in a text: Letters, Numbers, Symbols, Punctuation."""
+    return {unicodedata.category(c)[0] for c in text if not _UNSEEN.match(c)} & {*"LNSP"}
 
 
 def contained_answer(text: str, answers: Iterable[str]) -> str | None:

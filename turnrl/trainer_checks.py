@@ -1,5 +1,5 @@
-"""What a run refuses of Lightning's Trainer: settings and callbacks that would change what is
-learned or kept, and not as their names say."""
+"""Settings and callbacks of Lightning's Trainer that a run refuses, because they would change what
+is learned or kept."""
 
 from pathlib import Path
 from weakref import WeakKeyDictionary
@@ -96,6 +96,13 @@ def check_trainer(trainer: L.Trainer) -> None:
             f"trainer.strategy is a {type(strategy).__name__}. Take ddp, with the whole policy in "
             "each process, or fsdp2, which divides it over them."
         )
+
+
+def users_callbacks(trainer: L.Trainer) -> list[L.Callback]:
+    """The callbacks that are neither turnrl's nor Lightning's."""
+    theirs = ("turnrl", "lightning", "pytorch_lightning")
+    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return [callback for callback in callbacks if not type(callback).__module__.startswith(theirs)]
 
 
 def claim_folder(trainer: L.Trainer, folder: Path | None) -> None:

@@ -84,11 +84,9 @@ class AlsoScore(L.Callback):
         self._data.trainer = trainer  # only now, or it would announce the reading again
 
     def on_fit_start(self, trainer: L.Trainer, pl_module: Any) -> None:
-        """Leave out questions that are too long to ask."""
+        """Leave out questions that are too long to ask, and check the others."""
         if self._data is not None:
-            self._data.leave_out_overlong(pl_module.rollout, pl_module.chat)
-            for questions in self._data.asked():
-                pl_module.collector.check_questions(questions)
+            pl_module.collector.check_data(self._data)
 
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
         """Score the questions with greedy trajectories. Each process scores its share."""

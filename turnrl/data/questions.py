@@ -124,7 +124,7 @@ class QuestionData(IterationData):
         self._opened = functools.cache(self._open)
         self._loaded = functools.cache(self._load)
         self._kept: dict[tuple[Role, str | None], list[Question]] = {}
-        self._place: tuple[Rollout, ChatFormat] | None = None
+        self._asked_by: tuple[Rollout, ChatFormat] | None = None
         self._advised = False
 
     def setup(self, stage: str | None = None) -> None:
@@ -148,8 +148,7 @@ class QuestionData(IterationData):
         Raises:
             DataError: If no question is left of a split.
         """
-
-        self._place = rollout, chat
+        self._asked_by = rollout, chat
         before, self._kept = self._kept, {}
         for role, split in before:
             self._questions(role, split)
@@ -255,8 +254,8 @@ class QuestionData(IterationData):
         """The questions of a split; once it is known how they are asked, those with room."""
         if (role, split) not in self._kept:
             questions, fault = self._loaded(role, split), ""
-            if self._place is not None:
-                rollout, chat = self._place
+            if self._asked_by is not None:
+                rollout, chat = self._asked_by
                 questions, fault = rollout.with_room(questions, chat)
             if fault:
                 line = f"data.{role}: left out {fault}. Raise max_tokens to ask them"

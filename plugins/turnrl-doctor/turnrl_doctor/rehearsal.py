@@ -82,9 +82,7 @@ class Rehearsal(Check):
             if isinstance(start.data, QuestionData):
                 yield from _read(start.data, questions)
             if isinstance(start.module, MTGRPO):
-                with contextlib.suppress(Exception):  # reported as its template's or its scheme's
-                    yield from _left_out(start.module, questions)
-                yield from _lacking(start.module, questions)
+                yield from _checked(start.module, questions)
                 with contextlib.ExitStack() as stack:
                     parts = _Parts(start, start.module, _chosen(questions), stack)
                     yield from parts.rehearsed()
@@ -115,24 +113,20 @@ def _read(data: QuestionData, by_role: dict[str, list[Question]]) -> Iterator[Fi
             yield of_error(name, error, about=about)
 
 
-def _left_out(module: MTGRPO, by_role: dict[str, list[Question]]) -> Iterator[Finding]:
-    """Leave out the questions that a run leaves out because their prompts are too long."""
+def _checked(module: MTGRPO, by_role: dict[str, list[Question]]) -> Iterator[Finding]:
+    """Leave out the questions whose prompts are too long, as a run does, and report those that lack
+    what a reward or a tool takes."""
     for role, questions in [*by_role.items()]:
-        kept, overlong = module.rollout.with_room(questions, module.chat)
+        kept, overlong = questions, ""
+        with contextlib.suppress(Exception):  # reported as its template's or its scheme's
+            kept, overlong = module.rollout.with_room(questions, module.chat)
         if overlong:
             step = "Raise model.rollout.max_tokens to ask them."
             text = f"a run leaves out {overlong}"
             yield Finding("warn" if kept else "fail", f"data {role}", text, step)
-            by_role[role] = kept
-            if not kept:
-                del by_role[role]
-
-
-def _lacking(module: MTGRPO, by_role: dict[str, list[Question]]) -> Iterator[Finding]:
-    """Report questions that lack what a reward or a tool takes, which a run refuses."""
-    for role, questions in by_role.items():
+        by_role[role] = kept
         try:
-            module.collector.check_questions(questions)
+            module.collector.check_questions(kept)
         except Exception as error:  # a reward is anybody's code, and every role is reported
             yield of_error(f"data {role}", error)
 
@@ -141,7 +135,7 @@ def _chosen(by_role: dict[str, list[Question]]) -> list[Question]:
     """Pick three questions of each role: the first, the longest, and the one with the fewest
     columns. A run trips over these first."""
     chosen = dict[tuple[str, str], Question]()
-    for role, questions in by_role.items():
+    for role, questions in filter(lambda item: item[1], by_role.items()):
         longest = max(questions, key=lambda q: len(q.text))
         barest = min(questions, key=lambda q: len(q.metadata))
         chosen |= {(role, q.id): q for q in (questions[0], longest, barest)}

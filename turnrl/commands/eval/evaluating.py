@@ -186,9 +186,7 @@ def _by_server(
     rollout = replace(module.rollout, lockstep=False)
     rollout.check(module.chat)
     for data in sets.values():
-        data.leave_out_overlong(rollout, module.chat)
-        for questions in data.asked():
-            module.collector.check_questions(questions)
+        module.collector.check_data(data)
     say(f"asking {server.model!r} at {server.base_url}")
     rows: dict[str, list[record.Row]] = {}
     for name, data in sets.items():
