@@ -105,8 +105,8 @@ class ChatFormat:
     def prompt_tokens(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], least: int
     ) -> int:
-        """Number of tokens of a `prompt`, or less than `least` if it has fewer. Only a prompt with
-        `least` bytes or more is tokenised, because every token has a byte."""
+        """Number of tokens of a `prompt`; if it is below `least`, any number below `least`. Only a
+        prompt of `least` bytes or more is tokenised, because every token has a byte."""
         markup = self._opening(messages, tools)
         texts = (*markup, *(message["content"] for message in messages))
         size = sum(len(text.encode("utf-8", "replace")) for text in texts)

@@ -57,13 +57,14 @@ class Driver(ABC):
         """
 
     def prompt_tokens(self, question: Question, chat: ChatFormat, least: int) -> int:
-        """Number of tokens of a question's prompt, as far as it is known before an attempt begins;
-        any smaller number if it is less than `least`. 0 for a player, which writes it later."""
+        """Number of tokens of a question's prompt, as far as it is known before an attempt begins.
+        If it is below `least`, any number below `least` will do. 0 for a player, which writes its
+        prompts later."""
         return 0
 
     def misfit(self, opens: str, where: str) -> str | None:
-        """What is wrong if a turn begins in a thought that the plugin does not expect, or outside
-        one that it does expect; None if nothing is.
+        """The fault if a turn begins in a thought that the plugin does not expect, or outside one
+        that it does expect; None if there is none.
 
         Args:
             opens: The tag that the chat template opens before the turn, if any.

@@ -129,7 +129,7 @@ class FunctionTool(Tool):
             return self._fault(error.cause if isinstance(error, Ended) else error, call)
 
     def _called(self, call: ToolCall, batch: _Batch) -> object:
-        """What the function returns, called in this thread, or in the one that waits for it."""
+        """The function's value, from a call in this thread, or in the one that waits for it."""
         if self.thread_safe:
             try:
                 return self._function(**self._bound(call))

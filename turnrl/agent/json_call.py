@@ -47,7 +47,7 @@ def read_call(text: str, keys: Sequence[str] = ("arguments", "args")) -> ToolCal
 
 
 def _wrong_keys(value: Mapping[str, object], keys: Sequence[str]) -> str:
-    """What is wrong with the keys of a call: one is missing, or there is one more."""
+    """The fault in the keys of a call: one is missing, or there is one more."""
     key = next((key for key in keys if key in value), keys[0])
     if "name" not in value or key not in value:
         return f'the call must have "name" and "{keys[0]}"'

@@ -135,12 +135,9 @@ def resolve(
     except BaseException as error:
         plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
         done.set_exception(error if plain else Ended(error))
-        if isinstance(error, KeyboardInterrupt) and _is_main_thread():  # Ctrl-C
+        in_main = threading.current_thread() is threading.main_thread()
+        if isinstance(error, KeyboardInterrupt) and in_main:  # Ctrl-C
             raise
-
-
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
 
 
 @final

@@ -1,5 +1,5 @@
-"""Chat templates: those that come with turnrl, and what one does beyond writing messages. It writes
-control tokens, and may look for texts, open a thought, read the clock, or throw dice.
+"""Chat templates: the bundled ones, and whatever a template does besides writing messages: it
+writes control tokens, and may look for texts, open a thought, read the clock or throw dice.
 
 A prompt has to be the same in training, after a resume and in `ask`, on whatever day they run. So
 templates are rendered with a clock that stands still (`with_fixed_clock`), and one that writes
@@ -210,6 +210,6 @@ def date_call(template: str) -> str | None:
 
 
 def dice_call(template: str) -> str | None:
-    """What writes random text in a template; None if nothing does."""
+    """The template's call that writes random text; None if there is none."""
     call = _DICE.search(template)
     return call and call.group()

@@ -192,7 +192,8 @@ class Policy(nn.Module):
 
     @property
     def base_quantization(self) -> str | None:
-        """How the base's weights are quantised, on disk or by the recipe; None if they are not."""
+        """The method by which the base's weights are quantised, on disk or by the recipe; None if
+        they are not."""
         return quantization_of(self.config) if self.quantization == "none" else self.quantization
 
     def check(self, tokens: int) -> None:
@@ -204,22 +205,14 @@ class Policy(nn.Module):
             RecipeError: If the model has too few positions, is quantised and to be trained whole,
                 or has no embedding for a token of its tokenizer.
         """
-        self.check_length(tokens)
-        check_quantization(self.config, self.model, self.quantization, self.lora is not None)
-        check_vocabulary(self.tokenizer, self.config, self.model)
-
-    def check_length(self, tokens: int) -> None:
-        """Refuse trajectories that are longer than the model's positions.
-
-        Raises:
-            RecipeError: Naming both numbers.
-        """
         limit = sizes_of(self.config).positions
         if limit is not None and tokens > limit:
             raise RecipeError(
                 f"model.rollout.max_tokens is {tokens}, and {self.model!r} has positions for "
                 f"{limit} tokens (max_position_embeddings). Set it to {limit} or less."
             )
+        check_quantization(self.config, self.model, self.quantization, self.lora is not None)
+        check_vocabulary(self.tokenizer, self.config, self.model)
 
     def check_files(self) -> None:
         """Compare the names and the shapes of the weights on disk with the architecture, and the
@@ -487,7 +480,7 @@ class Policy(nn.Module):
     def read(
         self, rows: Sequence[TokenRow], budget: int | None = None, temperature: float = 1.0
     ) -> list[TokenScores]:
-        """What `score` computes, without a gradient, in eval mode and on the CPU."""
+        """The scores of `score` without a gradient, in eval mode and on the CPU."""
         with self.uneven_passes(), self.evaluating():
             scores = self.score(rows, budget, temperature)
         return [TokenScores(*(part.cpu() for part in parts)) for parts in scores]

@@ -79,9 +79,9 @@ def with_plain_values(
     each_value(contents, note)
     while references:
         found = [fault for fault in faults(contents) if fault]
-        unfit = {key for key, name in references.items() if _names(found, name)}
+        unfit = {key for key, name in references.items() if _is_named(found, name)}
         filled = each_value(contents, partial(_filled_at, unfit))
-        if not unfit or _names(map(str, faults(filled)), *(references[key] for key in unfit)):
+        if not unfit or _is_named(map(str, faults(filled)), *(references[key] for key in unfit)):
             break
         contents = filled
         for key in unfit:
@@ -93,5 +93,5 @@ def _filled_at(keys: Collection[str], value: object, key: str) -> object:
     return filled_in(value, key) if key in keys else value
 
 
-def _names(faults: Iterable[str], *keys: str) -> bool:
+def _is_named(faults: Iterable[str], *keys: str) -> bool:
     return any(fault.startswith(f"{key} ") for fault in faults for key in keys)

@@ -41,11 +41,10 @@ def add_fit_command(commands: Commands) -> None:
 
 
 def _fit(built: Built) -> None:
-    # weights_only: a checkpoint may come from anywhere, so no code in it may run
     from turnrl.checkpoints import read_safely  # loads torch
 
     path = built.checkpoint
-    with read_safely(path):
+    with read_safely(path):  # a checkpoint may come from anywhere, so no code in it may run
         built.trainer.fit(built.module, datamodule=built.data, ckpt_path=path, weights_only=True)
 
 
@@ -184,7 +183,7 @@ def _build_for(invocation: Invocation, work: Callable[[Built], None]) -> int:
 
 
 def _decisions(invocation: Invocation) -> str:
-    """What the other processes of a run need of the first one's invocation."""
+    """The parts of an invocation that the other processes of a run need, as JSON."""
     names = ("contents", "arguments", "files", "help_options", "raised_flags", "number")
     kept = {name: getattr(invocation, name) for name in names}
     return json.dumps({**kept, "destination": invocation.destination}, default=str)

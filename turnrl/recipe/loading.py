@@ -3,7 +3,7 @@
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 import yaml
@@ -66,12 +66,7 @@ def load(
         instance_of(MTGRPO, "module", module)
     agent = find_agent(path, None if checkpoint is None else str(checkpoint))
     file = agent.weights()
-    saved = None
-    if file is not None and not file.is_dir():
-        with read_safely(file):
-            saved = torch.load(file, map_location="cpu", weights_only=True)
-        if not isinstance(saved, dict):
-            raise CheckpointError(f"{str(file)!r} is no checkpoint. Give one of 'turnrl fit'.")
+    saved = None if file is None or file.is_dir() else _read(file)
     if module is not None and file is None:
         raise RecipeError(
             f"{str(path)!r} is a recipe, and has no trained weights for the module to take. "
@@ -94,6 +89,15 @@ def load(
         take_exported(module.policy, file)
     module.collector.forget()
     return module.to(device)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """The contents of a checkpoint."""
+    with read_safely(file):
+        saved = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(saved, dict):
+        raise CheckpointError(f"{str(file)!r} is no checkpoint. Give one of 'turnrl fit'.")
+    return saved
 
 
 def _contents_of_recipe(agent: NamedAgent, saved: Contents | None, trust: bool) -> Contents:

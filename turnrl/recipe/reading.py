@@ -29,12 +29,9 @@ ASKS = ("--help", "--print_config")
 """Options that ask for a text instead of a run."""
 DASHES = ("-", "\N{EN DASH}", "\N{EM DASH}")  # word processors join two hyphens
 
-
 _MOST_VALUES = 200_000
 """The most values of a recipe, with those of an alias counted each time: a few lines of aliases of
 aliases stand for more values than any memory holds."""
-
-
 _DEEPEST = 200
 """The most brackets inside each other."""
 

@@ -185,7 +185,7 @@ def _fault_of_disk(error: Exception) -> int | None:
 
 
 def file_of_logger(logger: Logger) -> Path:
-    """What a logger writes its metrics to, as far as it shows, for messages."""
+    """The file or folder to which a logger writes metrics, or its name, for messages."""
     folder = folder_of_logger(logger)
     if folder is None:
         return Path(type(logger).__name__)

@@ -32,8 +32,8 @@ def repeats(
         if called is None or turns < 3:  # the last turn answers
             continue
         # whatever the call found: here every result has the answer
-        said = "\n".join(attempt.question.answers)
-        results = tuple(replace(r, content=f"{r.content}\n{said}", ok=True) for r in called.results)
+        added = "\n" + "\n".join(attempt.question.answers)
+        results = tuple(replace(r, content=r.content + added, ok=True) for r in called.results)
         turn = replace(called, results=results)
         for call, make, prices in (
             ("the same call", lambda turn, k: turn, "SearchCost, Repetition"),
@@ -92,8 +92,8 @@ def _in_other_words(turn: Turn, k: int) -> Turn:
 def _pays(
     attempt: Trajectory, rewards: Sequence[Reward], policy: SampledPolicy | None
 ) -> dict[str, list[float]]:
-    """What each turn reward pays each turn. A reward that cannot score the attempt, for example
-    because it asks the policy about tokens that nobody sampled, is left out."""
+    """The pay of each turn reward for each turn. A reward that cannot score the attempt, for
+    example because it asks the policy about tokens that nobody sampled, is left out."""
     pays = {}
     for reward in rewards:
         if reward.by_turn:

@@ -88,14 +88,14 @@ class Connection:
                 async with in_time, client.stream("POST", url, json=body) as response:
                     if response.is_success:
                         return await read(response)
-                    said = await self.whole(response, _MOST_OF_A_COMPLAINT)
+                    text = await self.whole(response, _MOST_OF_A_COMPLAINT)
             except TimeoutError:
                 raise Unavailable(
                     f"no whole answer within timeout_s = {self.server.timeout_s:g}"
                 ) from None
             except httpx2.RequestError as error:
                 raise Unavailable(self.clean(error)) from None
-            raise self._refusal(response, said)
+            raise self._refusal(response, text)
 
         return await self._patience.ask_async(attempt)
 
@@ -181,15 +181,15 @@ class Connection:
             )
         return self._client
 
-    def _refusal(self, response: httpx2.Response, said: bytes) -> Exception:
-        """The meaning of an unsuccessful response with this body.
+    def _refusal(self, response: httpx2.Response, text: bytes) -> Exception:
+        """The meaning of an unsuccessful response with this text.
 
         Raises:
             Unavailable: If the same request may succeed later.
         """
         status, variable = response.status_code, self.server.api_key_env
         moved = {name: response.headers[name] for name in ["location"] if name in response.headers}
-        whole = httpx2.Response(status, headers=moved, content=said)
+        whole = httpx2.Response(status, headers=moved, content=text)
         reason = f"status {status}: {self.clean(complaint(whole))}"
         raise_if_away(status, reason, response.headers)
         advice = self.request

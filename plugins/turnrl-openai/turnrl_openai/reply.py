@@ -1,4 +1,4 @@
-"""What a chat completion holds: its text, and what vendors put beside it.
+"""The parts of a chat completion: its text, and what vendors put beside it.
 
     content             a text, or a list of parts
     refusal             the model's own words for no, so part of the text

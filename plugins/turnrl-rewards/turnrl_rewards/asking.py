@@ -78,10 +78,10 @@ async def _verdict(
         return judge.parsed(sent)
 
     for _ in range(2):
-        said = Gathered()
+        gathered = Gathered()
         with contextlib.suppress(ValueError):  # no completion, so no verdict
-            said.add(await judge.ask(body, reply))
-            if (score := read(said.text())) is not None:
+            gathered.add(await judge.ask(body, reply))
+            if (score := read(gathered.text())) is not None:
                 return score
     shown = judge.clean(sent.decode(errors="replace"))
     raise judge.fault(

@@ -1,4 +1,4 @@
-"""What a build remembers of its corpus: the state of its files, and the ids of its passages."""
+"""A corpus, remembered by its index: the state of its files, and the ids of its passages."""
 
 from __future__ import annotations
 
