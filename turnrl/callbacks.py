@@ -137,8 +137,8 @@ def check_monitors(trainer: L.Trainer) -> None:
 
 
 def _may_come(name: str, metrics: Sequence[str]) -> bool:
-    """True if a metric was logged, or if training may log it: what it shares with a validation has
-    the same name there."""
+    """True if a metric was logged, or if training may log it. Training logs the metrics of a
+    validation too, without `val/`."""
     if name in (*metrics, "epoch", "step"):
         return True
     section = name.partition("/")[0]

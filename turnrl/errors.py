@@ -222,8 +222,8 @@ def is_finite(value: object) -> bool:
 
 
 def is_flag(value: object) -> bool:
-    """True if a value is True or False, numpy's scalars, 0 and 1 included: no text such as "False",
-    which counts as true in Python."""
+    """True if a value is True, False, 0 or 1, of numpy too. A text such as "False" is none of them,
+    although Python counts it as true."""
     with contextlib.suppress(Exception):  # an array of several, for example
         return bool(value in (0, 1))
     return False

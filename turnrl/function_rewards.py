@@ -23,7 +23,7 @@ _OWN = ("prompt", "completion", "completion_ids")
 """Columns that TRL does not pass to reward functions: it passes its own values of these names."""
 _OF_BATCH = ("prompts", "completions", "completion_ids", "log_metric", "log_extra")
 _OF_ATTEMPT = ("trajectory", "turn")
-"""Parameters that are no columns, of a function that scores batches, and of any other."""
+"""Parameters that are no columns: those of a function that scores batches, and of any other."""
 _ANSWER = ("answer", "solution", "ground_truth", "target")
 """Parameter names that get the accepted answer, unless the data have a column of that name."""
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Sequence
 
-from turnrl.agent.function_tools import FunctionTool
+from turnrl.agent.function_tools import FunctionTool, shown_call
 from turnrl.agent.running import run_tool
 from turnrl.errors import ToolError, TrajectoryLost, is_finite, is_flag, kind_of
 from turnrl.types import ToolCall, ToolResult, Toolset
@@ -46,8 +45,7 @@ class Batcher:
     async def _run(self, calls: list[ToolCall]) -> Sequence[ToolResult | TrajectoryLost]:
         await asyncio.sleep(_GATHER_S)
         self._calls = []
-        example = json.dumps(dict(calls[0].arguments), ensure_ascii=False, default=str)[:200]
-        call = f"{calls[0].name} with arguments {example}"
+        call = shown_call(calls[0])
         on = f" on {call}" if len(calls) == 1 else f" on {len(calls)} calls; the first is {call}"
         tool = self.toolset
         timed = not isinstance(tool, FunctionTool) or not tool.timed

@@ -39,8 +39,6 @@ from turnrl.types import Question, Tool, ToolCall, ToolResult, Toolset
 
 _logger = logging.getLogger(__name__)
 
-RAISED = "raised"
-"""Key of a result's metadata: the class of the exception that it tells the policy about."""
 _WAITS_S = 0.01
 """A function that does nothing for longer waits for something, such as a server."""
 _AT_ONCE = 32
@@ -155,7 +153,7 @@ class FunctionTool(Tool):
         if value is None:
             self._warn(
                 "None",
-                f"{self} returned None on the arguments {_shown(call)}, so the policy reads "
+                f"{self} returned None on the arguments {_arguments(call)}, so the policy reads "
                 "'None'. Return a text that tells it something, such as 'done'.",
             )
         return as_result(value, self._label)
@@ -167,7 +165,7 @@ class FunctionTool(Tool):
             return error
         if isinstance(error, TurnRLError):
             raise error
-        where = f"on the arguments {_shown(call)}{place_of(error)}"
+        where = f"on the arguments {_arguments(call)}{place_of(error)}"
         what = f"{self} raised {type(error).__name__}: {error} {where}"
         if (mistake := mistake_of(error, self._function, call.arguments)) is not None:
             if mistake is error:
@@ -177,7 +175,7 @@ class FunctionTool(Tool):
                 f"{what}. The policy reads this as its own mistake. If it is not, fix the "
                 "function, or raise turnrl.ToolError.",
             )
-            return ToolResult(str(mistake), ok=False, metadata={RAISED: type(error).__name__})
+            return ToolResult(str(mistake), ok=False, metadata={"raised": type(error).__name__})
         raise ToolError(
             f"{what}. Fix it; for a mistake of the policy, it raises turnrl.PolicyMistake with a "
             "text for the policy to read."
@@ -229,7 +227,7 @@ class _Batch:
         limit, now = self._tool.timeout_s, time.monotonic()
         thread, began = min([*self._began.items()], key=lambda pair: pair[1], default=(0, now))
         if (left := began + limit - now) <= 0:
-            raise took_too_long(self._tool, "run", _on(self._made[thread]))
+            raise took_too_long(self._tool, "run", f" on {shown_call(self._made[thread])}")
         return left
 
     def work_through(self) -> Sequence[ToolResult | TrajectoryLost]:
@@ -303,11 +301,12 @@ class _Batch:
         return asyncio.run_coroutine_threadsafe(result(), self._loop).result()
 
 
-def _on(call: ToolCall) -> str:
-    return f" on {call.name} with arguments {_shown(call)}"
+def shown_call(call: ToolCall) -> str:
+    """A call in short, for messages."""
+    return f"{call.name} with arguments {_arguments(call)}"
 
 
-def _shown(call: ToolCall) -> str:
+def _arguments(call: ToolCall) -> str:
     return json.dumps(dict(call.arguments), ensure_ascii=False, default=str)[:200]
 
 

@@ -1,4 +1,4 @@
-"""Exceptions of a tool's code: the policy's mistakes, and faults that come of threads."""
+"""Exceptions of a tool's code: mistakes of the policy, and faults of threads."""
 
 from __future__ import annotations
 

@@ -225,7 +225,7 @@ def post_to_waiting_thread() -> Post:
 
 @final
 class Errands:
-    """Calls that the thread makes that waits for work on an event loop."""
+    """Calls for the thread that waits for work on an event loop."""
 
     def __init__(self) -> None:
         self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()

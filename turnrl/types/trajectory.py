@@ -112,6 +112,11 @@ class ToolResult:
         ids = self.metadata.get("passage_ids")
         return tuple(ids) if isinstance(ids, list | tuple) else None
 
+    @property
+    def raised(self) -> str | None:
+        """The class of a function's exception that the policy reads as `content`, if any."""
+        return self.metadata.get("raised")
+
     def shown_as(self, content: str) -> ToolResult:
         """The result as the policy reads it, with `content` cut and made safe, and without the
         passages whose text begins after the cut. If the tool does not give where passages begin,

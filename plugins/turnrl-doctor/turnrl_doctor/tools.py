@@ -21,8 +21,6 @@ from turnrl import (
     on_loop,
 )
 
-_RAISED = "raised"
-"""Key of a result's metadata if it tells the policy about an exception of a `FunctionTool`."""
 _SHOWN = 60
 """The most characters shown of a call, and of a result."""
 
@@ -56,7 +54,7 @@ def judged(name: str, tools: Toolset, replies: list[tuple[ToolCall, ToolResult]]
     if good:
         return Finding("pass", name, f"{verdict} calls succeed, for example {shown}: {answer}")
     text = f"no call succeeds, for example {shown}: {answer}"
-    if any(spec.examples for spec in tools.specs) or _RAISED in result.metadata:
+    if any(spec.examples for spec in tools.specs) or result.raised:
         return Finding("warn", name, text, "Correct its examples, or the tool.")
     return Finding("pass", name, text)
 
