@@ -18,7 +18,7 @@ import yaml
 import recorded
 import turnrl
 from commands import fails, forget, save
-from turnrl import CheckpointError, Policy, RecipeError
+from turnrl import CheckpointError, Lora, Policy, RecipeError
 from turnrl.cli import main
 from turnrl.commands.report.command import write as report
 from turnrl.recipe.build import build
@@ -224,6 +224,25 @@ def test_a_link_in_a_strangers_folder_leads_no_file_elsewhere(tmp_path):
         new.write_text("theirs")
     assert (tmp_path / "mine").read_text() == "mine"
     assert (tmp_path / "page.html").read_text() == "theirs"
+
+
+def test_an_object_in_a_models_weights_is_refused_without_torchs_advice(tiny_model, tmp_path):
+    shutil.copytree(tiny_model, tmp_path / "model")
+    (tmp_path / "model/model.safetensors").unlink()
+    torch.save({"planted": Planted()}, tmp_path / "model/pytorch_model.bin")
+    with pytest.raises(RecipeError, match="code in them could run") as refused:
+        Policy(str(tmp_path / "model")).load("cpu")
+    assert "weights_only" not in str(refused.value)
+    adapter = {"r": 4, "lora_alpha": 8, "peft_type": "LORA", "init_lora_weights": True}
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter/adapter_config.json").write_text(
+        json.dumps(adapter | {"base_model_name_or_path": str(tiny_model)})
+    )
+    torch.save({"planted": Planted()}, tmp_path / "adapter/adapter_model.bin")
+    with pytest.raises(RecipeError, match="code in them could run") as refused:
+        Policy(str(tmp_path / "adapter"), lora=Lora(4, 8)).load("cpu")
+    assert "weights_only" not in str(refused.value)
+    assert not Path("RAN").exists()
 
 
 def test_code_of_a_model_is_refused_without_transformers_question(tiny_model, tmp_path):

@@ -353,8 +353,11 @@ def check_address(
 
 
 def in_short(error: BaseException) -> str:
-    """The class of an error and the first line of its text."""
-    return f"{type(error).__name__}: {visible(str(error).strip().partition(chr(10))[0])}"
+    """The class of an error and the first line of its text, without torch's advice to run code."""
+    line = visible(str(error).strip().partition("\n")[0])
+    if line.startswith("Weights only load failed"):
+        line = "it holds objects beside weights, and code in them could run"
+    return f"{type(error).__name__}: {line}"
 
 
 _CORE = str(Path(__file__).parent)

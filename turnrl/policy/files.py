@@ -18,7 +18,7 @@ from transformers.utils.hub import cached_file
 from turnrl.agent.chat import DECLARED_ENDS
 from turnrl.agent.templates import read_template
 from turnrl.device import of_the_device
-from turnrl.errors import RecipeError, did_you_mean
+from turnrl.errors import RecipeError, did_you_mean, in_short
 from turnrl.policy.adapter import read_adapter
 from turnrl.policy.hub import reach_hub
 from turnrl.text import counted
@@ -156,6 +156,8 @@ def load_part(kind: str, model: str, revision: str | None, **options: object) ->
         if of_the_device(error):
             raise
         cause = " ".join(str(error).split()) or type(error).__name__
+        if cause.startswith("Weights only load failed"):
+            cause = f"{in_short(error)}."
         if "trust_remote_code" in cause:
             raise RecipeError(
                 f"model.policy.model {model!r} brings its own code (auto_map in its config.json), "
