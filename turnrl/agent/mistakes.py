@@ -102,7 +102,7 @@ def _is_about(error: BaseException, arguments: object) -> bool:
     too_long = isinstance(error, OSError) and error.errno == errno.ENAMETOOLONG
     if not too_long and not isinstance(error, (*_OF_PATHS, PermissionError)):
         return False
-    file = PurePath(str(error.filename))
+    file = PurePath(str(getattr(error, "filename", "")))
     return any(PurePath(text).name in (file.name, file.stem) for text in texts)
 
 

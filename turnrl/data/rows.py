@@ -64,7 +64,7 @@ def is_missing(value: object) -> bool:
     return isinstance(value, float | Decimal | date) and value != value
 
 
-def native(value: object) -> object:
+def native(value: Any) -> object:
     """The value as a Python list or number, if it is an array, a library's number, or a tuple."""
     if hasattr(value, "tolist"):  # of numpy, torch, pandas
         if getattr(value, "dtype", None) == "datetime64[ns]":  # else its list has numbers

@@ -321,8 +321,8 @@ class Episode(ToolSession, ABC, Generic[W]):
                     self._need_thread(lost)
                     raise lost from None  # it is no mistake of the policy
         # nothing else can be called in a thread that hangs, unless it is one of many
-        lost = ToolError if self.world.waits_for_thread else TrajectoryLost
-        raise lost(
+        kind = ToolError if self.world.waits_for_thread else TrajectoryLost
+        raise kind(
             f"{label} took longer than step_timeout_s = {self.world.step_timeout_s:g}. Raise it, "
             "or find out why the environment hangs."
         )
