@@ -918,8 +918,8 @@ def test_two_passages_with_one_id_are_refused(tmp_path, kind):
     ({"id": "1", "text": {"en": "a"}}, "row 1: 'text' is a mapping"),
     ({"id": ["1"], "text": "a"}, r"row 1: 'id' is a list"),
     ({"id": "1", "title": ["a"], "text": "a"}, r"row 1: 'title' is a list"),
-    ({"id": "1", "text": float("nan")}, r"row 1: no field 'text'"),
-    ({"id": float("nan"), "text": "a"}, r"row 1: no field 'id'"),
+    ({"id": "1", "text": float("nan")}, r"row 1: no value in the field 'text'"),
+    ({"id": float("nan"), "text": "a"}, r"row 1: no value in the field 'id'"),
 ])  # fmt: skip
 def test_a_passage_that_is_not_text_is_refused(tmp_path, row, message):
     path = write_rows(tmp_path / "rows.jsonl", [row])

@@ -434,8 +434,9 @@ def _article(row: _Row, source: str, number: int) -> Passage:
     fields = {"id": row.get("id"), "title": title, "text": text}
     missing = [name for name in ("id", "text") if is_missing(fields[name])]
     if missing:
+        has = "no value in the field" if missing[0] in row else "no field"
         raise DataError(
-            f"{source}, row {number}: no field {missing[0]!r} (found: "
+            f"{source}, row {number}: {has} {missing[0]!r} (found: "
             f"{', '.join(map(str, row)) or 'none'}). Passages need the fields id, title and text."
         )
     place = f"{source}, row {number}"
