@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -19,6 +20,7 @@ from lightning.pytorch.callbacks import Callback
 
 from nursery import command
 from processes import TESTS, TWO, recipe
+from turnrl import RecipeError, cli
 from turnrl.signals import stopping
 from worlds import Echo
 
@@ -294,3 +296,13 @@ def test_a_run_whose_reader_ends_stops_with_the_shells_exit_code(tiny_model, tmp
     assert "--ckpt_path runs/run/version_0/checkpoints/last.ckpt" in said
     assert "Traceback" not in said
     assert "Exception ignored" not in said
+
+
+def test_an_error_that_nobody_reads_keeps_its_exit_code(monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    stream = os.fdopen(writer, "w")
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert cli._report(RecipeError("nobody reads this")) == RecipeError.exit_code
+    with contextlib.suppress(BrokenPipeError):
+        stream.close()

@@ -5,6 +5,7 @@ A user's mistake prints one message and gives an exit code, never a traceback, u
 """
 
 import argparse
+import contextlib
 import os
 import signal
 import sys
@@ -79,7 +80,8 @@ def _report(error: BaseException) -> int:
         message = " ".join(message.split())[:600]
     if of_a_package or not isinstance(error, TurnRLError):
         message += f" ({_DEBUG}=1 shows where.)"
-    say(f"turnrl: {type(error).__name__}: {visible(message)}", sys.stderr)
+    with contextlib.suppress(BrokenPipeError):  # nobody may read it, as in `2>&1 | head`
+        say(f"turnrl: {type(error).__name__}: {visible(message)}", sys.stderr)
     return error.exit_code if isinstance(error, TurnRLError) else 1
 
 
