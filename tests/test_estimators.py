@@ -1106,6 +1106,15 @@ def test_discounted_return_and_tree_find_nothing_in_equal_rewards_either():
         assert not turnrl.assign_credit(group, Tree(probes=size - 1)).turns.any()
 
 
+def test_values_that_differ_by_the_rounding_of_what_was_summed_are_equal_in_branches_too():
+    # -1e6 and 1e6 are rounded to 1/16 each, so what is left of them says nothing
+    group = _group_of([[-1e6, 0.0, 0.0], [0.0, 0.0, 0.0]], [1e6 + 0.0625, 0.03])
+    values = torch.tensor([[0.02, 1e6, 1e6], [0.02, 0.02, 0.03]])
+    changes = Branched()(dataclasses.replace(group, state_values=values))
+    assert (changes[0, 0], changes[1, 0]) == (0.0, 0.0)
+    assert Tree(probes=1)(group)[:, 0].tolist() == [0.0, 0.0]
+
+
 def test_the_papers_rewards_of_attempts_that_are_all_right_are_equal():
     rewards = [ToolExecuted(), AnswerRetrieved(), AnswerPresent(), ExactMatch(), WellFormed()]
     right = turnrl.testing.example_trajectories()["right after a search"]
