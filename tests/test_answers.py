@@ -659,8 +659,8 @@ class Bare(AnswerRule):
         (asking("The", text="Which?"), "The end.", False),  # says nothing by its rule
         (asking("five", rule=Number(), text="Which?"), "five, 5", False),
         (asking("1000", rule=Number(), text="Which?"), "1 000 people", True),
-        (Question("q", "Which?", ("((", "y"), rule=Bare()), "y", True),
-        (Question("q", "Which?", ("((",), rule=Bare()), "y", False),
+        (Question("q", "Which?", ("((", "z"), rule=Bare()), "z", True),
+        (Question("q", "Which?", ("((",), rule=Bare()), "z", False),
         (asking("Sa\u0303o Tome\u0301", text="Which?"), "S\u00e3o Tom\u00e9 is an island.", True),
     ],
 )

@@ -766,7 +766,7 @@ def test_credit_by_turns_goes_to_the_sampled_tokens_of_each_turn():
 
 
 @pytest.mark.parametrize(
-    ("size", "degenerate"), [(0, True), (1e-8, True), (2e-7, False), (1e-3, False)]
+    ("size", "degenerate"), [(0, True), (1e-8, True), (2e-7, True), (4e-7, False), (1e-3, False)]
 )
 def test_a_group_is_degenerate_if_its_advantages_are_zero_but_for_rounding(size, degenerate):
     group = score_group([attempt(turn(tokens=2)), attempt(turn(tokens=1))], [], 1)
