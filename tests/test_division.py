@@ -207,7 +207,7 @@ def test_it_resumes_with_another_strategy_or_number_of_processes(folder, tiny_mo
 @pytest.mark.parametrize(
     ("policy", "engine", "message"),
     [
-        ({"quantization": "nf4", "lora": Lora()}, Writes(), "'nf4', whose weights do not come"),
+        ({"quantization": "nf4", "lora": Lora()}, Writes(), r"\(nf4\), which do not come apart"),
         ({}, None, "and Slots samples with the policy's own weights, of which each process"),
     ],
 )
