@@ -293,7 +293,7 @@ def test_a_trajectory_stops_at_its_last_turn_without_running_its_calls(chat):
     assert tool.batches == [["Paris"], ["Paris"]]
     assert trajectory.turns[2].reading.calls == (ToolCall("look", {"query": "Paris"}),)
     assert (trajectory.turns[2].results, observed(trajectory, 2)) == ((), ())
-    assert paid(trajectory) == [0.7, 0.7, 0.0]
+    assert paid(trajectory) == [0.2, 0.2, 0.0]  # the calls name the answer: nothing is found
     # two of three calls succeeded
     assert curves(trajectory)["tool_execution"] == pytest.approx(2 / 3)
 
@@ -342,7 +342,7 @@ def test_a_trajectory_stops_when_it_runs_out_of_tokens(chat):
     whole = play_one(Rollout(Brackets(), [Look()], max_tokens=enough), chat, say(call, "=Paris"))
     assert (len(whole.turns), whole.ended_by) == (2, "length")
     assert whole.tokens == enough
-    assert paid(whole) == [0.7, 0.0]
+    assert paid(whole) == [0.2, 0.0]
     # with one token less there is no turn that could read the result: the call was in vain
     tool = Look()
     short = play_one(Rollout(Brackets(), [tool], max_tokens=enough - 1), chat, say(call, "=Paris"))
