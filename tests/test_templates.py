@@ -114,14 +114,16 @@ def test_a_thought_that_opens_only_beside_tools_or_after_a_result_counts(chat):
     rollout = Rollout(ReAct(), [Search()])
     speak = "{{- speak if add_generation_prompt }}"
     told = "speak + ('<think>' if {} else '') + message.content"
-    for when, where in (("tools", "the prompt"), ("not loop.first", "messages of role tool")):
+    # what is appended is rendered without tools, so the first would not be followed either
+    fits = "is not prefix-preserving", "<think> at the end of messages of role tool"
+    for when, message in zip(("tools", "not loop.first"), fits, strict=True):
         asked = "{{- '<think>' if add_generation_prompt and CASE }}".replace(
             "CASE", when.replace("not loop.first", "messages[-1].role == 'tool'")
         )
         template = WITH_TOOLS.replace(speak, speak + asked)
         earlier = when.replace("not loop.first", "loop.index > 1 and loop.previtem.role == 'tool'")
         template = template.replace("speak + message.content", told.format(earlier))
-        with pytest.raises(RecipeError, match=f"<think> at the end of {where}"):
+        with pytest.raises(RecipeError, match=message):
             rollout.check(chat(template))
         Rollout(SearchR1(), [Search()]).check(chat(template))  # whose prompts open none
 
