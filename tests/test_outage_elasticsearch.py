@@ -98,7 +98,7 @@ def test_a_run_that_loses_its_server_saves_a_checkpoint_and_prints_how_to_resume
     # the run goes on from there, once the server is back
     code, out, err = turnrl(node, tmp_path, ["fit", "recipe.yaml", "--ckpt_path", str(last)])
     assert code == 0, err
-    assert out.count("iteration ") == ITERATIONS - finished
+    assert out.count("\niteration ") == ITERATIONS - finished
 
 
 def test_a_run_is_replayed_from_its_cache_with_the_server_off(node, calm, tmp_path):

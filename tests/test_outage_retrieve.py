@@ -103,7 +103,7 @@ def test_nonsense_in_the_middle_ends_a_run_with_a_checkpoint_and_the_next_step(
     server.behave()
     code, out, err = turnrl(None, tmp_path, ["fit", "recipe.yaml", "--ckpt_path", str(last)])
     assert code == 0, err
-    assert out.count("iteration ") == ITERATIONS - finished
+    assert out.count("\niteration ") == ITERATIONS - finished
 
 
 @pytest.mark.slow
