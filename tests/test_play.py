@@ -11,8 +11,7 @@ import pytest
 from commands import save
 from turnrl import AdvantageEstimator, Reading, ToolResult, Turn, TurnLevel, installed
 from turnrl.cli import main
-from turnrl.commands.play import Printing, in_colours
-from turnrl_segmenters import ReAct
+from turnrl.commands.play import in_colours
 
 
 def play(capsys, *arguments):
@@ -108,34 +107,9 @@ def test_a_mistake_is_answered_with_the_next_step(recipe, capsys, arguments, mes
     assert "Traceback" not in err
 
 
-def test_nothing_that_an_agent_says_acts_on_the_terminal(capsys):
-    class Plain:
-        max_turns, stop, tags, tools_in_template = 2, (), (), False
-
-        def read(self, text, turn, cut):
-            return Reading()
-
-        def observe(self, reading, results):
-            return []
-
-    printing = Printing(Plain())
-    printing.read("\x1b[2J\u202eabc\n", 0, False)
-    printing.observe(Reading(format_error="\x1b]0;x"), [ToolResult("\x07\x9b31m", ok=False)])
-    printed = capsys.readouterr().out
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", printed)
-    assert r"\x1b[2J\u202eabc" in printed
-    assert r"form: \x1b]0;x" in printed
-    assert r"error: \x07\x9b31m" in printed
-
-
-def test_every_line_of_a_result_is_indented(capsys):
+def test_every_line_of_a_result_is_indented():
     page = ToolResult("One.\n\nTwo.")
-    shown = "one\n   result: One.\n\n   Two."
-    assert str(Turn("one", results=(page,))) == shown
-    printing = Printing(ReAct())
-    printing.read("one", 0, False)
-    printing.observe(Reading(), [page])
-    assert capsys.readouterr().out == f"-- turn 1\n{shown}\n"
+    assert str(Turn("one", results=(page,))) == "one\n   result: One.\n\n   Two."
 
 
 def test_nothing_in_a_question_or_an_attempt_acts_on_the_terminal(recipe, capsys, monkeypatch):

@@ -13,7 +13,7 @@ import pytest
 import turnrl
 from rollouts import QUESTION, Look
 from turnrl import ChatFormat, Policy, RecipeError, Rollout
-from turnrl.agent.dictation import Dictation
+from turnrl.agent.dictation import play_demonstrations
 from turnrl.agent.templates import read_template, render
 from turnrl_segmenters import ReAct, SearchR1, TwoTurn
 from turnrl_slots import Slots
@@ -234,8 +234,7 @@ def test_a_demonstrated_turn_ends_by_the_token_that_belongs_before_the_next_mess
     chat = make_chat("glm4_moe")
     rollout = Rollout(ReAct(max_turns=3), [Look()], max_tokens=4000)
     turns = iter([CALL, "no call", ANSWER])
-    engine = Dictation(lambda attempt, rng: next(turns))
-    ((attempt,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
+    ((attempt,),) = play_demonstrations(rollout, lambda *_: next(turns), chat, [QUESTION], (0,))
     sample = attempt.sample
     last = [
         sample.token_ids[max(n for n, k in enumerate(sample.turn_index) if k == turn)]

@@ -38,7 +38,7 @@ from turnrl import (
     WarmUp,
     warm_up,
 )
-from turnrl.agent.dictation import Dictation
+from turnrl.agent.dictation import play_demonstrations
 from turnrl.cli import main
 from turnrl.recipe.build import build
 from turnrl.testing import check_segmenter
@@ -75,7 +75,7 @@ def play(chat, demonstrate, scheme=None, tools=None, questions=(QUESTION,), size
     limits = {"max_turn_tokens": 400, "max_tokens": 4000, **limits}
     rollout = Rollout(scheme or ReAct(), [Page()] if tools is None else tools, **limits)
     with rollout.live():
-        return rollout.play(Dictation(demonstrate), chat, list(questions), size, (0,))
+        return play_demonstrations(rollout, demonstrate, chat, list(questions), (0,), size)
 
 
 # ---------------------------------------------------------------------- demonstrations
@@ -253,7 +253,7 @@ def test_no_more_demonstrations_are_under_way_than_asked_for(chat):
         return Reading(answer="x")
 
     rollout = Rollout(ReAct(), [], max_tokens=4000)
-    rollout.play(Dictation(demonstrate, 3), chat, [QUESTION] * 10, 1, (0,))
+    play_demonstrations(rollout, demonstrate, chat, [QUESTION] * 10, (0,), at_once=3)
     assert most == 3
 
 

@@ -18,7 +18,7 @@ import lightning as L
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
-from turnrl.agent.dictation import Demonstrator, Dictation
+from turnrl.agent.dictation import Demonstrator, play_demonstrations
 from turnrl.agent.random_play import RandomPlay, answers_unread
 from turnrl.data.questions import QuestionData
 from turnrl.errors import RecipeError
@@ -222,12 +222,13 @@ def demonstrations(
     """
     rollout = module.rollout
     with rollout.live():
-        played = rollout.play(
-            Dictation(demonstrate, at_once),
+        played = play_demonstrations(
+            rollout,
+            demonstrate,
             module.chat,
             questions,
-            1,
             (DEMONSTRATE, module.seed),
+            at_once=at_once,
             description="demonstrating",
         )
     whole = [trajectory for (trajectory,) in played if trajectory.ended_by != "length"]

@@ -9,11 +9,9 @@ from typing import final
 
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
-from turnrl.agent.dictation import Dictation
 from turnrl.agent.toolbox import Toolbox, ToolSessions
 from turnrl.errors import PluginError
 from turnrl.types import (
-    Attempt,
     Engine,
     Message,
     MessageSampler,
@@ -52,12 +50,6 @@ class Agent(ABC):
             messages: Its first messages.
             tools: The tools that the chat template has to describe.
         """
-
-    async def dictated(
-        self, attempt: Attempt, key: tuple[int, ...], segmenter: Segmenter
-    ) -> tuple[int, ...]:
-        """Token ids that the next turn is made of; empty if the model writes it."""
-        return ()
 
     @abstractmethod
     def inert(self, text: str) -> str:
@@ -109,14 +101,6 @@ class SampledAgent(Agent):
         return TokenConversation(
             self.sampler.open(prompt_ids), self.chat, messages, tools, prompt_ids
         )
-
-    async def dictated(
-        self, attempt: Attempt, key: tuple[int, ...], segmenter: Segmenter
-    ) -> tuple[int, ...]:
-        """See `Agent.dictated`."""
-        if not isinstance(self.sampler, Dictation):
-            return ()
-        return await self.sampler.turn(attempt, key, segmenter, self.sampling, self.chat)
 
     def inert(self, text: str) -> str:
         """See `Agent.inert`."""

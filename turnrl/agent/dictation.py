@@ -1,4 +1,4 @@
-"""Demonstrations: a demonstrator dictates turns, and a rollout plays them as it plays a policy's.
+"""Demonstrations: a demonstrator writes the turns, and a rollout plays them as a policy's turns.
 
 Tools, limits and tokens are the same as in a run, so the trajectory is the one that a policy would
 have made if it had written these texts.
@@ -9,89 +9,126 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 from typing import final
 
+from turnrl import types
+from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
+from turnrl.agent.rollout import Rollout
 from turnrl.errors import PluginError, RecipeError, blaming, kind_of
 from turnrl.types import (
-    Attempt,
     Completion,
     Engine,
+    Question,
     Reading,
+    Reply,
     SampledPolicy,
     Sampling,
     Segmenter,
     Session,
     ToolResult,
+    Trajectory,
 )
 
 Says = str | Reading
 """A demonstrated turn: its text, or a `Reading`, which the turn scheme writes as text."""
-Demonstrator = Callable[[Attempt, random.Random], Says | Awaitable[Says]]
+Demonstrator = Callable[[types.Attempt, random.Random], Says | Awaitable[Says]]
 """Gives the next turn of an attempt. The random numbers belong to the attempt and the turn."""
 
 
-@final
-class Dictation(Engine):
-    """Takes the place of an engine in `Rollout.play`: a demonstrator writes the turns.
+def play_demonstrations(
+    rollout: Rollout,
+    demonstrate: Demonstrator,
+    chat: ChatFormat,
+    questions: Sequence[Question],
+    key: Sequence[int],
+    group_size: int = 1,
+    at_once: int | None = None,
+    description: str | None = None,
+) -> list[list[Trajectory]]:
+    """Play attempts whose turns a demonstrator writes; see `Rollout.play`.
 
     Args:
+        rollout: The rules of the attempts; it has a segmenter.
         demonstrate: Gives the turns.
+        chat: The policy's chat format.
+        questions: What to ask.
+        key: Integers that name the random streams.
+        group_size: Attempts at each question.
         at_once: The most attempts under way at a time; None for any number.
+        description: Label of a progress bar; None for none.
+    Raises:
+        PluginError: If the demonstrator raises, or gives no text.
+        RecipeError: If a turn is longer than a policy's may be.
     """
+    scheme, sampling = rollout.scheme, rollout.sampling
 
-    def __init__(self, demonstrate: Demonstrator, at_once: int | None = None) -> None:
-        self.demonstrate, self.capacity = demonstrate, at_once
-
-    async def turn(
-        self,
-        attempt: Attempt,
-        key: tuple[int, ...],
-        scheme: Segmenter,
-        sampling: Sampling,
-        chat: ChatFormat,
-    ) -> tuple[int, ...]:
-        """The token ids of an attempt's next turn, which the turn scheme writes if the
-        demonstrator gives a `Reading`.
-
-        Raises:
-            PluginError: If the demonstrator raises, or gives no text.
-            RecipeError: If the turn is longer than a policy's may be.
-        """
-        turn, question_id = len(attempt.turns), attempt.question.id
-        rng = random.Random(repr((key, turn)))
-        with blaming(PluginError, f"the demonstrator on question {question_id!r}", "Fix it."):
-            shown = self.demonstrate(attempt, rng)
-            shown = await shown if inspect.isawaitable(shown) else shown
-        text = scheme.write(shown) if isinstance(shown, Reading) else shown
-        if not isinstance(text, str) or not text.strip():
-            raise PluginError(
-                f"the demonstrator gave {text!r:.80} ({kind_of(text)}) for turn {turn + 1} of "
-                f"question {question_id!r}. Return the text of the turn, or a turnrl.Reading."
-            )
-        ids = chat.turn(text, sampling.stop, _next_role(scheme, text, turn))
+    async def write_turn(attempt: Attempt) -> Reply:
+        text = await _write(demonstrate, attempt, scheme.plugin)
+        turn, (conversation,) = len(attempt.turns), attempt.conversations
+        ids = chat.turn(text, sampling.stop, _next_role(scheme.plugin, text, turn))
         if len(ids) > sampling.max_tokens:
             raise RecipeError(
-                f"the demonstrator gave a turn of {len(ids)} tokens on question {question_id!r}, "
-                f"more than model.rollout.max_turn_tokens = {sampling.max_tokens}. Raise it, or "
-                "write less."
+                f"the demonstrator gave a turn of {len(ids)} tokens on question "
+                f"{attempt.question.id!r}, more than model.rollout.max_turn_tokens = "
+                f"{sampling.max_tokens}. Raise it, or write less."
             )
-        return ids
+        return await attempt.take_turn(conversation, sampling.stop, ids)
 
-    def start(self, policy: SampledPolicy, max_tokens: int) -> None:
-        """Nothing to do."""
+    return rollout.begin(
+        _Copying(at_once),
+        chat,
+        questions,
+        group_size,
+        key,
+        0,
+        description=description,
+        driver=replace(scheme, take_turn=write_turn),
+    ).result()[0]
 
-    def sync(self, version: int) -> None:
-        """Nothing to do: the turns do not depend on weights."""
+
+async def _write(demonstrate: Demonstrator, attempt: Attempt, segmenter: Segmenter) -> str:
+    """The text of an attempt's next turn.
+
+    Raises:
+        PluginError: If the demonstrator raises, or gives no text.
+    """
+    turn, question_id = len(attempt.turns), attempt.question.id
+    rng = random.Random(repr((attempt.key, turn)))
+    with blaming(PluginError, f"the demonstrator on question {question_id!r}", "Fix it."):
+        shown = demonstrate(attempt, rng)
+        shown = await shown if inspect.isawaitable(shown) else shown
+    text = segmenter.write(shown) if isinstance(shown, Reading) else shown
+    if not isinstance(text, str) or not text.strip():
+        raise PluginError(
+            f"the demonstrator gave {text!r:.80} ({kind_of(text)}) for turn {turn + 1} of "
+            f"question {question_id!r}. Return the text of the turn, or a turnrl.Reading."
+        )
+    return text
+
+
+@final
+class _Copying(Engine):
+    """Samples the tokens that it is forced to take. Without weights it has nothing to do.
+
+    Args:
+        capacity: The most attempts under way at a time; None for any number.
+    """
+
+    def __init__(self, capacity: int | None) -> None:
+        self.capacity = capacity
+
+    def start(self, policy: SampledPolicy, max_tokens: int) -> None: ...
+
+    def sync(self, version: int) -> None: ...
 
     def open(self, prompt_ids: Sequence[int]) -> Session:
-        return _Dictated()
+        return _Copied()
 
-    async def drain(self) -> None:
-        """Nothing to give back."""
+    async def drain(self) -> None: ...
 
-    def close(self) -> None:
-        """Nothing to give back."""
+    def close(self) -> None: ...
 
 
 def _next_role(scheme: Segmenter, text: str, turn: int) -> str:
@@ -103,14 +140,14 @@ def _next_role(scheme: Segmenter, text: str, turn: int) -> str:
         return scheme.observe(reading, [ToolResult("") for _ in reading.calls])[0]["role"]
 
 
-class _Dictated(Session):
+class _Copied(Session):
     async def generate(self, new_ids: Sequence[int], sampling: Sampling) -> Completion:
         ids = sampling.forced_ids[: sampling.max_tokens]
         whole = len(ids) == len(sampling.forced_ids)
         return Completion(ids, (0.0,) * len(ids), "stop" if whole else "length", 0)
 
     def fork(self) -> Session:
-        return _Dictated()
+        return _Copied()
 
     def close(self) -> None:
         """Nothing to give back."""

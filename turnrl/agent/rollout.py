@@ -290,6 +290,7 @@ class Rollout:
         greedy: bool = False,
         description: str | None = None,
         shares: Shares = ALONE,
+        driver: Driver | None = None,
     ) -> Underway[types.Attempts]:
         """Begin what `play` does, and add probes: at the beginning of each turn of each trajectory,
         `probes` branches leave it and go on independently to their ends.
@@ -302,6 +303,7 @@ class Rollout:
         Args:
             probes: Number of branches per turn; see `play` for the other arguments.
             shares: The collections and processes that share the capacity of tools and sampler.
+            driver: Moves the attempts on in place of the rollout's own driver.
         Returns:
             The collection under way. Its result is G trajectories for each question, and their
             probes. It raises what `play` raises, and a ToolError if a tool's session cannot be
@@ -311,7 +313,7 @@ class Rollout:
         hidden = True if description is None else None  # None: shown on a terminal only
         bar = tqdm(total=total, desc=description, delay=3, leave=False, disable=hidden, unit="traj")
         exploration = Exploration(
-            self.driver,
+            driver or self.driver,
             self.agent(sampler, chat, greedy),
             lambda: self.places.at_once(sampler, probes, shares),
             questions,

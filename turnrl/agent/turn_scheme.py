@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import ClassVar, Literal, final
@@ -18,6 +18,7 @@ from turnrl.types import (
     Message,
     Question,
     Reading,
+    Reply,
     Segmenter,
     ToolCall,
     ToolResult,
@@ -25,6 +26,12 @@ from turnrl.types import (
 )
 
 _logger = logging.getLogger(__name__)
+
+
+async def sample_turn(attempt: Attempt) -> Reply:
+    """Sample the next turn of an attempt."""
+    (conversation,) = attempt.conversations
+    return await attempt.take_turn(conversation, attempt.agent.sampling.stop)
 
 
 @final
@@ -36,10 +43,12 @@ class TurnScheme(Driver):
     Args:
         plugin: The segmenter, which defines a turn.
         specs: The tools of the recipe.
+        take_turn: Takes the next turn of an attempt; demonstrations write it.
     """
 
     plugin: Segmenter
     specs: tuple[ToolSpec, ...]
+    take_turn: Callable[[Attempt], Awaitable[Reply]] = sample_turn
 
     kind: ClassVar[Literal["segmenter"]] = "segmenter"
     branches: ClassVar[bool] = True
@@ -201,8 +210,7 @@ class TurnScheme(Driver):
         call in the last turn, so what acts there is read as in the turn before.
         """
         agent, k, (conversation,) = attempt.agent, len(attempt.turns), attempt.conversations
-        forced = await agent.dictated(attempt, attempt.key, self.plugin)
-        reply = await attempt.take_turn(conversation, agent.sampling.stop, forced)
+        reply = await self.take_turn(attempt)
         reading = self.read(reply.text, k, reply.cut)
         if 0 < k == agent.max_turns - 1 and reading.answer is None and not reading.calls:
             calls = self.read(reply.text, k - 1, reply.cut).calls

@@ -6,7 +6,7 @@
     turnrl play RECIPE --checkpoint RUN          a run made from Python, by a recipe that acts so
     turnrl play RUN "QUESTION" --answer Netherlands --estimators
 
-It prints turns, calls and results as they come. With --estimators the agent takes several attempts,
+It prints turns, calls and results. With --estimators the agent takes several attempts,
 and it prints the credit of their turns by the agent's own estimator, then by each installed one.
 """
 
@@ -15,11 +15,10 @@ from __future__ import annotations
 import argparse
 import re
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import is_dataclass, replace
 from string import ascii_uppercase
-from typing import TYPE_CHECKING, final
+from typing import TYPE_CHECKING
 
 from turnrl.errors import RecipeError
 from turnrl.plugins import Commands
@@ -27,10 +26,8 @@ from turnrl.recipe.agents import find_agent
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.trust import TRUST
 from turnrl.text import Style, labelled, painted, say, visible
-from turnrl.types.acting import Segmenter
 from turnrl.types.questions import Question
-from turnrl.types.sessions import ToolSpec
-from turnrl.types.trajectory import Message, Reading, ToolResult, Trajectory
+from turnrl.types.trajectory import Trajectory
 
 if TYPE_CHECKING:
     from turnrl.module import MTGRPO
@@ -120,16 +117,8 @@ def _play(module: MTGRPO, question: Question, args: argparse.Namespace) -> None:
     """Let the agent answer a question, and print what it does."""
     say(f"question   {visible(question.text)}", indent=" " * 11)
     if args.samples is None:
-        plain = module.rollout
-        if plain.segmenter is not None:  # its turns are printed as they come
-            asked = module.chat.inert(question.text, plain.tags)
-            module.rollout = replace(plain, segmenter=Printing(plain.segmenter, asked))
-        try:
-            (trajectory,) = module.ask(question, temperature=args.temperature)
-        finally:
-            module.rollout = plain
-        if plain.segmenter is None:
-            _show(module, trajectory)
+        (trajectory,) = module.ask(question, temperature=args.temperature)
+        _show(module, trajectory)
         say(_end(trajectory), indent=" " * 11)
         return
     attempts = module.ask(question, args.samples, temperature=args.temperature)
@@ -175,51 +164,6 @@ def _end(trajectory: Trajectory) -> str:
 
         right = ", right" if exact_match(trajectory.answer, trajectory.question) else ", wrong"
     return f"answer     {answer}{right}; ended by {trajectory.ended_by}"
-
-
-# ------------------------------------------------------------------------ as they come
-
-
-@final
-class Printing(Segmenter):
-    """A turn scheme that prints what it reads and observes.
-
-    Args:
-        inside: The turn scheme that does the work.
-        asked: The question, as the policy reads it, without the opening of tool sessions.
-    """
-
-    def __init__(self, inside: Segmenter, asked: str = "") -> None:
-        self.inside, self._asked, self._opening = inside, asked, ""
-        self.max_turns, self.stop, self.tags = inside.max_turns, inside.stop, inside.tags
-        self.tools_in_template = inside.tools_in_template
-        self._reads = False
-
-    def check(self, tools: Sequence[ToolSpec]) -> None:
-        self.inside.check(tools)
-
-    def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
-        before, _, more = question.text.partition(f"{self._asked}\n\n")
-        self._opening = "" if before else more
-        return self.inside.prompt(question, tools)
-
-    def read(self, text: str, turn: int, cut: bool) -> Reading:
-        self._reads = True
-        if turn == 0 and self._opening:
-            say(visible(labelled("opening", self._opening)), indent="")
-        say(f"-- turn {turn + 1}\n{in_colours(visible(text))}", indent="")
-        return self.inside.read(text, turn, cut)
-
-    def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
-        if self._reads:  # a check of the scheme observes without a turn
-            for result in results:
-                kind = "result" if result.ok else "error"
-                text = textwrap.indent(f"{kind}: {visible(result.content)}", "   ")
-                say(text, indent="", style="dim" if result.ok else "bad")
-            if reading.format_error:
-                say(textwrap.indent(f"form: {visible(reading.format_error)}", "   "), indent="")
-        self._reads = False
-        return self.inside.observe(reading, results)
 
 
 # ------------------------------------------------------------------------------ credit
