@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from turnrl.run.statistics import difference, interval, rate
+from turnrl.runs.statistics import difference, interval, rate
 
 SIZES = (20, 64, 250)
 RUNS = 20_000
@@ -125,7 +125,7 @@ def cases() -> Iterator[Case]:
 
 def ends(case: Case, drawn: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where the intervals of many samples (runs, n) begin and end: the equations of
-    `turnrl.run.statistics` for all at once, and its functions on the first of them."""
+    `turnrl.runs.statistics` for all at once, and its functions on the first of them."""
     runs, n = drawn.shape
     student = stats.t.ppf(0.975, n - 1) ** 2 * n / (n - 1)
     kinds = (np.diff(np.sort(drawn, 1), axis=1) > 1e-6).sum(1)

@@ -121,7 +121,7 @@ _SOON = (
     *("matplotlib.backends.backend_svg", "matplotlib.font_manager", "pandas", "s3fs", "tantivy"),
     *("transformers.generation.utils", "transformers.models.audioflamingo3"),
     *("transformers.models.qwen2.modeling_qwen2", "transformers.models.qwen2.tokenization_qwen2"),
-    *("turnrl.commands.report.curves", "turnrl_doctor.rehearsal", "turnrl_slots.engine"),
+    *("turnrl.watch.curves", "turnrl_doctor.rehearsal", "turnrl_slots.engine"),
 )
 """What a run, an evaluation or a report imports once it has begun."""
 

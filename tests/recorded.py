@@ -24,7 +24,7 @@ from turnrl import (
     TurnLevel,
     assign_credit,
 )
-from turnrl.run.recording import rows, write
+from turnrl.watch.recorder import rows, write
 from turnrl_estimators import (
     CostsAmongRight,
     DiscountedReturn,

@@ -33,13 +33,13 @@ from turnrl import (
     Turn,
     alarms,
 )
-from turnrl.checkpoints import Position
 from turnrl.cli import main
-from turnrl.run.alarms.health import warning_if_nothing_learned
-from turnrl.run.alarms.rules import FIGURES
-from turnrl.run.metrics import MetricLog
-from turnrl.run.runs import open_runs
+from turnrl.runs.alarms import FIGURES
+from turnrl.runs.checkpoints import Position
+from turnrl.runs.load import open_runs
 from turnrl.scoring import Tally
+from turnrl.watch.health import warning_if_nothing_learned
+from turnrl.watch.metrics import MetricLog
 from worlds import Answered, Echo, Letters
 
 DATA = Path(__file__).parent / "data" / "metrics"

@@ -8,7 +8,7 @@ from runs import column, data, make_module, rows, trainer
 from turnrl import DataError, Question, RecipeError
 from turnrl.data.also import AlsoScore
 from turnrl.data.questions import QuestionData
-from turnrl.run.console.lines import IterationLines
+from turnrl.watch.console import IterationLines
 
 
 def test_other_questions_have_curves_in_every_row_with_a_validation(tiny_model, tmp_path):

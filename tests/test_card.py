@@ -18,7 +18,7 @@ import turnrl
 from commands import save
 from turnrl import export
 from turnrl.cli import main
-from turnrl.run.card.card import base_name, write_card
+from turnrl.watch.card import base_name, write_card
 
 HUB = "Qwen/Qwen2.5-7B"
 IDS = torch.tensor([[5, 9, 33, 71, 120, 8]])

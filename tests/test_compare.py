@@ -17,10 +17,10 @@ from turnrl import DataError, record
 from turnrl.cli import main
 from turnrl.commands.compare import address, as_text
 from turnrl.commands.report.page import page
-from turnrl.run import recording
-from turnrl.run.pairing import compare, open_sides
-from turnrl.run.runs import open_runs
-from turnrl.run.statistics import difference, over_seeds
+from turnrl.runs.compare import compare, open_sides
+from turnrl.runs.load import open_runs
+from turnrl.runs.statistics import difference, over_seeds
+from turnrl.watch import recorder as recording
 
 
 def row(number, right, **more):

@@ -36,10 +36,9 @@ from turnrl.cli import main
 from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.fit import announce, crowded, device_name
 from turnrl.recipe.invocation import read_invocation
-from turnrl.run.console.lines import IterationLines, duration, spark
-from turnrl.run.console.resumed import change_line, changes
-from turnrl.run.console.warnings import Fitted
 from turnrl.text import fitted
+from turnrl.watch.console import Fitted, IterationLines, duration, spark
+from turnrl.watch.resumed import change_line, changes
 
 HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0, on the CPU"]
 

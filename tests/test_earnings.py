@@ -24,8 +24,9 @@ from turnrl import (
     TurnReward,
 )
 from turnrl.earnings import ENOUGH, earning_tallies, earnings
-from turnrl.run import record, recording
+from turnrl.runs import record
 from turnrl.scoring import Tally, score_group
+from turnrl.watch import recorder as recording
 from turnrl_estimators import CostsAmongRight, Tree
 from turnrl_rewards import Repetition, SearchCost
 from worlds import Answered

@@ -26,8 +26,8 @@ from turnrl import (
 )
 from turnrl.agent.conversation import MessageConversation
 from turnrl.learning import TokenColumns
-from turnrl.run import recording
 from turnrl.scoring import curves
+from turnrl.watch import recorder as recording
 from turnrl_openai import Endpoint, EndpointError, EndpointServer
 from turnrl_openai.endpoint import Stopped
 from turnrl_openai.reply import Gathered

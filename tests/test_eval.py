@@ -19,7 +19,7 @@ from pages import pieces
 from turnrl import Question, f1, normalize_answer, record
 from turnrl.cli import main
 from turnrl.recipe.trust import marked
-from turnrl.run.runs import differences, experiments, open_runs
+from turnrl.runs.load import differences, experiments, open_runs
 from vendors import Handler, vendor
 
 ROOT = Path(__file__).parent.parent

@@ -19,9 +19,10 @@ from turnrl import CheckpointError, DataError, RecipeError, find_run, record
 from turnrl.cli import main
 from turnrl.commands.eval.command import choose_checkpoint
 from turnrl.recipe.agents import NamedAgent, find_agent
-from turnrl.recipe.folders import named_in, newest, run_at
 from turnrl.recipe.invocation import read_invocation
-from turnrl.run.runs import open_runs
+from turnrl.runs.checkpoints import named_in, newest
+from turnrl.runs.find import run_at
+from turnrl.runs.load import open_runs
 
 ONE = ("--trainer.max_epochs", "1")
 

@@ -64,9 +64,9 @@ from turnrl import (
 from turnrl.agent.function_tools import _Batch
 from turnrl.agent.toolbox import Toolbox, ToolSessions
 from turnrl.function_rewards import rewards_of
-from turnrl.run.recording import rows
 from turnrl.scoring import Tally, group_tallies, score_groups
 from turnrl.testing import ScriptedEngine, check_reward, check_tool
+from turnrl.watch.recorder import rows
 from turnrl_doctor.tools import judged, replies_of
 from turnrl_segmenters import ReAct, SearchR1, TwoTurn
 

@@ -13,8 +13,8 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 import recorded
 from runs import data, last, make_module, trainer
 from turnrl import Recorder, TurnLevel, assign_credit, record
-from turnrl.run.loggers import Shown, by_turn, fenced, show
-from turnrl.run.recording import rows as recorded_rows
+from turnrl.watch.loggers import Shown, by_turn, fenced, show
+from turnrl.watch.recorder import rows as recorded_rows
 
 HOSTILE = [
     "<script>alert(1)</script>",

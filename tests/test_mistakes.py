@@ -57,9 +57,10 @@ from turnrl.recipe.explain import imported_classes, parameters
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.keys import ABSENT, SYNONYMS, unknown_key
 from turnrl.recipe.merging import each_value, filled_in
-from turnrl.recipe.reading import MAPPINGS, SECTIONS
+from turnrl.recipe.reading import MAPPINGS
 from turnrl.recipe.source import Source
 from turnrl.recipe.unfit import refuse_unfit
+from turnrl.runs.config import SECTIONS
 from turnrl_estimators import Branched
 from turnrl_rewards import Number
 from turnrl_slots import Slots

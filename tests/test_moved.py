@@ -15,7 +15,7 @@ from commands import fails, save
 from turnrl.cli import main
 from turnrl.commands.sweep.matrix import read_cells
 from turnrl.recipe.invocation import read_invocation
-from turnrl.run.runs import differences, open_runs
+from turnrl.runs.load import differences, open_runs
 from turnrl.text import say_once
 
 CRITIC = {"class_path": "TurnCritic", "init_args": {"critic": {"lr": 0.2}}}

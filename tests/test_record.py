@@ -43,9 +43,10 @@ from turnrl import (
     visible,
 )
 from turnrl.cli import main
-from turnrl.run import columns, recording
+from turnrl.runs import columns
 from turnrl.scoring import curves, score_group
 from turnrl.types import Critic
+from turnrl.watch import recorder as recording
 
 OLD = Path(__file__).parent / "data" / "records" / "0.7.0"
 """Records of a group of two and of an evaluation, as older versions wrote them."""

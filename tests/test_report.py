@@ -44,11 +44,10 @@ from turnrl.cli import main
 from turnrl.commands.report import command
 from turnrl.commands.report import curves as curves_of_a_run
 from turnrl.commands.report.command import write as report
-from turnrl.commands.report.curves import draw
-from turnrl.run.links import link
-from turnrl.run.pairing import compare, open_sides
-from turnrl.run.recording import rows, write
-from turnrl.run.runs import differences, experiments, open_runs
+from turnrl.runs.compare import compare, link, open_sides
+from turnrl.runs.load import differences, experiments, open_runs
+from turnrl.watch.curves import draw
+from turnrl.watch.recorder import rows, write
 from turnrl.why import Contrast, compares
 from turnrl_estimators import Tree
 

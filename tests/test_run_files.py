@@ -24,10 +24,10 @@ from nursery import command as turnrl_command
 from runs import column, data, last, make_module, rows, trainer
 from turnrl import BestCheckpoint, CheckpointError, RecipeError, WorldError, record
 from turnrl.cli import main
-from turnrl.recipe.folders import claimed
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import listed
-from turnrl.run.folders import remove_torn, whole_file
+from turnrl.runs.claim import claimed
+from turnrl.runs.files import remove_torn, whole_file
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def full_disk(monkeypatch):
                 file.with_name(f"{file.name}.new").symlink_to("/dev/full")
             return whole_file(file)
 
-        monkeypatch.setattr("turnrl.run.kept.whole_file", fill)
+        monkeypatch.setattr("turnrl.watch.checkpoints.whole_file", fill)
 
     return after
 

@@ -14,7 +14,6 @@ import turnrl
 from commands import fails, forget, save
 from turnrl.cli import main
 from turnrl.recipe.build import build
-from turnrl.run.console.resumed import changes
 
 KEY = "sk-live-0123456789abcdef"
 KEYED = """
@@ -192,12 +191,3 @@ def test_a_logger_gets_its_key_and_the_runs_folder_its_variables(keyed, monkeypa
         == Path("scratch/runs/mine/version_0").absolute()
     )
     assert board.root_dir.startswith(os.environ["SCRATCH"])
-
-
-def test_a_value_that_an_earlier_version_saved_is_no_change_and_is_never_printed(monkeypatch):
-    monkeypatch.setenv("MY_KEY", KEY)
-    assert list(changes({"key": KEY}, {"key": "${MY_KEY}"})) == []
-    (change,) = changes({"key": "sk-earlier"}, {"key": "${MY_KEY}"})
-    assert change == ("key", "another value", '"${MY_KEY}"')
-    (change,) = changes({"key": "$A/x"}, {"key": "$MY_KEY/x"})
-    assert change == ("key", '"$A/x"', '"$MY_KEY/x"')

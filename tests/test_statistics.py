@@ -16,7 +16,7 @@ from scipy import optimize, stats
 
 from intervals import DIFFERENCES, SIZES, cases, measure, rows
 from turnrl import record
-from turnrl.run.statistics import (
+from turnrl.runs.statistics import (
     difference,
     interval,
     interval_over_seeds,

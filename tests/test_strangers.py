@@ -22,11 +22,11 @@ from turnrl import CheckpointError, Lora, Policy, RecipeError
 from turnrl.cli import main
 from turnrl.commands.report.command import write as report
 from turnrl.recipe.build import build
-from turnrl.recipe.reading import load_yaml
 from turnrl.recipe.trust import is_marked, marked, needs_trust
-from turnrl.run.folders import whole_file
-from turnrl.run.recording import write
-from turnrl.run.runs import open_runs
+from turnrl.runs.config import load_yaml
+from turnrl.runs.files import whole_file
+from turnrl.runs.load import open_runs
+from turnrl.watch.recorder import write
 
 EVIL = "from pathlib import Path\nPath('RAN').touch()\n"
 TOOL = """

@@ -25,8 +25,8 @@ from runs import TIMINGS
 from turnrl import RecipeError, build
 from turnrl.cli import main
 from turnrl.commands.sweep import folders, jobs, matrix, results, table
-from turnrl.run.pairing import compare, open_sides
-from turnrl.run.runs import open_runs
+from turnrl.runs.compare import compare, open_sides
+from turnrl.runs.load import open_runs
 from worlds import Echo
 
 TESTS = Path(__file__).parent

@@ -23,7 +23,7 @@ from turnrl import (
     visible,
 )
 from turnrl.cli import main
-from turnrl.run.recording import rows
+from turnrl.watch.recorder import rows
 
 TAGS = ("tool", "result", "answer")
 HAGUE = Question("q", "Where?", ("Den Haag", "The Hague"))

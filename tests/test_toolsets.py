@@ -24,8 +24,8 @@ from turnrl import (
     record,
     score_group,
 )
-from turnrl.run import recording
 from turnrl.testing import ScriptedEngine, check_tool
+from turnrl.watch import recorder as recording
 
 INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 

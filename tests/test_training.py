@@ -45,7 +45,7 @@ from turnrl import (
     TurnLevel,
 )
 from turnrl.learning import OldLogprobs
-from turnrl.run.folders import read_table, write_table
+from turnrl.runs.files import read_table, write_table
 from turnrl.testing import check_engine
 from turnrl.trainer_checks import check_trainer
 from turnrl_estimators import Branched

@@ -867,7 +867,7 @@ def test_an_interrupt_says_whether_anything_was_written(
     if when == "begin":
         monkeypatch.setattr(Policy, "load", interrupted)
     else:
-        monkeypatch.setattr("turnrl.run.card.card.write_card", interrupted)
+        monkeypatch.setattr("turnrl.watch.card.write_card", interrupted)
     few = ["--steps", "2", "--batch_size", "4", "--held_out", "2"]
     assert main(["warmup", "lake.yaml", "--to", "warm", *few]) == 130
     printed = capsys.readouterr().err

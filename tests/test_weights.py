@@ -17,7 +17,7 @@ from commands import fails, save
 from turnrl import CheckpointError, Lora, Policy, RecipeError
 from turnrl.checkpoints import take_exported
 from turnrl.cli import main
-from turnrl.run.card.card import write_card
+from turnrl.watch.card import write_card
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft
 

@@ -97,23 +97,14 @@ from turnrl.recipe.build import Built as Built
 from turnrl.recipe.build import build as build
 from turnrl.recipe.bundled import bundled_recipes as bundled_recipes
 from turnrl.recipe.bundled import recipe_like as recipe_like
-from turnrl.recipe.by_recipe import ByRecipe as ByRecipe
 from turnrl.recipe.fit import add_recipe_command as add_recipe_command
-from turnrl.recipe.folders import find_run as find_run
-from turnrl.recipe.folders import writable_part as writable_part
 from turnrl.recipe.loading import load as load
-from turnrl.run import record as record
-from turnrl.run.alarms.rules import Alarm as Alarm
-from turnrl.run.alarms.rules import alarms as alarms
-from turnrl.run.alarms.watch import Alarms as Alarms
-from turnrl.run.announce import announce as announce
-from turnrl.run.card.card import export as export
-from turnrl.run.folders import is_trial as is_trial
-from turnrl.run.folders import run_folder as run_folder
-from turnrl.run.folders import whole_file as whole_file
-from turnrl.run.kept import BestCheckpoint as BestCheckpoint
-from turnrl.run.kept import LastCheckpoint as LastCheckpoint
-from turnrl.run.recording import Recorder as Recorder
+from turnrl.runs import record as record
+from turnrl.runs.alarms import Alarm as Alarm
+from turnrl.runs.alarms import alarms as alarms
+from turnrl.runs.claim import writable_part as writable_part
+from turnrl.runs.files import whole_file as whole_file
+from turnrl.runs.find import find_run as find_run
 from turnrl.scoring import Tally as Tally
 from turnrl.scoring import curves as curves
 from turnrl.scoring import score_group as score_group
@@ -185,5 +176,14 @@ from turnrl.warmup import Conduct as Conduct
 from turnrl.warmup import WarmedUp as WarmedUp
 from turnrl.warmup import warm_up as warm_up
 from turnrl.warmup_settings import WarmUp as WarmUp
+from turnrl.watch.alarms import Alarms as Alarms
+from turnrl.watch.by_recipe import ByRecipe as ByRecipe
+from turnrl.watch.card import export as export
+from turnrl.watch.checkpoints import BestCheckpoint as BestCheckpoint
+from turnrl.watch.checkpoints import LastCheckpoint as LastCheckpoint
+from turnrl.watch.recorder import Recorder as Recorder
+from turnrl.watch.trainer import announce as announce
+from turnrl.watch.trainer import is_trial as is_trial
+from turnrl.watch.trainer import run_folder as run_folder
 
 __version__: str

@@ -76,14 +76,14 @@ def turnrl_checks() -> Iterable[type[Check]]:
 def turnrl_callbacks() -> Iterable[Callable[..., object]]:
     """The callbacks of every run: alarms, console, memory plan, record, export, curves."""
     from turnrl.checks import Plan
-    from turnrl.commands.report.curves import Curves
     from turnrl.recipe.tidying import Tidy
-    from turnrl.run.alarms.watch import Alarms
-    from turnrl.run.card.ending import ExportsPolicy
-    from turnrl.run.console.lines import iteration_lines
-    from turnrl.run.console.resumed import FirstFigures
-    from turnrl.run.loggers import ToLoggers
-    from turnrl.run.recording import Recorder
+    from turnrl.watch.alarms import Alarms
+    from turnrl.watch.card import ExportsPolicy
+    from turnrl.watch.console import iteration_lines
+    from turnrl.watch.curves import Curves
+    from turnrl.watch.loggers import ToLoggers
+    from turnrl.watch.recorder import Recorder
+    from turnrl.watch.resumed import FirstFigures
 
     printing = (FirstFigures, iteration_lines)
     return [Alarms, ExportsPolicy, *printing, Tidy, Plan, Recorder, ToLoggers, Curves]

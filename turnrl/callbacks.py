@@ -12,11 +12,11 @@ from lightning.pytorch.trainer.states import RunningStage
 from turnrl.answers import CURVES
 from turnrl.errors import RecipeError, did_you_mean, in_short
 from turnrl.plugins import load_plugins
-from turnrl.run.folders import is_trial
-from turnrl.run.kept import BestCheckpoint, LastCheckpoint
-from turnrl.run.metrics import PolicyRows, write_whole_rows
 from turnrl.signals import end_all
 from turnrl.trainer_checks import users_callbacks
+from turnrl.watch.checkpoints import BestCheckpoint, LastCheckpoint
+from turnrl.watch.metrics import PolicyRows, write_whole_rows
+from turnrl.watch.trainer import is_trial
 
 _logger = logging.getLogger(__name__)
 _PATIENCE_S = 5.0

@@ -7,7 +7,7 @@ import re
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch.optim import AdamW, Optimizer
@@ -17,6 +17,7 @@ from turnrl.errors import CheckpointError, RecipeError, blaming, in_short
 from turnrl.policy.adapter import read_adapter, take_adapter
 from turnrl.policy.files import load_whole
 from turnrl.policy.model import Policy
+from turnrl.runs.checkpoints import position
 from turnrl.text import counted
 
 _logger = logging.getLogger(__name__)
@@ -80,27 +81,6 @@ def check_policy(checkpoint: Mapping[str, Any], policy: Policy, learns: bool) ->
             f"the checkpoint holds other weights than the recipe trains: {odd[0]!r}{critic} is "
             f"only in {where}. Use the recipe that it was made with."
         )
-
-
-class Position(NamedTuple):
-    """A policy's position in training.
-
-    Args:
-        iteration: Number of iterations that it has learned from, including one under way.
-        step: Number of optimiser steps behind its weights.
-    """
-
-    iteration: int
-    step: int
-
-
-def position(checkpoint: Mapping[str, Any]) -> Position:
-    """The position in training of a checkpoint's policy."""
-    steps: int = checkpoint["global_step"]
-    current = checkpoint.get("loops", {}).get("fit_loop", {}).get("epoch_progress", {})
-    # a checkpoint that is saved after a run counts one more epoch
-    iterations = current.get("current", {}).get("ready", checkpoint["epoch"] + 1)
-    return Position(iterations if steps else 0, steps)
 
 
 def warn_inside_iteration(checkpoint: Mapping[str, Any]) -> None:

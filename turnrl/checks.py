@@ -36,8 +36,6 @@ from turnrl.objective import ClippedSurrogate
 from turnrl.policy.divided import FSDP2
 from turnrl.policy.model import Policy
 from turnrl.recipe.keys import elsewhere
-from turnrl.run.folders import data_of
-from turnrl.run.recording import Recorder
 from turnrl.scoring import bounds_of, component_name
 from turnrl.text import visible
 from turnrl.types import (
@@ -49,6 +47,8 @@ from turnrl.types import (
     Reward,
     Start,
 )
+from turnrl.watch.recorder import Recorder
+from turnrl.watch.trainer import data_of
 
 _logger = logging.getLogger(__name__)
 _P = ParamSpec("_P")

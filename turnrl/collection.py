@@ -24,7 +24,6 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.agent.places import Shares
 from turnrl.agent.rollout import Rollout
 from turnrl.agent.running import Underway
-from turnrl.checkpoints import Position
 from turnrl.credit import sampled_tokens
 from turnrl.errors import EngineError, PluginError, RecipeError, blaming
 from turnrl.experience import Collected
@@ -32,6 +31,7 @@ from turnrl.policy.files import PACKAGE_PREFIX
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy
 from turnrl.policy.reading import read_trajectories
+from turnrl.runs.checkpoints import Position
 from turnrl.types import (
     AdvantageEstimator,
     Attempts,

@@ -29,9 +29,7 @@ from turnrl.policy.memory import Memory
 from turnrl.policy.model import Policy
 from turnrl.policy.reading import read_trajectories
 from turnrl.policy.trials import try_out
-from turnrl.run.announce import announce
-from turnrl.run.folders import data_of, run_folder
-from turnrl.run.metrics import MetricLog
+from turnrl.runs.checkpoints import Position, position
 from turnrl.scoring import Tally
 from turnrl.signals import end_with_parent
 from turnrl.streams import ASK
@@ -44,6 +42,8 @@ from turnrl.types import (
     TokenScores,
     Trajectory,
 )
+from turnrl.watch.metrics import MetricLog
+from turnrl.watch.trainer import announce, data_of, run_folder
 
 
 class PolicyModule(L.LightningModule, ABC):
@@ -83,7 +83,7 @@ class PolicyModule(L.LightningModule, ABC):
         self.metrics = MetricLog(self)
         self.folder: Path | None = None
         """The run's folder, once the module is set up."""
-        self._loaded = checkpoints.Position(0, 0)
+        self._loaded = Position(0, 0)
         self._validated: tuple[int, list[int]] | None = None
 
     @property
@@ -277,7 +277,7 @@ class PolicyModule(L.LightningModule, ABC):
         """
         fit = self._trainer is not None and self.trainer.state.fn == "fit"
         checkpoints.check_policy(checkpoint, self.policy, learns=fit)
-        self._loaded = checkpoints.position(checkpoint)
+        self._loaded = position(checkpoint)
         if fit and "optimizer_states" in checkpoint:  # otherwise Lightning reports what it lacks
             (optimizer,), schedules = self.configure_optimizers()
             schedule = schedules[0]["scheduler"] if schedules else None
@@ -338,11 +338,11 @@ class PolicyModule(L.LightningModule, ABC):
         return type(keys)(missing, unknown)
 
     @property
-    def position(self) -> checkpoints.Position:
+    def position(self) -> Position:
         """Where the policy stands."""
         if self._trainer is not None and self.trainer.state.fn == "fit":
             iteration = self.trainer.fit_loop.epoch_progress.current.ready
-            return checkpoints.Position(iteration, self.global_step)
+            return Position(iteration, self.global_step)
         return self._loaded
 
     def bar(self, text: str) -> str | None:

@@ -63,11 +63,11 @@ from turnrl.policy.layout import ForwardPass
 from turnrl.policy.memory import peak_bytes
 from turnrl.policy.model import Policy
 from turnrl.policy.reading import read_trajectories
-from turnrl.run.folders import data_of
 from turnrl.scoring import Tally
 from turnrl.streams import EVALUATE, TRAIN, stream_seed
 from turnrl.text import counted
 from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, TokenRow, Trajectory
+from turnrl.watch.trainer import data_of
 
 
 def _default_engine() -> Engine:

@@ -18,9 +18,9 @@ from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 
 from turnrl.errors import ArgumentTypeError, RecipeError
 from turnrl.policy.divided import FSDP2
-from turnrl.recipe.by_recipe import ByRecipe
-from turnrl.recipe.folders import refuse_other_run
-from turnrl.run.folders import data_of
+from turnrl.runs.claim import refuse_other_run
+from turnrl.watch.by_recipe import ByRecipe
+from turnrl.watch.trainer import data_of
 
 _AVERAGES = (
     "validates one set of weights, and the engine samples with another, which the checkpoint keeps"

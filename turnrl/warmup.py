@@ -25,14 +25,13 @@ from turnrl.errors import RecipeError
 from turnrl.module import MTGRPO
 from turnrl.policy.files import locate, refuse_other_kind
 from turnrl.policy.model import Policy
-from turnrl.run.card.card import export
-from turnrl.run.folders import TRANSCRIPT
 from turnrl.streams import DEMONSTRATE
 from turnrl.supervised import Supervised
 from turnrl.trainer_checks import check_trainer
 from turnrl.types import Question, TokenRow, Trajectory
 from turnrl.types.examination import Start
-from turnrl.warmup_settings import WarmUp
+from turnrl.warmup_settings import TRANSCRIPT, WarmUp
+from turnrl.watch.card import export
 
 _SHOWN = 8
 """The most demonstrations that the transcript beside the policy shows."""

@@ -11,6 +11,10 @@ if TYPE_CHECKING:
     from turnrl.agent.dictation import Demonstrator
 
 
+TRANSCRIPT = "demonstrations.txt"
+"""File beside a warmed-up policy, with some of the demonstrations that it learned from."""
+
+
 @final
 @dataclass(frozen=True)
 class WarmUp:

@@ -16,7 +16,7 @@ from rows import Row, Rows
 
 from turnrl import TurnRLError
 from turnrl.commands.sweep.results import Result
-from turnrl.run.statistics import Difference
+from turnrl.runs.statistics import Difference
 
 Table = Iterator[str]
 NOT_RUN = "Not run yet."

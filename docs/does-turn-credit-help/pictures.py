@@ -17,7 +17,7 @@ from parts import ESTIMATORS, FIVE, MERGED, OURS, OUTCOMES, RIGHT, WHOLE
 from rows import Row, Rows
 
 from turnrl.commands.sweep.results import Result
-from turnrl.run.statistics import interval_over_seeds
+from turnrl.runs.statistics import interval_over_seeds
 
 GREY = "#787f89"
 """Text and axes that read on white and on black."""

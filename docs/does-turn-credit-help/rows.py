@@ -15,7 +15,7 @@ from parts import OURS, Part
 
 from turnrl.commands.sweep import results
 from turnrl.commands.sweep.results import Result, Results
-from turnrl.run.statistics import Difference, by_seed
+from turnrl.runs.statistics import Difference, by_seed
 
 
 class Row(NamedTuple):

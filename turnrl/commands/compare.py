@@ -19,13 +19,13 @@ from string import ascii_uppercase
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from turnrl.run.links import link
+from turnrl.runs.compare import link
 from turnrl.text import counted, painted, say, visible
 
 if TYPE_CHECKING:
     from turnrl.plugins import Commands
-    from turnrl.run.pairing import Comparison, Evaluation, Side
-    from turnrl.run.statistics import Difference
+    from turnrl.runs.compare import Comparison, Evaluation, Side
+    from turnrl.runs.statistics import Difference
 
 _FEW = 3
 _WIDTH = 80
@@ -53,7 +53,7 @@ def add_compare_command(commands: Commands) -> None:
 
 
 def _run(args: argparse.Namespace) -> None:
-    from turnrl.run.pairing import compare, open_sides
+    from turnrl.runs.compare import compare, open_sides
 
     sides = open_sides(args.runs, args.split, args.iteration)
     for number, comparison in enumerate(compare(sides)):
@@ -129,7 +129,7 @@ def as_text(
 
 
 def _line(name: str, figure: Difference) -> str:
-    from turnrl.run.pairing import SIZES
+    from turnrl.runs.compare import SIZES
 
     p = "" if figure.p is None else "<.0001" if figure.p < 1e-4 else f"{figure.p:.4f}"
     large = max(map(abs, (figure.first, figure.second, figure.low, figure.high)))
@@ -144,7 +144,8 @@ def _line(name: str, figure: Difference) -> str:
 def _differences(comparison: Comparison) -> Iterator[str]:
     """The settings in which the two sides differ, except for the seeds within a side; then those of
     their evaluations, except for the questions, which are the same."""
-    from turnrl.run.runs import SEEDS, differences, distinct_ends, is_of_command
+    from turnrl.runs.config import SEEDS
+    from turnrl.runs.load import differences, distinct_ends, is_of_command
 
     runs = [side.one.run for side in (comparison.first, comparison.second)]
     evaluated = any(run.was_evaluated for run in runs)

@@ -18,9 +18,8 @@ from turnrl.plugins import named
 from turnrl.recipe.fit import add_recipe_command
 from turnrl.recipe.invocation import Invocation
 from turnrl.recipe.merging import filled_in
-from turnrl.run.folders import TRANSCRIPT
 from turnrl.text import say
-from turnrl.warmup_settings import WarmUp
+from turnrl.warmup_settings import TRANSCRIPT, WarmUp
 
 if TYPE_CHECKING:
     from turnrl.plugins import Commands

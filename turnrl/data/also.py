@@ -10,11 +10,11 @@ import lightning as L
 
 from turnrl.data.questions import QuestionData
 from turnrl.errors import DataError, RecipeError
-from turnrl.run.announce import announce
 from turnrl.scoring import curve_tallies, curves
 from turnrl.streams import ALSO
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
+from turnrl.watch.trainer import announce
 
 _TAKEN = ("train", "val", "rollout", "reward")
 

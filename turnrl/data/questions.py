@@ -22,11 +22,10 @@ from turnrl.data.sources import Role, Source, load_questions, open_source
 from turnrl.errors import DataError, RecipeError, at_least, instance_of
 from turnrl.loader import IterationData
 from turnrl.plugins import contributed
-from turnrl.run.announce import announce
-from turnrl.run.folders import is_trial
 from turnrl.text import say_once
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import AnswerRule, Question, answer_rule
+from turnrl.watch.trainer import announce, is_trial
 
 _logger = logging.getLogger(__name__)
 

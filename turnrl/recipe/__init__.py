@@ -1,7 +1,6 @@
 """Recipes: merged, explained, built and run.
 
 bundled    the recipes that come with turnrl
-folders    finds runs and checkpoints by a word
 agents     finds a run, a checkpoint or a recipe by a word
 reading    YAML files, and the words of a command line
 merging    merges values, and fills in their paths
@@ -14,7 +13,6 @@ source     the parameters of classes, read from their source code
 unfit      checks keys at any depth, and plain values, with `source`
 build      makes module, data and trainer with LightningCLI
 loading    loads a policy to ask
-by_recipe  a note in the trainer, for callbacks that print
 tidying    removes the folder of a run that failed at its beginning
 fit        the command `fit`, and a function that adds other commands that take a recipe
 """

@@ -14,18 +14,15 @@ from typing import Literal
 
 from turnrl.errors import CheckpointError, RecipeError, did_you_mean
 from turnrl.recipe.bundled import bundled_recipes, find_recipe
-from turnrl.recipe.folders import (
+from turnrl.runs.checkpoints import (
     LATEST,
-    RUNS,
     checkpoint_to_resume,
     exported_in,
     kept_in,
     named_in,
-    run_at,
-    run_in,
-    run_like,
     runs_with_checkpoints,
 )
+from turnrl.runs.find import RUNS, run_at, run_in, run_like
 
 _YAML = (".yaml", ".yml")
 

@@ -29,17 +29,19 @@ from turnrl.errors import ArgumentTypeError, RecipeError, TurnRLError
 from turnrl.lifecycle import PolicyModule
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, installed
-from turnrl.recipe.by_recipe import ByRecipe
 from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
 from turnrl.recipe.filling import fill, with_plain_values
-from turnrl.recipe.invocation import COMMAND, Invocation, read_invocation
+from turnrl.recipe.invocation import Invocation, read_invocation
 from turnrl.recipe.merging import Contents, listed
 from turnrl.recipe.trust import TRUST, import_from, marked
-from turnrl.run.folders import whole_file, writing
-from turnrl.run.kept import BestCheckpoint, LastCheckpoint
-from turnrl.run.recording import Recorder
+from turnrl.runs.config import COMMAND
+from turnrl.runs.files import whole_file
 from turnrl.trainer_checks import check_trainer
 from turnrl.types.examination import Start
+from turnrl.watch.by_recipe import ByRecipe
+from turnrl.watch.checkpoints import BestCheckpoint, LastCheckpoint
+from turnrl.watch.recorder import Recorder
+from turnrl.watch.trainer import writing
 
 _CALLBACKS: dict[str, type[L.Callback]] = {"record": Recorder, "plan": Plan}
 CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer, **_CALLBACKS}

@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any
 from turnrl.errors import OutputClosed
 from turnrl.plugins import Commands
 from turnrl.recipe.bundled import shown_recipe
-from turnrl.recipe.folders import claimed, refuse_other_run, writable_part
 from turnrl.recipe.invocation import DECISIONS, Flags, Invocation, Settings, read_invocation
-from turnrl.run.folders import remove_torn
+from turnrl.runs.claim import claimed, refuse_other_run, writable_part
+from turnrl.runs.files import remove_torn
 from turnrl.signals import is_first_process
 from turnrl.text import say
 
@@ -154,7 +154,7 @@ def _build_for(invocation: Invocation, work: Callable[[Built], None]) -> int:
     if imports_now:
         gc.disable()  # saves a fifth of the time to import torch and Lightning
     from turnrl.recipe.build import make
-    from turnrl.run.console.warnings import fit_warnings
+    from turnrl.watch.console import fit_warnings
 
     fit_warnings()
     if imports_now:

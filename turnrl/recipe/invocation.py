@@ -16,7 +16,6 @@ from typing import Any, cast, get_args, get_origin
 from turnrl.errors import RecipeError, did_you_mean, is_finite
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.bundled import shown_recipe
-from turnrl.recipe.folders import LATEST, RUNS, checkpoint_to_resume, newest, require
 from turnrl.recipe.merging import (
     Contents,
     Editable,
@@ -29,17 +28,12 @@ from turnrl.recipe.merging import (
 )
 from turnrl.recipe.moved import SAVED, up_to_date
 from turnrl.recipe.place import RunPlace, suffix_of, with_own_logger
-from turnrl.recipe.reading import (
-    ASKS,
-    DASHES,
-    MAPPINGS,
-    SECTIONS,
-    RecipeFile,
-    read_options,
-    value_of,
-)
+from turnrl.recipe.reading import ASKS, DASHES, MAPPINGS, RecipeFile, read_options, value_of
 from turnrl.recipe.trust import TRUST, is_own, needs_consent
 from turnrl.recipe.unfit import refuse_unfit
+from turnrl.runs.checkpoints import LATEST, checkpoint_to_resume, newest
+from turnrl.runs.config import SECTIONS
+from turnrl.runs.find import RUNS, require
 from turnrl.signals import is_first_process
 from turnrl.text import say_once
 

@@ -26,8 +26,8 @@ from turnrl.recipe.filling import fill, with_plain_values
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import Contents, each_value, relocated
 from turnrl.recipe.moved import up_to_date
-from turnrl.recipe.reading import load_yaml
 from turnrl.recipe.trust import TRUST, import_from, is_marked, needs_consent
+from turnrl.runs.config import load_yaml
 from turnrl.types.examination import Start
 
 

@@ -10,17 +10,11 @@ from turnrl.recipe.merging import Contents, Editable, each_value
 from turnrl.text import say_once
 
 _PACKAGES = {
-    "turnrl_alarms": "turnrl.run.alarms",
     "turnrl_answers": "turnrl_rewards",
-    "turnrl_card": "turnrl.run.card",
-    "turnrl_checkpoints": "turnrl.run.kept",
-    "turnrl_console": "turnrl.run.console",
     "turnrl_endpoint": "turnrl_openai",
     "turnrl_qa_rewards": "turnrl_rewards",
     "turnrl_questions": "turnrl.data",
     "turnrl_react": "turnrl_segmenters",
-    "turnrl_record": "turnrl.run",
-    "turnrl_report": "turnrl.commands.report",
     "turnrl_testing": "turnrl.testing",
     "turnrl_turn_rewards": "turnrl_rewards",
     "turnrl_two_turn": "turnrl_segmenters",

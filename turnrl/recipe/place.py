@@ -6,8 +6,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from turnrl.recipe.folders import RUNS, next_version
 from turnrl.recipe.merging import PARTS, Contents, Editable, listed
+from turnrl.runs.claim import next_version
+from turnrl.runs.find import RUNS
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ import time
 
 import lightning as L
 
-from turnrl.recipe.folders import RUNS
-from turnrl.run.folders import folder_of_logger, is_trial
+from turnrl.runs.find import RUNS
+from turnrl.watch.trainer import folder_of_logger, is_trial
 
 _OF_A_START = ("config.yaml", "hparams.yaml", "events.out.")
 """Beginnings of the names of files that exist before anything is trained or scored."""

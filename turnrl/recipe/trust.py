@@ -24,8 +24,8 @@ from turnrl.errors import RecipeError
 from turnrl.plugins import GROUP, look_also_in
 from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.merging import Contents, each_value, filled_in, may_be_secret, variables
-from turnrl.recipe.reading import load_yaml
 from turnrl.recipe.source import Source
+from turnrl.runs.config import load_yaml
 from turnrl.text import say_once, visible
 
 TRUST = "--trust"

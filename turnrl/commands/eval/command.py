@@ -15,8 +15,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from turnrl.recipe.fit import add_recipe_command
-from turnrl.recipe.folders import LATEST
 from turnrl.recipe.invocation import Invocation
+from turnrl.runs.checkpoints import LATEST
 from turnrl.types.contracts import QuestionSource
 from turnrl_openai import EndpointServer
 

@@ -21,9 +21,10 @@ from turnrl.data.sources import open_source
 from turnrl.errors import RecipeError
 from turnrl.module import MTGRPO
 from turnrl.recipe.build import Built
-from turnrl.run import record, recording
+from turnrl.runs import record
 from turnrl.scoring import score_group
 from turnrl.text import say
+from turnrl.watch import recorder as recording
 from turnrl_openai import Endpoint, EndpointServer
 
 _NAMES = Names(sources=("--questions",), splits=("--split",))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from turnrl.run import record
+from turnrl.runs import record
 from turnrl.text import counted
 
 Figures = dict[str, dict[str, record.Figure]]

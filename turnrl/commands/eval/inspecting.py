@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import yaml
 
 from turnrl.errors import DataError, PluginError
-from turnrl.recipe.reading import load_yaml
-from turnrl.run import record
+from turnrl.runs import record
+from turnrl.runs.config import load_yaml
 from turnrl.text import say
 
 if TYPE_CHECKING:

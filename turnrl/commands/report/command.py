@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from turnrl.errors import DataError
-from turnrl.recipe.folders import is_beginning
-from turnrl.run.folders import whole_file
+from turnrl.runs.files import whole_file
+from turnrl.runs.find import is_beginning
 from turnrl.text import say, visible
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def write(
         DataError: If there is no run at one of the places, or the page cannot be written.
     """
     from turnrl.commands.report.page import page
-    from turnrl.run.runs import open_runs
+    from turnrl.runs.load import open_runs
 
     opened = open_runs(runs)
     name = title or ", ".join(run.name for run in opened)
@@ -121,7 +121,7 @@ def _wait(runs: Sequence[str]) -> None:
 
 def _state(runs: Sequence[str]) -> dict[Path, tuple[int, int]]:
     """The time and the size of each file that the report reads."""
-    from turnrl.run.runs import open_runs
+    from turnrl.runs.load import open_runs
 
     files = [
         path

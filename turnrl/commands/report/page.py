@@ -22,10 +22,10 @@ from turnrl.applied import Applied, Made, applied, make
 from turnrl.earnings import earnings
 from turnrl.errors import DataError
 from turnrl.plugins import installed
-from turnrl.run import record
-from turnrl.run.alarms.rules import alarms
-from turnrl.run.pairing import Comparison, Side, compare, id_of, sides_of
-from turnrl.run.runs import Run, differences, experiments
+from turnrl.runs import record
+from turnrl.runs.alarms import alarms
+from turnrl.runs.compare import Comparison, Side, compare, id_of, sides_of
+from turnrl.runs.load import Run, differences, experiments
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.group import Group
 from turnrl.why import Term

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from turnrl.errors import RecipeError
 from turnrl.recipe.bundled import shown_recipe
-from turnrl.recipe.folders import writable_part
+from turnrl.runs.claim import writable_part
 from turnrl.text import say
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ import yaml
 
 from turnrl.commands.sweep.results import MAIN
 from turnrl.recipe.merging import listed
-from turnrl.recipe.reading import load_yaml
-from turnrl.run.folders import read_table, write_table
+from turnrl.runs.config import load_yaml
+from turnrl.runs.files import read_table, write_table
 
 _METRICS = "metrics.csv"
 _BEST = Path("checkpoints", "best.ckpt")

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from turnrl.errors import RecipeError, did_you_mean
-from turnrl.recipe.folders import RUNS
 from turnrl.recipe.invocation import Invocation, read_invocation
 from turnrl.recipe.merging import listed
 from turnrl.recipe.moved import as_before
-from turnrl.recipe.reading import SECTIONS
+from turnrl.runs.config import SECTIONS
+from turnrl.runs.find import RUNS
 
 _SEEDS_LIMIT = 10_000
 _PLACES = ("trainer.logger", "trainer.default_root_dir")

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from turnrl.run import record
-from turnrl.run.folders import whole_file
+from turnrl.runs import record
+from turnrl.runs.files import whole_file
 
 FILE = "results.jsonl"
 MAIN = ("val/exact_match", "val/reward/total")
@@ -95,7 +95,7 @@ def curves(metrics: Sequence[Mapping[str, float]]) -> dict[str, list[float | Non
     """The curves of a run.
 
     Args:
-        metrics: The rows of its `metrics.csv`, as in `turnrl.run.runs.Run`.
+        metrics: The rows of its `metrics.csv`, as in `turnrl.runs.load.Run`.
     Returns:
         The curves; empty if no row is of a validation.
     """

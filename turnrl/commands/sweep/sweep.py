@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from turnrl.commands.sweep import results
 from turnrl.commands.sweep.matrix import Cell, check
 from turnrl.errors import DataError, TurnRLError
-from turnrl.run.folders import whole_file
+from turnrl.runs.files import whole_file
 from turnrl.text import counted, say, visible
 
 if TYPE_CHECKING:
@@ -139,7 +139,7 @@ class Sweep:
         jobs.begin(cell, home / "log.txt", words, last is not None)
 
     def _end(self, job: Job, code: int, left: int, where: Workers) -> None:
-        from turnrl.run.console.lines import duration
+        from turnrl.watch.console import duration
 
         took = time.monotonic() - job.began
         if not job.resumed and not code:
@@ -171,9 +171,9 @@ class Sweep:
         Raises:
             DataError: If it left no figures.
         """
-        from turnrl.commands.report.curves import draw
         from turnrl.commands.sweep.folders import join_attempts
-        from turnrl.run.runs import open_runs
+        from turnrl.runs.load import open_runs
+        from turnrl.watch.curves import draw
 
         folder = join_attempts(self._folder / job.cell.name)
         (run,) = open_runs([folder])

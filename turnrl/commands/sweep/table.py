@@ -18,8 +18,8 @@ import numpy as np
 
 from turnrl.commands.sweep.matrix import Cell, title
 from turnrl.commands.sweep.results import MAIN, Result, Results
-from turnrl.run import record
-from turnrl.run.statistics import Difference, by_seed, interval_over_seeds
+from turnrl.runs import record
+from turnrl.runs.statistics import Difference, by_seed, interval_over_seeds
 from turnrl.text import counted, visible
 
 _WIDTH = 80

@@ -9,8 +9,9 @@ from typing import Any
 
 import lightning as L
 
-from turnrl.run.folders import whole_file, writing
-from turnrl.run.runs import Run, open_runs
+from turnrl.runs.files import whole_file
+from turnrl.runs.load import Run, open_runs
+from turnrl.watch.trainer import writing
 
 _TIMES = 50
 """So many times what the last drawing took passes before the next."""

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from turnrl.run.columns import UNREAD
+from turnrl.runs.columns import UNREAD
 from turnrl.types.group import Group, RewardComponent
 from turnrl.types.questions import Question
 from turnrl.types.trajectory import Reading, Sample, ToolCall, ToolResult, Trajectory, Turn

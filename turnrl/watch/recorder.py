@@ -1,7 +1,7 @@
 """Recording: a callback turns scored groups into rows of the record, and writes them into files of
 a run's folder.
 
-`turnrl.run.columns` explains the columns, and `turnrl.record` reads them.
+`turnrl.runs.columns` explains the columns, and `turnrl.record` reads them.
 """
 
 import dataclasses
@@ -25,14 +25,15 @@ from turnrl.answers import f1
 from turnrl.credit import Credit
 from turnrl.errors import at_least
 from turnrl.policy.reading import read_trajectories
-from turnrl.run.columns import SCHEMA, TOKENS, UNREAD
-from turnrl.run.folders import whole_file, writing
-from turnrl.run.record import FileName, Row, transcript
+from turnrl.runs.columns import SCHEMA, TOKENS, UNREAD
+from turnrl.runs.files import whole_file
+from turnrl.runs.record import FileName, Row, transcript
 from turnrl.scoring import curves
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.engine import TokenScores
 from turnrl.types.group import Group
 from turnrl.types.trajectory import ToolCall, ToolResult, Trajectory
+from turnrl.watch.trainer import writing
 
 Learner = Callable[[Sequence[turnrl.TokenRow]], Sequence[TokenScores]]
 """The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
@@ -172,8 +173,8 @@ def rows(
         groups: The groups.
         credit: Each group's credit, or None if nothing is learned.
         split: The split that the questions are from.
-        iteration: See `turnrl.run.columns`.
-        policy_version: See `turnrl.run.columns`.
+        iteration: See `turnrl.runs.columns`.
+        policy_version: See `turnrl.runs.columns`.
         first: Number of the first group.
         step: Step from one group's number to the next, because processes number theirs in turn.
         estimator: The estimator that gave the credit; None if nothing is learned.

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 from typing import Literal
+from urllib.parse import quote
 
 from turnrl.errors import DataError
-from turnrl.recipe.folders import find_run, run_at
-from turnrl.run import record
-from turnrl.run.runs import Run, experiments, open_runs
-from turnrl.run.statistics import Difference, difference, over_seeds
+from turnrl.runs.find import find_run, run_at
+from turnrl.runs import record
+from turnrl.runs.load import Run, experiments, open_runs
+from turnrl.runs.statistics import Difference, difference, over_seeds
 
 _COLUMNS = (
     *("iteration", "policy_version", "split", "group", "member"),
@@ -421,3 +422,18 @@ def _figure(
     # if all seeds differ by the same amount, they do not show how seeds vary: compare by question
     sides = [fmean(row[:seeds]) for row in full], [fmean(row[seeds:]) for row in full]
     return difference(*sides, possible=possible)
+
+
+def link(run: int, row: record.Row, attempt: bool = True) -> str:
+    """The address of a trajectory or of its group, as the page writes it: `#/t/0/val/48/2/0`.
+
+    Args:
+        run: Number of the run among those of the report, from 0.
+        row: The trajectory, with `split`, `policy_version`, `group` and `member`.
+        attempt: True for the trajectory; False for all attempts at its question.
+    """
+    place = ("split", "policy_version", "group", *(("member",) if attempt else ()))
+    parts = [run, *(row[name] for name in place)]
+    # the page's script has encodeURIComponent, which leaves these as they are
+    quoted = "/".join(quote(str(part), safe="!~*'()") for part in parts)
+    return f"#/{'t' if attempt else 'g'}/{quoted}"

@@ -23,8 +23,9 @@ from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
 from turnrl.errors import in_short
-from turnrl.run.folders import file_of_logger, read_table, run_folder, write_table, writing
+from turnrl.runs.files import read_table, write_table
 from turnrl.scoring import Tally
+from turnrl.watch.trainer import file_of_logger, run_folder, writing
 
 _logger = logging.getLogger(__name__)
 

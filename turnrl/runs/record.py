@@ -1,13 +1,13 @@
 """The record of a run: one row per trajectory, in Parquet.
 
-    from turnrl.run import record
+    from turnrl.runs import record
 
     rows = record.read("runs/quickstart/version_0", split="val")
     for name, figure in record.figures(rows).items():
         print(name, figure.mean, figure.low, figure.high)
     print(record.transcript(rows[0]))
 
-`turnrl/run/columns.py` explains the columns.
+`turnrl/runs/columns.py` explains the columns.
 
 Files are named SPLIT-POLICY_VERSION-PROCESS, and each is there whole or not at all, so you can read
 the record of a run that is still training. Any Parquet reader can read them, such as
@@ -25,17 +25,17 @@ import pyarrow.parquet as pq
 
 from turnrl.answers import CURVES as CURVES
 from turnrl.errors import DataError, did_you_mean, in_short
-from turnrl.recipe.folders import find_run
-from turnrl.run.columns import ALWAYS, COLUMNS, VERSION, VERSION_KEY, fault_in
-from turnrl.run.columns import SCHEMA as SCHEMA
-from turnrl.run.columns import TOKENS as TOKENS
-from turnrl.run.restoring import Columns as Columns
-from turnrl.run.restoring import Row as Row
-from turnrl.run.restoring import call as call
-from turnrl.run.restoring import group as group
-from turnrl.run.restoring import json_object as json_object
-from turnrl.run.restoring import turn_of
-from turnrl.run.statistics import interval as interval
+from turnrl.runs.find import find_run
+from turnrl.runs.columns import ALWAYS, COLUMNS, VERSION, VERSION_KEY, fault_in
+from turnrl.runs.columns import SCHEMA as SCHEMA
+from turnrl.runs.columns import TOKENS as TOKENS
+from turnrl.runs.restoring import Columns as Columns
+from turnrl.runs.restoring import Row as Row
+from turnrl.runs.restoring import call as call
+from turnrl.runs.restoring import group as group
+from turnrl.runs.restoring import json_object as json_object
+from turnrl.runs.restoring import turn_of
+from turnrl.runs.statistics import interval as interval
 from turnrl.text import labelled, visible
 
 _AnyRow = TypeVar("_AnyRow", bound=Columns)

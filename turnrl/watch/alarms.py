@@ -12,11 +12,11 @@ from lightning.pytorch.utilities import rank_zero_info
 
 from turnrl.earnings import earnings
 from turnrl.errors import TrainingError
-from turnrl.run.alarms.health import warning_if_nothing_learned
-from turnrl.run.alarms.rules import FIGURES, Alarm, alarms
-from turnrl.run.announce import announce
+from turnrl.runs.alarms import FIGURES, Alarm, alarms
 from turnrl.scoring import Tally
 from turnrl.text import painted
+from turnrl.watch.health import warning_if_nothing_learned
+from turnrl.watch.trainer import announce
 
 _logger = logging.getLogger(__name__)
 

@@ -10,9 +10,7 @@ import lightning as L
 import yaml
 from lightning.pytorch.cli import SaveConfigCallback
 
-from turnrl.recipe.merging import filled_in, variables
-from turnrl.recipe.moved import up_to_date
-from turnrl.recipe.reading import MAPPINGS, load_yaml
+from turnrl.runs.config import SECTIONS, load_yaml
 from turnrl.text import say
 
 _SCORING = (
@@ -93,14 +91,13 @@ class FirstFigures(L.Callback):
             with contextlib.suppress(yaml.YAMLError):  # of a checkpoint that a stranger has sent
                 saved = load_yaml(str(checkpoint["recipe"]))
                 now = load_yaml(own.parser.dump(own.config, skip_none=False))
-                self._compare(trainer, up_to_date(saved), up_to_date(now))
+                self._compare(trainer, saved, now)
 
     def _compare(self, trainer: L.Trainer, saved: object, now: object) -> None:
         changed = {
             key: values
             for key, *values in changes(saved, now)
-            if key.startswith(("seed_everything", *MAPPINGS))
-            and not key.startswith("trainer.logger")
+            if key.startswith(SECTIONS) and not key.startswith(("trainer.logger", "ckpt_path"))
         }
         if any(key.startswith(_SCORING) for key in changed):
             self.figures, self.shown = {}, {}  # scored differently, so they cannot be compared
@@ -121,8 +118,7 @@ def changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str,
     Yields:
         Key, old value and new value; the values as JSON.
     """
-    # earlier versions saved the values of variables
-    if old == new or (_variables(new) and filled_in(new, key) == old):
+    if old == new:
         return
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         for name in {**old, **new}:
@@ -138,12 +134,7 @@ def changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str,
                 yield from changes(had[name], component, f"{key}[{number}]")
     else:
         before, after = ("not set" if v is _ABSENT else json.dumps(v) for v in (old, new))
-        saved_value = _variables(new) and not _variables(old)  # perhaps a secret
-        yield key, "another value" if saved_value else before, after
-
-
-def _variables(value: object) -> bool:
-    return isinstance(value, str) and bool(variables(value))
+        yield key, before, after
 
 
 def _components(value: object) -> dict[str, object]:

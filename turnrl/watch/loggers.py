@@ -6,7 +6,7 @@
 TensorBoard and Weights & Biases show both, MLflow only the text, as files. Register a function for
 a logger of your own:
 
-    from turnrl.run.loggers import Shown, show
+    from turnrl.watch.loggers import Shown, show
 
     @show.register
     def _(logger: MyLogger, shown: Shown, step: int) -> None:
@@ -28,9 +28,9 @@ from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogg
 from torch import Tensor
 
 from turnrl.credit import Credit
-from turnrl.run.folders import file_of_logger, writing
-from turnrl.run.recording import Recorder
 from turnrl.types.group import Group
+from turnrl.watch.recorder import Recorder
+from turnrl.watch.trainer import file_of_logger, writing
 
 
 @dataclass(frozen=True)

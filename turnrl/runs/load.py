@@ -16,15 +16,10 @@ import yaml
 from tqdm import tqdm
 
 from turnrl.errors import DataError, in_short
-from turnrl.recipe.folders import find_run
-from turnrl.recipe.invocation import COMMAND
-from turnrl.recipe.moved import up_to_date
-from turnrl.recipe.reading import SECTIONS, load_yaml
-from turnrl.run import record
-from turnrl.run.folders import read_table
-
-SEEDS = ("seed_everything", "model.seed", "data.seed")
-"""Settings in which runs of one recipe may differ and still be the same experiment."""
+from turnrl.runs import record
+from turnrl.runs.config import COMMAND, SECTIONS, SEEDS, flat_settings, load_yaml
+from turnrl.runs.files import read_table
+from turnrl.runs.find import find_run
 
 _PLACES = ("trainer.logger", "trainer.default_root_dir", "record.")
 _WRITTEN = ("json", "trainer.enable_progress_bar", "trainer.enable_model_summary")
@@ -130,7 +125,7 @@ def _opened(folder: Path, name: str) -> Run:
     config = folder / "config.yaml"
     try:
         contents = load_yaml(config.read_text(encoding="utf-8")) or {}
-        run.settings = dict(_flat(up_to_date(contents)))
+        run.settings = dict(flat_settings(contents))
     except FileNotFoundError:
         run.problems.append("no config.yaml: its settings are not known")
     except (yaml.YAMLError, UnicodeDecodeError, AttributeError, TypeError) as error:
@@ -157,15 +152,6 @@ def _numbers(row: Mapping[str, str]) -> Iterator[tuple[str, float]]:
         with contextlib.suppress(ValueError):
             if math.isfinite(value := float(text)):
                 yield name, value
-
-
-def _flat(settings: Mapping[str, object], before: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in settings.items():
-        name = f"{before}{key}"
-        if isinstance(value, dict) and value:
-            yield from _flat(value, f"{name}.")
-        else:
-            yield name, value if isinstance(value, str) else json.dumps(value, default=str)
 
 
 def differences(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -28,12 +28,12 @@ from lightning.pytorch.callbacks import (
 )
 from tqdm.auto import tqdm
 
-from turnrl.recipe.by_recipe import ByRecipe
-from turnrl.run.card.ending import ExportsPolicy
-from turnrl.run.console.resumed import FirstFigures
-from turnrl.run.folders import is_trial, run_folder
-from turnrl.run.metrics import SHOWN
 from turnrl.text import fitted, painted, terminal_columns
+from turnrl.watch.by_recipe import ByRecipe
+from turnrl.watch.card import ExportsPolicy
+from turnrl.watch.metrics import SHOWN
+from turnrl.watch.resumed import FirstFigures
+from turnrl.watch.trainer import is_trial, run_folder
 
 _COLUMNS = ("reward", "exact_match", "tool_execution")
 _HEADER_EVERY = 25
@@ -334,3 +334,19 @@ def _name(device: torch.device) -> str:
 def _reason(stop: EarlyStopping) -> str:
     """Why an early stopping stopped the run; empty if it did not."""
     return (stop.stopping_reason_message or "").removesuffix(" Signaling Trainer to stop.")
+
+
+class Fitted(logging.Formatter):
+    """The message alone, wrapped at words if standard error is a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return fitted(super().format(record), terminal_columns(sys.stderr))
+
+
+def fit_warnings() -> None:
+    """Wrap the log lines of turnrl and Lightning to the terminal. For commands, not for the
+    library: a program that imports turnrl formats its own logs."""
+    lightning = (logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric"))
+    for handler in (logging.lastResort, *(h for log in lightning for h in log.handlers)):
+        if handler is not None and handler.formatter is None:
+            handler.setFormatter(Fitted())

@@ -16,15 +16,9 @@ from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
 from turnrl.errors import RecipeError
-from turnrl.run.folders import (
-    check_folder,
-    is_trial,
-    remove_torn,
-    run_folder,
-    whole_file,
-    writing,
-)
+from turnrl.runs.files import remove_torn, whole_file
 from turnrl.text import say
+from turnrl.watch.trainer import check_folder, is_trial, run_folder, writing
 
 __all__ = ["BestCheckpoint", "LastCheckpoint", "WholeFiles"]
 

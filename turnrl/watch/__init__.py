@@ -1,0 +1,15 @@
+"""The callbacks of a run: the files that it leaves, and the lines that it prints while it trains.
+
+trainer      a Trainer as a run: its folder, its files, its lines
+metrics      a row per policy, to every logger and `metrics.csv`
+recorder     scored groups to rows of the record
+checkpoints  the checkpoints that a run keeps: the last, and the best
+console      a row of figures per iteration, and the end of the run
+resumed      the figures that a run began with, and settings that changed when it was resumed
+alarms       a line when a run goes wrong
+health       a line when a run learns nothing
+loggers      advantages by turn and transcripts, for loggers that can show them
+curves       the four curves as a picture
+card         the trained policy, for use without turnrl: weights, tokenizer, model card
+by_recipe    a note in the trainer, for callbacks that print
+"""
