@@ -103,7 +103,9 @@ LEARNED = "test_warmup.test_the_lake_of_gymnasium_on_the_page_is_learned"
 """How a run in an environment ends."""
 NOTHING_LEFT = "this run is finished"
 FULL_SIZE = Elsewhere("test_docs.test_the_full_size_tutorial_prints_the_output_it_shows")
-COMPARED = Elsewhere("test_bench.test_comparison_commands_on_the_page_exist_in_the_script")
+COMPARED = Elsewhere("test_bench.test_each_command_on_the_page_exists_in_its_script")
+REHEARSED = Elsewhere("test_bench.test_the_steps_for_a_new_card_are_rehearsed_on_a_cpu")
+OFFLINE = NotRun("the package index, and a machine without a network")
 TESTS = Runs(("tests collected",), clone=True, slow=True, after=" --collect-only")
 AS_IN_README = Elsewhere("test_docs.test_everything_shown_on_the_sites_first_page_is_in_the_readme")
 SHOWN_FILE = Elsewhere("test_plugins.test_the_code_on_the_plugins_page_matches_its_files")
@@ -170,7 +172,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "turnrl fit --help": Runs(("--model.group_size", "--data.train_limit"), slow=True),
         "rewards.help ExactMatch": Runs(("weight if the given answer is an acc",), slow=True),
         "--key value": NotRun("a placeholder"),
-        "turnrl --help": Runs(("warmup", "export", "bench")),
+        "turnrl --help": Runs(("warmup", "export")),
     },
     "docs/changelog.md": {
         "--model.estimator TurnLevel": Fits(),
@@ -552,23 +554,10 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "memory plan for": Elsewhere(
             "test_plan.test_the_tables_on_the_page_match_the_computed_plan"
         ),
-        "first_gpu.sh  ": Elsewhere(
-            "test_first_gpu.test_the_script_lists_its_steps_and_refuses_another"
-        ),
-        "first_gpu.sh all": Elsewhere(
-            "test_first_gpu.test_the_script_continues_after_a_failure_and_reports_which_part_failed"
-        ),
-        "first_gpu.sh check": Elsewhere("test_first_gpu.test_a_step_is_rehearsed_on_a_cpu"),
-        "--cuda 13.0": Elsewhere("test_first_gpu.test_kernels_of_other_cards_are_left_behind"),
-        "pip list": Elsewhere(
-            "test_first_gpu.test_the_packed_files_install_without_a_network_and_run"
-        ),
-        "first_gpu_pack.py": Elsewhere(
-            "test_first_gpu.test_the_packed_files_install_without_a_network_and_run"
-        ),
-        "carried/install.sh": Elsewhere(
-            "test_first_gpu.test_the_packed_files_install_without_a_network_and_run"
-        ),
+        "first_gpu.sh": REHEARSED,
+        "pip wheel": OFFLINE,
+        "pip download": OFFLINE,
+        "--no-index": OFFLINE,
     },
     "docs/index.md": {
         "pip install . &&": AS_IN_README,
@@ -652,12 +641,9 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "compare.py learn": COMPARED,
         "compare.py tools": COMPARED,
         "compare.py scale": Elsewhere(
-            "test_bench.test_the_script_measures_a_collection_in_its_own_process"
+            "test_bench.test_a_collection_is_measured_in_a_process_of_its_own"
         ),
-        "turnrl bench gpu": Elsewhere(
-            "test_bench_gpu.test_every_part_runs_without_a_gpu_and_every_case_is_there"
-        ),
-        "--": Elsewhere("test_bench.test_the_command_has_help_pages"),
+        "gpu.py": REHEARSED,
     },
     "docs/howto/plugins.md": {
         "Patience(": Elsewhere("test_servers.test_the_example_of_the_page_waits"),
@@ -830,11 +816,7 @@ CLAIMS: dict[str, dict[str, Claim]] = {
             "test_atlas.test_the_readme_states_the_figures_that_the_command_prints"
         ),
     },
-    "plugins/turnrl-bench/README.md": {
-        "turnrl bench": Elsewhere("test_bench.test_the_command_has_help_pages"),
-        "compare.py": COMPARED,
-        "import Forced": Elsewhere("test_bench.test_the_example_in_the_readme_forces_tokens"),
-    },
+    "plugins/turnrl-bench/README.md": {"compare.py": COMPARED, "gpu.py": REHEARSED},
     "plugins/turnrl-doctor/README.md": {"turnrl doctor": Runs(("pass  learning",))},
     "plugins/turnrl-estimators/README.md": {
         "class_path: GroupInGroup": Fits("model"),

@@ -410,7 +410,6 @@ LATE = [
         "Did you mean --json? 'turnrl index info --help' lists what there is."),
     Mistake("an option's typo where there are none", "plugins --jsn", "unknown argument", "'--jsn'",
         ". 'turnrl plugins --help' lists what there is."),
-    Mistake("a word too few", "bench", "required", "WHAT", ". 'turnrl bench --help' lists"),
     Mistake("help for no class", "fit --model.rewards.help ExactMach", "Expected", "ExactMach",
         "path"),
 ]  # fmt: skip

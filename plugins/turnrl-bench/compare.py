@@ -14,13 +14,11 @@ from __future__ import annotations
 import asyncio
 import importlib
 import itertools
-import logging
 import multiprocessing
 import os
 import random
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import closing, suppress
@@ -31,41 +29,44 @@ from tempfile import TemporaryDirectory
 from typing import Any, cast
 
 import httpx2
-import transformers
+import lightning as L
 from jsonargparse import auto_cli
 
-from turnrl import MTGRPO, Policy, RecipeError, Rollout, Sampling
+from bench_task import (
+    STARTER,
+    AnswerHash,
+    Search,
+    Shape,
+    Task,
+    Watch,
+    make,
+    make_module,
+    print_machine,
+    print_table,
+    qwen2,
+    silence,
+    train,
+)
+from trl_step import by_trl, by_turnrl, check_equal
+from turnrl import MTGRPO, Lora, Policy, RecipeError, Rollout, Sampling
 from turnrl_atlas import Atlas
-from turnrl_bench import agent
-from turnrl_bench.agent import Search
-from turnrl_bench.gpu.machine import processor, versions
-from turnrl_bench.gpu.report import Table
-from turnrl_bench.steps import by_trl, by_turnrl, check_equal
-from turnrl_bench.task import Shape, make
-from turnrl_doctor import work
 from turnrl_segmenters import TwoTurn
 from turnrl_slots import Slots
 
 Figures = dict[str, list[float]]
 """The figures of a block by name, each with a value for every repetition."""
 
-STARTER = "package://turnrl_atlas/starter"
-
-
 # ------------------------------------------------------------------------------ blocks, figures
 
 
 def fresh(function: Callable[[], Any]) -> Any:
     """Call a function in a process of its own."""
-    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _quiet) as process:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn"), _prepare) as process:
         return process.submit(function).result()
 
 
-def _quiet() -> None:
-    """Silence Lightning, transformers and TRL."""
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    transformers.utils.logging.disable_progress_bar()
+def _prepare() -> None:
+    silence()
     sys.stdout = sys.stderr
 
 
@@ -86,7 +87,8 @@ def alternate(blocks: int, sides: Mapping[str, Callable[[], Figures]], case: str
             cells.append(f"{middles[0] / middles[1]:.2f}x ({min(ratios):.2f}-{max(ratios):.2f})")
         rows.append(tuple(cells))
     last = ["/".join(sides)] if len(sides) == 2 else []
-    print(f"\n{Table((case, *sides, *last), tuple(rows)).show()}", flush=True)
+    print()
+    print_table((case, *sides, *last), rows)
 
 
 def held_mb(field: str) -> float:
@@ -219,23 +221,33 @@ def engine(url: str | None = None, blocks: int = 3, steps: int = 4, prompts: int
 
 def learned(folder: str, steps: int, **policy: Any) -> Figures:
     """Seconds of steps without rollouts, after one that is not counted."""
-    watch, module = agent.Watch(), agent.module_of(folder, agent.policy_of(folder, **policy), None)
-    agent.train(module, [watch], folder, 1 + steps)
+    watch, module = Watch(), make_module(folder, Policy(folder, **policy), None)
+    train(module, [watch], folder, 1 + steps)
     return {"learning, s": [seconds["learning"] for seconds in watch.times[1:]]}
+
+
+class ForgetPeak(L.Callback):
+    """Forgets the peak of memory before an iteration is learned from, and keeps what was held."""
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: object, batch_idx: int
+    ) -> None:
+        if batch_idx == 0:
+            self.held = new_peak()
 
 
 def learning_peak(folder: str, **policy: Any) -> Figures:
     """The most memory that learning takes, above what was held before."""
-    module, held = agent.module_of(folder, agent.policy_of(folder, **policy), None), list[float]()
-    cast(Any, module.engine).note = lambda when: held.append(new_peak())
-    agent.train(module, [], folder, 1)
-    return {"peak MB": [held_mb("VmHWM") - held[-1]]}
+    forget = ForgetPeak()
+    train(make_module(folder, Policy(folder, **policy), None), [forget], folder, 1)
+    return {"peak MB": [held_mb("VmHWM") - forget.held]}
 
 
-def logits_peak(folder: str) -> Figures:
+def logits_peak(folder: str, **settings: Any) -> Figures:
     """The most memory of the plainest method: the logits of all loss tokens in one tensor."""
-    policy = agent.policy_of(folder, 8, share_prefixes=False)
-    rows = [row for t in agent.played(folder, policy) for row in t.token_rows]
+    policy, task = Policy(folder, share_prefixes=False, **settings), Task.read(folder)
+    played = make_module(folder, policy, None).ask(task.as_questions(), task.shape.group_size)
+    rows = [row for trajectory in played for row in trajectory.token_rows]
     ((_, layout),) = policy.forward_passes(rows, sys.maxsize)
     held = new_peak()
     hidden = policy.hidden(layout.input_ids, layout.attention_mask, layout.position_ids)
@@ -253,7 +265,7 @@ def learn(blocks: int = 3, steps: int = 3, prompts: int = 8) -> None:
         prompts: Questions of a step, with eight trajectories each.
     """
     # a head as wide as Qwen2.5-0.5B's, and hardly anything before it
-    wide = work.Decoder(896, 128, 1, 14, 2, 64, vocab=152_064, tied=True)
+    wide = qwen2(152_064, 896, 128, layers=1, heads=14, kv_heads=2)
     with TemporaryDirectory() as small, TemporaryDirectory() as large:
         make(Path(small), Shape(prompts))
         make(Path(large), Shape(1, 8, 281, (256, 256)), network=wide)
@@ -265,7 +277,9 @@ def learn(blocks: int = 3, steps: int = 3, prompts: int = 8) -> None:
         alternate(blocks, ways(partial(learned, small, steps)))
         return_memory()
         alternate(1, ways(partial(learning_peak, small)))
-        plain, ours = partial(logits_peak, large), partial(learning_peak, large, lora=8)
+        adapter = {"lora": Lora(r=8)}
+        plain = partial(logits_peak, large, **adapter)
+        ours = partial(learning_peak, large, **adapter)
         alternate(1, {"full logits": plain, "turnrl": ours}, "vocabulary 152,064")
 
 
@@ -278,7 +292,7 @@ def quickstart(lockstep: bool = True, **options: Any) -> tuple[MTGRPO, Search]:
     search = Search(lambda query: pages.get(query.rpartition(" of ")[2], "no such place"))
     limits: Any = {"max_turn_tokens": 64, "max_result_tokens": 96, "max_tokens": 384}
     rollout = Rollout(TwoTurn("Tools: [search(query)]"), [search], lockstep=lockstep, **limits)
-    module = MTGRPO(Policy(STARTER), rollout, [agent.AnswerHash()], engine=Slots(**options))
+    module = MTGRPO(Policy(STARTER), rollout, [AnswerHash()], engine=Slots(**options))
     return module, search
 
 
@@ -319,7 +333,7 @@ def many(trajectories: int, kv_memory: str) -> Figures:
     held, began = new_peak(), time.perf_counter()
     played = module.ask(questions, 16)
     seconds, peak = time.perf_counter() - began, held_mb("VmHWM") - held
-    totals = {"tokens": agent.sampled_tokens(played), "ms": 1e3 * seconds}
+    totals = {"tokens": sum(len(t.sampled_turns) for t in played), "ms": 1e3 * seconds}
     figures = {f"{name} each": [value / len(played)] for name, value in totals.items()}
     return {**figures, "s": [seconds], "peak MB": [peak]}
 
@@ -346,10 +360,8 @@ def main() -> None:
         auto_cli([trl, engine, learn, tools, scale], as_positional=False)
     except (RecipeError, httpx2.HTTPError) as error:
         sys.exit(str(error))
-    held = versions(("turnrl", "torch", "transformers", "trl"))
-    names = ", ".join(f"{name} {version}" for name, version in held.items())
-    load = f"load average {before:.1f} -> {os.getloadavg()[0]:.1f}"
-    print(f"\n{processor()}, {os.cpu_count()} cores, {names}, {load}")
+    print_machine(("trl",))
+    print(f"Load average {before:.1f} -> {os.getloadavg()[0]:.1f}.")
 
 
 if __name__ == "__main__":

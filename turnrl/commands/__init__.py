@@ -1,4 +1,4 @@
-"""The framework's own commands. Plugins bring others: `doctor`, `index`, `credit-check`, `bench`.
+"""The framework's own commands. Plugins bring others: `doctor`, `index`, `credit-check`.
 
 eval/       a recipe, a run or a server scored on questions; and the export to inspect_ai
 recipes     the recipes that come with turnrl, listed and copied

@@ -16,9 +16,8 @@ import numpy as np
 import torch
 import transformers
 
+from bench_task import ARGUMENT, DESCRIPTION, Search, Task, Watch, make_module, reward, train
 from turnrl import MTGRPO, Policy
-from turnrl_bench import agent
-from turnrl_bench.task import ARGUMENT, DESCRIPTION, Task, reward
 from turnrl_slots import Slots
 
 Work = dict[str, Any]
@@ -58,10 +57,10 @@ def work_of(trajectories: Any, gradient: Gradient | GradientOfTrl) -> Work:
 
 def by_turnrl(folder: str, steps: int, passes: int = 1, tool_ms: float = 0, **policy: Any) -> Work:
     """Time steps of turnrl after a first step. With 0 steps, return the work of the first."""
-    search = agent.Search(Task.read(folder).article, tool_ms)
-    watch, gradient = agent.Watch(), Gradient()
-    module = agent.module_of(folder, Policy(folder, **policy), Slots(), passes, search)
-    agent.train(module, [watch, gradient] if not steps else [watch], folder, 1 + steps)
+    search = Search(Task.read(folder).article, tool_ms)
+    watch, gradient = Watch(), Gradient()
+    module = make_module(folder, Policy(folder, **policy), Slots(), passes, search)
+    train(module, [watch, gradient] if not steps else [watch], folder, 1 + steps)
     if steps:
         parts = ("rollouts", "learning", "whole step")
         return {f"{part}, s": [seconds[part] for seconds in watch.times[1:]] for part in parts}
