@@ -20,7 +20,7 @@ policy = turnrl.Policy("package://turnrl_atlas/starter")
 policy.load()
 rollout = turnrl.Rollout(TwoTurn("Tools: [search(query)]"), [search], max_turn_tokens=64)
 rewards = [ToolExecuted(), AnswerRetrieved(), ExactMatch()]
-chat, engine = turnrl.ChatFormat(policy.tokenizer), Slots()
+chat, engine = turnrl.ChatFormat(policy.tokenizer), Slots().build()
 engine.start(policy, rollout.max_tokens)
 optimizer = torch.optim.AdamW(policy.parameter_groups(), lr=6e-4)
 questions = turnrl.load_questions("Atlas", role="train")

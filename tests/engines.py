@@ -38,7 +38,7 @@ async def together(*work):
 
 def started(policy, max_tokens=64, **options):
     """A started `Slots` with these options."""
-    engine = Slots(**options)
+    engine = Slots(**options).build()
     engine.start(policy, max_tokens)
     return engine
 

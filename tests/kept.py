@@ -23,7 +23,7 @@ class Kept(Engine):
     def sync(self, version):
         if (old := self.copies.pop(version, None)) is not None:
             old.close()
-        slots = Slots()
+        slots = Slots().build()
         slots.start(copy.deepcopy(self._policy), self._max_tokens)
         slots.sync(version)
         self.copies[version] = slots

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import dataclasses
 import functools
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
-from turnrl import MTGRPO, LastCheckpoint, Policy, QuestionData, Rollout
+from turnrl import MTGRPO, Engine, EngineSettings, LastCheckpoint, Policy, QuestionData, Rollout
 from worlds import Answered, Called, Echo, Letters
 
 TIMINGS = (
@@ -33,8 +34,20 @@ def warmup(steps):
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Ready(EngineSettings):
+    """Stands for the settings of an engine that a test has built."""
+
+    engine: Engine
+
+    def build(self):
+        return self.engine
+
+
 def make_module(model, policy=None, rollout=None, **options):
     """4 questions x 4 = 16 trajectories an iteration; two steps to learn from them."""
+    if isinstance(engine := options.get("engine"), Engine):
+        options["engine"] = Ready(engine)
     settings = {"group_size": 4, "steps_per_pass": 2, "optimizer": adamw(3e-3), **options}
     return MTGRPO(
         Policy(str(model), **(policy or {})),

@@ -37,7 +37,7 @@ from turnrl import (
     on_loop,
     record,
 )
-from turnrl_servers import Server, ServerEngine
+from turnrl_servers import Server, ServerEngine, ServerSettings
 from turnrl_sglang import SGLang
 from turnrl_vllm import VLLM
 
@@ -73,7 +73,7 @@ class Kind:
     """
 
     software: str
-    engine: type[ServerEngine]
+    engine: type[ServerSettings]
     stand_in: tuple[str, ...]
     turn_path: str
     load_path: str
@@ -175,7 +175,7 @@ def start_engine(kind: Kind) -> Iterator[Callable[..., ServerEngine]]:
 
     def start(policy: Policy, *servers: StandIn, **settings: Any) -> ServerEngine:
         urls = [server.url for server in servers]
-        engine = kind.engine(url=urls, **{"patience_s": 20, **settings})
+        engine = kind.engine(url=urls, **{"patience_s": 20, **settings}).build()
         engines.append(engine)
         engine.start(policy, 64)
         return engine
@@ -385,7 +385,7 @@ def publish_together(rank: int, store: str, url: str, model: str) -> str:
     processes.init_process_group("gloo", f"file://{store}", rank=rank, world_size=2)
     torch.manual_seed(len(store))
     policy = trained_policy(model)
-    engine = VLLM(url=url)
+    engine = VLLM(url=url).build()
     engine.check(policy, 64, Surroundings(Path(store).parent / "runs", 2))
     engine.start(policy, 64)
     if rank == 0:

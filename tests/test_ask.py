@@ -34,6 +34,7 @@ from turnrl import (
 from turnrl.checkpoints import take_exported
 from turnrl.cli import main
 from turnrl.types import OutcomeReward
+from turnrl_slots import Slots
 from worlds import Answered, Called, Echo, Letters, Numbers
 
 
@@ -417,14 +418,12 @@ def test_asking_draws_other_samples_than_training_and_by_the_runs_seed(tiny_mode
         module.ask(question, samples=0)
 
 
-def test_a_run_restarts_an_engine_that_a_question_started(tiny_model, tmp_path):
+def test_a_run_samples_with_other_settings_than_a_question_before_it(tiny_model, tmp_path):
     module = make_module(tiny_model, {"lora": Lora(r=4)})
     module.ask("Number 7?")
     assert module.engine.in_force["weights while sampling"] == "base and adapter"
-    module.engine.decode_weights = "dense"
-    # what has begun goes on as it began: there may be no room for dense weights
-    module.ask("Number 7?")
-    assert module.engine.in_force["weights while sampling"] == "base and adapter"
+    module.collector.close()
+    module.use_engine(Slots(decode_weights="dense"))
     trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
     assert module.engine.in_force["weights while sampling"] == "base, dense, and adapter"
 

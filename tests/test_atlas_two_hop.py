@@ -277,7 +277,7 @@ def test_the_starter_has_the_tags_of_both_forms_as_tokens(starter):
 
 @pytest.mark.slow
 def test_the_starter_mostly_answers_at_once_and_now_and_then_finds_its_way(starter, search):
-    engine, chat = Slots(), ChatFormat(starter.tokenizer)
+    engine, chat = Slots().build(), ChatFormat(starter.tokenizer)
     rollout = Rollout(
         ReAct(instructions=""), [search], max_turn_tokens=64, max_result_tokens=96, max_tokens=512
     )

@@ -18,9 +18,9 @@ __all__ = ["falling_back", "model"]  # fixtures
 
 
 def test_the_engine_keeps_to_the_contract(tiny_policy):
-    check_engine(Slots(), tiny_policy)
-    check_engine(Slots(slots=1, prefill_tokens=8), tiny_policy, temperature=0.7)
-    check_engine(Slots(kv_memory=f"{2 * PAGE_BYTES / 1e3}KB"), tiny_policy)
+    check_engine(Slots().build(), tiny_policy)
+    check_engine(Slots(slots=1, prefill_tokens=8).build(), tiny_policy, temperature=0.7)
+    check_engine(Slots(kv_memory=f"{2 * PAGE_BYTES / 1e3}KB").build(), tiny_policy)
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_the_engine_keeps_to_the_contract(tiny_policy):
     ],
 )
 def test_the_engine_keeps_to_the_contract_with_other_models(model, name, options):
-    check_engine(Slots(slots=3), model(name, **options))
+    check_engine(Slots(slots=3).build(), model(name, **options))
 
 
 class Around(Session):
@@ -57,7 +57,7 @@ class Wrapped(Engine):
     """`Slots` behind a session of one's own."""
 
     def __init__(self, session=Around, seeded=True, cuts_distributions=True):
-        self.slots, self.session = Slots(), session
+        self.slots, self.session = Slots().build(), session
         self.seeded, self.cuts_distributions = seeded, cuts_distributions
 
     def start(self, policy, max_tokens):
@@ -215,7 +215,7 @@ class GivesTokensBack(Around):
 
 
 def test_the_engine_keeps_to_the_contract_where_a_vocabulary_falls_back_to_bytes(falling_back):
-    check_engine(Slots(), falling_back)
+    check_engine(Slots().build(), falling_back)
     message = r"does not stop at '!' in the token 36 \('!'\): Completion"
     with pytest.raises(AssertionError, match=message):
         check_engine(Wrapped(MissesBytes), falling_back)

@@ -206,7 +206,7 @@ def test_a_way_that_cannot_be_had_is_refused_with_the_next_step(tiny_policy, mon
     monkeypatch.setattr(turnrl_slots.ways, "find_spec", lambda name: None)
     for attention, package in (("triton", "triton"), ("fa3", "flash_attn_interface")):
         with pytest.raises(RecipeError, match=rf"is '{attention}', which needs {package}, and"):
-            Slots(attention=attention).check(tiny_policy, 64)
+            Slots(attention=attention).build().check(tiny_policy, 64)
     monkeypatch.setattr(turnrl_slots.ways, "takes_ragged", lambda *_: True)
     # torch itself says that the package is missing
     with pytest.raises(RecipeError, match=r"'fa3', and FlashAttention 3 cannot be activated \("):
@@ -251,7 +251,7 @@ def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kern
     policy = Policy(str(tiny_model), lora=Lora(r=4))
     policy.load()
     small = f"{20 * PAGE_BYTES / 1e3}KB"
-    engine = Slots(decode_weights="dense", keep_memory=keep, kv_memory=small)
+    engine = Slots(decode_weights="dense", keep_memory=keep, kv_memory=small).build()
     engine.start(policy, 64)
     engine.passes.decoder.graphs = graphs = Recorder()
     places, recorded = [], []
@@ -307,18 +307,16 @@ def test_kept_pages_hold_nothing_that_a_later_collection_finds(tiny_policy):
 # ------------------------------------------------------------------- options that a plan fills in
 
 
-def test_options_left_open_are_read_when_the_engine_starts(tiny_model):
+def test_in_force_tells_what_was_given_and_what_was_left_open(tiny_model):
     policy = Policy(str(tiny_model), lora=Lora(r=4))
     policy.load()
-    engine = Slots()
-    assert (engine.slots, engine.prefill_tokens, engine.decode_weights) == (None, None, "auto")
-    assert (engine.kv_memory, engine.keep_memory, engine.in_force) == ("auto", None, {})
+    engine = Slots().build()
+    assert engine.in_force == {}
     engine.start(policy, 64)
     assert engine.in_force["turns at once"] == "256"  # on a CPU, as ever
     assert engine.in_force["weights while sampling"] == "base and adapter"
-    # as a memory plan does
-    engine.slots, engine.prefill_tokens, engine.decode_weights = 3, 40, "dense"
-    engine.kv_memory, engine.keep_memory = f"{20 * PAGE_BYTES / 1e3}KB", True
+    memory = f"{20 * PAGE_BYTES / 1e3}KB"
+    engine = Slots(3, 40, memory, decode_weights="dense", keep_memory=True).build()
     engine.start(policy, 64)
     assert dict(engine.in_force) == {
         "attention while sampling": "products of matrices, pages gathered in every layer",
@@ -328,16 +326,10 @@ def test_options_left_open_are_read_when_the_engine_starts(tiny_model):
         "turns at once": "3",
         "memory between collections": "kept",
     }
-    engine.slots = 0
-    with pytest.raises(RecipeError, match=r"engine\.slots is 0; it must be at least 1$"):
-        engine.start(policy, 64)
-    engine.slots, engine.kv_memory = None, "much"
-    with pytest.raises(RecipeError, match="kv_memory is 'much'"):
-        engine.check(policy, 64)
 
 
 def test_every_turn_that_has_memory_is_sampled_at_once_where_slots_are_open():
-    open_, closed = Slots(), Slots(slots=7)
+    open_, closed = Slots().build(), Slots(slots=7).build()
     assert (open_._rows(False, 900), open_._rows(True, 900)) == (900, 256)
     assert (closed._rows(False, 900), closed._rows(True, 900)) == (7, 7)
 
@@ -348,28 +340,28 @@ def test_a_model_is_refused_by_its_configuration_alone(random_model, tiny_model)
 
     for name in ("Mistral", "Phi3", "Starcoder2"):
         slides = policy(name, sliding_window=16)
-        Slots().check(slides, 16)
+        Slots().build().check(slides, 16)
         with pytest.raises(RecipeError, match=rf"{name}ForCausalLM cannot .*sees 16.*has 17"):
-            Slots().check(slides, 17)
+            Slots().build().check(slides, 17)
         assert slides.network is None
     # it says itself that it does not use it
-    Slots().check(policy("Qwen2", sliding_window=16), 256)
+    Slots().build().check(policy("Qwen2", sliding_window=16), 256)
     recurrent = policy("Qwen3Next", layer_types=["linear_attention", "full_attention"])
     with pytest.raises(RecipeError, match=r"'linear_attention'.*choose another model"):
-        Slots().check(recurrent, 64)
+        Slots().build().check(recurrent, 64)
 
 
 def test_memory_too_small_for_one_trajectory_is_refused_before_weights_load(tiny_model):
     policy = Policy(str(tiny_model))
     two = f"{2 * PAGE_BYTES / 1e3}KB"
-    Slots(kv_memory=two).check(policy, 64)
+    Slots(kv_memory=two).build().check(policy, 64)
     with pytest.raises(RecipeError, match=r"room for 64 tokens of 512 bytes.*max_tokens = 65"):
-        Slots(kv_memory=two).check(policy, 65)
+        Slots(kv_memory=two).build().check(policy, 65)
     # half precision would do with half of it, and this policy may have it on a GPU
-    Slots(kv_memory=two).check(Policy(str(tiny_model), lora=Lora(r=4)), 128)
+    Slots(kv_memory=two).build().check(Policy(str(tiny_model), lora=Lora(r=4)), 128)
     with pytest.raises(RecipeError, match=r"'dense', and no linear layer.*add model\.policy\.lora"):
-        Slots(decode_weights="dense").check(policy, 64)
-    Slots(decode_weights="dense").check(Policy(str(tiny_model), lora=Lora(r=4)), 64)
+        Slots(decode_weights="dense").build().check(policy, 64)
+    Slots(decode_weights="dense").build().check(Policy(str(tiny_model), lora=Lora(r=4)), 64)
     assert policy.network is None
 
 
@@ -579,7 +571,7 @@ def test_each_pass_on_another_device_is_copied_back_once(far_policy, decode_weig
 
     monkeypatch.setattr(turnrl_slots.sampling, "CUT_ROWS", 2)
     monkeypatch.setattr(turnrl_slots.sampling, "ROWS", 4)
-    engine = Slots(kv_memory="2MB", prefill_tokens=100, decode_weights=decode_weights)
+    engine = Slots(kv_memory="2MB", prefill_tokens=100, decode_weights=decode_weights).build()
     engine.start(far_policy, 64)
     copies, advance = [], engine._pass
 
@@ -618,7 +610,7 @@ def test_memory_that_is_too_small_for_a_prefill_is_missed_at_the_start(far_polic
     from foreign import LEDGER
 
     def start(prefill_tokens):
-        Slots(kv_memory="2MB", prefill_tokens=prefill_tokens).start(far_policy, 64)
+        Slots(kv_memory="2MB", prefill_tokens=prefill_tokens).build().start(far_policy, 64)
 
     LEDGER.limit = LEDGER.now + 4_000_000  # two of them for pages
     start(200)
@@ -752,7 +744,7 @@ def test_kept_graphs_compute_with_the_weights_of_each_collection(
     ]
     engine = Slots(
         kv_memory="64MB", attention=attention, decode_weights=decode_weights, keep_memory=True
-    )
+    ).build()
     engine.start(policy, 256)
     assert engine.in_force["CUDA graphs"] == "on"
 

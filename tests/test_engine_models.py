@@ -71,7 +71,7 @@ def test_a_window_shorter_than_a_trajectory_is_refused(model, name):
         RecipeError,
         match=rf"{name}ForCausalLM cannot be sampled.*Set model\.rollout\.max_tokens within",
     ):
-        Slots().start(policy, 64)
+        Slots().build().start(policy, 64)
     engine = started(policy, 15)
     completion = run(engine.open(PROMPTS[0]).generate([], Sampling(9, 0)))
     assert list(completion.token_ids) == greedy_reference(policy, PROMPTS[0], 9)

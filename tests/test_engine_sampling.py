@@ -135,7 +135,7 @@ def test_a_stop_string_ends_a_turn_however_it_is_tokenized(falling_back):
 
 
 def test_a_restarted_engine_knows_the_stop_strings_of_its_new_tokenizer(tiny_policy):
-    engine, stop = Slots(), Sampling(12, 0, stop=("r",))
+    engine, stop = Slots().build(), Sampling(12, 0, stop=("r",))
     engine.close()  # harmless before a start
     other = Watched(tiny_policy)
     other.tokenizer = Policy("package://turnrl_atlas/starter").tokenizer

@@ -24,7 +24,7 @@ from gymnasium import spaces
 from commands import fails
 from episodes import QUESTION, Guess, Room, play, play_one, room, rooms
 from rollouts import Look
-from runs import data, make_module, trainer
+from runs import Ready, data, make_module, trainer
 from turnrl import (
     MTGRPO,
     DataError,
@@ -460,7 +460,7 @@ def test_a_run_warns_once_of_the_first_iteration_or_of_three_in_a_row(
     rollout = Rollout(Action(1, "text"), [room(step=step)], max_tokens=2000)
     policy, sgd = Policy(str(tiny_model)), functools.partial(torch.optim.SGD, lr=0.0)
     module = MTGRPO(
-        policy, rollout, [EnvironmentReward()], engine=engine, group_size=4, optimizer=sgd
+        policy, rollout, [EnvironmentReward()], engine=Ready(engine), group_size=4, optimizer=sgd
     )
     tasks = QuestionData(Seeds(), Seeds(), questions_per_iteration=1)
     trainer(tmp_path, len(ends), [Endings()], limit_val_batches=0).fit(module, tasks)

@@ -190,7 +190,7 @@ def test_probes_change_nothing_for_the_trajectories(tiny_model):
 
     module = make_module(tiny_model)
     module.policy.load()
-    engine, collections = Slots(), []
+    engine, collections = Slots().build(), []
     engine.start(module.policy, module.rollout.max_tokens)
     for probes in (0, 2):
         engine.sync(probes)
@@ -318,7 +318,7 @@ def test_a_collection_with_another_key_has_other_probes(tiny_model):
 
     module = make_module(tiny_model)
     module.policy.load()
-    engine, collections = Slots(), []
+    engine, collections = Slots().build(), []
     engine.start(module.policy, module.rollout.max_tokens)
     for number in (5, 6, 5):
         engine.sync(len(collections))

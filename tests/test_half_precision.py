@@ -60,7 +60,7 @@ def read(policy, rows):
 
 def sampled(policy, rows, decode_weights):
     """Log-probabilities that the engine gives the same tokens."""
-    engine = Slots(decode_weights=decode_weights, slots=ROWS)
+    engine = Slots(decode_weights=decode_weights, slots=ROWS).build()
     engine.start(policy, PROMPT + ASKED)
 
     async def together():

@@ -54,8 +54,10 @@ FILES = {name_of(path): path for path in [*MODULES, *PLUGINS]}
 
 
 def imports(path: Path) -> Iterator[tuple[str, str | None]]:
-    """Modules that a file imports, anywhere in it and for types too, and the names it takes."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    """Modules that a file imports, anywhere in it and for types too, and the names it takes.
+    Of settings, those at its top: they build what they describe, which knows them."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    for node in tree.body if path.name == "settings.py" else ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((alias.name, None) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

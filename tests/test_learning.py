@@ -44,7 +44,7 @@ from turnrl_slots import Slots
 def one_trajectory(module):
     """A two-turn trajectory that the policy itself sampled."""
     module.policy.load()
-    engine = Slots()
+    engine = Slots().build()
     engine.start(module.policy, module.rollout.max_tokens)
     for seed in range(50):
         ((trajectory,),) = module.rollout.play(
@@ -603,7 +603,7 @@ class Off(Engine):
     """`Slots` that computes other probabilities than the learner."""
 
     def __init__(self):
-        self.slots = Slots()
+        self.slots = Slots().build()
         self.start, self.sync = self.slots.start, self.slots.sync
         self.drain, self.close = self.slots.drain, self.slots.close
 

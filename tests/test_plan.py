@@ -30,7 +30,7 @@ from turnrl_doctor.plan import choose, gigabytes, given_up
 from turnrl_doctor.speed import card_of, seconds
 from turnrl_doctor.table import table
 from turnrl_doctor.work import NAMES, Choice, Decoder, Work, decoder_of
-from turnrl_vllm.engine import VLLM
+from turnrl_vllm import VLLM
 
 SEVEN = Decoder(3584, 18_944, 28, 28, 4, 128, 152_064, False)
 TRIVIA = Work(SEVEN, True, 2, 16, None, 336, 2048, 512, 2, 512, 2, True)
@@ -335,7 +335,7 @@ def test_a_profile_sets_what_the_recipe_leaves_open(tiny_model, capsys):
     start = started(tiny_model, profile="24GB", policy={"minibatch_tokens": 2048})
     check = MemoryPlan()
     check.settle(start)
-    made, engine = start.module, start.module.engine
+    made, engine = start.module, start.module.engine_settings
     assert "memory plan for 24GB" in capsys.readouterr().out
     assert made.policy.minibatch_tokens == 2048  # given
     assert made.policy.gradient_checkpointing is False  # a tiny model needs none
@@ -435,7 +435,7 @@ def test_an_evaluation_and_a_policy_that_is_asked_sample_as_the_run_did(
     assert sampled["fit"]["slots"] == 48
     assert loaded.ask("Number 7?")
     # pages for a card may not fit into the memory of another machine
-    assert turnrl.load("runs/recipe/version_0").engine.kv_memory == "auto"
+    assert turnrl.load("runs/recipe/version_0").engine_settings.kv_memory == "auto"
 
 
 def test_a_policy_that_no_run_could_train_here_is_asked_all_the_same(tiny_model):
@@ -444,7 +444,7 @@ def test_a_policy_that_no_run_could_train_here_is_asked_all_the_same(tiny_model)
         MemoryPlan().settle(start)
     replace(start, learns=False, device=torch.device("far")).settle()
     made = start.module
-    assert (made.engine.kv_memory, made.memory.planned) == ("auto", {})
+    assert (made.engine_settings.kv_memory, made.memory.planned) == ("auto", {})
 
 
 def test_a_small_model_gets_the_little_memory_that_all_its_trajectories_need(tiny_model):
@@ -453,7 +453,7 @@ def test_a_small_model_gets_the_little_memory_that_all_its_trajectories_need(tin
     work = work_of(start)
     whole = work.trajectories * work.max_tokens * work.kv_bytes
     assert whole < 10**8
-    assert 0.9 * whole < parse_bytes(start.module.engine.kv_memory, "") <= whole
+    assert 0.9 * whole < parse_bytes(start.module.engine_settings.kv_memory, "") <= whole
 
 
 def test_a_start_says_how_many_questions_an_iteration_has(tiny_model):
@@ -534,7 +534,7 @@ def test_auto_settles_nothing_on_a_cpu(tiny_model, capsys):
     made = start.module
     assert (made.policy.minibatch_tokens, made.policy.budget) == (None, 16_384)
     assert made.policy.gradient_checkpointing is None
-    assert (made.engine.kv_memory, made.memory.planned) == ("auto", {})
+    assert (made.engine_settings.kv_memory, made.memory.planned) == ("auto", {})
     assert capsys.readouterr().out == ""
 
 

@@ -648,7 +648,7 @@ class Fragile(Steps):
 
 def test_a_lost_attempt_restarts_with_the_same_seeds(tiny_policy):
     chat = ChatFormat(tiny_policy.tokenizer)
-    engine = Slots()
+    engine = Slots().build()
     engine.start(tiny_policy, 200)
     engine.sync(0)
     collections = []

@@ -273,7 +273,7 @@ class Totals(AdvantageEstimator):
 
 class Relay(Engine):
     def __init__(self, rows: int = 3):
-        self.inner = Slots(rows)
+        self.inner = Slots(rows).build()
         self.synced = []
 
     def start(self, policy, max_tokens):

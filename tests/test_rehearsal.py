@@ -328,9 +328,9 @@ def never(self):
     ],
 )
 def test_a_rehearsal_that_is_not_a_context_of_its_part_is_named(tiny_model, rehearsal, came):
-    module = make_module(tiny_model, engine=Slots())
-    parts = {"tool echo": Echo(), "reward Answered": Answered(), "sampling": module.engine}
-    kinds = {"tool echo": "a Tool", "reward Answered": "a Reward", "sampling": "an Engine"}
+    module = make_module(tiny_model)
+    parts = {"tool echo": Echo(), "reward Answered": Answered()}
+    kinds = {"tool echo": "a Tool", "reward Answered": "a Reward"}
     for part in parts.values():
         part.__dict__["rehearsal"] = rehearsal.__get__(part)
     module.rollout = replace(module.rollout, tools=[parts["tool echo"]])
@@ -503,7 +503,6 @@ def test_a_slots_engine_is_rehearsed_small_with_its_other_options(tiny_model):
     assert finding.status == "pass"
     assert "memory between collections: kept" in finding.text
     assert "keys and values" not in finding.text
-    assert (module.engine.slots, module.engine.kv_memory) == (999, "900GB")
 
 
 def test_every_session_is_closed(tiny_model):

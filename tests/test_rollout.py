@@ -269,7 +269,7 @@ def test_waves_do_not_change_the_samples(tiny_model):
         rollout = Rollout(
             Brackets(), [Look()], max_tokens=120, max_turn_tokens=12, lockstep=lockstep
         )
-        engine = Slots(kv_memory=kv_memory)
+        engine = Slots(kv_memory=kv_memory).build()
         engine.start(policy, rollout.max_tokens)
         engine.sync(1)
         groups, probes_of_groups, _ = rollout.begin(engine, chat, questions, 3, (5,), 1).result()

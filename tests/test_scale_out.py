@@ -17,7 +17,7 @@ import pytest
 from nodes import free_port
 from serving import trained_policy
 from turnrl import Sampling, on_loop
-from turnrl_vllm.engine import VLLM
+from turnrl_vllm import VLLM
 
 simpy = pytest.importorskip("simpy")
 ROOT = Path(__file__).parents[1]
@@ -151,7 +151,7 @@ def test_local_servers_take_as_long_as_is_computed(script, tiny_model, count):
     processes = [subprocess.Popen([*command, str(p), *map(str, numbers)]) for p in ports]
     time.sleep(2)
     policy = trained_policy(tiny_model)
-    engine = VLLM(url=[f"http://127.0.0.1:{port}" for port in ports], max_logprob_gap=1e9)
+    engine = VLLM(url=[f"http://127.0.0.1:{port}" for port in ports], max_logprob_gap=1e9).build()
     draw = random.Random(1)
 
     async def attempt(question: int) -> None:

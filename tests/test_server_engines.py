@@ -56,7 +56,7 @@ from turnrl import (
 from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
 from turnrl_servers import pool as pool_of_servers
-from turnrl_vllm.engine import VLLM
+from turnrl_vllm import VLLM
 
 __all__ = ["kind", "start_engine", "start_stand_in", "write_recipe"]  # fixtures
 pytestmark = IGNORE_PEFT_WARNING
@@ -84,7 +84,7 @@ def _short_waits(monkeypatch):
 )
 def test_the_engine_keeps_its_contract(kind, start_stand_in, tiny_model, whole):
     policy = trained_policy(tiny_model, whole)
-    engine = kind.engine(url=start_stand_in().url)
+    engine = kind.engine(url=start_stand_in().url).build()
     engine.check(policy, 64)
     check_engine(engine, policy)
     assert engine.in_force["sampler"] == f"{kind.software} 0.0.0, 1 server"
@@ -118,7 +118,7 @@ def models_at(server: StandIn) -> list[str]:
 
 def test_a_session_continues_with_its_own_adapter_while_that_is_kept(start_stand_in, tiny_model):
     policy = trained_policy(tiny_model)
-    engine = VLLM(url=start_stand_in().url, keeps=2)
+    engine = VLLM(url=start_stand_in().url, keeps=2).build()
     engine.start(policy, 64)
     engine.sync(0)
     session = engine.open(PROMPT)
@@ -182,11 +182,13 @@ def test_a_turn_that_the_server_breaks_off_is_asked_for_again(
 def test_an_address_where_no_server_of_its_kind_answers_is_refused(kind, tiny_model):
     policy = Policy(str(tiny_model), lora=Lora())
     away = f"http://127.0.0.1:{free_port()}"
-    assert f"{kind.software} at {away} does not answer" in refusal(kind.engine(url=away), policy)
+    assert f"{kind.software} at {away} does not answer" in refusal(
+        kind.engine(url=away).build(), policy
+    )
     (other,) = {VLLM_KIND, SGLANG_KIND} - {kind}
     with stand_ins(tiny_model, *other.stand_in) as start_other, web_server() as pages:
         for url in (start_other().url, pages):
-            assert f"is no {kind.software}" in refusal(kind.engine(url=url), policy)
+            assert f"is no {kind.software}" in refusal(kind.engine(url=url).build(), policy)
     assert policy.network is None
 
 
@@ -261,7 +263,7 @@ def test_a_server_that_cannot_serve_is_refused_before_weights_load(
     kind, start_stand_in, tiny_model, options, problem, step
 ):
     policy = Policy(str(tiny_model), lora=Lora(r=32))
-    message = refusal(kind.engine(url=start_stand_in(*options).url), policy)
+    message = refusal(kind.engine(url=start_stand_in(*options).url).build(), policy)
     assert problem in message
     assert message.endswith(step)
     assert policy.network is None
@@ -272,7 +274,7 @@ def test_a_server_gets_the_key_of_the_environment_and_no_message_shows_it(
     kind, start_stand_in, tiny_model, monkeypatch
 ):
     policy = Policy(str(tiny_model), lora=Lora(r=16))  # as many as a stand-in takes
-    engine = kind.engine(url=start_stand_in("--api-key", "a-secret-of-mine").url)
+    engine = kind.engine(url=start_stand_in("--api-key", "a-secret-of-mine").url).build()
     step = f"Put its key into the environment variable {kind.key_env}."
     monkeypatch.delenv(kind.key_env, raising=False)
     message = refusal(engine, policy)
@@ -295,7 +297,7 @@ def test_another_tokenizer_is_refused(kind, start_stand_in, tiny_model, tmp_path
     content = json.loads(file.read_text())
     content["model"]["merges"] = []
     file.write_text(json.dumps(content))
-    engine = kind.engine(url=start_stand_in(model=other).url)
+    engine = kind.engine(url=start_stand_in(model=other).url).build()
     message = refusal(engine, Policy(str(tiny_model), lora=Lora()))
     assert "whose tokenizer reads a text as other tokens" in message
 

@@ -47,7 +47,7 @@ def kind():
 def test_two_runs_share_a_server_if_each_trains_an_adapter(start_stand_in, tiny_model):
     server = start_stand_in()
     policies = [trained_policy(tiny_model) for _ in range(2)]
-    engines = [SGLang(url=server.url) for _ in policies]
+    engines = [SGLang(url=server.url).build() for _ in policies]
     for engine, policy in zip(engines, policies, strict=True):
         engine.check(policy, 64)
         engine.start(policy, 64)
@@ -83,7 +83,9 @@ def test_a_server_has_its_own_weights_again_when_a_run_has_ended(
     server = start_stand_in()
     engine = start_engine(policy, server)
     engine.sync(0)
-    assert "has weights that another run gave it" in refusal(SGLang(url=server.url), adapter)
+    assert "has weights that another run gave it" in refusal(
+        SGLang(url=server.url).build(), adapter
+    )
     engine.close()
     other = start_engine(adapter, server)
     other.sync(0)
@@ -151,7 +153,7 @@ class TestReal:
     def test_it_samples_each_of_many_versions(self, tmp_path):
         policy = Policy(STARTER, lora=Lora(r=16))
         perturb(policy)
-        engine = SGLang(url=REAL, folder=str(tmp_path))
+        engine = SGLang(url=REAL, folder=str(tmp_path)).build()
         engine.start(policy, 256)
         for version in range(30):
             perturb(policy, 0.02)
@@ -164,7 +166,7 @@ class TestReal:
     def test_it_keeps_the_contract(self, tmp_path, whole):
         policy = Policy(STARTER, lora=None if whole else Lora(r=16))
         perturb(policy)
-        engine = SGLang(url=REAL, folder=str(tmp_path))
+        engine = SGLang(url=REAL, folder=str(tmp_path)).build()
         engine.check(policy, 256)
         check_engine(engine, policy)
         assert engine.in_force["log-probabilities"].endswith("from the learner's on average")

@@ -10,10 +10,11 @@ import torch
 from lightning import Callback
 
 from kept import Kept
-from runs import adamw, column, trainer
+from runs import Ready, adamw, column, trainer
 from turnrl import (
     MTGRPO,
     ClippedSurrogate,
+    EngineSettings,
     Policy,
     QuestionData,
     RecipeError,
@@ -32,8 +33,9 @@ from worlds import Answered, Called, Echo, Letters, Numbers
 
 def make_module(model, staleness, tools=None, **options):
     rollout = Rollout(Letters(), tools or [Echo()], max_turn_tokens=8, max_tokens=256)
+    engine = options.pop("engine", Kept(staleness + 1))
     settings = {
-        "engine": Kept(staleness + 1),
+        "engine": engine if isinstance(engine, EngineSettings) else Ready(engine),
         "objective": ClippedSurrogate(importance_cap=2.0),
         "group_size": 4,
         "max_staleness": staleness,
@@ -123,7 +125,7 @@ def test_an_engine_that_rests_is_synced_before_it_samples_again(tiny_model, tmp_
 
 def test_without_staleness_an_engine_with_its_own_weights_changes_nothing(tiny_model, tmp_path):
     ends = []
-    for name, engine in (("slots", Slots()), ("kept", Kept())):
+    for name, engine in (("slots", Slots().build()), ("kept", Kept())):
         module = fitted(make_module(tiny_model, 0, engine=engine), tmp_path / name, 2)
         ends.append(torch.cat([p.detach().flatten() for p in module.policy.parameters()]))
     assert torch.equal(*ends)

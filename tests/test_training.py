@@ -287,7 +287,7 @@ class Meddling(Engine):
     """`Slots` whose sessions report something wrong."""
 
     def __init__(self, session=ShiftedSession):
-        self._slots, self._session = Slots(), session
+        self._slots, self._session = Slots().build(), session
         self.start, self.sync, self.drain = self._slots.start, self._slots.sync, self._slots.drain
 
     def open(self, prompt_ids):
@@ -356,7 +356,7 @@ def test_the_engine_syncs_once_per_change_of_weights(tiny_model, tmp_path):
 @pytest.mark.slow
 def test_learning_ignores_the_samplers_log_probabilities(tiny_model, tmp_path):
     trained = []
-    for name, engine in [("exact", Slots()), ("shifted", Meddling())]:
+    for name, engine in [("exact", Slots().build()), ("shifted", Meddling())]:
         # a narrow clip, which ratios that are off by half a nat would be cut by
         module = make_module(
             tiny_model,

@@ -134,7 +134,7 @@ def test_a_declared_end_token_ends_a_turn_on_slots(tiny_model, tmp_path, scheme)
     policy.load()
     tools = [Look()] if not isinstance(scheme, SearchR1) else []
     rollout = Rollout(scheme, tools, max_turn_tokens=8, max_tokens=2000)
-    engine = Slots()
+    engine = Slots().build()
     engine.start(policy, 2000)
     ((attempt,),) = rollout.play(
         engine, ChatFormat(policy.tokenizer), [QUESTION], 1, (0,), greedy=True

@@ -37,7 +37,7 @@ from turnrl import (
     on_loop,
 )
 from turnrl.testing import check_engine
-from turnrl_vllm.engine import VLLM
+from turnrl_vllm import VLLM
 
 __all__ = ["kind", "start_stand_in"]  # fixtures
 pytestmark = IGNORE_PEFT_WARNING
@@ -72,7 +72,7 @@ def test_an_address_with_a_password_is_refused_and_not_shown(url):
 
 
 def test_a_name_that_no_server_has_for_its_base_is_refused(start_stand_in, tiny_model):
-    engine = VLLM(url=start_stand_in().url, base="other")
+    engine = VLLM(url=start_stand_in().url, base="other").build()
     assert "model.engine.base is 'other', and vLLM at " in refusal(engine, Policy(str(tiny_model)))
     assert "serves base." in refusal(engine, Policy(str(tiny_model)))
 
@@ -87,7 +87,7 @@ def served(policy: Policy, folder: Path, **settings) -> VLLM:
         arguments=["--enforce-eager", "--max-num-seqs", "64"],
         folder=str(folder),
         **settings,
-    )
+    ).build()
     engine.check(policy, 256)
     return engine
 

@@ -9,7 +9,7 @@ import torch
 
 from serving import PROMPT, STARTER, VLLM_PYTHON, learner_logprobs, needs_vllm, perturb, turns
 from turnrl import Lora, Policy, on_loop
-from turnrl_vllm.engine import VLLM
+from turnrl_vllm import VLLM
 
 pytestmark = [
     pytest.mark.gpu,
@@ -36,7 +36,7 @@ def engine_in(folder) -> VLLM:
         python=str(VLLM_PYTHON),
         arguments=["--enforce-eager", "--gpu-memory-utilization", str(SHARE)],
         folder=str(folder),
-    )
+    ).build()
 
 
 def free_bytes() -> int:

@@ -45,7 +45,7 @@ from turnrl import (
     on_loop,
 )
 from turnrl.cli import main
-from turnrl_vllm.engine import VLLM
+from turnrl_vllm import VLLM
 
 __all__ = ["interpreter", "kind", "start_engine", "start_stand_in", "write_recipe"]  # fixtures
 pytestmark = IGNORE_PEFT_WARNING
@@ -77,18 +77,18 @@ def test_an_interpreter_without_vllm_is_refused(tmp_path, tiny_model, monkeypatc
     monkeypatch.chdir(tmp_path)
     Path("vllm").mkdir()  # an environment of that name, as in the how-to, is no package
     policy = Policy(str(tiny_model), lora=Lora())
-    assert "has no package vllm" in refusal(VLLM(python=sys.executable), policy)
-    assert "no Python that runs here" in refusal(VLLM(python="/nowhere/python"), policy)
-    message = refusal(VLLM(python=sys.prefix), policy)
+    assert "has no package vllm" in refusal(VLLM(python=sys.executable).build(), policy)
+    assert "no Python that runs here" in refusal(VLLM(python="/nowhere/python").build(), policy)
+    message = refusal(VLLM(python=sys.prefix).build(), policy)
     assert f"is a folder. Give the path of the interpreter in it: {sys.prefix}/bin/pyt" in message
     with pytest.raises(RecipeError, match="no Python that runs here"):  # nothing is started
-        VLLM(python="/nowhere/python").rehearsal()
+        VLLM(python="/nowhere/python").for_rehearsal()
 
 
 @pytest.mark.slow
 def test_a_run_starts_its_server_restarts_it_and_ends_it(interpreter, tiny_model, tmp_path):
     policy = trained_policy(tiny_model)
-    engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"), patience_s=60)
+    engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"), patience_s=60).build()
     engine.check(policy, 64)
     engine.start(policy, 64)
     engine.sync(0)
@@ -114,10 +114,10 @@ def test_a_run_that_is_killed_leaves_no_server(interpreter, tiny_model, tmp_path
     (tmp_path / "run.py").write_text(
         "import sys, time\n"
         "from turnrl import Lora, Policy\n"
-        "from turnrl_vllm.engine import VLLM\n"
+        "from turnrl_vllm.settings import VLLM\n"
         "policy = Policy(sys.argv[1], lora=Lora(r=4))\n"
         "policy.load()\n"
-        "engine = VLLM(python=sys.argv[2], folder=sys.argv[3])\n"
+        "engine = VLLM(python=sys.argv[2], folder=sys.argv[3]).build()\n"
         "engine.start(policy, 64)\n"
         "print(engine.supply.started.url.rpartition(':')[2], flush=True)\n"
         "time.sleep(600)\n"
@@ -142,9 +142,9 @@ def test_a_forked_child_of_a_killed_run_keeps_no_server(interpreter, tiny_model,
     (tmp_path / "run.py").write_text(
         "import os, sys, time\n"
         "from serving import trained_policy\n"
-        "from turnrl_vllm.engine import VLLM\n"
+        "from turnrl_vllm.settings import VLLM\n"
         "policy = trained_policy(sys.argv[1])\n"
-        "engine = VLLM(python=sys.argv[2])\n"
+        "engine = VLLM(python=sys.argv[2]).build()\n"
         "engine.start(policy, 64)\n"
         "if child := os.fork():\n"
         "    print(engine.supply.started.url, child, flush=True)\n"
@@ -173,7 +173,7 @@ def test_a_server_that_does_not_start_is_reported_with_the_end_of_its_log(
     interpreter, tiny_model, tmp_path
 ):
     broken(interpreter, "no room on the GPU")
-    engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"))
+    engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared")).build()
     with pytest.raises(EngineError, match=r"(?s)ended while it was starting.*no room on the GPU"):
         engine.start(trained_policy(tiny_model), 64)
     engine.close()
@@ -183,7 +183,7 @@ def test_a_server_that_does_not_start_is_reported_with_the_end_of_its_log(
 
 def test_the_end_of_a_log_has_nothing_of_an_earlier_server(interpreter, tiny_model, tmp_path):
     broken(interpreter, "error: an argument that there is not")
-    engine = VLLM(python=str(interpreter))
+    engine = VLLM(python=str(interpreter)).build()
     policy, folder = trained_policy(tiny_model), tmp_path / "run"
     engine.check(policy, 64, Surroundings(folder))
     folder.mkdir()
@@ -203,7 +203,7 @@ def test_a_server_that_is_not_started_again_stops_the_run_at_once(
     interpreter, tiny_model, tmp_path
 ):
     policy = trained_policy(tiny_model)
-    engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared"))
+    engine = VLLM(python=str(interpreter), folder=str(tmp_path / "shared")).build()
     engine.start(policy, 64)
     engine.sync(0)
     broken(interpreter, "the GPU is gone")
@@ -224,7 +224,7 @@ def test_a_server_that_is_not_started_again_stops_the_run_at_once(
 @pytest.mark.parametrize("whole", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_path, whole):
     policy = trained_policy(tiny_model, whole)
-    engine = VLLM(python=str(interpreter), sleeps=True)
+    engine = VLLM(python=str(interpreter), sleeps=True).build()
     engine.check(policy, 64, Surroundings(tmp_path / "run"))
     sleeps_and_samples(engine, policy)
     assert answer_of(engine, "wakes") == 5  # of six collections the first finds it awake
@@ -245,11 +245,11 @@ def test_a_server_sleeps_while_nothing_is_sampled(interpreter, tiny_model, tmp_p
     ],
 )
 def test_the_memory_plan_accounts_for_what_a_server_uses(arguments, share):
-    sleeps = VLLM(python="python", arguments=arguments)
+    sleeps = VLLM(python="python", arguments=arguments).build()
     assert sleeps.beside(10**11) == (None if share is None else (int(share * 1e11), 3 * 10**9))
-    awake = VLLM(python="python", arguments=arguments, sleeps=False)
+    awake = VLLM(python="python", arguments=arguments, sleeps=False).build()
     assert awake.beside(10**11) == (None if share is None else (int(share * 1e11),) * 2)
-    assert VLLM(url="http://localhost:8000").beside(10**11) is None
+    assert VLLM(url="http://localhost:8000").build().beside(10**11) is None
 
 
 def on_device(monkeypatch, kind: str) -> None:
@@ -261,7 +261,7 @@ def test_a_policy_on_a_gpu_lets_its_server_sleep(interpreter, tiny_model, tmp_pa
     emptied: list[bool] = []
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: emptied.append(True))
-    engine = VLLM(python=str(interpreter))
+    engine = VLLM(python=str(interpreter)).build()
     engine.check(policy, 64, Surroundings(tmp_path / "run"))
     with monkeypatch.context() as there:
         on_device(there, "cuda")
@@ -295,7 +295,7 @@ def test_a_server_sleeps_if_the_policy_is_on_a_gpu_or_if_it_is_set(
     # in place of a process
     monkeypatch.setattr("turnrl_vllm.supply.Started", start)
     on_device(monkeypatch, device)
-    engine = VLLM(python=sys.executable, sleeps=sleeps)
+    engine = VLLM(python=sys.executable, sleeps=sleeps).build()
     with pytest.raises(NotStarted):
         engine.start(Policy(str(tiny_model), lora=Lora()), 64)
 
@@ -305,7 +305,7 @@ def sleeper(interpreter, tmp_path):
     """Makes an engine that has started a server and given it a version."""
 
     def make(policy: Policy, **settings) -> VLLM:
-        engine = VLLM(python=str(interpreter), sleeps=True, **settings)
+        engine = VLLM(python=str(interpreter), sleeps=True, **settings).build()
         engine.check(policy, 64, Surroundings(tmp_path / "run"))
         engine.start(policy, 64)
         engine.sync(0)

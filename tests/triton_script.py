@@ -103,7 +103,7 @@ def sampled(model):
     turnrl.policy.varlen.torch_varlen_attn = varlen_of_torch_2_11
     policy = Policy(model)
     policy.load()
-    engine = Slots(slots=2, attention="auto")
+    engine = Slots(slots=2, attention="auto").build()
     engine.start(policy, 128)
     engine.passes.decoder.graphs = graphs = Recorder()
 

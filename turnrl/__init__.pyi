@@ -140,6 +140,7 @@ from turnrl.types.engine import Attend as Attend
 from turnrl.types.engine import Beside as Beside
 from turnrl.types.engine import Completion as Completion
 from turnrl.types.engine import Engine as Engine
+from turnrl.types.engine import EngineSettings as EngineSettings
 from turnrl.types.engine import MessageSampler as MessageSampler
 from turnrl.types.engine import Reply as Reply
 from turnrl.types.engine import SampledPolicy as SampledPolicy

@@ -43,7 +43,6 @@ from turnrl.types import (
     Check,
     Engine,
     Finding,
-    MessageSampler,
     Reward,
     Start,
 )
@@ -87,19 +86,11 @@ def check_parts(module: LearnerParts) -> None:
 
     Raises:
         ArgumentTypeError: Naming the argument, its value, and what to write.
-        RecipeError: If the engine only samples messages.
     """
     instance_of(Policy, "policy", module.policy)
     instance_of(Rollout, "rollout", module.rollout)
     instance_of(AdvantageEstimator, "estimator", module.estimator)
     instance_of(ClippedSurrogate, "objective", module.objective)
-    if isinstance(module.engine, MessageSampler):
-        raise RecipeError(
-            f"model.engine is a {type(module.engine).__name__}, which is not an Engine: it returns "
-            "no token ids to learn from. Name an engine, such as Slots. To collect without "
-            "learning, give the sampler of messages to Rollout.play."
-        )
-    instance_of(Engine, "engine", module.engine)
     function_of(
         "the parameters",
         name="optimizer",
@@ -144,7 +135,7 @@ class SamplingAhead(Check):
         module = start.module
         if not start.learns or not isinstance(module, LearnerParts) or not module.max_staleness:
             return
-        ahead, engine, name = module.max_staleness, module.engine, type(module.engine).__name__
+        ahead, engine, name = module.max_staleness, module.engine, module.engine.name
         if engine.keeps <= ahead:
             text = (
                 f"model.max_staleness is {ahead}, which samples while the policy learns. It needs "
@@ -299,7 +290,7 @@ def check_division(policy: Policy, engine: Engine) -> None:
         )
     if not engine.copies_weights:
         raise RecipeError(
-            f"trainer.strategy is fsdp2, and {type(engine).__name__} samples with the policy's own "
+            f"trainer.strategy is fsdp2, and {engine.name} samples with the policy's own "
             "weights, of which each process has only a part. Let servers sample (VLLM), or take "
             "ddp."
         )

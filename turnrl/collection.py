@@ -191,7 +191,7 @@ class Collector:
         engine, rollout = self.parts.engine, self.parts.rollout
         if rollout.sampling.cuts_distribution and not engine.cuts_distributions:
             raise RecipeError(
-                f"{type(engine).__name__} cannot draw from a part of the distribution. Leave out "
+                f"{engine.name} cannot draw from a part of the distribution. Leave out "
                 "model.rollout.top_k, min_p and top_p, or take another engine, such as Slots."
             )
         engine.check(self.parts.policy, rollout.max_tokens, where)
@@ -342,7 +342,7 @@ class Collector:
         versions = {version for t in sampled for version in t.versions}
         newest = begun if self._synced is None else self._synced
         if foreign := versions - {*range(begun, newest + 1)}:
-            name = type(self.parts.engine).__name__
+            name = self.parts.engine.name
             raise EngineError(
                 f"{name} sampled with weights of version {foreign.pop()}, and sync gave "
                 f"it version {begun}. Fix the engine, and try "
@@ -371,7 +371,7 @@ class Collector:
             )
         elif holds is not None and holds < size:
             rank_zero_info(
-                f"{type(engine).__name__} has room for {holds} of a group's {size} trajectories of "
+                f"{engine.name} has room for {holds} of a group's {size} trajectories of "
                 f"model.rollout.max_tokens = {rollout.max_tokens}{probes}, and running so few at "
                 f"once is slow. Raise {engine.memory_setting or 'its memory'}, or lower "
                 "model.rollout.max_tokens."

@@ -35,7 +35,7 @@ from turnrl.signals import end_with_parent
 from turnrl.streams import ASK
 from turnrl.trainer_checks import check_trainer, claim_folder, users_callbacks
 from turnrl.types import (
-    Engine,
+    EngineSettings,
     Question,
     Surroundings,
     TokenRow,
@@ -52,7 +52,7 @@ class PolicyModule(L.LightningModule, ABC):
     Args:
         policy: The policy.
         rollout: How it acts.
-        engine: Samples the policy.
+        engine: Settings of the engine that samples the policy.
         optimizer: Makes the optimiser of the trained parameters.
         scheduler: Makes its learning-rate schedule; None for a constant rate.
         seed: Seed of sampling and of the order of trajectories.
@@ -66,7 +66,7 @@ class PolicyModule(L.LightningModule, ABC):
         self,
         policy: Policy,
         rollout: Rollout,
-        engine: Engine,
+        engine: EngineSettings,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
         scheduler: Callable[[Optimizer], LRScheduler] | None,
         seed: int,
@@ -75,7 +75,7 @@ class PolicyModule(L.LightningModule, ABC):
         end_with_parent()  # a script of one's own starts the others, too
         self.policy = policy
         self.rollout = rollout
-        self.engine = engine
+        self.use_engine(engine)
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.seed = seed
@@ -85,6 +85,11 @@ class PolicyModule(L.LightningModule, ABC):
         """The run's folder, once the module is set up."""
         self._loaded = Position(0, 0)
         self._validated: tuple[int, list[int]] | None = None
+
+    def use_engine(self, settings: EngineSettings) -> None:
+        """Sample with an engine of these settings. The one before must not be started."""
+        self.engine_settings = settings
+        self.engine = settings.build()
 
     @property
     @abstractmethod

@@ -44,7 +44,7 @@ from turnrl.checks import check_batch, check_parts, check_settings, names_unknow
 from turnrl.collection import Collector
 from turnrl.credit import TurnLevel, assign_credit
 from turnrl.earnings import earning_tallies
-from turnrl.errors import RecipeError
+from turnrl.errors import RecipeError, instance_of
 from turnrl.experience import Experience
 from turnrl.function_rewards import rewards_of
 from turnrl.learning import (
@@ -66,14 +66,22 @@ from turnrl.policy.reading import read_trajectories
 from turnrl.scoring import Tally
 from turnrl.streams import EVALUATE, TRAIN, stream_seed
 from turnrl.text import counted
-from turnrl.types import AdvantageEstimator, Engine, Group, Question, Reward, TokenRow, Trajectory
+from turnrl.types import (
+    AdvantageEstimator,
+    EngineSettings,
+    Group,
+    Question,
+    Reward,
+    TokenRow,
+    Trajectory,
+)
 from turnrl.watch.trainer import data_of
 
 
-def _default_engine() -> Engine:
+def _default_engine() -> EngineSettings:
     if (default := installed("turnrl_engines").get("Slots")) is None:
         raise RecipeError("model.engine is not set, and the engine Slots is not installed. Set it.")
-    return cast(Engine, default())
+    return cast(EngineSettings, default())
 
 
 @final
@@ -116,7 +124,7 @@ class MTGRPO(PolicyModule):
         rewards: list[Reward | Callable[..., Any]],
         estimator: AdvantageEstimator | None = None,
         objective: ClippedSurrogate | None = None,
-        engine: Engine | None = None,
+        engine: EngineSettings | None = None,
         group_size: int = 16,
         max_staleness: int = 0,
         redraws: int = 0,
@@ -129,6 +137,7 @@ class MTGRPO(PolicyModule):
         paper = partial(AdamW, lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0)
         optimizer = paper if optimizer is None else optimizer
         engine = _default_engine() if engine is None else engine
+        instance_of(EngineSettings, "engine", engine)
         super().__init__(policy, rollout, engine, optimizer, scheduler, seed)
         self.rewards = rewards_of(rewards)
         self.estimator = estimator if estimator is not None else TurnLevel()

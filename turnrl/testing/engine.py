@@ -30,7 +30,7 @@ def check_engine(engine: Engine, policy: SampledPolicy, temperature: float = 1.0
     Raises:
         AssertionError: If a rule is broken, with the rule and the input.
     """
-    name = type(engine).__name__
+    name = engine.name
     try:
         with on(f"{name}.start(policy, 64), and sync(1) after it,"):
             engine.start(policy, 64)
@@ -49,7 +49,7 @@ class _Trial:
 
     def __init__(self, engine: Engine, policy: SampledPolicy, heat: float) -> None:
         self.engine, self.policy, self.heat = engine, policy, heat
-        self.name, self.prompt = type(engine).__name__, [5, 9, 33, 71]
+        self.name, self.prompt = engine.name, [5, 9, 33, 71]
 
     async def run(self) -> None:
         """Check one promise after another."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -246,9 +245,24 @@ class MessageSampler(Sampler):
 
 
 @contract("turnrl_engines")
+class EngineSettings(ABC):
+    """Settings of an engine, as a recipe writes them. A subclass is a frozen dataclass of plain
+    values, in a module that imports no torch. Before a run builds the engine, a memory plan may
+    replace the settings that the recipe leaves open."""
+
+    @abstractmethod
+    def build(self) -> Engine:
+        """An engine with these settings. It takes memory only once it starts."""
+
+    def for_rehearsal(self) -> EngineSettings:
+        """Settings with which `turnrl doctor` samples a small model: by default these. Override it
+        if the engine would take a run's memory."""
+        return self
+
+
 class Engine(Sampler):
-    """Turns token ids into more token ids. Each engine has its own options. Its methods are called
-    in this order:
+    """Turns token ids into more token ids. A recipe names its `EngineSettings`. Its methods are
+    called in this order:
 
         start -> (sync -> (open, generate ... -> drain) for every collection -> rest) ... -> close
 
@@ -281,6 +295,11 @@ class Engine(Sampler):
     importance_cap: float | None = None
     memory_setting: str | None = None
 
+    @property
+    def name(self) -> str:
+        """The engine's name in messages."""
+        return type(self).__name__
+
     def check(
         self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
     ) -> None:
@@ -310,16 +329,6 @@ class Engine(Sampler):
             The bytes; None if they are not known.
         """
         return None
-
-    def rehearsal(self) -> AbstractContextManager[Engine]:
-        """The engine that `turnrl doctor` samples a small model with in place of this one: by
-        default this one, which is closed afterwards. Override it if this one would take a run's
-        memory.
-
-        Returns:
-            A context that gives an engine which samples in the same way.
-        """
-        return contextlib.nullcontext(self)
 
     @abstractmethod
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:

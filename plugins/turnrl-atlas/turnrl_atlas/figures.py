@@ -38,7 +38,7 @@ class Measured:
     def __init__(self, policy: Policy, questions: int, samples: int) -> None:
         policy.load()
         self.chat = ChatFormat(policy.tokenizer)
-        self.engine = Slots()
+        self.engine = Slots().build()
         self.engine.start(policy, _MAX_TOKENS)
         self.engine.sync(0)
         self.questions = questions

@@ -312,7 +312,7 @@ class Sampler(Check):
         engine = module.engine
         module.collector.check_engine(start.surroundings)
         servers = engine.in_force.get("sampler", "")
-        text = f"{type(engine).__name__} can sample this model"
+        text = f"{engine.name} can sample this model"
         yield Finding("pass", "sampler", f"{text} ({servers})" if servers else text)
 
 

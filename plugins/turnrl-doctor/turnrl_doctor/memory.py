@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -15,9 +15,10 @@ from turnrl_doctor.plan import CostedChoice, choose, gigabytes
 from turnrl_doctor.speed import Card, card_of
 from turnrl_doctor.table import table
 from turnrl_doctor.work import Work, decoder_of
+from turnrl_slots import Slots
 
-ENGINE_SETTINGS = ("slots", "prefill_tokens", "kv_memory", "decode_weights")
-"""The attributes of Slots, the engine whose memory the plan knows."""
+ENGINE_SETTINGS = ("slots", "prefill_tokens", "kv_memory", "decode_weights", "keep_memory")
+"""The settings of Slots that the plan chooses; it knows the memory of no other engine."""
 
 
 def card_for(device: torch.device, profile: str) -> Card | None:
@@ -77,7 +78,7 @@ def work_of(start: Start) -> Work:
         processes=start.processes,
         shares=start.processes if start.divided else 1,
         mixed=half and lora is None,
-        sampled=all(hasattr(module.engine, name) for name in ENGINE_SETTINGS),
+        sampled=isinstance(module.engine_settings, Slots),
     )
 
 
@@ -96,7 +97,7 @@ def _moments(module: MTGRPO) -> float:
 
 def _owners(module: MTGRPO, sampled: bool) -> dict[str, object]:
     """The owner of each setting. An engine that the plan does not know owns none."""
-    engine = dict.fromkeys((*ENGINE_SETTINGS, "keep_memory"), module.engine) if sampled else {}
+    engine = dict.fromkeys(ENGINE_SETTINGS, module.engine_settings) if sampled else {}
     return {"minibatch_tokens": module.policy, "gradient_checkpointing": module.policy, **engine}
 
 
@@ -120,14 +121,21 @@ def given_settings(module: MTGRPO, work: Work) -> dict[str, object]:
 def apply(plan: CostedChoice, module: MTGRPO) -> None:
     """Set the settings that the recipe leaves open, and note the plan."""
     module.memory.plan = plan
+    chosen = dict[str, Any]()
     for name, owner in _owners(module, plan.work.sampled).items():
         value = getattr(plan.choice, name)
         if name == "gradient_checkpointing":
             value = {0: False, plan.work.shape.layers: True}.get(value, value)
         elif name == "kv_memory":
             value = f"{value // 1000}KB"
-        if name not in plan.given:
+        if name in plan.given:
+            continue
+        if name in ENGINE_SETTINGS:
+            chosen[name] = value
+        else:
             setattr(owner, name, value)
+    if chosen:
+        module.use_engine(replace(cast(Slots, module.engine_settings), **chosen))
     for phase in ("sampling", "learning"):
         if phase == "learning" or plan.work.sampled:
             module.memory.planned[phase] = plan.total(phase), plan.setting(phase)
@@ -202,7 +210,7 @@ class MemoryPlan(Check):
             return
         plan = self._plan
         if not plan.work.sampled and plan.work.beside is None:
-            engine = type(cast(MTGRPO, start.module).engine).__name__
+            engine = cast(MTGRPO, start.module).engine.name
             text = f"the plan does not know what {engine} takes while it samples"
             yield Finding("warn", "memory plan", text, "Leave room for it: lower plan.profile.")
         usable = f"{gigabytes(plan.most)} of {gigabytes(plan.card.bytes)} GB"

@@ -28,7 +28,6 @@ from lightning.pytorch.utilities.seed import isolate_rng
 from turnrl import (
     MTGRPO,
     Check,
-    Engine,
     Finding,
     Group,
     PluginError,
@@ -61,9 +60,11 @@ from turnrl_doctor.repeats import repeats
 from turnrl_doctor.staged import Staged
 from turnrl_doctor.tools import StandIn, calls_of, judged, replies_of
 
-_Part = TypeVar("_Part", Toolset, Reward, Engine)
+_Part = TypeVar("_Part", Toolset, Reward)
 _ATTEMPTS = 4
 _TURN_TOKENS = 12
+_SIZES = ("keys and values", "turns at once")
+"""Choices of an engine that depend on its memory, which is small here."""
 _ROOM = 512
 """Tokens that a sampled trajectory may have beyond the longest scripted one."""
 
@@ -228,7 +229,6 @@ class _Parts:
 
         def fault(why: str) -> PluginError:
             wanted = "a Tool" if isinstance(part, Tool) else f"a {kind.__name__}"
-            wanted = "an Engine" if kind is Engine else wanted
             return PluginError(
                 f"rehearsal of {type(part).__name__} must be a context that gives {wanted}, and "
                 f"{why}. Put @contextlib.contextmanager above it, and yield one."
@@ -338,7 +338,8 @@ class _Parts:
         """Let the miniature make attempts with the recipe's engine and segmenter."""
         small.collector.close()
         rollout, script = self.module.rollout, small.engine
-        engine = small.engine = self._entered(self.module.engine, Engine, "sampling")
+        settings = self.module.engine_settings.for_rehearsal()
+        engine = small.engine = settings.build()
         lengths = (t.tokens for group in self.attempts for t in group)
         longest = max(lengths, default=rollout.max_tokens)
         small.rollout = replace(
@@ -352,10 +353,11 @@ class _Parts:
             sampled = tried.trajectories
             self.attempts += sampled
             turns = sum(len(t.turns) for group in sampled for t in group)
-            chosen = (f"{name}: {value}" for name, value in engine.in_force.items())
-            text = f"{counted(turns, 'turn')} by {type(engine).__name__} on {small.policy.device}"
-            if type(engine) is not type(self.module.engine):
-                text += f", in place of {type(self.module.engine).__name__}"
+            choices = engine.in_force.items()
+            chosen = (f"{name}: {value}" for name, value in choices if name not in _SIZES)
+            text = f"{counted(turns, 'turn')} by {engine.name} on {small.policy.device}"
+            if engine.name != self.module.engine.name:
+                text += f", in place of {self.module.engine.name}"
             yield Finding("pass", "sampling", "; ".join((text, *chosen)))
         finally:
             small.collector.close()
@@ -428,18 +430,20 @@ def _guarded(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
 
 def _small(module: MTGRPO, policy: Policy, rollout: Rollout) -> MTGRPO:
     """The recipe's module with a miniature of its policy and a few attempts at a question."""
-    return MTGRPO(
+    small = MTGRPO(
         policy,
         rollout,
         [*module.rewards],
         module.estimator,
         module.objective,
-        ScriptedEngine(policy.tokenizer, lambda session, turn: "a"),
+        module.engine_settings,
         max(_ATTEMPTS, module.estimator.min_group_size),
         optimizer=module.optimizer,
         scheduler=module.scheduler,
         seed=module.seed,
     )
+    small.engine = ScriptedEngine(policy.tokenizer, lambda session, turn: "a")
+    return small
 
 
 def _attention(policy: Policy) -> Finding:

@@ -1,5 +1,6 @@
 """What engines that sample with servers have in common. `VLLM` and `SGLang` are made of it.
 
+settings    ServerSettings, what engines behind servers have in common: no torch
 engine      ServerEngine, the engine of any kind of server, and its sessions
 supply      where its servers come from
 server      Server, one server as a run knows it, and how servers of its kind are asked
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from turnrl_servers.server import Sampled as Sampled
     from turnrl_servers.server import Served as Served
     from turnrl_servers.server import Server as Server
+    from turnrl_servers.settings import ServerSettings as ServerSettings
+    from turnrl_servers.supply import Running as Running
     from turnrl_servers.supply import Supply as Supply
 
 __getattr__, __all__ = lazy_names(__name__, __file__)

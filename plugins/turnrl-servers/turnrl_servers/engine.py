@@ -9,12 +9,10 @@ from __future__ import annotations
 
 import shutil
 import sys
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import final
 
 from turnrl import (
     Beside,
@@ -26,10 +24,7 @@ from turnrl import (
     Sampling,
     Session,
     Surroundings,
-    at_least,
-    check_address,
     counted,
-    installed,
     on_loop,
     say,
 )
@@ -47,7 +42,8 @@ from turnrl_servers.folders import (
 )
 from turnrl_servers.pool import Pool
 from turnrl_servers.server import Server
-from turnrl_servers.supply import Running, Supply
+from turnrl_servers.settings import ServerSettings
+from turnrl_servers.supply import Supply
 from turnrl_servers.trial import examine
 from turnrl_servers.weights import Adapters, Published, Weights, WholeModel
 
@@ -98,82 +94,45 @@ class _Session(Session):
         self._engine.running[0].refuse_if_dropped(self._began)
 
 
-@dataclass(eq=False, repr=False)
+@final
 class ServerEngine(Engine):
-    """Samples with servers. A subclass names their kind.
+    """Samples with servers of any kind.
 
     Args:
-        url: Address of a server, such as http://localhost:8000, or several addresses. They must
-            serve the base that training begins from.
-        api_key_env: Environment variable with the servers' key; no key is sent if this is null or
-            the variable is not set.
-        folder: Where weights are written for the servers. Null is a folder for temporary files of
-            this machine, or the run's folder if several processes learn together.
-        keeps: Versions of an adapter that the servers have at a time.
-        patience_s: Seconds without any answer after which the run stops; until then requests are
-            sent again.
-        timeout_s: Seconds that one turn may take.
-        max_logprob_gap: Largest mean difference between the servers' log-probabilities and the
-            learner's in a trial, in nats. Each server is compared with each version before it
-            samples turns with it.
+        settings: Its settings.
+        kind: The kind of server.
+        supply: Where the servers come from.
+        cuts_distributions: See `Engine`.
+
     Attributes:
-        supply: Where the servers come from: they run already, at `url`.
         pool: The servers; None before `start` and after `close`.
         weights: The versions that they have; None before `start` and after `close`.
-    Raises:
-        RecipeError: If an option makes no sense.
     """
 
     seeded = False
     copies_weights = True
     importance_cap = 2.0
 
-    url: str | list[str] | None = None
-    api_key_env: str | None = None
-    folder: str | None = None
-    keeps: int = 2
-    patience_s: float = 300.0
-    timeout_s: float = 600.0
-    max_logprob_gap: float = 0.15
-
-    def __post_init__(self) -> None:
-        advice = "Put a key into the environment variable that api_key_env names."
-        for url in self._urls:
-            check_address("model.engine.url", url, "http://localhost:8000", advice)
-            if url.endswith("/v1"):
-                raise RecipeError(f"model.engine.url is {url!r}; write it without /v1.")
-        if self.url is not None and len({*self._urls}) != max(1, len(self._urls)):
-            raise RecipeError(
-                f"model.engine.url is {self.url!r}; give an address, or several different ones"
-            )
-        at_least(1, "model.engine.", self, "keeps", whole=True, optional=False)
-        least = ("patience_s", "timeout_s", "max_logprob_gap")
-        at_least(0, "model.engine.", self, *least, optional=False)
+    def __init__(
+        self,
+        settings: ServerSettings,
+        kind: type[Server],
+        supply: Supply,
+        cuts_distributions: bool = True,
+    ) -> None:
+        self.settings, self.kind, self.supply = settings, kind, supply
+        self.keeps, self.cuts_distributions = settings.keeps, cuts_distributions
         self.pool: Pool | None = None
         self.weights: Weights | None = None
         self._where = Surroundings()
         self.sessions: Counter[Server] = Counter()
         self._in_force: dict[str, str] = {}
-        self._folder: WeightsFolder = Alone(self.folder)
-        self.supply = self._supply()
+        self._folder: WeightsFolder = Alone(settings.folder)
 
     @property
-    @abstractmethod
-    def kind(self) -> type[Server]:
-        """The kind of server. A subclass sets it."""
-
-    def _supply(self) -> Supply:
-        """Where the servers come from. A subclass may start them."""
-        return self._running_servers()
-
-    def _running_servers(self, base: str | None = None) -> Running:
-        """Servers that run at `url`, with the name of their base if they serve several models."""
-        key, turn_s, patience_s = self.api_key_env, self.timeout_s, self.patience_s
-        return Running(self.kind, self._urls, key, turn_s, patience_s, base)
-
-    @property
-    def _urls(self) -> list[str]:
-        return [self.url] if isinstance(self.url, str) else self.url or []
+    def name(self) -> str:
+        """See `Engine.name`."""
+        return type(self.settings).__name__
 
     @property
     def in_force(self) -> Mapping[str, str]:
@@ -188,21 +147,23 @@ class ServerEngine(Engine):
         share."""
         self._where = where
         if where.processes > 1:
-            check_together(policy, where, self.supply.starts_servers, self.folder)
+            check_together(policy, where, self.supply.starts_servers, self.settings.folder)
         servers = self.supply.ready(policy)
         if servers:
             versions = [self._examined(server, policy, max_tokens) for server in servers]
             self._in_force = {"sampler": self._sampler(versions)}
         if where.processes > 1 and is_together():
-            self._folder = Together(make_folder(self.folder) or where.folder or Path())
+            self._folder = Together(make_folder(self.settings.folder) or where.folder or Path())
         else:
-            self._folder = Alone(self.folder)
+            self._folder = Alone(self.settings.folder)
 
     def _examined(self, server: Server, policy: SampledPolicy, max_tokens: int) -> str:
         """Examine a server. Returns the version of its software."""
-        home = parent_of_weights(self.folder, self._where)
+        home = parent_of_weights(self.settings.folder, self._where)
         try:
-            return examine(server, policy, max_tokens, self.supply.base, home, self.api_key_env)
+            return examine(
+                server, policy, max_tokens, self.supply.base, home, self.settings.api_key_env
+            )
         except Unavailable as fault:
             raise RecipeError(
                 f"{server.name} does not answer ({fault}). Start it, or correct "
@@ -212,12 +173,6 @@ class ServerEngine(Engine):
     def beside(self, total: int) -> Beside | None:
         """See `Engine.beside`."""
         return self.supply.beside(total)
-
-    def rehearsal(self) -> AbstractContextManager[Engine]:
-        """See `Engine.rehearsal`. Given servers have the run's base, so the default engine samples
-        in their place."""
-        default: Engine = installed("turnrl_engines")["Slots"]()
-        return default.rehearsal()
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`."""
@@ -241,13 +196,13 @@ class ServerEngine(Engine):
             self.pool,
             folder=home,
             keeps=self.keeps,
-            max_logprob_gap=self.max_logprob_gap,
+            max_logprob_gap=self.settings.max_logprob_gap,
             follows=self._folder.follows,
         )
         self.sessions.clear()
         sampler = self._sampler(versions)
-        if self._urls and not self._folder.follows:
-            say(f"turnrl: sampling with {sampler}: {', '.join(self._urls)}", sys.stderr)
+        if self.settings.urls and not self._folder.follows:
+            say(f"turnrl: sampling with {sampler}: {', '.join(self.settings.urls)}", sys.stderr)
         self._in_force = {
             "sampler": sampler,
             "weights while sampling": "base and adapter" if adapter else "the whole model",
@@ -318,7 +273,7 @@ class ServerEngine(Engine):
                 f"max_tokens is {sampling.max_tokens}, but a turn has at least one token"
             )
         if sampling.forced_ids:
-            raise NotImplementedError(f"{type(self).__name__} takes no forced tokens")
+            raise NotImplementedError(f"{self.name} takes no forced tokens")
         request = first.turn_request(ids, sampling)
 
         async def ask(server: Server) -> Completion:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import final
@@ -12,6 +11,7 @@ from typing import final
 from turnrl import Beside, SampledPolicy
 from turnrl_servers.pool import Pool
 from turnrl_servers.server import Server
+from turnrl_servers.settings import ServerSettings
 
 
 class Supply(ABC):
@@ -81,24 +81,24 @@ class Running(Supply):
 
     Args:
         kind: Their kind.
-        urls: Their addresses.
-        api_key_env: The environment variable with their key, if they have one.
-        timeout_s: Seconds that one turn may take.
-        patience_s: See `Supply`.
+        settings: Their addresses, their key, and how long to wait for them.
         base: See `Supply`.
     """
 
     kind: type[Server]
-    urls: Sequence[str]
-    api_key_env: str | None
-    timeout_s: float
-    patience_s: float
+    settings: ServerSettings
     base: str | None = None
+
+    @property
+    def patience_s(self) -> float:  # type: ignore[override]
+        """See `Supply`."""
+        return self.settings.patience_s
 
     def ready(self, policy: SampledPolicy) -> list[Server]:
         """See `Supply.ready`."""
-        key = os.environ.get(self.api_key_env or "", "").strip()
-        return [self.kind(url, key, self.timeout_s) for url in self.urls]
+        settings = self.settings
+        key = os.environ.get(settings.api_key_env or "", "").strip()
+        return [self.kind(url, key, settings.timeout_s) for url in settings.urls]
 
     def start(
         self, policy: SampledPolicy, max_tokens: int, home: Path, run: Path | None

@@ -1,7 +1,7 @@
 """`SGLang`: the engine that samples with SGLang servers.
 
-engine  SGLang; what it shares with other engines behind servers is `turnrl_servers`
-server  how SGLang's server is asked
+settings  SGLang, the settings; the engine itself is `turnrl_servers.ServerEngine`
+server    how SGLang's server is asked
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from turnrl import Engine, hookimpl, lazy_names
+from turnrl import EngineSettings, hookimpl, lazy_names
 
 if TYPE_CHECKING:
-    from turnrl_sglang.engine import SGLang as SGLang
+    from turnrl_sglang.settings import SGLang as SGLang
 
 __getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
-def turnrl_engines() -> Iterable[type[Engine]]:
+def turnrl_engines() -> Iterable[type[EngineSettings]]:
     """The engine of this package."""
-    from turnrl_sglang.engine import SGLang
+    from turnrl_sglang.settings import SGLang
 
     return [SGLang]

@@ -1,8 +1,9 @@
 """`Slots`: the engine that samples in the process that learns.
 
-engine        Slots, its sessions, and the loop that computes pass after pass
+settings      Slots, the settings: no torch
+engine        the engine, its sessions, and the loop that computes pass after pass
 passes        the forward passes, and the weights that they are computed with
-limits        refuses options, models and memory sizes, from configurations alone
+limits        refuses models and memory sizes, from configurations alone
 trial         trials at the start: pages against the model itself, the largest passes
 scheduler     chooses the turns that are sampled, and their pages
 pages         the memory of keys and values, and its contents
@@ -24,17 +25,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from turnrl import Engine, hookimpl, lazy_names
+from turnrl import EngineSettings, hookimpl, lazy_names
 
 if TYPE_CHECKING:
-    from turnrl_slots.engine import Slots as Slots
+    from turnrl_slots.engine import SlotsEngine as SlotsEngine
+    from turnrl_slots.settings import Slots as Slots
 
 __getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
-def turnrl_engines() -> Iterable[type[Engine]]:
+def turnrl_engines() -> Iterable[type[EngineSettings]]:
     """The engine of this package."""
-    from turnrl_slots.engine import Slots  # imports torch, which listing plugins must not
+    from turnrl_slots.settings import Slots
 
     return [Slots]

@@ -1,4 +1,4 @@
-"""`Slots`, the in-process engine: any transformers decoder, turns batched as they come.
+"""The in-process engine: any transformers decoder, turns batched as they come.
 
 A session is its token ids, and pages with the keys and values of all tokens but the last. Forks
 share pages, and so do histories that begin with the same text. Every forward pass (`passes`) takes
@@ -17,9 +17,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import Literal, final
+from typing import final
 
 import numpy as np
 import torch
@@ -36,14 +34,15 @@ from turnrl import (
     adapted_layers,
 )
 from turnrl_slots.dense import dense_bytes
-from turnrl_slots.limits import budget_of, check_layers, check_room, least_shapes
+from turnrl_slots.limits import check_layers, check_room, least_shapes
 from turnrl_slots.memory import auto_memory
 from turnrl_slots.pages import Pool
 from turnrl_slots.passes import Passes
 from turnrl_slots.scheduler import History, Request, Scheduler
+from turnrl_slots.settings import Slots
 from turnrl_slots.sizes import PAGE, PREFILL_TOKENS, pages_of
 from turnrl_slots.trial import compare, fill, measure
-from turnrl_slots.ways import NAMES, Attention, find_way, unavailable
+from turnrl_slots.ways import NAMES, find_way, unavailable
 
 _SLOTS_OF_CPU = 256
 """With this many rows, a CPU gains nothing from more, and last digits depend on the number."""
@@ -72,7 +71,7 @@ def _on_one_thread() -> Iterator[None]:
 class _Session(Session):
     """One history, sampled by the engine."""
 
-    def __init__(self, engine: Slots, history: History) -> None:
+    def __init__(self, engine: SlotsEngine, history: History) -> None:
         self._engine = engine
         self._history = history
         self._version = engine._version
@@ -113,39 +112,11 @@ class _Session(Session):
 
 
 @final
-@dataclass(eq=False, repr=False)
-class Slots(Engine):
-    """Samples with the policy's own weights, in this process.
-
-    Turns requested in the same tick of the event loop are admitted in the order in which their
-    sessions were opened, so equal requests give equal batches and equal results to the last digit.
-
-    Null options are filled in at the start, by a memory plan (`plan.profile`) if there is one.
+class SlotsEngine(Engine):
+    """The engine that `Slots` describes.
 
     Args:
-        slots: The most turns sampled at once. Null for as many as fit into memory; 256 on a CPU.
-        prefill_tokens: The most tokens read in one forward pass, not counting sampled tokens; on a
-            CPU never more than 512. Null for 16384.
-        kv_memory: The most memory for keys and values: a size such as `4GB`; `auto` is a quarter of
-            the memory of the machine or container, divided among the processes, or on a GPU most of
-            the memory that is free once the weights are loaded.
-        decode_weights: How to sample a policy with an adapter. `adapter` uses the base as it is
-            stored and the adapter, as in learning. `dense` uses the base as dense weights with the
-            adapter beside it. `dense` computes the same with fewer operations: a step reads each
-            weight once (2 bytes in half precision), while `adapter` dequantises a 4-bit base in
-            every step. With 7 billion weights, `dense` takes 13 GB in half precision, beside the
-            learner. `auto` is `adapter`, unless a memory plan has room for `dense`.
-        cuda_graphs: Record the passes that sample a token of each turn as CUDA graphs, and replay
-            them, if a GPU kernel computes the attention (half precision on CUDA). Elsewhere, for
-            example on a CPU, it changes nothing.
-        attention: How a GPU's kernels get keys and values, in half precision. `auto` tries `pages`
-            (torch's kernel reads them in place; needs FlashAttention 3 or 4 to be active), `triton`
-            (a kernel of this package reads them in place, for sampled tokens) and `gathered`
-            (torch's kernel, on a copy in each layer), and takes the first that gives the right
-            result. `fa3` activates FlashAttention 3, for learning too, and then works as `pages`.
-            `plain` uses no such kernel, as on a CPU.
-        keep_memory: Keep the memory of keys and values, dense weights and CUDA graphs between
-            collections, for a faster start of each. Null or false gives it back for learning.
+        settings: Its settings.
 
     Attributes:
         pool: The pages of keys and values, from the first start on.
@@ -153,19 +124,10 @@ class Slots(Engine):
     """
 
     memory_setting = "model.engine.kv_memory"
+    pool: Pool
 
-    slots: int | None = None
-    prefill_tokens: int | None = None
-    kv_memory: str = "auto"
-    decode_weights: Literal["auto", "adapter", "dense"] = "auto"
-    cuda_graphs: bool = True
-    attention: Attention = "auto"
-    keep_memory: bool | None = None
-
-    pool: Pool = field(init=False)
-
-    def __post_init__(self) -> None:
-        budget_of(self)
+    def __init__(self, settings: Slots) -> None:
+        self.settings = settings
         self._version = 0
         self._inbox: list[Request] = []
         self._orders = itertools.count()
@@ -173,58 +135,59 @@ class Slots(Engine):
         self._was_training: bool | None = None
         self._stopping = False
         self._closed = False
-        self._rehearses = False
-        """True for a small engine in place of the run's; its size shows nothing about the run."""
         self.passes: Passes | None = None
+
+    @property
+    def name(self) -> str:
+        """See `Engine.name`."""
+        return "Slots"
 
     def check(
         self, policy: SampledPolicy, max_tokens: int, where: Surroundings = Surroundings()
     ) -> None:
         """See `Engine.check`. Refuses layers that pages do not hold, a memory too small for one
         trajectory, dense weights without an adapter, and missing packages."""
-        budget = budget_of(self)
-        if (package := unavailable(self.attention)) is not None:
+        attention, budget = self.settings.attention, self.settings.kv_bytes
+        if (package := unavailable(attention)) is not None:
             raise RecipeError(
-                f"model.engine.attention is {self.attention!r}, which needs {package}, and it "
+                f"model.engine.attention is {attention!r}, which needs {package}, and it "
                 "is not installed. Install it, or set attention to 'auto'."
             )
         check_layers(policy.config, max_tokens)
-        if self.decode_weights == "dense" and isinstance(policy, Policy) and policy.lora is None:
+        if (
+            self.settings.decode_weights == "dense"
+            and isinstance(policy, Policy)
+            and policy.lora is None
+        ):
             raise _dense_already()
         if budget is not None and (shapes := least_shapes(policy)) is not None:
-            check_room(self.kv_memory, budget, shapes.page_bytes, 0, max_tokens)
-
-    def rehearsal(self) -> AbstractContextManager[Slots]:
-        """See `Engine.rehearsal`. A smaller engine with the same other options."""
-        small = replace(self, slots=8, prefill_tokens=512, kv_memory="256MB")
-        small._rehearses = True
-        return contextlib.nullcontext(small)
+            check_room(self.settings.kv_memory, budget, shapes.page_bytes, 0, max_tokens)
 
     def start(self, policy: SampledPolicy, max_tokens: int) -> None:
         """See `Engine.start`. The policy is used in eval mode, whatever mode it is in."""
         self._forget()  # earlier sessions hold pages of a pool that is about to go
-        budget = budget_of(self)
+        settings = self.settings
         self._policy = policy
         self._closed = False
         self._network = policy.load()
         self._device = next(self._network.parameters()).device
-        samples_dense = self.decode_weights == "dense"
+        samples_dense = settings.decode_weights == "dense"
         if samples_dense and not adapted_layers(self._network):
             raise _dense_already()
         on_cpu = self._device.type == "cpu"
-        prefill_tokens = self.prefill_tokens or PREFILL_TOKENS
+        prefill_tokens = settings.prefill_tokens or PREFILL_TOKENS
         piece_tokens = min(_CPU_TOKENS, prefill_tokens) if on_cpu else prefill_tokens
         small = sum(p.numel() for p in self._network.parameters()) < _SMALL
         self._one_thread = on_cpu and small
         self._evaluate()
         started = False
         try:
-            self.pool = pool = self._sized_pool(budget, max_tokens, samples_dense)
+            self.pool = pool = self._sized_pool(max_tokens, samples_dense)
             self._slots = self._rows(on_cpu, pool.count)
             self._least = pool.count // pages_of(max_tokens)
             self._scheduler = Scheduler(pool, self._slots, prefill_tokens, self._least)
             passes = self.passes = Passes(
-                policy, pool, samples_dense, self.cuda_graphs, piece_tokens, max_tokens
+                policy, pool, samples_dense, settings.cuda_graphs, piece_tokens, max_tokens
             )
             with passes.weights():  # memory for dense weights runs out now or never
                 tried = policy, pool, passes.compute, max_tokens
@@ -233,7 +196,7 @@ class Slots(Engine):
                     fill(*tried, prefill_tokens, self._slots)
             started = True
         finally:
-            self._forget(keep=started and bool(self.keep_memory))
+            self._forget(keep=started and bool(self.settings.keep_memory))
             self._leave_mode()
 
     @property
@@ -244,16 +207,12 @@ class Slots(Engine):
         pool, decoder, dense = self.pool, self.passes.decoder, self.passes.samples_dense
         graphs = decoder is not None and decoder.graphs is not None
         weights = "base and adapter" if adapted_layers(self._network) else "the policy's own"
-        chosen = {
+        tokens = f"{pool.count * PAGE} tokens, at least {self._least} sessions"
+        return {
             "attention while sampling": NAMES[pool.kernel],
             "CUDA graphs": "on" if graphs else "off",
             "weights while sampling": "base, dense, and adapter" if dense else weights,
-            "memory between collections": "kept" if self.keep_memory else "given back",
-        }
-        if self._rehearses:
-            return chosen
-        tokens = f"{pool.count * PAGE} tokens, at least {self._least} sessions"
-        return chosen | {
+            "memory between collections": "kept" if self.settings.keep_memory else "given back",
             "keys and values": f"{pool.bytes / 1e9:.2f} GB, {tokens}",
             "turns at once": str(min(self._slots, pool.count)),
         }
@@ -264,16 +223,18 @@ class Slots(Engine):
         return None if self.passes is None else self._scheduler.capacity
 
     def _rows(self, on_cpu: bool, pages: int) -> int:
-        return self.slots or (_SLOTS_OF_CPU if on_cpu else pages)
+        return self.settings.slots or (_SLOTS_OF_CPU if on_cpu else pages)
 
-    def _sized_pool(self, budget: int | None, tokens: int, samples_dense: bool) -> Pool:
-        """The pool that the budget allows, with room for at least one session of `tokens`."""
-        shapes = measure(self._policy, self._device, tokens)
+    def _sized_pool(self, tokens: int, samples_dense: bool) -> Pool:
+        """The pool that the settings allow, with room for at least one session of `tokens`."""
+        settings, shapes = self.settings, measure(self._policy, self._device, tokens)
+        budget = settings.kv_bytes
         if budget is None:
             beside = dense_bytes(self._network) if samples_dense else 0
             budget = auto_memory(self._device, beside)
-        way = find_way(shapes, self._device, self.attention)
-        count = check_room(self.kv_memory, budget, shapes.page_bytes, int(way is not None), tokens)
+        way = find_way(shapes, self._device, settings.attention)
+        spare = int(way is not None)
+        count = check_room(settings.kv_memory, budget, shapes.page_bytes, spare, tokens)
         return Pool(count, shapes, self._device, way)
 
     def sync(self, version: int) -> None:
@@ -282,7 +243,7 @@ class Slots(Engine):
         if self._inbox or self._scheduler.active or self._scheduler.waiting:
             raise RuntimeError("turns are being sampled: drain() comes before sync()")
         self._version = version
-        self._forget(keep=bool(self.keep_memory))
+        self._forget(keep=bool(self.settings.keep_memory))
 
     def close(self) -> None:
         """See `Engine.close`. If a pass is under way, the rest waits until it is over."""
@@ -323,10 +284,10 @@ class Slots(Engine):
         assert self.passes is not None, "Engine.start() comes first"
         loop = asyncio.get_running_loop()
         if pages_of(len(ids) + sampling.max_tokens - 1) > self.pool.count:
+            room = f"{self.settings.kv_memory!r} ({self.pool.count * PAGE} tokens)"
             raise ValueError(
                 f"a history of {len(ids)} tokens and a turn of {sampling.max_tokens} do not fit "
-                f"into model.engine.kv_memory = {self.kv_memory!r} ({self.pool.count * PAGE} "
-                "tokens)"
+                f"into model.engine.kv_memory = {room}"
             )
         # in (0, 1]: a draw of 0 could pick a token of probability 0
         uniforms = 1 - np.random.Generator(np.random.Philox(sampling.seed)).random(
@@ -351,7 +312,7 @@ class Slots(Engine):
             await asyncio.wait([self._server])  # cancelling this wait does not cancel it
         self._server = None
         self._leave_mode()
-        self._forget(keep=bool(self.keep_memory))
+        self._forget(keep=bool(self.settings.keep_memory))
 
     async def _serve(self) -> None:
         """Compute passes until no turn waits. They run in a thread, so that tools can run

@@ -1,50 +1,16 @@
-"""Refuses what cannot be sampled, from options and a model's configuration, before any weights are
-loaded."""
+"""Refuses models and memory sizes, from a model's configuration, before any weights are loaded."""
 
 from __future__ import annotations
 
-from typing import NoReturn, Protocol, get_args
+from typing import NoReturn
 
 import torch
 from transformers import PretrainedConfig
 
-from turnrl import Policy, RecipeError, SampledPolicy, at_least, one_of, parse_bytes
+from turnrl import Policy, RecipeError, SampledPolicy
 from turnrl.policy.sizes import sizes_of
 from turnrl_slots.pages import Shapes
 from turnrl_slots.sizes import PAGE, pages_of
-from turnrl_slots.ways import Attention
-
-
-class Options(Protocol):
-    """The options of `Slots`, as a recipe gives them."""
-
-    @property
-    def slots(self) -> int | None: ...
-    @property
-    def prefill_tokens(self) -> int | None: ...
-    @property
-    def kv_memory(self) -> str: ...
-    @property
-    def decode_weights(self) -> str: ...
-    @property
-    def attention(self) -> str: ...
-
-
-def budget_of(engine: Options) -> int | None:
-    """Check the current options of an engine: a memory plan may have filled in some that the recipe
-    leaves open.
-
-    Returns:
-        The bytes of `kv_memory`; None for `auto`.
-    Raises:
-        RecipeError: If an option has a value that is not allowed.
-    """
-    at_least(1, "model.engine.", engine, "slots", "prefill_tokens", whole=True)
-    one_of(("auto", "adapter", "dense"), "model.engine.", engine, "decode_weights")
-    one_of(get_args(Attention), "model.engine.", engine, "attention")
-    if engine.kv_memory == "auto":
-        return None
-    return parse_bytes(engine.kv_memory, "model.engine.kv_memory", "'auto', or ")
 
 
 def refuse(config: PretrainedConfig, why: str, cause: Exception | None = None) -> NoReturn:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from importlib.util import find_spec
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -14,11 +13,10 @@ from torch.nn.attention import activate_flash_attention_impl
 from turnrl import RecipeError, in_short, of_the_device, takes_ragged
 from turnrl_slots import kernel
 from turnrl_slots.pages import Shapes, Way
+from turnrl_slots.settings import Attention
 from turnrl_slots.sizes import PAGE
 
 _logger = logging.getLogger(__name__)
-
-Attention = Literal["auto", "fa3", "pages", "triton", "gathered", "plain"]
 
 _ORDER: tuple[Way, ...] = ("pages", "triton", "gathered")
 

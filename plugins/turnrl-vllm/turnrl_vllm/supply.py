@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
@@ -11,6 +10,7 @@ import torch
 from turnrl import Beside, Policy, RecipeError, SampledPolicy, on_loop
 from turnrl_servers import Pool, Server, Supply, has_adapter, write
 from turnrl_vllm.server import VLLMServer
+from turnrl_vllm.settings import VLLM
 from turnrl_vllm.started import ASLEEP, Started, check_python, gpu_share
 
 
@@ -19,35 +19,16 @@ class StartedByRun(Supply):
     """A server that the run starts on this machine, starts again if it dies, and ends.
 
     Args:
+        settings: How to start it, and how long to wait for it.
         python: Interpreter of an environment with vLLM.
-        arguments: More arguments of `vllm serve`.
-        adapters: The number of adapters that it serves at a time.
-        timeout_s: Seconds that one turn may take.
-        patience_s: Seconds without any answer after which the run stops, beside those that the
-            server may take to start again.
-        start_timeout_s: Seconds that it may take to start.
-        sleeps: Whether it gives back its GPU's memory while the policy learns; None: if the policy
-            is on a GPU.
     """
 
     starts_servers = True
     base = None
 
-    def __init__(
-        self,
-        python: str,
-        arguments: Sequence[str],
-        *,
-        adapters: int,
-        timeout_s: float,
-        patience_s: float,
-        start_timeout_s: float,
-        sleeps: bool | None,
-    ) -> None:
-        self.python, self.arguments, self.adapters = python, arguments, adapters
-        self.timeout_s, self.start_timeout_s = timeout_s, start_timeout_s
-        self.patience_s = patience_s + start_timeout_s
-        self.sleeps = sleeps
+    def __init__(self, settings: VLLM, python: str) -> None:
+        self.settings, self.python = settings, python
+        self.patience_s = settings.patience_s + settings.start_timeout_s
         self.started: Started | None = None
         """Its process, while it runs."""
         self._may_sleep = False
@@ -61,11 +42,11 @@ class StartedByRun(Supply):
 
     def beside(self, total: int) -> Beside | None:
         """See `Supply.beside`. The server takes the share that its arguments set."""
-        share = gpu_share(self.arguments)
+        share = gpu_share(self.settings.arguments)
         if share is None:
             return None
         awake = int(share * total)
-        return Beside(awake, awake if self.sleeps is False else min(awake, ASLEEP))
+        return Beside(awake, awake if self.settings.sleeps is False else min(awake, ASLEEP))
 
     def start(
         self, policy: SampledPolicy, max_tokens: int, home: Path, run: Path | None
@@ -81,22 +62,23 @@ class StartedByRun(Supply):
         if run is not None:
             run.mkdir(parents=True, exist_ok=True)
             log = run / "vllm.log"
-        self._may_sleep = policy.device.type == "cuda" if self.sleeps is None else self.sleeps
+        sleeps = self.settings.sleeps
+        self._may_sleep = policy.device.type == "cuda" if sleeps is None else sleeps
         torch.cuda.empty_cache()  # so that vLLM can take it
         self.started = started = Started(
             self.python,
             policy,
             model=model,
             max_tokens=max_tokens,
-            adapters=self.adapters,
-            arguments=["--tokenizer", str(home / "tokenizer"), *self.arguments],
+            adapters=self.settings.keeps + 1,
+            arguments=["--tokenizer", str(home / "tokenizer"), *self.settings.arguments],
             log=log,
             keeps_log=run is not None,
             folder=home,
             sleeps=self._may_sleep,
         )
-        server = VLLMServer(started.url, started.key, self.timeout_s)
-        started.wait(server.connection.is_up, self.start_timeout_s)
+        server = VLLMServer(started.url, started.key, self.settings.timeout_s)
+        started.wait(server.connection.is_up, self.settings.start_timeout_s)
         return [server]
 
     def check_alive(self) -> None:

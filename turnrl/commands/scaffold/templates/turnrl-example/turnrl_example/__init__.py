@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 import turnrl
-from turnrl import AdvantageEstimator, Engine, Player, QuestionSource, Reward, Segmenter, Tool
+from turnrl import AdvantageEstimator, Player, QuestionSource, Reward, Segmenter, Tool
 from turnrl_example.estimator import ExampleToGo
 from turnrl_example.outcome_reward import ExampleLookedUp
 from turnrl_example.player import ExampleDesk
@@ -44,7 +44,7 @@ def turnrl_estimators() -> Iterable[type[AdvantageEstimator]]:
 
 
 @turnrl.hookimpl
-def turnrl_engines() -> Iterable[type[Engine]]:
+def turnrl_engines() -> Iterable[type[turnrl.EngineSettings]]:
     from turnrl_example.engine import ExampleEngine  # needs torch, which few commands do
 
     return [ExampleEngine]

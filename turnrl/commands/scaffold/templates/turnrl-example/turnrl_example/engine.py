@@ -2,20 +2,32 @@
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, final
 
 import torch
 
-from turnrl import Completion, Engine, SampledPolicy, Sampling, Session
+from turnrl import Completion, Engine, EngineSettings, SampledPolicy, Sampling, Session
 
 
 @final
-class ExampleEngine(Engine):
+@dataclass(frozen=True)
+class ExampleEngine(EngineSettings):
     """Samples with the policy's own weights, in this process.
 
     For every token the policy reads the whole history of one session again. This is slow, but you
     can compare a faster engine with it.
     """
+
+    # options of your engine are fields here, and a recipe sets them
+
+    def build(self) -> "PlainEngine":
+        return PlainEngine()
+
+
+@final
+class PlainEngine(Engine):
+    """The engine that these settings describe."""
 
     cuts_distributions = False
 
@@ -86,7 +98,7 @@ class ExampleEngine(Engine):
 class _History(Session):
     """The token ids read and sampled so far."""
 
-    def __init__(self, engine: ExampleEngine, ids: Sequence[int]) -> None:
+    def __init__(self, engine: PlainEngine, ids: Sequence[int]) -> None:
         self.engine, self.ids, self.version = engine, list(ids), engine.version
         self.busy = self.closed = False
 

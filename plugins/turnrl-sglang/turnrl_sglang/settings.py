@@ -1,18 +1,21 @@
-"""`SGLang`: samples with SGLang servers that run already."""
+"""The settings of `SGLang`, which samples with SGLang servers that run already. Nothing here loads
+torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import final
+from typing import TYPE_CHECKING, final
 
 from turnrl import RecipeError
-from turnrl_servers import ServerEngine
-from turnrl_sglang.server import SGLangServer
+from turnrl_servers.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from turnrl_servers import ServerEngine
 
 
 @final
-@dataclass(eq=False, repr=False)
-class SGLang(ServerEngine):
+@dataclass(frozen=True)
+class SGLang(ServerSettings):
     """Samples with SGLang servers, which you start.
 
     A server must be able to read the folder that this process writes the weights to.
@@ -36,9 +39,6 @@ class SGLang(ServerEngine):
         RecipeError: If no `url` is given, or an option makes no sense.
     """
 
-    cuts_distributions = False
-    kind = SGLangServer
-
     api_key_env: str | None = "SGLANG_API_KEY"
 
     def __post_init__(self) -> None:
@@ -48,3 +48,11 @@ class SGLang(ServerEngine):
                 "one, and set url to its address, such as http://localhost:30000."
             )
         super().__post_init__()
+
+    def build(self) -> ServerEngine:
+        """See `EngineSettings.build`."""
+        from turnrl_servers import Running, ServerEngine  # these import torch
+        from turnrl_sglang.server import SGLangServer
+
+        supply = Running(SGLangServer, self)
+        return ServerEngine(self, SGLangServer, supply, cuts_distributions=False)

@@ -1,23 +1,22 @@
-"""`VLLM`: samples with vLLM, in a process and an environment of its own."""
+"""The settings of `VLLM`, which samples with vLLM, in a process and an environment of its own.
+Nothing here loads torch."""
 
 from __future__ import annotations
 
-import contextlib
 import re
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
-from typing import final
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, final
 
-from turnrl import Engine, RecipeError, at_least
-from turnrl_servers import ServerEngine, Supply
-from turnrl_vllm.server import VLLMServer
-from turnrl_vllm.started import check_python
-from turnrl_vllm.supply import StartedByRun
+from turnrl import EngineSettings, RecipeError, at_least
+from turnrl_servers.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from turnrl_servers import ServerEngine, Supply
 
 
 @final
-@dataclass(eq=False, repr=False)
-class VLLM(ServerEngine):
+@dataclass(frozen=True)
+class VLLM(ServerSettings):
     """Samples with vLLM servers, given or started by the run.
 
     Give either `url` or `python`. A server must be able to read the folder that this process writes
@@ -51,8 +50,6 @@ class VLLM(ServerEngine):
         RecipeError: If neither or both of `url` and `python` are given, or an option makes no
             sense.
     """
-
-    kind = VLLMServer
 
     python: str | None = None
     arguments: list[str] = field(default_factory=list)
@@ -92,24 +89,25 @@ class VLLM(ServerEngine):
         at_least(0, "model.engine.", self, "start_timeout_s", optional=False)
         super().__post_init__()
 
-    def _supply(self) -> Supply:
-        """With `python`, the run starts the server."""
-        if self.python is None:
-            return self._running_servers(self.base)
-        return StartedByRun(
-            self.python,
-            self.arguments,
-            adapters=self.keeps + 1,
-            timeout_s=self.timeout_s,
-            patience_s=self.patience_s,
-            start_timeout_s=self.start_timeout_s,
-            sleeps=self.sleeps,
-        )
+    def build(self) -> ServerEngine:
+        """See `EngineSettings.build`."""
+        from turnrl_servers import Running, ServerEngine  # these import torch
+        from turnrl_vllm.server import VLLMServer
+        from turnrl_vllm.supply import StartedByRun
 
-    def rehearsal(self) -> AbstractContextManager[Engine]:
-        """See `Engine.rehearsal`. With `python`, a server is started with the rehearsal's small
-        base."""
+        supply: Supply
         if self.python is None:
-            return super().rehearsal()
+            supply = Running(VLLMServer, self, self.base)
+        else:
+            supply = StartedByRun(self, self.python)
+        return ServerEngine(self, VLLMServer, supply)
+
+    def for_rehearsal(self) -> EngineSettings:
+        """See `EngineSettings.for_rehearsal`. With `python`, a server is started with the
+        rehearsal's small base."""
+        if self.python is None:
+            return super().for_rehearsal()
+        from turnrl_vllm.started import check_python
+
         check_python(self.python)
-        return contextlib.nullcontext(replace(self))
+        return self
