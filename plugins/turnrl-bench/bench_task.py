@@ -32,6 +32,7 @@ from turnrl import (
     ClippedSurrogate,
     Completion,
     Engine,
+    EngineSettings,
     OutcomeOnly,
     OutcomeReward,
     Policy,
@@ -323,6 +324,17 @@ class Forced(Engine):
             self.engine.close()
 
 
+@dataclass(frozen=True)
+class _Forcing(EngineSettings):
+    """Settings of `Forced`: those of the engine inside, and the task's folder."""
+
+    inside: EngineSettings | None
+    folder: str
+
+    def build(self) -> Forced:
+        return Forced(None if self.inside is None else self.inside.build(), self.folder)
+
+
 @dataclass(eq=False)
 class _Forced(Session):
     """A prompt, or one trajectory of it with what is left of its script."""
@@ -349,7 +361,11 @@ class _Forced(Session):
 
 
 def make_module(
-    folder: str, policy: Policy, engine: Engine | None, passes: int = 1, search: Tool | None = None
+    folder: str,
+    policy: Policy,
+    engine: EngineSettings | None,
+    passes: int = 1,
+    search: Tool | None = None,
 ) -> MTGRPO:
     """The agent of a task, which calls a tool and answers, and whose turns are forced.
 
@@ -374,7 +390,7 @@ def make_module(
         [AnswerHash()],
         OutcomeOnly(min_std=1e-4),  # TRL's floor; a group of two is likely below turnrl's
         ClippedSurrogate(aggregation="token"),
-        Forced(engine, folder),
+        _Forcing(engine, folder),
         group_size=task.shape.group_size,
         passes_per_iteration=passes,
     )

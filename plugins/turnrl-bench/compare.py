@@ -163,7 +163,7 @@ def rounds(
 
 def by_slots(count: int, prompts: int) -> Figures:
     """Rounds of requests to Slots."""
-    policy, engine = Policy(STARTER), Slots()
+    policy, engine = Policy(STARTER), Slots().build()
     policy.load()
     engine.start(policy, 195 + 60)
     engine.sync(0)

@@ -107,7 +107,7 @@ def tokens_per_s(
     turns = [[draw.randint(-(-m // 2), m + m // 2) for _ in range(rows)] for m in means]
     result = prompts[0][: shape.result_tokens]
     longest = shape.prompt_tokens + len(result) + 2 * sum(means)
-    engine = Slots(decode_weights=weights, cuda_graphs=graphs, slots=rows)
+    engine = Slots(decode_weights=weights, cuda_graphs=graphs, slots=rows).build()
     engine.start(policy, longest)
     engine.sync(1)
     began = clock()
