@@ -21,8 +21,8 @@ from runs import column, data, make_module, trainer
 from trajectories import sampled_turn, trajectory
 from turnrl import PluginError, assign_credit, record
 from turnrl.cli import main
-from turnrl.plugins import HOOKS, KINDS, load_plugins
-from turnrl_doctor.rehearsal import Rehearsal
+from turnrl.plugins import HOOKS, KINDS, import_named, load_plugins
+from turnrl_doctor.checks import Rehearsal
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "turnrl/commands/scaffold/templates/turnrl-example"
@@ -108,6 +108,22 @@ def test_a_plugin_is_loaded_with_its_distribution_and_version(install):
     )
 
 
+LAZY = GOOD.replace("[Nothing]", "['heavy:Nothing', 'broken_one:Lost']").replace(
+    TOOL, "import turnrl\n"
+)
+
+
+def test_a_class_behind_a_reference_is_imported_when_it_is_named(install, tmp_path):
+    install("lazy", LAZY)
+    (tmp_path / "heavy.py").write_text(TOOL)
+    import_named({"WikiSearch", "a text"})
+    assert "heavy" not in sys.modules
+    import_named({"Nothing"})
+    assert sys.modules.pop("heavy").Nothing
+    with pytest.raises(PluginError, match=r"'lazy' of lazy 4.2.*broken_one:Lost.*No module"):
+        import_named({"Lost"})
+
+
 def test_plugins_are_sorted_by_name(install):
     install("zzz", GOOD)
     install("aaa", GOOD.replace("Nothing", "Other"))
@@ -153,7 +169,7 @@ def test_commands_are_kept_as_functions(install):
         (GOOD.replace("[Nothing]", "[Nothing()]"), r"returned .*Nothing.* not a subclass of Tool"),
         (
             GOOD.replace("[Nothing]", "[look]") + "def look(x: str) -> str:\n    'Look.'\n",
-            r"returned the function plugin_of_broken.look from .* names it by its path, plugin_of",
+            r"returned <function look.* from .* names it by its path, plugin_of",
         ),
         ("raise SystemExit(3)", r"cannot be imported \(SystemExit: 3"),
         (

@@ -39,8 +39,8 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.testing import ScriptedEngine
+from turnrl_doctor.checks import Rehearsal
 from turnrl_doctor.miniature import small_network
-from turnrl_doctor.rehearsal import Rehearsal
 from turnrl_doctor.repeats import repeats
 from turnrl_doctor.tools import arguments_of
 from turnrl_estimators import Branched, Tree, TurnCritic

@@ -1,55 +1,38 @@
 """turnrl's own components, in the hooks that every plugin uses.
 
-Each hook imports its classes when it is called, because some need torch. turnrl's commands are in
-`turnrl.commands`, so that one command imports no other.
+The hooks return references, because most classes need torch, and a run needs few of them. turnrl's
+commands are in `turnrl.commands`, so that one command imports no other.
 """
 
-from collections.abc import Callable, Iterable
-
 from turnrl.plugins import hookimpl
-from turnrl.types import (
-    AdvantageEstimator,
-    AnswerRule,
-    Check,
-    Phrase,
-    QuestionSource,
-    Reward,
-    Toolset,
-)
 
 
 @hookimpl
-def turnrl_estimators() -> list[type[AdvantageEstimator]]:
+def turnrl_estimators() -> list[str]:
     """MT-GRPO and the paper's baselines."""
-    from turnrl.credit import Merged, OutcomeOnly, TurnLevel
-
-    return [TurnLevel, OutcomeOnly, Merged]
+    return [f"turnrl.credit:{name}" for name in ("TurnLevel", "OutcomeOnly", "Merged")]
 
 
 @hookimpl
-def turnrl_tools() -> list[type[Toolset]]:
+def turnrl_tools() -> list[str]:
     """A function as a tool."""
-    from turnrl.agent.function_tools import FunctionTool
-
-    return [FunctionTool]
+    return ["turnrl.agent.function_tools:FunctionTool"]
 
 
 @hookimpl
-def turnrl_rewards() -> list[type[Reward]]:
+def turnrl_rewards() -> list[str]:
     """A function as a reward."""
-    from turnrl.function_rewards import FunctionReward
-
-    return [FunctionReward]
+    return ["turnrl.function_rewards:FunctionReward"]
 
 
 @hookimpl
-def turnrl_answers() -> list[type[AnswerRule]]:
+def turnrl_answers() -> list[str]:
     """SQuAD's comparison of phrases."""
-    return [Phrase]
+    return ["turnrl.types:Phrase"]
 
 
 @hookimpl
-def turnrl_openers() -> Iterable[object]:
+def turnrl_openers() -> list[object]:
     """Question sets by name: files, presets and the hub."""
     from turnrl.data.known import ByName
 
@@ -57,33 +40,28 @@ def turnrl_openers() -> Iterable[object]:
 
 
 @hookimpl
-def turnrl_datasets() -> Iterable[type[QuestionSource]]:
+def turnrl_datasets() -> list[str]:
     """Question sets with settings and a corpus."""
-    from turnrl.data.paragraphs import HotpotParagraphs, SquadParagraphs
-
-    return [HotpotParagraphs, SquadParagraphs]
+    return [f"turnrl.data.paragraphs:{name}" for name in ("HotpotParagraphs", "SquadParagraphs")]
 
 
 @hookimpl
-def turnrl_checks() -> Iterable[type[Check]]:
+def turnrl_checks() -> list[str]:
     """Checks of settings that matter only to a run."""
-    from turnrl.checks import SamplingAhead
-
-    return [SamplingAhead]
+    return ["turnrl.checks:SamplingAhead"]
 
 
 @hookimpl
-def turnrl_callbacks() -> Iterable[Callable[..., object]]:
-    """The callbacks of every run: alarms, console, memory plan, record, export, curves."""
-    from turnrl.checks import Plan
-    from turnrl.recipe.tidying import Tidy
-    from turnrl.watch.alarms import Alarms
-    from turnrl.watch.card import ExportsPolicy
-    from turnrl.watch.console import iteration_lines
-    from turnrl.watch.curves import Curves
-    from turnrl.watch.loggers import ToLoggers
-    from turnrl.watch.recorder import Recorder
-    from turnrl.watch.resumed import FirstFigures
-
-    printing = (FirstFigures, iteration_lines)
-    return [Alarms, ExportsPolicy, *printing, Tidy, Plan, Recorder, ToLoggers, Curves]
+def turnrl_callbacks() -> list[str]:
+    """The callbacks of every run: alarms, export, console, memory plan, record, curves."""
+    return [
+        "turnrl.watch.alarms:Alarms",
+        "turnrl.watch.card:ExportsPolicy",
+        "turnrl.watch.resumed:FirstFigures",
+        "turnrl.watch.console:iteration_lines",
+        "turnrl.recipe.tidying:Tidy",
+        "turnrl.checks:Plan",
+        "turnrl.watch.recorder:Recorder",
+        "turnrl.watch.loggers:ToLoggers",
+        "turnrl.watch.curves:Curves",
+    ]

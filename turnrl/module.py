@@ -58,7 +58,7 @@ from turnrl.learning import (
 from turnrl.lifecycle import PolicyModule
 from turnrl.loader import IterationData
 from turnrl.objective import ClippedSurrogate
-from turnrl.plugins import installed
+from turnrl.plugins import installed_class
 from turnrl.policy.layout import ForwardPass
 from turnrl.policy.memory import peak_bytes
 from turnrl.policy.model import Policy
@@ -79,7 +79,7 @@ from turnrl.watch.trainer import data_of
 
 
 def _default_engine() -> EngineSettings:
-    if (default := installed("turnrl_engines").get("Slots")) is None:
+    if (default := installed_class("turnrl_engines", "Slots")) is None:
         raise RecipeError("model.engine is not set, and the engine Slots is not installed. Set it.")
     return cast(EngineSettings, default())
 

@@ -5,7 +5,9 @@ A plugin is a module with any of the hooks below, named in its distribution's me
     [project.entry-points.turnrl]
     my-tools = "my_tools"
 
-A hook returns functions, or classes that a recipe may then name without their module.
+A hook returns functions, or classes that a recipe may then name without their module. It may
+return a reference in the place of each, such as "my_tools.search:Search": then only those that a
+command or a recipe needs are imported.
 `TURNRL_LOAD_PLUGINS` lists the entry points to load (comma-separated names; empty for none), for
 example all but a broken plugin. turnrl's own components (`turnrl.builtins`) are a plugin like any
 other, except that it is always loaded.
@@ -19,9 +21,10 @@ import importlib.metadata
 import importlib.util
 import inspect
 import os
+import pkgutil
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar, cast
@@ -97,34 +100,45 @@ class Plugin:
             f"comma-separated plugins to load, without {self.name!r}, to skip it."
         )
 
-    def brings(self, hook: str) -> tuple[Any, ...]:
-        """The values that it returns from a hook; empty if it does not implement the hook.
+    def returns(self, hook: str) -> tuple[Any, ...]:
+        """The values that it returns from a hook, references to classes and functions among them;
+        empty if it does not implement the hook.
 
         Raises:
-            PluginError: If they are of another kind than the hook asks for.
+            PluginError: If the hook fails.
         """
         impls = getattr(self.manager.hook, hook).get_hookimpls()
         function = next((i.function for i in impls if i.plugin_name == self.name), tuple)
         try:
-            brought = tuple(function())
+            return tuple(function())
         except (Exception, SystemExit) as error:
             raise self.fault(f"does not return a list from {hook}", error) from error
-        kind = KINDS.get(hook)
-        for cls in brought:
-            if kind is None or (isinstance(cls, type) and issubclass(cls, kind)):
-                continue
-            if inspect.isroutine(cls):
-                path = f"{cls.__module__}.{cls.__qualname__}"
-                raise self.fault(
-                    f"returned the function {path} from {hook}, which takes classes. Where a "
-                    f"recipe may name a function, as in tools and rewards, it names it by its "
-                    f"path, {path}, and needs no hook. Else write a class that extends "
-                    f"{kind.__name__}"
-                )
-            raise self.fault(
-                f"returned {cls!r} from {hook}, which is not a subclass of {kind.__name__}"
-            )
-        return brought
+
+    def load(self, hook: str, item: object) -> Any:
+        """Import what a reference from a hook means; any other value is what it is.
+
+        Raises:
+            PluginError: If it cannot be imported, or is of another kind than the hook asks for.
+        """
+        kind, loaded = KINDS.get(hook), item
+        if isinstance(item, str):
+            try:
+                loaded = pkgutil.resolve_name(item)
+            except (Exception, SystemExit) as error:
+                raise self.fault(f"brings {item!r}, which cannot be imported", error) from error
+        if kind is None or (isinstance(loaded, type) and issubclass(loaded, kind)):
+            return loaded
+        advice = ""
+        if inspect.isroutine(loaded):
+            path = f"{loaded.__module__}.{loaded.__qualname__}"
+            advice = f". Where a recipe may name a function, it names it by its path, {path}"
+        raise self.fault(
+            f"returned {loaded!r} from {hook}, which is not a subclass of {kind.__name__}{advice}"
+        )
+
+    def brings(self, hook: str) -> tuple[Any, ...]:
+        """Everything that it returns from a hook, imported; see `load`."""
+        return tuple(self.load(hook, item) for item in self.returns(hook))
 
 
 def _entry_points(faults: list[PluginError]) -> dict[str, importlib.metadata.EntryPoint]:
@@ -244,47 +258,72 @@ def contributed(hook: str) -> list[Any]:
     return [thing for plugin in load_plugins() for thing in plugin.brings(hook)]
 
 
+def _offered(hook: str) -> dict[str, tuple[Plugin, object]]:
+    """The classes that installed plugins return from a hook, by short name, and their plugins.
+    References are not imported.
+
+    Raises:
+        PluginError: If two plugins bring different classes with the same name.
+    """
+    offered: dict[str, tuple[Plugin, object]] = {}
+    for plugin in load_plugins():
+        for item in plugin.returns(hook):
+            name = _path_of(item).rpartition(":")[2]
+            _, first = offered.setdefault(name, (plugin, item))
+            if _path_of(first) != _path_of(item):
+                raise PluginError(
+                    f"two installed classes are called {name!r}: {_path_of(first)} and "
+                    f"{_path_of(item)}. Name the one you mean by its full path."
+                )
+    return offered
+
+
+def _path_of(item: object) -> str:
+    """`module:Class` for a class or a reference to one."""
+    if isinstance(item, type):
+        return f"{item.__module__}:{item.__qualname__}"
+    return item if isinstance(item, str) else repr(item)
+
+
 def installed(hook: str) -> dict[str, type]:
-    """Classes that installed plugins return from a hook, by short name.
+    """Import the classes that installed plugins return from a hook. They are returned by short
+    name.
 
     Raises:
         PluginError: If a plugin returns something else, or two bring different classes with the
             same name.
     """
-    classes: dict[str, type] = {}
-    for cls in contributed(hook):
-        first = classes.setdefault(cls.__name__, cls)
-        if first is not cls:
-            raise PluginError(
-                f"two installed classes are called {cls.__name__!r}: {first.__module__} and "
-                f"{cls.__module__}. Name the one you mean by its full path."
-            )
-    return classes
+    return {name: plugin.load(hook, item) for name, (plugin, item) in _offered(hook).items()}
+
+
+def installed_class(hook: str, name: str) -> type | None:
+    """Import the class with this short name that a plugin returns from a hook, and no other; None
+    if there is none."""
+    plugin, item = _offered(hook).get(name, (None, None))
+    return plugin and cast(type, plugin.load(hook, item))
+
+
+def import_named(names: Collection[str]) -> None:
+    """Import the classes of installed plugins that have these short names. jsonargparse finds a
+    short name only if its class is imported."""
+    for hook in KINDS:
+        for name in _offered(hook).keys() & names:
+            installed_class(hook, name)
 
 
 def _other_kind(name: str, kinds: tuple[type, ...]) -> str:
-    """`a tool, not a reward`, if an imported class of another kind has this name; else nothing."""
+    """`a tool, not a reward`, if an installed class of another kind has this name; else nothing."""
     words = {hook: hook.removeprefix("turnrl_").removesuffix("s") for hook in KINDS}
     words |= {"turnrl_datasets": "data set", "turnrl_answers": "answer rule"}
-    wanted = (words[hook] for hook, kind in KINDS.items() if issubclass(kinds[0], kind))
+    wanted = [words[hook] for hook, kind in KINDS.items() if issubclass(kinds[0], kind)]
     for hook, kind in KINDS.items():
-        for cls in _extending(kind):
-            if cls.__name__ == name and not issubclass(cls, kinds):
-                noun = next(wanted, kinds[0].__name__)
-                return f"{_a(words[hook])}, not {_a(noun)}"
+        if not issubclass(kinds[0], kind) and name in _offered(hook):
+            return f"{_a(words[hook])}, not {_a(wanted[0] if wanted else kinds[0].__name__)}"
     return ""
 
 
 def _a(noun: str) -> str:
     return f"{'an' if noun[0] in 'AEIOUaeiou' else 'a'} {noun}"
-
-
-def _extending(kind: type) -> Iterator[type]:
-    """The imported classes that extend a class, at any depth."""
-    below: list[type] = kind.__subclasses__()
-    for cls in below:
-        yield cls
-        yield from _extending(cls)
 
 
 def look_also_in(folder: Path, names: Iterable[str]) -> None:

@@ -7,13 +7,13 @@ from abc import ABC
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from turnrl.answers import usable_answers
 from turnrl.data.fields import Fields
 from turnrl.data.rows import RECIPE, Names
 from turnrl.errors import DataError, did_you_mean
-from turnrl.plugins import contributed, find_class, installed
+from turnrl.plugins import contributed, find_class, installed, installed_class
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import AnswerRule, Question
 
@@ -146,9 +146,9 @@ def open_source(
     several: Any = name if isinstance(name, Sequence) and not isinstance(name, str) else [name]
     if all(isinstance(item, Question) for item in several):
         return GivenQuestions(several)
-    classes = installed("turnrl_datasets")
-    ours = isinstance(name, str) and name in classes
-    openers: list[SourceOpener] = [] if ours else contributed("turnrl_openers")
+    if isinstance(name, str) and (own := installed_class("turnrl_datasets", name)):
+        return cast(QuestionSource, own())
+    openers: list[SourceOpener] = contributed("turnrl_openers")
     for opener in openers:
         if source := opener(name, fields, config):
             if isinstance(source, NamesSettings):
@@ -159,7 +159,8 @@ def open_source(
             f"a {type(name).__name__} is not a data set: {name!r:.60}. Give a path, questions, "
             "rows as mappings, a datasets.Dataset, or a name."
         )
-    if name not in classes and ("." not in name or "/" in name):
+    classes = installed("turnrl_datasets")
+    if "." not in name or "/" in name:
         listed = [*classes, *(n for opener in openers for n in opener.names)]
         raise DataError(
             f"no data set {name!r}.{did_you_mean(name, listed)} Known names: {', '.join(listed)}. "

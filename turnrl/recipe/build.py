@@ -3,6 +3,7 @@
 jsonargparse checks and builds. This module chooses classes, and reports mistakes in a user's words.
 """
 
+import contextlib
 import json
 import logging
 import pkgutil
@@ -25,14 +26,14 @@ from transformers.utils import logging as transformers_logging
 
 from turnrl.checks import Plan, check_division, start_of
 from turnrl.data.questions import QuestionData
-from turnrl.errors import ArgumentTypeError, RecipeError, TurnRLError
+from turnrl.errors import ArgumentTypeError, PluginError, RecipeError, TurnRLError
 from turnrl.lifecycle import PolicyModule
 from turnrl.module import MTGRPO
-from turnrl.plugins import KINDS, installed
+from turnrl.plugins import KINDS, import_named, installed
 from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
 from turnrl.recipe.filling import fill, with_plain_values
 from turnrl.recipe.invocation import Invocation, read_invocation
-from turnrl.recipe.merging import Contents, listed
+from turnrl.recipe.merging import Contents, each_value, listed
 from turnrl.recipe.trust import TRUST, import_from, marked
 from turnrl.runs.config import COMMAND
 from turnrl.runs.files import whole_file
@@ -105,6 +106,9 @@ def build(arguments: Sequence[str]) -> Built:
 
 def explained(error: BaseException, contents: Contents, kinds: Mapping[str, object]) -> RecipeError:
     """Explain why jsonargparse refuses a recipe, in a user's words."""
+    for hook in KINDS:  # messages list the installed classes
+        with contextlib.suppress(PluginError):
+            installed(hook)
     for fault in filter(None, faults(contents, kinds)):
         return RecipeError(fault)
     # jsonargparse wraps the error in which a component explains its own settings
@@ -307,11 +311,12 @@ def seed_of(value: int | None) -> int:
     return int(value)
 
 
-def import_components() -> None:
-    """Import the classes that a recipe may name, and silence warnings on which a user of turnrl
-    cannot act."""
-    for hook in KINDS:
-        installed(hook)  # jsonargparse finds a short name only if its class is imported
+def import_components(contents: Contents) -> None:
+    """Import the classes that a recipe names, and silence warnings on which a user of turnrl cannot
+    act."""
+    names = set[str]()
+    each_value(contents, lambda value, _: names.add(value) if isinstance(value, str) else None)
+    import_named(names)
     transformers_logging.disable_progress_bar()
     warnings.filterwarnings("ignore", ".*treespec, LeafSpec.*")  # Lightning on torch 2.13
     # the state of Lightning's own callback for checkpoints, which every trainer in Python has
@@ -325,7 +330,7 @@ def import_components() -> None:
 
 def make(invocation: Invocation) -> Built:
     """Let LightningCLI make what a recipe describes; see `build`."""
-    import_components()
+    import_components(invocation.contents)
     # the user's own classes may lie here, or beside the recipe
     folders = (Path.cwd(), *(Path(file).parent for file in invocation.files))
     import_from(invocation.contents, *folders)

@@ -141,7 +141,7 @@ def _saved_recipe(text: object, file: Path) -> Contents:
 
 def _made(recipe: Contents) -> MTGRPO:
     """The module that a recipe describes."""
-    import_components()
+    import_components(recipe)
     model = recipe.get("model", {})
     if "class_path" not in model:
         model = {"class_path": "turnrl.MTGRPO", "init_args": model}

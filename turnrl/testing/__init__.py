@@ -18,28 +18,22 @@ framework. Only `check_engine`, which samples a policy, needs a model, and only 
     contract                     promises, and the error about a broken one
 """
 
-from turnrl.testing.engine import check_engine
-from turnrl.testing.estimator import check_estimator
-from turnrl.testing.examples import example_trajectories
-from turnrl.testing.hacks import check_hacks, hacked_trajectories
-from turnrl.testing.player import check_player
-from turnrl.testing.reward import check_reward
-from turnrl.testing.scripted import ScriptedEngine
-from turnrl.testing.segmenter import check_segmenter, check_turns
-from turnrl.testing.source import check_source
-from turnrl.testing.tool import check_tool
+from typing import TYPE_CHECKING
 
-__all__ = [
-    "ScriptedEngine",
-    "check_engine",
-    "check_estimator",
-    "check_hacks",
-    "check_player",
-    "check_reward",
-    "check_segmenter",
-    "check_source",
-    "check_tool",
-    "check_turns",
-    "example_trajectories",
-    "hacked_trajectories",
-]
+from turnrl.plugins import lazy_names
+
+if TYPE_CHECKING:
+    from turnrl.testing.engine import check_engine as check_engine
+    from turnrl.testing.estimator import check_estimator as check_estimator
+    from turnrl.testing.examples import example_trajectories as example_trajectories
+    from turnrl.testing.hacks import check_hacks as check_hacks
+    from turnrl.testing.hacks import hacked_trajectories as hacked_trajectories
+    from turnrl.testing.player import check_player as check_player
+    from turnrl.testing.reward import check_reward as check_reward
+    from turnrl.testing.scripted import ScriptedEngine as ScriptedEngine
+    from turnrl.testing.segmenter import check_segmenter as check_segmenter
+    from turnrl.testing.segmenter import check_turns as check_turns
+    from turnrl.testing.source import check_source as check_source
+    from turnrl.testing.tool import check_tool as check_tool
+
+__getattr__, __all__ = lazy_names(__name__, __file__)

@@ -10,25 +10,29 @@ Importing this package loads no torch and no transformers.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from turnrl import QuestionSource, hookimpl
-from turnrl_atlas.world import TWO_HOP_FACTS as TWO_HOP_FACTS
-from turnrl_atlas.world import Atlas as Atlas
-from turnrl_atlas.world import AtlasTwoHop as AtlasTwoHop
-from turnrl_atlas.world import Place as Place
-from turnrl_atlas.world import ask as ask
-from turnrl_atlas.world import ask_two_hop as ask_two_hop
-from turnrl_atlas.world import page as page
-from turnrl_atlas.world import places as places
-from turnrl_atlas.world import query as query
+from turnrl import hookimpl, lazy_names
+
+if TYPE_CHECKING:
+    from turnrl_atlas.world import TWO_HOP_FACTS as TWO_HOP_FACTS
+    from turnrl_atlas.world import Atlas as Atlas
+    from turnrl_atlas.world import AtlasTwoHop as AtlasTwoHop
+    from turnrl_atlas.world import Place as Place
+    from turnrl_atlas.world import ask as ask
+    from turnrl_atlas.world import ask_two_hop as ask_two_hop
+    from turnrl_atlas.world import page as page
+    from turnrl_atlas.world import places as places
+    from turnrl_atlas.world import query as query
+
+__getattr__, __all__ = lazy_names(__name__, __file__)
 
 STARTER = Path(__file__).parent / "starter"
 """The starter policy, as `AutoModelForCausalLM.from_pretrained` and `AutoTokenizer` read it."""
 
 
 @hookimpl
-def turnrl_datasets() -> Iterable[type[QuestionSource]]:
+def turnrl_datasets() -> list[str]:
     """The data sets of this package."""
-    return [Atlas, AtlasTwoHop]
+    return ["turnrl_atlas.world:Atlas", "turnrl_atlas.world:AtlasTwoHop"]

@@ -12,36 +12,21 @@ plan       the plan itself: functions of numbers, like work, counts, speed and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
-
-from turnrl import Check, hookimpl
-from turnrl_doctor.command import add_doctor_command
+from turnrl import hookimpl
 
 
 @hookimpl
-def turnrl_commands() -> Iterable[Callable[[Any], None]]:
+def turnrl_commands() -> list[str]:
     """The command `doctor`."""
-    return [add_doctor_command]
+    return ["turnrl_doctor.command:add_doctor_command"]
 
 
 @hookimpl
-def turnrl_checks() -> Iterable[type[Check]]:
+def turnrl_checks() -> list[str]:
     """Checks of `turnrl doctor`, in the order in which they are shown."""
-    from turnrl_doctor import checks
-    from turnrl_doctor.memory import MemoryPlan
-    from turnrl_doctor.rehearsal import Rehearsal
-
-    return [
-        checks.Versions,
-        checks.Gpu,
-        checks.FourBit,
-        checks.RunFolder,
-        checks.Disk,
-        checks.ModelFiles,
-        checks.Window,
-        checks.Sampler,
-        checks.Template,
-        MemoryPlan,
-        Rehearsal,
-    ]
+    quick = (
+        *("Versions", "Gpu", "FourBit", "RunFolder", "Disk"),
+        *("ModelFiles", "Window", "Sampler", "Template"),
+    )
+    checks = [f"turnrl_doctor.checks:{name}" for name in quick]
+    return [*checks, "turnrl_doctor.memory:MemoryPlan", "turnrl_doctor.checks:Rehearsal"]

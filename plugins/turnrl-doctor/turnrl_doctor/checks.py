@@ -338,3 +338,16 @@ class Template(Check):
                 text = text if len(text) < 400 else f"{text[:150]} ... {text[-240:]}"
                 step = f"Fix {name}; turnrl.testing.check_segmenter shows the rule and its input."
                 yield Finding("fail", "turn scheme", text, step)
+
+
+class Rehearsal(Check):
+    """The recipe, run on a small scale: real questions, the recipe's tools, rewards, estimator and
+    engine, and a miniature of its model (two layers of its kind, with random weights). It writes
+    nothing, keeps nothing that it trains, and leaves random states as they were."""
+
+    quick = False
+
+    def run(self, start: Start) -> Iterable[Finding]:
+        from turnrl_doctor.rehearsal import rehearse  # which a run does not need
+
+        return rehearse(start)

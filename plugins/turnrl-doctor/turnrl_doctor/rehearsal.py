@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -27,7 +27,6 @@ from lightning.pytorch.utilities.seed import isolate_rng
 
 from turnrl import (
     MTGRPO,
-    Check,
     Finding,
     Group,
     PluginError,
@@ -69,25 +68,19 @@ _ROOM = 512
 """Tokens that a sampled trajectory may have beyond the longest scripted one."""
 
 
-class Rehearsal(Check):
-    """The recipe, run on a small scale: real questions, the recipe's tools, rewards, estimator and
-    engine, and a miniature of its model (two layers of its kind, with random weights). It writes
-    nothing, keeps nothing that it trains, and leaves random states as they were."""
-
-    quick = False
-
-    def run(self, start: Start) -> Iterable[Finding]:
-        with isolate_rng(include_cuda=start.device.type == "cuda"):
-            torch.manual_seed(0)
-            questions = dict[str, list[Question]]()
-            if isinstance(start.data, QuestionData):
-                yield from _read(start.data, questions)
-            if isinstance(start.module, MTGRPO):
-                yield from _checked(start.module, questions)
-                with contextlib.ExitStack() as stack:
-                    parts = _Parts(start, start.module, _chosen(questions), stack)
-                    yield from parts.rehearsed()
-                yield from parts.left
+def rehearse(start: Start) -> Iterator[Finding]:
+    """The findings of a rehearsal; see `checks.Rehearsal`."""
+    with isolate_rng(include_cuda=start.device.type == "cuda"):
+        torch.manual_seed(0)
+        questions = dict[str, list[Question]]()
+        if isinstance(start.data, QuestionData):
+            yield from _read(start.data, questions)
+        if isinstance(start.module, MTGRPO):
+            yield from _checked(start.module, questions)
+            with contextlib.ExitStack() as stack:
+                parts = _Parts(start, start.module, _chosen(questions), stack)
+                yield from parts.rehearsed()
+            yield from parts.left
 
 
 # ------------------------------------------------------------------------ questions

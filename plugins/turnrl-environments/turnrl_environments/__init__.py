@@ -14,39 +14,56 @@ watch     the warning that environments end no attempt
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from turnrl import QuestionSource, Reward, Toolset, hookimpl
-from turnrl_environments.classes import Environment as Environment
-from turnrl_environments.gym import Gymnasium as Gymnasium
-from turnrl_environments.openenv import OpenEnv as OpenEnv
-from turnrl_environments.rewards import EnvironmentOutcome as EnvironmentOutcome
-from turnrl_environments.rewards import EnvironmentReward as EnvironmentReward
-from turnrl_environments.rewards import StepCost as StepCost
-from turnrl_environments.tasks import Seeds as Seeds
+from turnrl import hookimpl, lazy_names
+
+if TYPE_CHECKING:
+    from turnrl_environments.classes import Environment as Environment
+    from turnrl_environments.gym import Gymnasium as Gymnasium
+    from turnrl_environments.openenv import OpenEnv as OpenEnv
+    from turnrl_environments.rewards import EnvironmentOutcome as EnvironmentOutcome
+    from turnrl_environments.rewards import EnvironmentReward as EnvironmentReward
+    from turnrl_environments.rewards import StepCost as StepCost
+    from turnrl_environments.tasks import Seeds as Seeds
+
+__getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
-def turnrl_tools() -> Iterable[type[Toolset]]:
+def turnrl_tools() -> list[str]:
     """The environments."""
-    return [Environment, Gymnasium, OpenEnv]
+    return [
+        "turnrl_environments.classes:Environment",
+        "turnrl_environments.gym:Gymnasium",
+        "turnrl_environments.openenv:OpenEnv",
+    ]
 
 
 @hookimpl
-def turnrl_datasets() -> Iterable[type[QuestionSource]]:
+def turnrl_datasets() -> list[str]:
     """The tasks."""
-    return [Seeds]
+    return ["turnrl_environments.tasks:Seeds"]
 
 
 @hookimpl
-def turnrl_rewards() -> Iterable[type[Reward]]:
+def turnrl_rewards() -> list[str]:
     """The rewards that environments pay."""
-    return [EnvironmentReward, EnvironmentOutcome, StepCost]
+    names = ("EnvironmentReward", "EnvironmentOutcome", "StepCost")
+    return [f"turnrl_environments.rewards:{name}" for name in names]
 
 
 @hookimpl
-def turnrl_callbacks() -> Iterable[Callable[..., object]]:
+def turnrl_callbacks() -> list[Callable[..., object]]:
     """The warning that environments end no attempt."""
+    return [_warning]
+
+
+def _warning(trainer: object) -> object:
+    if "turnrl_environments.world" not in sys.modules:
+        return None  # the run has no environment
     from turnrl_environments.watch import Endings
 
-    return [Endings]
+    return Endings()

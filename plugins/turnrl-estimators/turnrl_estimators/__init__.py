@@ -13,11 +13,9 @@ The classes need torch, so they are imported on first use.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
-from turnrl import AdvantageEstimator, hookimpl, lazy_names
-from turnrl_estimators.command import add_credit_command
+from turnrl import hookimpl, lazy_names
 
 if TYPE_CHECKING:
     from turnrl_estimators.anchored import GroupInGroup as GroupInGroup
@@ -33,12 +31,18 @@ __getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
-def turnrl_estimators() -> Iterable[type[AdvantageEstimator]]:
+def turnrl_estimators() -> list[str]:
     """The estimators of this package."""
-    return [cast("type[AdvantageEstimator]", __getattr__(name)) for name in __all__]
+    homes = {
+        "relative": ("PerTurnIndex", "PaperExact", "DiscountedReturn"),
+        "anchored": ("GroupInGroup",),
+        "valued": ("Branched", "Tree", "TurnCritic"),
+        "costs": ("CostsAmongRight",),
+    }
+    return [f"turnrl_estimators.{home}:{name}" for home, names in homes.items() for name in names]
 
 
 @hookimpl
-def turnrl_commands() -> Iterable[Callable[..., None]]:
+def turnrl_commands() -> list[str]:
     """`turnrl credit-check`."""
-    return [add_credit_command]
+    return ["turnrl_estimators.command:add_credit_command"]

@@ -10,16 +10,25 @@ calls       reads the tool calls of `ReAct`, and mends malformed ones if `lenien
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
-from turnrl import Segmenter, hookimpl
-from turnrl_segmenters.action import Action as Action
-from turnrl_segmenters.react import ReAct as ReAct
-from turnrl_segmenters.search_r1 import SearchR1 as SearchR1
-from turnrl_segmenters.two_turn import TwoTurn as TwoTurn
+from turnrl import hookimpl, lazy_names
+
+if TYPE_CHECKING:
+    from turnrl_segmenters.action import Action as Action
+    from turnrl_segmenters.react import ReAct as ReAct
+    from turnrl_segmenters.search_r1 import SearchR1 as SearchR1
+    from turnrl_segmenters.two_turn import TwoTurn as TwoTurn
+
+__getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
-def turnrl_segmenters() -> Iterable[type[Segmenter]]:
+def turnrl_segmenters() -> list[str]:
     """The segmenters of this package."""
-    return [Action, ReAct, SearchR1, TwoTurn]
+    return [
+        "turnrl_segmenters.action:Action",
+        "turnrl_segmenters.react:ReAct",
+        "turnrl_segmenters.search_r1:SearchR1",
+        "turnrl_segmenters.two_turn:TwoTurn",
+    ]

@@ -6,10 +6,9 @@ server    how SGLang's server is asked
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from turnrl import EngineSettings, hookimpl, lazy_names
+from turnrl import hookimpl, lazy_names
 
 if TYPE_CHECKING:
     from turnrl_sglang.settings import SGLang as SGLang
@@ -18,8 +17,6 @@ __getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
-def turnrl_engines() -> Iterable[type[EngineSettings]]:
+def turnrl_engines() -> list[str]:
     """The engine of this package."""
-    from turnrl_sglang.settings import SGLang
-
-    return [SGLang]
+    return ["turnrl_sglang.settings:SGLang"]

@@ -22,10 +22,9 @@ transfer      copies numbers between host and device
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from turnrl import EngineSettings, hookimpl, lazy_names
+from turnrl import hookimpl, lazy_names
 
 if TYPE_CHECKING:
     from turnrl_slots.engine import SlotsEngine as SlotsEngine
@@ -35,8 +34,6 @@ __getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
-def turnrl_engines() -> Iterable[type[EngineSettings]]:
+def turnrl_engines() -> list[str]:
     """The engine of this package."""
-    from turnrl_slots.settings import Slots
-
-    return [Slots]
+    return ["turnrl_slots.settings:Slots"]

@@ -9,10 +9,9 @@ keeper   the process that keeps it, and ends it with the run
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from turnrl import EngineSettings, hookimpl, lazy_names
+from turnrl import hookimpl, lazy_names
 
 if TYPE_CHECKING:
     from turnrl_vllm.settings import VLLM as VLLM
@@ -21,8 +20,6 @@ __getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
-def turnrl_engines() -> Iterable[type[EngineSettings]]:
+def turnrl_engines() -> list[str]:
     """The engine of this package."""
-    from turnrl_vllm.settings import VLLM
-
-    return [VLLM]
+    return ["turnrl_vllm.settings:VLLM"]

@@ -21,22 +21,23 @@ Importing this package loads none of their libraries. Each is imported on first 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
-from turnrl import Tool, hookimpl
-from turnrl_wiki_search.command import add_index_command
-from turnrl_wiki_search.tool import WikiSearch
+from turnrl import hookimpl, lazy_names
 
-__all__ = ["WikiSearch"]
+if TYPE_CHECKING:
+    from turnrl_wiki_search.tool import WikiSearch as WikiSearch
+
+__getattr__, __all__ = lazy_names(__name__, __file__)
 
 
 @hookimpl
-def turnrl_tools() -> Iterable[type[Tool]]:
+def turnrl_tools() -> list[str]:
     """The search tool."""
-    return [WikiSearch]
+    return ["turnrl_wiki_search.tool:WikiSearch"]
 
 
 @hookimpl
-def turnrl_commands() -> Iterable[Callable[..., None]]:
+def turnrl_commands() -> list[str]:
     """`turnrl index`."""
-    return [add_index_command]
+    return ["turnrl_wiki_search.command:add_index_command"]
