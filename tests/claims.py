@@ -736,52 +736,27 @@ CLAIMS: dict[str, dict[str, Claim]] = {
         "index info --index": Runs(("passages  5",)),
         "When was Utrecht's": Runs(("1321",)),
         "--sample 500": Runs(('"answer@5"',)),
-        "turnrl index check": Runs(("questions (", "in the index."), ("missing.jsonl",)),
-        "--answers number": Elsewhere(
-            "test_index_check.test_the_check_uses_the_given_split_and_answer_rule"
-        ),
-        "38 of 146 questions": Elsewhere(
-            "test_index_check.test_the_page_shows_what_the_command_prints"
-        ),
         "description: Searches the news of": Elsewhere(
             "test_wiki_search.test_the_documented_pair_of_searches_makes_two_tools_in_one_recipe"
         ),
         "index: indexes/wikipedia": Fits("model.rollout"),
-        "backend: retrieve": Elsewhere(
+        'index: "http://localhost:8000/retrieve"': Elsewhere(
             "test_outage_retrieve.test_five_lines_of_a_recipe_train_with_the_server_of_the_page"
         ),
+        "class_path: Retriever": Fits("model.rollout"),
         "POST {": Elsewhere(
             "test_retrieve.test_the_documented_request_and_answer_match_the_protocol"
         ),
-        "fields: {text: body, title: headline}": Elsewhere(
-            "test_ranking.test_a_few_lines_of_a_recipe_of_the_page_train"
-        ),
-        "--index news --fields": Elsewhere(
-            "test_ranking.test_the_answers_in_somebody_elses_index_are_counted"
-        ),
-        "pip install '.[encoders]'": NotRun("the package index, and a model of the hub"),
-        "--passage-prefix": Elsewhere(
-            "test_ranking.test_a_passage_prefix_is_encoded_and_part_of_the_version"
-        ),
-        "--encoder sentence-transformers/all-MiniLM-L6-v2": Elsewhere(
-            "test_ranking.test_the_command_builds_describes_and_searches_by_vectors"
-        ),
-        "encoder: sentence-transformers/all-MiniLM-L6-v2": Elsewhere(
-            "test_ranking.test_a_few_lines_of_a_recipe_of_the_page_train"
+        "fields: {text: body, title: headline}": Fits(),
+        "name: news, fields: {text: body}}}'": Elsewhere(
+            "test_elasticsearch.test_a_foreign_index_is_searched_by_its_fields"
         ),
         "image: docker": Elsewhere("test_wiki_search.test_the_recipes_in_the_docs_make_tools"),
         "docker compose": NotRun("needs docker; the tests start the server without a container"),
         "export TURNRL_ES_URL": Runs(server=True),
-        "--backend elasticsearch --source": Runs(("5 passages",), server=True),
-        "index info --backend": Runs(("passages  5",), server=True),
-        "--analyzer standard": Runs(
-            ("5 passages",),
-            server=True,
-            slow=True,
-            before=f"{BUILD} wikimedia/wikipedia --backend elasticsearch --index wikipedia "
-            "--overwrite --shards 2 --k1 0.9 --b 0.4 ",
-        ),
-        "backend: elasticsearch": Fits("model.rollout"),
+        "turnrl index build --index '{class_path": Runs(("5 passages",), server=True),
+        "index info --index '{class_path": Runs(("passages  5",), server=True),
+        "index: {class_path: Elasticsearch": Fits("model.rollout"),
         "build_from: HotpotParagraphs": Elsewhere(
             "test_hotpotqa.test_the_recipes_on_the_page_train_over_paragraphs"
         ),
@@ -854,8 +829,8 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     "plugins/turnrl-wiki-search/README.md": {
         "index build": Runs(("300 passages",)),
         "index info": Runs(("passages  300",)),
-        "index search": Runs(("begun in 1321",)),
-        "index check": Runs(("have an accepted answer in the index.",)),
+        'index search "Dom': Runs(("begun in 1321",)),
+        "index search --questions": Runs(("answer@",)),
         "index: indexes/corpus": Fits("model.rollout"),
         "tools.help WikiSearch": Runs(("--model.rollout.tools.top_k",), slow=True),
     },

@@ -14,6 +14,7 @@ import yaml
 
 from nodes import PASSWORD
 from runs import TIMINGS
+from searching import retry_once
 from turnrl.cli import main
 
 ROOT = Path(__file__).parent.parent
@@ -61,6 +62,7 @@ def turnrl(node, folder, arguments, during=None, **environment):
             contextlib.redirect_stderr(err),
         ):
             patch.chdir(folder)
+            retry_once(patch)
             for name, value in environment_of(node, **environment).items():
                 patch.setenv(name, value)
             code = main(arguments)
@@ -71,15 +73,26 @@ def turnrl(node, folder, arguments, during=None, **environment):
     return code, out.getvalue(), err.getvalue()
 
 
-def train(node, folder, during=None, **tool):
+def on_server(name, **settings):
+    """An index on a server, as a recipe has it."""
+    return {"class_path": name, "init_args": settings}
+
+
+def train(node, folder, during=None, index=None, **tool):
     """Train for a few iterations in `folder`.
 
+    Args:
+        node: A locked Elasticsearch server, or None.
+        folder: Where the run is.
+        during: Called in the middle of it.
+        index: The index, as a recipe has it; by default `atlas` on the node.
+        tool: Other settings of the search.
     Returns:
         The exit code, and standard error.
     """
     recipe = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
-    search = {"backend": "elasticsearch", "index": "atlas", "top_k": 1}
-    search |= {"timeout_s": 1.0, "retries": 1, "wait_s": 120.0, **tool}
+    of_node = {"name": "atlas", "timeout_s": 1.0, "wait_s": 120.0}
+    search = {"index": index or on_server("Elasticsearch", **of_node), "top_k": 1, **tool}
     recipe["model"]["rollout"]["tools"] = [{"class_path": "WikiSearch", "init_args": search}]
     recipe["model"] |= {"group_size": 4, "steps_per_pass": 1}
     recipe["record"] = {"transcripts": 100}

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from turnrl import ToolCall, ToolResult, TurnRLError
-from turnrl_wiki_search import WikiSearch
+from turnrl_wiki_search import Elasticsearch, WikiSearch
 from turnrl_wiki_search.command import add_index_command
-from turnrl_wiki_search.sources import Corpus, open_pages
+from turnrl_wiki_search.sources import Corpus, open_source
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 needs_shared_data = pytest.mark.skipif(
@@ -28,8 +28,8 @@ _TEXTS = {
     "Café": "A café serves coffee, and the cities of Europe have many.",
 }
 API_KEY = "VuaCfGcBCdbkQm-e5aOx:ui2lp2axTNmsyakw9tvNnw"
-QUICK = {"timeout_s": 2.0, "retries": 1, "wait_s": 30.0}
-"""Settings with which faults of a server cost little time."""
+QUICK = {"timeout_s": 2.0, "wait_s": 30.0}
+"""Settings with which faults of a server cost little time; see also `retry_once`."""
 ROWS = [{"id": str(n), "title": k, "text": v} for n, (k, v) in enumerate(_TEXTS.items(), 1)]
 
 
@@ -47,12 +47,19 @@ def write_rows(path: Path, rows=ROWS) -> Path:
 
 
 def corpus_of(path: Path, chunk: int = 2000) -> Corpus:
-    return Corpus(open_pages(str(path)), chunk=chunk)
+    return Corpus(open_source(str(path)), chunk=chunk)
 
 
-def search_tool(index: str, url: str, **arguments) -> WikiSearch:
+def retry_once(patch: pytest.MonkeyPatch) -> None:
+    """Let a server count as away after its second failure."""
+    for module in ("elastic.search", "retrieve"):
+        patch.setattr(f"turnrl_wiki_search.{module}.RETRIES", 1)
+
+
+def search_tool(name: str, url: str, top_k=3, cache=None, offline=False, **server) -> WikiSearch:
     """A tool that searches an index of an Elasticsearch server."""
-    return WikiSearch(index, "elasticsearch", url=url, **{**QUICK, **arguments})
+    index = Elasticsearch(name, url, **{**QUICK, **server})
+    return WikiSearch(index, top_k=top_k, cache=cache, offline=offline)
 
 
 def ask(tool: WikiSearch, *queries: str) -> list[ToolResult]:

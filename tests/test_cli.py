@@ -217,7 +217,7 @@ def test_a_missing_or_incompatible_search_index_is_refused(recipe, capsys):
     assert "turnrl index build" in message
     passage = {"id": "1", "title": "Paris", "text": "Paris is in France."}
     Path("corpus.jsonl").write_text(json.dumps(passage) + "\n")
-    build = "index build --source corpus.jsonl --backend embedded --index old"
+    build = "index build --source corpus.jsonl --index old"
     assert main(build.split()) == 0
     capsys.readouterr()
     tool["init_args"]["index"] = "old"

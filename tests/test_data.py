@@ -43,7 +43,7 @@ from turnrl import (
 from turnrl.data.known import PRESETS, Preset
 from turnrl_rewards import Number
 from turnrl_segmenters import TwoTurn
-from turnrl_wiki_search.sources import open_pages
+from turnrl_wiki_search.sources import open_source
 
 SQUAD = Path(__file__).parents[2] / "shared/data/squad/dev.jsonl"
 
@@ -529,7 +529,7 @@ ASKED = {
     "turnrl.load_questions('nobody/nothing')": "cannot load 'nobody/nothing' .* the hub: ",
     "import datasets; turnrl.load_questions('nobody/nothing')": "cannot load 'nobody/nothing'",
     "turnrl.Policy('nobody/nothing').tokenizer": "'nobody/nothing' .* connect to 'http://127",
-    "open_pages('nobody/nothing:en')": "cannot load 'nobody/nothing' .*Couldn",
+    "open_source('nobody/nothing:en')": "cannot load 'nobody/nothing' .*Couldn",
     "turnrl.Policy('nobody/tiny').config; turnrl.Policy('nobody/tiny').tokenizer": None,
 }
 # each is the first that asks the hub, in a process that has imported the libraries
@@ -537,7 +537,7 @@ ASKING = """
 import os, sys, time
 import turnrl, torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
-from turnrl_wiki_search.sources import open_pages
+from turnrl_wiki_search.sources import open_source
 for asks in sys.stdin:
     if os.fork() == 0:
         began = time.monotonic()
@@ -725,7 +725,7 @@ def test_a_file_whose_rows_cannot_be_read_as_meant_is_refused(tmp_path, name, co
     assert name in str(caught.value)
     (tmp_path / name).write_bytes(as_corpus(content))
     with pytest.raises(DataError, match=re.escape(message)):
-        [*open_pages(str(tmp_path / name)).read()]
+        [*open_source(str(tmp_path / name)).read()]
 
 
 @pytest.mark.parametrize("encoding", ["latin-1", "utf-16"])
@@ -736,7 +736,7 @@ def test_a_file_that_is_not_utf_8_is_refused_with_the_fix(tmp_path, suffix, enco
     with pytest.raises(DataError, match=r"cannot read '.*q\.\w+': .*\. Save it as UTF-8"):
         load_questions(str(file))
     with pytest.raises(DataError, match=r"cannot read '.*': line \d: .* 0x\w+\. Save it as UTF-8"):
-        [*open_pages(str(file)).read()]
+        [*open_source(str(file)).read()]
 
 
 def test_a_split_of_a_file_and_a_folder_are_errors(tmp_path):

@@ -186,7 +186,7 @@ def test_a_data_set_that_the_hub_lacks_is_named(recipe, doctor, monkeypatch):
 
 
 def test_an_index_that_a_run_will_build_is_not_built(recipe, doctor):
-    settings = {"backend": "embedded", "index": "indexes/later", "build_from": "Atlas"}
+    settings = {"index": "indexes/later", "build_from": "Atlas"}
     tool = {"class_path": "WikiSearch", "init_args": settings}
     code, lines = doctor(recipe(model__rollout__tools=[tool, "worlds.Echo"]))
     assert code == 0
@@ -195,7 +195,7 @@ def test_an_index_that_a_run_will_build_is_not_built(recipe, doctor):
 
 
 def test_a_missing_index_is_a_line_of_its_tool(recipe, doctor):
-    tool = {"class_path": "WikiSearch", "init_args": {"backend": "embedded", "index": "no-index"}}
+    tool = {"class_path": "WikiSearch", "init_args": {"index": "no-index"}}
     code, lines = doctor(recipe(model__rollout__tools=[tool, "worlds.Echo"]))
     (broken,) = failed(lines)
     assert code == 1
@@ -299,7 +299,8 @@ def test_a_card_without_a_recipe_or_a_size_is_a_mistake(capsys):
 
 
 FORGETS = "{% for m in messages[-1:] %}<|im_start|>{{ m['content'] }}<|im_end|>{% endfor %}"
-SEARCH = {"backend": "elasticsearch", "index": "wiki", "url": "http://localhost:9"}
+ON_SERVER = {"name": "wiki", "url": "http://localhost:9"}
+SEARCH = {"index": {"class_path": "Elasticsearch", "init_args": ON_SERVER}}
 JUDGE = {"base_url": "http://localhost:9/v1", "model": "judge", "patience_s": 0}
 CANNOT_RUN = {
     "a tool that raises": (

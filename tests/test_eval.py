@@ -168,19 +168,14 @@ def test_a_run_notes_its_command_and_its_config_is_a_recipe_again(recipe, capsys
 @pytest.mark.slow
 def test_a_typo_of_an_endpoint_is_named_beside_a_resolved_recipe(recipe, capsys):
     recipe["model"]["rollout"]["tools"] = [
-        {"class_path": "WikiSearch", "init_args": {"index": "i", "backend": "embedded"}}
+        {"class_path": "WikiSearch", "init_args": {"index": "i", "top_k": 2}}
     ]
     save(recipe)
     capsys.readouterr()
     assert main(["eval", "recipe.yaml", "--print_config"]) == 0
-    Path("resolved.yaml").write_text(printed := capsys.readouterr().out)
-    assert "url: null" in printed
+    Path("resolved.yaml").write_text(capsys.readouterr().out)
     message = fails(capsys, ["eval", "resolved.yaml", "--endpoint.base_urll", "x"])
     assert "unknown key 'endpoint.base_urll'. Did you mean base_url?" in message
-    # a setting that the tool passes on is none of the unknown ones
-    tool = ["--model.rollout.tools", "[{class_path: WikiSearch, init_args: {index: i, urll: x}}]"]
-    message = fails(capsys, ["eval", "recipe.yaml", *tool])
-    assert "unknown key 'model.rollout.tools[0].urll'. Did you mean url?" in message
 
 
 def test_a_flag_stands_anywhere_and_takes_no_value(recipe, capsys):

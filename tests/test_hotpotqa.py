@@ -2,6 +2,7 @@
 needs no server. The data set on the hub is a small folder of the same name, in the same layout."""
 
 import argparse
+import contextlib
 import csv
 import json
 import shlex
@@ -33,8 +34,7 @@ from turnrl.testing import check_source
 from turnrl_rewards import Progress, SupportSeen
 from turnrl_wiki_search import WikiSearch, embedded, tool
 from turnrl_wiki_search.command import add_index_command
-from turnrl_wiki_search.progress import Progress as BuildProgress
-from turnrl_wiki_search.sources import Corpus, open_pages, source_name
+from turnrl_wiki_search.sources import Corpus, open_source, source_name
 
 ROOT = Path(__file__).parents[1]
 RECIPE = ROOT / "recipes" / "hotpotqa_qwen2.5_1.5b.yaml"
@@ -206,18 +206,6 @@ def test_a_users_file_is_read_as_one_split_in_either_layout(hub, tmp_path, endin
 def test_the_source_keeps_to_the_contract(hub):
     check_source(HotpotParagraphs())
     assert installed("turnrl_datasets")["HotpotParagraphs"] is HotpotParagraphs
-
-
-def test_the_number_of_passages_left_is_estimated(hub):
-    hub([row(n, [f"Page {n}", f"Page {n + 1}"], [f"Page {n}"]) for n in range(3000)])
-    source = open_pages("HotpotParagraphs")
-    shares = []
-    for number, _ in enumerate(source.read()):
-        if number % 500 == 250:
-            shares.append(source.fraction())
-    # 3,000 rows of one new page each, and one more
-    assert shares == pytest.approx([(250 + 500 * i) / 3001 for i in range(6)], abs=0.01)
-    assert source.fraction() == 1
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason=f"needs the HotpotQA questions in {SHARED}")
@@ -399,32 +387,25 @@ def test_a_source_has_the_same_name_however_it_is_given():
         "{class_path: HotpotParagraphs, init_args: {fields: {answer_pattern: '', answers: answers, "
         "id: _id, question: question}, limit: 5, splits: [train]}}"
     )
-    assert open_pages(name).name == open_pages(source).name == source_name(name) == name
-    assert open_pages(name).identity == open_pages(source).identity
+    assert open_source(name).name == open_source(source).name == source_name(name) == name
+    assert open_source(name).identity == open_source(source).identity
     assert source_name(HotpotParagraphs()) == "HotpotParagraphs"
 
 
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("{class_path: HotpotParagraphs", r"no source .*settings is written {class_path: Hotpot"),
-        ("{class_path: HotpotParagraphs, init_args: 5}", "no source .*settings is written"),
-        ("{limit: 5}", "no source .*settings is written"),
-        (
-            "{class_path: HotpotParagraphs, init_args: {limt: 5}}",
-            "'source.limt'. Did you mean limit",
-        ),
-        (
-            "{class_path: HotpotParagraphs, init_args: {limit: some}}",
-            "limit is 'some'; it must be a whole",
-        ),
+        ("{class_path: HotpotParagraphs", r"cannot make .*Write it as {class_path: Hotpot"),
+        ("{limit: 5}", "cannot make .*Write it as {class_path: Hotpot"),
+        ("{class_path: HotpotParagraphs, init_args: {limt: 5}}", "Did you mean limit"),
+        ("{class_path: HotpotParagraphs, init_args: {limit: some}}", "limit is 'some'"),
         ("{class_path: HotpotParagraphs, init_args: {limit: 0}}", r"limit is 0; it must be"),
         ("{class_path: Hotpots}", r"'Hotpots', .* Did you mean HotpotParagraphs\?"),
     ],
 )
 def test_a_source_that_is_written_wrongly_is_answered_with_the_right_way(name, message):
     with pytest.raises((RecipeError, DataError), match=message):
-        open_pages(name)
+        open_source(name)
 
 
 class Forgetful(QuestionSource):
@@ -439,85 +420,46 @@ class Forgetful(QuestionSource):
 
 def test_a_source_that_keeps_its_settings_to_itself_is_refused():
     with pytest.raises(RecipeError, match=r"Forgetful cannot record its setting 'size'.*Keep it"):
-        WikiSearch("index", build_from=Forgetful(3))
+        WikiSearch("index", build_from=Forgetful(3)).check()
 
 
-def interrupted_at(passages: int, monkeypatch) -> None:
+@contextlib.contextmanager
+def interrupted_at(passages):
     """Ctrl-C while an index is built, when so many passages have been read."""
 
-    class Interrupted(BuildProgress):
-        def __call__(self, read: int) -> None:
-            super().__call__(read)
-            if read >= passages:
-                signal.raise_signal(signal.SIGINT)
+    def interrupt(count):
+        if count >= passages:
+            signal.raise_signal(signal.SIGINT)
 
-    monkeypatch.setattr(tool, "Progress", Interrupted)
-
-
-@pytest.mark.parametrize("at", [pytest.param(2000, marks=pytest.mark.slow), 8000])
-def test_an_interrupted_build_is_taken_up_without_losing_or_doubling_a_passage(
-    hub, monkeypatch, capsys, at
-):
-    hub(many(9000))
-    monkeypatch.setattr(embedded, "_COMMIT_EVERY", 3000)
-    with monkeypatch.context() as patch:
-        interrupted_at(at, patch)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tool, "show_progress", lambda _: contextlib.nullcontext(interrupt))
+        patch.setattr(embedded, "_COMMIT_EVERY", 3000)
         with pytest.raises(KeyboardInterrupt):
-            WikiSearch("index", build_from="HotpotParagraphs").check()
+            yield
+
+
+def test_an_interrupted_build_is_taken_up_without_losing_or_doubling_a_passage(hub, capsys):
+    hub(many(9000))
+    with interrupted_at(8000):
+        WikiSearch("index", build_from="HotpotParagraphs").check()
     assert "'index' is unfinished; the next run resumes it" in capsys.readouterr().err
     assert not Path("index").exists()
-    begun = []
-    monkeypatch.setattr(tool, "Progress", lambda fraction: Begun(begun))
     WikiSearch("index", build_from="HotpotParagraphs").check()
-    # commits are at 4,000 and 8,000, the next chunks 2,000 further
-    assert begun[0] == (2000 if at == 2000 else 6000)
-    whole = embedded.build("whole", Corpus(open_pages("HotpotParagraphs")))
+    whole = embedded.build("whole", Corpus(open_source("HotpotParagraphs")))
     assert embedded.read_info("index").version == whole.version
     assert embedded.read_info("index").passages == 9003
     hits = embedded.EmbeddedIndex("index").search(["page nobody links"], 10_000)[0]
     assert len({hit.passage.id for hit in hits}) == len(hits) == 9002  # all but Utrecht
 
 
-class Begun:
-    """Notes where a build has come to."""
-
-    def __init__(self, seen: list[int]) -> None:
-        self.seen = seen
-
-    def __call__(self, passages: int) -> None:
-        self.seen.append(passages)
-
-    def end(self) -> None: ...
-
-
-def test_an_interrupted_build_with_another_limit_starts_over(hub, monkeypatch):
-    hub(many(5000))
-    monkeypatch.setattr(embedded, "_COMMIT_EVERY", 1000)
-    with monkeypatch.context() as patch:
-        interrupted_at(4000, patch)
-        with pytest.raises(KeyboardInterrupt):
-            WikiSearch("index", build_from="HotpotParagraphs").check()
-    WikiSearch("index", build_from=HotpotParagraphs(limit=10)).check()
-    assert embedded.read_info("index").passages == 13
+def test_a_build_of_files_that_changed_while_it_lay_unfinished_starts_over(hub):
+    path = write_jsonl(Path("mine.jsonl"), many(5000))
+    with interrupted_at(4000):
+        WikiSearch("index", build_from=HotpotParagraphs(path=path)).check()
+    write_jsonl(Path("mine.jsonl"), many(5000)[1:])
+    WikiSearch("index", build_from=HotpotParagraphs(path=path)).check()
+    assert embedded.read_info("index").passages == 5000
     assert not Path("index.building").exists()
-
-
-def test_data_that_changed_while_a_build_lay_unfinished_are_noticed(hub, monkeypatch):
-    def put(rows: list[dict]) -> None:  # without a README, which would name a configuration
-        for file in hub(rows).glob("*.parquet"):
-            Path("mine").mkdir(exist_ok=True)
-            file.rename(Path("mine", file.name))
-
-    put(many(5000))
-    source = HotpotParagraphs(path="mine")
-    monkeypatch.setattr(embedded, "_COMMIT_EVERY", 1000)
-    with monkeypatch.context() as patch:
-        interrupted_at(4000, patch)
-        with pytest.raises(KeyboardInterrupt):
-            WikiSearch("index", build_from=source).check()
-    put(many(5000)[1:])
-    with pytest.raises(DataError, match=r"first 2,000 passages have changed .*'.building'"):
-        WikiSearch("index", build_from=source).check()
 
 
 # --- the recipe ---
@@ -549,22 +491,6 @@ def test_the_recipe_builds_its_index_and_trains(hub, tiny_model):
     more = ["--ckpt_path", str(run / "checkpoints" / "last.ckpt"), "--trainer.max_epochs", "4"]
     assert main(["fit", str(run / "config.yaml"), *more]) == 0
     assert Path("indexes/hotpotqa/turnrl-index.json").stat().st_mtime_ns == built
-
-
-@pytest.mark.slow
-def test_a_limit_in_the_recipe_applies_to_each_source(hub, tiny_model):
-    source = {"class_path": "HotpotParagraphs", "init_args": {"limit": 1}}
-    search = {"class_path": "WikiSearch", "init_args": {"index": "i", "build_from": source}}
-    limited = {
-        "model": {"rollout": {"tools": [search]}},
-        "data": {"train": source, "val": source},
-        "trainer": {"max_epochs": 1},
-    }
-    Path("limited.yaml").write_text(yaml.safe_dump(limited))
-    once = ["--data.questions_per_iteration", "1", "--trainer.max_epochs", "1"]
-    assert main(["fit", str(RECIPE), "limited.yaml", *small(tiny_model), *once]) == 0
-    info = embedded.read_info("i")
-    assert (info.passages, info.source) == (4, source_name(HotpotParagraphs(limit=1)))
 
 
 # --- the pages ---

@@ -16,11 +16,18 @@ import pytest
 import torch
 
 from nodes import PASSWORD
-from outages import ITERATIONS, ROOT, metrics, train, turnrl
-from searching import API_KEY, ask, asked_throughout, corpus_of, search_tool, write_rows
+from outages import ITERATIONS, ROOT, metrics, on_server, train, turnrl
+from searching import (
+    API_KEY,
+    ask,
+    asked_throughout,
+    corpus_of,
+    retry_once,
+    search_tool,
+    write_rows,
+)
 from turnrl import ToolError
-from turnrl_wiki_search import elastic
-from turnrl_wiki_search.elastic import SearchServer
+from turnrl_wiki_search import Elasticsearch, elastic
 
 pytestmark = [pytest.mark.elasticsearch, pytest.mark.usefixtures("one_thread")]
 
@@ -29,8 +36,9 @@ TRAJECTORIES = 8
 
 @pytest.fixture(scope="module")
 def node(locked_node):
-    build = "index build --source Atlas --backend elasticsearch --index atlas --split none"
-    code, _, err = turnrl(locked_node, ROOT, build.split())
+    index = "{class_path: Elasticsearch, init_args: {name: atlas}}"
+    build = ["index", "build", "--source", "Atlas", "--index", index, "--split", "none"]
+    code, _, err = turnrl(locked_node, ROOT, build)
     assert code == 0, err
     return locked_node
 
@@ -85,7 +93,8 @@ def test_a_run_outlives_its_server_and_trains_on_the_same_trajectories(
 
 def test_a_run_that_loses_its_server_saves_a_checkpoint_and_prints_how_to_resume(node, tmp_path):
     try:
-        code, err = train(node, tmp_path, lambda: node.signal(signal.SIGSTOP), wait_s=1.0)
+        index = on_server("Elasticsearch", name="atlas", timeout_s=1.0, wait_s=1.0)
+        code, err = train(node, tmp_path, lambda: node.signal(signal.SIGSTOP), index)
     finally:
         node.signal(signal.SIGCONT)
     assert code == 1
@@ -112,24 +121,15 @@ def test_a_run_is_replayed_from_its_cache_with_the_server_off(node, calm, tmp_pa
 
 
 BASIC = base64.b64encode(f"elastic:{PASSWORD}".encode()).decode()
-SECRETS = {
-    "TURNRL_ES_API_KEY": "VuaCfGcBCdbkQm-e5aOx:ui2lp2axTNmsyakw9tvNnw",
-    "TURNRL_ES_CLOUD_ID": "deployment:" + base64.b64encode(b"example.test$0123abcd$ef").decode(),
-}
 
 
-@pytest.mark.parametrize("name", SECRETS)
-def test_a_key_or_cloud_id_that_opens_nothing_is_not_shown(node, calm, tmp_path, name):
-    environment = {name: SECRETS[name]}
-    if name == "TURNRL_ES_CLOUD_ID":
-        environment["TURNRL_ES_URL"] = ""  # the id is the address
+def test_a_key_that_opens_nothing_is_not_shown(node, calm, tmp_path):
     shutil.copy(calm / "recipe.yaml", tmp_path)
-    code, out, err = turnrl(node, tmp_path, ["fit", "recipe.yaml"], **environment)
+    code, out, err = turnrl(node, tmp_path, ["fit", "recipe.yaml"], TURNRL_ES_API_KEY=API_KEY)
     assert code == 1
-    assert name in err
+    assert "TURNRL_ES_API_KEY" in err
     (tmp_path / "output.log").write_text(out + err)
-    hidden = [SECRETS[name], SECRETS[name].partition(":")[2], "0123abcd", PASSWORD]
-    assert_hidden(tmp_path, hidden)
+    assert_hidden(tmp_path, [API_KEY, API_KEY.partition(":")[2], PASSWORD])
 
 
 def test_no_file_that_a_run_wrote_holds_the_password(calm):
@@ -154,9 +154,9 @@ def test_a_real_server_that_goes_away_and_comes_back_is_waited_for(
 ):
     monkeypatch.setenv("TURNRL_ES_PASSWORD", PASSWORD)
     monkeypatch.setenv("TURNRL_ES_CA_CERTS", locked_node.certificate)
-    elastic.build(
-        SearchServer(url=locked_node.url), how, corpus_of(write_rows(tmp_path / "rows.jsonl"))
-    )
+    retry_once(monkeypatch)
+    rows = corpus_of(write_rows(tmp_path / "rows.jsonl"))
+    elastic.build(Elasticsearch(how, locked_node.url), rows)
     tool = search_tool(how, locked_node.url, top_k=1, timeout_s=1.0, wait_s=90.0)
 
     def outage():
@@ -180,39 +180,27 @@ def test_a_locked_server_opens_to_secrets_that_nothing_else_ever_shows(
     monkeypatch.setenv("MY_PASSWORD", PASSWORD)
     caplog.set_level(logging.DEBUG)
     access = {"url": locked_node.url, "ca_certs": locked_node.certificate}
-    elastic.build(
-        SearchServer(**access, password="${MY_PASSWORD}"),
-        name,
-        corpus_of(write_rows(tmp_path / "rows.jsonl")),
-    )
+    rows = corpus_of(write_rows(tmp_path / "rows.jsonl"))
+    elastic.build(Elasticsearch(name, **access, password="${MY_PASSWORD}"), rows)
     tool = search_tool(
         name, **access, password="${MY_PASSWORD}", cache=str(tmp_path / "cache.sqlite")
     )
     tool.check()
     assert ask(tool, "Paris")[0].ok
     shown = [repr(tool), repr(tool.__dict__), repr(tool._opened().__dict__), caplog.text]
+    wrong = [
+        ({"ca_certs": None}, r"certificate .* is not trusted .*Set ca_certs"),
+        ({"password": None}, r"refused a request without credentials .*Set TURNRL_ES_API_KEY"),
+        ({"password": "${WRONG}"}, r"refused user 'elastic' with the password in \$\{WRONG\}"),
+        ({"password": None, "api_key": "${KEY}"}, r"refused the API key in \$\{KEY\} \(status 401"),
+    ]
+    monkeypatch.setenv("WRONG", "wrong-" + PASSWORD)
+    monkeypatch.setenv("KEY", API_KEY)
     errors = []
-    with pytest.raises(ToolError, match=r"certificate .* is not trusted .*Set ca_certs") as error:
-        search_tool(name, locked_node.url, password="${MY_PASSWORD}").check()
-    errors.append(error)
-    with pytest.raises(
-        ToolError,
-        match=r"does not answer without credentials .*Set the environment variable TURNRL_ES_API",
-    ) as error:
-        search_tool(name, **access).check()
-    errors.append(error)
-    monkeypatch.setenv("TURNRL_ES_API_KEY", API_KEY)
-    with pytest.raises(
-        ToolError, match=r"refused the API key in \$\{TURNRL_ES_API_KEY\} \(status 401"
-    ) as error:
-        search_tool(name, **access).check()
-    errors.append(error)
-    monkeypatch.setenv("MY_PASSWORD", "wrong-" + PASSWORD)
-    with pytest.raises(
-        ToolError, match=r"refused user 'elastic' with the password in \$\{MY_PASSWORD\}"
-    ) as error:
-        search_tool(name, **access, password="${MY_PASSWORD}").check()
-    errors.append(error)
+    for settings, message in wrong:
+        with pytest.raises(ToolError, match=message) as error:
+            search_tool(name, **{**access, "password": "${MY_PASSWORD}", **settings}).check()
+        errors.append(error)
     shown += [str(e.getrepr(style="long", showlocals=False)) for e in errors] + [
         *capsys.readouterr()
     ]

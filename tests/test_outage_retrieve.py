@@ -9,10 +9,10 @@ import torch
 import yaml
 
 from nodes import free_port
-from outages import ITERATIONS, ROOT, metrics, train, turnrl
+from outages import ITERATIONS, ROOT, metrics, on_server, train, turnrl
 from retrieving import PAGE, retriever_of
 from turnrl_wiki_search import embedded
-from turnrl_wiki_search.sources import Corpus, open_pages
+from turnrl_wiki_search.sources import Corpus, open_source
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 @pytest.fixture(scope="module")
 def module_server(tmp_path_factory):
     folder = tmp_path_factory.mktemp("atlas") / "index"
-    embedded.build(folder, Corpus(open_pages("Atlas")))
+    embedded.build(folder, Corpus(open_source("Atlas")))
     with retriever_of(folder, free_port()) as server:
         yield server
 
@@ -32,8 +32,8 @@ def server(module_server):
 
 
 def run_of(server, folder, during=None, **tool):
-    settings = {"backend": "retrieve", "index": server.url, "version": "atlas", **tool}
-    return train(None, folder, during, **settings)
+    quick = {"version": "atlas", "timeout_s": 1.0, "wait_s": 120.0}
+    return train(None, folder, during, on_server("Retriever", url=server.url, **quick), **tool)
 
 
 @pytest.fixture(scope="module")
@@ -47,10 +47,7 @@ def calm(module_server, tmp_path_factory):
 
 @pytest.mark.slow
 def test_a_run_is_the_run_over_the_embedded_index(calm, module_server, tmp_path):
-    index = str(module_server.index)
-    code, err = train(
-        None, tmp_path, backend="embedded", index=index, timeout_s=10.0, retries=5, wait_s=900.0
-    )
+    code, err = train(None, tmp_path, index=str(module_server.index))
     assert code == 0, err
     assert metrics(tmp_path) == metrics(calm)
 
@@ -93,7 +90,7 @@ def test_nonsense_in_the_middle_ends_a_run_with_a_checkpoint_and_the_next_step(
     code, err = run_of(server, tmp_path, during=lambda: server.behave(*["page"] * 100))
     assert code == 1
     assert "Traceback" not in err
-    assert f"{server.url} answered a search with '{PAGE}', which is not JSON" in err
+    assert f"{server.url} answered a search with '{PAGE}'" in err
     last = tmp_path / "runs" / "recipe" / "version_0" / "checkpoints" / "last.ckpt"
     finished = torch.load(last, weights_only=True)["global_step"]
     assert 2 <= finished < ITERATIONS
@@ -121,7 +118,7 @@ def test_a_run_is_replayed_from_its_cache_with_the_server_off(server, calm, tmp_
 @pytest.mark.slow
 def test_five_lines_of_a_recipe_train_with_the_server_of_the_page(server, tmp_path):
     page = (ROOT / "docs" / "howto" / "wikipedia-search.md").read_text()
-    (block,) = [b for b in re.findall(r"```yaml\n(.*?)```", page, re.S) if "retrieve}" in b]
+    (block,) = [b for b in re.findall(r"```yaml\n(.*?)```", page, re.S) if '/retrieve"' in b]
     lines = [line for line in block.splitlines() if line.strip()]
     assert len(lines) <= 5
     text = block.replace("http://localhost:8000/retrieve", server.url)
@@ -138,11 +135,11 @@ def test_five_lines_of_a_recipe_train_with_the_server_of_the_page(server, tmp_pa
 
 
 @pytest.mark.parametrize(("way", "words"), [
-    ("retrieve", ()), ("page", ("which is not JSON", "Correct 'index'")),
-    ("status404", ("status 404", "Correct 'index'")),
+    ("retrieve", ()), ("page", ("It works!", "Correct Retriever.url")),
+    ("status404", ("status 404", "Correct Retriever.url")),
 ])  # fmt: skip
 def test_the_doctor_asks_the_server(server, tmp_path, way, words):
-    tool = {"backend": "retrieve", "index": server.at(way)}
+    tool = {"index": on_server("Retriever", url=server.at(way))}
     recipe = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
     recipe["model"]["rollout"]["tools"] = [{"class_path": "WikiSearch", "init_args": tool}]
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))

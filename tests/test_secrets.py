@@ -156,11 +156,12 @@ def test_a_search_resolves_its_own_key_and_the_one_in_its_address(keyed, monkeyp
     recipe = keyed()
     monkeypatch.setenv("PORT", "8799")
     address = "http://localhost:${PORT}/retrieve?api_key=${MY_KEY}"
-    settings = {"index": address, "backend": "retrieve", "api_key": "${MY_KEY}"}
+    server = {"url": address, "api_key": "${MY_KEY}"}
+    settings = {"index": {"class_path": "Retriever", "init_args": server}}
     recipe["model"]["rollout"]["tools"] = [{"class_path": "WikiSearch", "init_args": settings}]
     save(recipe)
     (tool,) = build(["recipe.yaml"]).module.rollout.tools
-    assert tool.index == "http://localhost:8799/retrieve?api_key=${MY_KEY}"
+    assert tool.index.url == "http://localhost:8799/retrieve?api_key=${MY_KEY}"
     index = tool._opened()
     assert (index._key, index._target) == (KEY, f"http://localhost:8799/retrieve?api_key={KEY}")
 
@@ -172,7 +173,7 @@ def test_the_folder_of_an_index_may_begin_with_a_variable(keyed, monkeypatch):
     recipe["model"]["rollout"]["tools"] = [search]
     save(recipe)
     (tool,) = build(["recipe.yaml"]).module.rollout.tools
-    assert tool.index == f"{Path.cwd()}/wiki"
+    assert tool.index.folder == f"{Path.cwd()}/wiki"
 
 
 def test_a_logger_gets_its_key_and_the_runs_folder_its_variables(keyed, monkeypatch):

@@ -362,11 +362,10 @@ def test_a_cache_waits_for_another_process_that_makes_the_same_file(tmp_path):
     other = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
     other.execute("BEGIN IMMEDIATE")
     threading.Timer(0.3, lambda: other.execute("COMMIT")).start()
-    cache = Cache(file, "CREATE TABLE IF NOT EXISTS said (word TEXT)", RewardError)
-    with cache.transaction() as db:
-        db.execute("INSERT INTO said VALUES ('yes')")
-    assert other.execute("SELECT word FROM said").fetchall() == [("yes",)]
+    cache = Cache(file, RewardError)
+    cache.put({"said": ["yes", 1.5]})
     cache.close()
+    assert Cache(file, RewardError).get(["said", "heard"]) == {"said": ["yes", 1.5]}
     other.close()
 
 
@@ -376,13 +375,13 @@ def test_a_cache_that_another_process_has_locked_is_never_to_be_deleted(tmp_path
     with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
         locked = pytest.raises(RewardError, match="Another run is writing to it: repeat")
-        with locked as refused, Cache(file, "", RewardError).transaction():
-            pass
+        with locked as refused:
+            Cache(file, RewardError).get(["x"])
     assert "elete" not in str(refused.value)
     file.write_text("this is no database, and longer than the head of one" * 20)
     damaged = pytest.raises(RewardError, match="it is damaged: delete it, or set 'cache'")
-    with damaged, Cache(file, "", RewardError).transaction():
-        pass
+    with damaged:
+        Cache(file, RewardError).get(["x"])
 
 
 @pytest.mark.parametrize(

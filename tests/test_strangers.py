@@ -99,10 +99,6 @@ TRAPS = {
         "{class_path: VLLM, class_path: VLLM, init_args: {python: ./evil}}",
     ),
     "a function in pieces": ("model.rollout.tools", ["os${EMPTY}.system"]),
-    "an encoder in a folder of the run": (
-        "model.rollout.tools",
-        [{"class_path": "WikiSearch", "init_args": {"index": "x", "encoder": "run/enc"}}],
-    ),
     "a judge elsewhere, which would get a key": (
         "model.rewards",
         [
@@ -115,10 +111,6 @@ TRAPS = {
     "a key for a search": (
         "model.rollout.tools",
         [{"class_path": "WikiSearch", "init_args": {"index": "http://127.0.0.1/?k=${MY_KEY}"}}],
-    ),
-    "an encoder": (
-        "model.rollout.tools",
-        [{"class_path": "WikiSearch", "init_args": {"index": "x", "encoder": "evil.encode"}}],
     ),
 }
 

@@ -20,7 +20,9 @@ import contextlib
 import datetime
 import email.utils
 import errno
+import hashlib
 import ipaddress
+import json
 import math
 import os
 import random
@@ -28,9 +30,10 @@ import sqlite3
 import sys
 import threading
 import time
+import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, final
+from typing import TYPE_CHECKING, Any, TypeVar, final
 from urllib.parse import urlsplit
 
 from turnrl.errors import WorldError
@@ -318,26 +321,44 @@ def _advice(error: Exception) -> str:
 
 _LOCKED_S = 60.0
 """The longest time that a process waits for another one that writes to a cache."""
+_TABLE = "CREATE TABLE IF NOT EXISTS entries (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID"
 
 
 @final
 class Cache:
-    """A SQLite file of answers, which threads and processes may share. Its first use opens it.
+    """Answers in a SQLite file, by key. Threads and processes may share it; its first use opens it.
 
     Args:
         path: The file; made if absent.
-        tables: SQL that makes its tables if they are absent.
         error: The class of the error if the file cannot be used.
     """
 
-    def __init__(self, path: str | os.PathLike[str], tables: str, error: type[WorldError]) -> None:
+    def __init__(self, path: str | os.PathLike[str], error: type[WorldError]) -> None:
         self.path = Path(path)
-        self._tables, self._error = tables, error
+        self._error = error
         self._lock = threading.Lock()
         self._db: sqlite3.Connection | None = None
 
+    def get(self, keys: Iterable[str]) -> dict[str, Any]:
+        """The values that the cache has, by key."""
+        query, found = "SELECT value FROM entries WHERE key = ?", dict[str, Any]()
+        with self._transaction() as db:
+            for key in keys:
+                if row := db.execute(query, (_digest(key),)).fetchone():
+                    found[key] = json.loads(zlib.decompress(row[0]))
+        return found
+
+    def put(self, values: Mapping[str, Any]) -> None:
+        """Keep values, which are plain JSON, by key."""
+        rows = [
+            (_digest(key), zlib.compress(json.dumps(value, ensure_ascii=False).encode(), 1))
+            for key, value in values.items()
+        ]
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", rows)
+
     @contextlib.contextmanager
-    def transaction(self) -> Iterator[sqlite3.Connection]:
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Read and write in one transaction. Nothing is written if the block raises."""
         # one connection for all threads, kept open because closing it waits for the disk
         try:
@@ -369,7 +390,7 @@ class Cache:
                     raise
                 time.sleep(0.01)
         db.execute("PRAGMA synchronous = NORMAL")
-        db.executescript(self._tables)
+        db.execute(_TABLE)
         return db
 
     def close(self) -> None:
@@ -381,3 +402,7 @@ class Cache:
 
     def __del__(self) -> None:
         self.close()
+
+
+def _digest(key: str) -> bytes:
+    return hashlib.blake2b(key.encode(), digest_size=16).digest()

@@ -45,7 +45,8 @@ def _filled(value: Any, key: str, references: Iterable[str]) -> Any:
         if name in ("init_args", "dict_kwargs"):
             new = _filled(item, key, own)
         else:
-            new = item if name in references else _filled(item, f"{key}.{name}".lstrip("."), ())
+            as_written = name in references and isinstance(item, str)
+            new = item if as_written else _filled(item, f"{key}.{name}".lstrip("."), ())
         filled[name] = new
     return filled
 

@@ -30,8 +30,8 @@ from turnrl.text import say_once, visible
 
 TRUST = "--trust"
 """The option by which a user agrees to run the code that a stranger's recipe names."""
-_PROGRAMS = ("python", "command", "encoder")
-"""Settings that name a program, or perhaps a folder with code of its own."""
+_PROGRAMS = ("python", "command")
+"""Settings that name a program."""
 _UNREAD_PROGRAM = re.compile(rf"\b({'|'.join(_PROGRAMS)})\W*:")
 _LIBRARIES = (
     *("torch.optim", "lightning.pytorch.callbacks", "lightning.pytorch.loggers"),
@@ -129,11 +129,11 @@ def needs_trust(contents: Contents, folders: Sequence[str]) -> dict[str, str]:
 
 
 def _is_program(key: str, value: str) -> bool:
-    """True if a setting names a program, or a folder with code of its own."""
+    """True if a setting names a program."""
     name = re.sub(r"\[\d+\]$", "", key).rpartition(".")[2]
     if name not in _PROGRAMS or key == "command":  # with which a run notes its own
         return _as_yaml(value) is None and bool(_UNREAD_PROGRAM.search(value))
-    return name != "encoder" or Path(os.path.expandvars(value)).expanduser().is_dir()
+    return True
 
 
 def _leads_out(key: str, value: str) -> bool:

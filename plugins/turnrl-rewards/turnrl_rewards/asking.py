@@ -25,9 +25,9 @@ _QUIET_S = 5.0
 
 def ask_all(
     server: JudgeServer,
-    prompts: Mapping[bytes, str],
+    prompts: Mapping[str, str],
     read: Callable[[str], float | None],
-    keep: Callable[[bytes, float], None],
+    keep: Callable[[str, float], None],
 ) -> None:
     """Send prompts to a judge, `server.concurrency` at a time.
 

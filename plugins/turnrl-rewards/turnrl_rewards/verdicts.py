@@ -42,8 +42,6 @@ _REHEARSAL_S = 5.0
 Case = Mapping[str, str]
 """Texts for the places of a prompt, by name."""
 
-_TABLE = "CREATE TABLE IF NOT EXISTS verdicts (key BLOB PRIMARY KEY, score REAL) WITHOUT ROWID"
-
 
 class Verdicts:
     """A judge's scores, from 0 to 1. Each case is asked about once.
@@ -68,12 +66,12 @@ class Verdicts:
         self._prompt = prompt
         self._places = places
         self._tags = sorted({tag.lower() for tag in _TAG.findall(prompt)})
-        self._scores: dict[bytes, float] = {}
+        self._scores: dict[str, float] = {}
         self._cache: Cache | None = None
         if server.cache is not None:
             from turnrl.servers import Cache  # loads asyncio, and is seldom needed
 
-            self._cache = Cache(server.cache, _TABLE, RewardError)
+            self._cache = Cache(server.cache, RewardError)
 
     def rehearsal(self) -> Verdicts:
         """The same prompt and judge for `turnrl doctor`: without a cache, and almost without
@@ -98,16 +96,12 @@ class Verdicts:
         from turnrl_rewards.asking import ask_all  # slow to import, and seldom needed
 
         if self._cache is not None:
-            query = "SELECT score FROM verdicts WHERE key = ?"
-            with self._cache.transaction() as db:
-                rows = ((key, db.execute(query, (key,)).fetchone()) for key in wanted)
-                self._scores |= {key: float(row[0]) for key, row in rows if row}
+            self._scores |= self._cache.get(wanted)
 
-        def keep(key: bytes, score: float) -> None:
+        def keep(key: str, score: float) -> None:
             self._scores[key] = score
             if self._cache is not None:  # immediately, so that an outage loses no paid verdict
-                with self._cache.transaction() as db:
-                    db.execute("INSERT OR REPLACE INTO verdicts VALUES (?, ?)", (key, score))
+                self._cache.put({key: score})
 
         try:
             if left := {key: p for key, p in wanted.items() if key not in self._scores}:
@@ -143,9 +137,9 @@ class Verdicts:
         text = neutralize(text, self._tags, ()).translate(_BRACES)
         return _CONTROL.sub(lambda token: f"‹{token[0][1:-1]}›", text)
 
-    def _key(self, prompt: str) -> bytes:
+    def _key(self, prompt: str) -> str:
         request = json.dumps([self._server.url, self._server.body(prompt)], sort_keys=True)
-        return hashlib.blake2b(request.encode(), digest_size=16).digest()
+        return hashlib.blake2b(request.encode(), digest_size=16).hexdigest()
 
 
 def read_verdict(reply: str) -> float | None:

@@ -1,20 +1,18 @@
 """Passage search for agents: the tool `WikiSearch` and the command `turnrl index`.
 
-    index       a search index: its description, its hits, and the interface of all backends
-    splitting   articles cut into passages
-    changes     the state of a corpus's files, and the ids of its passages
-    sources     corpora, read so that a build can resume
-    embedded    an index in a folder (tantivy), without a server
-    server      settings of a server and its searches, and its secrets
-    encoding    texts as vectors, by a model or a function of the user's
-    fusion      two rankings joined by their ranks
-    elastic     an index on an Elasticsearch server, in six modules
-    retrieve    an index behind a server that speaks Search-R1's `/retrieve`
-    progress    the progress bar of a build
-    cache       search results on disk, for repeated epochs and for replay without a server
-    tool        `WikiSearch`, which the policy calls
-    coverage    how many questions a search answers, and which have an answer in the index
-    command     `turnrl index build | info | search | check`
+    tool         `WikiSearch`, which the policy calls
+    settings     settings of an index, one class for each backend
+    credentials  secrets of servers, which recipes only name
+    index        a search index: its description, its hits, and the interface of all backends
+    embedded     an index in a folder (tantivy), without a server
+    elastic      an index on an Elasticsearch server
+    retrieve     an index behind a server that speaks Search-R1's `/retrieve`
+    cache        search results on disk, for repeated epochs and for replay without a server
+    sources      corpora, read so that a build can resume
+    splitting    articles cut into passages
+    changes      the state of a corpus's files, and the ids of its passages
+    progress     the progress bar of a build
+    command      `turnrl index build | info | search`
 
 Importing this package loads none of their libraries. Each is imported on first use.
 """
@@ -26,6 +24,9 @@ from typing import TYPE_CHECKING
 from turnrl import hookimpl, lazy_names
 
 if TYPE_CHECKING:
+    from turnrl_wiki_search.settings import Elasticsearch as Elasticsearch
+    from turnrl_wiki_search.settings import Embedded as Embedded
+    from turnrl_wiki_search.settings import Retriever as Retriever
     from turnrl_wiki_search.tool import WikiSearch as WikiSearch
 
 __getattr__, __all__ = lazy_names(__name__, __file__)

@@ -14,13 +14,13 @@ from __future__ import annotations
 import contextlib
 import datetime
 import importlib.metadata
-import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
@@ -37,8 +37,7 @@ from turnrl_wiki_search.index import (
     Hit,
     IndexInfo,
     SearchIndex,
-    build_command,
-    described,
+    info_from,
     remark,
 )
 from turnrl_wiki_search.sources import Corpus, Mark, files_of
@@ -74,7 +73,7 @@ class EmbeddedIndex(SearchIndex):
             raise ToolError(
                 f"the index in {str(folder)!r} cannot be opened by tantivy {_tantivy_version()} "
                 f"({error}). Build it again: "
-                f"{build_command('embedded', str(folder), self._info.source)} --overwrite"
+                f"{build_command(str(folder), self._info.source)} --overwrite"
             ) from error
         self._terms = _Terms(self._info.analyzer or "english")
         self._schema = self._index.schema
@@ -93,24 +92,6 @@ class EmbeddedIndex(SearchIndex):
             pool = ThreadPoolExecutor(os.cpu_count(), thread_name_prefix="turnrl-search")
             pool = self._pools.setdefault(os.getpid(), pool)
         return [*pool.map(lambda query: self._search(query, k), queries)]
-
-    def passages(self) -> Iterator[Passage]:
-        count = 0
-        for segment in range(self._searcher.num_segments):
-            for document in itertools.count():
-                try:
-                    read = self._searcher.doc(tantivy.DocAddress(segment, document))
-                except ValueError:  # one beyond the last
-                    break
-                count += 1
-                yield _passage(read)
-        if count != self._searcher.num_docs:
-            folder = self._info.index
-            raise ToolError(
-                f"{count:,} of the {self._searcher.num_docs:,} passages in {folder!r} could be "
-                "read. Check the disk, and build the index again: "
-                f"{build_command('embedded', folder, self._info.source)} --overwrite"
-            )
 
     def close(self) -> None:
         if (pool := self._pools.pop(os.getpid(), None)) is not None:
@@ -144,7 +125,7 @@ def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
         ToolError: If there is no index, or it is of another format.
     """
     path = Path(folder)
-    command = build_command("embedded", str(folder))
+    command = build_command(str(folder))
     if not path.is_dir():
         if _beside(path, ".building").is_dir():
             raise ToolError(
@@ -156,7 +137,8 @@ def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
         )
     try:
         data = json.loads((path / METADATA).read_text(encoding="utf-8"))
-        return described(data, "embedded", str(folder), f"the search index in {str(folder)!r}")
+        source = str(data.get("source", "SOURCE"))
+        return info_from(data, str(folder), build_command(str(folder), source))
     except FileNotFoundError:
         names = sorted(entry.name for entry in path.iterdir())
         entries = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "an empty folder"
@@ -169,6 +151,11 @@ def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
             f"{METADATA} in {str(folder)!r} cannot be read ({type(error).__name__}: {error}). "
             f"Build the index again: '{command} --overwrite'."
         ) from error
+
+
+def build_command(folder: str, source: str = "SOURCE") -> str:
+    """The command that builds an index, for messages."""
+    return shlex.join(["turnrl", "index", "build", "--index", folder, "--source", source])
 
 
 def changed_since(folder: str | os.PathLike[str], source: str | QuestionSource) -> str | None:

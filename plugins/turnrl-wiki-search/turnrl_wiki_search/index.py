@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import shlex
 import sys
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from turnrl import Passage, ToolError, say
 
-Backend = Literal["embedded", "elasticsearch", "retrieve"]
 Analyzer = Literal["english", "standard"]
-Ranking = Literal["bm25", "knn", "hybrid"]
 
 FORMAT = 1
 """Version of the fields and metadata. Indexes of other versions are refused."""
@@ -36,21 +33,20 @@ class IndexInfo:
     """The description of an index. An index that turnrl did not build does not carry one itself.
 
     Args:
-        backend: Its backend.
+        backend: embedded, elasticsearch or retrieve.
         index: Folder, name on the server, or address.
         version: Digest of the passages, in order, and the analyzer. The same corpus gets the same
             version on any machine, so results cached under a version stay valid. For an index that
-            turnrl did not build: the setting `version`, and the settings of its searches.
+            turnrl did not build: the setting `version`.
         source: The corpus, as `turnrl index build --source` names it.
         splitter: How articles were split: `words=100`, or `none`.
         analyzer: `english` (stop words, stemming) or `standard`.
         passages: The number of passages.
         built: The end of the build, ISO 8601, UTC.
         format: Version of the layout.
-        encoder: The encoder of the passages' vectors; `none` if there are no vectors.
     """
 
-    backend: Backend
+    backend: str
     index: str
     version: str | None
     source: str = "unknown"
@@ -59,7 +55,6 @@ class IndexInfo:
     passages: int | None = None
     built: str = "unknown"
     format: int = FORMAT
-    encoder: str = "none"
 
 
 class SearchIndex(ABC):
@@ -84,14 +79,6 @@ class SearchIndex(ABC):
             ToolError: If the index cannot answer; partial results are never returned.
         """
 
-    def passages(self) -> Iterator[Passage] | None:
-        """Every passage once, in any order; None (the default) if the index cannot be read whole.
-
-        Raises:
-            ToolError: While reading, if the index cannot be read to its end.
-        """
-        return None
-
     def close(self) -> None:  # noqa: B027 - optional
         """Release connections and threads."""
 
@@ -109,31 +96,21 @@ def clean_query(text: str) -> str:
     return text[: MAX_QUERY_CHARACTERS + 1].rpartition(" ")[0] or text[:MAX_QUERY_CHARACTERS]
 
 
-def build_command(
-    backend: Backend, index: str, source: str = "SOURCE", encoder: str | None = None
-) -> str:
-    """The command that builds an index, for messages."""
-    words = ["turnrl", "index", "build", "--backend", backend, "--index", index, "--source", source]
-    return shlex.join(words if encoder is None else [*words, "--encoder", encoder])
-
-
-def described(data: Mapping[str, object], backend: Backend, index: str, where: str) -> IndexInfo:
-    """Read the description in an index's metadata.
+def info_from(data: Mapping[str, object], index: str, build: str) -> IndexInfo:
+    """Read the description in an index's metadata, which may have more fields.
 
     Args:
-        data: The metadata; it may have more fields.
-        backend: The index's backend.
-        index: The folder or name that it was opened by.
-        where: The index, for messages.
+        data: The metadata.
+        index: The folder or name that the index was opened by.
+        build: The command that builds it, for messages.
     Raises:
         ToolError: If the index is of another format.
         TypeError: If the metadata lacks a field.
     """
     if data.get("format") != FORMAT:
         raise ToolError(
-            f"{where} has format {data.get('format')}, and this turnrl-wiki-search reads format "
-            f"{FORMAT}. Build it again: "
-            f"'{build_command(backend, index, str(data.get('source', 'SOURCE')))} --overwrite'."
+            f"the search index {index!r} has format {data.get('format')}, and this "
+            f"turnrl-wiki-search reads format {FORMAT}. Build it again: '{build} --overwrite'."
         )
     fields = {k: v for k, v in data.items() if k in IndexInfo.__dataclass_fields__}
     return IndexInfo(**{**fields, "index": index})  # type: ignore[arg-type]

@@ -1,18 +1,19 @@
-"""Corpora as streams of articles, and their passages in chunks that a build can resume from."""
+"""Corpora: passages from files, installed data sets and the hub, in chunks from which a build can
+resume. `turnrl.data` reads the rows; here they become passages.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
 import inspect
-import operator
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, is_dataclass
 from itertools import islice
 from pathlib import Path
-from typing import TypedDict, cast
+from typing import TypedDict, TypeVar, cast
 
 from turnrl import DataError, Passage, QuestionSource, RecipeError, did_you_mean, installed
 from turnrl.data.files import FILE_KINDS, file_kind, read_file
@@ -21,13 +22,10 @@ from turnrl.recipe.explain import explain
 from turnrl_wiki_search.changes import Ids
 from turnrl_wiki_search.splitting import Splitter
 
+T = TypeVar("T")
+
 HUB_CONFIGS = {"wikimedia/wikipedia": "20231101.en"}
 """The default configuration of a hub data set."""
-
-_HUB_ADVICE = (
-    "Write it as NAME[:CONFIG[:SPLIT]], check the connection, or give a local file "
-    f"({', '.join(FILE_KINDS)})."
-)
 _SAMPLE = 200
 """Passages in the small index of a rehearsal."""
 _COLUMNS = ("id", "title", "text", "contents")
@@ -36,25 +34,23 @@ _Row = Mapping[str, object]
 
 
 class Source(ABC):
-    """A corpus, read as a stream of articles.
-
-    An interrupted build resumes at a position. If `resumes` is false, the source is read again from
-    its beginning, and the digest of the skipped part shows whether it has changed.
+    """A corpus, read as a stream of articles. An interrupted build resumes at a position.
 
     Attributes:
         name: The source as `--source` names it.
         identity: Distinguishes this state of this source from any other, as JSON.
         splitter: How its articles are split by default.
         files: The files on this machine that it reads.
-        resumes: False if it can only be read from its beginning.
     """
 
-    name: str
-    identity: Mapping[str, object]
-    splitter: Splitter = Splitter(None)
-    files: Sequence[Path] = ()
-    resumes = True
-    _row = 0
+    splitter = Splitter(None)
+
+    def __init__(self, name: str, identity: _Row, files: Sequence[Path] = ()) -> None:
+        self.name, self.files = name, files
+        states = [(file.name, file.stat()) for file in files]
+        times = [[name, state.st_size, state.st_mtime_ns] for name, state in states]
+        self.identity = {**identity, "files": times}
+        self._row = 0
 
     def read(self, position: object = None) -> Iterator[Passage]:
         """Every article, or every article after a position that `position` returned.
@@ -62,8 +58,9 @@ class Source(ABC):
         Raises:
             DataError: Naming the source, the row and its fault.
         """
-        self._row = cast("int", position) or 0
-        yield from self._articles(self._rows(self._row))
+        for row in self._rows(position):
+            self._row += 1
+            yield _article(row, self.name, self._row)
 
     def position(self) -> object:
         """The place that `read` has reached, as JSON: by default the number of rows."""
@@ -74,13 +71,8 @@ class Source(ABC):
         return None
 
     @abstractmethod
-    def _rows(self, skip: int) -> Iterator[_Row]:
-        """The rows, without the first `skip` of them."""
-
-    def _articles(self, rows: Iterator[_Row]) -> Iterator[Passage]:
-        for row in rows:
-            self._row += 1
-            yield _article(row, self.name, self._row)
+    def _rows(self, position: object) -> Iterator[_Row]:
+        """The rows after a position; sets `_row` to their number before it."""
 
 
 class _File(Source):
@@ -89,21 +81,15 @@ class _File(Source):
             raise DataError(
                 f"no file {str(path)!r} to read passages from (looked in {Path.cwd()})."
             )
-        state = path.stat()
-        self.name = str(path)
-        self.identity = {
-            "file": path.name,
-            "bytes": state.st_size,
-            "modified_ns": state.st_mtime_ns,
-        }
-        self._path = path
+        super().__init__(str(path), {}, [path])
         self._fraction = 0.0
 
     def fraction(self) -> float | None:
         return self._fraction
 
-    def _rows(self, skip: int) -> Iterator[_Row]:
-        return read_file(self.name, skip, _COLUMNS, self._reached)
+    def _rows(self, position: object) -> Iterator[_Row]:
+        self._row = cast("int", position) or 0
+        return read_file(self.name, self._row, _COLUMNS, self._reached)
 
     def _reached(self, fraction: float) -> None:
         self._fraction = fraction
@@ -112,31 +98,23 @@ class _File(Source):
 class _Installed(Source):
     """The corpus of a plugin's `QuestionSource`."""
 
-    resumes = False
-
     def __init__(self, source: QuestionSource) -> None:
-        cls = type(source)
-        self.name = source_name(source)
-        self.identity = {
-            "class": f"{cls.__module__}.{cls.__qualname__}",
-            "settings": _settings(source),
-        }
+        identity = {"class": type(source).__qualname__, "settings": _settings(source)}
+        super().__init__(source_name(source), identity, files_of(source))
         self._source = source
-        self._passages: Iterator[Passage] = iter(())
 
-    @property
-    def at_hand(self) -> bool:
-        """True if its passages can be read without downloading them."""
-        splits = self._source.default_splits.values()
-        return all(self._source.at_hand(split) for split in splits if split is not None)
+    def _rows(self, position: object) -> Iterator[_Row]:
+        self._row = cast("int", position) or 0
+        return map(vars, islice(self._source.passages(), self._row, None))
 
-    def _rows(self, skip: int) -> Iterator[_Row]:
-        self._passages = iter(self._source.passages())
+
+class _Sample(Source):
+    def __init__(self, passages: Iterable[Passage]) -> None:
+        super().__init__("a sample", {})
+        self._passages = [*passages]
+
+    def _rows(self, position: object) -> Iterator[_Row]:
         return map(vars, self._passages)
-
-    def fraction(self) -> float | None:
-        left = operator.length_hint(self._passages, -1)
-        return None if left < 0 else self._row / max(self._row + left, 1)
 
 
 class _Reached(TypedDict):
@@ -152,9 +130,9 @@ class _Hub(Source):
     def __init__(self, name: str) -> None:
         path, config, split = [*name.split(":"), "", ""][:3]
         config, split = config or HUB_CONFIGS.get(path, ""), split or "train"
-        self.name = name
-        self.identity = {"dataset": path, "config": config, "split": split}
-        with hub_errors(path, config or None, split, _HUB_ADVICE):
+        super().__init__(name, {"dataset": path, "config": config, "split": split}, files_of(name))
+        advice = "Write it as NAME[:CONFIG[:SPLIT]], check the connection, or name a local file."
+        with hub_errors(path, config or None, split, advice):
             import datasets
 
             self._data = datasets.load_dataset(path, config or None, split=split, streaming=True)
@@ -162,13 +140,10 @@ class _Hub(Source):
         self._total: int | None = splits[split].num_examples if split in splits else None
         self._beginning = self._data.state_dict()
 
-    def read(self, position: object = None) -> Iterator[Passage]:
+    def _rows(self, position: object) -> Iterator[_Row]:
         reached = cast("_Reached", position or {"row": 0, "state": self._beginning})
         self._row = reached["row"]
         self._data.load_state_dict(reached["state"])
-        yield from self._articles(self._rows(0))
-
-    def _rows(self, skip: int) -> Iterator[_Row]:
         return iter(self._data)
 
     def position(self) -> object:
@@ -178,13 +153,66 @@ class _Hub(Source):
         return min(self._row / self._total, 1.0) if self._total else None
 
 
-class _Sample(Source):
-    def __init__(self, passages: Sequence[Passage]) -> None:
-        self.name, self.identity = "a sample", {}
-        self._passages = passages
+def open_source(source: str | QuestionSource) -> Source:
+    """Open the corpus that `--source` or `build_from` names.
 
-    def _rows(self, skip: int) -> Iterator[_Row]:
-        return map(vars, self._passages[skip:])
+    Args:
+        source: A file with `id`, `title` and `text`, of a kind that questions can come in; an
+            installed question source with a corpus, its short name, or its `source_name`; or a hub
+            data set, `NAME[:CONFIG[:SPLIT]]`.
+    Raises:
+        DataError: If there is no such source; the message lists the installed ones.
+        RecipeError: If the source does not take its settings.
+    """
+    if isinstance(source := _instance(source), QuestionSource):
+        return _Installed(source)
+    if file_kind(source) and not Path(source).is_dir():
+        return _File(Path(source))
+    if "/" in source or Path(source).is_dir():
+        return _Hub(source)
+    corpora = [k for k, v in _classes().items() if v.passages is not QuestionSource.passages]
+    raise DataError(
+        f"no source {source!r}.{did_you_mean(source, corpora)} It can be a file (*"
+        f"{', *'.join(FILE_KINDS)}), a hub data set such as wikimedia/wikipedia:20231101.en, or an "
+        f"installed corpus (found: {', '.join(corpora) or 'none'})."
+    )
+
+
+def open_sample(source: str | QuestionSource | None) -> Source:
+    """The first passages of a source; a made-up passage if there is no source, or if reading it
+    would download it.
+
+    Raises:
+        DataError: If there is no such source, or it has no passages.
+    """
+    opened = None if source is None or _is_on_hub(source) else open_source(source)
+    made_up = Passage("1", "Utrecht", "Utrecht is a city in the Netherlands.")
+    return _Sample([made_up] if opened is None else islice(opened.read(), _SAMPLE))
+
+
+def _is_on_hub(source: str | QuestionSource) -> bool:
+    """True if reading a source would download it."""
+    source = _instance(source)
+    if isinstance(source, QuestionSource):
+        splits = filter(None, source.default_splits.values())
+        return not all(map(source.at_hand, splits))
+    return "/" in source and not file_kind(source) and not Path(source).is_dir()
+
+
+def _instance(source: str | QuestionSource) -> str | QuestionSource:
+    """The installed source that a text names; the text itself if it names a file or a data set."""
+    if isinstance(source, QuestionSource):
+        return source
+    classes = _classes()
+    if source.lstrip().startswith("{"):
+        example = "{class_path: HotpotParagraphs, init_args: {limit: 5000}}"
+        return make(source, QuestionSource, example)  # type: ignore[type-abstract]
+    return classes[source]() if source in classes else source
+
+
+def _classes() -> dict[str, type[QuestionSource]]:
+    found = installed("turnrl_datasets")
+    return {name: cls for name, cls in found.items() if issubclass(cls, QuestionSource)}
 
 
 def source_name(source: str | QuestionSource) -> str:
@@ -225,87 +253,35 @@ def _settings(source: QuestionSource) -> dict[str, object]:
 
 def files_of(source: str | QuestionSource) -> list[Path]:
     """The files on this machine that a source reads: itself, or the `path` of an installed one."""
-    if isinstance(source, str) and source.lstrip().startswith("{"):
-        source = _made(source)
+    source = _instance(source)
     path = source if isinstance(source, str) else _settings(source).get("path")
-    found = Path(path) if isinstance(path, str) else Path()
-    files = sorted(found.rglob("*")) if isinstance(path, str) and found.is_dir() else [found]
+    if not isinstance(path, str):
+        return []
+    found = Path(path)
+    files = sorted(found.rglob("*")) if found.is_dir() else [found]
     return [file for file in files if file.is_file()]
 
 
-def open_pages(source: str | QuestionSource) -> Source:
-    """Open the source that `--source` or `build_from` names.
-
-    Args:
-        source: A file with `id`, `title` and `text`, of a kind that questions can come in; an
-            installed question source with a corpus, its short name, or its `source_name`; or a hub
-            data set, `NAME[:CONFIG[:SPLIT]]`.
-    Raises:
-        DataError: If there is no such source; the message lists the installed ones.
-        RecipeError: If the source does not take its settings.
-    """
-    opened = _opened(source)
-    opened.files = files_of(source)
-    return opened
-
-
-def _opened(source: str | QuestionSource) -> Source:
-    if isinstance(source, QuestionSource):
-        return _Installed(source)
-    if source.lstrip().startswith("{"):
-        return _Installed(_made(source))
-    classes = {
-        k: v for k, v in installed("turnrl_datasets").items() if issubclass(v, QuestionSource)
-    }
-    if source in classes:
-        return _Installed(classes[source]())
-    if file_kind(source) and not Path(source).is_dir():
-        return _File(Path(source))
-    if "/" in source or Path(source).is_dir():
-        return _Hub(source)
-    corpora = [k for k, v in classes.items() if v.passages is not QuestionSource.passages]
-    raise DataError(
-        f"no source {source!r}.{did_you_mean(source, corpora)} It can be a file (*"
-        f"{', *'.join(FILE_KINDS)}), a hub data set such as wikimedia/wikipedia:20231101.en, or an "
-        f"installed corpus (found: {', '.join(corpora) or 'none'})."
-    )
-
-
-def sample_of(source: str | QuestionSource | None) -> Source:
-    """The first passages of a source; a made-up passage if there is no source, or if reading it
-    would download it.
+def make(text: str, kind: type[T], example: str) -> T:
+    """Make an object from text in braces with its class and settings, as a recipe writes them.
 
     Raises:
-        DataError: If there is no such source, or it has no passages.
+        RecipeError: If the class does not exist, or does not take the settings.
     """
-    words = source if isinstance(source, str) else ""
-    local = words.lstrip().startswith("{") or file_kind(words) or Path(words).is_dir()
-    if source is not None and (local or "/" not in words):
-        opened = open_pages(source)
-        if not isinstance(opened, _Installed) or opened.at_hand:
-            return _Sample(list(islice(opened.read(), _SAMPLE)))
-    return _Sample([Passage("1", "Utrecht", "Utrecht is a city in the Netherlands.")])
-
-
-def _made(text: str) -> QuestionSource:
-    """Make a source from text in braces with its class and settings."""
     import jsonargparse
     import yaml
 
     parser = jsonargparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("--source", type=QuestionSource)
+    parser.add_argument("--value", type=kind)
     parts: object = None
     try:
         parts = yaml.safe_load(text)
-        checked = parser.parse_object({"source": parts})
+        checked = parser.parse_object({"value": parts})
     except (yaml.YAMLError, jsonargparse.ArgumentError, TypeError) as error:
-        fault = parts and explain(parts, QuestionSource, "source")
+        fault = parts and explain(parts, kind, "it")
         reason = str(fault or " ".join(str(error).split())).rstrip(".")
-        raise RecipeError(
-            f"no source {text!r} ({reason}). A source with settings is written "
-            "{class_path: HotpotParagraphs, init_args: {limit: 5000}}."
-        ) from error
-    return cast("QuestionSource", parser.instantiate_classes(checked).source)
+        raise RecipeError(f"cannot make {text!r} ({reason}). Write it as {example}.") from error
+    return cast("T", parser.instantiate_classes(checked).value)
 
 
 @dataclass(frozen=True)
@@ -342,7 +318,7 @@ class Corpus:
     def identity(self) -> dict[str, object]:
         """Equal for two builds that would read the same passages."""
         return {
-            "source": dict(self.source.identity),
+            "source": {"name": self.source.name, **self.source.identity},
             "splitter": str(self.splitter),
             "chunk": self.chunk,
         }
@@ -356,26 +332,16 @@ class Corpus:
             DataError: If the source is broken, has no passage at all, or gives two passages the
                 same id.
         """
-        ids = Ids()
-        start = start or Mark()
-        mark = start if self.source.resumes else Mark()
-        reached = self.source.resumes or not start.passages
+        ids, mark = Ids(), start or Mark()
         for chunk in self._chunks(mark.position):
-            mark = self._next(mark, chunk)
             if ids.has_repeated(chunk):
                 self._refuse_repeated(ids)
-            if reached:
-                yield chunk, mark
-            elif mark.passages >= start.passages:
-                if mark.digest != start.digest:
-                    break
-                reached = True
-        if not reached:
-            raise DataError(
-                f"{self.source.name}: its first {start.passages:,} passages have changed since "
-                "this build was interrupted. Delete the unfinished build, the folder that ends in "
-                "'.building', and build again."
-            )
+            # chained by chunk, because the state of a running digest cannot be saved
+            digest = hashlib.blake2b(mark.digest.encode(), digest_size=16)
+            digest.update("\x1e".join(f"{p.id}\x1f{p.title}\x1f{p.text}" for p in chunk).encode())
+            passages = mark.passages + len(chunk)
+            mark = Mark(passages, self.source.position(), digest.hexdigest())
+            yield chunk, mark
         if ids.has_repeated(()):
             self._refuse_repeated(ids)
         if not mark.passages:
@@ -405,12 +371,6 @@ class Corpus:
                     f"same id {passage.id!r}. Give each passage its own id."
                 )
 
-    def _next(self, mark: Mark, chunk: list[Passage]) -> Mark:
-        # chained by chunk, because the state of a running digest cannot be saved
-        digest = hashlib.blake2b(mark.digest.encode(), digest_size=16)
-        digest.update("\x1e".join(f"{p.id}\x1f{p.title}\x1f{p.text}" for p in chunk).encode())
-        return Mark(mark.passages + len(chunk), self.source.position(), digest.hexdigest())
-
 
 def title_and_text(row: Mapping[str, object]) -> tuple[object, object]:
     """The title and the text of a row, or None for either. `contents`, as in the published
@@ -432,14 +392,12 @@ def passage_of(identity: object, title: object, text: object) -> Passage:
 def _article(row: _Row, source: str, number: int) -> Passage:
     title, text = title_and_text(row)
     fields = {"id": row.get("id"), "title": title, "text": text}
-    missing = [name for name in ("id", "text") if is_missing(fields[name])]
-    if missing:
-        has = "no value in the field" if missing[0] in row else "no field"
+    place = f"{source}, row {number}"
+    if missing := [name for name in ("id", "text") if is_missing(fields[name])]:
         raise DataError(
-            f"{source}, row {number}: {has} {missing[0]!r} (found: "
+            f"{place}: no value in the field {missing[0]!r} (found: "
             f"{', '.join(map(str, row)) or 'none'}). Passages need the fields id, title and text."
         )
-    place = f"{source}, row {number}"
     return passage_of(*(written(value, name, place) for name, value in fields.items()))
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import os
 import re
 import tempfile
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, final, get_args
+from typing import final
 
 from turnrl import (
     QuestionSource,
@@ -21,15 +20,12 @@ from turnrl import (
     ToolError,
     ToolResult,
     at_least,
-    one_of,
 )
-from turnrl_wiki_search.cache import AnswerCache, CachedIndex
-from turnrl_wiki_search.elastic import ElasticIndex
-from turnrl_wiki_search.index import Backend, Hit, SearchIndex, build_command, clean_query, remark
-from turnrl_wiki_search.progress import Progress
-from turnrl_wiki_search.retrieve import RetrieveIndex
-from turnrl_wiki_search.server import SearchServer
-from turnrl_wiki_search.sources import Corpus, open_pages, sample_of, source_name
+from turnrl_wiki_search.cache import CachedIndex
+from turnrl_wiki_search.index import Hit, SearchIndex, clean_query, remark
+from turnrl_wiki_search.progress import show_progress
+from turnrl_wiki_search.settings import Embedded, IndexSettings, index_at
+from turnrl_wiki_search.sources import Corpus, open_sample, open_source, source_name
 
 _BETWEEN = "\n\n"
 _CHARACTERS_PER_TOKEN = 4
@@ -37,33 +33,21 @@ _DESCRIPTION = "Searches an encyclopedia and returns the passages that best matc
 _SENTENCE_END = re.compile(r"[.!?][\"')\]]*(?=\s)")
 
 
-def _located(index: str) -> str:
-    """An index with the values of the variables in it, except for those after the host of an
-    address: they may be secrets, which only the connection resolves."""
-    if index.startswith("~/"):
-        index = str(Path(index).expanduser())
-    host = re.match(r"https?://[^/?#]*", index)
-    end = host.end() if host else len(index)
-    return os.path.expandvars(index[:end]) + index[end:]
-
-
 @final
 class WikiSearch(Tool):
     """Searches passages and shows the best ones to the policy, each under its title.
 
-    The index is embedded, in a folder that any number of processes can read; on an Elasticsearch
-    server, built by turnrl or not (`fields`), and ranked by words, by vectors or by both
-    (`ranking`); or behind a server with the `/retrieve` of Search-R1. Nothing in a query is an
-    operator. An empty query is the policy's mistake; a query without matches is not.
+    Nothing in a query is an operator. An empty query is the policy's mistake; a query without
+    matches is not.
 
     While a server is unreachable, calls and the run wait. When the server comes back, calls are
     answered as if nothing had happened. If it stays away for `wait_s`, the run stops. The policy
     never reads a server's error.
 
     Args:
-        index: Folder of an embedded index, name of an index on Elasticsearch, or address of a
-            server's `/retrieve`, such as http://localhost:8000/retrieve.
-        backend: embedded, elasticsearch, or retrieve.
+        index: The index: the folder of an embedded one; the address of a server's `/retrieve`, such
+            as http://localhost:8000/retrieve; or `class_path` and `init_args` of `Elasticsearch`,
+            or of `Retriever` or `Embedded` with more settings.
         build_from: Source from which a missing embedded index is built before the run: any source
             that `turnrl index build --source` takes, or `class_path` and `init_args`.
         top_k: The most passages per query. The paper shows 1.
@@ -71,14 +55,11 @@ class WikiSearch(Tool):
             passage alone is longer, it is cut at a sentence end. A tool does not know the policy's
             tokenizer, so a token is taken to be 4 characters.
         cache: File that caches search results, so that no query is sent twice. Runs may share it.
-        cache_mb: The most megabytes (10^6 bytes) of results in the cache.
         offline: Use the cache only. This replays a run with its server off.
         name: The name by which the policy calls the search. Two searches in one recipe need two
             names.
         description: The sentence that the prompt shows to the policy; null for a sentence about an
             encyclopedia.
-        server: Settings of a server and its searches: any argument of `SearchServer` (`api_key`,
-            `ranking`, ...), by its own name.
     """
 
     parameters: Mapping[str, object] = {
@@ -87,76 +68,52 @@ class WikiSearch(Tool):
         "required": ["query"],
         "additionalProperties": False,
     }
-    references = ("api_key", "password", "cloud_id", "index")
+    references = ("index",)
 
     def __init__(
         self,
-        index: str,
-        backend: Backend = "embedded",
+        index: str | IndexSettings,
         build_from: str | QuestionSource | None = None,
         top_k: int = 3,
         max_result_tokens: int = 600,
         cache: str | None = None,
-        cache_mb: int = 1000,
         offline: bool = False,
         name: str = "search",
         description: str | None = None,
-        **server: Any,
     ) -> None:
-        index = _located(index)
-        self.name = name
-        self.description = _DESCRIPTION if description is None else description
-        self._check_words()
-        self.top_k = top_k
-        self.max_result_tokens = max_result_tokens
-        self.cache_mb = cache_mb
-        limits = ("top_k", "max_result_tokens", "cache_mb")
-        at_least(1, "WikiSearch.", self, *limits, whole=True, optional=False)
-        if offline and cache is None:
+        if isinstance(index, str):
+            index = index_at(index, build_from)
+        elif build_from is not None:
             raise RecipeError(
-                "WikiSearch: offline needs a cache to answer from. Set 'cache' to its file."
-            )
-        self._source = build_from
-        self.build_from = None if build_from is None else source_name(build_from)
-        self._server = SearchServer(**server)
-        self.backend: Backend = backend
-        one_of(get_args(Backend), "WikiSearch.", self, "backend")
-        self._server.refuse_others(backend)
-        if backend == "embedded" and index.startswith(("http://", "https://")):
-            raise RecipeError(
-                f"WikiSearch.index is {index!r}, the address of a server. Add 'backend: retrieve'."
-            )
-        if backend != "embedded":
-            self.timeout_s = self._server.longest_answer_s(backend)
-        if self.build_from is not None and backend == "elasticsearch":
-            raise RecipeError(
-                "WikiSearch: build_from builds only embedded indexes. Build the one on the "
-                f"server with {build_command(backend, index, self.build_from)!r}, and leave "
-                "build_from out."
-            )
-        if self.build_from is not None and backend == "retrieve":
-            raise RecipeError(
-                "WikiSearch: build_from builds only embedded indexes, and the server at 'index' "
-                "has its own. Leave build_from out."
+                "WikiSearch.build_from goes with the folder of an embedded index. Set "
+                "Embedded.build_from, or leave it out: 'turnrl index build' builds an index on a "
+                "server."
             )
         self.index = index
-        self._cache = cache
-        self._offline = offline
-        self._open: SearchIndex | None = None
-        self._lock = threading.Lock()
-
-    def _check_words(self) -> None:
-        """Refuse a name and a description that no prompt could show."""
-        if not isinstance(self.name, str) or not re.fullmatch(r"[\w-]+", self.name):
+        self.name = name
+        self.description = _DESCRIPTION if description is None else description
+        if not isinstance(name, str) or not re.fullmatch(r"[\w-]+", name):
             raise RecipeError(
-                f"WikiSearch.name is {self.name!r}. Take a word of letters, digits, '_' and '-', "
-                "by which the policy calls the search."
+                f"WikiSearch.name is {name!r}. Take a word of letters, digits, '_' and '-', by "
+                "which the policy calls the search."
             )
         if not isinstance(self.description, str) or not self.description.strip():
             raise RecipeError(
-                f"WikiSearch.description is {self.description!r}. Say in one sentence what the "
-                "search finds, or leave it out."
+                f"WikiSearch.description is {description!r}. Say in one sentence what the search "
+                "finds, or leave it out."
             )
+        self.top_k = top_k
+        self.max_result_tokens = max_result_tokens
+        at_least(1, "WikiSearch.", self, "top_k", "max_result_tokens", whole=True, optional=False)
+        if offline and cache is None:
+            raise RecipeError(
+                "WikiSearch.offline needs a cache to answer from. Set WikiSearch.cache to its file."
+            )
+        if index.longest_search_s is not None:
+            self.timeout_s = index.longest_search_s
+        self.cache, self.offline = cache, offline
+        self._open: SearchIndex | None = None
+        self._lock = threading.Lock()
 
     def check(self) -> None:
         """Check that the index answers, and build it first if `build_from` is set.
@@ -164,8 +121,8 @@ class WikiSearch(Tool):
         Raises:
             ToolError: Naming the fault and the next step.
         """
-        if self._source is not None and not self._offline:
-            self._build(self._source)
+        if isinstance(self.index, Embedded) and not self.offline:
+            build_if_missing(self.index)
         self._opened().info()
 
     @contextlib.contextmanager
@@ -174,19 +131,25 @@ class WikiSearch(Tool):
         searches a temporary index of a few passages of the source, or of a made-up passage if the
         source would have to be downloaded or the search is offline."""
         rehearsed = copy.copy(self)
-        rehearsed._open, rehearsed._lock, rehearsed._cache = None, threading.Lock(), None
-        if not self._offline and (self._source is None or Path(self.index).exists()):
+        rehearsed._open, rehearsed._lock, rehearsed.cache = None, threading.Lock(), None
+        index, source = self.index, None
+        if isinstance(index, Embedded):
+            source, index = index.build_from, replace(index, build_from=None)
+            if source is not None and Path(index.folder).exists():
+                source = None
+        if not self.offline and source is None:
+            rehearsed.index = index
             yield rehearsed
             return
-        if self._offline:
+        if self.offline:
             self.check()
+            source = None
         from turnrl_wiki_search import embedded  # loads tantivy
 
         with tempfile.TemporaryDirectory() as folder:
-            sample = sample_of(None if self._offline else self._source)
-            rehearsed.backend, rehearsed.index = "embedded", str(Path(folder, "index"))
-            rehearsed._source = None
-            embedded.build(rehearsed.index, Corpus(sample))
+            small = Embedded(str(Path(folder, "index")))
+            embedded.build(small.folder, Corpus(open_sample(source)))
+            rehearsed.index = small
             yield rehearsed
 
     def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
@@ -205,42 +168,12 @@ class WikiSearch(Tool):
         """The index, opened on first use, so that a recipe can be read without it."""
         with self._lock:
             if self._open is None:
-                open_it = partial(open_index, self.backend, self.index, self._server)
-                if self._cache is None:
-                    self._open = open_it()
-                else:
-                    cache = AnswerCache(self._cache, self.cache_mb * 1_000_000)
-                    name = self._server.known_as(self.index)
-                    self._open = CachedIndex(open_it, cache, self.backend, name, self._offline)
+                self._open = (
+                    self.index.open()
+                    if self.cache is None
+                    else CachedIndex(self.index, self.cache, self.offline)
+                )
             return self._open
-
-    def _build(self, source: str | QuestionSource) -> None:
-        from turnrl_wiki_search import embedded  # loads tantivy
-
-        path, name = Path(self.index), source_name(source)
-        if not path.exists():
-            remark(f"building the search index {self.index!r} from {name}")
-            corpus = Corpus(open_pages(source))
-            progress = Progress(corpus.source.fraction)
-            try:
-                embedded.build(path, corpus, existing="keep", on_progress=progress)
-            except KeyboardInterrupt:
-                remark(f"the search index {self.index!r} is unfinished; the next run resumes it")
-                raise
-            finally:
-                progress.end()
-        used = embedded.read_info(path).source
-        if used != name:
-            raise ToolError(
-                f"the search index in {self.index!r} was built from {used!r}, but build_from is "
-                f"{name!r}. Choose another folder, or rebuild it: "
-                f"{build_command('embedded', self.index, name)} --overwrite"
-            )
-        if changed := embedded.changed_since(path, source):
-            raise ToolError(
-                f"the search index in {self.index!r} is older than {changed!r}, from which it was "
-                f"built. Rebuild it: {build_command('embedded', self.index, name)} --overwrite"
-            )
 
     def _result(self, hits: Sequence[Hit]) -> ToolResult:
         """The passages that fit, in order of score."""
@@ -267,24 +200,38 @@ class WikiSearch(Tool):
         return ToolResult(_BETWEEN.join(shown) or "Nothing found.", metadata=metadata)
 
 
-def open_index(
-    backend: Backend, index: str, server: SearchServer, of_run: bool = True
-) -> SearchIndex:
-    """Open an index. An embedded one ignores `server`.
+def build_if_missing(index: Embedded) -> None:
+    """Build an embedded index from its `build_from`, if its folder does not exist.
 
-    Args:
-        backend: Its backend.
-        index: Its folder, name or address.
-        server: Its server.
-        of_run: True if a run searches; then messages explain how to resume or replay it.
+    Raises:
+        ToolError: If the index was built from another source, or from files that have changed.
     """
-    if backend == "elasticsearch":
-        return ElasticIndex(server, index, of_run)
-    if backend == "retrieve":
-        return RetrieveIndex(server, index, of_run)
-    from turnrl_wiki_search.embedded import EmbeddedIndex  # loads tantivy
+    if index.build_from is None:
+        return
+    from turnrl_wiki_search import embedded  # loads tantivy
 
-    return EmbeddedIndex(index)
+    path, name = Path(index.folder), source_name(index.build_from)
+    if not path.exists():
+        remark(f"building the search index {index.folder!r} from {name}")
+        corpus = Corpus(open_source(index.build_from))
+        try:
+            with show_progress(corpus.source.fraction) as progress:
+                embedded.build(path, corpus, existing="keep", on_progress=progress)
+        except KeyboardInterrupt:
+            remark(f"the search index {index.folder!r} is unfinished; the next run resumes it")
+            raise
+    used = embedded.read_info(path).source
+    rebuild = f"{embedded.build_command(index.folder, name)} --overwrite"
+    if used != name:
+        raise ToolError(
+            f"the search index in {index.folder!r} was built from {used!r}, but build_from is "
+            f"{name!r}. Choose another folder, or rebuild it: {rebuild}"
+        )
+    if changed := embedded.changed_since(path, index.build_from):
+        raise ToolError(
+            f"the search index in {index.folder!r} is older than {changed!r}, from which it was "
+            f"built. Rebuild it: {rebuild}"
+        )
 
 
 def estimate_tokens(text: str) -> int:

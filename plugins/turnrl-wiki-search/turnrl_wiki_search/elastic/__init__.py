@@ -1,18 +1,12 @@
-"""An index on an Elasticsearch server, in six modules; each uses those above it.
+"""An index on an Elasticsearch server. Only the official client talks to the server, and an outage
+never becomes an answer.
 
-    access      addresses and secrets, in the form that the client takes
-    faults      the meaning of errors, and retries
-    asking      the searches for a query under each ranking, and the passages in their hits
-    examining   checks the fields and vectors that a ranking needs
-    search      searches an index
-    building    builds an index, or resumes an interrupted build
-
-An outage never becomes an answer. Only the official client talks to the server; it is imported when
-a connection is made.
+client    the connection, its secrets, and the meaning of the server's errors
+search    searches an index that turnrl built, or one of the user's own
+build     builds an index, or resumes an interrupted build
 """
 
-from turnrl_wiki_search.elastic.building import build
+from turnrl_wiki_search.elastic.build import build
 from turnrl_wiki_search.elastic.search import ElasticIndex
-from turnrl_wiki_search.server import SearchServer
 
-__all__ = ["ElasticIndex", "SearchServer", "build"]
+__all__ = ["ElasticIndex", "build"]
