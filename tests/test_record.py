@@ -599,7 +599,7 @@ def test_an_evaluation_in_several_batches_gives_each_question_a_number(tiny_mode
 
 
 def test_figures_are_means_over_questions_with_intervals():
-    def row(group, in_results, *rewards, split="val", declared=None):
+    def row(group, in_results, *rewards, split="val"):
         curves = dict.fromkeys((*record.CURVES, "f1"), 1.0) | {"answer_in_results": in_results}
         size = {"turns": [{"calls": [{}], "tokens": 3}] * 2, "prompt_tokens": 5}
         parts = [{"name": f"outcome/{n}", "value": v} for n, v in enumerate(rewards)]
@@ -609,7 +609,6 @@ def test_figures_are_means_over_questions_with_intervals():
             "group": group,
             "member": 0,
             "rewards": parts,
-            "reward_bounds": declared,
             **curves,
             **size,
         }
@@ -622,24 +621,18 @@ def test_figures_are_means_over_questions_with_intervals():
     size = ["turns", "calls", "sampled_tokens"]
     assert [*figures] == [*record.CURVES, "f1", *rewards, *size]
     assert [figures[name].mean for name in size] == [2, 2, 6]
-    assert figures["exact_match"] == record.Figure(1.0, *record.interval([1.0, 1.0], (0, 1)), 2)
-    assert figures["answer_in_results"] == record.Figure(0.5, *record.interval([0.5], (0, 1)), 1)
-    # one turn or call less and one more than was seen are possible
-    assert figures["turns"] == record.Figure(2.0, *record.interval([2.0, 2.0], (1, 3)), 2)
-    assert figures["calls"] == record.Figure(2.0, *record.interval([2.0, 2.0], (1, 3)), 2)
-    assert figures["reward/outcome/0"] == record.Figure(0.75, *record.interval([0.5, 1.0]), 2)
-    assert figures["reward/total"] == record.Figure(1.5, *record.interval([1.0, 2.0]), 2)
+    interval = record.mean_interval
+    assert figures["exact_match"] == record.Figure(1.0, *interval([1.0, 1.0]), 2)
+    assert figures["answer_in_results"] == record.Figure(0.5, None, None, 1)
+    assert figures["turns"] == record.Figure(2.0, 2.0, 2.0, 2)
+    assert figures["reward/outcome/0"] == record.Figure(0.75, *interval([0.5, 1.0]), 2)
+    assert figures["reward/total"] == record.Figure(1.5, *interval([1.0, 2.0]), 2)
     assert record.figures([row(1, None)])["answer_in_results"] == record.Figure(None, None, None, 0)
-    # rewards that say what they can be, and their total if all do
-    ends = [{"name": f"outcome/{n}", "low": -n, "high": 1.0} for n in range(2)]
-    for declared, total in ((ends, (-1, 2)), (ends[:1], None)):
-        figures = record.figures([row(n, None, 1.0, 0.5, declared=declared) for n in range(9)])
-        wanted = record.Figure(1.0, *record.interval([1.0] * 9, (0, 1)), 9)
-        assert figures["reward/outcome/0"] == wanted
-        wanted = record.Figure(0.5, *record.interval([0.5] * 9, (-1, 1) if total else None), 9)
-        assert figures["reward/outcome/1"] == wanted
-        wanted = record.Figure(1.5, *record.interval([1.5] * 9, total), 9)
-        assert figures["reward/total"] == wanted
+    # a reward that is all or nothing is a rate times its weight
+    half = record.figures([row(n, None, 1.0, 0.5 * (n % 2)) for n in range(9)])
+    assert half["reward/outcome/1"] == record.Figure(
+        pytest.approx(2 / 9), *interval([0.5 * (n % 2) for n in range(9)], 0.5), 9
+    )
     # a question of another split is another one
     assert record.figures([row(0, 1.0), row(0, 1.0, split="test")])["format"].questions == 2
     assert record.figures([]) == {}

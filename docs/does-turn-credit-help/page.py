@@ -17,6 +17,7 @@ from rows import Row, Rows
 from turnrl import TurnRLError
 from turnrl.commands.sweep.results import Result
 from turnrl.runs.statistics import Difference
+from turnrl.runs.table import format_difference
 
 Table = Iterator[str]
 NOT_RUN = "Not run yet."
@@ -46,7 +47,7 @@ def leads(of: Rows) -> Table:
     yield from _head("", *titles)
     for row, some in of.runs.items():
         lead = None if row == reference else of.minus(reference, row, area_column.figure)
-        figures = (_cell(area_column, some), _difference(lead, 3), _median(of, some))
+        figures = (_cell(area_column, some), format_difference(lead, 3), _median(of, some))
         yield _row(row, len(some), *figures, _cell(never(of.part.measure), some))
 
 
@@ -59,7 +60,7 @@ def primary(parts: Mapping[str, Rows]) -> Table:
     yield from _head("MT-GRPO's area minus that of", *parts)
     for other in (MERGED, OUTCOMES):
         found = (of.minus(Row(OURS), Row(other), of.columns[0].figure) for of in parts.values())
-        yield _row(other, *(_difference(one, 3) for one in found))
+        yield _row(other, *(format_difference(one, 3) for one in found))
 
 
 def habits(of: Rows) -> Table:
@@ -73,7 +74,9 @@ def differences(of: Rows) -> Table:
     """The figures of one row minus those of another, with intervals over seeds."""
     yield from _head("", "minus", *(column.title for column in of.columns))
     for first, second in of.pairs:
-        found = [_difference(of.minus(first, second, one.figure), one.digits) for one in of.columns]
+        found = [
+            format_difference(of.minus(first, second, one.figure), one.digits) for one in of.columns
+        ]
         if any(found):
             yield _row(first, second, *found)
 
@@ -87,7 +90,7 @@ def ends(of: Rows) -> Table:
         curve = of.part.measure.curve
         both = min(end(run, curve) for row in pair for run in of.runs[row].values())
         half, whole = (
-            _difference(of.minus(*pair, partial(area, tokens=tokens, name=curve)), 3)
+            format_difference(of.minus(*pair, partial(area, tokens=tokens, name=curve)), 3)
             for tokens in (of.tokens / 2, both)
         )
         if whole:
@@ -115,7 +118,8 @@ def _of_pairs(
     for first, second in of.part.pairs:
         found = [compare(first, second, column.figure) for column in of.columns]
         shown = [
-            _difference(one, column.digits) for one, column in zip(found, of.columns, strict=True)
+            format_difference(one, column.digits)
+            for one, column in zip(found, of.columns, strict=True)
         ]
         if found[0]:
             yield _row(first, second, found[0].pairs, *shown)
@@ -134,7 +138,7 @@ def changes(parts: Mapping[str, Rows]) -> Table:
             one = of.change(Row(row.estimator, before), row)
             if row.label != before and row.estimator != OURS and one:
                 means = (f"{mean:+.3f}" for mean in (one.first, one.second))
-                yield _row(row.label, row.estimator, one.pairs, *means, _difference(one, 3))
+                yield _row(row.label, row.estimator, one.pairs, *means, format_difference(one, 3))
 
 
 def _cell(column: Column, some: Mapping[int, Result]) -> str:
@@ -155,12 +159,6 @@ def _median(of: Rows, some: Mapping[int, Result]) -> str:
     middle = statistics.median(reached)
     last = max(run.points(curve, ITERATION)[-1][0] for run in some.values())
     return f"{middle:g}" if math.isfinite(middle) else f"> {last:g}"
-
-
-def _difference(one: Difference | None, digits: int) -> str:
-    if one is None:
-        return ""
-    return f"{one.change:+,.{digits}f} [{one.low:+,.{digits}f}, {one.high:+,.{digits}f}]"
 
 
 def _head(*titles: object) -> Table:

@@ -4,7 +4,7 @@
     turnrl compare a b c --iteration 40          b and c with a, each after 40 iterations
     turnrl compare a0 a1 a2 b0 b1 b2             two recipes with three seeds each
 
-The first run is the baseline. Every figure is paired by question, and its difference has a 95 %
+The first run is the baseline. Every metric is paired by question, and its difference has a 95 %
 interval. Runs that differ only in their seeds are compared together, with intervals over seeds.
 """
 
@@ -15,17 +15,13 @@ import json
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from string import ascii_uppercase
-from textwrap import wrap
 from typing import TYPE_CHECKING
 
-from turnrl.runs.compare import link
 from turnrl.text import counted, painted, say, visible
 
 if TYPE_CHECKING:
     from turnrl.plugins import Commands
     from turnrl.runs.compare import Comparison, Evaluation, Side
-    from turnrl.runs.statistics import Difference
 
 _FEW = 3
 _WIDTH = 80
@@ -54,16 +50,16 @@ def add_compare_command(commands: Commands) -> None:
 
 def _run(args: argparse.Namespace) -> None:
     from turnrl.runs.compare import compare, open_sides
+    from turnrl.runs.table import letter
 
     sides = open_sides(args.runs, args.split, args.iteration)
-    for number, comparison in enumerate(compare(sides)):
+    for number, comparison in enumerate(compare(sides), 1):
         if args.json:
             print(json.dumps(as_json(comparison)))
         else:
             # the baseline is A in each comparison, and the others are B, C and so on
-            letter = ascii_uppercase[1 + number % 25]
-            text = "\n".join(as_text(comparison, args.split, args.all, letter))
-            say("\n" * (number > 0) + text)
+            text = "\n".join(as_text(comparison, args.split, args.all, letter(number)))
+            say("\n" * (number > 1) + text)
     if not args.json:
         # in the order of the command line, by which a report numbers its runs
         folders = {e.number: str(e.run.folder) for side in sides for e in side.evaluations}
@@ -103,8 +99,10 @@ def as_text(
         every: Show every question that was won or lost, not only the first few.
         letter: The letter of the side that is not the baseline.
     """
+    from turnrl.runs.table import Line, table_lines, wrap_lines
+
     first, second = comparison.first, comparison.second
-    seeds, common = len(first.evaluations), len(comparison.questions)
+    common = len(comparison.questions)
     shares = " and ".join(f"{common / asked:.0%} of {asked}" for asked in comparison.asked)
     yield f"{split}: {counted(common, 'question')} in common, {shares}"
     for name, side, role in (("A", first, ", the baseline"), (letter, second, "")):
@@ -113,32 +111,20 @@ def as_text(
     yield _result(comparison, letter)
     yield from _differences(comparison)
     yield ""
-    heads = f"{'A':>8}{letter:>8}{letter + ' - A':>9}  {'95 % interval':18}"
-    yield f"{'':17}{heads}{'p':>7}{'won':>5}{'lost':>5}"
+    lines = []
     for name, figure in comparison.figures.items():
-        yield _line(name, figure)
+        lines.append(Line(name, figure.first, figure.first_ends, "A"))
+        lines.append(Line(name, figure.second, figure.second_ends, letter, figure))
+    yield from table_lines(lines)
     yield ""
-    for sentence in _notes(comparison, seeds, letter):
-        yield from wrap(sentence, _WIDTH, break_long_words=False, break_on_hyphens=False)
+    for sentence in _notes(comparison):
+        yield from wrap_lines(sentence)
     for outcome, ids in (("won", comparison.won), ("lost", comparison.lost)):
         yield f"\n{outcome} by {letter} in {comparison.main.replace('_', ' ')}: {len(ids)}"
         for question in ids if every else ids[:_FEW]:
             yield from _question(comparison, question, letter)
         if len(ids) > _FEW and not every:
             yield f"    and {len(ids) - _FEW} more: --all"
-
-
-def _line(name: str, figure: Difference) -> str:
-    from turnrl.runs.compare import SIZES
-
-    p = "" if figure.p is None else "<.0001" if figure.p < 1e-4 else f"{figure.p:.4f}"
-    large = max(map(abs, (figure.first, figure.second, figure.low, figure.high)))
-    digits = 4 if large < 100 else 1 if large < 10_000 else 0  # so that the columns stay aligned
-    values = f"{figure.first:8.{digits}f}{figure.second:8.{digits}f}"
-    change = f"{figure.change:+9.{digits}f}"
-    ends = f"[{figure.low:+.{digits}f}, {figure.high:+.{digits}f}]"
-    won = "" if name in SIZES else f"{figure.gained:5}{figure.lost:5}"
-    return f"{name:17}{values}{change}  {ends:18}{p:>7}{won}".rstrip()
 
 
 def _differences(comparison: Comparison) -> Iterator[str]:
@@ -163,38 +149,31 @@ def _differences(comparison: Comparison) -> Iterator[str]:
             yield _cut(f"   evaluated with {name}: {' -> '.join(shown)}")
 
 
-def _notes(comparison: Comparison, seeds: int, letter: str) -> Iterator[str]:
-    """Sentences about the columns: their basis, and the parts that were left out."""
-    unit = "seeds" if seeds > 1 else "questions"
-    yield (
-        f"won, lost: {unit} with more and with less in {letter}. p: how likely a difference as "
-        "large is by chance alone."
-    )
-    for key, figure in comparison.figures.items():
-        if figure.over == "questions" and figure.pairs < len(comparison.questions):
-            yield f"{key} is over {counted(figure.pairs, 'question')}. The others do not have it."
+def _notes(comparison: Comparison) -> Iterator[str]:
+    """Sentences about the basis of the figures, and the parts that were left out."""
+    seeds = len(comparison.first.evaluations)
     if seeds > 1:
         yield (
-            f"Intervals: Student's t over {seeds} seeds, paired. They hold for other seeds of "
-            "these recipes, on these questions."
+            f"Intervals: Student's t over {seeds} seeds; those of differences are paired by seed. "
+            "They hold for other seeds of these recipes, on these questions."
         )
-        alike = [name for name, figure in comparison.figures.items() if figure.over == "questions"]
-        if alike:
-            yield (
-                f"Over questions, because all seeds differ by the same: {', '.join(alike)}. These "
-                "do not hold for other seeds, and their won, lost and p count questions."
-            )
     else:
         yield (
             "Intervals: over questions, for these policies. Another seed trains another policy. To "
-            "compare recipes, name runs of several seeds of each."
+            "compare recipes, name runs of several seeds of each. p: how likely a difference as "
+            "large is by chance alone."
         )
+        for key, figure in comparison.figures.items():
+            if figure.pairs < len(comparison.questions):
+                yield (
+                    f"{key} is over {counted(figure.pairs, 'question')}. The others do not have it."
+                )
     yield from comparison.notes
 
 
 def _result(comparison: Comparison, letter: str) -> str:
     """A sentence that names the better side in the main figure, if that is known."""
-    name, verdict = comparison.main, comparison.verdict
+    name, verdict = comparison.main, comparison.figures[comparison.main].verdict
     if verdict == "undecided":
         return f"{name}: undecided. All seeds differ by the same: add more seeds."
     if verdict == "level":
@@ -214,10 +193,8 @@ def _question(comparison: Comparison, question: str, letter: str) -> Iterator[st
     for name, evaluation in zip(("A", letter), pair, strict=True):
         rows, place = evaluation.questions[question], address(evaluation, question)
         answer = rows[0]["answer"] or "(no answer)"
-        if main != "exact_match":
+        if main != "exact_match" or len(rows) > 1:
             answer = f"{main} {evaluation.value(question, main):.3f}"
-        elif len(rows) > 1:
-            answer = f"right in {sum(row[main] for row in rows):g} of {len(rows)} attempts"
         width = _WIDTH - len(place) - 2
         yield f"{_cut(f'    {name}  {answer}', width):{width}}  {place}"
 
@@ -225,6 +202,8 @@ def _question(comparison: Comparison, question: str, letter: str) -> Iterator[st
 def address(evaluation: Evaluation, question: str) -> str:
     """The address of the attempt at a question, or of all attempts, in a report of the same
     runs."""
+    from turnrl.runs.compare import link
+
     rows = evaluation.questions[question]
     return link(evaluation.number, rows[0], attempt=len(rows) == 1)
 

@@ -7,13 +7,11 @@ print(comparison.figures["exact_match"].low)
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
-from typing import Literal
 from urllib.parse import quote
 
 from turnrl.errors import DataError
@@ -24,14 +22,12 @@ from turnrl.runs.statistics import Difference, difference, over_seeds
 
 _COLUMNS = (
     *("iteration", "policy_version", "split", "group", "member"),
-    *("question_id", "question", "answers", "answer", "rewards", "reward_bounds"),
+    *("question_id", "question", "answers", "answer", "rewards"),
     *("turns", "prompt_tokens", *record.CURVES, "f1"),
 )
 _MATCH = "exact_match"
 _TOTAL = "reward/total"
-SIZES = ("turns", "calls", "sampled_tokens")
-"""Figures for which neither more nor less is better."""
-_FIGURES = (*record.CURVES, "f1", _TOTAL, *SIZES)
+_FIGURES = (*record.CURVES, "f1", _TOTAL, "turns", "calls", "sampled_tokens")
 _NOT_EVERYWHERE = ("f1", "sampled_tokens")
 """Figures that a run may lack, because its answers are not words, or its server counts no
 tokens."""
@@ -109,15 +105,6 @@ class Comparison:
     lost: Sequence[str]
     notes: Sequence[str]
 
-    @property
-    def verdict(self) -> Literal["better", "worse", "level", "undecided"]:
-        """The verdict on the second side, by the main figure. Undecided if all of several seeds
-        differ by the same amount, which does not show how seeds vary."""
-        figure = self.figures[self.main]
-        if figure.over == "questions" and len(self.first.evaluations) > 1:
-            return "undecided"
-        return "better" if figure.low > 0 else "worse" if figure.high < 0 else "level"
-
 
 def open_sides(
     places: Sequence[str], split: str = "val", iteration: int | None = None
@@ -143,7 +130,7 @@ def open_sides(
     for folder, (_, wanted) in zip(folders, placed, strict=True):
         number = order.index(folder.resolve())
         evaluations.append(_evaluation(runs[number], number, split, wanted))
-    _refuse_twice(places, evaluations, split)
+    _refuse_twice(places, evaluations)
     return _sides(runs, evaluations, [wanted for _, wanted in placed])
 
 
@@ -185,40 +172,22 @@ def _placed(place: str, iteration: int | None) -> tuple[str, int | None]:
     return (run, int(number)) if named else (place, iteration)
 
 
-def _refuse_twice(places: Sequence[str], evaluations: Sequence[Evaluation], split: str) -> None:
+def _refuse_twice(places: Sequence[str], evaluations: Sequence[Evaluation]) -> None:
     """Refuse a single evaluation, or an evaluation that two places mean."""
-    if len(evaluations) < 2:
-        run = _placed(places[0], None)[0] if places else "RUN"
-        raise DataError(
-            "there is one evaluation. Name two runs or more, or two policies of one run: 'turnrl "
-            f"compare {run}@0 {run}'."
-        )
     first: dict[tuple[int, int], str] = {}
     for place, evaluation in zip(places, evaluations, strict=True):
-        key = (evaluation.number, evaluation.iteration)
-        if key not in first:
-            first[key] = place
-            continue
-        run, _ = _placed(place, None)
-        further = sorted(_iterations(evaluation.run, split) - {evaluation.iteration})
-        raise DataError(
-            f"an evaluation is named twice: {first[key]!r} and {place!r} both mean "
-            f"{evaluation.run.name} after iteration {evaluation.iteration}. "
-            + (
-                f"Give another of that run: {', '.join(f'{run}@{n}' for n in further)}."
-                if further
-                else f"It is the only one of {split!r} there. Train on, or give another run."
+        if (key := (evaluation.number, evaluation.iteration)) in first:
+            raise DataError(
+                f"{first[key]!r} and {place!r} both mean {evaluation.run.name} after iteration "
+                f"{evaluation.iteration}. Name each evaluation once; NAME@10 is the one after "
+                "iteration 10."
             )
+        first[key] = place
+    if len(evaluations) < 2:
+        raise DataError(
+            "there is one evaluation. Name two runs or more, or two policies of one run: 'turnrl "
+            "compare NAME@0 NAME'."
         )
-
-
-def _iterations(run: Run, split: str) -> set[int]:
-    """The iterations after which a run was evaluated, in those of its files that can be read."""
-    iterations: set[int] = set()
-    for file in record.files(run.folder, split):
-        with contextlib.suppress(DataError):
-            iterations |= {*record.table(file, ["iteration"])["iteration"].to_pylist()}
-    return iterations
 
 
 def _side(evaluations: Sequence[Evaluation], several: bool) -> Side:
@@ -297,7 +266,7 @@ def _compared(first: Side, second: Side) -> Comparison:
     every = (*first.evaluations, *second.evaluations)
     notes += (f"{e.run.name}: {problem}" for e in every for problem in e.run.problems)
     questions = [q for q in first.one.questions if all(q in e.questions for e in every)]
-    _same_questions(first, second, questions)
+    _check_questions(first, second, questions)
     asked = (len(first.one.questions), len(second.one.questions))
     after = [evaluation.iteration for evaluation in every]
     if len({*after}) > 1 and len({evaluation.number for evaluation in every}) > 1:
@@ -305,13 +274,11 @@ def _compared(first: Side, second: Side) -> Comparison:
         evaluated = any(evaluation.run.was_evaluated for evaluation in every)
         step = "" if evaluated else " To compare at one iteration, add --iteration N."
         notes.append(f"the iterations differ ({', '.join(map(str, after))}).{step}")
-    rows = (row for e in every for question in questions for row in e.questions[question])
-    possible = {name: ends for name, ends in record.bounds(rows).items() if name not in SIZES}
     figures = {}
     for name in _FIGURES:
-        if name == _TOTAL and (why := _other_rewards(first.one, second.one)):
-            notes.append(f"{name} is left out: {why}")
-        elif figure := _figure(first, second, questions, name, possible.get(name)):
+        if name == _TOTAL and not _have_the_same_rewards(first.one, second.one):
+            notes.append(f"{name} is left out: the rewards of the runs differ.")
+        elif figure := _figure(first, second, questions, name):
             figures[name] = figure
         elif name not in _NOT_EVERYWHERE:
             notes.append(f"{name} is left out: no question in common has it.")
@@ -347,8 +314,8 @@ def _by_seed(first: Side, second: Side, notes: list[str]) -> tuple[Side, Side]:
     return Side(first.name, of_first), Side(second.name, of_second)
 
 
-def _same_questions(first: Side, second: Side, questions: Sequence[str]) -> None:
-    """Refuse sides that were not asked the same questions."""
+def _check_questions(first: Side, second: Side, questions: Sequence[str]) -> None:
+    """Refuse sides that were not asked the same questions, or compare answers by two rules."""
     base = first.one
     for other in (*first.evaluations[1:], *second.evaluations):
         names = f"{base.run.name} and {other.run.name}"
@@ -356,22 +323,17 @@ def _same_questions(first: Side, second: Side, questions: Sequence[str]) -> None
         if None not in rules and rules[0] != rules[1]:
             both = " and ".join(json.dumps(rule) for rule in rules)
             raise DataError(f"{names} compare answers by two rules: {both}. {_STEP}")
-        shared = [q for q in base.questions if q in other.questions]
-        if not shared:
-            counts = f"{len(base.questions)} and {len(other.questions)}"
-            raise DataError(f"{names} have no question in common ({counts}). {_STEP}")
-        for column in ("question", "answers"):
-            pairs = {q: [side.questions[q][0][column] for side in (base, other)] for q in shared}
-            differ = [(q, *pair) for q, pair in pairs.items() if pair[0] != pair[1]]
-            if differ:
-                q, in_base, in_other = differ[0]
-                raise DataError(
-                    f"{names} differ in the {column} of {len(differ)} of {len(shared)} questions: "
-                    f"{q} has {in_base!r} and {in_other!r}. {_STEP}"
-                )
+        for q in base.questions.keys() & other.questions.keys():
+            for column in ("question", "answers"):
+                before, after = (side.questions[q][0][column] for side in (base, other))
+                if before != after:
+                    raise DataError(
+                        f"{names} differ in the {column} of the question {q}: {before!r} and "
+                        f"{after!r}. {_STEP}"
+                    )
     if not questions:
         raise DataError(
-            f"{first.name} and {second.name} have no question that all of them answered. {_STEP}"
+            f"{first.name} and {second.name} have no question in common. {_STEP}"
         )
 
 
@@ -382,17 +344,14 @@ def _rule(run: Run) -> dict[str, object] | None:
     return {name: v for name, v in run.settings.items() if name.startswith("data.answers")}
 
 
-def _other_rewards(first: Evaluation, second: Evaluation) -> str:
-    """Why the totals of two runs cannot be compared; empty if they can."""
+def _have_the_same_rewards(first: Evaluation, second: Evaluation) -> bool:
+    """True if the totals of two runs can be compared."""
     weights = [evaluation.run.settings.get("model.rewards") for evaluation in (first, second)]
     names = [
         {part["name"] for rows in evaluation.questions.values() for part in rows[0]["rewards"]}
         for evaluation in (first, second)
     ]
-    if unshared := sorted(names[0] ^ names[1]):
-        return f"only one of the runs has {', '.join(unshared)}."
-    differ = None not in weights and weights[0] != weights[1]
-    return "model.rewards differ in their settings." if differ else ""
+    return names[0] == names[1] and (None in weights or weights[0] == weights[1])
 
 
 def _mean(side: Side, question: str, name: str) -> float:
@@ -401,11 +360,7 @@ def _mean(side: Side, question: str, name: str) -> float:
 
 
 def _figure(
-    first: Side,
-    second: Side,
-    questions: Iterable[str],
-    name: str,
-    possible: tuple[float, float] | None,
+    first: Side, second: Side, questions: Iterable[str], name: str
 ) -> Difference | None:
     """A figure of both sides, over the questions for which every run has it."""
     every = (*first.evaluations, *second.evaluations)
@@ -413,15 +368,12 @@ def _figure(
     full = [[value for value in row if value is not None] for row in rows if None not in row]
     if not full:
         return None
-    seeds = len(first.evaluations)
-    if seeds > 1:
-        means = [fmean(column) for column in zip(*full, strict=True)]
-        over = over_seeds(means[:seeds], means[seeds:])
-        if over.low < over.high:
-            return over
-    # if all seeds differ by the same amount, they do not show how seeds vary: compare by question
-    sides = [fmean(row[:seeds]) for row in full], [fmean(row[seeds:]) for row in full]
-    return difference(*sides, possible=possible)
+    columns, seeds = [*zip(*full, strict=True)], len(first.evaluations)
+    if seeds == 1:
+        before, after = columns
+        return difference(before, after, record.success(name, [*before, *after]))
+    means = [fmean(column) for column in columns]
+    return over_seeds(means[:seeds], means[seeds:])
 
 
 def link(run: int, row: record.Row, attempt: bool = True) -> str:

@@ -35,13 +35,12 @@ from turnrl.runs.restoring import call as call
 from turnrl.runs.restoring import group as group
 from turnrl.runs.restoring import json_object as json_object
 from turnrl.runs.restoring import turn_of
-from turnrl.runs.statistics import interval as interval
+from turnrl.runs.statistics import all_or_nothing
+from turnrl.runs.statistics import mean_interval as mean_interval
 from turnrl.text import labelled, visible
 
 _AnyRow = TypeVar("_AnyRow", bound=Columns)
-
-_SHARE = (0.0, 1.0)
-"""The range of a share."""
+_SIZES = ("turns", "calls", "sampled_tokens")
 
 # ------------------------------------------------------------------------ files
 
@@ -197,7 +196,7 @@ class Figure:
 
     Args:
         mean: The mean; None if there are no questions.
-        low: Lower end of the interval; see `interval`.
+        low: Lower end of the interval; see `mean_interval`. None if one question shows nothing.
         high: Upper end of the interval.
         questions: Number of questions in the mean.
     """
@@ -214,30 +213,25 @@ def scores(row: Columns) -> dict[str, float | None]:
     say nothing."""
     rewards = {f"reward/{part['name']}": part["value"] for part in row["rewards"]}
     turns, sampled = row["turns"], row["prompt_tokens"] is not None
-    size = {
-        "turns": float(len(turns)),
-        "calls": float(sum(len(turn["calls"]) for turn in turns)),
-        "sampled_tokens": float(sum(turn["tokens"] for turn in turns)) if sampled else None,
-    }
+    sizes = (
+        float(len(turns)),
+        float(sum(len(turn["calls"]) for turn in turns)),
+        float(sum(turn["tokens"] for turn in turns)) if sampled else None,
+    )
     curves = {name: row[name] for name in (*CURVES, "f1")}
-    return curves | rewards | {"reward/total": sum(rewards.values())} | size
+    return curves | rewards | {"reward/total": sum(rewards.values())} | dict(zip(_SIZES, sizes))
 
 
 def figures(rows: Iterable[Row]) -> dict[str, Figure]:
     """The figures of trajectories, by the names of `scores`.
 
     Trajectories of one group are averaged first, because they share their question: the interval is
-    over questions. Branches do not count, as in `metrics.csv`. An interval stays within the
-    `bounds` of its figure.
+    over questions. Branches do not count, as in `metrics.csv`.
     """
-    trunks = _trunks(rows)
-    scored = [[scores(row) for row in members] for members in groups(trunks)]
+    scored = [[scores(row) for row in members] for members in groups(_trunks(rows))]
     names = dict.fromkeys(name for members in scored for row in members for name in row)
-    possible = bounds(trunks)
     return {
-        name: _figure(
-            [_mean(row.get(name) for row in members) for members in scored], possible.get(name)
-        )
+        name: _figure(name, [_mean(row.get(name) for row in members) for members in scored])
         for name in names
     }
 
@@ -245,26 +239,6 @@ def figures(rows: Iterable[Row]) -> dict[str, Figure]:
 def _trunks(rows: Iterable[Row]) -> list[Row]:
     """The rows without those of branches."""
     return [row for row in rows if row.get("parent") is None and not row.get("begins")]
-
-
-def bounds(rows: Iterable[Row]) -> dict[str, tuple[float, float]]:
-    """The least and the most that figures can be, by the names of `scores`, as far as the rows show
-    them: for shares, for rewards with declared bounds, and for the total if all rewards have them.
-    For numbers of turns and calls, one less and one more than was seen; there is always one
-    turn."""
-    listed = list(rows)
-    ends = dict.fromkeys((*CURVES, "f1"), _SHARE)
-    for row in listed:
-        for part in row.get("reward_bounds") or ():
-            ends[f"reward/{part['name']}"] = (float(part["low"]), float(part["high"]))
-    rewards = {f"reward/{part['name']}" for row in listed for part in row["rewards"]}
-    if rewards <= {*ends}:
-        low, high = zip((0.0, 0.0), *(ends[name] for name in rewards), strict=True)
-        ends["reward/total"] = (sum(low), sum(high))
-    for name, least in (("turns", 1.0), ("calls", 0.0)) if listed else ():
-        counts = [scores(row)[name] or 0.0 for row in listed]
-        ends[name] = (max(min(counts) - 1, least), max(counts) + 1)
-    return ends
 
 
 def pass_at_k(rows: Iterable[Row]) -> dict[str, Figure]:
@@ -283,9 +257,9 @@ def pass_at_k(rows: Iterable[Row]) -> dict[str, Figure]:
     matches = [[row["exact_match"] for row in members] for members in groups(_trunks(rows))]
     n = min(map(len, matches), default=0)
     ks = [2**i for i in range(1, n.bit_length()) if 2**i < n] + [n] * bool(n)
-    rates = {f"mean@{n}": _figure([_mean(of_group) for of_group in matches], _SHARE)} if n else {}
+    rates = {f"mean@{n}": _figure("", [_mean(of_group) for of_group in matches])} if n else {}
     for k in ks:
-        rates[f"pass@{k}"] = _figure([_hit(of_group, k) for of_group in matches], _SHARE)
+        rates[f"pass@{k}"] = _figure("", [_hit(of_group, k) for of_group in matches])
     return rates
 
 
@@ -302,10 +276,19 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(present) / len(present) if present else None
 
 
-def _figure(values: Sequence[float | None], possible: tuple[float, float] | None) -> Figure:
+def _figure(name: str, values: Sequence[float | None]) -> Figure:
     present = [value for value in values if value is not None]
-    low, high = interval(present, possible) if present else (None, None)
+    ends = mean_interval(present, success(name, present)) if present else None
+    low, high = ends or (None, None)
     return Figure(_mean(present), low, high, len(present))
+
+
+def success(name: str, values: Sequence[float]) -> float | None:
+    """What a figure is if it succeeds, for the interval of a rate (`mean_interval`): 1 for a share,
+    its weight for a reward that is all or nothing. None for any other."""
+    if name.startswith("reward/"):
+        return all_or_nothing(values)
+    return None if name in _SIZES else 1.0
 
 
 # --------------------------------------------------------------------- as text

@@ -1,39 +1,26 @@
-"""95 % intervals of figures: of one run over its questions, and of two runs over the same
-questions.
+"""95 % intervals, and tests of differences: scipy's, where it has them.
 
-    interval          a figure of one run: for rates Wilson's, drawn out where it is too narrow
-                      (`rate`); the score interval for other means
-    difference        two runs on the same questions: Newcombe's for rates, the score interval of
-                      the differences for other means
-    over_seeds        several seeds of two recipes: Student's t over the differences per seed
-    by_seed           `over_seeds` of the seeds in common
-    interval_over_seeds   several seeds of one recipe: Student's t
+    mean_interval   a mean over questions: Wilson's for rates (scipy), Student's t for other means
+    difference      two runs on the same questions: Newcombe's for rates, else Student's t over the
+                    differences per question
+    over_seeds      two recipes: Student's t over the differences per seed
+    by_seed         `over_seeds` of the seeds that two recipes share
+    student         a mean over seeds: Student's t
 
 The unit is the question. If a question was asked several times, average its attempts first: they
 share the question, and the spread of the averages already contains the noise of sampling
 (Miller, arXiv 2411.00640).
 
-Coverage, exact for rates and for three values, and simulated for the rest by
-`tests/test_statistics.py` and `tests/intervals.py`, from 20 questions on:
-
-    rates         .928 or more for any rate, .95 to .96 on average over the rates. With 20
-                  questions it is above .97 for 7 % of the rates whose rarer answer is expected
-                  three times or more
-    Newcombe      .947 or more; .95 to .957 at a rate of .5 from 250 questions on
-    score         .94 to .97 on average over 64 distributions, .93 or more for each. The page "Score
-                  a policy" has a table
-    differences   .94 or more, and up to 1 where few questions differ
-    Student's t   .95 for 5, 8 and 10 seeds
-
-If one of three values is expected less than once among the questions, the score interval may cover
-the mean only .87 to .93 of the time: if that value turns up by chance, it pulls the interval
-towards itself. If moreover the range is unknown, it covers .75 to .90, because samples without the
-value do not show that it is possible, and .6 or less if that value is also far from the others. No
-interval of the values alone can know better: a reward needs `bounds`.
+What coverage to expect of a nominal .95: Wilson's interval covers .95 on average over the rates,
+and down to .84 where fewer than one success (or failure) is expected. Newcombe's covers .947 or
+more. Student's t covers .95 for values that are about normal, such as seeds, and less for few
+questions with rare values: a value that the sample lacks cannot widen it.
+`tests/test_statistics.py` measures the first two exactly.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -41,42 +28,14 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
+Ends = tuple[float, float]
 Array = NDArray[np.float64]
-Numbers = float | Array
 
-_Z = 1.959963984540054  # the 97.5 % quantile of the normal distribution
 _SAME = 1e-6  # rewards are sums of float32, so smaller differences are rounding
-_DIFFER = 10  # questions that have to differ before they show how large a difference can be
 
 
-def wilson(successes: Numbers, count: Numbers) -> tuple[Array, Array]:
-    """Wilson's score interval of a rate: all p with |k/n - p| <= z sqrt(p (1 - p) / n).
-
-    Source: Wilson, JASA 22 (1927) 209-212.
-
-    Args:
-        successes: k, a number or an array.
-        count: n, at least 1.
-    Returns:
-        The lower and the upper end of the interval.
-    """
-    rate = np.asarray(successes) / count
-    middle = rate + _Z**2 / (2 * count)
-    half = _Z * np.sqrt(rate * (1 - rate) / count + _Z**2 / (4 * count**2))
-    scale = 1 + _Z**2 / count
-    # rounding must not put an end beyond the rate itself, or beyond 0 and 1
-    low, high = (middle - half) / scale, (middle + half) / scale
-    return np.clip(low, 0, rate), np.clip(high, rate, 1)
-
-
-def rate(successes: int, count: int) -> tuple[float, float]:
-    """The interval of a rate: Wilson's (`wilson`), extended at an end where k or more successes (or
-    k or fewer) would still have a chance above 5 %.
-
-    Wilson's alone covers a rate p as seldom as .84 if n p is about 0.2, because the interval of one
-    success in n begins above p. Brown, Cai and DasGupta, Statistical Science 16 (2001) 101-133,
-    correct the intervals of k = 1, 2 and 3 with the Poisson distribution. Here the binomial
-    distribution corrects those of any k.
+def rate_interval(successes: int, count: int) -> Ends:
+    """Wilson's score interval of a rate (scipy's).
 
     Args:
         successes: k.
@@ -84,19 +43,56 @@ def rate(successes: int, count: int) -> tuple[float, float]:
     """
     from scipy import stats
 
-    low, high = map(float, wilson(successes, count))
-    failures = count - successes
-    if successes:
-        low = min(low, float(stats.beta.ppf(0.05, successes, failures + 1)))
-    if failures:
-        high = max(high, float(stats.beta.ppf(0.95, successes + 1, failures)))
-    return low, high
+    ends = stats.binomtest(successes, count).proportion_ci(0.95, method="wilson")
+    return float(ends.low), float(ends.high)
 
 
-def newcombe(
-    both: Numbers, gained: Numbers, lost: Numbers, neither: Numbers
-) -> tuple[Array, Array]:
-    """The interval of a difference of paired rates, by Newcombe's method 10.
+def student(values: Sequence[float], level: float = 0.95) -> Ends | None:
+    """Student's interval of a mean: mean -+ t((1 + level) / 2, n - 1) sd / sqrt(n).
+
+    Args:
+        values: n values.
+        level: How often such an interval includes the true mean.
+    Returns:
+        The interval. It has no width if all values are the same, because then they do not show how
+        they vary. None for a single value.
+    """
+    from scipy import stats
+
+    if len(values) < 2:
+        return None
+    every = np.asarray(values, float)
+    error = stats.sem(every) if np.ptp(every) >= _SAME else 0.0  # otherwise only rounding
+    half = float(stats.t.ppf((1 + level) / 2, len(values) - 1) * error)
+    return float(every.mean()) - half, float(every.mean()) + half
+
+
+def mean_interval(values: Sequence[float], unit: float | None = 1.0) -> Ends | None:
+    """The interval of a mean over questions. If every value is 0 or `unit`, this is the interval of
+    a rate, times the unit. Any other mean has Student's.
+
+    Args:
+        values: One per question, at least one.
+        unit: The value of a success, such as the weight of a reward that is all or nothing; None
+            if the values are no successes, such as numbers of turns.
+    Returns:
+        The interval; None if a single question shows nothing.
+    Raises:
+        ValueError: If there is no value, or one is not finite.
+    """
+    # sorted, so that the order in which processes scored them changes no digit
+    every = np.sort(np.asarray(values, float))
+    if not len(every) or not np.isfinite(every).all():
+        raise ValueError(f"an interval of {len(every)} values, not all finite. Give at least one.")
+    if unit is None or not _are_successes(every, unit):
+        return student(every.tolist())
+    low, high = rate_interval(int((np.abs(every) >= _SAME).sum()), len(every))
+    return (low * unit, high * unit) if unit > 0 else (high * unit, low * unit)
+
+
+def newcombe(both: int, gained: int, lost: int, neither: int) -> Ends:
+    """The interval of a difference of paired rates, by Newcombe's method 10. Neither scipy nor
+    statsmodels has an interval of paired rates.
 
     The ends of the two Wilson intervals are joined by the correlation phi of the pairs, which is
     continuity-corrected if positive. With p the second rate and q the first:
@@ -107,7 +103,7 @@ def newcombe(
     Source: Newcombe, Statistics in Medicine 17 (1998) 2635-2650.
 
     Args:
-        both: Questions that both got right, a number or an array.
+        both: Questions that both got right.
         gained: Questions that only the second got right.
         lost: Questions that only the first got right.
         neither: Questions that both got wrong.
@@ -115,25 +111,25 @@ def newcombe(
         The lower and the upper end of the interval of second - first.
     """
     second, first, count = both + gained, both + lost, both + gained + lost + neither
-    product = np.asarray(both * neither - gained * lost, float)
-    corrected = np.where(product > 0, np.maximum(product - count / 2, 0), product)
-    margins = np.sqrt(second * (count - second) * 1.0 * first * (count - first))
-    phi = corrected / np.where(margins > 0, margins, 1)
+    product = float(both * neither - gained * lost)
+    if product > 0:
+        product = max(product - count / 2, 0.0)
+    margins = math.sqrt(second * (count - second) * first * (count - first))
+    phi = product / margins if margins else 0.0
 
-    def joined(a: Array, b: Array) -> Array:
-        return np.sqrt(np.maximum(a**2 - 2 * phi * a * b + b**2, 0))
+    def join(a: float, b: float) -> float:
+        return math.sqrt(max(a**2 - 2 * phi * a * b + b**2, 0.0))
 
-    (low_p, high_p), (low_q, high_q) = wilson(second, count), wilson(first, count)
     p, q = second / count, first / count
-    low, high = p - q - joined(p - low_p, high_q - q), p - q + joined(high_p - p, q - low_q)
-    return np.maximum(low, -1), np.minimum(high, 1)  # rounding may exceed these
+    (low_p, high_p), (low_q, high_q) = rate_interval(second, count), rate_interval(first, count)
+    low, high = p - q - join(p - low_p, high_q - q), p - q + join(high_p - p, q - low_q)
+    return max(low, -1.0), min(high, 1.0)  # rounding may exceed these
 
 
 def mcnemar(gained: int, lost: int) -> float:
-    """The exact p of McNemar's test: if two runs are equally good, a question that only one of them
-    got right is equally likely to be the first run's or the second's.
-
-    Source: McNemar, Psychometrika 12 (1947) 153-157, with the binomial distribution.
+    """The exact p of McNemar's test (scipy's binomial test): if two runs are equally good, a
+    question that only one of them got right is equally likely to be the first run's or the
+    second's.
 
     Args:
         gained: Questions that only the second run got right.
@@ -146,54 +142,22 @@ def mcnemar(gained: int, lost: int) -> float:
     return float(stats.binomtest(gained, gained + lost).pvalue) if gained + lost else 1.0
 
 
-def interval(
-    values: Sequence[float], possible: tuple[float, float] | None = None
-) -> tuple[float, float]:
-    """The 95 % interval of a mean over questions. It lies within what is possible.
-
-    If every value is at one end of the range or the other, this is the interval of a rate (`rate`).
-    All other means get the score interval (`_score`), which generalises Wilson's to more than two
-    distinct values.
-
-    If the range is unknown, 0 and a single other value count as its ends: for example, a reward of
-    weight 0.4 that is all or nothing. (If all values are 0, the other end is 1.) With more distinct
-    values, the range is that of the values, and the interval is wider the more of them there are,
-    up to Student's quantile in place of the normal one if no two values are the same.
-
-    Args:
-        values: One per question, at least one.
-        possible: The least and the most that a value can be; None if unknown. Values beyond this
-            range extend it.
-    Raises:
-        ValueError: If there is no value, or one is not finite.
-    """
-    # sorted, so that the order in which processes scored them changes no digit
-    seen = np.sort(np.asarray(values, float))
-    if not len(seen) or not np.isfinite(seen).all():
-        raise ValueError(f"an interval of {len(seen)} values, not all finite. Give at least one.")
-    if (ends := _range(seen, possible)) is None:
-        return _score(seen, float(seen[0]), float(seen[-1]), _squared(seen))
-    bottom, top = ends
-    if not _all_or_nothing(seen, ends):
-        return _score(seen, bottom, top, _Z**2)
-    low, high = rate(int((top - seen < _SAME).sum()), len(seen))
-    return bottom + low * (top - bottom), min(bottom + high * (top - bottom), top)
-
-
 @dataclass(frozen=True)
 class Difference:
-    """A figure of two runs on the same questions.
+    """A metric of two runs on the same questions, or of two recipes with the same seeds.
 
     Args:
-        first: Mean of the first run.
-        second: Mean of the second run.
-        low: Lower end of the 95 % interval of second - first.
+        first: Mean of the first.
+        second: Mean of the second.
+        low: Lower end of the interval of second - first.
         high: Upper end of it.
         p: Exact p, for rates (`mcnemar`); None for other means.
-        gained: Pairs in which the second run is higher.
-        lost: Pairs in which the first run is higher.
+        gained: Pairs in which the second is higher.
+        lost: Pairs in which the first is higher.
         pairs: Number of pairs behind the interval.
         over: What a pair is: a question or a seed.
+        first_ends: The interval of the first mean.
+        second_ends: The interval of the second mean.
     """
 
     first: float
@@ -205,86 +169,73 @@ class Difference:
     lost: int
     pairs: int
     over: Literal["questions", "seeds"]
+    first_ends: Ends | None = None
+    second_ends: Ends | None = None
 
     @property
     def change(self) -> float:
         """second - first."""
         return self.second - self.first
 
+    @property
+    def verdict(self) -> Literal["better", "worse", "level", "undecided"]:
+        """The verdict on the second. Undecided if all seeds differ by the same amount, which does
+        not show how seeds vary."""
+        if self.over == "seeds" and self.low == self.high:
+            return "undecided"
+        return "better" if self.low > 0 else "worse" if self.high < 0 else "level"
+
 
 def difference(
-    first: Sequence[float],
-    second: Sequence[float],
-    *,
-    possible: tuple[float, float] | None = None,
+    first: Sequence[float], second: Sequence[float], unit: float | None = 1.0
 ) -> Difference:
-    """The difference of a figure between two runs, paired by question.
-
-    Rates use `newcombe` and `mcnemar`. Other means use the score interval (`_score`) of the
-    differences per question. Often most questions do not differ. If fewer than 10 do, they do not
-    show how much others could differ, so another may differ by the whole range R of the values,
-    either way. From 10 on, another may differ by as much as the largest difference, either way.
+    """The difference of a metric between two runs, paired by question. If every value is 0 or
+    `unit`, it is a difference of rates: `newcombe` and `mcnemar`. Other means use Student's t over
+    the differences per question.
 
     Args:
         first: Values of the first run, one per question, at least one.
         second: Values of the second run, of the same questions in the same order.
-        possible: The least and the most that a value can be; if None, the range of 0 and the values
-            of both runs.
+        unit: See `mean_interval`.
     Raises:
         ValueError: If there are no values, one is not finite, or the runs have different numbers of
             them.
     """
-    pairs, counts = _paired(first, second)
-    every, p = np.array([first, second], float), None
-    ends = _range(every, possible)
-    if ends is not None and _all_or_nothing(every, ends):
-        both = int((ends[1] - every < _SAME).all(0).sum())
-        rates = newcombe(both, *counts, len(pairs) - both - sum(counts))
-        low, high = (float(end) * (ends[1] - ends[0]) for end in rates)
-        p = mcnemar(*counts)
+    pairs, gained, lost = _pair(first, second)
+    p = None
+    if unit is None or not _are_successes(np.array([first, second], float), unit):
+        mean = float(pairs.mean())
+        low, high = student(pairs.tolist()) or (mean, mean)
     else:
-        few = sum(counts) < _DIFFER or np.ptp(pairs) < _SAME
-        span = np.ptp([*(possible or (0.0,)), *first, *second])
-        reach = float(span if few else np.abs(pairs).max())
-        low, high = _score(np.sort(pairs), -reach, reach, _squared(pairs))
+        apart = (gained, lost) if unit > 0 else (lost, gained)
+        both = int((np.abs([first, second]) >= _SAME).all(0).sum())
+        rates = newcombe(both, *apart, len(pairs) - both - gained - lost)
+        low, high = sorted(end * unit for end in rates)
+        p = mcnemar(gained, lost)
     means = float(np.mean(first)), float(np.mean(second))
-    gained, lost = counts
-    return Difference(
-        *means, low, high, p=p, gained=gained, lost=lost, pairs=len(pairs), over="questions"
-    )
+    ends = mean_interval(first, unit), mean_interval(second, unit)
+    return Difference(*means, low, high, p, gained, lost, len(pairs), "questions", *ends)
 
 
 def over_seeds(first: Sequence[float], second: Sequence[float], level: float = 0.95) -> Difference:
-    """The difference of a figure between two recipes that were trained with the same seeds.
-
-        low, high = mean(d) -+ t((1 + level) / 2, S - 1) sd(d) / sqrt(S),   d = second - first
-
-    It is valid for these questions, and for seeds that were not tried. Source: Student, Biometrika
-    6 (1908) 1-25. A bootstrap of five seeds covers .84 where this covers .95.
+    """The difference of a metric between two recipes that were trained with the same seeds, by
+    `student`. It is valid for these questions, and for seeds that were not tried. A bootstrap of
+    five seeds covers .84 where this covers .95.
 
     Args:
         first: The first recipe's mean over the questions, for each of S >= 2 seeds.
         second: The second recipe's, for the same seeds in the same order.
         level: How often such an interval includes the true difference.
-    Returns:
-        The difference. Its interval has no width if all seeds differ by the same amount, because
-        then they do not show how they vary.
     Raises:
         ValueError: If there is only one seed, or the recipes have different numbers of seeds.
     """
-    from scipy import stats
-
-    pairs, counts = _paired(first, second)
-    if len(pairs) < 2:
+    pairs, gained, lost = _pair(first, second)
+    ends = student(pairs.tolist(), level)
+    if ends is None:
         raise ValueError("one seed says nothing about others. Pair two seeds or more.")
-    spread = pairs.std(ddof=1) if np.ptp(pairs) >= _SAME else 0.0  # otherwise only rounding
-    half = stats.t.ppf((1 + level) / 2, len(pairs) - 1) * spread / np.sqrt(len(pairs))
-    low, high = float(pairs.mean() - half), float(pairs.mean() + half)
     means = float(np.mean(first)), float(np.mean(second))
-    gained, lost = counts
-    return Difference(
-        *means, low, high, p=None, gained=gained, lost=lost, pairs=len(pairs), over="seeds"
-    )
+    of_each = student(first, level), student(second, level)
+    return Difference(*means, *ends, None, gained, lost, len(pairs), "seeds", *of_each)
 
 
 def by_seed(
@@ -303,107 +254,22 @@ def by_seed(
     return over_seeds([first[seed] for seed in common], [second[seed] for seed in common], level)
 
 
-def interval_over_seeds(values: Sequence[float], share: bool = False) -> tuple[float, float]:
-    """The 95 % interval of a figure's mean over seeds, by Student's t.
-
-    Args:
-        values: The mean over the questions, for each of S >= 2 seeds.
-        share: True if the figure lies between 0 and 1; the interval is then cut there.
-    Raises:
-        ValueError: If there is one seed.
-    """
-    over = over_seeds([0.0] * len(values), values)
-    return (max(over.low, 0.0), min(over.high, 1.0)) if share else (over.low, over.high)
-
-
-def _paired(first: Sequence[float], second: Sequence[float]) -> tuple[Array, tuple[int, int]]:
+def _pair(first: Sequence[float], second: Sequence[float]) -> tuple[Array, int, int]:
     """The differences, and the numbers of those above and below 0."""
-    if not first or len(first) != len(second):
+    if not len(first) or len(first) != len(second):
         raise ValueError(f"{len(first)} and {len(second)} values. Give one of each per pair.")
     pairs = np.asarray(second, float) - np.asarray(first, float)
     if not np.isfinite(pairs).all():
         raise ValueError(f"{len(pairs)} differences, not all finite. Give finite values.")
-    return pairs, (int((pairs > _SAME).sum()), int((pairs < -_SAME).sum()))
+    return pairs, int((pairs > _SAME).sum()), int((pairs < -_SAME).sum())
 
 
-def _range(values: Array, possible: tuple[float, float] | None) -> tuple[float, float] | None:
-    """The least and the most that a value can be. If that is unknown, 0 and a single other value
-    are taken as the range; None if there are more values."""
-    if possible is None and _kinds(np.append(values, 0.0)) > 2:
-        return None
-    low, high = possible or (0.0, 0.0 if np.abs(values).max() >= _SAME else 1.0)
-    return min(low, float(values.min())), max(high, float(values.max()))
+def all_or_nothing(values: Sequence[float]) -> float | None:
+    """The one value that a reward paid whenever it was not 0; None if it paid several. 1 if it
+    never paid."""
+    paid = [value for value in values if abs(value) >= _SAME] or [1.0]
+    return paid[0] if max(paid) - min(paid) < _SAME else None
 
 
-def _all_or_nothing(values: Array, ends: tuple[float, float]) -> bool:
-    """True if each value is at one end of the range or the other."""
-    low, high = ends
-    apart = high - low >= _SAME
-    return apart and bool(((values - low < _SAME) | (high - values < _SAME)).all())
-
-
-def _kinds(values: Array) -> int:
-    """The number of values that differ by more than rounding."""
-    return 1 + int((np.diff(np.sort(values)) >= _SAME).sum())
-
-
-def _squared(values: Array) -> float:
-    """The squared quantile for values of unknown range: the normal distribution's if all values are
-    the same, t(.975, n - 1)^2 n / (n - 1) if they all differ. In between it grows linearly with the
-    number of distinct values, which is our own choice and has no source."""
-    from scipy import stats
-
-    freedom, further_kinds = len(values) - 1, _kinds(values) - 1
-    if not further_kinds:
-        return _Z**2
-    student = float(stats.t.ppf(0.975, freedom)) ** 2 * (freedom + 1) / freedom
-    return _Z**2 + (student - _Z**2) * further_kinds / freedom
-
-
-def _score(values: Array, bottom: float, top: float, squared: float) -> tuple[float, float]:
-    """The score interval of a mean: all mu with n (m - mu)^2 / v(mu) <= z^2.
-
-    m is the mean of the n values x. v(mu) is the variance of the distribution with mean mu, on the
-    values and on the two ends of their range, under which the values are likeliest. For two values
-    v(mu) is mu (1 - mu), and the interval is Wilson's. The distribution is that of empirical
-    likelihood: an x has the weight 1 / (n (1 + lambda (x - mu))), and an end that was never seen
-    may have weight too. With these weights the statistic is n (A / H - 1), where A and H are the
-    arithmetic and the harmonic mean of the gaps t - x, and t > max(x) stands for lambda. So
-
-        high = (n m + z^2 max(t, top)) / (n + z^2),   A / H = 1 + z^2 / n at t
-
-    It is as if z^2 more values lay at t, or at the end of the range. `low` mirrors it.
-
-    Sources: the score test, Rao, Proc. Cambridge Phil. Soc. 44 (1948) 50-57; the weights, Owen,
-    Biometrika 75 (1988) 237-249; the unseen end, Honda and Takemura, COLT 2010, 67-79.
-
-    Args:
-        values: (n,), sorted.
-        bottom: The least that a value can be, no more than the least value.
-        top: The most that a value can be, no less than the greatest value.
-        squared: z^2.
-    """
-    mean = float(values.mean())
-    high = _upper(values, top, squared)
-    low = -_upper(-values[::-1], -bottom, squared)
-    # rounding must not put an end beyond the range, or beyond the mean
-    return max(min(low, mean), bottom), min(max(high, mean), top)
-
-
-def _upper(values: Array, top: float, squared: float) -> float:
-    """The upper end of `_score`."""
-    from scipy import optimize
-
-    count, mean, greatest = len(values), float(values.mean()), float(values[-1])
-    below = greatest - values
-
-    def excess(beyond: float) -> float:
-        """A / H - 1 - z^2 / n at t = greatest + beyond, which falls as t rises."""
-        return float((beyond + below.mean()) * (1 / (beyond + below)).mean()) - 1 - squared / count
-
-    reach = top - greatest
-    if below[0] >= _SAME and (reach <= 0 or excess(reach) > 0):
-        # A / H - 1 is at least (mean gap / beyond + 1) / n - 1, and at most variance / beyond^2
-        first, last = below.mean() / (count + squared), below.std() * (count / squared) ** 0.5
-        reach = optimize.brentq(excess, first, last, xtol=1e-14 * below[0], rtol=1e-14)
-    return (count * mean + squared * (greatest + reach)) / (count + squared)
+def _are_successes(values: Array, unit: float) -> bool:
+    return bool(((np.abs(values) < _SAME) | (np.abs(values - unit) < _SAME)).all())

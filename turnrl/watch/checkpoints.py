@@ -7,7 +7,7 @@ from them.
 import io
 import sys
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -141,9 +141,11 @@ class BestCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
         _write_whole_files(trainer)
 
-    def state_dict(self) -> dict[str, object]:
-        """Nothing: a resumed run has its own folder, and so its own best checkpoint."""
-        return {}
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on with the best checkpoint of a run that is resumed in its own folder. In any other
+        folder, the resumed run has a best checkpoint of its own."""
+        if Path(state_dict.get("dirpath") or "").resolve() == Path(self.dirpath or "").resolve():
+            super().load_state_dict(state_dict)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._validated = trainer.global_step

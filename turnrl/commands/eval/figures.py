@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
 from turnrl.runs import record
+from turnrl.runs.table import Line, table_lines
 from turnrl.text import counted
 
 Figures = dict[str, dict[str, record.Figure]]
@@ -49,17 +50,18 @@ def lines(figures: Figures, how: str) -> Iterator[str]:
     """
     for name, of_set in figures.items():
         questions = max(figure.questions for figure in of_set.values())
-        yield f"\n{counted(questions, 'question')}, {how}; mean and 95 % interval"
+        yield f"\n{counted(questions, 'question')}, {how}"
+        lines = []
         for key, figure in of_set.items():
-            value, few = "-", ""
-            if figure.mean is not None:
-                value = f"{figure.mean:.4f}  [{figure.low:.4f}, {figure.high:.4f}]"
-            elif key != "answer_in_results" or of_set["exact_match"].mean is None:
+            found = key == "answer_in_results"
+            if figure.mean is None and not (found and of_set["exact_match"].mean is not None):
                 continue
-            if figure.questions < questions:
-                why = ", whose answer can be found" if key == "answer_in_results" else ""
-                few = f"  of {counted(figure.questions, 'question')}{why}"
-            yield f"    {f'{name}/{key}':36} {value}{few}"
+            few = figure.questions < questions
+            why = ", whose answer can be found" if found else ""
+            note = f"  of {counted(figure.questions, 'question')}{why}" if few else ""
+            ends = None if figure.low is None or figure.high is None else (figure.low, figure.high)
+            lines.append(Line(f"{name}/{key}", figure.mean, ends, note=note))
+        yield from table_lines(lines)
     shown = {key for of_set in figures.values() for key, f in of_set.items() if f.mean is not None}
     yield ""
     yield from (f"{name:18} {text}" for name, text in _MEANINGS.items() if name in shown)

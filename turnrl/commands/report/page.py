@@ -221,7 +221,7 @@ def _comparison(comparison: Comparison, listed: _Listed) -> Shown:
         "second": of(comparison.second),
         "questions": len(comparison.questions),
         "main": comparison.main,
-        "verdict": comparison.verdict,
+        "verdict": figure.verdict,
         "values": (figure.first, figure.second),
         "interval": (figure.low, figure.high),
         "counts": {"won": len(comparison.won), "lost": len(comparison.lost)},

@@ -2,11 +2,10 @@
 and a table with intervals over seeds at the end.
 
 matrix    seeds times settings, read as `turnrl fit` reads a recipe
-results   a line of figures for each finished run, which counts as done
-folders   the folder of a run: its attempts joined, and the checkpoint to resume from
+results   a line of metrics for each finished run, which counts as done
 child     `turnrl fit` as a process that never outlives its sweep
 jobs      runs side by side, on their cores or GPUs
-sweep     a sweep in its folder: read, prepared, trained, shown at the end
-table     the figures of all settings, and their differences
+training  a sweep in its folder: read, trained, shown at the end
+table     the metrics of all settings, and their differences
 command   `turnrl sweep`
 """

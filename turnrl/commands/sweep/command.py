@@ -11,8 +11,8 @@ are settings of every run.
 
 Repeat the command to resume the sweep: it skips finished runs, resumes
 unfinished ones from their last checkpoint and retries failed ones. At the end
-you get a table with intervals over seeds, and a report. results.jsonl in the
-sweep's folder has a line for each finished run.
+you get a table with intervals over seeds. results.jsonl in the sweep's folder
+has a line for each finished run.
 """
 
 from __future__ import annotations
@@ -56,9 +56,7 @@ def add_sweep_command(commands: Commands) -> None:
             return 0
         # a program wants to read the table alone
         with contextlib.redirect_stdout(sys.stderr) if args.json else contextlib.nullcontext():
-            table = _run(args, words, [f"--{name}" for name in vars(options.parse_args([]))])
-        if table is None:
-            return 0
+            table = _run(args, words)
         if args.json:
             print(json.dumps(table.as_json()))
         return int(bool(table.missing))
@@ -79,40 +77,30 @@ def _options() -> argparse.ArgumentParser:
     add("--results", metavar="FILE", help=text)
     text = "runs at a time, which share the cores (default: one for each GPU, or each core)"
     add("--jobs", type=int, metavar="N", help=text)
-    add("--devices", metavar="0,1", help="GPUs, of which each run gets one (default: all)")
-    add("--list", action="store_true", help="check and list the runs, start none")
     add("--json", action="store_true", help="print the table as JSON")
     return options
 
 
-def _run(args: argparse.Namespace, words: list[str], own: list[str]) -> Table | None:
-    """Train what is not done, and give the table; None if the runs are only listed."""
+def _run(args: argparse.Namespace, words: list[str]) -> Table:
+    """Train what is not done, and give the table."""
     from filelock import FileLock, Timeout
 
-    from turnrl.commands.sweep.matrix import default_folder, read_cells, refuse_options
+    from turnrl.commands.sweep.matrix import default_folder, read_cells
     from turnrl.commands.sweep.results import FILE
-    from turnrl.commands.sweep.sweep import Sweep
+    from turnrl.commands.sweep.training import Sweep
 
-    refuse_options(words, own)
     invocation, cells = read_cells(words, args.seeds, args.set)
     folder = Path(args.output) if args.output else default_folder(invocation)
     lines = Path(args.results) if args.results else folder / FILE
     writable_part(folder)
-    if lines.is_dir():
-        raise RecipeError(f"--results is {str(lines)!r}, which is a folder. Name a file.")
     writable_part(lines.parent)
     say(f"turnrl sweep: {' + '.join(map(shown_recipe, invocation.files))}")
-    if args.list:
-        sweep = Sweep(folder, cells, invocation.name, lines)
-        sweep.prepare(args.jobs, args.devices)
-        sweep.show()
-        return None
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with FileLock(folder / "sweep.lock", timeout=0):
             sweep = Sweep(folder, cells, invocation.name, lines)
             if sweep.todo:
-                sweep.train(sweep.prepare(args.jobs, args.devices))
+                sweep.train(args.jobs)
             return sweep.close()
     except Timeout:
         raise RecipeError(

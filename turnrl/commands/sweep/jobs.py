@@ -48,42 +48,27 @@ class Workers:
         return {**os.environ, **own, "PYTHONUNBUFFERED": "1"}
 
 
-def workers(jobs: int | None, devices: str | None, kind: str, several: object) -> Workers:
+def workers(jobs: int | None, kind: str, several: object) -> Workers:
     """Divide up the cores or GPUs of this machine.
 
     Args:
         jobs: Runs at a time; None for one on each GPU, and without GPUs one on each core.
-        devices: `0,1`, of which each run gets one; None for all GPUs that the recipe may use.
         kind: Device of the recipe: `cpu`, `cuda` or another.
-        several: The recipe's `trainer.devices`. A recipe that asks for several gets all GPUs.
+        several: The recipe's `trainer.devices`. A recipe that asks for several gets all GPUs, and
+            its runs come one after the other.
     Raises:
-        RecipeError: If the machine has no such GPU, or the numbers make no sense.
+        RecipeError: If `jobs` is below 1.
     """
     if jobs is not None and jobs < 1:
         raise RecipeError(f"--jobs is {jobs}; it must be 1 or more.")
-    here = _gpus() if kind == "cuda" or devices is not None else []
-    named: list[str] = here if several in ONE and kind == "cuda" else []
-    if devices is not None:
-        named = [name.strip() for name in devices.split(",")]
-        if {*named} - {*here}:
-            raise RecipeError(
-                f"--devices is {devices!r}, and this machine has GPUs {', '.join(here)}. Name some "
-                "of them."
-                if here
-                else f"--devices is {devices!r}, and this machine has no GPU. Leave --devices out."
-            )
-        if several not in ONE:
-            raise RecipeError(
-                f"--devices gives each run one GPU, and trainer.devices is {several!r}. Leave one "
-                "of them out."
-            )
+    gpus = _gpus() if kind == "cuda" and several in ONE else []
     cores = _cores()
     if jobs is None:
-        jobs = len(named) or (cores if kind == "cpu" else 1)
+        jobs = len(gpus) or (cores if kind == "cpu" else 1)
     # a user's own number of threads stays
     own = os.environ.get(_THREADS[0], "")
     threads = int(own) if own.isdigit() else max(1, cores // jobs)
-    return Workers([named[n % len(named)] if named else None for n in range(jobs)], threads)
+    return Workers([gpus[n % len(gpus)] if gpus else None for n in range(jobs)], threads)
 
 
 def _cores() -> int:
@@ -115,7 +100,6 @@ class Job:
         words: What follows `turnrl`.
         environment: Of its process.
         device: Its GPU.
-        resumed: True if it resumes from a checkpoint.
     """
 
     cell: Cell
@@ -123,7 +107,6 @@ class Job:
     words: Sequence[str]
     environment: dict[str, str]
     device: str | None = None
-    resumed: bool = False
     began: float = field(default_factory=time.monotonic)
 
     def __post_init__(self) -> None:
@@ -199,11 +182,11 @@ class Jobs:
         """True if every place is taken."""
         return not self._free
 
-    def begin(self, cell: Cell, log: Path, words: Sequence[str], resumed: bool) -> None:
+    def begin(self, cell: Cell, log: Path, words: Sequence[str]) -> None:
         """Start a run in a free place."""
         device = self._free.pop(0)
         environment = self._where.environment(device)
-        self.running.append(Job(cell, log, words, environment, device, resumed))
+        self.running.append(Job(cell, log, words, environment, device))
 
     def wait(self) -> list[tuple[Job, int]]:
         """Wait for a moment, and take the runs that have ended, with their exit codes."""

@@ -17,21 +17,18 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from turnrl.errors import RecipeError, did_you_mean
+from turnrl.errors import RecipeError
 from turnrl.recipe.invocation import Invocation, read_invocation
 from turnrl.recipe.merging import listed
 from turnrl.recipe.moved import as_before
-from turnrl.runs.config import SECTIONS
 from turnrl.runs.find import RUNS
 
 _SEEDS_LIMIT = 10_000
 _PLACES = ("trainer.logger", "trainer.default_root_dir")
 """Settings of the place where a run writes, which the sweep decides."""
 _NAME_LENGTH = 60
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -77,7 +74,7 @@ class Cell:
         Args:
             folder: The sweep's folder. The run is in `NAME/version_0` there.
         """
-        place = {"save_dir": str(folder), "name": self.name}
+        place = {"save_dir": str(folder), "name": self.name, "version": 0}
         further = [dict(logger) for logger in self.loggers]
         for logger in further:  # they keep their files beside those of the run
             if "save_dir" in logger.get("init_args", {}):
@@ -116,8 +113,6 @@ def read_cells(
     own = invocation.contents.get("seed_everything", 0)
     numbers = read_seeds(str(own) if seeds is None else seeds)
     keys = [read_set(text) for text in sets]
-    if twice := _twice([key for key, _ in keys]):
-        raise RecipeError(f"--set {twice[0]} is given twice. Give all of its values in one.")
     cells = []
     by_digest: dict[str, Mapping[str, str]] = {}
     for values in itertools.product(*(values for _, values in keys)):
@@ -143,36 +138,22 @@ def read_cells(
     return invocation, sorted(cells, key=lambda cell: numbers.index(cell.seed))
 
 
-def _twice(names: Sequence[T]) -> list[T]:
-    """The names that occur again after their first place."""
-    return [name for number, name in enumerate(names) if name in names[:number]]
-
-
 def read_seeds(text: str) -> list[int]:
     """The seeds that a text names: `0..4`, `0,2,5`, or both, `0..4,7`.
 
     Raises:
-        RecipeError: If it names no seed, a seed twice, or something that is not a seed.
+        RecipeError: If it names no seeds, or a seed twice.
     """
     seeds: list[int] = []
     for part in text.split(","):
-        ends = re.fullmatch(r"\s*(\d{1,10})(?:\.\.(\d{1,10}))?\s*", part)
-        if ends is None:
+        ends = re.fullmatch(r"\s*(\d{1,9})(?:\.\.(\d{1,9}))?\s*", part)
+        new = range(int(ends[1]), int(ends[2] or ends[1]) + 1) if ends else range(0)
+        if not new or len(new) > _SEEDS_LIMIT or {*new} & {*seeds}:
             raise RecipeError(
-                f"--seeds is {text!r}, and {part!r} is neither a seed nor a range of seeds. Give "
-                "0..4, or 0,2,5."
+                f"--seeds is {text!r}, and {part!r} is no seed, no range of at most "
+                f"{_SEEDS_LIMIT} seeds, or names a seed twice. Give 0..4, or 0,2,5."
             )
-        first, last = int(ends[1]), int(ends[2] or ends[1])
-        if last < first:
-            raise RecipeError(f"--seeds is {text!r}, which counts down. Give {last}..{first}.")
-        if last >= 2**32 or len(seeds) + last - first >= _SEEDS_LIMIT:
-            raise RecipeError(
-                f"--seeds is {text!r}; there can be at most {_SEEDS_LIMIT} seeds, each below "
-                f"{2**32}."
-            )
-        seeds += range(first, last + 1)
-    if twice := _twice(seeds):
-        raise RecipeError(f"--seeds is {text!r}, which names {twice[0]} twice. Name it once.")
+        seeds += new
     return seeds
 
 
@@ -189,25 +170,16 @@ def read_set(text: str) -> tuple[str, list[str]]:
             f"--set is {text!r}, which is not a key with its values. Give --set "
             "model.estimator=OutcomeOnly,Merged."
         )
-    if twice := _twice(values):
-        raise RecipeError(f"--set {key} has the value {twice[0]!r} twice. Give it once.")
-    if key == "seed_everything":
-        raise RecipeError("--set seed_everything: seeds have an option of their own, --seeds 0..4.")
-    if key.removesuffix("+").startswith(_PLACES):
-        raise RecipeError(f"--set {key}: the sweep decides where its runs write. Give -o FOLDER.")
+    if key.removesuffix("+").startswith(("seed_everything", *_PLACES)):
+        raise RecipeError(f"--set {key}: the sweep sets it. Give --seeds 0..4, or -o FOLDER.")
     return key, values
 
 
 def _split(text: str) -> list[str]:
-    depth, quote, parts = 0, "", [""]
+    depth, parts = 0, [""]
     for letter in text:
-        if quote:
-            quote = "" if letter == quote else quote
-        elif depth and letter in "'\"":  # outside brackets a quote is part of a text
-            quote = letter
-        else:
-            depth += (letter in "[{") - (letter in "]}")
-        if letter == "," and not depth and not quote:
+        depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and not depth:
             parts.append("")
         else:
             parts[-1] += letter
@@ -274,26 +246,6 @@ def check(cells: Iterable[Cell], folder: Path) -> str:
     finally:
         logging.disable(level)
     return kind
-
-
-def refuse_options(words: Sequence[str], own: Iterable[str]) -> None:
-    """Refuse an option that is neither the sweep's nor a section of a recipe.
-
-    Args:
-        words: Recipes and options.
-        own: The options of the sweep, `--seeds` and so on.
-    Raises:
-        RecipeError: If there is such an option.
-    """
-    sections = [f"--{name}" for name in (*SECTIONS, "config")]
-    for word in words:
-        option = word.partition("=")[0].removesuffix("+")
-        if option.startswith("--") and "." not in option and option not in sections:
-            near = did_you_mean(option, [*own, *sections])
-            raise RecipeError(
-                f"unknown option {option}.{near} 'turnrl sweep --help' lists the sweep's own, "
-                "'turnrl fit --help' all settings."
-            )
 
 
 def default_folder(invocation: Invocation) -> Path:

@@ -12,6 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import numpy as np
+from pydantic import TypeAdapter
+
 from turnrl.runs import record
 from turnrl.runs.files import whole_file
 
@@ -59,6 +62,7 @@ class Result:
         return [(x, y) for x, y in pairs if x is not None and y is not None]
 
 
+_LINE = TypeAdapter(Result)
 Results = dict[tuple[str, int], Result]
 """Finished runs, by digest and seed."""
 
@@ -136,22 +140,24 @@ def _lines(file: Path) -> list[str]:
 def _result(line: str) -> Result | None:
     """Read a line; None if it is torn or broken."""
     try:
-        read = json.loads(line)
-        curves = {str(name): [*values] for name, values in read["curves"].items()}
-        values = [value for values in curves.values() for value in values]
-        alike = len({len(values) for values in curves.values()}) == 1
-        numbers = all(isinstance(value, int | float | None) for value in values)
-        if not alike or not numbers or not curves.keys() >= {"sampled_tokens", "iteration"}:
-            return None
-        return Result(
-            digest=str(read["digest"]),
-            seed=int(read["seed"]),
-            settings={str(key): str(value) for key, value in read["settings"].items()},
-            recipe=str(read["recipe"]),
-            turnrl=str(read["turnrl"]),
-            threads=int(read["threads"]),
-            ended=str(read["ended"]),
-            curves=curves,
-        )
-    except (ValueError, KeyError, TypeError, AttributeError):
+        result = _LINE.validate_json(line.encode("utf-8", "surrogateescape"), strict=True)
+    except ValueError:
         return None
+    curves = result.curves
+    alike = len({len(values) for values in curves.values()}) == 1
+    return result if alike and curves.keys() >= {"sampled_tokens", "iteration"} else None
+
+
+def area(points: Sequence[tuple[float, float]], end: float) -> float:
+    """The area under a curve from its first point to an end, by the trapezoid rule, divided by the
+    width.
+
+    Args:
+        points: x and y, in the order of x.
+        end: The x at which the area ends, at most that of the last point.
+    """
+    xs, ys = (np.asarray(values, float) for values in zip(*points, strict=True))
+    if end <= xs[0]:
+        return float(ys[0])
+    until = [*xs[xs < end], end]
+    return float(np.trapezoid(np.interp(until, xs, ys), until) / (end - xs[0]))
