@@ -779,13 +779,8 @@ CLAIMS: dict[str, dict[str, Claim]] = {
     },
     "plugins/turnrl-atlas/README.md": {
         "train: Atlas": Fits(),
-        "atlas_starter.yaml": Runs(
-            ("`Trainer.fit` stopped: `max_",),
-            ("plugins/turnrl-atlas/turnrl_atlas/starter/config.json",),
-            slow=True,
-        ),
-        "turnrl_atlas.figures": Elsewhere(
-            "test_atlas.test_the_readme_states_the_figures_that_the_command_prints"
+        "atlas_starter.py": Elsewhere(
+            "test_study.test_the_training_of_the_starter_begins_with_its_tokenizer_and_its_batches"
         ),
     },
     "plugins/turnrl-bench/README.md": {"compare.py": COMPARED, "gpu.py": REHEARSED},

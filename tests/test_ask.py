@@ -94,7 +94,7 @@ def test_load_reports_missing_files_and_invalid_recipes(recipe):
     save(recipe)
     with pytest.raises(RecipeError, match=r"'model\.group_sise'\. Did you mean group_size\?"):
         turnrl.load("recipe.yaml")
-    recipe["model"] = {"class_path": "turnrl_atlas.warmup.Warmup"}
+    recipe["model"] = {"class_path": "lightning.pytorch.demos.boring_classes.BoringModel"}
     save(recipe)
     with pytest.raises(RecipeError, match="model"):
         turnrl.load("recipe.yaml")

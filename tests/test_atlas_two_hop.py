@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from collections import Counter
 from itertools import islice
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-import yaml
 
 from turnrl import (
     ChatFormat,
@@ -19,14 +17,10 @@ from turnrl import (
     Question,
     Rollout,
     ToolCall,
-    ToolResult,
-    Toolset,
-    ToolSpec,
     contains_answer,
     exact_match,
 )
 from turnrl.cli import main
-from turnrl.testing import ScriptedEngine
 from turnrl_atlas import STARTER, TWO_HOP_FACTS, Atlas, AtlasTwoHop, places
 from turnrl_segmenters import ReAct
 from turnrl_slots import Slots
@@ -35,7 +29,6 @@ from turnrl_wiki_search import WikiSearch
 ROOT = Path(__file__).parents[1]
 README = ROOT / "plugins" / "turnrl-atlas" / "README.md"
 RECIPE = ROOT / "recipes" / "atlas_react.yaml"
-WARM_UP = ROOT / "recipes" / "atlas_starter.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -44,22 +37,6 @@ def search(tmp_path_factory):
     tool = WikiSearch(str(folder), build_from="Atlas", top_k=1)
     tool.check()
     return tool
-
-
-@pytest.fixture(scope="module")
-def two_hop():
-    from turnrl_atlas.trace_writers import TwoHop
-
-    return TwoHop()
-
-
-@pytest.fixture(scope="module")
-def habits():
-    """Those of the first phase of the warm-up, and those of the last."""
-    from turnrl_atlas.trace_writers import Habits
-
-    phases = yaml.safe_load(WARM_UP.read_text())["data"]["init_args"]["phases"]
-    return [Habits(**phases[number]["habits"]) for number in (0, -1)]
 
 
 @pytest.fixture(scope="module")
@@ -176,103 +153,6 @@ def test_one_search_scores_the_floors_stated_in_the_readme(search):
         r"^\| the (?:question as|city's page).+\| ([0-9.]+) \|$", README.read_text(), re.M
     )
     assert stated == [f"{floors[name] / len(questions):.2f}" for name in ("raw", "city", "fixed")]
-
-
-def test_clean_demonstrations_parse_and_answer_from_the_second_page(two_hop, habits):
-    segmenter, rng = ReAct(instructions=""), random.Random(0)
-    turns: Counter[int] = Counter()
-    for _ in range(500):
-        trace = two_hop.trace(habits[0], rng)
-        readings = [segmenter.read(written, k, False) for k, (written, _) in enumerate(trace.turns)]
-        assert [reading.format_error for reading in readings] == [None] * len(readings)
-        assert readings[-1].answer
-        assert all(len(reading.calls) == 1 for reading in readings[:-1])
-        turns[len(readings)] += 1
-        (city,), (home,) = (trace.turns[k][1] for k in (0, 1))
-        queries = [reading.calls[0].arguments["query"] for reading in readings[:2]]
-        country = sentence(city["content"], "country")
-        fact, _, name = queries[1].partition(" of ")
-        assert queries[0] == f"country of {city['content'].splitlines()[0]}"
-        assert name == country == home["content"].splitlines()[0]
-        assert f"Its {fact} is {readings[2].answer}." in home["content"]
-        assert fact in trace.prompt[-1]["content"] or fact == "currency"
-    assert set(turns) == {3}
-
-
-def test_mixed_demonstrations_show_the_habits_and_sometimes_reach_both_pages(two_hop, habits):
-    segmenter, rng, count = ReAct(instructions=""), random.Random(0), 4000
-    ways: Counter[str] = Counter()
-    for _ in range(count):
-        trace = two_hop.trace(habits[1], rng)
-        reading = segmenter.read(trace.turns[0][0], 0, False)
-        ways["at once"] += reading.answer is not None
-        ways["fails"] += bool(reading.calls) and reading.calls[0].error is not None
-        shown = trace.turns[1][1] if len(trace.turns) > 2 else ()
-        ways["two pages"] += bool(shown) and "is a country" in shown[0]["content"]
-        assert len(trace.turns) <= segmenter.max_turns
-    assert ways["at once"] / count == pytest.approx(habits[1].direct, abs=0.04)
-    assert 0.002 < ways["fails"] / count < 0.05
-    assert ways["two pages"] / count > 0.08
-
-
-class Replay(Toolset):
-    """Gives the results that a demonstration showed, by the tools that it offered."""
-
-    def __init__(self, tools, results) -> None:
-        self._tools = tools
-        self._results = results
-
-    @property
-    def specs(self):
-        return self._tools
-
-    def run(self, calls):
-        return [ToolResult(self._results.pop(0)) for _ in calls]
-
-
-@pytest.mark.parametrize("kind", ["recall", "one_hop", "two_hop", "made_up_tools"])
-@pytest.mark.parametrize("phase", [0, 1])
-def test_a_demonstration_has_the_tokens_of_a_rollout_that_writes_it(kind, phase, habits, starter):
-    """What the policy reads of calls that fail included."""
-    from turnrl_atlas.forms import REACT, TWO_TURN, encode
-    from turnrl_atlas.warmup import WRITERS
-
-    tokenizer = starter.tokenizer
-    chat, rng = ChatFormat(tokenizer), random.Random(2)
-    for _ in range(60):
-        trace = WRITERS[kind].trace(habits[phase], rng)
-        form = REACT if trace.tools else TWO_TURN
-        tools = trace.tools or listed(trace.prompt[0]["content"])
-        seen = [message["content"] for _, messages in trace.turns for message in messages]
-        failed = ("<error>", "no tool", "bad arguments", "bad JSON", "the call must")
-        results = [re.sub("</?result>", "", text) for text in seen if not text.startswith(failed)]
-        rollout = Rollout(form.offering(tools), [Replay(tools, results)], max_turn_tokens=96)
-        texts = [f"{text}{tokenizer.eos_token}" for text, _ in trace.turns]
-        engine = ScriptedEngine(tokenizer, lambda _, turn, texts=texts: texts[turn])
-        question = Question("asked", trace.prompt[-1]["content"], ("?",))
-        ((trajectory,),) = rollout.play(engine, chat, [question], 1, (0,))
-        ids, asked = encode(chat, trace)
-        assert list(trajectory.sample.token_ids) == ids
-        assert [k >= 0 for k in trajectory.sample.turn_index] == asked
-        assert not results
-
-
-def listed(text: str) -> list[ToolSpec]:
-    """The tools that a system message lists."""
-    tools = []
-    for name, arguments in re.findall(r"\[(\w+)\(([\w,]+)\)\]", text):
-        names = arguments.split(",")
-        schema = {"type": "object", "properties": {key: {} for key in names}, "required": names}
-        tools.append(ToolSpec(name, "", schema))
-    return tools
-
-
-def test_the_starter_has_the_tags_of_both_forms_as_tokens(starter):
-    from turnrl_atlas.forms import markup
-
-    assert {"<tool>", "<tool_call>", "</think>", "</reasoning>"} <= {*markup()}
-    for tag in markup():
-        assert len(starter.tokenizer.encode(tag, add_special_tokens=False)) == 1
 
 
 @pytest.mark.slow

@@ -66,7 +66,6 @@ SMALL = {
     # with a step per iteration, and at most 4 of them whatever number of epochs is asked for
     "trainer": {"max_epochs": 2, "max_steps": 4, "check_val_every_n_epoch": 1},
 }
-SMALL_PHASE = {"steps": 2, "batch_size": 4}
 
 
 def claim_of(piece: Piece) -> Claim | None:
@@ -178,11 +177,6 @@ def put_recipes(folder: Path, **more: object) -> None:
     quickstart = folder / "recipes" / "quickstart.yaml"
     recipe = merged(merged(yaml.safe_load(quickstart.read_text()), SMALL), more)
     quickstart.write_text(yaml.safe_dump(recipe))
-    starter = folder / "recipes" / "atlas_starter.yaml"
-    recipe = yaml.safe_load(starter.read_text())
-    for phase in recipe["data"]["init_args"]["phases"]:
-        phase |= SMALL_PHASE
-    starter.write_text(yaml.safe_dump(recipe))
 
 
 def lines(rows: list[dict], path: Path) -> None:

@@ -77,10 +77,12 @@ def test_eval_scores_a_split_prints_it_with_intervals_and_records_every_trajecto
     assert (len(rows), row["split"], row["policy_version"]) == (3, "val", 0)
 
 
+BORING = "lightning.pytorch.demos.boring_classes.Boring"
+
+
 def test_eval_of_a_recipe_that_cannot_be_scored(recipe, capsys):
-    assert "plays MTGRPO on QuestionData" in fails(
-        capsys, ["eval", str(ROOT / "recipes" / "atlas_starter.yaml")]
-    )
+    Path("other.yaml").write_text(f"model: {BORING}Model\ndata: {BORING}DataModule\n")
+    assert "plays MTGRPO on QuestionData" in fails(capsys, ["eval", "other.yaml"])
     assert "nothing to score" in fails(
         capsys, ["eval", "recipe.yaml", "--trainer.limit_val_batches", "0"]
     )

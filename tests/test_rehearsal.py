@@ -558,10 +558,9 @@ def test_the_quickstart_passes_in_an_empty_folder_and_leaves_it_empty(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("recipe", ["atlas_react", "atlas_starter"])
-def test_the_recipes_of_a_laptop_pass(recipe, tmp_path, monkeypatch, capsys):
+def test_the_recipe_with_two_searches_passes(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    assert main(["doctor", recipe]) == 0
+    assert main(["doctor", "atlas_react"]) == 0
     assert "fail" not in capsys.readouterr().out
     assert not [*Path().iterdir()]
 

@@ -3,6 +3,7 @@ reading of them."""
 
 import csv
 import functools
+import hashlib
 import importlib
 import itertools
 import json
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -25,6 +26,7 @@ from scipy import stats
 
 from turnrl import (
     Group,
+    Policy,
     Question,
     Reading,
     RewardComponent,
@@ -37,9 +39,7 @@ from turnrl import (
 from turnrl.commands.sweep.matrix import check
 from turnrl.commands.sweep.results import Result
 from turnrl.recipe.invocation import read_invocation
-from turnrl_atlas import Atlas
-from turnrl_atlas.trace_writers import Habits
-from turnrl_atlas.warmup import Phase
+from turnrl_atlas import Atlas, AtlasTwoHop, places
 from turnrl_rewards.calls import SearchCost
 from turnrl_rewards.qa import AnswerRetrieved
 
@@ -53,6 +53,7 @@ def _module(name):
 
 
 parts, measures, rows, page, study = map(_module, ("parts", "measures", "rows", "page", "study"))
+atlas_starter = _module("atlas_starter")
 Part, Row, Sweep = parts.Part, rows.Row, parts.Sweep
 
 
@@ -493,20 +494,40 @@ def test_the_split_leaves_out_the_noise_of_earlier_doors(doors):
         assert measured == pytest.approx(expected, rel=0.05)
 
 
-def test_varied_starter_policies_differ_from_the_bundled_one_only_as_set(
-    conditions,
-):
-    phases = read_invocation("fit", ["atlas_starter"]).contents["data"]["init_args"]["phases"]
-    built = conditions.Varied(), conditions.Varied(0.3, 0.0)
-    assert [asdict(phase) for phase in built[0].phases] == [
-        asdict(Phase(**{**phase, "habits": Habits(**phase["habits"])})) for phase in phases
-    ]
-    (skills, *facts, habits), (same, *fewer, changed) = (starter.phases for starter in built)
+def test_other_starter_policies_differ_from_the_bundled_one_only_as_set():
+    skills, *facts, habits = atlas_starter.phases_with()
+    same, *fewer, changed = atlas_starter.phases_with(facts=0.3, vague=0.0)
     assert same == skills
     assert [phase.steps for phase in facts] == [400, 500]
     assert fewer == [replace(phase, steps=round(phase.steps * 0.3)) for phase in facts]
     assert changed == replace(habits, habits=replace(habits.habits, vague=0.0))
-    assert built[0][0] == built[1][0]
+
+
+def test_demonstrations_name_no_held_out_place():
+    # whole titles: "Guinea" is in "Guinea-Bissau"
+    held_out = {place.name for place in places() if place.split != "train"}
+    splits = itertools.product((Atlas(), AtlasTwoHop()), ("val", "test"))
+    asked = {q.text for world, split in splits for q in world.questions(split)}
+    rng = random.Random(1)
+    for phase in atlas_starter.phases_with():
+        for _ in range(1000):
+            trace = phase.trace(rng)
+            assert trace.prompt[-1]["content"] not in asked
+            for _, seen in trace.turns:
+                titles = {m["content"].removeprefix("<result>").split("\n")[0] for m in seen}
+                assert not titles & held_out
+
+
+@pytest.mark.slow
+def test_the_training_of_the_starter_begins_with_its_tokenizer_and_its_batches():
+    training = atlas_starter.Training(atlas_starter.SKILLS)
+    shipped = Policy("package://turnrl_atlas/starter").tokenizer
+    assert training.chat.tokenizer.get_vocab() == shipped.get_vocab()
+    batches = atlas_starter.Batches(atlas_starter.phases_with())
+    assert len(batches) == 3700
+    rows = [training.rows(batches[number]) for number in (0, 2200, 2600, 3100, 3699)]
+    # of the training that made the shipped policy, checked to the last byte of its weights
+    assert hashlib.sha256(repr(rows).encode()).hexdigest()[:16] == "1c20a9661c74bb17"
 
 
 def test_a_part_is_measured_by_its_own_curve(tmp_path, capsys):

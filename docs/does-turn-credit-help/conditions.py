@@ -1,12 +1,11 @@
-"""What the study brings of its own: estimators that part what others do at once, a retrieval reward
-that is sometimes wrong, a cost that begins later, training questions that tempt more or less, and
-other starter policies."""
+"""What the study brings of its own: estimators that part what others do at once, a retrieval
+reward that is sometimes wrong, a cost that begins later, and questions that tempt more or less."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, final
 
 import lightning as L
@@ -28,10 +27,7 @@ from turnrl import (
     returns_to_go,
     standardize,
 )
-from turnrl.recipe.invocation import read_invocation
 from turnrl_atlas import Atlas
-from turnrl_atlas.trace_writers import Habits
-from turnrl_atlas.warmup import Demonstrations, Phase
 from turnrl_rewards.calls import SearchCost
 from turnrl_rewards.qa import AnswerRetrieved
 
@@ -231,33 +227,3 @@ class Untempting(_OneSort):
     """Trains on questions about other places only, of which it knows nothing."""
 
     famous = False
-
-
-class Varied(Demonstrations):
-    """The demonstrations of the bundled starter policy with something changed, which makes another
-    starter policy.
-
-    Args:
-        facts: Factor of the number of batches with facts.
-        vague: Share of searches with a vague query, of the habits; None for that of the bundled
-            one, as with all that follow.
-        hasty: Share of two-hop questions that are answered after the first page.
-        reading: Share of results that are read in the right place.
-    """
-
-    def __init__(
-        self,
-        facts: float = 1.0,
-        vague: float | None = None,
-        hasty: float | None = None,
-        reading: float | None = None,
-    ) -> None:
-        given = read_invocation("fit", ["atlas_starter"]).contents["data"]["init_args"]
-        skills, first, second, last = (
-            Phase(**{**one, "habits": Habits(**one["habits"])}) for one in given["phases"]
-        )
-        known = (replace(one, steps=round(one.steps * facts)) for one in (first, second))
-        named = {"vague": vague, "hasty": hasty, "reading": reading}
-        changed = {name: value for name, value in named.items() if value is not None}
-        habits = replace(last, habits=replace(last.habits, **changed))
-        super().__init__([skills, *known, habits], given["seed"])

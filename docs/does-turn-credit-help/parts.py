@@ -57,25 +57,16 @@ ESTIMATORS = {
 
 
 _WARM = ("--lr", "1e-3", "--to")
-STARTERS: dict[str, tuple[str, ...]] = {
+STARTERS: dict[str, tuple[str, ...] | dict[str, float]] = {
     "ice": ("warmup", f"{RECIPES}/frozen_lake.yaml", *_WARM),
     "doors": ("warmup", f"{RECIPES}/frozen_lake.yaml", f"{HERE}/doors.yaml", *_WARM),
-    **{
-        name: (
-            *("fit", f"{RECIPES}/atlas_starter.yaml", "--data", "conditions.Varied"),
-            *(f"--data.init_args.{one}" for one in changes),
-            "--model.init_args.save_to",
-        )
-        for name, changes in {
-            "knows-little": ("facts=0.3",),
-            "hits-more": ("vague=0.0", "hasty=0.2"),
-            "hits-less": ("vague=0.5",),
-            "reads-well": ("reading=0.7",),
-        }.items()
-    },
+    "knows-little": {"facts": 0.3},
+    "hits-more": {"vague": 0.0, "hasty": 0.2},
+    "hits-less": {"vague": 0.5},
+    "reads-well": {"reading": 0.7},
 }
 """How each policy that some parts start from is made: words of `turnrl`, to which its folder is
-added."""
+added, or what differs from the starter policy of Atlas (see `atlas_starter.phases_with`)."""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ in runs/does-turn-credit-help of the clone. Stop it as you like, and give the sa
 resumes. To train everything anew, name a new folder with --folder: it then holds all of these.
 
     parts.py        what is trained, and what it is compared with
-    conditions.py   what some parts change: a reward, training questions, a starter policy
+    conditions.py   what some parts change: a reward, training questions
+    atlas_starter.py  makes the starter policy of Atlas, and others like it
     doors.py        the world of `horizon`
     starters/       policies that some parts start from, made before their first run
     measures.py     the figures of one run
@@ -83,7 +84,14 @@ def begin(starter: str) -> int:
     if (folder / "config.json").is_file():
         return 0
     print(f"making the starter policy {starter}", flush=True)
-    return turnrl([*STARTERS[starter], os.path.relpath(folder)])
+    how = STARTERS[starter]
+    if isinstance(how, tuple):
+        return turnrl([*how, os.path.relpath(folder)])
+    # imported here, because it loads torch
+    from atlas_starter import make, phases_with
+
+    make(str(folder), phases_with(**how))
+    return 0
 
 
 def _is_ours(folder: Path) -> bool:

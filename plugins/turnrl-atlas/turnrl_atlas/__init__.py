@@ -2,8 +2,7 @@
 
     Atlas           questions that one page answers; world.py, which also has the facts
     AtlasTwoHop     questions that take two pages
-    STARTER         folder of the starter policy for both; warmup.py makes it, and figures.py
-                    measures it before any reinforcement learning
+    STARTER         folder of the starter policy for both
 
 Importing this package loads no torch and no transformers.
 """

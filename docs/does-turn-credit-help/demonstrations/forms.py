@@ -36,10 +36,6 @@ def arguments(tool: ToolSpec) -> list[str]:
     return list(tool.parameters["properties"])
 
 
-INSTRUCTIONS = listing([SEARCH])
-"""The system message for the questions of `Atlas`, in the form of `TwoTurn`."""
-
-
 Turn = tuple[str, tuple[Message, ...]]
 """The text of a turn, and the messages that follow it; none after the last."""
 

@@ -16,8 +16,8 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from functools import cache
 
+from demonstrations.forms import FORMS, REACT, SEARCH, Form, Trace, Turn
 from turnrl import ToolResult
-from turnrl_atlas.forms import FORMS, REACT, SEARCH, Form, Trace, Turn
 from turnrl_atlas.world import (
     QUESTIONS,
     TWO_HOP_FACTS,

@@ -11,9 +11,9 @@ import string
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from demonstrations.forms import FORMS, SEARCH, Trace, arguments
+from demonstrations.trace_writers import FAILED, KNOW, LOOK_UP, Habits, TraceWriter, facts
 from turnrl import ToolResult, ToolSpec
-from turnrl_atlas.forms import FORMS, SEARCH, Trace, arguments
-from turnrl_atlas.trace_writers import FAILED, KNOW, LOOK_UP, Habits, TraceWriter, facts
 
 _ABOUT = ("What is the {} of {}?", "Which {} does {} have?", "Name the {} of {}.", "{} of {}?")
 """Questions that name a subject, which may be a tool's name or part of an argument."""

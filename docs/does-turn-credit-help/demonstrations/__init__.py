@@ -1,0 +1,1 @@
+"""What the starter policy of Atlas, and the study's variants of it, are trained on."""
