@@ -242,17 +242,32 @@ def test_log_probabilities_of_the_first_step_are_not_read_ahead():
             assert batch.old_logprobs.tolist() == wanted
 
 
+@pytest.mark.parametrize("facts", [{"dropout": True}, {"steps_per_pass": 3}])
+def test_for_an_objective_without_old_logprobs_none_are_read_or_kept(facts):
+    trajectories, _, advantages = made_up_iteration()
+    learner, needs = Learner(), {"sampler", "reference"}
+    steps = steps_of(trajectories, advantages, learner.logprobs_now, passes=2, needs=needs, **facts)
+    batches = [batch for step in steps for batch in step]
+    assert not learner.asked
+    assert all(batch.old_logprobs is None and batch.keep is None for batch in batches)
+    assert [batch.first_step for batch in batches] == [i == 0 for i in range(len(batches))]
+
+
+COMPARES = {"old", "sampler"}
+"""What an objective needs that corrects for the sampler."""
+
+
 @pytest.mark.parametrize(
     ("passes", "facts", "read_ahead", "first_step"),
     [
         (1, {}, 0, "nothing"),
         (1, {"dropout": True}, 0, "nothing"),
-        (1, {"caps_importance": True}, 0, "nothing"),
-        (1, {"dropout": True, "caps_importance": True}, 9, "has them"),
+        (1, {"needs": COMPARES}, 0, "nothing"),
+        (1, {"dropout": True, "needs": COMPARES}, 9, "has them"),
         (2, {}, 0, "keeps them"),
         (2, {"dropout": True}, 9, "nothing"),
-        (2, {"caps_importance": True}, 0, "keeps them"),
-        (2, {"dropout": True, "caps_importance": True}, 9, "has them"),
+        (2, {"needs": COMPARES}, 0, "keeps them"),
+        (2, {"dropout": True, "needs": COMPARES}, 9, "has them"),
     ],
 )
 def test_passes_dropout_and_the_cap_decide_what_is_read_ahead(

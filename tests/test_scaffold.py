@@ -29,11 +29,12 @@ HOOKS = {
     "outcome-reward": "turnrl_rewards",
     "source": "turnrl_datasets",
     "estimator": "turnrl_estimators",
+    "objective": "turnrl_objectives",
     "engine": "turnrl_engines",
 }
 EVERY = list(COMPONENTS)
 # what is shared, files and lists and imports, is shared by two kinds: so pairs, and all but pairs
-SUBSETS = [list(s) for n in (1, 2, 6, 7, 8) for s in itertools.combinations(EVERY, n)]
+SUBSETS = [list(s) for n in (1, 2, 7, 8, 9) for s in itertools.combinations(EVERY, n)]
 # a tool comes with questions that it knows the answers to
 SUBSETS = [[k for k in EVERY if k in s or (k == "source" and "tool" in s)] for s in SUBSETS]
 SOME = [[kind] for kind in EVERY] + [[k for k in EVERY if k != kind] for kind in EVERY]

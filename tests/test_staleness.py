@@ -276,7 +276,11 @@ def test_a_validation_inside_an_iteration_would_take_a_version(tiny_model, tmp_p
             {"max_staleness": 3},
             r"needs 4 .* Kept keeps 2\. Set model\.engine\.keeps to 4, or max_staleness to 1",
         ),
-        ({"objective": ClippedSurrogate()}, "importance_cap, which corrects for that, is not set"),
+        ({"objective": ClippedSurrogate()}, "ClippedSurrogate.* importance_cap"),
+        (
+            {"objective": ClippedSurrogate(importance_cap=False)},
+            "ClippedSurrogate.* importance_cap",
+        ),
     ],
 )
 def test_staleness_needs_copies_and_a_correction(tiny_model, tmp_path, options, message):

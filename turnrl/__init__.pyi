@@ -75,7 +75,8 @@ from turnrl.errors import within as within
 from turnrl.function_rewards import FunctionReward as FunctionReward
 from turnrl.loader import IterationData as IterationData
 from turnrl.module import MTGRPO as MTGRPO
-from turnrl.objective import ClippedSurrogate as ClippedSurrogate
+from turnrl.objectives.clipped import ClippedSurrogate as ClippedSurrogate
+from turnrl.objectives.tokens import TokenObjective as TokenObjective
 from turnrl.plugins import HOOKS as HOOKS
 from turnrl.plugins import KINDS as KINDS
 from turnrl.plugins import contributed as contributed
@@ -155,6 +156,8 @@ from turnrl.types.examination import Start as Start
 from turnrl.types.examination import Status as Status
 from turnrl.types.group import Group as Group
 from turnrl.types.group import RewardComponent as RewardComponent
+from turnrl.types.objective import Objective as Objective
+from turnrl.types.objective import SampledTokens as SampledTokens
 from turnrl.types.questions import AnswerRule as AnswerRule
 from turnrl.types.questions import Phrase as Phrase
 from turnrl.types.questions import Question as Question

@@ -14,6 +14,12 @@ def turnrl_estimators() -> list[str]:
 
 
 @hookimpl
+def turnrl_objectives() -> list[str]:
+    """PPO's clipped surrogate."""
+    return ["turnrl.objectives.clipped:ClippedSurrogate"]
+
+
+@hookimpl
 def turnrl_tools() -> list[str]:
     """A function as a tool."""
     return ["turnrl.agent.function_tools:FunctionTool"]

@@ -32,7 +32,7 @@ from turnrl.errors import (
     kind_of,
     parse_bytes,
 )
-from turnrl.objective import ClippedSurrogate
+from turnrl.objectives.applying import check_needs
 from turnrl.policy.divided import FSDP2
 from turnrl.policy.model import Policy
 from turnrl.recipe.keys import elsewhere
@@ -43,6 +43,7 @@ from turnrl.types import (
     Check,
     Engine,
     Finding,
+    Objective,
     Reward,
     Start,
 )
@@ -75,7 +76,7 @@ def names_unknown_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
 class LearnerParts(Parts, Protocol):
     """The arguments of an `MTGRPO` that are checked together."""
 
-    objective: ClippedSurrogate
+    objective: Objective
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
     scheduler: Callable[[Optimizer], LRScheduler] | None
     redraws: int
@@ -90,7 +91,8 @@ def check_parts(module: LearnerParts) -> None:
     instance_of(Policy, "policy", module.policy)
     instance_of(Rollout, "rollout", module.rollout)
     instance_of(AdvantageEstimator, "estimator", module.estimator)
-    instance_of(ClippedSurrogate, "objective", module.objective)
+    instance_of(Objective, "objective", module.objective)
+    check_needs(module.objective)
     function_of(
         "the parameters",
         name="optimizer",
@@ -119,11 +121,11 @@ def check_settings(module: LearnerParts) -> None:
     check_rewards(module.rewards)
     with blaming(PluginError, f"{type(module.estimator).__name__}.check", "Fix the estimator."):
         module.estimator.check(module.rewards)
-    if module.objective.kl_coef > 0 and module.policy.lora is None:
+    if "reference" in module.objective.needs and module.policy.lora is None:
         raise RecipeError(
-            f"model.objective.kl_coef is {module.objective.kl_coef}, which compares with the "
-            "policy that training began from, and only an adapter can be taken off to have it. Set "
-            "model.policy.lora, such as {r: 16, alpha: 32}, or set kl_coef to 0."
+            f"model.objective ({type(module.objective).__name__}) compares with the policy that "
+            "training began from, and only an adapter can be taken off to have it. Set "
+            "model.policy.lora, such as {r: 16, alpha: 32}, or set objective.kl_coef to 0."
         )
 
 
@@ -149,12 +151,12 @@ class SamplingAhead(Check):
             else:
                 step = "Set it to 0, or take an engine with weights of its own, such as VLLM."
             yield Finding("fail", "sampling ahead", text, step)
-        if module.objective.importance_cap is None:
+        if "sampler" not in module.objective.needs:
             text = (
                 f"model.max_staleness is {ahead}, so its samples come from older weights, "
-                "and model.objective.importance_cap, which corrects for that, is not set"
+                f"and model.objective ({type(module.objective).__name__}) does not correct for that"
             )
-            yield Finding("fail", "sampling ahead", text, "Set it to 2.")
+            yield Finding("fail", "sampling ahead", text, "Set importance_cap to 2.")
 
 
 def _check_estimator(estimator: AdvantageEstimator, group_size: int, redraws: int) -> None:

@@ -6,7 +6,7 @@ tokens, with turns at most as stretches of tokens, and no groups.
 """
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from turnrl.credit import sampled_turns
-from turnrl.objective import ClippedSurrogate, RatioLevel
 from turnrl.policy.layout import ForwardPass, Layout
-from turnrl.types import TokenRow, Trajectory
+from turnrl.types import Objective, TokenRow, Trajectory
+from turnrl.types.objective import Need, SampledTokens
 
 
 @dataclass
@@ -35,10 +35,12 @@ class Minibatch:
         weights: (N,), each token's share of the step's loss.
         sampler_logprobs: (N,), the sampler's log-probability of each token.
         old_logprobs: (N,), the learner's log-probabilities before the first step, which the ratio
-            is taken to; None in the first step, where it is 1 by definition.
+            is taken to; None in the first step, where it is 1 by definition, and for an objective
+            that does not need them.
         exact_logprobs: (N,), those without dropout, for the first step; None if its own forward
             pass computes the same, or nothing needs them.
         returns: (N,), the critic's target for each token; None without a critic.
+        first_step: True in the first step after the tokens were sampled.
         keep: Takes the log-probabilities (N,) that this step computes, for later steps; None if no
             later step needs them.
     """
@@ -52,6 +54,7 @@ class Minibatch:
     old_logprobs: Tensor | None = None
     exact_logprobs: Tensor | None = None
     returns: Tensor | None = None
+    first_step: bool = True
     keep: Callable[[Tensor], None] | None = None
 
     def __len__(self) -> int:
@@ -61,14 +64,38 @@ class Minibatch:
         """The same tokens, with no share of the loss."""
         return replace(self, weights=torch.zeros_like(self.weights), keep=None)
 
-    def segments(self, level: RatioLevel) -> Tensor:
-        """(N,), the number of each token's segment: its trajectory, its turn, or the token
-        itself."""
-        if level == "trajectory":
-            return self.trajectory
-        if level == "turn":
-            return self.trajectory * (self.turn.max() + 1) + self.turn
-        return torch.arange(len(self), device=self.turn.device)
+    def tokens(
+        self,
+        logprobs: Tensor,
+        entropies: Tensor,
+        reference: Tensor | None,
+        needs: Set[Need],
+    ) -> SampledTokens:
+        """The streams that an objective sees.
+
+        Args:
+            logprobs: (N,), under the current policy.
+            entropies: (N,), of its distributions.
+            reference: (N,), log-probabilities of the reference policy, if they are needed.
+            needs: The log-probabilities that the objective needs.
+        """
+        # in the first step the ratio is 1, not 1 + rounding
+        old = logprobs.detach() if self.old_logprobs is None else self.old_logprobs
+        compared: dict[Need, Tensor | None] = {
+            "old": old,
+            "reference": reference,
+            "sampler": self.sampler_logprobs,
+        }
+        return SampledTokens(
+            logprobs=logprobs,
+            advantages=self.advantages,
+            weights=self.weights,
+            entropies=entropies,
+            trajectories=self.trajectory,
+            turns=self.trajectory * (self.turn.max() + 1) + self.turn,
+            compared={k: v for k, v in compared.items() if k in needs and v is not None},
+            exact_logprobs=self.exact_logprobs,
+        )
 
 
 _COMPARED = 8
@@ -152,8 +179,8 @@ class LearningSettings:
     the ratios of all steps are taken to:
 
         first step, no dropout      the step's own, so the ratio is 1 by definition; nothing is read
-        first step, with dropout    the step's own too; but `importance_cap` compares the sampler
-                                    with numbers read without dropout
+        first step, with dropout    the step's own too; but an objective that compares them with
+                                    the sampler's takes numbers read without dropout
         later steps, no dropout     computed by the first step, or read beforehand
         later steps, with dropout   read beforehand, in forward passes without dropout
 
@@ -161,7 +188,8 @@ class LearningSettings:
         passes: Number of passes over all trajectories.
         steps_per_pass: Number of steps in one pass over the trajectories.
         dropout: True if forward passes of a step have dropout.
-        caps_importance: True if the objective compares the sampler with the learner.
+        needs: The log-probabilities that the objective needs. Without the old ones, none are kept
+            or read.
         sampler_differs: True if the sampler draws from another distribution than the learner's:
             from a part of it, or with older weights.
     """
@@ -169,24 +197,24 @@ class LearningSettings:
     passes: int = 1
     steps_per_pass: int = 1
     dropout: bool = False
-    caps_importance: bool = False
+    needs: Set[Need] = frozenset({"old"})
     sampler_differs: bool = False
 
     @property
     def first_step_gives(self) -> bool:
         """True if later steps use the log-probabilities that the first one computes."""
-        return self.passes > 1 and not self.dropout
+        return "old" in self.needs and self.passes > 1 and not self.dropout
 
     @property
     def first_step_needs(self) -> bool:
         """True if the first step needs log-probabilities that it does not compute."""
-        return self.dropout and self.caps_importance
+        return self.dropout and {"old", "sampler"} <= self.needs
 
     @property
     def reads_beforehand(self) -> bool:
         """True if some have to be read beforehand, unless the sampler computed the same numbers."""
         with_dropout = self.dropout and (self.passes > 1 or self.first_step_needs)
-        return self.steps_per_pass > 1 or with_dropout
+        return "old" in self.needs and (self.steps_per_pass > 1 or with_dropout)
 
 
 class OldLogprobs:
@@ -222,6 +250,8 @@ class OldLogprobs:
         Args:
             members: The numbers of each step's trajectories.
         """
+        if "old" not in self._settings.needs:
+            return
         from_first_step = set(members[0].tolist()) if self._settings.first_step_gives else set()
         needing = members if self._settings.first_step_needs else members[1:]
         needed = sorted({i for step in needing for i in step.tolist()} - from_first_step)
@@ -251,7 +281,9 @@ class OldLogprobs:
             first: True in the first step.
         """
         if not first:
-            return replace(minibatch, old_logprobs=self._of(numbers))
+            needed = "old" in self._settings.needs
+            old = self._of(numbers) if needed else None
+            return replace(minibatch, old_logprobs=old, first_step=False)
         if self._settings.first_step_needs:
             return replace(minibatch, exact_logprobs=self._of(numbers))
         if self._settings.first_step_gives:
@@ -274,7 +306,7 @@ def _spread(numbers: Sequence[int], count: int) -> Sequence[int]:
 def iteration_steps(
     columns: TokenColumns,
     old: OldLogprobs,
-    objective: ClippedSurrogate,
+    objective: Objective,
     settings: LearningSettings,
     forward_passes: Callable[[Sequence[TokenRow], Sequence[int]], Iterator[ForwardPass]],
     shuffle: torch.Generator,
@@ -301,7 +333,7 @@ def iteration_steps(
     for number, chosen in enumerate(members):
         counts = columns.counts[chosen]
         total = mean_over_processes(torch.tensor([float(counts.sum()), float(len(chosen))]))
-        weights = objective.weights(counts, *total.tolist())
+        weights = objective.token_weights(counts, *total.tolist())
         step = []
         # a trajectory may have several rows; each row's owner is its position in `chosen`
         owned_rows = [

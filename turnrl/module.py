@@ -4,8 +4,8 @@
       collect     the policy acts on each question `group_size` times   (collection.py, an engine)
                   rewards score the turns and the outcome                (scoring.py, plugins)
                   the estimator turns scores into advantages             (credit.py, plugins)
-      learn       the clipped surrogate: a sampled token is made more    (learning.py, objective.py)
-                  likely, or less, by the advantage of its turn
+      learn       the objective: a sampled token is made more likely,    (learning.py, objectives/)
+                  or less, by the advantage of its turn
                   and, if the estimator has a critic, its value loss
 
 Lightning calls, in this order (lifecycle.py has what is not here):
@@ -27,7 +27,6 @@ baselines GRPO-OR and GRPO-MR.
 import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 from functools import cached_property, partial, reduce
 from typing import Any, cast, final
 
@@ -57,7 +56,8 @@ from turnrl.learning import (
 )
 from turnrl.lifecycle import PolicyModule
 from turnrl.loader import IterationData
-from turnrl.objective import ClippedSurrogate
+from turnrl.objectives.applying import compute_loss
+from turnrl.objectives.clipped import ClippedSurrogate
 from turnrl.plugins import installed_class
 from turnrl.policy.layout import ForwardPass
 from turnrl.policy.memory import peak_bytes
@@ -70,6 +70,7 @@ from turnrl.types import (
     AdvantageEstimator,
     EngineSettings,
     Group,
+    Objective,
     Question,
     Reward,
     TokenRow,
@@ -94,14 +95,14 @@ class MTGRPO(PolicyModule):
         rewards: Turn rewards and outcome rewards; each kind is summed. Functions of an attempt, or
             of an attempt and a turn, may stand among them by their dotted paths.
         estimator: From rewards to advantages: `TurnLevel` (MT-GRPO), `OutcomeOnly`, `Merged`.
-        objective: The clipped surrogate and its options.
+        objective: From sampled tokens to a loss, by default `ClippedSurrogate`.
         engine: Samples the policy, by default `Slots`, in this process.
         group_size: G, trajectories per question.
         max_staleness: The most iterations by which the sampling weights may be older than the
             learning ones. With 0, sampling and learning take turns. With 1, the next iteration is
             sampled while the policy learns from this one. Above 0 it needs an engine that keeps
-            `max_staleness` + 1 versions of the weights, and `objective.importance_cap` (`VLLM` and
-            `SGLang` set it by themselves).
+            `max_staleness` + 1 versions of the weights, and an objective that corrects for older
+            weights (`objective.importance_cap`, which is on for `VLLM` and `SGLang`).
         redraws: How many times to redraw groups that would teach nothing, because all their
             advantages are zero (arXiv 2503.14476 redraws until none is left). This gives more
             weight to questions that the policy answers nearly always or nearly never. Metrics of
@@ -123,7 +124,7 @@ class MTGRPO(PolicyModule):
         rollout: Rollout,
         rewards: list[Reward | Callable[..., Any]],
         estimator: AdvantageEstimator | None = None,
-        objective: ClippedSurrogate | None = None,
+        objective: Objective | None = None,
         engine: EngineSettings | None = None,
         group_size: int = 16,
         max_staleness: int = 0,
@@ -141,11 +142,9 @@ class MTGRPO(PolicyModule):
         super().__init__(policy, rollout, engine, optimizer, scheduler, seed)
         self.rewards = rewards_of(rewards)
         self.estimator = estimator if estimator is not None else TurnLevel()
-        self.objective = objective if objective is not None else ClippedSurrogate()
+        self.objective: Objective = objective if objective is not None else ClippedSurrogate()
         check_parts(self)
-        cap = self.engine.importance_cap
-        if cap is not None and self.objective.importance_cap is None:
-            self.objective = replace(self.objective, importance_cap=cap)
+        self.objective = self.objective.for_engine(self.engine)
         self.group_size = group_size
         self.max_staleness = max_staleness
         self.redraws = redraws
@@ -257,7 +256,7 @@ class MTGRPO(PolicyModule):
             passes=self.passes_per_iteration,
             steps_per_pass=self.steps_per_pass,
             dropout=lora is not None and lora.dropout > 0,
-            caps_importance=self.objective.importance_cap is not None,
+            needs=self.objective.needs,
             sampler_differs=self.rollout.sampling.cuts_distribution or self.max_staleness > 0,
         )
 
@@ -345,31 +344,19 @@ class MTGRPO(PolicyModule):
         return int(cast(Tensor, largest)) - len(batch)
 
     def loss(self, batch: Minibatch) -> tuple[Tensor, dict[str, Tensor]]:
-        """The loss of one minibatch: the sum over its sampled tokens of
-        -w min(ratio A, clip(ratio) A), where A is the advantage of the token's turn, and w is the
-        token's share of the whole step's loss.
+        """The loss of one minibatch: the objective's, and the value loss of a critic.
 
         Returns:
             The loss; and sums over the tokens, in float64 and without a gradient, by the names of
             their metrics.
         """
         logprobs, entropy, values = self.policy(batch.layout, self.rollout.temperature)
-        # in the first step the ratio is 1, not 1 + rounding
-        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         reference = None
-        if self.objective.kl_coef > 0:
+        if "reference" in self.objective.needs:
             with self.policy.reference(), torch.no_grad():
                 reference = self.policy(batch.layout, self.rollout.temperature).logprobs
-        loss, sums = self.objective(
-            logprobs,
-            old,
-            advantages=batch.advantages,
-            weights=batch.weights,
-            ref_logprobs=reference,
-            sampler_logprobs=batch.sampler_logprobs,
-            segments=batch.segments(self.objective.ratio_level),
-            exact_logprobs=batch.exact_logprobs,
-        )
+        tokens = batch.tokens(logprobs, entropy, reference, self.objective.needs)
+        loss, sums = compute_loss(self.objective, tokens)
         if batch.returns is not None and self.policy.critic is not None:
             value_losses = (batch.returns - values).square() / 2
             loss = loss + self.objective.value_coef * (value_losses * batch.weights).sum()
@@ -377,7 +364,7 @@ class MTGRPO(PolicyModule):
         if not loss.isfinite():
             raise self._training_error(f"the loss is {float(loss.detach())}")
         sums |= {"loss": loss.detach(), "entropy": entropy.sum()}
-        if batch.old_logprobs is None:
+        if batch.first_step:
             sums["logprob_gap"] = (logprobs.detach() - batch.sampler_logprobs).abs().sum()
         if batch.keep is not None:
             batch.keep(logprobs)

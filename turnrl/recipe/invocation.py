@@ -49,6 +49,7 @@ DEFAULTS: Mapping[str, Editable] = {
         "init_args": {"lr": 1e-6, "betas": [0.9, 0.99], "weight_decay": 0.0},
     },
     "estimator": {"class_path": "turnrl.TurnLevel"},
+    "objective": {"class_path": "turnrl.ClippedSurrogate"},
 }
 """What `MTGRPO` takes if a recipe names no class. A recipe or an option may change a setting of it,
 as in `--model.optimizer.lr 1e-5`."""
@@ -286,6 +287,8 @@ class _Merge:
                 settings = trainer.items()
                 new["trainer"] = {key: value for key, value in settings if key not in _WRITES}
         self.contents.update(merged(self.contents, new))
+        # settings of a recipe belong to the class that it means, not to one that an option names
+        name_default_classes(self.contents["model"])
         self._recipe = dict(self.contents)
         self.files.append(file.path or "stdin")
         self.arguments.append(f"--config={file.path or file.text}")
@@ -333,14 +336,20 @@ def _checked_sections(contents: Contents) -> Editable:
     for key in MAPPINGS:
         section = checked[key] or {}
         checked[key] = section if isinstance(section, dict) else {"class_path": section}
-    model = checked["model"]
+    name_default_classes(checked["model"])
+    return checked
+
+
+def name_default_classes(model: object) -> None:
+    """Write the default class of a component of `MTGRPO` above settings that name none."""
+    if not isinstance(model, dict):
+        return
     if str(model.get("class_path", "MTGRPO")).rpartition(".")[2] == "MTGRPO":
         settings = model.get("init_args") or model
         for name, default in DEFAULTS.items():
             given = settings.get(name)
             if given and isinstance(given, dict) and "class_path" not in given:
                 settings[name] = merged(default, given)
-    return checked
 
 
 def _checked_value(value: object, key: str) -> object:

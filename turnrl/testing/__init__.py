@@ -4,14 +4,14 @@
         check_tool(MyTool(), good_calls=[{"query": "Utrecht"}], bad_calls=[{"query": ""}])
 
 Each raises an `AssertionError` that names the broken rule and the input. They need no test
-framework. Only `check_engine`, which samples a policy, needs a model, and only it and
-`check_estimator`, which works on tensors, need torch.
+framework. Only `check_engine`, which samples a policy, needs a model, and only it,
+`check_estimator` and `check_objective`, which work on tensors, need torch.
 
 `ScriptedEngine` plays scripted texts, to try a segmenter, a tool or a reward in a whole rollout.
 
     tool, segmenter, player,     a check each
     reward, estimator, source,
-    engine
+    objective, engine
     hacks                        tricks that rewards must not pay for
     scripted                     ScriptedEngine
     examples                     attempts at one question, to try a reward or an estimator on
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from turnrl.testing.examples import example_trajectories as example_trajectories
     from turnrl.testing.hacks import check_hacks as check_hacks
     from turnrl.testing.hacks import hacked_trajectories as hacked_trajectories
+    from turnrl.testing.objective import check_objective as check_objective
     from turnrl.testing.player import check_player as check_player
     from turnrl.testing.reward import check_reward as check_reward
     from turnrl.testing.scripted import ScriptedEngine as ScriptedEngine

@@ -11,9 +11,10 @@
 
 A plugin extends these contracts: a `Segmenter` defines the turns, a `Player` drives attempts of any
 other shape, a `Tool` acts, `TurnReward` and `OutcomeReward` score, an `AdvantageEstimator` turns a
-group into credit, a `QuestionSource` supplies questions, an `Engine` turns token ids into more
-token ids, an `AnswerRule` decides which answers are the same, a `Check` examines a run before it
-begins. Everything here needs only the standard library and pluggy, so `import turnrl` stays cheap.
+group into credit, an `Objective` turns sampled tokens into a loss, a `QuestionSource` supplies
+questions, an `Engine` turns token ids into more token ids, an `AnswerRule` decides which answers
+are the same, a `Check` examines a run before it begins. Everything here needs only the standard
+library and pluggy, so `import turnrl` stays cheap.
 
 Axes, wherever tensors appear: B batch, G group, K turn, T token.
 """
@@ -23,6 +24,7 @@ from turnrl.types.contracts import *  # noqa: F403
 from turnrl.types.engine import *  # noqa: F403
 from turnrl.types.examination import *  # noqa: F403
 from turnrl.types.group import *  # noqa: F403
+from turnrl.types.objective import *  # noqa: F403
 from turnrl.types.questions import *  # noqa: F403
 from turnrl.types.sessions import *  # noqa: F403
 from turnrl.types.trajectory import *  # noqa: F403

@@ -280,9 +280,9 @@ class Engine(Sampler):
             than that, but has to read their histories again.
         copies_weights: True if it samples with a copy that `sync` makes, and never with the
             policy's own network. Only then may a policy be divided over processes (FSDP2).
-        importance_cap: `objective.importance_cap` if a recipe gives none. An engine sets it if its
-            log-probabilities differ slightly from the learner's, because it computes them with
-            other programs. A recipe that wants no correction gives a large number.
+        approximates: True if its log-probabilities differ slightly from the learner's, because it
+            computes them with other programs. Objectives then correct for the difference
+            (`importance_cap`), unless a recipe turns that off.
         memory_setting: The recipe's setting for the memory that it samples with, such as
             `model.engine.kv_memory`. Messages advise raising it for more sessions, and lowering it
             if a GPU's memory runs out. None if there is no such setting.
@@ -292,7 +292,7 @@ class Engine(Sampler):
     cuts_distributions: bool = True
     keeps: int = 1
     copies_weights: bool = False
-    importance_cap: float | None = None
+    approximates: bool = False
     memory_setting: str | None = None
 
     @property

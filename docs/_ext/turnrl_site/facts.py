@@ -293,7 +293,6 @@ SECTIONS = {
     "model.policy": turnrl.Policy,
     "model.policy.lora": turnrl.Lora,
     "model.rollout": turnrl.Rollout,
-    "model.objective": turnrl.ClippedSurrogate,
     "model": turnrl.MTGRPO,
     "plan": turnrl.Plan,
     "record": turnrl.Recorder,

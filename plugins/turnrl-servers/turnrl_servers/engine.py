@@ -111,7 +111,7 @@ class ServerEngine(Engine):
 
     seeded = False
     copies_weights = True
-    importance_cap = 2.0
+    approximates = True
 
     def __init__(
         self,

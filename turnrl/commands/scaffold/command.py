@@ -32,6 +32,7 @@ COMPONENTS: Mapping[str, tuple[str, str]] = {
     "outcome-reward": ("ExampleLookedUp", "ExactMatch, WellFormed"),
     "source": ("ExampleQuestions", "Atlas"),
     "estimator": ("ExampleToGo", "TurnLevel"),
+    "objective": ("ExampleProximal", "ClippedSurrogate"),
     "engine": ("ExampleEngine", "Slots"),
 }
 """The template's class of each kind, and its stand-in in the recipe if the kind is left out. A

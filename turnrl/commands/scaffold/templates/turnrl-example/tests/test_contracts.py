@@ -3,6 +3,7 @@
 from turnrl import Policy, Question, Reading, ToolCall, ToolResult, Trajectory, Turn, testing
 from turnrl_example.engine import ExampleEngine
 from turnrl_example.estimator import ExampleToGo
+from turnrl_example.objective import ExampleProximal
 from turnrl_example.outcome_reward import ExampleLookedUp
 from turnrl_example.player import ExampleDesk
 from turnrl_example.segmenter import ExampleTurns
@@ -88,6 +89,10 @@ def test_the_tool_knows_the_answer_to_every_question_of_the_source() -> None:
 
 def test_the_estimator_keeps_to_its_contract() -> None:
     testing.check_estimator(ExampleToGo())
+
+
+def test_the_objective_keeps_to_its_contract() -> None:
+    testing.check_objective(ExampleProximal())
 
 
 def test_the_engine_keeps_to_its_contract_and_the_policy_to_its_mode() -> None:

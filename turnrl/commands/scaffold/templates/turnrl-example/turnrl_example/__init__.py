@@ -44,6 +44,13 @@ def turnrl_estimators() -> Iterable[type[AdvantageEstimator]]:
 
 
 @turnrl.hookimpl
+def turnrl_objectives() -> Iterable[type[turnrl.Objective]]:
+    from turnrl_example.objective import ExampleProximal  # needs torch, which few commands do
+
+    return [ExampleProximal]
+
+
+@turnrl.hookimpl
 def turnrl_engines() -> Iterable[type[turnrl.EngineSettings]]:
     from turnrl_example.engine import ExampleEngine  # needs torch, which few commands do
 
