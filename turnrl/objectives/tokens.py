@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from turnrl.errors import RecipeError, at_least, one_of
-from turnrl.types import EngineSettings, Objective
+from turnrl.types import Engine, Objective
 from turnrl.types.objective import Need, RatioLevel, SampledTokens
 
 Aggregation = Literal["token", "trajectory", "constant"]
@@ -108,7 +108,7 @@ class TokenObjective(Objective):
             return 1 / (counts.clamp(min=1) * trajectories)
         return torch.full_like(counts, 1 / (self.constant_tokens * trajectories))
 
-    def for_engine(self, engine: EngineSettings) -> Self:
+    def for_engine(self, engine: Engine) -> Self:
         """This objective with `importance_cap` set, if it is null."""
         if self.importance_cap is not None:
             return self

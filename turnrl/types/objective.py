@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from turnrl.errors import PluginError
 from turnrl.plugins import contract
-from turnrl.types.engine import EngineSettings
+from turnrl.types.engine import Engine
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -128,7 +128,7 @@ class Objective(ABC):
             (B,), the weight of each token of each trajectory.
         """
 
-    def for_engine(self, engine: EngineSettings) -> Objective:
+    def for_engine(self, engine: Engine) -> Objective:
         """The objective for tokens that an engine samples, with settings that depend on the engine
         filled in. By default this one."""
         return self
