@@ -19,8 +19,7 @@ The helper modules, by what a test needs:
     vendors, lift_server      servers of chat completions and of OpenEnv
     hostile                   texts that are meant to be slow to read
     counting, foreign         bytes of a policy of any size, and a device that the CPU computes
-    pages, claims             what a reader copies from a page, a terminal to type it in, and how
-                              each page's commands and blocks are tested
+    pages                     the blocks of the documentation, and their marks
     *_script                  programs that a test runs in processes of its own
 """
 

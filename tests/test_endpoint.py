@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from hostile import cpu_s
-from pages import pieces
+from pages import blocks
 from rollouts import CALL, QUESTION, Brackets, Look
 from runs import make_module
 from turnrl import (
@@ -442,7 +442,9 @@ def test_a_branch_continues_from_the_messages_of_its_trajectory(chat):
 
 def test_the_example_on_the_page_scores_a_vendors_model(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (example,) = (p.text for p in pieces("plugins/turnrl-openai/README.md") if p.kind == "python")
+    (example,) = (
+        p.text for p in blocks("plugins/turnrl-openai/README.md") if p.language == "python"
+    )
     with vendor(lambda messages, number: "<answer>Lima</answer>") as server:
         exec(example.replace("https://api.example.com/v1", server.url), {})
     assert len(server.bodies) == 20

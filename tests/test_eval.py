@@ -15,7 +15,7 @@ import pytest
 import yaml
 
 from commands import fails, save
-from pages import pieces
+from pages import blocks
 from turnrl import Question, f1, normalize_answer, record
 from turnrl.cli import main
 from turnrl.recipe.trust import marked
@@ -438,7 +438,7 @@ def test_what_a_server_replied_is_recorded_before_anything_can_fail(recipe, capi
 
 def test_the_servers_can_be_in_their_own_recipe(recipe, capitals, capsys):
     with vendor(lambda messages, n: "=London") as server:
-        page = next(p.text for p in pieces("docs/howto/evaluate.md") if "endpoint:" in p.text)
+        page = next(p.text for p in blocks("docs/howto/evaluate.md") if "endpoint:" in p.text)
         Path("vendor.yaml").write_text(page.replace("https://api.example.com/v1", server.url))
         assert main(["eval", "recipe.yaml", "vendor.yaml", *BRACKETS, "--questions", capitals]) == 0
     printed = capsys.readouterr().out
@@ -552,7 +552,7 @@ def test_a_merged_adapter_is_scored_as_its_run(recipe, capsys):
     assert main(["fit", "recipe.yaml"]) == 0
     adapter = Path("runs/recipe/version_0/adapter")
     Path("adapter").symlink_to(adapter)
-    (merge,) = (p.text for p in pieces("docs/howto/evaluate.md") if p.kind == "python")
+    (merge,) = (p.text for p in blocks("docs/howto/evaluate.md") if p.language == "python")
     exec(merge, {})
     by_run = scored(capsys, str(adapter))
     assert by_run["checkpoint"] == "runs/recipe/version_0/checkpoints/last.ckpt"

@@ -2,7 +2,6 @@
 
 import contextlib
 import csv
-import json
 import os
 import re
 import runpy
@@ -141,22 +140,6 @@ def test_every_component_of_every_hook_is_there_with_its_arguments(pages, facts)
                 assert bare(row) in page.text, (name, argument)
 
 
-def test_every_option_of_a_recipe_is_there(pages):
-    shown = pages["reference/options.html"].text
-    recipe = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
-    model, data = recipe["model"], recipe["data"]
-    keys = [f"model.{key}" for key in model if key not in ("policy", "rollout")]
-    keys += [f"model.{part}.{key}" for part in ("policy", "rollout") for key in model[part]]
-    keys += [f"model.objective.{key}" for key in model["objective"]] + [f"data.{k}" for k in data]
-    assert [key for key in keys if key not in shown] == []
-
-
-def test_every_recipe_is_there_word_for_word(pages):
-    shown = pages["reference/recipes.html"].text
-    for recipe in (ROOT / "recipes").rglob("*.yaml"):
-        assert bare(recipe.read_text()) in shown, recipe.name
-
-
 def test_every_metric_is_there_with_its_unit_and_meaning(pages, facts):
     shown = pages["reference/metrics.html"].text
     for *_, group in facts.metrics():
@@ -170,56 +153,6 @@ def test_a_page_asks_for_nothing_from_elsewhere(built, pages):
     for style in built.rglob("*.css"):
         pattern = r"(?:url\(|@import)\s*['\"]?((?:https?:)?//[^'\")]*)"
         assert re.findall(pattern, style.read_text()) == [], style.name
-
-
-def test_links_within_the_site_lead_to_pages_and_headings(built, pages):
-    for name in pages:
-        if name.startswith("_static/"):  # a report, whose addresses are read by itself
-            continue
-        text = (built / name).read_text("utf-8")
-        for target in re.findall(r'<a [^>]*href="([^":]+)"', text):
-            path, _, heading = target.partition("#")
-            file = (built / name).parent / path if path else built / name
-            assert file.resolve().exists(), f"{name} links to {target}"
-            page = pages.get(file.resolve().relative_to(built.resolve()).as_posix())
-            if heading and page is not None:
-                assert heading in page.ids, f"{name} links to {target}"
-
-
-@pytest.mark.parametrize(
-    ("words", "page"),
-    [
-        (["oom"], "howto/gpu"),
-        (["sft"], "howto/warmup"),
-        (["gymnasium"], "howto/environments"),
-        (["reward", "step"], "howto/environments"),
-        (["notebook"], "howto/notebook"),
-    ],
-)
-def test_searching_for_common_terms_finds_the_page(built, words, page):
-    text = (built / "searchindex.js").read_text("utf-8")
-    index = json.loads(text[text.index("(") + 1 : text.rindex(")")])
-    number = index["docnames"].index(page)
-    for word in words:
-        hits = [index[kind].get(word, []) for kind in ("terms", "titleterms")]  # [3, 8], or 3
-        assert any(number in (pages if isinstance(pages, list) else [pages]) for pages in hits)
-
-
-def assert_light(site: Path, most_bytes: float) -> None:
-    files = [file for file in site.rglob("*") if file.is_file()]
-    assert sum(file.stat().st_size for file in files) < most_bytes
-    assert max(file.stat().st_size for file in site.rglob("*.html")) < 1e6
-
-
-def test_the_site_is_light(built):
-    assert_light(built, 11.8e6)  # 16e6 but for the source code, 4.2e6
-
-
-@pytest.mark.slow
-def test_the_site_with_its_source_code_is_light(tmp_path, nursery):
-    build(nursery, tmp_path / "site")
-    assert (tmp_path / "site" / "_modules" / "index.html").is_file()
-    assert_light(tmp_path / "site", 16e6)
 
 
 # ---------------------------------------------------------------- gaps
@@ -255,35 +188,6 @@ def test_a_metric_without_a_unit_or_a_meaning_is_named(facts, tmp_path):
     rows = {"a/b": {"unit": "s"}, "a/c": {"meaning": "Seconds."}}
     file.write_text(yaml.safe_dump([{"title": "T", "text": "t", "metrics": rows}]))
     assert facts.metric_gaps(file) == ["metric a/c (a unit)", "metric a/b (a meaning)"]
-
-
-@pytest.mark.slow
-def test_the_build_fails_for_a_component_without_a_description(tmp_path, nursery):
-    (tmp_path / "bare.py").write_text(BARE)
-    info = tmp_path / "bare-1.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: bare\nVersion: 1\n")
-    (info / "entry_points.txt").write_text("[turnrl]\nbare = bare\n")
-    options = ["-q", "-d", str(tmp_path / "cache"), "docs", str(tmp_path / "site")]
-    done = sphinx(nursery, *options, PYTHONPATH=str(tmp_path))
-    assert done.returncode != 0
-    assert "no description: Bare (a docstring), Bare.weight (an Args line)" in done.stderr
-
-
-BARE = """
-import turnrl
-
-class Bare(turnrl.OutcomeReward):
-    def __init__(self, weight: float = 1.0) -> None:
-        self.weight = weight
-
-    def score(self, trajectory):
-        return self.weight
-
-@turnrl.hookimpl
-def turnrl_rewards():
-    return [Bare]
-"""
 
 
 # ---------------------------------------------------------------- columns of metrics.csv

@@ -19,7 +19,7 @@ import torch
 
 import turnrl
 from commands import fails, save
-from pages import pieces
+from pages import blocks
 from runs import column
 from turnrl import (
     MTGRPO,
@@ -784,7 +784,7 @@ PAGE = "docs/howto/warmup.md"
 
 
 def test_a_scheme_that_writes_as_on_the_page():
-    (code,) = (p.text for p in pieces(PAGE) if "def write(self" in p.text)
+    (code,) = (p.text for p in blocks(PAGE) if "def write(self" in p.text)
     names = {}
     exec(code, names)
 
@@ -816,7 +816,7 @@ def test_a_scheme_that_writes_as_on_the_page():
 @pytest.mark.slow
 def test_the_python_of_the_page_warms_up(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    (code,) = (p.text for p in pieces(PAGE) if "warm_up(" in p.text)
+    (code,) = (p.text for p in blocks(PAGE) if "warm_up(" in p.text)
     small = "lr=1e-3, steps=20, batch_size=8, held_out=8"
     assert "lr=1e-3" in code
     exec(code.replace("lr=1e-3", small), {})
@@ -839,7 +839,7 @@ def test_the_lake_of_gymnasium_on_the_page_is_learned(tmp_path, monkeypatch):
 @pytest.mark.slow
 def test_the_frozen_lake_of_the_page_is_learned(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    commands = [line for p in pieces(PAGE) for line in p.text.splitlines() if "frozen_lake" in line]
+    commands = [line for p in blocks(PAGE) for line in p.text.splitlines() if "frozen_lake" in line]
     warm, fit = [line.split()[1:] for line in commands if line.startswith("turnrl ")][:2]
     assert main(warm) == 0
     assert re.search(

@@ -21,7 +21,7 @@ from turnrl.runs.table import format_difference
 
 Table = Iterator[str]
 NOT_RUN = "Not run yet."
-_MARK = re.compile(r"<!-- ([\w :-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
+_MARK = re.compile(r"<!-- ([\w-]+: [\w :-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
 def figures(of: Rows) -> Table:
