@@ -388,5 +388,6 @@ def test_links_and_paths_of_a_page_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
         if "://" not in target:
             assert (file.parent / target).exists(), target
-    for recipe in re.findall(r"recipes/[a-z][\w.]+\.yaml", file.read_text()):
-        assert (ROOT / recipe).is_file(), recipe
+    named = re.findall(r"recipes/[a-z][\w.]+\.yaml", file.read_text())
+    gone = [recipe for recipe in named if not (ROOT / recipe).is_file()]
+    assert gone == [] or page == "docs/changelog.md"  # which names what earlier versions had
