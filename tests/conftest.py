@@ -13,7 +13,7 @@ The helper modules, by what a test needs:
     trajectories, recorded    trajectories made by hand, and records of runs that never took place
     engines, kept, encoders   engines on a tiny policy, one with weights of its own; encoders
     equations, faulty         equations of credit as loops, and estimators that fail in one way each
-    serving, server_stand_in  what tests of engines behind servers share, and the stand-in
+    serving, fake_server      what tests of engines behind servers share, and the server
     nodes, proxies, outages   real Elasticsearch servers, faults before them, runs during an outage
     searching, retrieving     small corpora and indexes, and a server with `/retrieve`
     vendors, lift_server      servers of chat completions and of OpenEnv

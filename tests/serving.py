@@ -1,4 +1,4 @@
-"""What the tests of engines behind servers share: stand-ins for the servers, policies, turns whose
+"""What the tests of engines behind servers share: fake servers, policies, turns whose
 log-probabilities are compared with the learner's, and runs."""
 
 from __future__ import annotations
@@ -9,9 +9,8 @@ import functools
 import json
 import os
 import sys
-import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,9 +21,8 @@ import torch
 
 import turnrl_vllm.started
 from commands import RECIPE, save
-from nodes import free_port
+from fake_server import FakeServer
 from nursery import python
-from server_stand_in import Listener
 from turnrl import (
     Completion,
     Engine,
@@ -34,10 +32,11 @@ from turnrl import (
     Sampling,
     Session,
     Surroundings,
+    TrajectoryLost,
     on_loop,
     record,
 )
-from turnrl_servers import Server, ServerEngine, ServerSettings
+from turnrl_servers import ServerEngine, ServerSettings
 from turnrl_sglang import SGLang
 from turnrl_vllm import VLLM
 
@@ -45,9 +44,9 @@ PROMPT = [5, 9, 33, 71]
 STARTER = "package://turnrl_atlas/starter"
 """The model that real servers serve."""
 WINDOW = ("--max-model-len", "2048")
-"""A stand-in's option for the turns of a run."""
+"""A fake server's option for the turns of a run."""
 IGNORE_PEFT_WARNING = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated")
-"""A warning of peft's, which a stand-in's thread would raise as an error."""
+"""A warning of peft's, which a fake server's thread would raise as an error."""
 VLLM_PYTHON = os.environ.get("TURNRL_TEST_VLLM_PYTHON")
 """The interpreter of an environment with vLLM."""
 needs_vllm = pytest.mark.skipif(
@@ -59,121 +58,64 @@ TURN = Sampling(6, 1.0)
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of server, and how its stand-in is asked.
+    """A kind of server.
 
     Args:
         software: Its name in messages.
-        engine: The engine that samples with it.
-        stand_in: Options of the stand-in.
-        turn_path: Where a turn is asked for.
-        load_path: Where an adapter is loaded.
+        engine: The settings of the engine that samples with it.
+        options: Options of the fake server.
         key_env: The environment variable with its key.
         spare_tokens: Tokens of its window that it needs for itself.
-        abort: Changes an answer with a turn into one whose turn was aborted.
     """
 
     software: str
     engine: type[ServerSettings]
-    stand_in: tuple[str, ...]
-    turn_path: str
-    load_path: str
+    options: tuple[str, ...]
     key_env: str
     spare_tokens: int
-    abort: Callable[[dict], None]
 
     def __str__(self) -> str:
         return self.software
 
 
-def _abort_at_vllm(answer: dict) -> None:
-    answer["choices"][0] |= {"finish_reason": "abort", "token_ids": [1, 2]}
-
-
-def _abort_at_sglang(answer: dict) -> None:
-    answer["meta_info"]["finish_reason"] = {"type": "abort", "message": "Aborted"}
-
-
-VLLM_KIND = Kind(
-    "vLLM",
-    VLLM,
-    (),
-    "/v1/completions",
-    "/v1/load_lora_adapter",
-    "VLLM_API_KEY",
-    0,
-    _abort_at_vllm,
-)
-SGLANG_KIND = Kind(
-    "SGLang",
-    SGLang,
-    ("--sglang",),
-    "/generate",
-    "/load_lora_adapter",
-    "SGLANG_API_KEY",
-    6,
-    _abort_at_sglang,
-)
+VLLM_KIND = Kind("vLLM", VLLM, (), "VLLM_API_KEY", 0)
+SGLANG_KIND = Kind("SGLang", SGLang, ("--sglang",), "SGLANG_API_KEY", 6)
 both_kinds = pytest.mark.parametrize("kind", [VLLM_KIND, SGLANG_KIND], ids=str)
 
 
-class StandIn:
-    """A stand-in for a server, in a thread of this process: a process takes seconds to start."""
-
-    def __init__(self, model: Path, *options: str) -> None:
-        port = free_port()
-        self.url = f"http://127.0.0.1:{port}"
-        self._options = ["--model", str(model), *options, "--port", str(port)]
-        self.start()
-
-    def start(self, *options: str) -> None:
-        """Start with a model that has no adapters and its own weights."""
-        self.listener = Listener([*self._options, *options])
-        threading.Thread(target=self.listener.serve_forever, args=(0.02,), daemon=True).start()
-
-    def kill(self) -> None:
-        self.listener.kill()
-
-    def hang(self) -> None:
-        """Accept connections, and answer nothing."""
-        self.listener.answers.clear()
-
-    def go_on(self) -> None:
-        self.listener.answers.set()
-
-
 @contextlib.contextmanager
-def stand_ins(default_model: Path, *always: str) -> Iterator[Callable[..., StandIn]]:
-    """Starts stand-ins, which end with the block."""
-    started: list[StandIn] = []
+def fake_servers(default_model: Path, *always: str) -> Iterator[Callable[..., FakeServer]]:
+    """Starts fake servers, which end with the block."""
+    started: list[FakeServer] = []
 
-    def start(*options: str, model: Path = default_model) -> StandIn:
-        started.append(StandIn(model, *always, *options))
+    def start(*options: str, model: Path = default_model) -> FakeServer:
+        started.append(FakeServer(model, *always, *options))
         return started[-1]
 
     yield start
-    for stand_in in started:
-        stand_in.kill()
+    for server in started:
+        server.kill()
 
 
 @pytest.fixture
 def kind() -> Kind:
-    """The kind of the stand-ins and engines, unless a test or its module names another one."""
+    """The kind of the fake servers and engines, unless a test or its module names another one."""
     return VLLM_KIND
 
 
 @pytest.fixture
-def start_stand_in(kind: Kind, tiny_model: Path) -> Iterator[Callable[..., StandIn]]:
-    """Starts stand-ins, which end with the test."""
-    with stand_ins(tiny_model, *kind.stand_in) as start:
+def start_server(kind: Kind, tiny_model: Path) -> Iterator[Callable[..., FakeServer]]:
+    """Starts fake servers, which end with the test."""
+    with fake_servers(tiny_model, *kind.options) as start:
         yield start
 
 
 @pytest.fixture
 def start_engine(kind: Kind) -> Iterator[Callable[..., ServerEngine]]:
-    """Starts engines that sample a policy with some stand-ins, and closes them after the test."""
+    """Starts engines that sample with some fake servers, and closes them after the test."""
     engines: list[ServerEngine] = []
 
-    def start(policy: Policy, *servers: StandIn, **settings: Any) -> ServerEngine:
+    def start(policy: Policy, *servers: FakeServer, **settings: Any) -> ServerEngine:
         urls = [server.url for server in servers]
         engine = kind.engine(url=urls, **{"patience_s": 20, **settings}).build()
         engines.append(engine)
@@ -193,40 +135,6 @@ def write_recipe(
     directory."""
     monkeypatch.chdir(tmp_path)
     return functools.partial(save_recipe, tiny_model, kind.engine.__name__)
-
-
-def intercept(
-    monkeypatch: pytest.MonkeyPatch,
-    server: Server,
-    on_answer: Callable[[str, Any], Awaitable[None]] | None = None,
-) -> list[str]:
-    """Note what an engine's server is asked from now on.
-
-    Args:
-        monkeypatch: Undoes it.
-        server: One of `engine.pool.servers`.
-        on_answer: Awaited with each path and answer. It may change the answer, or raise.
-    Returns:
-        The paths so far, also of health checks.
-    """
-    paths: list[str] = []
-    connection = server.connection
-    ask, is_well = connection.ask_async, connection.is_well
-
-    async def noted_ask(path, body, within_s=None):
-        paths.append(path)
-        answer = await ask(path, body, within_s)
-        if on_answer is not None:
-            await on_answer(path, answer)
-        return answer
-
-    async def noted_health_check(within_s):
-        paths.append("/health")
-        return await is_well(within_s)
-
-    monkeypatch.setattr(connection, "ask_async", noted_ask)
-    monkeypatch.setattr(connection, "is_well", noted_health_check)
-    return paths
 
 
 # --------------------------------------------------------------------------------- policies
@@ -287,25 +195,31 @@ def refusal(engine: Engine, policy: Policy, max_tokens: int = 64) -> str:
 
 
 def converse_during(
-    engine: VLLM, disturb: Callable[[], None] = lambda: None, turns_each: int = 3
+    engine: ServerEngine, disturb: Callable[[], None] = lambda: None, turns_each: int = 3
 ) -> list[tuple[int, list[Completion]]]:
-    """Six sessions of several turns, while something is done to the servers. When exactly it
-    happens is left to chance: no turn may suffer from it at any moment.
+    """Six attempts of several turns, while something is done to the servers. An attempt that is
+    lost begins again, as in a rollout. When exactly it happens is left to chance.
 
     Args:
         engine: A started engine.
         disturb: What is done, in a thread.
-        turns_each: Turns of each session.
+        turns_each: Turns of each attempt.
     Returns:
-        Each session's number, and its turns.
+        Each attempt's number, and its turns.
     """
 
-    async def converse(n: int):
+    async def converse(n: int, restarts: int = 2):
         session = engine.open([*PROMPT, n])
-        done = [await turn(session)]
-        for k in range(1, turns_each):
-            await asyncio.sleep(0.05)
-            done.append(await turn(session, [k]))
+        try:
+            done = [await turn(session)]
+            for k in range(1, turns_each):
+                await asyncio.sleep(0.05)
+                done.append(await turn(session, [k]))
+        except TrajectoryLost:
+            if not restarts:
+                raise
+            return await converse(n, restarts - 1)
+        session.close()
         return n, done
 
     async def scenario():
@@ -392,7 +306,7 @@ def publish_together(rank: int, store: str, url: str, model: str) -> str:
         time.sleep(1)  # the other one waits, however long it takes
     engine.sync(0)
     check_turn(policy, on_loop(turn(engine.open(PROMPT))))
-    name = engine.weights.newest.name
+    name = engine.weights.kept[-1].name
     processes.barrier()
     engine.close()
     processes.destroy_process_group()
@@ -404,7 +318,7 @@ def publish_together(rank: int, store: str, url: str, model: str) -> str:
 
 @pytest.fixture
 def interpreter(tmp_path, nursery, monkeypatch) -> Path:
-    """An interpreter in whose environment `vllm` is the stand-in, which starts fast."""
+    """An interpreter in whose environment `vllm` is the fake server, which starts fast."""
     monkeypatch.setattr(turnrl_vllm.started, "_LOOK_EVERY_S", 0.05)
     package = tmp_path / "packages" / "vllm" / "entrypoints" / "cli"
     package.mkdir(parents=True)
@@ -413,9 +327,9 @@ def interpreter(tmp_path, nursery, monkeypatch) -> Path:
     (package / "main.py").write_text(
         "import os, sys\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "import server_stand_in\n"
+        "import fake_server\n"
         "_, model, *rest = sys.argv[1:]\n"
-        "server_stand_in.main(['--model', model, '--api-key', os.environ['VLLM_API_KEY'], *rest])\n"
+        "fake_server.main(['--model', model, '--api-key', os.environ['VLLM_API_KEY'], *rest])\n"
     )
     for name, value in nursery.environment.items():
         monkeypatch.setenv(name, value)
@@ -448,18 +362,13 @@ def is_asleep(engine: VLLM) -> bool:
 def sleeps_and_samples(engine: VLLM, policy: Policy) -> None:
     """It sleeps after each collection, and acts with the right weights after each wake."""
     engine.start(policy, 64)
-    (server,) = engine.pool.servers
     for version in range(3):
         engine.sync(version)
-        for collection in range(2):  # the second one on the same weights, without a sync
-            assert is_asleep(engine) == bool(collection)
-            for done in on_loop(turns([engine.open(PROMPT) for _ in range(4)])):
-                assert done.version == version
-                check_turn(policy, done, within=2e-3)
-            assert not is_asleep(engine)
-            engine.rest()
-            assert is_asleep(engine)
-            # a server that sleeps for long closes its connections
-            assert not server.connection._clients
+        for done in on_loop(turns([engine.open(PROMPT) for _ in range(4)])):
+            assert done.version == version
+            check_turn(policy, done, within=2e-3)
+        assert not is_asleep(engine)
+        engine.rest()
+        assert is_asleep(engine)
         perturb(policy)
     assert engine.in_force["memory between collections"] == "given back"

@@ -1,9 +1,8 @@
-"""Engines behind servers, against stand-ins for the servers: what holds for vLLM and SGLang, and,
+"""Engines behind servers, against fake servers: what holds for vLLM and SGLang, and,
 with vLLM as the example, how outages are survived."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import http.server
 import json
@@ -19,27 +18,25 @@ import pytest
 from lightning import Callback
 
 import turnrl.servers
+from fake_server import FakeServer
 from nodes import free_port
 from serving import (
     IGNORE_PEFT_WARNING,
     PROMPT,
     SGLANG_KIND,
-    TURN,
     VLLM_KIND,
     WINDOW,
-    StandIn,
     both_kinds,
     check_conversations,
     check_record,
     check_turn,
     converse_during,
-    intercept,
+    fake_servers,
     kind,
     perturb,
     refusal,
-    stand_ins,
     start_engine,
-    start_stand_in,
+    start_server,
     trained_policy,
     turn,
     turns,
@@ -50,15 +47,14 @@ from turnrl import (
     Lora,
     Policy,
     RecipeError,
+    TrajectoryLost,
     build,
     on_loop,
 )
-from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
-from turnrl_servers import pool as pool_of_servers
 from turnrl_vllm import VLLM
 
-__all__ = ["kind", "start_engine", "start_stand_in", "write_recipe"]  # fixtures
+__all__ = ["kind", "start_engine", "start_server", "write_recipe"]  # fixtures
 pytestmark = IGNORE_PEFT_WARNING
 
 
@@ -82,9 +78,9 @@ def _short_waits(monkeypatch):
     ],
     ids=str,
 )
-def test_the_engine_keeps_its_contract(kind, start_stand_in, tiny_model, whole):
+def test_the_engine_keeps_its_contract(kind, start_server, tiny_model, whole):
     policy = trained_policy(tiny_model, whole)
-    engine = kind.engine(url=start_stand_in().url).build()
+    engine = kind.engine(url=start_server().url).build()
     engine.check(policy, 64)
     check_engine(engine, policy)
     assert engine.in_force["sampler"] == f"{kind.software} 0.0.0, 1 server"
@@ -92,8 +88,8 @@ def test_the_engine_keeps_its_contract(kind, start_stand_in, tiny_model, whole):
 
 @both_kinds
 @pytest.mark.parametrize("whole", [False, True])
-def test_each_version_samples_with_its_own_weights(start_stand_in, start_engine, tiny_model, whole):
-    policy, server = trained_policy(tiny_model, whole), start_stand_in()
+def test_each_version_samples_with_its_own_weights(start_server, start_engine, tiny_model, whole):
+    policy, server = trained_policy(tiny_model, whole), start_server()
     engine = start_engine(policy, server)
     session = None
     for version in (0, 1, 3, 3):  # the last one, say, because another checkpoint was loaded
@@ -110,15 +106,16 @@ def test_each_version_samples_with_its_own_weights(start_stand_in, start_engine,
     assert len(models_at(server)) == 1
 
 
-def models_at(server: StandIn) -> list[str]:
+def models_at(server: FakeServer) -> list[str]:
     """The base and the adapters that a server lists."""
     listed = httpx2.get(f"{server.url}/v1/models").json()["data"]
     return [model["id"] for model in listed]
 
 
-def test_a_session_continues_with_its_own_adapter_while_that_is_kept(start_stand_in, tiny_model):
+def test_a_session_continues_with_its_own_adapter_while_that_is_kept(start_server, tiny_model):
     policy = trained_policy(tiny_model)
-    engine = VLLM(url=start_stand_in().url, keeps=2).build()
+    server = start_server()
+    engine = VLLM(url=server.url, keeps=2).build()
     engine.start(policy, 64)
     engine.sync(0)
     session = engine.open(PROMPT)
@@ -130,49 +127,15 @@ def test_a_session_continues_with_its_own_adapter_while_that_is_kept(start_stand
     engine.sync(2)
     with pytest.raises(RuntimeError, match="weights are gone"):
         on_loop(turn(session))
-    (server,) = engine.pool.servers
     home = engine.weights.folder
-    assert {name.split("-")[-2] for name in server.has} == {"1", "2"}
-    assert {folder.name for folder in home.iterdir()} == server.has
+    kept = {folder.name for folder in home.iterdir()}
+    assert {name.split("-")[-2] for name in kept} == {"1", "2"}
+    assert kept == set(server.model.adapters)
     engine.close()
     assert not home.exists()
     policy.network.load_state_dict(before, strict=False)
     assert done.version == 0
     check_turn(policy, done)
-
-
-@both_kinds
-def test_a_server_that_took_weights_but_answered_too_late_is_asked_again(
-    kind, start_stand_in, start_engine, tiny_model, monkeypatch
-):
-    policy = trained_policy(tiny_model)
-    engine = start_engine(policy, start_stand_in())
-
-    async def first_is_late(path, answer):
-        if paths.count(kind.load_path) == 1:
-            raise Unavailable("timed out")
-
-    paths = intercept(monkeypatch, engine.pool.servers[0], first_is_late)
-    engine.sync(0)
-    assert paths.count(kind.load_path) == 2
-    check_turn(policy, on_loop(turn(engine.open(PROMPT))))
-
-
-@both_kinds
-def test_a_turn_that_the_server_breaks_off_is_asked_for_again(
-    kind, start_stand_in, start_engine, tiny_model, monkeypatch
-):
-    engine = start_engine(trained_policy(tiny_model), start_stand_in())
-    engine.sync(0)
-
-    async def abort_first(path, answer):
-        if len(paths) == 1:
-            kind.abort(answer)
-
-    paths = intercept(monkeypatch, engine.pool.servers[0], abort_first)
-    done = on_loop(turn(engine.open(PROMPT)))
-    assert len(done.token_ids) == TURN.max_tokens
-    assert paths.count(kind.turn_path) == 3  # the server is compared again in between
 
 
 # ------------------------------------------------------------------------- servers that are refused
@@ -186,7 +149,7 @@ def test_an_address_where_no_server_of_its_kind_answers_is_refused(kind, tiny_mo
         kind.engine(url=away).build(), policy
     )
     (other,) = {VLLM_KIND, SGLANG_KIND} - {kind}
-    with stand_ins(tiny_model, *other.stand_in) as start_other, web_server() as pages:
+    with fake_servers(tiny_model, *other.options) as start_other, web_server() as pages:
         for url in (start_other().url, pages):
             assert f"is no {kind.software}" in refusal(kind.engine(url=url).build(), policy)
     assert policy.network is None
@@ -215,66 +178,38 @@ def web_server() -> Iterator[str]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "options", "problem", "step"),
+    ("kind", "message"),
     [
-        (
-            VLLM_KIND,
-            ("--max-model-len", "48"),
-            "has a window of 48 tokens",
-            "Start it with --max-model-len 64, or lower model.rollout.max_tokens.",
-        ),
-        (
-            SGLANG_KIND,
-            ("--max-model-len", "48"),
-            "has a window of 42 tokens",
-            "Start it with --context-length 70, or lower model.rollout.max_tokens.",
-        ),
-        (
-            VLLM_KIND,
-            ("--no-adapters",),
-            "cannot take an adapter of rank 32 (status 404: Not Found)",
-            "Start it with --enable-lora, --max-lora-rank, and in its environment "
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True; or, to train all weights, with "
-            "VLLM_SERVER_DEV_MODE=1.",
-        ),
-        (
-            SGLANG_KIND,
-            ("--no-adapters",),
-            "cannot take an adapter of rank 32 (status 400: LoRA is not enabled)",
-            "Start it with --enable-lora, --max-lora-rank and --lora-target-modules.",
-        ),
-        (
-            VLLM_KIND,
-            (),
-            "LoRA rank 32 is greater than max_lora_rank 16",
-            "Start it with a larger --max-lora-rank, or lower model.policy.lora.r.",
-        ),
-        (
-            SGLANG_KIND,
-            (),
-            "LoRA rank 32 is greater than --max-lora-rank 16",
-            "Start it with a larger --max-lora-rank and with all --lora-target-modules, or lower "
-            "model.policy.lora.r.",
-        ),
+        (VLLM_KIND, "window of 48 tokens. Start it with --max-model-len 64"),
+        (SGLANG_KIND, "window of 42 tokens. Start it with --context-length 70"),
     ],
     ids=str,
 )
-def test_a_server_that_cannot_serve_is_refused_before_weights_load(
-    kind, start_stand_in, tiny_model, options, problem, step
+def test_a_server_with_a_short_window_is_refused_before_weights_load(
+    kind, start_server, tiny_model, message
 ):
-    policy = Policy(str(tiny_model), lora=Lora(r=32))
-    message = refusal(kind.engine(url=start_stand_in(*options).url).build(), policy)
-    assert problem in message
-    assert message.endswith(step)
+    policy = Policy(str(tiny_model), lora=Lora())
+    url = start_server("--max-model-len", "48").url
+    assert message in refusal(kind.engine(url=url).build(), policy)
     assert policy.network is None
 
 
 @both_kinds
+@pytest.mark.parametrize("option", [("--no-adapters",), ("--max-lora-rank", "2")], ids=" ".join)
+def test_a_server_that_does_not_take_adapters_is_refused_before_it_samples(
+    start_server, start_engine, tiny_model, option
+):
+    engine = start_engine(trained_policy(tiny_model), start_server(*option))
+    with pytest.raises(EngineError, match=r"does not take weights .*--enable-lora.*max-lora-rank"):
+        engine.sync(0)
+
+
+@both_kinds
 def test_a_server_gets_the_key_of_the_environment_and_no_message_shows_it(
-    kind, start_stand_in, tiny_model, monkeypatch
+    kind, start_server, tiny_model, monkeypatch
 ):
     policy = Policy(str(tiny_model), lora=Lora(r=16))  # as many as a stand-in takes
-    engine = kind.engine(url=start_stand_in("--api-key", "a-secret-of-mine").url).build()
+    engine = kind.engine(url=start_server("--api-key", "a-secret-of-mine").url).build()
     step = f"Put its key into the environment variable {kind.key_env}."
     monkeypatch.delenv(kind.key_env, raising=False)
     message = refusal(engine, policy)
@@ -291,13 +226,13 @@ def test_a_server_gets_the_key_of_the_environment_and_no_message_shows_it(
 
 
 @both_kinds
-def test_another_tokenizer_is_refused(kind, start_stand_in, tiny_model, tmp_path):
+def test_another_tokenizer_is_refused(kind, start_server, tiny_model, tmp_path):
     other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
     file = other / "tokenizer.json"
     content = json.loads(file.read_text())
     content["model"]["merges"] = []
     file.write_text(json.dumps(content))
-    engine = kind.engine(url=start_stand_in(model=other).url).build()
+    engine = kind.engine(url=start_server(model=other).url).build()
     message = refusal(engine, Policy(str(tiny_model), lora=Lora()))
     assert "whose tokenizer reads a text as other tokens" in message
 
@@ -311,45 +246,23 @@ def test_another_tokenizer_is_refused(kind, start_stand_in, tiny_model, tmp_path
     ids=str,
 )
 def test_a_server_that_returns_raw_log_probabilities_is_refused(
-    start_stand_in, start_engine, tiny_model, step
+    start_server, start_engine, tiny_model, step
 ):
-    engine = start_engine(trained_policy(tiny_model), start_stand_in("--raw-logprobs"))
+    engine = start_engine(trained_policy(tiny_model), start_server("--raw-logprobs"))
     with pytest.raises(EngineError, match=f"before the temperature is applied. Start it {step}"):
-        engine.sync(0)
-
-
-def test_a_server_that_came_back_with_a_lower_rank_is_refused(
-    start_stand_in, start_engine, tiny_model
-):
-    server = start_stand_in()
-    engine = start_engine(trained_policy(tiny_model), server)
-    server.kill()
-    server.start("--max-lora-rank", "2")
-    with pytest.raises(EngineError, match="larger --max-lora-rank"):
         engine.sync(0)
 
 
 @both_kinds
 def test_another_base_is_refused_by_its_log_probabilities(
-    kind, start_stand_in, start_engine, tiny_model, tmp_path
+    kind, start_server, start_engine, tiny_model, tmp_path
 ):
     other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
     base = Policy(str(tiny_model))
     perturb(base, 1.0)
     base.network.save_pretrained(other)
-    engine = start_engine(trained_policy(tiny_model), start_stand_in(model=other))
+    engine = start_engine(trained_policy(tiny_model), start_server(model=other))
     message = f"{kind.software} at http.* differ from the learner's by .*It has other weights"
-    with pytest.raises(EngineError, match=message):
-        engine.sync(0)
-
-
-def test_a_base_that_only_the_learner_quantises_is_refused(
-    start_stand_in, start_engine, tiny_model
-):
-    policy = Policy(str(tiny_model), quantization="nf4", lora=Lora(r=4))
-    perturb(policy)
-    engine = start_engine(policy, start_stand_in(), max_logprob_gap=1e-6)
-    message = r"learns on a base in 4 bits .*raise model\.engine\.max_logprob"
     with pytest.raises(EngineError, match=message):
         engine.sync(0)
 
@@ -357,73 +270,67 @@ def test_a_base_that_only_the_learner_quantises_is_refused(
 # ------------------------------------------------------------------------------------------ outages
 
 
-def test_a_server_that_dies_and_comes_back_is_waited_for(
-    start_stand_in, start_engine, tiny_model, capfd
-):
-    policy, server = trained_policy(tiny_model), start_stand_in()
-    engine = start_engine(policy, server)
-    engine.sync(0)
-
-    def disturb():
-        time.sleep(0.1)
-        server.kill()
-        time.sleep(0.3)
-        server.start()
-
-    check_conversations(policy, converse_during(engine, disturb), 0)
-    server.kill()  # nobody asks it meanwhile
-    server.start()
-    check_conversations(policy, converse_during(engine, turns_each=1), 0)
-    server.kill()
-    server.start("--raw-logprobs")
-    with pytest.raises(EngineError, match="--logprobs-mode processed_logprobs"):
-        converse_during(engine, turns_each=1)
-    server.kill()
-    server.start()
-    perturb(policy)
-    engine.sync(1)
-    check_conversations(policy, converse_during(engine, turns_each=1), 1)
-    assert "answers again" in capfd.readouterr().err
-
-
-def test_a_server_that_was_restarted_gets_all_weights_again(
-    start_stand_in, start_engine, tiny_model
-):
-    policy, server = trained_policy(tiny_model, whole=True), start_stand_in()
-    perturb(policy, 0.5)
-    engine = start_engine(policy, server)
-    engine.sync(0)
-
-    def disturb():
-        time.sleep(0.1)
-        server.kill()
-        server.start()
-
-    check_conversations(policy, converse_during(engine, disturb), 0)
-
-
-# not vLLM with all weights: its answers do not name their weights
+# with all weights, vLLM's answers do not show that it was started again
 @pytest.mark.parametrize(
     ("kind", "whole"), [(VLLM_KIND, False), (SGLANG_KIND, False), (SGLANG_KIND, True)], ids=str
 )
-def test_a_restarted_server_gets_its_weights_again_before_a_turn_counts(
-    start_stand_in, start_engine, tiny_model, whole
+def test_attempts_of_a_server_that_dies_begin_again_when_it_is_back(
+    start_server, start_engine, tiny_model, capfd, whole
 ):
-    policy, server = trained_policy(tiny_model, whole), start_stand_in()
+    policy, server = trained_policy(tiny_model, whole), start_server()
     engine = start_engine(policy, server)
     engine.sync(0)
+
+    def disturb():
+        time.sleep(0.1)
+        server.kill()
+        time.sleep(1)
+        server.start()
+
+    check_conversations(policy, converse_during(engine, disturb), 0)
+    assert "answers again" in capfd.readouterr().err
+    perturb(policy)
+    engine.sync(1)
+    check_conversations(policy, converse_during(engine, turns_each=1), 1)
+
+
+def test_a_turn_that_the_server_loses_costs_its_attempt(start_server, start_engine, tiny_model):
+    policy, server = trained_policy(tiny_model), start_server()
+    engine = start_engine(policy, server)
+    engine.sync(0)
+    server.model.breaks_off = 1
     session = engine.open(PROMPT)
-    first = on_loop(turn(session))
+    with pytest.raises(TrajectoryLost, match=r"did not answer a turn .*'abort'"):
+        on_loop(turn(session))
+    with pytest.raises(RuntimeError, match="one turn at a time"):
+        on_loop(turn(session))
+    check_turn(policy, on_loop(turn(engine.open(PROMPT))))
+
+
+def test_a_server_that_was_restarted_between_turns_gets_its_adapters_again(
+    start_server, start_engine, tiny_model
+):
+    policy, server = trained_policy(tiny_model), start_server()
+    engine = start_engine(policy, server)
+    engine.sync(0)
+    older, before = engine.open(PROMPT), policy.state_dict()
+    before = {name: weight.clone() for name, weight in before.items()}
+    perturb(policy)
+    engine.sync(1)
     server.kill()
-    server.start()  # with the weights that training began from, before anybody asks again
-    check_turn(policy, on_loop(turn(session, [7])), [*PROMPT, *first.token_ids, 7])
+    server.start()  # before anybody asks it again
+    with pytest.raises(TrajectoryLost, match="no adapters"):
+        on_loop(turn(engine.open(PROMPT)))
+    check_turn(policy, on_loop(turn(engine.open(PROMPT))))
+    policy.load_state_dict(before)
+    check_turn(policy, on_loop(turn(older)))
 
 
 @pytest.mark.parametrize("samples_ahead", [False, True])
 def test_turns_of_a_server_that_was_restarted_unnoticed_are_not_learned_from(
-    start_stand_in, start_engine, tiny_model, samples_ahead
+    start_server, start_engine, tiny_model, samples_ahead
 ):
-    policy, server = trained_policy(tiny_model, whole=True), start_stand_in()
+    policy, server = trained_policy(tiny_model, whole=True), start_server()
     perturb(policy, 0.5)
     engine = start_engine(policy, server)
     engine.sync(0)
@@ -436,10 +343,10 @@ def test_turns_of_a_server_that_was_restarted_unnoticed_are_not_learned_from(
         engine.sync(1) if samples_ahead else engine.rest()
 
 
-def test_sessions_of_a_server_that_dies_continue_at_another(
-    start_stand_in, start_engine, tiny_model, capfd
+def test_attempts_of_a_server_that_dies_begin_again_on_another(
+    start_server, start_engine, tiny_model, capfd
 ):
-    policy, servers = trained_policy(tiny_model), [start_stand_in(), start_stand_in()]
+    policy, servers = trained_policy(tiny_model), [start_server(), start_server()]
     engine = start_engine(policy, *servers)
     engine.sync(0)
 
@@ -448,72 +355,37 @@ def test_sessions_of_a_server_that_dies_continue_at_another(
         servers[0].kill()
 
     check_conversations(policy, converse_during(engine, disturb), 0)
+    assert "its attempts begin again on another" in capfd.readouterr().err
     perturb(policy)
     engine.sync(1)
-    check_conversations(policy, converse_during(engine, turns_each=1), 1)
-    assert "its sessions move to another server" in capfd.readouterr().err
-
-
-def test_a_server_that_hangs_is_left_until_it_answers_again(
-    start_stand_in, start_engine, tiny_model, monkeypatch
-):
-    # constants, because no run has a reason to set them
-    monkeypatch.setattr(pool_of_servers, "_CHECK_EVERY_S", 0.1)
-    monkeypatch.setattr(pool_of_servers, "_HEALTH_TIMEOUT_S", 0.3)
-    policy, servers = trained_policy(tiny_model), [start_stand_in(), start_stand_in()]
-    engine = start_engine(policy, *servers)
-    engine.sync(0)
-
-    def disturb():
-        time.sleep(0.1)
-        servers[1].hang()
-
-    check_conversations(policy, converse_during(engine, disturb), 0)
-    paths = intercept(monkeypatch, engine.pool.servers[1])
+    servers[0].start()
     perturb(policy)
-    engine.sync(1)  # and does not wait until the other one has not taken an adapter
-    assert set(paths) == {"/health"}
-    servers[1].go_on()
-    perturb(policy)
-    engine.sync(2)
-    assert "/v1/load_lora_adapter" in paths
+    engine.sync(2)  # the server that is back has this version too, and those that are kept
+    assert len(models_at(servers[0])) == 3
     check_conversations(policy, converse_during(engine), 2)
+    assert servers[0].model.prompts
 
 
-def test_turns_do_not_wait_in_sequence_for_a_lost_server(
-    start_stand_in, start_engine, tiny_model, monkeypatch
+def test_a_server_that_hangs_loses_its_turns_after_timeout_s(
+    start_server, start_engine, tiny_model
 ):
-    """Each would give it the adapter again, and wait for as long as that may take."""
-    restarted = start_stand_in()
-    engine = start_engine(trained_policy(tiny_model), restarted)
+    policy, servers = trained_policy(tiny_model), [start_server(), start_server()]
+    engine = start_engine(policy, *servers, timeout_s=2)
     engine.sync(0)
-    restarted.kill()
-    restarted.start()
-    (server,) = engine.pool.servers
-
-    async def first_is_lost(path, answer):
-        if path == "/v1/load_lora_adapter" and paths.count(path) == 1:
-            await asyncio.sleep(0.2)  # the others wait by now
-            raise Unavailable("timed out")
-
-    paths = intercept(monkeypatch, server, first_is_lost)
-    server.forget()
-    done = on_loop(turns([engine.open(PROMPT) for _ in range(5)]))
-    assert {completion.version for completion in done} == {0}
-    assert paths[:2] == ["/v1/load_lora_adapter", "/health"]
-    assert paths.count("/v1/load_lora_adapter") == 2
+    servers[1].hang()
+    check_conversations(policy, converse_during(engine), 0)
 
 
-def test_servers_that_stay_away_stop_the_run(start_stand_in, start_engine, tiny_model):
-    server = start_stand_in()
+def test_servers_that_stay_away_stop_the_run(start_server, start_engine, tiny_model):
+    server = start_server()
     engine = start_engine(trained_policy(tiny_model), server, patience_s=1)
     engine.sync(0)
     with pytest.raises(EngineError, match=r"turnrl waited 1 s.*model\.engine\.patience_s"):
         converse_during(engine, server.kill)
 
 
-def test_sessions_are_spread_over_servers_and_stay(start_stand_in, start_engine, tiny_model):
-    servers = [start_stand_in(), start_stand_in()]
+def test_sessions_are_spread_over_servers_and_stay(start_server, start_engine, tiny_model):
+    servers = [start_server(), start_server()]
     engine = start_engine(trained_policy(tiny_model), *servers)
     engine.sync(0)
     sessions = [engine.open([*PROMPT, n]) for n in range(6)]
@@ -521,7 +393,7 @@ def test_sessions_are_spread_over_servers_and_stay(start_stand_in, start_engine,
     on_loop(turns([*sessions, *(session.fork() for session in sessions)]))
     asked = []
     for server in servers:
-        prompts = [p for p in server.listener.model.prompts if p[:4] == PROMPT]
+        prompts = [p for p in server.model.prompts if p[:4] == PROMPT]
         assert len(prompts) == 3 * 3  # two turns of each session, and one of its fork
         asked.append({prompt[4] for prompt in prompts})
     assert [*map(len, asked)] == [3, 3]
@@ -532,9 +404,9 @@ def test_sessions_are_spread_over_servers_and_stay(start_stand_in, start_engine,
 
 
 @both_kinds
-def test_a_run_trains_with_it_and_its_record_has_every_version(kind, start_stand_in, write_recipe):
+def test_a_run_trains_with_it_and_its_record_has_every_version(kind, start_server, write_recipe):
     window = ("--max-model-len", str(2048 + kind.spare_tokens))
-    write_recipe(url=[start_stand_in(*window).url for _ in range(2)])
+    write_recipe(url=[start_server(*window).url for _ in range(2)])
     built = build(["recipe.yaml"])
     assert built.module.objective.importance_cap == 2
     built.trainer.fit(built.module, datamodule=built.data)
@@ -542,8 +414,8 @@ def test_a_run_trains_with_it_and_its_record_has_every_version(kind, start_stand
     check_record(attempts=2 * 8)
 
 
-def test_a_run_that_sampled_ahead_is_evaluated_without_its_server(start_stand_in, write_recipe):
-    server = start_stand_in(*WINDOW)
+def test_a_run_that_sampled_ahead_is_evaluated_without_its_server(start_server, write_recipe):
+    server = start_server(*WINDOW)
     write_recipe(url=server.url)
     words = ["recipe.yaml", "--model.max_staleness=1"]
     built = build(words)
@@ -559,7 +431,7 @@ def test_a_run_that_sampled_ahead_is_evaluated_without_its_server(start_stand_in
 
 
 def test_a_run_that_fails_leaves_no_weights_and_no_adapters(
-    start_stand_in, write_recipe, monkeypatch
+    start_server, write_recipe, monkeypatch
 ):
     class Fails(Callback):
         def on_train_batch_end(self, *_):
@@ -567,7 +439,7 @@ def test_a_run_that_fails_leaves_no_weights_and_no_adapters(
 
     Path("tmp").mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(Path("tmp").absolute()))
-    server = start_stand_in(*WINDOW)
+    server = start_server(*WINDOW)
     write_recipe(url=server.url)
     built = build(["recipe.yaml"])
     built.trainer.callbacks.append(Fails())

@@ -21,17 +21,15 @@ from serving import (
     interpreter,
     kind,
     sampled_tokens,
-    start_stand_in,
+    start_server,
     trained_rows,
     write_recipe,
 )
-from turnrl import (
-    RecipeError,
-)
+from turnrl import RecipeError, Surroundings
 from turnrl.cli import main
-from turnrl_servers.folders import Together
+from turnrl_servers.folders import WeightsFolder
 
-__all__ = ["interpreter", "kind", "start_stand_in", "write_recipe"]  # fixtures
+__all__ = ["interpreter", "kind", "start_server", "write_recipe"]  # fixtures
 pytestmark = IGNORE_PEFT_WARNING
 
 
@@ -49,9 +47,9 @@ def fit_in_two(nursery, strategy: str, *options: str) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_processes_that_learn_together_share_the_versions_of_the_first(
-    start_stand_in, write_recipe, nursery, strategy
+    start_server, write_recipe, nursery, strategy
 ):
-    servers = [start_stand_in(*WINDOW) for _ in range(2)]
+    servers = [start_server(*WINDOW) for _ in range(2)]
     write_recipe(url=[server.url for server in servers])
     ran = fit_in_two(nursery, strategy)
     assert ran.returncode == 0, ran.stderr
@@ -63,17 +61,15 @@ def test_processes_that_learn_together_share_the_versions_of_the_first(
         inner = name.replace(".weight", ".default.weight")
         assert torch.equal(value, saved["state_dict"][f"policy.network.{inner}"])
     for server in servers:
-        names = server.listener.model.loads
+        names = server.model.loads
         assert [name.split("-")[4:] for name in names] == [["0", "0"], ["2", "0"], ["4", "0"]]
     assert not list(Path("runs").rglob("turnrl-weights-*"))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_processes_that_learn_together_sample_ahead(
-    start_stand_in, write_recipe, nursery, strategy
-):
-    servers = [start_stand_in(*WINDOW, "--max-loras", "4") for _ in range(2)]
+def test_processes_that_learn_together_sample_ahead(start_server, write_recipe, nursery, strategy):
+    servers = [start_server(*WINDOW, "--max-loras", "4") for _ in range(2)]
     write_recipe(url=[server.url for server in servers], keeps=2)
     ran = fit_in_two(nursery, strategy, "--model.max_staleness=1", "--trainer.max_epochs=4")
     assert ran.returncode == 0, ran.stderr
@@ -89,10 +85,10 @@ def test_processes_that_learn_together_sample_ahead(
 
 @pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_if_the_first_process_fails_the_others_end(
-    start_stand_in, write_recipe, tmp_path, nursery, strategy
+    start_server, write_recipe, tmp_path, nursery, strategy
 ):
     # the first one fails while the others wait for the versions that it gives to the servers
-    write_recipe(url=start_stand_in(*WINDOW).url, max_logprob_gap=0)
+    write_recipe(url=start_server(*WINDOW).url, max_logprob_gap=0)
 
     def here() -> set[int]:
         return {p.pid for p in psutil.process_iter(["cwd"]) if p.info["cwd"] == str(tmp_path)}
@@ -106,9 +102,9 @@ def test_if_the_first_process_fails_the_others_end(
 
 
 def test_processes_that_share_one_policy_train_all_of_its_weights(
-    start_stand_in, write_recipe, nursery
+    start_server, write_recipe, nursery
 ):
-    write_recipe(whole=True, url=[start_stand_in(*WINDOW).url for _ in range(2)])
+    write_recipe(whole=True, url=[start_server(*WINDOW).url for _ in range(2)])
     ran = fit_in_two(nursery, "fsdp2")
     assert ran.returncode == 0, ran.stderr
     check_record(attempts=2 * 8)
@@ -122,29 +118,21 @@ def test_processes_that_share_one_policy_train_all_of_its_weights(
 # ----------------------------------------------------------------------- the folder that they share
 
 
-def test_processes_meet_in_a_folder_of_this_run_and_this_start_alone(tmp_path):
-    processes = torch.distributed
-    processes.init_process_group("gloo", f"file://{tmp_path / 'store'}", rank=0, world_size=1)
-    try:
-        first, second = Together(tmp_path / "run"), Together(tmp_path / "run")
-        folders = [first.make(), first.make(), second.make()]
-        assert len({folder.name for folder in folders}) == 3  # adapters have their names
-        for folder in folders:
-            folder.rmdir()
-        first.leave()
-        second.leave()
-        assert not [*(tmp_path / "run").iterdir()]
-        (tmp_path / "file").touch()
-        with pytest.raises(RecipeError, match=r"cannot be made .* Set model\.engine\.folder"):
-            Together(tmp_path / "file")
-    finally:
-        processes.destroy_process_group()
+def test_each_start_of_each_run_has_a_folder_of_its_own(tmp_path):
+    given = str(tmp_path / "given")
+    first, second = (WeightsFolder(given, Surroundings()) for _ in range(2))
+    folders = [first.make(), first.make(), second.make()]
+    assert len({folder.name for folder in folders}) == 3  # adapters have their names
+    assert {folder.parent for folder in folders} == {tmp_path / "given"}
+    (tmp_path / "file").touch()
+    with pytest.raises(RecipeError, match=r"cannot be made .* Set model\.engine\.folder"):
+        WeightsFolder(str(tmp_path / "file"), Surroundings()).make()
 
 
 @pytest.mark.slow
-def test_runs_of_the_same_folder_and_port_share_no_name(start_stand_in, tiny_model, tmp_path):
+def test_runs_of_the_same_folder_and_port_share_no_name(start_server, tiny_model, tmp_path):
     """The second one would sample with the adapter of the first, which has its name already."""
-    url, names = start_stand_in().url, []
+    url, names = start_server().url, []
     script = (
         "import serving, sys; rank, *rest = sys.argv[1:]\n"
         "print(serving.publish_together(int(rank), *rest))"
@@ -182,9 +170,9 @@ def test_the_doctor_refuses_an_engine_that_processes_cannot_share(write_recipe, 
 
 @pytest.mark.parametrize(("strategy", "whole"), [("ddp", False), ("fsdp2", True)])
 def test_the_doctor_passes_a_server_that_processes_can_share(
-    start_stand_in, write_recipe, capsys, strategy, whole
+    start_server, write_recipe, capsys, strategy, whole
 ):
-    write_recipe(whole, url=start_stand_in(*WINDOW).url)
+    write_recipe(whole, url=start_server(*WINDOW).url)
     main(["doctor", "recipe.yaml", "--trainer.devices=2", f"--trainer.strategy={strategy}"])
     shown = capsys.readouterr().out
     assert re.search(

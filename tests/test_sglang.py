@@ -1,4 +1,4 @@
-"""What `SGLang` alone does, against a stand-in, and, where there is one, SGLang itself. What it
+"""What `SGLang` alone does, against a fake server, and, where there is one, SGLang itself. What it
 shares with other engines is tried in `test_server_engines`.
 
 The slow tests need a server that serves the Atlas starter, with adapters of rank 16:
@@ -19,9 +19,7 @@ from serving import (
     STARTER,
     check_turn,
     perturb,
-    refusal,
-    start_engine,
-    start_stand_in,
+    start_server,
     trained_policy,
     turn,
     write_recipe,
@@ -30,11 +28,10 @@ from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, on_loop
 from turnrl.cli import main
 from turnrl.servers import Unavailable
 from turnrl.testing import check_engine
-from turnrl_servers import pool
 from turnrl_sglang import SGLang
 from turnrl_sglang.server import SGLangServer
 
-__all__ = ["start_engine", "start_stand_in", "write_recipe"]  # fixtures
+__all__ = ["start_server", "write_recipe"]  # fixtures
 pytestmark = IGNORE_PEFT_WARNING
 REAL = os.environ.get("TURNRL_TEST_SGLANG_URL")
 
@@ -44,8 +41,8 @@ def kind():
     return SGLANG_KIND
 
 
-def test_two_runs_share_a_server_if_each_trains_an_adapter(start_stand_in, tiny_model):
-    server = start_stand_in()
+def test_two_runs_share_a_server_if_each_trains_an_adapter(start_server, tiny_model):
+    server = start_server()
     policies = [trained_policy(tiny_model) for _ in range(2)]
     engines = [SGLang(url=server.url).build() for _ in policies]
     for engine, policy in zip(engines, policies, strict=True):
@@ -59,37 +56,6 @@ def test_two_runs_share_a_server_if_each_trains_an_adapter(start_stand_in, tiny_
             check_turn(policy, on_loop(turn(engine.open(PROMPT))))
     for engine in engines:
         engine.close()
-
-
-def test_a_server_that_is_reloading_its_weights_is_not_given_up_on(
-    start_stand_in, start_engine, tiny_model, monkeypatch
-):
-    # constants, because no run has a reason to set them
-    monkeypatch.setattr(pool, "_CHECK_EVERY_S", 0.1)
-    monkeypatch.setattr(pool, "_HEALTH_TIMEOUT_S", 0.1)
-    policy = trained_policy(tiny_model, whole=True)
-    server = start_stand_in("--reload-s", "0.6")
-    engine = start_engine(policy, server)
-    engine.sync(0)
-    engine.sync(1)
-    assert len(server.listener.model.loads) == 2
-
-
-def test_a_server_has_its_own_weights_again_when_a_run_has_ended(
-    start_stand_in, start_engine, tiny_model
-):
-    policy, adapter = Policy(str(tiny_model)), trained_policy(tiny_model)
-    perturb(policy)
-    server = start_stand_in()
-    engine = start_engine(policy, server)
-    engine.sync(0)
-    assert "has weights that another run gave it" in refusal(
-        SGLang(url=server.url).build(), adapter
-    )
-    engine.close()
-    other = start_engine(adapter, server)
-    other.sync(0)
-    assert other.weights.gap < 1e-4
 
 
 def test_an_end_token_of_the_models_own_ends_a_turn():

@@ -26,7 +26,7 @@ from serving import (
     perturb,
     refusal,
     sleeps_and_samples,
-    start_stand_in,
+    start_server,
     turn,
 )
 from turnrl import (
@@ -39,7 +39,7 @@ from turnrl import (
 from turnrl.testing import check_engine
 from turnrl_vllm import VLLM
 
-__all__ = ["kind", "start_stand_in"]  # fixtures
+__all__ = ["kind", "start_server"]  # fixtures
 pytestmark = IGNORE_PEFT_WARNING
 
 
@@ -71,8 +71,8 @@ def test_an_address_with_a_password_is_refused_and_not_shown(url):
     assert "hunter2" not in str(refused.value)
 
 
-def test_a_name_that_no_server_has_for_its_base_is_refused(start_stand_in, tiny_model):
-    engine = VLLM(url=start_stand_in().url, base="other").build()
+def test_a_name_that_no_server_has_for_its_base_is_refused(start_server, tiny_model):
+    engine = VLLM(url=start_server().url, base="other").build()
     assert "model.engine.base is 'other', and vLLM at " in refusal(engine, Policy(str(tiny_model)))
     assert "serves base." in refusal(engine, Policy(str(tiny_model)))
 
@@ -143,7 +143,7 @@ class TestReal:
         engine = served(policy, tmp_path)
         engine.start(policy, 256)
         engine.sync(0)
-        started, name = engine.supply.started, engine.weights.newest.name
+        started, name = engine.supply.started, engine.weights.kept[-1].name
         draw = random.Random(0)
         prompts = [[draw.randrange(10, 300) for _ in range(195)] for _ in range(128)]
         sampling = Sampling(60)

@@ -5,11 +5,11 @@ engine      ServerEngine, the engine of any kind of server, and its sessions
 supply      where its servers come from
 server      Server, one server as a run knows it, and how servers of its kind are asked
 connection  sends requests to one server, and reads its answers
-pool        several servers as one: assigns sessions, and moves them when a server is lost
+pool        several servers as one: assigns sessions, and waits for servers that are away
 weights     publishes versions of the weights to the servers
 files       the files of one version, which the servers read
 trial       refuses servers with another base or log-probabilities that differ
-folders     the folder for weights, of one process or of several that learn together
+folders     where the weights are written, by one process or by several that learn together
 """
 
 from __future__ import annotations

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import final
 
 from turnrl import Beside, SampledPolicy
-from turnrl_servers.pool import Pool
 from turnrl_servers.server import Server
 from turnrl_servers.settings import ServerSettings
 
@@ -20,12 +19,15 @@ class Supply(ABC):
     Attributes:
         starts_servers: True if the run starts them.
         base: The name under which the servers serve the base; None if they serve one model.
-        patience_s: Seconds without any answer after which the run stops.
     """
 
     starts_servers = False
     base: str | None
-    patience_s: float
+
+    @property
+    def sleeps(self) -> bool:
+        """True if the servers give back a GPU's memory while the policy learns."""
+        return False
 
     def ready(self, policy: SampledPolicy) -> list[Server]:
         """The servers that run before the policy's weights load.
@@ -61,15 +63,6 @@ class Supply(ABC):
             EngineError: If none ever will.
         """
 
-    def rest(self, pool: Pool) -> bool:
-        """Let the servers free memory until `wake`. Returns True if they do."""
-        return False
-
-    async def wake(self, pool: Pool) -> None:
-        """Wake servers that sleep. Called before each turn."""
-        if pool.asleep:
-            await pool.wake()
-
     def close(self) -> None:  # noqa: B027 - servers that are given stay
         """End the servers that the run has started."""
 
@@ -88,11 +81,6 @@ class Running(Supply):
     kind: type[Server]
     settings: ServerSettings
     base: str | None = None
-
-    @property
-    def patience_s(self) -> float:  # type: ignore[override]
-        """See `Supply`."""
-        return self.settings.patience_s
 
     def ready(self, policy: SampledPolicy) -> list[Server]:
         """See `Supply.ready`."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, final
 
-from turnrl import EngineError, Policy, RecipeError, SampledPolicy
+from turnrl import EngineError, RecipeError, SampledPolicy
+from turnrl.servers import Unavailable
 from turnrl_servers.connection import Refused
 from turnrl_servers.server import Fields, Served, Server
 
@@ -17,19 +15,16 @@ if TYPE_CHECKING:
 
 _TEXT = "Which river flows through the capital of France? Answer in one word: "
 """A text that learner and server both read, to compare their tokenizers and models."""
-_TRIAL = "turnrl-trial"
-"""An adapter that is never loaded."""
 _TRIAL_TOKENS = 16
 _TEMPERATURE = 0.6
 """Temperature of the trial. At 1, log-probabilities that ignore the temperature would pass."""
 
 
-def examine(
+async def examine(
     server: Server,
     policy: SampledPolicy,
     max_tokens: int,
     base: str | None,
-    home: Path | None = None,
     variable: str | None = None,
 ) -> str:
     """Check that a server can sample a policy, as far as possible without the policy's weights.
@@ -39,45 +34,42 @@ def examine(
         policy: The policy, of which the tokenizer and the configuration are loaded.
         max_tokens: The most tokens of a session.
         base: The name under which it serves the base; None if it serves one model.
-        home: The folder that it has to read weights from; None for temporary files.
         variable: The environment variable with its key; None if none is given.
     Returns:
         The version of its software.
     Raises:
         RecipeError: Naming what differs, and the next step.
-        Unavailable: If it does not answer.
     """
-    served = _description(server, variable)
-    if served.foreign_weights:
-        raise RecipeError(
-            f"{server.name} has weights that another run gave it ({served.foreign_weights}). Wait "
-            "until that run has ended, or start the server again."
-        )
-    bases = ", ".join(served.windows)
-    if base is not None and base not in served.windows:
-        raise RecipeError(f"model.engine.base is {base!r}, and {server.name} serves {bases}.")
-    if base is None and len(served.windows) != 1:
-        raise RecipeError(
-            f"{server.name} serves {bases}. Set model.engine.base to the one that training begins "
-            "from."
-        )
-    server.base = base or next(iter(served.windows))
-    window = served.windows[server.base]
-    if window is not None and window < max_tokens:
-        raise RecipeError(
-            f"model.rollout.max_tokens is {max_tokens}, and {server.name} has a window of {window} "
-            f"tokens. Start it with {server.length_option} {max_tokens + server.spare_tokens}, or "
-            "lower model.rollout.max_tokens."
-        )
-    _same_tokenizer(server, policy)
-    if isinstance(policy, Policy) and policy.lora is not None:
-        _takes_adapters(server, policy.lora.r, home)
-    return served.version
-
-
-def _description(server: Server, variable: str | None) -> Served:
     try:
-        return server.describe()
+        served = await _describe(server, variable)
+        bases = ", ".join(served.windows)
+        server.base = base or next(iter(served.windows), "")
+        if server.base not in served.windows or (base is None and len(served.windows) > 1):
+            raise RecipeError(
+                f"model.engine.base is {base!r}, and {server.name} serves {bases}. Set it to the "
+                "one that training begins from."
+            )
+        window = served.windows[server.base]
+        if window is not None and window < max_tokens:
+            raise RecipeError(
+                f"model.rollout.max_tokens is {max_tokens}, and {server.name} has a window of "
+                f"{window} tokens. Start it with {server.length_option} "
+                f"{max_tokens + server.spare_tokens}, or lower model.rollout.max_tokens."
+            )
+        await _compare_tokenizers(server, policy)
+        return served.version
+    except Unavailable as fault:
+        raise RecipeError(
+            f"{server.name} does not answer ({fault}). Start it, or correct model.engine.url. To "
+            "score a run without it: turnrl eval RUN --model.engine Slots."
+        ) from fault
+    finally:
+        await server.connection.close()
+
+
+async def _describe(server: Server, variable: str | None) -> Served:
+    try:
+        return await server.describe()
     except (Refused, LookupError, TypeError) as error:
         if isinstance(error, Refused) and error.status in (401, 403):
             refusal = "refuses the key" if server.connection.has_key else "wants a key"
@@ -92,10 +84,10 @@ def _description(server: Server, variable: str | None) -> Served:
         ) from error
 
 
-def _same_tokenizer(server: Server, policy: SampledPolicy) -> None:
+async def _compare_tokenizers(server: Server, policy: SampledPolicy) -> None:
     own = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"]
     try:
-        theirs = server.tokenize(_TEXT)
+        theirs = await server.tokenize(_TEXT)
     except (Refused, LookupError, TypeError):
         return  # a router may not forward this; the log-probabilities show it later
     if theirs != own:
@@ -106,26 +98,6 @@ def _same_tokenizer(server: Server, policy: SampledPolicy) -> None:
         )
 
 
-def _takes_adapters(server: Server, rank: int, home: Path | None) -> None:
-    """Offer it an adapter without weights."""
-    with tempfile.TemporaryDirectory(prefix="turnrl-weights-", dir=home) as folder:
-        if home is not None:
-            Path(folder).chmod(0o755)  # servers of other users read it
-        settings = {
-            "peft_type": "LORA",
-            "r": rank,
-            "lora_alpha": rank,
-            "target_modules": ["q_proj"],
-        }
-        Path(folder, "adapter_config.json").write_text(json.dumps(settings))
-        error = server.offer_adapter(_TRIAL, folder, rank)
-    if error is not None:
-        raise RecipeError(
-            f"{server.name} cannot take an adapter of rank {rank} ({error}). "
-            f"{server.next_step(error, home or Path(folder).parent)}"
-        ) from error
-
-
 @final
 class Reference:
     """The learner's next-token logits after each of several prefixes of a text, with one version of
@@ -134,12 +106,10 @@ class Reference:
     Args:
         prompts: The prefixes, N of them.
         logits: (N, V).
-        quantized: Whether the learner's base has fewer bits than the servers' usually has.
     """
 
-    def __init__(self, prompts: Sequence[list[int]], logits: Tensor, quantized: bool) -> None:
-        self.prompts, self.quantized = prompts, quantized
-        self._logits = logits
+    def __init__(self, prompts: Sequence[list[int]], logits: Tensor) -> None:
+        self.prompts, self._logits = prompts, logits
 
     def request(self, server: Server) -> Fields:
         """A request to a server for one token after each prefix."""
@@ -160,9 +130,8 @@ class Reference:
 def reference(policy: SampledPolicy) -> Reference:
     """The policy's logits with its present weights."""
     ids = policy.tokenizer(_TEXT, add_special_tokens=False)["input_ids"][:_TRIAL_TOKENS]
-    quantized = isinstance(policy, Policy) and policy.quantization != "none"
     prompts = [ids[: n + 1] for n in range(len(ids))]
-    return Reference(prompts, policy.next_logits(ids), quantized)
+    return Reference(prompts, policy.next_logits(ids))
 
 
 def prove(server: Server, reference: Reference, answer: object, max_gap: float) -> float:
@@ -183,16 +152,10 @@ def prove(server: Server, reference: Reference, answer: object, max_gap: float) 
     if gap <= max_gap:
         return gap
     cause = (
-        "It has other weights: another base than model.policy.model, or an older adapter. Start it "
-        "again with the model that training begins from."
+        "It has other weights: another base than model.policy.model, an older adapter, or more "
+        "bits than model.policy.quantization leaves. Start it again with the model that training "
+        "begins from, or raise model.engine.max_logprob_gap."
     )
-    if reference.quantized:
-        cause = (
-            "The policy learns on a base in 4 bits (model.policy.quantization), and servers have "
-            "it in 16 bits by default. Set the quantization to none, or raise "
-            f"model.engine.max_logprob_gap. If {gap:.3f} is too much for that, the server has "
-            "another base."
-        )
     if reference.gap(tokens, 1.0) < gap / 4:
         cause = (
             "Its log-probabilities are computed before the temperature is applied. "

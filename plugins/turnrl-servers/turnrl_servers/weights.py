@@ -6,12 +6,10 @@ import asyncio
 import contextlib
 import secrets
 import shutil
-import threading
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
@@ -20,11 +18,11 @@ from turnrl.servers import Unavailable
 from turnrl_servers.connection import Refused
 from turnrl_servers.files import is_divided, mark_published, wait_until_published, write
 from turnrl_servers.pool import Pool
-from turnrl_servers.server import Server
+from turnrl_servers.server import Answer, Fields, Server
 from turnrl_servers.trial import Reference, prove, reference
 
 
-@dataclass(eq=False)
+@dataclass(frozen=True, eq=False)
 class Published:
     """One version of the weights, as the servers have it.
 
@@ -39,13 +37,11 @@ class Published:
     name: str
     folder: Path
     reference: Reference
-    turns: int = field(default=0, init=False)
-    """Turns under way with them."""
 
 
 class Weights(ABC):
-    """The versions that the servers have. Turns are sampled on the event loop's thread, and
-    versions are published on another.
+    """The versions that the servers have. Coroutines run on the event loop of all collections, and
+    the other methods on the thread of the learner.
 
     Args:
         policy: The policy whose weights sample.
@@ -67,20 +63,13 @@ class Weights(ABC):
         follows: bool = False,
     ) -> None:
         self.policy, self.pool = policy, pool
-        self.folder, self.keeps = folder, keeps
+        self.folder, self._keeps, self._follows = folder, keeps, follows
+        self.kept: list[Published] = []
+        """The versions that the servers have, the newest last."""
         self.gap = 0.0
         """Mean difference of log-probabilities in the last trial, in nats."""
-        self._max_logprob_gap, self._follows = max_logprob_gap, follows
+        self._max_logprob_gap = max_logprob_gap
         self._times: Counter[int] = Counter()
-        self._lock = threading.Condition()
-        self._versions: list[Published] = []
-        """All versions that the servers may still have, the newest last."""
-
-    @property
-    def newest(self) -> Published:
-        """The weights that new sessions sample with."""
-        with self._lock:
-            return self._versions[-1]
 
     def publish(self, version: int) -> None:
         """Let the servers sample with the present weights, and prove that they do.
@@ -98,85 +87,66 @@ class Weights(ABC):
                 wait_until_published(new.folder)
             else:
                 write(self.policy, new.folder, state)
-            self._load_everywhere(new)
-        dropped = self._take_old()
+            on_loop(self._give_all(new))
+        dropped, self.kept = self.kept[: -self._keeps], self.kept[-self._keeps :]
         if not self._follows:
             mark_published(new.folder)
-            for old in dropped:
-                self._forget(old)
-                shutil.rmtree(old.folder, ignore_errors=True)
+            self._drop(dropped)
+
+    async def _give_all(self, new: Published) -> None:
+        async def give(server: Server) -> None:
+            versions = self.kept if server.lost is not None else ()
+            await self._give(server, [*versions, new], is_new=True)
+
+        async with self.pool.giving:
+            await self.pool.give_all(give)
+            self.kept.append(new)
+
+    async def lose(self, server: Server, fault: Unavailable) -> None:
+        """See `Pool.lose`."""
+        await self.pool.lose(server, fault, lambda server: self._give(server, self.kept))
 
     @contextlib.contextmanager
-    def pinned(self, began: Published) -> Iterator[None]:
-        """Inside this block the weights are not dropped.
-
-        Raises:
-            RuntimeError: If they are no longer kept.
-        """
-        with self._lock:
-            self.refuse_if_dropped(began)
-            began.turns += 1
-        try:
-            yield
-        finally:
-            with self._lock:
-                began.turns -= 1
-
-    def refuse_if_dropped(self, began: Published) -> None:
-        """Refuse a session whose weights are gone.
-
-        Raises:
-            RuntimeError: If they are no longer kept.
-        """
-        with self._lock:
-            if began not in self._versions[-self.keeps :]:
-                raise RuntimeError("a session ends when its weights are gone: open a new one")
-
-    def _changed(self) -> AbstractContextManager[None]:
+    def _changed(self) -> Iterator[None]:
         """Inside this block the servers get other weights."""
-        return contextlib.nullcontext()
+        yield
 
-    def _load_everywhere(self, new: Published) -> None:
-        """Give the weights to the servers, before any turn is sampled with them."""
-
-        async def load(server: Server) -> None:
-            async with server.reserved():
-                await self._load(server, new, first=True)
-
-        on_loop(self.pool.ask_all(load))
-        with self._lock:
-            self._versions.append(new)
-
-    @abstractmethod
-    async def _load(self, server: Server, published: Published, first: bool = False) -> None:
-        """Give weights to one server, which the caller holds, and prove that it has them.
+    async def _give(
+        self, server: Server, versions: Sequence[Published], is_new: bool = False
+    ) -> None:
+        """Give versions to one server, and prove that it has them.
 
         Args:
             server: The server.
-            published: The weights.
-            first: True if they are new. A server that was restarted gets older ones too.
+            versions: The versions, the newest last.
+            is_new: True if no server had the last one before.
         Raises:
             Unavailable: If it cannot be reached.
             EngineError: If it refuses, or has other weights.
         """
-
-    def _forget(self, old: Published) -> None:  # noqa: B027 - replaced weights need nothing
-        """Have the servers drop weights."""
+        try:
+            await self._load(server, versions, is_new)
+        except Refused as error:
+            raise EngineError(
+                f"{server.name} does not take weights ({error}). {server.weights_hint} It also has "
+                f"to see the folder {str(self.folder)!r}: model.engine.folder sets another one."
+            ) from error
 
     @abstractmethod
-    async def sample(
-        self, server: Server, began: Published, body: dict[str, object]
-    ) -> tuple[object, int]:
+    async def _load(self, server: Server, versions: Sequence[Published], is_new: bool) -> None:
+        """Like `_give`, but it raises `Refused` if the server refuses."""
+
+    @abstractmethod
+    async def sample(self, server: Server, began: Published, request: Fields) -> tuple[Answer, int]:
         """A server's answer to a request for a turn, and the version that sampled it.
 
         Args:
             server: The server.
             began: The weights of the session.
-            body: The request, without the name of a model.
+            request: The request, without its weights.
         Raises:
-            Unavailable: If the server cannot be reached.
+            Unavailable: If the server cannot be reached, or has lost its weights.
             Refused: If it refuses the turn.
-            EngineError: If it has other weights.
         """
 
     async def verify(self) -> None:  # noqa: B027 - an adapter's turn names its weights
@@ -189,42 +159,25 @@ class Weights(ABC):
 
     def close(self) -> None:
         """Remove the files, and have the servers drop the weights."""
-        with self._lock:
-            every, self._versions = self._versions, []
         if not self._follows:
-            for old in every:
-                self._forget(old)
+            self._drop(self.kept)
             shutil.rmtree(self.folder, ignore_errors=True)
+        self.kept = []
 
-    def _take_old(self) -> list[Published]:
-        """Remove and return the versions beyond `keeps` that no turn uses any more."""
-        with self._lock:
-            old = [version for version in self._versions[: -self.keeps] if not version.turns]
-            self._versions = [version for version in self._versions if version not in old]
-        return old
+    def _drop(self, versions: Sequence[Published]) -> None:
+        for old in versions:
+            shutil.rmtree(old.folder, ignore_errors=True)
 
-    @contextlib.contextmanager
-    def _refusals(self, server: Server) -> Iterator[None]:
-        """Raise an error with the next step if a server does not take weights."""
-        try:
-            yield
-        except Refused as error:
-            step = server.next_step(error, self.folder)
-            raise EngineError(f"{server.name} does not take weights ({error}). {step}") from error
-
-    async def _prove(
-        self, server: Server, published: Published, selecting: dict[str, object]
-    ) -> None:
+    async def _prove(self, server: Server, published: Published, weights: Fields) -> None:
         """Compare a server with the learner.
 
         Args:
             server: The server.
             published: The weights that it should have.
-            selecting: The fields of a request that select them.
+            weights: The fields of a request that select them.
         """
-        body = published.reference.request(server) | selecting
         # it may wait behind turns, so it has the time limit of a turn
-        answer = await server.answer(body)
+        answer = await server.answer(published.reference.request(server) | weights)
         self.gap = prove(server, published.reference, answer, self._max_logprob_gap)
 
 
@@ -233,40 +186,28 @@ class Adapters(Weights):
     """Publishes the adapter alone, under a new name for each version. A name is never used twice,
     because a server's prefix cache is keyed by it."""
 
-    async def _load(self, server: Server, published: Published, first: bool = False) -> None:
-        # the server may have it from the first process, or may have been restarted
-        with self._refusals(server):
+    async def _load(self, server: Server, versions: Sequence[Published], is_new: bool) -> None:
+        for published in versions:
             await server.load_adapter(published.name, published.folder)
-        await self._prove(server, published, server.with_adapter(published.name))
-        server.has.add(published.name)
+            await self._prove(server, published, server.with_adapter(published.name))
 
-    async def sample(
-        self, server: Server, began: Published, body: dict[str, object]
-    ) -> tuple[object, int]:
-        body = body | server.with_adapter(began.name)
-        async with server.reserved():
-            if began.name not in server.has:
-                await self._load(server, began)
-            has = server.has
+    async def sample(self, server: Server, began: Published, request: Fields) -> tuple[Answer, int]:
         try:
-            return await server.answer(body), began.version
+            return await server.answer(request | server.with_adapter(began.name)), began.version
         except Refused as error:
-            if not server.lacks_adapter(error):
-                raise
-        # it was restarted since, and has lost its adapters
-        async with server.reserved():
-            if server.has is has:  # no other turn has noticed before
-                server.has = set()
-            if began.name not in server.has:
-                await self._load(server, began)
-        return await server.answer(body), began.version
+            if server.lacks_adapter(error):
+                raise Unavailable("it was started again, and has no adapters") from error
+            raise
 
-    def _forget(self, old: Published) -> None:
-        for server in self.pool.servers:
-            server.has.discard(old.name)
-            if not server.was_lost:  # one that only hung may have it, though it is not in `has`
-                with contextlib.suppress(Unavailable, Refused):
-                    server.drop_adapter(old.name)
+    def _drop(self, versions: Sequence[Published]) -> None:
+        async def drop() -> None:
+            for server in self.pool.servers:
+                for old in versions if server.lost is None else ():
+                    with contextlib.suppress(Unavailable, Refused):
+                        await server.drop_adapter(old.name)
+
+        on_loop(drop())
+        super()._drop(versions)
 
 
 @final
@@ -275,58 +216,36 @@ class WholeModel(Weights):
     a server reloads weights it gets a new cache salt, so that nothing that was cached under older
     weights is used again."""
 
-    _requests, _changing, _unverified = 0, False, False
+    _under_way, _is_changing, _unverified = 0, False, False
 
-    def _load_everywhere(self, new: Published) -> None:
-        on_loop(self.verify())  # a run that samples ahead never rests
-        for server in self.pool.servers:
-            server.salt = None
-        super()._load_everywhere(new)
+    async def _load(self, server: Server, versions: Sequence[Published], is_new: bool) -> None:
+        newest = versions[-1]
+        if not (is_new and self._follows):  # the first process has had the server reload them
+            await server.reload(newest.folder)
+        server.salt = secrets.token_hex(8)
+        await self._prove(server, newest, server.with_base(server.salt))
 
-    async def _load(self, server: Server, published: Published, first: bool = False) -> None:
-        server.salt = None
-        if not (first and self._follows):  # the first process has had the server reload them
-            server.is_reloading = True
-            try:
-                with self._refusals(server):
-                    await server.reload(published.folder)
-            finally:
-                server.is_reloading = False
-        salt = secrets.token_hex(8)
-        await self._prove(server, published, server.with_base(salt))
-        server.salt = salt
-
-    async def sample(
-        self, server: Server, began: Published, body: dict[str, object]
-    ) -> tuple[object, int]:
-        while not self._enter():
+    async def sample(self, server: Server, began: Published, request: Fields) -> tuple[Answer, int]:
+        while self._is_changing:
             await asyncio.sleep(0.01)
+        self._under_way += 1
+        self._unverified = True
         try:
-            newest = self.newest
-            async with server.reserved():
-                if server.salt is None:
-                    # it may have been restarted, with the weights that training began from
-                    await self._load(server, newest)
-                salted = body | server.with_base(server.salt)
-            answer = await server.answer(salted)
-            self._unverified = True
-            if server.weights_of(answer) not in (None, newest.name):
-                server.forget()
-                raise Unavailable("it has lost its weights, and gets them again")
-            return answer, newest.version
+            version = self.kept[-1].version
+            return await server.answer(request | server.with_base(server.salt)), version
         finally:
-            self._leave()
+            self._under_way -= 1
 
     async def verify(self) -> None:
         """See `Weights.verify`. A server that is restarted between two turns answers the second one
-        with the weights of its start, and only some name the weights in their answers."""
+        with the weights of its start."""
         sampled, self._unverified = self._unverified, False
         for server in self.pool.servers if sampled else ():
-            if server.salt is None:
+            if server.lost is not None:
                 continue
             try:
-                with contextlib.suppress(Unavailable):  # its next turn gives it the weights anyway
-                    await self._prove(server, self.newest, server.with_base(server.salt))
+                with contextlib.suppress(Unavailable):  # the next version finds it lost
+                    await self._prove(server, self.kept[-1], server.with_base(server.salt))
             except EngineError as error:
                 raise EngineError(
                     f"{server.name} was restarted between two turns, and has sampled with the "
@@ -334,37 +253,22 @@ class WholeModel(Weights):
                     "turns. Resume the run from its last checkpoint."
                 ) from error
 
-    def close(self) -> None:
-        """See `Weights.close`. The servers get back the weights that they were started with."""
-        is_first = not self._follows and bool(self._versions)
-        super().close()
-        for server in self.pool.servers if is_first else ():
-            if not server.was_lost:  # the end of a run does not wait for one that hangs
-                with contextlib.suppress(Unavailable, Refused):
-                    server.restore()
-
     @contextlib.contextmanager
     def _changed(self) -> Iterator[None]:
         """Inside this block no turn is being sampled, in any process."""
+
+        async def pause() -> None:
+            self._is_changing = True
+            while self._under_way:
+                await asyncio.sleep(0.01)
+            await self.verify()  # a run that samples ahead never rests
+
         try:
-            with self._lock:
-                self._changing = True
-                self._lock.wait_for(lambda: not self._requests)
+            on_loop(pause())
             if is_divided(self.policy):
                 import torch
 
                 torch.distributed.barrier()
             yield
         finally:
-            with self._lock:
-                self._changing = False
-
-    def _enter(self) -> bool:
-        with self._lock:
-            self._requests += not self._changing
-            return not self._changing
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._requests -= 1
-            self._lock.notify_all()
+            self._is_changing = False

@@ -30,48 +30,27 @@ class SGLangServer(Server):
     length_option = "--context-length"
     spare_tokens = 6
     logprobs_hint = "Start it without SGLANG_RETURN_ORIGINAL_LOGPROB in its environment."
-    rank_hint = (
-        "Start it with a larger --max-lora-rank and with all --lora-target-modules, or lower "
+    weights_hint = (
+        "Start it with --enable-lora, --lora-target-modules all, and a --max-lora-rank of at least "
         "model.policy.lora.r."
     )
-    weights_hint = "Start it with --enable-lora, --max-lora-rank and --lora-target-modules."
 
-    def describe(self) -> Served:
+    async def describe(self) -> Served:
         """See `Server.describe`. The base is named by its path, which changes with its weights,
         so it is called `base` here."""
-        settings = self.connection.ask("GET", "/server_info")
-        models = self.connection.ask("GET", "/v1/models")["data"]
+        settings = await self.connection.ask("GET", "/server_info")
+        models = (await self.connection.ask("GET", "/v1/models"))["data"]
         windows = [model["max_model_len"] for model in models if not model.get("parent")]
         if len(windows) != 1:
             raise LookupError(f"it serves {len(windows)} models")
         # it needs some tokens of its window itself, and its cache may be smaller than that
         window = min(windows[0], int(settings["max_req_input_len"]))
-        now, at_start = self.connection.ask("GET", "/model_info"), settings
-        version = now["weight_version"]
-        foreign = "" if version == at_start["weight_version"] else version
-        return Served(str(settings["version"]), {"base": window}, foreign)
+        return Served(str(settings["version"]), {"base": window})
 
-    def tokenize(self, text: str) -> list[int]:
+    async def tokenize(self, text: str) -> list[int]:
         """See `Server.tokenize`."""
         body = {"prompt": text, "add_special_tokens": False}
-        return list(self.connection.ask("POST", "/tokenize", body)["tokens"])
-
-    def offer_adapter(self, name: str, folder: str, rank: int) -> Refused | None:
-        """See `Server.offer_adapter`. SGLang checks neither whether it takes adapters nor their
-        rank before it has found weights, so the launch settings are compared."""
-        settings = self.connection.ask("GET", "/server_info")
-        if not settings.get("enable_lora"):
-            return Refused(400, "LoRA is not enabled")
-        allowed = settings.get("max_lora_rank")
-        if allowed is not None and allowed < rank:
-            return Refused(400, f"LoRA rank {rank} is greater than --max-lora-rank {allowed}")
-        try:
-            self.connection.ask(
-                "POST", "/load_lora_adapter", {"lora_name": name, "lora_path": folder}
-            )
-        except Refused as error:
-            return None if "find any model weights" in error.problem else error
-        return None
+        return list((await self.connection.ask("POST", "/tokenize", body))["tokens"])
 
     def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
         """See `Server.turn_request`. SGLang gives log-probabilities of the whole distribution,
@@ -100,7 +79,7 @@ class SGLangServer(Server):
         """See `Server.with_adapter`."""
         return {"lora_path": name}
 
-    def with_base(self, salt: str | None) -> Fields:
+    def with_base(self, salt: str) -> Fields:
         """See `Server.with_base`."""
         return {"cache_salt": salt}
 
@@ -111,20 +90,8 @@ class SGLangServer(Server):
     async def reload(self, folder: Path) -> None:
         """See `Server.reload`. SGLang empties its prefix cache too, for which no request may be
         under way: it aborts those that this process has given up."""
-        body: Fields = {"model_path": str(folder), "weight_version": folder.name}
-        body["abort_all_requests"] = True
-        await self.connection.ask_async("/update_weights_from_disk", body, RELOAD_S)
-
-    def weights_of(self, answer: Answer) -> str | None:
-        """See `Server.weights_of`."""
-        return str(answer["meta_info"].get("weight_version"))
-
-    def restore(self) -> None:
-        """See `Server.restore`."""
-        settings = self.connection.ask("GET", "/server_info")
-        body = {"model_path": settings["model_path"], "weight_version": settings["weight_version"]}
-        body["abort_all_requests"] = True
-        self.connection.ask("POST", "/update_weights_from_disk", body, within_s=RELOAD_S)
+        body: Fields = {"model_path": str(folder), "abort_all_requests": True}
+        await self.connection.ask("POST", "/update_weights_from_disk", body, RELOAD_S)
 
 
 def _plain(max_tokens: int, temperature: float) -> Fields:

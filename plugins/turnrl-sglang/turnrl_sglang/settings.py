@@ -29,8 +29,8 @@ class SGLang(ServerSettings):
             this machine, or the run's folder if several processes learn together.
         keeps: Versions of an adapter that the servers have at a time. Set `--max-loaded-loras` and
             `--max-loras-per-batch` of a server to one more.
-        patience_s: Seconds without any answer after which the run stops; until then requests are
-            sent again.
+        patience_s: Seconds to wait for a server that is away, before the run stops. Trajectories
+            that it was sampling begin again.
         timeout_s: Seconds that one turn may take.
         max_logprob_gap: Largest mean difference between the servers' log-probabilities and the
             learner's in a trial, in nats. Each server is compared with each version before it

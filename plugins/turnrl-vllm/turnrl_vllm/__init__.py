@@ -4,7 +4,7 @@ settings VLLM, the settings; the engine itself is `turnrl_servers.ServerEngine`
 server   how vLLM's server is asked
 supply   a server that the run starts, lets sleep and ends
 started  its process
-keeper   the process that keeps it, and ends it with the run
+keeper   the process that ends it with the run
 """
 
 from __future__ import annotations

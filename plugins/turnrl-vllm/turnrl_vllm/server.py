@@ -29,39 +29,24 @@ class VLLMServer(Server):
     adapters_path = "/v1"
     length_option = "--max-model-len"
     logprobs_hint = "Start it with --logprobs-mode processed_logprobs."
-    rank_hint = "Start it with a larger --max-lora-rank, or lower model.policy.lora.r."
     weights_hint = (
-        "Start it with --enable-lora, --max-lora-rank, and in its environment "
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True; or, to train all weights, with "
+        "Start it with --enable-lora, a --max-lora-rank of at least model.policy.lora.r, and "
+        "VLLM_ALLOW_RUNTIME_LORA_UPDATING=True in its environment; or, to train all weights, with "
         "VLLM_SERVER_DEV_MODE=1."
     )
     refusals = re.compile(r"Call to (add_lora|collective_rpc|sleep|wake_up) method failed")
 
-    def describe(self) -> Served:
+    async def describe(self) -> Served:
         """See `Server.describe`."""
-        version = str(self.connection.ask("GET", "/version")["version"])
-        models = self.connection.ask("GET", "/v1/models")["data"]
+        version = str((await self.connection.ask("GET", "/version"))["version"])
+        models = (await self.connection.ask("GET", "/v1/models"))["data"]
         bases = [model for model in models if not model.get("parent")]
         return Served(version, {model["id"]: model.get("max_model_len") for model in bases})
 
-    def tokenize(self, text: str) -> list[int]:
+    async def tokenize(self, text: str) -> list[int]:
         """See `Server.tokenize`."""
         body = {"model": self.base, "prompt": text, "add_special_tokens": False}
-        return list(self.connection.ask("POST", "/tokenize", body)["tokens"])
-
-    def offer_adapter(self, name: str, folder: str, rank: int) -> Refused | None:
-        """See `Server.offer_adapter`. vLLM first looks for the folder, then checks the rank, and
-        only then looks for the weights."""
-        try:
-            body = {"lora_name": name, "lora_path": folder}
-            self.connection.ask("POST", "/v1/load_lora_adapter", body)
-        except Refused as error:
-            problem = error.problem
-            if re.search("lora.rank", problem.lower()) or self.sees_no_folder(error):
-                return error
-            if not re.search("tensor|weights", problem) and name not in problem:
-                return error
-        return None
+        return list((await self.connection.ask("POST", "/tokenize", body))["tokens"])
 
     def turn_request(self, ids: Sequence[int], sampling: Sampling) -> Fields:
         """See `Server.turn_request`."""
@@ -93,7 +78,7 @@ class VLLMServer(Server):
         """See `Server.with_adapter`."""
         return {"model": name}
 
-    def with_base(self, salt: str | None) -> Fields:
+    def with_base(self, salt: str) -> Fields:
         """See `Server.with_base`."""
         return {"model": self.base, "cache_salt": salt}
 
@@ -104,15 +89,15 @@ class VLLMServer(Server):
     async def reload(self, folder: Path) -> None:
         """See `Server.reload`."""
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        await self.connection.ask_async("/collective_rpc", body, RELOAD_S)
+        await self.connection.ask("POST", "/collective_rpc", body, RELOAD_S)
 
     async def sleep(self) -> None:
         """See `Server.sleep`."""
-        await self.connection.ask_async("/sleep?level=1", {})
+        await self.connection.ask("POST", "/sleep?level=1", {})
 
     async def wake(self) -> None:
         """See `Server.wake`."""
-        await self.connection.ask_async("/wake_up", {})
+        await self.connection.ask("POST", "/wake_up", {})
 
 
 def _plain(prompt: Sequence[object], max_tokens: int, temperature: float) -> Fields:

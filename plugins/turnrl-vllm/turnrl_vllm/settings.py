@@ -26,7 +26,7 @@ class VLLM(ServerSettings):
         url: Address of a server, such as http://localhost:8000, or several addresses. They must
             serve the base that training begins from.
         python: Interpreter of an environment with vLLM. The run starts a server with it on this
-            machine, starts it again if it dies, and ends it.
+            machine, and ends it.
         arguments: More arguments of `vllm serve` for that server, such as
             `[--gpu-memory-utilization, "0.4"]`.
         base: The name under which the servers serve the base; null if they serve one model.
@@ -36,8 +36,8 @@ class VLLM(ServerSettings):
             this machine, or the run's folder if several processes learn together.
         keeps: Versions of an adapter that the servers have at a time. Set `--max-loras` of a given
             server to one more.
-        patience_s: Seconds without any answer after which the run stops; until then requests are
-            sent again.
+        patience_s: Seconds to wait for a server that is away, before the run stops. Trajectories
+            that it was sampling begin again.
         timeout_s: Seconds that one turn may take.
         start_timeout_s: Seconds that a server may take to start.
         sleeps: Whether a server that the run starts gives back its GPU's memory while the policy

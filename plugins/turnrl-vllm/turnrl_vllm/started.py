@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import os
 import re
 import secrets
@@ -11,11 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import final
 
-from turnrl import EngineError, Policy, RecipeError, say, visible
+from turnrl import EngineError, Policy, RecipeError, on_loop, say, visible
 from turnrl_vllm import keeper
 
 _LOOK_EVERY_S = 1.0
@@ -105,8 +103,7 @@ class Started:
         sleeps: bool,
     ) -> None:
         self.log, self._keeps_log = log, keeps_log
-        self._answered = self._has_failed = False
-        self._begins = log.stat().st_size if log.exists() else 0  # an earlier server may have one
+        self._has_failed = False
         self.key = secrets.token_hex(16)
         port = _free_port()
         self.url = f"http://127.0.0.1:{port}"
@@ -125,54 +122,43 @@ class Started:
             own += ["--revision", policy.origin.revision]
         serve = [python, "-m", "vllm.entrypoints.cli.main", "serve", model]
         self._keeper = subprocess.Popen(
-            [sys.executable, keeper.__file__, str(log), str(folder), *serve, *own, *arguments],
+            [sys.executable, keeper.__file__, str(folder), str(log), *serve, *own, *arguments],
             stdin=subprocess.PIPE,
             env=_environment(self.key, policy.lora is not None, sleeps),
         )
 
-    def wait(self, is_well: Callable[[], bool], patience_s: float) -> None:
+    def wait(self, is_up: Callable[[], Coroutine[object, object, bool]], patience_s: float) -> None:
         """Wait until the server answers.
 
         Args:
-            is_well: Returns True once it answers.
+            is_up: Gives True once it answers.
             patience_s: Seconds that it may take.
         Raises:
             EngineError: If it ends or takes longer; the message has the end of its log.
         """
         began = time.monotonic()
         say(f"turnrl: starting vLLM; its log is {self.log}", sys.stderr)
-        while not is_well():
+        while not on_loop(is_up()):
             self.check("ended while it was starting")
             if time.monotonic() - began > patience_s:
                 raise self._over(f"has not answered for {patience_s:g} s while it was starting")
             time.sleep(_LOOK_EVERY_S)
         say(f"turnrl: vLLM answers, {time.monotonic() - began:.0f} s after its start", sys.stderr)
-        self._answered = True
-        atexit.register(self._drop_log)
-        self.note(asleep=False)
 
-    def note(self, asleep: bool) -> None:
-        """Let the keeper know whether the server sleeps. A server that dies in its sleep is not
-        restarted before it should wake."""
-        if self._keeper.stdin is not None:
-            with contextlib.suppress(BrokenPipeError):
-                self._keeper.stdin.write(keeper.ASLEEP if asleep else keeper.UP)
-                self._keeper.stdin.flush()
-
-    def check(self, how: str = "ended, and was started again in vain") -> None:
-        """Raise if the server has ended for good.
+    def check(self, how: str = "has ended") -> None:
+        """Raise if the server has ended.
 
         Args:
             how: How the message describes that.
         Raises:
-            EngineError: If it has ended and is not restarted; the message has the end of its log.
+            EngineError: If it has ended; the message has the end of its log.
         """
         if self._keeper.poll() is not None:
             raise self._over(how)
 
     def _over(self, how: str) -> EngineError:
         self._has_failed = True
-        end = _tail(self.log, self._begins)
+        end = _tail(self.log)
         advice = ""
         if re.search("out of memory|gpu.memory.utilization|free memory", end, re.IGNORECASE):
             advice = " Lower --gpu-memory-utilization in model.engine.arguments."
@@ -185,11 +171,7 @@ class Started:
         if self._keeper.stdin is not None:
             self._keeper.stdin.close()
         self._keeper.wait()
-        self._drop_log()
-
-    def _drop_log(self) -> None:
-        """Remove the log, unless it is kept or an error has named it."""
-        if self._answered and not self._keeps_log and not self._has_failed:
+        if not self._keeps_log and not self._has_failed:
             self.log.unlink(missing_ok=True)
 
 
@@ -208,11 +190,9 @@ def _free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def _tail(log: Path, begins: int, lines_shown: int = 12) -> str:
-    """The last lines of a log from some byte on, below the earlier lines that name an error: vLLM
-    prints the cause far above its last line."""
-    written = log.read_bytes()[begins:] if log.is_file() else b""
-    text = written.decode("utf-8", errors="replace")
-    lines = [line for line in text.splitlines() if not line.startswith("turnrl: ")]
+def _tail(log: Path, lines_shown: int = 12) -> str:
+    """The last lines of a log, below the earlier lines that name an error: vLLM prints the cause
+    far above its last line."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines() if log.is_file() else []
     named = [line for line in lines[:-lines_shown] if re.search(r"\w+Error: |\berror: ", line)]
     return visible("\n".join([*dict.fromkeys(named[-4:]), *lines[-lines_shown:]]))

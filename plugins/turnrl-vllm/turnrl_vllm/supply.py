@@ -7,8 +7,8 @@ from typing import final
 
 import torch
 
-from turnrl import Beside, Policy, RecipeError, SampledPolicy, on_loop
-from turnrl_servers import Pool, Server, Supply, has_adapter, write
+from turnrl import Beside, Policy, RecipeError, SampledPolicy
+from turnrl_servers import Server, Supply, has_adapter, write
 from turnrl_vllm.server import VLLMServer
 from turnrl_vllm.settings import VLLM
 from turnrl_vllm.started import ASLEEP, Started, check_python, gpu_share
@@ -16,7 +16,7 @@ from turnrl_vllm.started import ASLEEP, Started, check_python, gpu_share
 
 @final
 class StartedByRun(Supply):
-    """A server that the run starts on this machine, starts again if it dies, and ends.
+    """A server that the run starts on this machine, lets sleep and ends.
 
     Args:
         settings: How to start it, and how long to wait for it.
@@ -28,10 +28,14 @@ class StartedByRun(Supply):
 
     def __init__(self, settings: VLLM, python: str) -> None:
         self.settings, self.python = settings, python
-        self.patience_s = settings.patience_s + settings.start_timeout_s
         self.started: Started | None = None
         """Its process, while it runs."""
-        self._may_sleep = False
+        self._sleeps = False
+
+    @property
+    def sleeps(self) -> bool:
+        """See `Supply.sleeps`."""
+        return self._sleeps
 
     def ready(self, policy: SampledPolicy) -> list[Server]:
         """See `Supply.ready`. There is none yet."""
@@ -63,7 +67,7 @@ class StartedByRun(Supply):
             run.mkdir(parents=True, exist_ok=True)
             log = run / "vllm.log"
         sleeps = self.settings.sleeps
-        self._may_sleep = policy.device.type == "cuda" if sleeps is None else sleeps
+        self._sleeps = policy.device.type == "cuda" if sleeps is None else sleeps
         torch.cuda.empty_cache()  # so that vLLM can take it
         self.started = started = Started(
             self.python,
@@ -75,7 +79,7 @@ class StartedByRun(Supply):
             log=log,
             keeps_log=run is not None,
             folder=home,
-            sleeps=self._may_sleep,
+            sleeps=self._sleeps,
         )
         server = VLLMServer(started.url, started.key, self.settings.timeout_s)
         started.wait(server.connection.is_up, self.settings.start_timeout_s)
@@ -85,22 +89,6 @@ class StartedByRun(Supply):
         """See `Supply.check_alive`."""
         if self.started is not None:
             self.started.check()
-
-    def rest(self, pool: Pool) -> bool:
-        """See `Supply.rest`. The server falls asleep."""
-        if self.started is None or not self._may_sleep:
-            return False
-        self.started.note(asleep=True)
-        on_loop(pool.sleep())
-        return True
-
-    async def wake(self, pool: Pool) -> None:
-        """See `Supply.wake`."""
-        if pool.asleep:
-            if self.started is not None:
-                self.started.note(asleep=False)
-            torch.cuda.empty_cache()  # so that vLLM can take it
-        await super().wake(pool)
 
     def close(self) -> None:
         """See `Supply.close`."""

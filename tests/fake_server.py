@@ -1,6 +1,7 @@
 """A server that speaks vLLM's protocol, or SGLang's with `--sglang`, as far as turnrl needs it, and
-samples a small model with transformers and peft: `python server_stand_in.py --model DIR --port PORT
-[--...]`, or `Listener` in a thread.
+samples a small model with transformers and peft: `python fake_server.py --model DIR --port PORT
+[--...]` in a process, or `FakeServer` in a thread. Its faults: it can be killed and started again,
+hang, break off a turn, and give other log-probabilities.
 
 The real servers need environments of their own, of several GB. The slow tests run against them
 where there is one.
@@ -16,12 +17,13 @@ import os
 import socket
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import torch
+
+from nodes import free_port
 
 
 class Refusal(Exception):
@@ -30,6 +32,8 @@ class Refusal(Exception):
 
 class Model:
     """A model, its adapters, and the weights that it had when each request came."""
+
+    rank_status = 500
 
     def __init__(self, options: argparse.Namespace) -> None:
         from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -41,6 +45,8 @@ class Model:
         self.loads: list[str] = []
         self.prompts: list[list[int]] = []
         self.asleep, self.wakes = False, 0
+        self.breaks_off = 0
+        """Turns that it will break off."""
         self.lock = threading.Lock()
 
     def load(self, name: str, folder: str) -> None:
@@ -51,13 +57,8 @@ class Model:
         file = Path(folder, "adapter_config.json")
         if not file.is_file():
             raise Refusal(404, f"Loading lora {name} failed: No adapter found for {folder}")
-        rank = json.loads(file.read_text())["r"]
-        if rank > self.options.max_lora_rank:
-            most = self.options.max_lora_rank
-            problem = f"LoRA rank {rank} is greater than max_lora_rank {most}."
-            raise Refusal(500, f"Call to add_lora method failed: {problem}")
-        if not Path(folder, "adapter_model.safetensors").is_file():
-            raise Refusal(500, f"Call to add_lora method failed: {folder} doesn't contain tensors")
+        if json.loads(file.read_text())["r"] > self.options.max_lora_rank:
+            raise Refusal(self.rank_status, "Call to add_lora method failed: rank")
         self.loads.append(name)
         self.adapters[name] = PeftModel.from_pretrained(copy.deepcopy(self.base), folder).eval()
 
@@ -68,11 +69,8 @@ class Model:
     def reload(self, folder: str) -> None:
         from safetensors.torch import load_file
 
-        file = Path(folder, "model.safetensors")
-        if not file.is_file():
-            raise Refusal(500, "Call to collective_rpc method failed: Repo id must be in the form")
-        self.loads.append(file.parent.name)
-        weights = load_file(file)
+        self.loads.append(Path(folder).name)
+        weights = load_file(Path(folder, "model.safetensors"))
         self.base.load_state_dict(weights, strict=False)  # a tied head has no tensor of its own
 
     def sleep(self) -> None:
@@ -86,8 +84,6 @@ class Model:
         if self.options.wakeless:
             raise Refusal(500, "Call to wake_up method failed: out of memory")
         self.asleep, self.wakes = False, self.wakes + 1
-        if self.options.forgetful:  # as a vLLM did once: an adapter is there, and changes nothing
-            self.adapters = dict.fromkeys(self.adapters, self.base)
 
     @torch.inference_mode()
     def complete(self, body: dict) -> dict:
@@ -107,6 +103,13 @@ class Model:
         if len(prompt) >= self.options.max_model_len:
             raise Refusal(400, f"maximum context length is {self.options.max_model_len} tokens")
         reason, heat = "length", body["temperature"]
+        if body["max_tokens"] > 1 and self.breaks_off:  # of a trial's prompts none is
+            self.breaks_off -= 1
+            return {
+                "token_ids": [1],
+                "logprobs": {"token_logprobs": [0.0]},
+                "finish_reason": "abort",
+            }
         for _ in range(body["max_tokens"]):
             read = network(torch.tensor([[*prompt, *ids]]), use_cache=False, logits_to_keep=1)
             logits = read.logits[0, -1].float()
@@ -171,15 +174,13 @@ def _cut(logits: torch.Tensor, body: dict) -> torch.Tensor:
 class SGLangModel(Model):
     """The same, asked as SGLang is, with the messages that it gave."""
 
+    rank_status = 400
+
     def load(self, name: str, folder: str) -> dict:
         if not self.options.adapters:
             raise Refusal(400, "LoRA is not enabled. Please set `--enable-lora` to enable LoRA.")
         if name in self.adapters:
             raise Refusal(400, f"Failed to load LoRA adapter {name} because it is already loaded")
-        if not Path(folder, "adapter_config.json").is_file():
-            raise Refusal(400, f"Repo id must be in the form 'repo_name': '{folder}'")
-        if not Path(folder, "adapter_model.safetensors").is_file():
-            raise Refusal(400, f"Cannot find any model weights with `{folder}`")
         super().load(name, folder)
         return {"success": True, "error_message": ""}
 
@@ -188,12 +189,8 @@ class SGLangModel(Model):
             raise Refusal(400, f"LoRA with name {name} does not exist.")
         return {"success": True}
 
-    weight_version = "default"
-
     def update(self, body: dict) -> dict:
-        time.sleep(self.options.reload_s)
         self.reload(body["model_path"])
-        self.weight_version = body["weight_version"]
         return {"success": True, "message": "Succeeded to update model weights."}
 
     @torch.inference_mode()
@@ -216,7 +213,6 @@ class SGLangModel(Model):
                 why["matched"] = ids[-1] if ids[-1] in ends else "a stop string"
             triples = [[logprob, token, None] for logprob, token in zip(logprobs, ids, strict=True)]
             meta = {"finish_reason": why, "output_token_logprobs": triples}
-            meta["weight_version"] = self.weight_version
             answers.append({"output_ids": ids, "meta_info": meta})
         return answers if several else answers[0]
 
@@ -225,19 +221,11 @@ class SGLangModel(Model):
         adapters = [{"id": name, "parent": "base"} for name in self.adapters]
         settings = {
             "version": "0.0.0",
-            "enable_lora": self.options.adapters,
-            "max_lora_rank": self.options.max_lora_rank,
             "max_req_input_len": self.options.max_model_len - 6,
-            "model_path": self.options.model,
-            "weight_version": "default",
         }
-        if self.options.reload_s:  # SGLang answers no health check meanwhile
-            self.lock.acquire()
-            self.lock.release()
         return {
             "/health": None,
             "/server_info": settings,
-            "/model_info": {"weight_version": self.weight_version},
             "/v1/models": {"data": [window, *adapters]},
             "/loads": self.loads,
         }
@@ -329,6 +317,33 @@ class Listener(ThreadingHTTPServer):
                 connection.shutdown(socket.SHUT_RDWR)
 
 
+class FakeServer:
+    """Such a server in a thread of this process: a process takes seconds to start."""
+
+    def __init__(self, model: Path, *options: str) -> None:
+        port = free_port()
+        self.url = f"http://127.0.0.1:{port}"
+        self._options = ["--model", str(model), *options, "--port", str(port)]
+        self.start()
+
+    def start(self, *options: str) -> None:
+        """Start with a model that has no adapters and its own weights."""
+        self.listener = Listener([*self._options, *options])
+        threading.Thread(target=self.listener.serve_forever, args=(0.02,), daemon=True).start()
+
+    @property
+    def model(self) -> Model:
+        """What it serves, and what it was asked."""
+        return self.listener.model
+
+    def kill(self) -> None:
+        self.listener.kill()
+
+    def hang(self) -> None:
+        """Accept connections, and answer nothing."""
+        self.listener.answers.clear()
+
+
 def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True)
@@ -341,9 +356,7 @@ def _parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--raw-logprobs", action="store_true")
     parser.add_argument("--sleepless", action="store_true")
     parser.add_argument("--wakeless", action="store_true")
-    parser.add_argument("--forgetful", action="store_true")
     parser.add_argument("--sglang", action="store_true")
-    parser.add_argument("--reload-s", type=float, default=0.0)
     return parser.parse_known_args(arguments)[0]
 
 
