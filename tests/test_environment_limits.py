@@ -6,18 +6,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import random
 import sqlite3
 import threading
 import time
 
-import numpy as np
 import pytest
 
 from episodes import QUESTION, Guess, Room, play, room, rooms
-from turnrl import Question, RecipeError, ToolCall, ToolError, TrajectoryLost, call_tools, on_loop
+from turnrl import ToolCall, ToolError, TrajectoryLost, call_tools, on_loop
 from turnrl_environments import Environment, Gymnasium
 from turnrl_environments.classes import Stay
+from turnrl_environments.threads import THREAD
 
 __all__ = ["rooms"]  # fixtures
 
@@ -202,30 +201,6 @@ def test_a_copy_that_takes_too_long_loses_its_attempt_and_is_closed(chat, rooms)
     assert [room.closed for room in rooms] == [1] * 3  # of specs, of the attempt, and the copy
 
 
-def test_an_environment_is_closed_even_if_its_time_is_up(chat):
-    closed = []
-
-    class Slow(Guess):
-        async def get_reward(self) -> float:
-            time.sleep(0.2)
-            return 1.0
-
-        async def close(self) -> None:
-            await asyncio.sleep(0.05)
-            closed.append(self)
-
-    with pytest.raises(TrajectoryLost, match="Slow in close took longer"):
-        play(
-            chat,
-            Environment(Slow, step_timeout_s=0.1),
-            ["0"],
-            tool_name="guess",
-            turns=1,
-            max_restarts=0,
-        )
-    assert len(closed) == 1
-
-
 def test_leaving_an_environment_is_not_interrupted():
     left = []
 
@@ -303,48 +278,7 @@ def test_get_reward_is_not_called_after_an_error(chat):
     assert not asked
 
 
-# ------------------------------------------------------------------------- random numbers
-
-
-class Dice:
-    """Draws from the random numbers of the whole process, as the games of gem do."""
-
-    def __init__(self, resets: bool = True):
-        self.resets, self.at_first = resets, random.random()
-
-    def reset(self, seed=None):
-        if self.resets:
-            random.seed(seed)
-            np.random.seed(seed)
-        time.sleep(0.002)  # others have time to seed them, too
-        self.first = f"{random.random():.6f} {np.random.rand():.6f}"
-        return (self.first if self.resets else f"{self.at_first} {self.first}"), {}
-
-    def step(self, action):
-        time.sleep(0.001)
-        return f"{random.random():.6f} {np.random.rand():.6f}", 0.0, False, False, {}
-
-
-def throws(chat, **options):
-    """What 8 attempts each of 4 seeds see."""
-    seeds = [Question(f"seed {n}", "Go.", metadata={"seed": n}) for n in range(4)]
-    tool = Gymnasium(make=Dice, **options)
-    groups = play(chat, tool, ["on"], questions=seeds, size=8, turns=3).trajectories
-    return [[[r.content or r.unread for r in t.results] for t in group] for group in groups]
-
-
-@pytest.mark.parametrize("resets", [True, False])
-def test_queued_attempts_have_random_numbers_of_their_own(chat, resets):
-    before = random.getstate(), np.random.get_state()[1].tolist()
-    groups = throws(chat, options={"resets": resets}, thread_safe=False)
-    assert (random.getstate(), np.random.get_state()[1].tolist()) == before
-    for n, group in enumerate(groups):
-        assert all(seen == group[0] for seen in group)
-        assert group[0] != groups[n - 1][0]
-        if resets:
-            ours, theirs = random.Random(n), np.random.RandomState(n)
-            thrown = [f"{ours.random():.6f} {theirs.rand():.6f}" for _ in range(4)]
-            assert group[0] == thrown[1:]
+# ------------------------------------------------------------------------- one thread
 
 
 @pytest.mark.parametrize("thread_safe", [True, False])
@@ -403,19 +337,8 @@ def test_an_environment_that_is_not_thread_safe_is_called_in_one_thread(chat):
     assert len(attempts.probes[0]) == 8 * 3
     every = [*attempts.trajectories[0], *(probe.trajectory for probe in attempts.probes[0])]
     assert {trajectory.results[-1].unread for trajectory in every} == {"0,a,b,c"}
-    assert Ledger.threads == {"turnrl-environment"}
-
-
-def test_a_branch_goes_on_with_the_same_random_numbers(chat):
-    tool = Gymnasium(make=Dice, thread_safe=False)
-    attempts = play(chat, tool, ["on"], turns=2, probes=1)
-    ((trunk,),), ((*probes,),), _ = attempts
-    seen = [r.content or r.unread for r in trunk.results]
-    for probe in probes:
-        assert [r.content or r.unread for r in probe.trajectory.results] == seen
-
-
-# ------------------------------------------------------------------------- the queue
+    # the environment that shows its actions is made where they are asked for
+    assert Ledger.threads - {"MainThread"} == {"turnrl-environment"}
 
 
 def step_as_told(room, action):
@@ -435,16 +358,6 @@ class Queue:
     released = threading.Event()
 
 
-def _queue_is_empty():
-    """Wait until the queued calls have ended: another call comes after them."""
-    until = time.monotonic() + 5
-    while time.monotonic() < until:
-        with contextlib.suppress(ToolError):  # one is still about to end
-            return Gymnasium(make=Room, thread_safe=False).specs
-        time.sleep(0.01)
-    return None
-
-
 @pytest.fixture
 def queued():
     """Makes an environment of rooms whose calls wait in the queue, with this time limit."""
@@ -454,7 +367,10 @@ def queued():
         make=Room, options={"step": step_as_told}, step_timeout_s=limit_s, thread_safe=False
     )
     Queue.released.set()
-    assert _queue_is_empty()
+    until = time.monotonic() + 5
+    while THREAD.hangs and time.monotonic() < until:
+        time.sleep(0.01)
+    assert not THREAD.hangs
 
 
 def test_waiting_in_the_queue_does_not_count_against_the_time_limit(chat, queued, monkeypatch):
@@ -489,54 +405,16 @@ def test_a_cancelled_call_leaves_the_queue_without_running(queued):
     assert Queue.ran == ["0.2"]
 
 
-def test_a_call_that_hangs_the_queue_is_named(chat, queued, monkeypatch):
+def test_a_call_that_hangs_in_the_one_thread_stops_the_run(chat, queued, monkeypatch):
     monkeypatch.setattr("turnrl_environments.world._STOP_S", 0.1)
-    message = (
-        r"environment Room in step has not ended for \S+ s, and with thread_safe: false nothing"
-        r" else is called .*, so environment .* cannot begin\. Find out why it hangs, or raise"
-    )
     says = lambda session, turn: "hang" if session == 0 and turn == 0 else "go"  # noqa: E731
-    with pytest.raises(ToolError, match=message):
+    with pytest.raises(ToolError, match=r"environment Room in step took longer than .* = 0\.2"):
         play(chat, queued(0.2), says, size=3, turns=3, max_restarts=5)
-    with pytest.raises(ToolError, match=message):
-        _ = queued(0.2).specs
+    with pytest.raises(ToolError, match="environment Room in reset cannot begin: with thread_safe"):
+        play(chat, queued(0.2), ["go"], turns=1)
     child = os.fork()
     if not child:  # it has not the thread that is held
         with contextlib.suppress(BaseException):
-            os._exit(0 if room(step=step_as_told).specs and queued(0.2).specs else 1)
+            os._exit(0 if THREAD.submit(lambda: "free").done.result(5) == "free" else 1)
         os._exit(1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-
-
-def test_a_call_that_ends_too_late_does_not_reset_the_random_numbers_of_others(queued):
-    tool = queued(0.1)
-    with pytest.raises(TrajectoryLost, match="in step took longer"):
-        on_loop(call_tools([tool], QUESTION, [[ToolCall("step", {"action": "hang"})]]))
-    random.seed(5)
-    np.random.seed(5)
-    Queue.released.set()
-    assert _queue_is_empty()
-    assert random.random() == random.Random(5).random()
-    assert np.random.rand() == np.random.RandomState(5).rand()
-
-
-def test_looking_up_the_actions_during_a_call_does_not_block_the_queue(queued):
-    tool = queued(1)
-
-    async def walks():
-        walk = await tool.open(QUESTION)
-        return await tool.run([ToolCall("step", {"action": "go"}, session=walk)])
-
-    (result,) = on_loop(walks())
-    assert result.content == "x"
-
-
-def test_coroutines_need_thread_safe():
-    class Sleepy(Guess):
-        async def nap(self) -> str:
-            """Nap."""
-            return "dawn"
-
-    message = "environment Sleepy has the coroutine nap, and with thread_safe: false calls run"
-    with pytest.raises(RecipeError, match=message):
-        Environment(Sleepy, thread_safe=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import datetime
 import json
-import os
 import re
 import shlex
 import signal
@@ -14,7 +13,6 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.request
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
@@ -43,21 +41,14 @@ from turnrl_environments.client import Full
 from turnrl_segmenters import Action
 
 HERE = Path(__file__).parent
-REAL = os.environ.get("TURNRL_TEST_OPENENV_PYTHON", "")
-"""An interpreter that has openenv, whose packages do not go together with turnrl's."""
-real = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not REAL, reason="TURNRL_TEST_OPENENV_PYTHON names no interpreter"),
-]
-KINDS = ["ours", pytest.param("openenv", marks=real)]
 QUESTION = Question("q", "Go.", metadata={"seed": 7})
 
 
 class Served:
     """A server in a process of its own."""
 
-    def __init__(self, kind, sessions, port=None):
-        self.kind, self.sessions = kind, sessions
+    def __init__(self, sessions, port=None):
+        self.sessions = sessions
         if port is None:
             with socket.socket() as free:
                 free.bind(("127.0.0.1", 0))
@@ -66,10 +57,7 @@ class Served:
         self.start()
 
     def start(self):
-        python, script = (sys.executable, "lift_server.py")
-        if self.kind == "openenv":
-            python, script = REAL, "openenv_lift.py"
-        command = [python, str(HERE / script), str(self.port), str(self.sessions)]
+        command = [sys.executable, str(HERE / "lift_server.py"), str(self.port), str(self.sessions)]
         self.process = subprocess.Popen(command)
         until = time.monotonic() + 60
         while True:
@@ -89,8 +77,8 @@ class Served:
 def serve():
     begun = []
 
-    def begin(kind="ours", sessions=1):
-        begun.append(Served(kind, sessions))
+    def begin(sessions=1):
+        begun.append(Served(sessions))
         return begun[-1]
 
     yield begin
@@ -118,9 +106,8 @@ def play_one(chat, tool, says, **options):
     return trajectory
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_attempt_has_a_session_that_pays_by_the_step_and_ends_the_attempt(chat, serve, kind):
-    tool = OpenEnv(serve(kind).url, {"top": 2, "name": "Paternoster"})
+def test_an_attempt_has_a_session_that_pays_by_the_step_and_ends_the_attempt(chat, serve):
+    tool = OpenEnv(serve().url, {"top": 2, "name": "Paternoster"})
     trajectory = play_one(chat, tool, ["up", "down", "up", "up", "up"])
     assert trajectory.ended_by == "tool"
     assert "Go.\n\nPaternoster 0 at 0 of 2." in chat.tokenizer.decode(trajectory.sample.prompt_ids)
@@ -188,11 +175,10 @@ def test_an_action_schema_keeps_its_defaults_and_recursive_types():
     assert not schema.is_valid({"start": {"inside": [{"title": 3}]}})
 
 
-@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("sessions", [pytest.param(1, marks=pytest.mark.slow), 4])
 @pytest.mark.parametrize("lockstep", [True, False])
-def test_any_number_of_attempts_are_played_in_turn(chat, serve, kind, sessions, lockstep):
-    tool = OpenEnv(serve(kind, sessions).url, {"top": 2})
+def test_any_number_of_attempts_are_played_in_turn(chat, serve, sessions, lockstep):
+    tool = OpenEnv(serve(sessions).url, {"top": 2})
     attempts = play(chat, tool, ["up"], count=8, size=4, lockstep=lockstep)
     assert tool.capacity == sessions
     assert attempts.restarted == 0
@@ -240,9 +226,8 @@ def test_a_full_server_is_waited_for_and_then_named(chat, serve):
         somebody.join()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_refused_actions_are_the_policys_mistake_and_server_failures_are_not(chat, serve, kind):
-    tool = OpenEnv(serve(kind).url)
+def test_refused_actions_are_the_policys_mistake_and_server_failures_are_not(chat, serve):
+    tool = OpenEnv(serve().url)
 
     def calls(*arguments):
         steps = [ToolCall("step", each) for each in arguments]
@@ -265,9 +250,8 @@ def test_refused_actions_are_the_policys_mistake_and_server_failures_are_not(cha
         play_one(chat, OpenEnv(tool.url, {"top": -1}), ["up"])
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_session_is_dropped_after_a_time_out_and_its_answer_is_never_read(chat, serve, kind):
-    tool = OpenEnv(serve(kind).url, step_timeout_s=0.5)
+def test_a_session_is_dropped_after_a_time_out_and_its_answer_is_never_read(chat, serve):
+    tool = OpenEnv(serve().url, step_timeout_s=0.5)
     words = iter(["up", "hang", "up", "down", "down", "up", "down", "down"])
     trajectory = play_one(chat, tool, lambda session, turn: next(words), turns=3)
     # its server is full until the step is done
@@ -275,9 +259,8 @@ def test_a_session_is_dropped_after_a_time_out_and_its_answer_is_never_read(chat
     assert trajectory.figures["steps"] == 3
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_attempts_of_a_server_that_is_killed_begin_again(chat, serve, capfd, kind):
-    server, begun = serve(kind, 4), []
+def test_attempts_of_a_server_that_is_killed_begin_again(chat, serve, capfd):
+    server, begun = serve(4), []
 
     def says(session, turn):
         if turn == 1 and not begun:
@@ -469,40 +452,3 @@ TALK = [
     {"type": "step", "data": {"go": "up", "floors": 3}},
     {"type": "step", "data": {"go": "up", "floors": 2}},
 ]
-
-
-async def talk(url):
-    """All that a server sends until it closes the connection, and when it is full."""
-    heard = []
-    async with connect(f"ws{url[4:]}/ws") as first:
-        for message in TALK:
-            await first.send(message if isinstance(message, str) else json.dumps(message))
-            heard.append(json.loads(await first.recv()))
-            if message == "junk":
-                async with connect(f"ws{url[4:]}/ws") as second:
-                    heard.append(json.loads(await second.recv()))
-                    await second.wait_closed()
-                    heard.append(second.close_code)
-        await first.wait_closed()
-        heard.append(first.close_code)
-    async with connect(f"ws{url[4:]}/ws") as third:
-        await third.send('{"type": "close"}')
-        await third.wait_closed()
-        return [*heard, third.close_code]
-
-
-def plain(message):
-    """Without the page of pydantic's documentation, which depends on its version."""
-    if isinstance(message, dict):
-        return {key: plain(value) for key, value in message.items() if key != "url"}
-    return [plain(item) for item in message] if isinstance(message, list) else message
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not REAL, reason="TURNRL_TEST_OPENENV_PYTHON names no interpreter")
-def test_the_test_server_answers_like_openenvs_server(serve):
-    ours, theirs = serve("ours"), serve("openenv")
-    heard = [plain(asyncio.run(talk(server.url))) for server in (ours, theirs)]
-    assert heard[0] == heard[1]
-    schemas = [json.load(urllib.request.urlopen(f"{s.url}/schema")) for s in (ours, theirs)]
-    assert schemas[0]["action"] == {**schemas[1]["action"]}

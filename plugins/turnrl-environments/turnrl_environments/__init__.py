@@ -2,7 +2,7 @@
 
 world     the common part: attempts, their steps, their time, their end, and their faults
 own       an attempt whose environment is an object of this process
-worker    the thread of environments that are not thread-safe, and random numbers of an attempt
+threads   the thread of environments that are not thread-safe
 classes   `Environment`: classes of your own
 gym       `Gymnasium`: environments of Gymnasium's form
 openenv   `OpenEnv`: environments behind a server of OpenEnv

@@ -47,10 +47,9 @@ class Environment(World):
         step_timeout_s: An attempt is lost and begins again if its environment takes longer than
             this many seconds for a turn or to begin.
         thread_safe: True if attempts side by side do not disturb each other. False runs all their
-            calls in one thread, one after another, and gives each attempt its own random numbers
-            (`random` and `numpy.random`). Use it for games that draw from the process's random
-            numbers, like those of gem and TextArena, and for code that is made for one thread, like
-            TextWorld.
+            calls in one thread, one after another, for code that is made for one thread, like
+            TextWorld, and for games that seed the process's random numbers in `reset`, like those
+            of gem and TextArena.
     """
 
     def __init__(
@@ -80,17 +79,11 @@ class Environment(World):
                 f"{self} has no reset, which begins an attempt. Add 'def reset(self, seed: int) -> "
                 "str:' to the class, or 'def reset(self, **columns)'."
             )
-        coroutines = [n for n, method in methods.items() if inspect.iscoroutinefunction(method)]
-        if coroutines and not thread_safe:
-            raise RecipeError(
-                f"{self} has the coroutine {', '.join(coroutines)}, and with thread_safe: false "
-                "calls run in one thread. Write 'def' in place of 'async def', or leave "
-                "thread_safe out."
-            )
         self.pays_at_the_end = "get_reward" in methods
-        for name, method in methods.items():
-            _check_self(self, name, method)
-        self._reset_parameters = _parameters_of_reset(self, methods["reset"])
+        parameters = inspect.signature(methods["reset"]).parameters.values()
+        self._reset_parameters = [
+            p for p in parameters if p.name != "self" and p.kind is not p.VAR_POSITIONAL
+        ]
         self._seed_type = {p.name: p.annotation for p in self._reset_parameters}.get("seed")
         self.tools: Mapping[str, Described] = {
             name: described(method, skip=("self",))
@@ -208,39 +201,3 @@ def _check_options(world: Environment) -> None:
             f"{world} cannot be made with the options {world.options} ({error}). Correct "
             "Environment.options."
         ) from error
-
-
-def _check_self(world: Environment, name: str, method: Callable[..., object]) -> None:
-    """Refuse a method that lacks its first parameter.
-
-    Raises:
-        RecipeError: If the method lacks it.
-    """
-    if isinstance(inspect.getattr_static(world.made, name), staticmethod):
-        return
-    parameters = list(inspect.signature(method).parameters.values())
-    if not parameters or (
-        parameters[0].name != "self" and parameters[0].kind is not parameters[0].VAR_POSITIONAL
-    ):
-        raise RecipeError(
-            f"the method {name} of {world} lacks self. Write 'def {name}"
-            f"({', '.join(['self', *map(str, parameters)])})'."
-        )
-
-
-def _parameters_of_reset(
-    world: Environment, reset: Callable[..., object]
-) -> Sequence[inspect.Parameter]:
-    """The parameters of `reset`, which are columns.
-
-    Raises:
-        RecipeError: If a parameter cannot be passed by its name.
-    """
-    parameters = [p for p in inspect.signature(reset).parameters.values() if p.name != "self"]
-    for parameter in parameters:
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            raise RecipeError(
-                f"reset of {world} takes {parameter.name!r} by its place, and columns of the "
-                "question are given by their names. Take the '/' out of its 'def'."
-            )
-    return [p for p in parameters if p.kind is not p.VAR_POSITIONAL]

@@ -27,12 +27,9 @@ from turnrl import (
     named,
 )
 from turnrl_environments.own import OwnEpisode, close
-from turnrl_environments.worker import Call, OwnRandom, on_worker
 from turnrl_environments.world import TRUNCATED, World, paid, seed_of, text_of
 
 _COLOURED = re.compile(r"\x1b\[[\d;]+m(.*?)\x1b\[0m", re.DOTALL)
-_UNPACKED = re.compile(r"values to unpack \(expected (\d), got (\d)\)")
-_UNTAKEN = re.compile(r"got an unexpected keyword argument '(seed|options)'")
 
 Observe = Callable[[Any], str]
 
@@ -59,10 +56,9 @@ class Gymnasium(World):
         step_timeout_s: An attempt is lost and begins again if its environment takes longer than
             this many seconds for a turn or to begin.
         thread_safe: True if attempts side by side do not disturb each other. False runs all their
-            calls in one thread, one after another, and gives each attempt its own random numbers
-            (`random` and `numpy.random`). Use it for games that draw from the process's random
-            numbers, like those of gem and TextArena, and for code that is made for one thread, like
-            TextWorld.
+            calls in one thread, one after another, for code that is made for one thread, like
+            TextWorld, and for games that seed the process's random numbers in `reset`, like those
+            of gem and TextArena.
     """
 
     def __init__(
@@ -111,12 +107,6 @@ class Gymnasium(World):
     @functools.cached_property
     def _action_form(self) -> tuple[Mapping[str, Any], Callable[[object], object]]:
         """JSON Schema of an action, and the function that turns one into the environment's own."""
-        if self.thread_safe or on_worker():
-            return self._examined()
-        call = Call(f"{self} in make", self.step_timeout_s, OwnRandom(0), self._examined)
-        return call.result_here()
-
-    def _examined(self) -> tuple[Mapping[str, object], Callable[[object], object]]:
         try:
             environment = self.made()
         except RecipeError:
@@ -163,18 +153,15 @@ class Gymnasium(World):
         try:
             values = environment.step(to_own(action))
         except Exception as error:
-            if (count := _UNPACKED.search(str(error))) and count[1] == "5":
-                raise self._not_five(f"{count[2]} values") from error
             if "unpack" in str(error) and _raised_by_a_caller(error):
-                raise self._not_five("no five values") from error
+                raise self._wrong_form(in_short(error)) from error
             own = type(getattr(environment, "unwrapped", environment))
             mistake = mistake_of(error, own, [action])
             if mistake is None or is_of_threads(error):
                 raise
             raise mistake from error
-        several = isinstance(values, tuple | list)
-        if not several or len(values) != 5:
-            raise self._not_five(f"{len(values)} values" if several else f"{values!r:.80}")
+        if not isinstance(values, tuple | list) or len(values) != 5:
+            raise self._wrong_form(f"{values!r:.80} from step")
         observation, reward, terminated, truncated, _ = values
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not is_flag(flag):
@@ -186,12 +173,6 @@ class Gymnasium(World):
             reward=paid(self, "step", reward),
             done=bool(terminated) or bool(truncated),
             metadata={TRUNCATED: True} if truncated and not terminated else {},
-        )
-
-    def _not_five(self, gave: str) -> ToolError:
-        return ToolError(
-            f"{self} gave {gave} from step. Gymnasium's step gives five: observation, reward, "
-            "terminated, truncated, info. Return those, or wrap the environment."
         )
 
     def begun(self, environment: Any, begins: Mapping[str, object]) -> str:
@@ -206,25 +187,20 @@ class Gymnasium(World):
         try:
             values = environment.reset(**begins)
         except (TypeError, ValueError) as error:
-            untaken = _UNTAKEN.search(str(error))
-            if untaken and _raised_by_a_caller(error):
-                raise ToolError(
-                    f"reset of {self} does not take {untaken[1]!r}, with which an attempt begins. "
-                    "Write 'def reset(self, *, seed=None, options=None):', or wrap the "
-                    "environment: wrappers for the old form are in the package shimmy."
-                ) from error
-            if "unpack" in str(error) and _raised_by_a_caller(error):
-                raise self._not_two("no two values") from error
+            if _raised_by_a_caller(error):
+                raise self._wrong_form(in_short(error)) from error
             raise
         pair = isinstance(values, tuple | list) and len(values) == 2
         if not pair or not isinstance(values[1], Mapping):
-            raise self._not_two(f"{values!r:.80}")
+            raise self._wrong_form(f"{values!r:.80} from reset")
         return self.shown("reset", environment, values[0])
 
-    def _not_two(self, gave: str) -> ToolError:
+    def _wrong_form(self, found: str) -> ToolError:
         return ToolError(
-            f"{self} gave {gave} from reset. Gymnasium's reset gives two values, the observation "
-            "and a dict: return both, or wrap the environment."
+            f"{self} gave {found}. Gymnasium's form is 'reset(*, seed=None, options=None)', which "
+            "gives an observation and a dict, and 'step(action)', which gives five values: "
+            "observation, reward, terminated, truncated, info. Wrap an environment of the old form "
+            "(package shimmy)."
         )
 
 
@@ -264,22 +240,12 @@ def _words(actions: Sequence[str]) -> list[str]:
     Raises:
         RecipeError: If they are not a list of different texts.
     """
-    if not isinstance(actions, list | tuple) or not actions:
+    texts = isinstance(actions, list | tuple) and all(isinstance(word, str) for word in actions)
+    if not texts or not actions or len({*actions}) < len(actions):
         raise RecipeError(
-            f"Gymnasium.actions is {actions!r:.80}; it must be a list of words, such as "
-            "['left', 'right']."
+            f"Gymnasium.actions is {actions!r:.80}; it must be a list of different texts, such as "
+            "[left, right] or ['1', 'on']."
         )
-    for number, word in enumerate(actions):
-        if not isinstance(word, str):
-            raise RecipeError(
-                f"Gymnasium.actions[{number}] is {word!r:.80}, which is no text. Put it in quotes, "
-                "such as '1' or 'on'."
-            )
-        if word in actions[:number]:
-            raise RecipeError(
-                f"Gymnasium.actions[{number}] is {word!r:.80}, which stands there twice. Name each "
-                "action once."
-            )
     return list(actions)
 
 
@@ -309,9 +275,9 @@ def _actions(
         first, count = int(space.start), int(space.n)
         if words is None:
             return {"type": "integer", "minimum": first, "maximum": first + count - 1}, int
-        if len(words) != count or len(set(words)) != count:
+        if len(words) != count:
             raise RecipeError(
-                f"Gymnasium.actions names {len(set(words))} actions ({', '.join(words)}), and "
+                f"Gymnasium.actions names {len(words)} actions ({', '.join(words)}), and "
                 f"{name} has {count}. Name each of them once, in their order."
             )
         numbers = {word: first + place for place, word in enumerate(words)}

@@ -40,7 +40,6 @@ class OwnEpisode(Episode[W], ForkableToolSession):
         self.limit()
         branch = copy.copy(self)
         branch.environment, branch._work = None, None
-        branch.random = self.random and self.random.copied()
 
         def copied() -> None:
             branch.environment = _copied(self.world, self.environment)

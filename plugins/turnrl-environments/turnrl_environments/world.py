@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import re
 import zlib
 from abc import ABC, abstractmethod
@@ -37,12 +36,10 @@ from turnrl import (
     is_of_threads,
     result_of,
 )
-from turnrl_environments.worker import Call, Errand, OwnRandom
+from turnrl_environments.threads import THREAD, Queued
 
 T = TypeVar("T")
 W = TypeVar("W", bound="World")
-
-_logger = logging.getLogger(__name__)
 
 _MARGIN_S = 30.0
 """Seconds that a whole batch may take longer than `step_timeout_s`; an episode may not."""
@@ -68,8 +65,8 @@ _ADVICE_ON_RESET = (
     "serves only so many attempts at once, set its capacity."
 )
 _ADVICE_ON_THREADS = (
-    "Calls run in threads, until one shows that it needs the main thread. For code that is made "
-    "for one thread set thread_safe: false, and make what it holds in reset."
+    "Calls run in threads, and never in the main thread. For code that is made for one thread set "
+    "thread_safe: false, and make what it holds in reset."
 )
 
 
@@ -81,7 +78,8 @@ class World(Stateful, Toolset, ABC):
         capacity: The most attempts that it can serve at once; None for any number.
         step_timeout_s: An attempt is lost if its environment takes longer than this many seconds
             for a turn, to begin or to close.
-        thread_safe: True if episodes side by side do not disturb each other.
+        thread_safe: True if episodes side by side do not disturb each other. Otherwise one thread
+            makes all their calls.
     """
 
     acts = interruptible = True
@@ -97,8 +95,6 @@ class World(Stateful, Toolset, ABC):
         at_least(1e-3, kind, self, "step_timeout_s", optional=False)
         self.timeout_s = step_timeout_s + _MARGIN_S if thread_safe else _IN_LINE_S
         self.under_way: set[asyncio.Task[object]] = set()
-        self.waits_for_thread = False
-        """True once it has shown that only the thread that waits for the attempts may call it."""
 
     def __str__(self) -> str:
         return f"environment {self.name}"
@@ -165,17 +161,12 @@ class Episode(ToolSession, ABC, Generic[W]):
         over: True if the environment has ended or truncated the attempt.
         truncated: True if the environment ended it because its time was up.
         lost: True if the environment broke, so that it is not used any more.
-        random: Its own random numbers, for calls on the worker; None if the world is
-            thread-safe.
     """
 
     def __init__(self, world: W, question: Question) -> None:
         self.world = world
         self.steps, self.earned = 0, 0.0
         self.over = self.truncated = self.lost = False
-        self.random: OwnRandom | None = None
-        if not world.thread_safe:
-            self.random = OwnRandom(zlib.crc32(f"{seed_of(question)}".encode()))
         self._until = 0.0
         self._work: asyncio.Task[object] | None = None
 
@@ -285,79 +276,71 @@ class Episode(ToolSession, ABC, Generic[W]):
             TrajectoryLost: If the code raises, or the time is up. Even then `leave` is started, and
                 it is not stopped.
             PolicyMistake: If the code raises it.
-            ToolError: If the code has to run on the worker, and an earlier call hangs there.
+            ToolError: If the world is not thread-safe, and the call or one before it hangs.
         """
         label, loop = f"{self.world} in {verb}", asyncio.get_running_loop()
         left_s, leaves = self._until - loop.time(), function == self.leave
         if left_s > 0 or leaves:
-            work, call = self._start_work(label, function, *arguments)
+            work, queued = self._start_work(function, *arguments)
             try:
-                if call is not None:  # waiting for others does not count as the environment's time
+                if queued is not None:  # waiting for others does not count as the call's time
                     joined = loop.time()
-                    await call.begins()
+                    await queued.wait_for_turn(label)
                     self._until += loop.time() - joined
                 await asyncio.wait([work], timeout=max(left_s, 0.0))
             finally:
                 late = not work.done()
-                if late and call is not None:
-                    call.leave(drop=not leaves)
-                elif late and asyncio.iscoroutinefunction(function) and not leaves:
-                    work.cancel()  # a thread cannot be stopped
+                if late and not leaves:
+                    if queued is not None:
+                        queued.done.cancel()  # unless it has begun
+                    elif asyncio.iscoroutinefunction(function):
+                        work.cancel()  # a thread cannot be stopped
             if not late:
-                advice = _ADVICE_ON_RESET if verb == "reset" else _ADVICE
-                if work.cancelled():
-                    raise TrajectoryLost(f"{label} was cancelled from within. {advice}")
-                if isinstance(mistake := work.exception(), PolicyMistake):
-                    raise mistake
-                of_thread = is_of_threads(mistake) and not isinstance(call, Errand)
-                try:
-                    with blaming(
-                        TrajectoryLost, label, _ADVICE_ON_THREADS if of_thread else advice
-                    ):
-                        return cast(T, work.result())
-                except TrajectoryLost as lost:
-                    if not of_thread:
-                        raise
-                    self._need_thread(lost)
-                    raise lost from None  # it is no mistake of the policy
+                return cast(T, self._finish(label, verb, work))
+            THREAD.hangs = THREAD.hangs or queued is not None
         # nothing else can be called in a thread that hangs, unless it is one of many
-        kind = ToolError if self.world.waits_for_thread else TrajectoryLost
+        kind = TrajectoryLost if self.world.thread_safe else ToolError
         raise kind(
             f"{label} took longer than step_timeout_s = {self.world.step_timeout_s:g}. Raise it, "
             "or find out why the environment hangs."
         )
 
-    def _need_thread(self, lost: TrajectoryLost) -> None:
-        """Have the thread that waits for the attempts make all calls from the next attempt on."""
-        if self.random is None and not self.world.waits_for_thread:
-            self.world.waits_for_thread, self.world.timeout_s = True, _IN_LINE_S
-            _logger.warning(
-                f"{lost} This attempt begins again, and from now on the thread that waits for the "
-                "attempts makes all calls of the environment, one after another."
-            )
+    def _finish(self, label: str, verb: str, work: asyncio.Task[object]) -> object:
+        """The result of a call that has ended; see `do` for what it raises."""
+        advice = _ADVICE_ON_RESET if verb == "reset" else _ADVICE
+        if work.cancelled():
+            raise TrajectoryLost(f"{label} was cancelled from within. {advice}")
+        if isinstance(error := work.exception(), PolicyMistake):
+            raise error
+        of_thread = is_of_threads(error)
+        try:
+            with blaming(TrajectoryLost, label, _ADVICE_ON_THREADS if of_thread else advice):
+                return work.result()
+        except TrajectoryLost as lost:
+            if not of_thread:
+                raise
+            raise lost from None  # it is no mistake of the policy
 
     def _start_work(
-        self, label: str, function: Callable[..., object], *arguments: object
-    ) -> tuple[asyncio.Task[object], Call[object] | Errand[object] | None]:
-        """Start code that runs once the call before it has ended; return its task, and its call if
-        it runs in a certain thread."""
-        before, bound = self._work, functools.partial(function, *arguments)
-        call: Call[object] | Errand[object] | None = None
-        if not asyncio.iscoroutinefunction(function):
-            if self.random is not None:
-                call = Call(label, self.world.step_timeout_s, self.random, bound)
-            elif self.world.waits_for_thread:
-                call = Errand(bound)
+        self, function: Callable[..., object], *arguments: object
+    ) -> tuple[asyncio.Task[object], Queued[object] | None]:
+        """Start code that runs once the call before it has ended; return its task, and its place in
+        the queue of the one thread if the world is not thread-safe."""
+        before, queued = self._work, None
+        if not self.world.thread_safe:
+            queued = THREAD.submit(functools.partial(function, *arguments))
 
         async def work() -> object:
+            if queued is not None:
+                return await queued.result()
             if before is not None and not before.done():
                 await asyncio.wait([before])
-            return await (result_of(function, *arguments) if call is None else call.result())
+            return await result_of(function, *arguments)
 
         self._work = asyncio.create_task(work())
         self.world.under_way.add(self._work)
         self._work.add_done_callback(self._forget_work)
-        return self._work, call
+        return self._work, queued
 
     def _forget_work(self, work: asyncio.Task[object]) -> None:
         self.world.under_way.discard(work)
@@ -373,7 +356,7 @@ class Episode(ToolSession, ABC, Generic[W]):
         """Leave the environment after another failure, whose error is the one to show. If a call
         has not ended, `leave` runs after it, and nobody waits."""
         if self._hangs:
-            self._start_work(f"{self.world} in close", self.leave)
+            self._start_work(self.leave)
         else:
             with contextlib.suppress(Exception):
                 await self.do("close", self.leave)
