@@ -1,7 +1,7 @@
 """What OpenEnv's server says, in a server of its own: `python lift_server.py PORT SESSIONS`.
 
-Its answers were compared word for word with those of openenv 0.10, whose packages do not go together
-with turnrl's.
+Its answers were compared word for word with those of openenv 0.10, whose packages do not go
+together with turnrl's.
 """
 
 import asyncio
