@@ -12,7 +12,6 @@ from collections import Counter
 from dataclasses import replace
 from datetime import date
 from decimal import Decimal
-from fractions import Fraction
 from pathlib import Path
 
 import huggingface_hub
@@ -20,11 +19,10 @@ import lightning as L
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonargparse import ArgumentParser
 
-from commands import fails, save
 from rollouts import Look
 from turnrl import (
     DataError,
@@ -41,11 +39,8 @@ from turnrl import (
     reach_hub,
 )
 from turnrl.data.known import PRESETS, Preset
-from turnrl_rewards import Number
 from turnrl_segmenters import TwoTurn
 from turnrl_wiki_search.sources import open_source
-
-SQUAD = Path(__file__).parents[2] / "shared/data/squad/dev.jsonl"
 
 ROWS = [
     {"id": "a", "question": "Who?", "answers": ["Ada", "Ada Lovelace"], "level": "easy"},
@@ -73,11 +68,6 @@ def table_file(path, rows):
         path.write_text(json.dumps(rows, indent=1))
     elif suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    elif suffix.endswith(".arrow"):
-        table = pyarrow.Table.from_pylist(rows)
-        kinds = {".arrow": pyarrow.ipc.new_stream, ".file.arrow": pyarrow.ipc.new_file}
-        with kinds[suffix](path, table.schema) as writer:
-            writer.write_table(table, max_chunksize=2)
     elif suffix.endswith(".gz"):
         plain = Path(table_file(path.with_suffix(""), rows))
         path.write_bytes(gzip.compress(plain.read_bytes()))
@@ -98,7 +88,7 @@ def write_file(tmp_path, suffix):
 # ---------------------------------------------------------------------- files
 
 
-KINDS = [".jsonl", ".json", ".lines.json", ".parquet", ".csv", ".tsv", ".arrow", ".file.arrow"]
+KINDS = [".jsonl", ".json", ".lines.json", ".parquet", ".csv", ".tsv"]
 KINDS += [".jsonl.gz", ".json.gz", ".csv.gz", ".tsv.gz"]
 
 
@@ -135,18 +125,11 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("key", CHAT, "a list of chat messages, [{'role': 'system', 'content': 'Be brief.'}, {"),
-        ("prompt", ["Who?"], "a list, ['Who?'], not a text. Write a text there."),
-        (
-            "prompt",
-            {"text": "Who?"},
-            "Set data.fields.question to a path into it, such as prompt.t",
-        ),
-        ("prompt", b"Who?", "bytes, b'Who?', not a text. Decode them,"),
-        ("prompt", {1, 2}, "a set, {1, 2}, not a text."),
-        ("gold", CHAT, "Set data.fields.answers to a path into it, such as gold.role."),
-        ("gold", [["Ada"], [b"A. L."]], "bytes, b'A. L.', not a text."),
-        ("key", [7], "a list, [7], not a text."),
+        ("key", CHAT, "is a list, [{'role': 'system'"),
+        ("prompt", {"text": "Who?"}, "name a path into it, such as prompt.text"),
+        ("prompt", b"Who?", "is a bytes, b'Who?', not a text."),
+        ("gold", CHAT, "name a path into it, such as gold.role"),
+        ("gold", [["Ada"], [b"A. L."]], "is a bytes, b'A. L.', not a text."),
     ],
 )
 def test_a_value_that_is_not_text_is_reported_with_its_source_row_and_column(name, value, message):
@@ -255,62 +238,25 @@ def test_a_pattern_finds_the_answer_within_a_field(tmp_path, caplog):
     assert [q.answers for q in load_questions(path, fields=whole)] == [("42",)]
 
 
-def test_numbers_beyond_those_of_a_float_stay_exact(tmp_path):
-    numbers = ["1e400", "1e-400", "12345678901234567890123", "0.1", "0e5"]
-    lines = [f'{{"question": "{n}?", "answers": {n}}}' for n in numbers]
-    for name, text in (("q.jsonl", "\n".join(lines)), ("q.json", f"[{', '.join(lines)}]")):
-        (tmp_path / name).write_text(text)
-        read = [
-            q.rule.read(q.answers[0]) for q in load_questions(str(tmp_path / name), rule=Number())
-        ]
-        assert read == [*map(Fraction, numbers)]
-
-
 def test_a_path_loads_its_file_and_an_empty_file_is_reported(tmp_path):
     path = tmp_path / "mine.jsonl"
     write_jsonl(path, [{"id": "a", "question": "?", "answers": ["x"]}])
-    data = QuestionData(path, path, questions_per_iteration=1)
-    assert data.eval_questions()[0].id == "a"
+    assert QuestionData(path, path).eval_questions()[0].id == "a"
     path.write_text("")
-    with pytest.raises(DataError, match=rf"^{path} has no usable question: it is empty\. Name an"):
-        QuestionData(path, path, questions_per_iteration=1).eval_questions()
+    with pytest.raises(DataError, match=rf"^{path} has no usable question: it is empty"):
+        QuestionData(path, path).eval_questions()
 
 
-def test_rows_that_are_left_out_are_counted_for_each_file(tmp_path, caplog):
-    path = write_jsonl(tmp_path / "mine.jsonl", [*solved("42"), {"question": "?", "answer": None}])
-    fields = Fields(None, answers="answer")
-    data = QuestionData(path, path, questions_per_iteration=1, fields=fields)
-    data.setup("fit")
-    messages = [r.getMessage() for r in caplog.records if "left out" in r.getMessage()]
-    assert len(messages) == 2
-    assert all(line.startswith(f"{path}: left out 1 of 2 rows") for line in messages)
-
-
-def test_a_pattern_that_matches_nothing_or_is_invalid_is_refused(tmp_path, recipe, capsys):
+def test_a_pattern_that_matches_nothing_or_is_invalid_is_refused(tmp_path):
     path = write_jsonl(tmp_path / "q.jsonl", solved("The answer is 42"))
     with pytest.raises(DataError, match=r"'### \(.*\)' matches no answer of .*'The answer is 42'"):
         load_questions(path, fields=Fields(None, answers="answer", answer_pattern="### (.*)"))
-    with pytest.raises(DataError, match=r"is not a regular expression: missing \)"):
-        Fields(answer_pattern="#### (.*")
-    with pytest.raises(DataError, match=r"answer_pattern None is not a regular expression"):
-        Fields(answer_pattern=None)
-    recipe["data"] |= {"train": path, "val": None}
-    save(recipe)
-    # without quotes: to YAML the pattern is a comment
-    Path("fields.yaml").write_text("data: {fields: {id: null,\n  answer_pattern: #### (.*)\n}}")
-    message = fails(capsys, ["fit", "recipe.yaml", "fields.yaml"])
-    assert "answer_pattern is null" in message
-    assert "In YAML a # begins a comment: put a text with one in quotes." in message
-    message = fails(capsys, ["fit", "recipe.yaml", "--data.fields.answer_pattern", "#### (.*"])
-    assert "data.fields.answer_pattern '#### (.*' is not a regular expression" in message
-    recipe["data"]["fields"] = {"id": None, "answers": "answer", "answer_pattern": "answer (.*)"}
-    save(recipe)
-    pattern = ["--data.fields.answer_pattern", "#### (.*)"]
-    message = fails(capsys, ["fit", "recipe.yaml", *pattern])  # it arrives as it is
-    assert "answer_pattern '#### (.*)' matches no answer" in message
+    for pattern in ("#### (.*", None):
+        with pytest.raises(DataError, match=r"answer_pattern .* is not a regular expression"):
+            Fields(answer_pattern=pattern)
 
 
-@pytest.mark.parametrize("kind", [".jsonl", ".json", ".parquet", ".arrow", ".csv", ".tsv", "rows"])
+@pytest.mark.parametrize("kind", [".jsonl", ".parquet", ".csv", "rows"])
 def test_an_answer_that_looks_like_a_list_is_a_single_answer(tmp_path, kind, caplog):
     texts = ["[0, 1]", "[-1, 1)", "[[1, 0], [0, 1]]", "[x]", "[]", "[None]", "[0.5,)"]
     rows = [{"id": f"{n}", "question": f"{n}?", "answers": t} for n, t in enumerate(texts)]
@@ -366,16 +312,14 @@ def test_data_sets_written_by_save_to_disk_load_as_questions(hub_rows, tmp_path)
 
     hub_rows.save_to_disk(tmp_path / "one")
     assert loaded(str(tmp_path / "one")) == EXPECTED
-    (arrow,) = (tmp_path / "one").glob("*.arrow")
-    assert loaded(str(arrow)) == EXPECTED
     both = datasets.DatasetDict({"train": hub_rows, "test": hub_rows.select([2])})
     both.save_to_disk(tmp_path / "two")
     folder = str(tmp_path / "two")
     assert loaded(folder, role="train") == EXPECTED
     assert loaded(folder, "test") == EXPECTED[2:]
-    with pytest.raises(DataError, match=r"two has no split 'validation'. It has train, test. Set"):
+    with pytest.raises(DataError, match=r"two has no split 'validation'. It has train, test\."):
         load_questions(folder)
-    with pytest.raises(DataError, match=r"one has no split 'test'. It has none: leave the split"):
+    with pytest.raises(DataError, match=r"one has no split 'test'. It has one without"):
         load_questions(str(tmp_path / "one"), "test")
     next((tmp_path / "one").glob("*.arrow")).write_bytes(b"no arrow")
     with pytest.raises(DataError, match=r"cannot read the data set in '.*one': "):
@@ -393,8 +337,7 @@ def test_class_labels_are_their_names(hub_rows, tmp_path):
     labelled = datasets.Dataset.from_dict(columns, features)
     labelled.save_to_disk(tmp_path / "saved")
     labelled.to_parquet(tmp_path / "q.parquet")
-    (arrow,) = (tmp_path / "saved").glob("*.arrow")
-    sources = [labelled, labelled.to_iterable_dataset(), str(tmp_path / "saved"), str(arrow)]
+    sources = [labelled, labelled.to_iterable_dataset(), str(tmp_path / "saved")]
     for source in [*sources, str(tmp_path / "q.parquet")]:
         questions = load_questions(source)
         assert [q.answers for q in questions] == [("no",), ("maybe",)]  # -1 is none
@@ -429,18 +372,10 @@ def test_a_data_set_in_memory_is_a_question_set(hub_rows):
 
 def test_rows_in_memory_are_a_question_set_and_other_things_are_none():
     assert loaded(ROWS) == EXPECTED
-    with pytest.raises(DataError, match=r"a set is not a data set: \{7\}\. Give a path, questions"):
+    with pytest.raises(DataError, match=r"a set is not a data set: \{7\}\. Give a path"):
         load_questions({7})
     with pytest.raises(DataError, match=r"a list is not a data set: \['Who\?'\]"):
         load_questions(["Who?"])
-
-
-def test_a_real_question_file_loads_whole():
-    if not SQUAD.exists():
-        pytest.skip("needs the shared SQuAD questions beside the checkout")
-    questions = load_questions(str(SQUAD))
-    assert len(questions) > 10_000
-    assert len({q.id for q in questions}) == len(questions)
 
 
 # -------------------------------------------------------------------- presets
@@ -615,13 +550,13 @@ def test_a_split_missing_on_the_hub_is_refused_with_the_available_ones(tmp_path,
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("nowhere.jsonl", r"no file 'nowhere.jsonl' in .*Check data.train"),
+        ("nowhere.jsonl", r"no file 'nowhere.jsonl' in "),
         (
             "trivia_qa",
             r"no data set 'trivia_qa'. Did you mean triviaqa\?.*HotpotParagraphs, .*, triviaqa, nq",
         ),
-        ("no.such.Source", r"data.val names 'no.such.Source', which .*: No module named 'no'"),
-        ("turnrl.errors.gone", r"data.val names 'turnrl.errors.gone', .* no attribute 'gone'"),
+        ("no.such.Source", r"'no.such.Source', which .*: No module named 'no'"),
+        ("turnrl.errors.gone", r"'turnrl.errors.gone', .* no attribute 'gone'"),
         (
             "turnrl.types.Question",
             r"'turnrl.types.Question', .*: it does not extend QuestionSource",
@@ -646,25 +581,12 @@ def test_rows_without_any_id_are_numbered(tmp_path):
         load_questions(path, fields=Fields("key"))
 
 
-def test_the_question_field_is_reported_when_id_and_question_are_missing(tmp_path):
-    path = write_jsonl(tmp_path / "q.jsonl", [{"qestion": "?", "answers": ["x"]}])
-    message = r"no field 'question'\. Did you mean qestion\? It has: answers, qestion"
-    with pytest.raises(DataError, match=message):
-        load_questions(path)
-
-
 def test_a_missing_field_is_reported_with_the_available_ones(tmp_path):
-    path = write_jsonl(tmp_path / "q.jsonl", [{"query": "?", "gold": {"text": "x"}}])
-    with pytest.raises(
-        DataError, match=r"no field 'question'. It has: gold.text, query. Set data.fields.question"
-    ):
-        load_questions(path)
-    with pytest.raises(DataError, match=r"no field 'question'.*Set data.fields.question"):
-        load_questions(path, fields=Fields(None))
-    with pytest.raises(
-        DataError, match=r"row 1: 'gold' is a mapping, .* to a path into it, such as gold.text"
-    ):
-        load_questions(path, fields=Fields(None, "query", "gold"))
+    path = write_jsonl(tmp_path / "q.jsonl", [{"qestion": "?", "gold": {"text": "x"}}])
+    message = r"no field 'question'. Did you mean qestion\? It has: gold.text, qestion. Set data.fi"
+    for fields in (None, Fields(None)):
+        with pytest.raises(DataError, match=message):
+            load_questions(path, fields=fields)
 
 
 @pytest.mark.parametrize(
@@ -735,13 +657,13 @@ def test_a_file_that_is_not_utf_8_is_refused_with_the_fix(tmp_path, suffix, enco
     file.write_bytes("question,answers\nWhich café?,x\n".encode(encoding))
     with pytest.raises(DataError, match=r"cannot read '.*q\.\w+': .*\. Save it as UTF-8"):
         load_questions(str(file))
-    with pytest.raises(DataError, match=r"cannot read '.*': line \d: .* 0x\w+\. Save it as UTF-8"):
+    with pytest.raises(DataError, match=r"cannot read '.*': .* 0x\w+\. Save it as UTF-8"):
         [*open_source(str(file)).read()]
 
 
 def test_a_split_of_a_file_and_a_folder_are_errors(tmp_path):
     path = numbered(tmp_path, 2)
-    with pytest.raises(DataError, match="is one split; leave out the split 'dev'"):
+    with pytest.raises(DataError, match=r"no split 'dev'\. It has one without a name"):
         load_questions(path, "dev")
     with pytest.raises(DataError, match=r"is a folder. Name a file in it \(many.jsonl\), or a f"):
         load_questions(str(tmp_path))
@@ -812,6 +734,7 @@ def test_a_question_source_is_used_by_its_dotted_path():
 # ------------------------------------------------------------- QuestionData
 
 
+@settings(deadline=None)
 @given(
     size=st.integers(1, 40),
     share=st.integers(1, 5),
@@ -857,19 +780,6 @@ def test_processes_that_cannot_share_an_iteration_are_an_error(tmp_path):
         RecipeError, match=r"16 cannot be shared by 3 processes. Set it to a multiple of 3"
     ):
         data.iteration_questions(0, 0, 3)
-
-
-@pytest.mark.parametrize(("asked", "times"), [(19, 0), (20, 2), (1000, 100)])
-def test_an_iteration_that_asks_everything_several_times_brings_a_warning(
-    tmp_path, caplog, asked, times
-):
-    data = QuestionData(numbered(tmp_path, 10), questions_per_iteration=asked)
-    data.setup("fit")
-    message = (
-        f"every question {times} times: data.questions_per_iteration is {asked}, and data.train"
-    )
-    assert (message in caplog.text) == (times > 0)
-    assert ("questions_per_iteration" in caplog.text) == (times > 0)
 
 
 def test_evaluation_asks_the_same_questions_whatever_the_seed(tmp_path):

@@ -248,12 +248,10 @@ def test_each_data_set_has_its_lines_and_all_have_theirs(recipe, capitals, capsy
         [row["question_id"] for row in record.read(f"runs/recipe-eval/version_{n}")] for n in (0, 1)
     ]
     assert ids[0] == ids[1]
-    same = (
-        f"[{capitals}, {{class_path: QuestionFile, init_args: {{path: {capitals}}}}}, {capitals}]"
-    )
+    same = f"[{capitals}, {{class_path: Atlas, init_args: {{}}}}, {capitals}]"
     assert main(["eval", "recipe.yaml", "--questions", same]) == 0
     printed = capsys.readouterr().out
-    for name in ("capitals", "QuestionFile", "capitals-3", "overall"):
+    for name in ("capitals", "Atlas", "capitals-3", "overall"):
         assert re.search(rf"^{name}/exact_match +0\.000", printed, re.MULTILINE)
 
 

@@ -390,15 +390,6 @@ def test_a_recipe_with_a_fixed_version_does_not_write_over_a_run(recipe, capsys)
 # ---------------------------------------------------------------------------- the rest
 
 
-def test_a_limit_on_validation_that_leaves_nothing_out_is_said(tiny_model, tmp_path, capsys):
-    made(tmp_path, limit_val_batches=1).fit(make_module(tiny_model), data())
-    assert "limit_val_batches is 1" in (said := capsys.readouterr().err)
-    assert "all 3 are evaluated. Set data.val_limit" in said
-    run = made(tmp_path / "some", limit_val_batches=1)
-    run.fit(make_module(tiny_model), data(val_batch_size=2))
-    assert "limit_val_batches is 1, and" not in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("lora", [None, {"r": 4}])
 def test_a_run_exports_the_policy_that_load_takes(recipe, tiny_model, capsys, lora):
     """The best one: here the last one is no better, so it is of iteration 1."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import cast
 
 from turnrl.data.files import spelt_list
-from turnrl.data.rows import ABSENT, RECIPE, Names, Row, is_chat, is_missing, native, written
+from turnrl.data.rows import ABSENT, Row, is_chat, is_missing, native, written
 from turnrl.errors import DataError, did_you_mean
 from turnrl.types.questions import Question
 
@@ -77,7 +77,7 @@ def _at(row: object, path: str) -> object:
 _ROLE = re.compile(r"""["']role["']""")
 
 
-def _asked(value: object, path: str, place: str, setting: str) -> tuple[bool, str, str]:
+def _asked(value: object, path: str, place: str) -> tuple[bool, str, str]:
     """The question of a row, which is a text or chat messages: True for messages, the system
     message, empty if there is none, and the user's text.
 
@@ -87,7 +87,7 @@ def _asked(value: object, path: str, place: str, setting: str) -> tuple[bool, st
     """
     value = spelt_list(value) if isinstance(value, str) and _ROLE.search(value) else native(value)
     if not is_chat(value):
-        return False, "", written(value, path, place, setting)
+        return False, "", written(value, path, place)
     messages = [(str(message["role"]), _spoken(message.get("content"))) for message in value]
     roles = [role for role, _ in messages]
     if roles not in (["user"], ["system", "user"], ["developer", "user"]):
@@ -111,13 +111,13 @@ def _spoken(content: object) -> str | None:
     return "".join(map(str, texts)) if all(isinstance(text, str) for text in texts) else None
 
 
-def _answers(value: object, path: str, place: str, setting: str) -> Iterator[str]:
+def _answers(value: object, path: str, place: str) -> Iterator[str]:
     """The answers in a field: a text, a number, or a list of them."""
     if isinstance(value := native(value), list):
         for item in value:
-            yield from _answers(item, path, place, setting)
+            yield from _answers(item, path, place)
     elif not is_missing(value):
-        yield written(value, path, place, setting)
+        yield written(value, path, place)
 
 
 def _answer_in(text: str, pattern: str) -> str | None:
@@ -130,12 +130,7 @@ def _answer_in(text: str, pattern: str) -> str | None:
 
 
 def questions_of(
-    rows: Iterable[Row],
-    fields: Fields,
-    where: str,
-    names: Names = RECIPE,
-    needs_id: bool = False,
-    without: Sequence[str] = (),
+    rows: Iterable[Row], fields: Fields, where: str, without: Sequence[str] = ()
 ) -> Iterator[Question]:
     """Make questions from rows. Every other column becomes metadata unchanged: a text, a number, a
     list, a mapping. Nulls are left out, because Arrow has null where a row lacks the column.
@@ -144,9 +139,6 @@ def questions_of(
         rows: Rows in their order, read once.
         fields: The fields of the question, its id and its answers.
         where: The source, for messages.
-        names: The caller's names of the settings, for messages.
-        needs_id: Refuse rows if none has an `id`, because the source identifies its questions by
-            it. Otherwise such rows are numbered.
         without: Columns to leave out of the metadata, because they are large.
     Raises:
         DataError: If no row has a needed field (at the end, when all rows have been read); or
@@ -163,19 +155,15 @@ def questions_of(
             columns.update(_columns(row))
         place = f"{where}, row {number + 1}"
         texts = [
-            text
-            for path in fields.of_answers
-            for text in _answers(_at(row, path), path, place, names.field("answers"))
+            text for path in fields.of_answers for text in _answers(_at(row, path), path, place)
         ]
         in_texts = (_answer_in(text, fields.answer_pattern) for text in texts)
         answers = tuple(answer for answer in in_texts if answer is not None)
         like_lists += [text for text in answers if spelt_list(text) is not text][:1]
         first_text, matched = first_text or "".join(texts[:1]), matched or bool(answers)
-        own = ""
-        if fields.id:
-            own = written(_at(row, fields.id), fields.id, place, names.field("id"))
+        own = written(_at(row, fields.id), fields.id, place) if fields.id else ""
         asked = _at(row, fields.question)
-        in_chat, system, text = _asked(asked, fields.question, place, names.field("question"))
+        in_chat, system, text = _asked(asked, fields.question, place)
         metadata = {k: v for k, v in row.items() if k not in used and v is not None}
         rest = {k: v for k, v in row.items() if k not in metadata and k not in without}
         named = own or str(number)
@@ -184,10 +172,13 @@ def questions_of(
         )
         yield replace(question, answers=answers) if answers else question
     if missing and columns:
-        _refuse_missing(missing, columns, where, names, needs_id)
+        _refuse_missing(missing, columns, where)
     _warn_of_lists(like_lists, number + 1, where)
     if first_text and not matched:
-        _refuse_pattern(fields.answer_pattern, first_text, where, names)
+        raise DataError(
+            f"data.fields.answer_pattern {fields.answer_pattern!r} matches no answer of {where}; "
+            f"the first answer ends with {first_text[-60:]!r}. Fix the pattern, or leave it out."
+        )
 
 
 def _warn_of_lists(texts: Sequence[str], rows: int, where: str) -> None:
@@ -200,29 +191,16 @@ def _warn_of_lists(texts: Sequence[str], rows: int, where: str) -> None:
         )
 
 
-def _refuse_pattern(pattern: str, text: str, where: str, names: Names) -> None:
-    """Refuse a pattern that finds no answer in any row."""
-    setting = names.field("answer_pattern") or "the answer pattern"
-    raise DataError(
-        f"{setting} {pattern!r} matches no answer of {where}; the first answer ends with "
-        f"{text[-60:]!r}. Fix the pattern, or leave it out."
-    )
-
-
-def _refuse_missing(
-    missing: Sequence[tuple[str, str]], columns: set[str], where: str, names: Names, needs_id: bool
-) -> None:
+def _refuse_missing(missing: Sequence[tuple[str, str]], columns: set[str], where: str) -> None:
     """Refuse rows that lack needed fields; see `questions_of`."""
-    if not needs_id:  # rows are numbered, unless the user named an id field
-        missing = [field for field in missing if field != ("id", Fields.id)]
     for name, path in missing:
-        numbered = ", or to null to number the rows" if name == "id" and not needs_id else ""
-        step = f"Rename the one that holds it to {path!r}."
-        if setting := names.field(name):
-            step = f"Set {setting} to the one that holds it{numbered}."
+        if (name, path) == ("id", Fields.id):  # not named by the user, so the rows are numbered
+            continue
+        numbered = ", or to null to number the rows" if name == "id" else ""
         raise DataError(
             f"{where} has no field {path!r}.{did_you_mean(path, columns)} It has: "
-            f"{', '.join(sorted(columns))}. {step}"
+            f"{', '.join(sorted(columns))}. Set data.fields.{name} to the one that holds it"
+            f"{numbered}."
         )
 
 

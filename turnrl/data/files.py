@@ -12,22 +12,20 @@ import gzip
 import io
 import itertools
 import json
-import math
 import re
 import sys
 import zlib
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
-from decimal import Decimal
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
-from turnrl.data.rows import RECIPE, Names, Row, named_labels
+from turnrl.data.rows import Row, named_labels
 from turnrl.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow
 
-FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow")
+FILE_KINDS = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
 """Kinds of files. Those of text may end in `.gz`, too."""
 
 _TABLES = {".csv": ",", ".tsv": "\t"}
@@ -39,34 +37,8 @@ def file_kind(name: str) -> str | None:
     """The kind of a file by its name, one of `FILE_KINDS`; None if it is of no such kind."""
     plain = name.lower().removesuffix(".gz")
     kind = Path(plain).suffix
-    binary = kind in (".parquet", ".arrow")
-    return kind if kind in FILE_KINDS and not (binary and plain != name.lower()) else None
-
-
-def file_here(source: str, names: Names = RECIPE) -> bool:
-    """True if the file exists.
-
-    Raises:
-        DataError: If it does not.
-    """
-    path = Path(source)
-    if not path.is_file():
-        raise DataError(
-            f"no file {source!r} in {path.absolute().parent}. Check {' and '.join(names.sources)}."
-        )
-    return True
-
-
-def refuse_split(path: str, split: str) -> None:
-    """Refuse a split of a file, which is one split without a name.
-
-    Raises:
-        DataError: If a split is named.
-    """
-    if split:
-        raise DataError(
-            f"the file {path!r} is one split; leave out the split {split!r}, or name another file"
-        )
+    is_packed_table = kind == ".parquet" and plain != name.lower()
+    return kind if kind in FILE_KINDS and not is_packed_table else None
 
 
 # JSON and CSV are read here and not by `datasets`, whose readers guess types: the answer
@@ -85,15 +57,16 @@ def read_file(
         columns: The only columns to read, if the file is Parquet and has any of them.
         report: Called now and then with the share of the file that was read.
     Raises:
-        DataError: If it is not a file of one of `FILE_KINDS`, or cannot be read.
+        DataError: If there is no such file, it is not of one of `FILE_KINDS`, or it cannot be read.
     """
     path, kind = Path(source), file_kind(source)
+    if not path.is_file():
+        raise DataError(f"no file {source!r} in {path.absolute().parent}. Check its name.")
     if kind is None:
         raise DataError(f"cannot tell the format of {source!r}. Name it {', '.join(FILE_KINDS)}.")
     try:
-        if kind in (".parquet", ".arrow"):
-            read = _parquet if kind == ".parquet" else _arrow
-            rows: Iterator[object] = read(path, skip, columns, report)
+        if kind == ".parquet":
+            rows: Iterator[object] = _parquet(path, skip, columns, report)
         else:
             rows = _text(path, kind, skip, report)
         for row in rows:
@@ -103,39 +76,36 @@ def read_file(
                 )
             yield row
     except UnicodeDecodeError as error:
-        line = f"line {_undecodable(path)}: {error.reason} {error.object[error.start]:#x}"
-        raise DataError(f"cannot read {source!r}: {line}. Save it as UTF-8") from error
+        byte = f"{error.reason} {error.object[error.start]:#x}"
+        raise DataError(f"cannot read {source!r}: {byte}. Save it as UTF-8") from error
     except (OSError, EOFError, ValueError, zlib.error) as error:
         if isinstance(error, DataError):
             raise
         raise DataError(f"cannot read {source!r}: {error}") from error
 
 
-def read_questions(
-    source: str, words: Container[str], answers: Container[str], names: Names = RECIPE
-) -> Iterator[Row]:
+def read_questions(source: str, texts: Container[str], answers: Container[str]) -> Iterator[Row]:
     """The rows of a file of questions. A cell of CSV that spells out a list is that list.
 
     Args:
         source: The file.
-        words: The columns of texts, whose cells stay texts.
+        texts: The columns of texts, whose cells stay texts.
         answers: Those of answers. Only a list of quoted texts is a list there, so the interval
             [0, 1] is a text.
-        names: The caller's names of the settings, for messages.
     Raises:
         DataError: As `read_file`.
     """
-    file_here(source, names)
-    rows = read_file(source)
-    if file_kind(source) not in _TABLES:
-        return rows
+    is_table = file_kind(source) in _TABLES
 
     def cell(name: str, text: object) -> object:
+        if not is_table:
+            return text
         if name in answers:
             return quoted_list(text)
-        return text if name in words else spelt_list(text)
+        return text if name in texts else spelt_list(text)
 
-    return ({name: cell(name, text) for name, text in row.items()} for row in rows)
+    for row in read_file(source):
+        yield {name: cell(name, text) for name, text in row.items()}
 
 
 def _parquet(
@@ -157,35 +127,6 @@ def _parquet(
         raise ValueError(error) from error
 
 
-def _arrow(
-    path: Path, skip: int, columns: Sequence[str], report: Callable[[float], None] | None
-) -> Iterator[object]:
-    """The rows of a file in either of Arrow's formats; `datasets` writes the streaming format."""
-    import pyarrow
-
-    try:
-        with pyarrow.memory_map(str(path)) as file:
-            magic = file.read(6)
-            file.seek(0)
-            if magic == b"ARROW1":
-                table = pyarrow.ipc.open_file(file)
-                batches = (table.get_batch(n) for n in range(table.num_record_batches))
-            else:
-                batches = iter(pyarrow.ipc.open_stream(file))
-            yield from itertools.islice(
-                (
-                    row
-                    for batch in batches
-                    for first in range(0, batch.num_rows, _AT_ONCE)
-                    for row in _rows(batch.slice(first, _AT_ONCE))
-                ),
-                skip,
-                None,
-            )
-    except pyarrow.ArrowException as error:
-        raise ValueError(error) from error
-
-
 def _rows(batch: pyarrow.RecordBatch) -> list[Row]:
     """The rows of a batch. If `datasets` wrote it, class labels are their names."""
     described = (batch.schema.metadata or {}).get(b"huggingface")
@@ -199,7 +140,7 @@ def _text(
     size, where = max(path.stat().st_size, 1), str(path)
     with (
         path.open("rb") as raw,
-        io.TextIOWrapper(_unpacked(path, raw), encoding="utf-8-sig", newline="") as file,
+        io.TextIOWrapper(_unpack(path, raw), encoding="utf-8-sig", newline="") as file,
     ):
         if kind in _TABLES:
             rows: Iterator[object] = _cells(file, _TABLES[kind], skip)
@@ -213,19 +154,8 @@ def _text(
             yield row
 
 
-def _unpacked(path: Path, raw: BinaryIO) -> IO[bytes]:
+def _unpack(path: Path, raw: BinaryIO) -> IO[bytes]:
     return cast("IO[bytes]", gzip.GzipFile(fileobj=raw) if path.suffix.lower() == ".gz" else raw)
-
-
-def _undecodable(path: Path) -> int:
-    """The number of the first line that is not UTF-8."""
-    with path.open("rb") as raw:
-        for number, line in enumerate(_unpacked(path, raw), 1):
-            try:
-                line.decode()
-            except UnicodeDecodeError:
-                return number
-    return 0
 
 
 def _cells(lines: Iterable[str], delimiter: str, skip: int) -> Iterator[Row]:
@@ -257,7 +187,7 @@ def _cells(lines: Iterable[str], delimiter: str, skip: int) -> Iterator[Row]:
 def _json(text: str, where: str) -> Iterator[object]:
     """The rows of a list of objects, or of one object on each line."""
     try:
-        rows = _loaded(text)
+        rows = _load_json(text)
     except json.JSONDecodeError as error:
         if error.msg != "Extra data":
             raise
@@ -267,17 +197,11 @@ def _json(text: str, where: str) -> Iterator[object]:
     return iter(rows if isinstance(rows, list) else [None])
 
 
-def _loaded(text: str) -> object:
-    """JSON, in which a number that a float would round to infinity or to 0 stays exact."""
+def _load_json(text: str) -> object:
     try:
-        return json.loads(text, parse_float=_float)
+        return json.loads(text)
     except RecursionError as error:
         raise ValueError("it is nested too deeply") from error
-
-
-def _float(digits: str) -> float | Decimal:
-    number = float(digits)
-    return number if 0 < abs(number) < math.inf or not Decimal(digits) else Decimal(digits)
 
 
 def json_rows(lines: Iterable[str], where: str, skip: int = 0) -> Iterator[dict[str, object]]:
@@ -293,7 +217,7 @@ def json_rows(lines: Iterable[str], where: str, skip: int = 0) -> Iterator[dict[
     filled = ((number, line) for number, line in enumerate(lines, 1) if line and not line.isspace())
     for number, line in itertools.islice(filled, skip, None):
         try:
-            row = _loaded(line)
+            row = _load_json(line)
         except ValueError as error:
             raise DataError(f"{where}, line {number}: not JSON ({error}).") from error
         if not isinstance(row, dict):

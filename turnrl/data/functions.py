@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import itertools
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, final
 
 from turnrl.agent.functions import name_of, parameters_of
 from turnrl.data.fields import Fields, questions_of
-from turnrl.data.sources import NamesSettings
 from turnrl.errors import DataError, RecipeError, blaming, kind_of
 from turnrl.plugins import named
 from turnrl.types.contracts import QuestionSource
@@ -17,7 +15,7 @@ from turnrl.types.questions import Question
 
 
 @final
-class FunctionQuestions(NamesSettings, QuestionSource):
+class FunctionQuestions(QuestionSource):
     """The questions of a function that returns or yields rows, as mappings, or questions. If it has
     a parameter `split`, or a parameter without a default, it has the splits `train` and `val`.
 
@@ -51,26 +49,19 @@ class FunctionQuestions(NamesSettings, QuestionSource):
             )
         with blaming(DataError, self._which, "Fix the function."):
             returned = self._function(**({} if self._split is None else {self._split: split}))
-            rows = returned if isinstance(returned, str | Mapping) else list(returned or ())
-        kinds = {kind: sum(isinstance(row, kind) for row in rows) for kind in (Question, Mapping)}
-        if isinstance(rows, str | Mapping) or len(rows) not in kinds.values():
-            odd = rows if isinstance(rows, str | Mapping) else _odd(rows)
-            raise DataError(
-                f"{self._which} gives {kind_of(odd)}, {odd!r:.60}, which is not a question. Return "
-                "or yield rows as mappings, or turnrl.Question objects, and only one kind of them."
-            )
-        if kinds[Question]:
+            rows = [returned] if isinstance(returned, str | Mapping) else list(returned or ())
+        if rows and all(isinstance(row, Question) for row in rows):
             self.uses = ()  # the questions are already made
             return rows
-        return questions_of(rows, self._fields, self._which, self.names)
-
-
-def _odd(rows: list[object]) -> object:
-    """The first row that is neither a question nor a mapping, or else the first of a second
-    kind."""
-    foreign = (row for row in rows if not isinstance(row, Question | Mapping))
-    mixed = (b for a, b in itertools.pairwise(rows) if type(a) is not type(b))
-    return next(foreign, next(mixed, rows))
+        odd = [row for row in rows if not isinstance(row, Mapping)]
+        if odd or isinstance(returned, Mapping):
+            first = returned if isinstance(returned, Mapping) else odd[0]
+            raise DataError(
+                f"{self._which} gives {kind_of(first)}, {first!r:.60}, which is not a question. "
+                "Return or yield rows as mappings, or turnrl.Question objects, and only one kind "
+                "of them."
+            )
+        return questions_of(rows, self._fields, self._which)
 
 
 def function_at(path: str) -> Callable[..., object] | None:

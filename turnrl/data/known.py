@@ -5,23 +5,16 @@ from __future__ import annotations
 import inspect
 import re
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, final
+from typing import final
 
 from turnrl.data.fields import Fields, questions_of
-from turnrl.data.files import (
-    FILE_KINDS,
-    file_here,
-    file_kind,
-    quoted_list,
-    read_questions,
-    refuse_split,
-)
+from turnrl.data.files import FILE_KINDS, file_kind, quoted_list, read_questions
 from turnrl.data.functions import FunctionQuestions, function_at
-from turnrl.data.rows import Row, cached_hub, is_saved, open_hub, open_saved, read_hub
-from turnrl.data.sources import NamesSettings
+from turnrl.data.rows import Row, is_cached, is_saved, open_hub, open_saved, read_hub
 from turnrl.errors import DataError
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question, answer_rule
@@ -96,80 +89,52 @@ PRESETS: Mapping[str, Preset] = {
 
 
 @final
-class QuestionFile(NamesSettings, QuestionSource):
-    """The questions of a file, which is one split without a name.
+class RowQuestions(QuestionSource):
+    """The questions of rows: of a file, a data set of the `datasets` library, or a list.
 
     Args:
-        path: The file, of one of `FILE_KINDS`.
-        fields: The fields of id, question and answers in its rows.
-    """
-
-    default_splits = {"train": "", "val": ""}
-    uses = ("fields",)
-
-    def __init__(self, path: str, fields: Fields | None = None) -> None:
-        self._path = path
-        self._fields = fields or Fields()
-
-    def questions(self, split: str) -> Iterable[Question]:
-        refuse_split(self._path, split)
-        fields = self._fields
-        rows = read_questions(self._path, fields.words, fields.of_answers, self.names)
-        return questions_of(rows, fields, self._path, self.names)
-
-    def at_hand(self, split: str) -> bool:
-        return file_here(self._path, self.names)
-
-
-@final
-class GivenRows(NamesSettings, QuestionSource):
-    """The questions of rows in memory: a data set of the `datasets` library, which may have splits,
-    or a list of mappings.
-
-    Args:
-        rows: The rows of each split; a single split may be called "".
+        splits: Opens the rows of each split; a single split may be called "".
         fields: The fields of id, question and answers in the rows.
         where: A name for the rows, for messages.
     """
 
     uses = ("fields",)
 
-    def __init__(self, rows: Mapping[str, Any], fields: Fields | None, where: str) -> None:
-        self._rows = rows
-        self._fields = fields or Fields()
-        self._where = where
-        train, val = ("", "") if "" in rows else ("train", "validation")
+    def __init__(
+        self, splits: Mapping[str, Callable[[], Iterable[Row]]], fields: Fields, where: str
+    ) -> None:
+        self._splits, self._fields, self._where = splits, fields, where
+        train, val = ("", "") if "" in splits else ("train", "validation")
         self.default_splits = {"train": train, "val": val}
 
     def questions(self, split: str) -> Iterable[Question]:
-        if split not in self._rows:
-            settings = " and ".join(self.names.splits)
-            step = f"Set {settings} to what it has." if settings else "Name another source."
-            raise DataError(
-                f"{self._where} has no split {split!r}. It has "
-                f"{', '.join(self._rows) or 'none: leave the split out'}. {step}"
-            )
-        rows = self._rows[split]
-        of_list: Iterable[Row] = rows if isinstance(rows, list) else read_hub(rows)
+        if split not in self._splits:
+            has = ", ".join(filter(None, self._splits)) or "one without a name: leave the split out"
+            raise DataError(f"{self._where} has no split {split!r}. It has {has}.")
         where = f"{self._where} ({split})" if split else self._where
-        return questions_of(of_list, self._fields, where, self.names)
+        return questions_of(self._splits[split](), self._fields, where)
 
 
-def _in_memory(data: object, fields: Fields | None, where: str | None = None) -> GivenRows | None:
+def _file_questions(path: str, fields: Fields) -> RowQuestions:
+    rows = partial(read_questions, path, fields.words, fields.of_answers)
+    return RowQuestions({"": rows}, fields, path)
+
+
+def _in_memory(data: object, fields: Fields, where: str | None = None) -> RowQuestions | None:
     """The questions of a data set in memory; None if the object is not one."""
     hub = sys.modules.get("datasets")  # imported, if an object of its classes exists
     where = where or f"the {type(data).__name__}"
     if hub is not None and isinstance(data, hub.DatasetDict | hub.IterableDatasetDict):
-        return GivenRows(data, fields, where)
+        return RowQuestions({k: partial(read_hub, v) for k, v in data.items()}, fields, where)
     if hub is not None and isinstance(data, hub.Dataset | hub.IterableDataset):
-        return GivenRows({"": data}, fields, where)
+        return RowQuestions({"": partial(read_hub, data)}, fields, where)
     if isinstance(data, list) and all(isinstance(row, Mapping) for row in data):
-        return GivenRows({"": data}, fields, "the list of rows")
+        return RowQuestions({"": lambda: data}, fields, "the list of rows")
     return None
 
 
 @final
-class HubDataset(NamesSettings, QuestionSource):
+class HubDataset(QuestionSource):
     """The questions of a data set on the hub, read with the `datasets` library.
 
     Args:
@@ -184,17 +149,17 @@ class HubDataset(NamesSettings, QuestionSource):
 
     def questions(self, split: str) -> Iterable[Question]:
         preset, rule = self._preset, answer_rule(self._preset.rule)
-        rows = read_hub(open_hub(preset.path, preset.config, split, self.names))
+        rows = read_hub(open_hub(preset.path, preset.config, split))
         if preset.spelt:
             rows = (
                 {**row, **{name: quoted_list(row[name]) for name in preset.spelt}} for row in rows
             )
         where = f"{preset.path} ({split})"
-        questions = questions_of(rows, preset.fields, where, self.names, without=preset.without)
+        questions = questions_of(rows, preset.fields, where, preset.without)
         return (replace(question, rule=rule) for question in questions)
 
     def at_hand(self, split: str) -> bool:
-        return cached_hub(self._preset.path, self._preset.config, split, self.names)
+        return is_cached(self._preset.path, self._preset.config, split)
 
 
 class ByName:
@@ -209,15 +174,16 @@ class ByName:
     def __call__(
         self, name: object, fields: Fields | None, config: str | None
     ) -> QuestionSource | None:
+        plain = fields or Fields()
         if inspect.isroutine(name):
             return FunctionQuestions(name, fields)
         if not isinstance(name, str):
-            return _in_memory(name, fields)
+            return _in_memory(name, plain)
         path = Path(name)
         if path.is_file() or file_kind(name):
-            return QuestionFile(name, fields)
+            return _file_questions(name, plain)
         if is_saved(path):
-            return _in_memory(open_saved(name), fields, name)
+            return _in_memory(open_saved(name), plain, name)
         if path.is_dir():
             files = [p.name for p in sorted(path.iterdir()) if file_kind(p.name)]
             raise DataError(

@@ -17,15 +17,13 @@ from typing import Any, final
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
 from turnrl.data.fields import Fields
-from turnrl.data.rows import RECIPE, Names
 from turnrl.data.sources import Role, Source, load_questions, open_source
 from turnrl.errors import DataError, RecipeError, at_least, instance_of
 from turnrl.loader import IterationData
 from turnrl.plugins import contributed
-from turnrl.text import say_once
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import AnswerRule, Question, answer_rule
-from turnrl.watch.trainer import announce, is_trial
+from turnrl.watch.trainer import announce
 
 _logger = logging.getLogger(__name__)
 
@@ -52,7 +50,7 @@ def _limited(questions: list[Question], limit: int | None) -> list[Question]:
 class QuestionData(IterationData):
     """The questions to train on and to evaluate with.
 
-    A source is a local .jsonl, .json, .parquet, .csv or .arrow file; a folder that a
+    A source is a local .jsonl, .json, .parquet, .csv or .tsv file; a folder that a
     `datasets.Dataset` was saved to; a preset (triviaqa, nq_open, hotpotqa, 2wikimultihopqa,
     musique, popqa, bamboogle, gsm8k); the data set of an installed package, by its class, with
     `init_args` if it has settings; the name of a data set on the Hugging Face hub, owner/name; or
@@ -118,8 +116,6 @@ class QuestionData(IterationData):
         self.seed = seed
         self.split = "val"
         """Split that `val_dataloader` evaluates: `val`, `train`, or another of the `val` source."""
-        self.names: Names = RECIPE
-        """The caller's names of the settings, for messages."""
         self._opened = functools.cache(self._open)
         self._loaded = functools.cache(self._load)
         self._kept: dict[tuple[Role, str | None], list[Question]] = {}
@@ -132,7 +128,7 @@ class QuestionData(IterationData):
         opened = [self._opened(role) for role, name in self.sources.items() if name is not None]
         self._refuse_unused(opened)
         if stage in (None, "fit"):
-            self._warn_of_few(len(self._questions("train")))
+            self._questions("train")
         if stage != "fit" or self.sources["val"] is not None:
             self.eval_questions()
         if self.sources["train"] is not None:  # only then are `fields` about these sources alone
@@ -156,16 +152,6 @@ class QuestionData(IterationData):
         """The questions of each split that has been read: those that a run may ask."""
         for (role, _), questions in self._kept.items():
             yield _limited(questions, None if role == "train" else self.val_limit)
-
-    def _warn_of_few(self, count: int) -> None:
-        """Warn if an iteration asks far more questions than there are. Otherwise a mistyped number
-        would only show in the time that the iteration takes."""
-        times = self.questions_per_iteration // count
-        if times > 1:
-            _logger.warning(
-                f"each iteration asks every question {times} times: data.questions_per_iteration "
-                f"is {self.questions_per_iteration}, and data.train has {count}."
-            )
 
     def _refuse_unused(self, opened: list[QuestionSource]) -> None:
         for option in ("fields", "config"):
@@ -234,20 +220,13 @@ class QuestionData(IterationData):
         questions, size = self.eval_questions(), self.val_batch_size
         own, longest = questions[rank::ranks], len(questions[::ranks])
         # Lightning takes a plain list for several loaders, and warns about a torch loader's workers
-        batches = UserList(own[i : i + size] for i in range(0, longest, size))
-        limit = 1.0 if run is None or is_trial(run) else run.limit_val_batches
-        if type(limit) is int and limit >= len(batches) > 0:
-            say_once(
-                f"turnrl: trainer.limit_val_batches is {limit}, and a batch has {size} questions "
-                f"(data.val_batch_size), so all {len(questions)} are evaluated. Set data.val_limit."
-            )
-        return batches
+        return UserList(own[i : i + size] for i in range(0, longest, size))
 
     def _open(self, role: Role) -> QuestionSource:
         name = self.sources[role]
         if name is None:
             raise DataError(f"data.{role} is not set. Name a file, a preset or a data set.")
-        return open_source(name, self.fields, self.config, self.names)
+        return open_source(name, self.fields, self.config)
 
     def _questions(self, role: Role, split: str | None = None) -> list[Question]:
         """The questions of a split; once it is known how they are asked, those with room."""
@@ -269,9 +248,7 @@ class QuestionData(IterationData):
         source = self.sources[role]
         name = str(source) if isinstance(source, str | os.PathLike) else ""
         opened = self._opened(role)
-        questions = load_questions(
-            opened, chosen, role=role, rule=self.rule, name=name, names=self.names
-        )
+        questions = load_questions(opened, chosen, role=role, rule=self.rule, name=name)
         if self.rule is None and not self._advised:
             advice = (rule.advice(questions) for rule in contributed("turnrl_answers"))
             if line := next(filter(None, advice), None):

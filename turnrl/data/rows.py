@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import date, time
 from decimal import Decimal
 from pathlib import Path
@@ -23,32 +22,6 @@ Row = Mapping[str, Any]
 
 _AT_ONCE = 1000
 
-
-@dataclass(frozen=True)
-class Names:
-    """The caller's names of a data set's settings, for messages; by default those of a recipe.
-
-    Args:
-        sources: The settings or options that name a data set.
-        splits: The settings that name its split; none if the split cannot be chosen.
-        config: The setting of its configuration on the hub; empty for none.
-        fields: The setting that holds `Fields`; empty if the fields of the rows cannot be named.
-        answers: The setting of the answer rule; empty for none.
-    """
-
-    sources: tuple[str, ...] = ("data.train", "data.val")
-    splits: tuple[str, ...] = ("data.train_split", "data.val_split")
-    config: str = "data.config"
-    fields: str = "data.fields"
-    answers: str = "data.answers"
-
-    def field(self, name: str) -> str:
-        """The setting of one of the fields, such as `data.fields.id`; empty for none."""
-        return f"{self.fields}.{name}" if self.fields else ""
-
-
-RECIPE = Names()
-"""The settings of a recipe."""
 
 ABSENT = object()
 """The value of a field that a row does not have."""
@@ -73,14 +46,13 @@ def native(value: Any) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def written(value: object, path: str, place: str, setting: str = "") -> str:
+def written(value: object, path: str, place: str) -> str:
     """The text of a field; empty if the field has no value.
 
     Args:
         value: The value of the field.
         path: The field.
         place: The source and the row, for messages.
-        setting: The setting that names the field, for messages; empty for none.
     Raises:
         DataError: If the value is neither a text nor a number nor a date.
     """
@@ -90,16 +62,12 @@ def written(value: object, path: str, place: str, setting: str = "") -> str:
         value = int(value)  # pandas holds whole numbers in a column with gaps as floats
     if isinstance(value, _WORDS):
         return str(value)
-    kind, step = f"a {type(value).__name__}", "Write a text there."
+    step = "Write a text there"
     if isinstance(value, Mapping):
-        inner = next(iter(value), "text")
-        kind = "a mapping"
-        step = f"Set {setting} to a path into it, such as {path}.{inner}." if setting else step
-    elif isinstance(value, bytes | bytearray):
-        kind, step = "bytes", "Decode them, and write a text there."
-    elif is_chat(value):
-        kind, step = "a list of chat messages", "Only a question can be one."
-    raise DataError(f"{place}: {path!r} is {kind}, {value!r:.60}, not a text. {step}")
+        step += f", or name a path into it, such as {path}.{next(iter(value), 'text')}"
+    raise DataError(
+        f"{place}: {path!r} is a {type(value).__name__}, {value!r:.60}, not a text. {step}."
+    )
 
 
 def is_chat(value: object) -> TypeGuard[list[Row]]:
@@ -108,7 +76,7 @@ def is_chat(value: object) -> TypeGuard[list[Row]]:
     return bool(several) and all(isinstance(m, Mapping) and "role" in m for m in several)
 
 
-def open_hub(path: str, config: str | None, split: str, names: Names = RECIPE) -> datasets.Dataset:
+def open_hub(path: str, config: str | None, split: str) -> datasets.Dataset:
     """Open a split of a data set on the hub, or of a folder with the files of one.
 
     `datasets` downloads it once into its cache, from which rows are read as needed.
@@ -118,12 +86,12 @@ def open_hub(path: str, config: str | None, split: str, names: Names = RECIPE) -
     """
     import datasets
 
-    with hub_errors(path, config, split, _check(names)):
+    with hub_errors(path, config, split):
         rows: datasets.Dataset = datasets.load_dataset(path, config, split=split)
     return rows
 
 
-def cached_hub(path: str, config: str | None, split: str, names: Names = RECIPE) -> bool:
+def is_cached(path: str, config: str | None, split: str) -> bool:
     """True if `open_hub` would find a data set in the cache. Asks the hub only for its name.
 
     Raises:
@@ -131,25 +99,19 @@ def cached_hub(path: str, config: str | None, split: str, names: Names = RECIPE)
     """
     import datasets
 
-    with hub_errors(path, config, split, _check(names)):
+    with hub_errors(path, config, split):
         builder = datasets.load_dataset_builder(path, config)
     return Path(path).is_dir() or Path(builder.cache_dir).is_dir()
 
 
-def _check(names: Names) -> str:
-    settings = ", ".join(filter(None, [*names.sources, names.config]))
-    return f"Check {settings} and the splits, or name a local file."
-
-
 @contextmanager
-def hub_errors(path: str, config: str | None, split: str, advice: str) -> Iterator[None]:
+def hub_errors(path: str, config: str | None, split: str) -> Iterator[None]:
     """Turn an error of the hub's client into a `DataError` with the next step.
 
     Args:
         path: The data set's name on the hub, or a folder with the files of one.
         config: Its configuration, if one is named.
         split: The split.
-        advice: The next step, as a sentence.
     """
     if not Path(path).is_dir():  # `datasets` reads folders too
         reach_hub()
@@ -163,7 +125,8 @@ def hub_errors(path: str, config: str | None, split: str, advice: str) -> Iterat
             cause = f"Should be one of {datasets.get_dataset_split_names(path, config)}."
         raise DataError(
             f"cannot load {path!r} (configuration {config}, split {split!r}) from the hub: "
-            f"{cause.rstrip('.')}. {advice}"
+            f"{cause.rstrip('.')}. Check the name, the configuration, the split and the "
+            "connection, or name a local file."
         ) from error
 
 

@@ -3,7 +3,6 @@
 import itertools
 import logging
 import os
-from abc import ABC
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -11,7 +10,6 @@ from typing import Any, Literal, Protocol, TypeAlias, cast
 
 from turnrl.answers import usable_answers
 from turnrl.data.fields import Fields
-from turnrl.data.rows import RECIPE, Names
 from turnrl.errors import DataError, did_you_mean
 from turnrl.plugins import contributed, find_class, installed, installed_class
 from turnrl.types.contracts import QuestionSource
@@ -51,16 +49,6 @@ class SourceOpener(Protocol):
         """
 
 
-class NamesSettings(ABC):  # noqa: B024 - it has only an attribute
-    """A source whose messages name settings.
-
-    Attributes:
-        names: The names of the settings for whoever opened the source; `open_source` sets it.
-    """
-
-    names: Names = RECIPE
-
-
 class GivenQuestions(QuestionSource):
     """A list of questions, which is one split without a name."""
 
@@ -83,7 +71,6 @@ def load_questions(
     role: Role = "val",
     rule: AnswerRule | None = None,
     name: str = "",
-    names: Names = RECIPE,
 ) -> list[Question]:
     """Load all usable questions of a source, in its own order.
 
@@ -99,11 +86,10 @@ def load_questions(
         role: Chooses the split, if `split` is None.
         rule: How answers compare; None leaves it to the questions themselves.
         name: The source's name in messages.
-        names: The caller's names of the settings, for messages.
     Raises:
         DataError: If the source or split does not exist, lacks a field, or has no usable question.
     """
-    opened = open_source(source, fields, config, names)
+    opened = open_source(source, fields, config)
     text = isinstance(source, str | os.PathLike)
     name = name or (str(source) if text else type(opened).__name__)
     chosen = opened.default_splits[role] if split is None else split
@@ -113,14 +99,14 @@ def load_questions(
             "Set data.train to another source, or data.train_split to what it has."
         )
     where = f"{name} ({chosen})" if chosen else name
-    usable = _usable(opened.questions(chosen), where, rule, opened.needs_answers, names)
+    usable = _usable(opened.questions(chosen), where, rule, opened.needs_answers)
     if fields is not None and "fields" not in opened.uses:
         raise DataError(f"{where} takes no fields here: they would have no effect. Leave them out.")
     return usable
 
 
 def open_source(
-    name: Source, fields: Fields | None = None, config: str | None = None, names: Names = RECIPE
+    name: Source, fields: Fields | None = None, config: str | None = None
 ) -> QuestionSource:
     """Open the data set that a recipe names.
 
@@ -131,7 +117,6 @@ def open_source(
             installed package opens; the dotted path of any `QuestionSource`.
         fields: The fields of id, question and answers in the rows.
         config: A configuration of the data set.
-        names: The caller's names of the settings, for messages.
     Raises:
         DataError: If there is no such data set.
     """
@@ -139,10 +124,6 @@ def open_source(
         return name
     if isinstance(name, os.PathLike):
         name = os.fspath(name)
-    if isinstance(name, type):
-        raise DataError(
-            f"the class {name.__name__} is not a data set. Pass an instance: {name.__name__}(...)."
-        )
     several: Any = name if isinstance(name, Sequence) and not isinstance(name, str) else [name]
     if all(isinstance(item, Question) for item in several):
         return GivenQuestions(several)
@@ -151,13 +132,11 @@ def open_source(
     openers: list[SourceOpener] = contributed("turnrl_openers")
     for opener in openers:
         if source := opener(name, fields, config):
-            if isinstance(source, NamesSettings):
-                source.names = names
             return source
     if not isinstance(name, str):
         raise DataError(
-            f"a {type(name).__name__} is not a data set: {name!r:.60}. Give a path, questions, "
-            "rows as mappings, a datasets.Dataset, or a name."
+            f"a {type(name).__name__} is not a data set: {name!r:.60}. Give a path, an instance of "
+            "a source, questions, rows as mappings, a datasets.Dataset, or a name."
         )
     classes = installed("turnrl_datasets")
     if "." not in name or "/" in name:
@@ -169,16 +148,12 @@ def open_source(
     try:
         cls = find_class(name, classes, QuestionSource)
     except LookupError as error:
-        raise DataError(f"{' or '.join(names.sources)} names {name!r}, {error}") from error
+        raise DataError(f"the source of questions is {name!r}, {error}") from error
     return cls()  # type: ignore[no-any-return]
 
 
 def _usable(
-    questions: Iterable[Question],
-    where: str,
-    rule: AnswerRule | None,
-    needs_answers: bool,
-    names: Names,
+    questions: Iterable[Question], where: str, rule: AnswerRule | None, needs_answers: bool
 ) -> list[Question]:
     """The questions that have a text and, if needed, an answer that can be compared. Repeated ones
     are left out, and each gets a unique id."""
@@ -210,17 +185,15 @@ def _usable(
     if not kept:
         if not total:
             raise DataError(f"{where} has no usable question: it is empty. Name another source.")
-        settings = " and ".join(filter(None, [names.fields, names.answers])) or "the rows"
         raise DataError(
             f"{where} has no usable question: none of its {total} rows can be used ({why}). "
-            f"Check {settings}, or name another source."
+            "Check data.fields and data.answers, or name another source."
         )
     if shared := [name for name, texts in seen.items() if len(texts) > 1]:
         count = sum(len(seen[name]) for name in shared)
-        step = f", or see {names.field('id')}" if names.fields else ""
         _logger.warning(
             f"{where}: {count} questions share an id with another, such as {shared[0]!r}; ids with "
-            f"numbers ('{shared[0]}#2') replace them. Give each question its own id{step}."
+            f"numbers ('{shared[0]}#2') replace them. Give each question its own id."
         )
     if left_out:
         _logger.warning(f"{where}: left out {left_out.total()} of {total} rows ({why})")

@@ -77,11 +77,7 @@ class Source(ABC):
 
 class _File(Source):
     def __init__(self, path: Path) -> None:
-        if not path.is_file():
-            raise DataError(
-                f"no file {str(path)!r} to read passages from (looked in {Path.cwd()})."
-            )
-        super().__init__(str(path), {}, [path])
+        super().__init__(str(path), {}, files_of(str(path)))
         self._fraction = 0.0
 
     def fraction(self) -> float | None:
@@ -131,8 +127,7 @@ class _Hub(Source):
         path, config, split = [*name.split(":"), "", ""][:3]
         config, split = config or HUB_CONFIGS.get(path, ""), split or "train"
         super().__init__(name, {"dataset": path, "config": config, "split": split}, files_of(name))
-        advice = "Write it as NAME[:CONFIG[:SPLIT]], check the connection, or name a local file."
-        with hub_errors(path, config or None, split, advice):
+        with hub_errors(path, config or None, split):
             import datasets
 
             self._data = datasets.load_dataset(path, config or None, split=split, streaming=True)

@@ -16,7 +16,6 @@ from lightning.pytorch.cli import SaveConfigCallback
 from turnrl.checkpoints import read_safely
 from turnrl.commands.eval.figures import Figures, as_json, lines, report_of
 from turnrl.data.questions import QuestionData
-from turnrl.data.rows import Names
 from turnrl.data.sources import open_source
 from turnrl.errors import RecipeError
 from turnrl.module import MTGRPO
@@ -26,9 +25,6 @@ from turnrl.scoring import score_group
 from turnrl.text import say
 from turnrl.watch import recorder as recording
 from turnrl_openai import Endpoint, EndpointServer
-
-_NAMES = Names(sources=("--questions",), splits=("--split",))
-"""The names of the settings of questions that are not the recipe's."""
 
 
 def evaluate(built: Built, out: TextIO) -> None:
@@ -121,7 +117,7 @@ def _data_sets(data: QuestionData, settings: Mapping[str, Any]) -> dict[str, Que
         return {split: data}
     sets: dict[str, QuestionData] = {}
     for source in sources if isinstance(sources, list) else [sources]:
-        opened = open_source(source, data.fields, data.config, _NAMES)
+        opened = open_source(source, data.fields, data.config)
         questions = QuestionData(
             val=source,
             val_split=None if split == "val" else split,
@@ -132,7 +128,6 @@ def _data_sets(data: QuestionData, settings: Mapping[str, Any]) -> dict[str, Que
             val_limit=data.val_limit,
             val_batch_size=data.val_batch_size,
         )
-        questions.names = _NAMES
         name = _name(source, type(opened).__name__)
         sets[f"{name}-{len(sets) + 1}" if name in sets else name] = questions
     return sets
