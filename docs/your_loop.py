@@ -16,7 +16,7 @@ def search(query: str) -> str:
     return pages.get(query.rpartition(" of ")[2], "no such place")
 
 
-policy = turnrl.Policy("package://turnrl_atlas/starter")
+policy = turnrl.Policy("package://turnrl_atlas/starter").build()
 policy.load()
 rollout = turnrl.Rollout(TwoTurn("Tools: [search(query)]"), [search], max_turn_tokens=64)
 rewards = [ToolExecuted(), AnswerRetrieved(), ExactMatch()]

@@ -186,7 +186,7 @@ def tiny_policy(tiny_model: Path):
     """A loaded policy that tests only read."""
     from turnrl import Policy
 
-    policy = Policy(str(tiny_model))
+    policy = Policy(str(tiny_model)).build()
     policy.load()
     return policy
 
@@ -196,7 +196,7 @@ def chat(tiny_model: Path):
     """The tiny tokenizer's chat format."""
     from turnrl import ChatFormat, Policy
 
-    return ChatFormat(Policy(str(tiny_model)).tokenizer)
+    return ChatFormat(Policy(str(tiny_model)).build().tokenizer)
 
 
 def greedy_reference(policy, ids: Sequence[int], count: int) -> list[int]:

@@ -140,7 +140,7 @@ def counted(
         config: The model's.
         settings: Of `Policy`.
     """
-    count, policy = Bytes(), Policy(".", **settings)
+    count, policy = Bytes(), Policy(".", **settings).build()
     policy.__dict__["config"] = config
 
     def network(*named: str | None, **options: Any) -> Any:
@@ -151,7 +151,7 @@ def counted(
                 made: Any = transformers.AutoModelForCausalLM.from_config(config)
         finally:
             torch.set_default_dtype(before)
-        if policy.quantization == "nf4":
+        if policy.settings.quantization == "nf4":
             for parent in list(made.modules()):
                 for name, child in list(parent.named_children()):
                     head = child is made.get_output_embeddings()
@@ -167,7 +167,7 @@ def counted(
     patch.setattr(
         "turnrl.policy.model.choose_way",
         lambda policy: Way(
-            policy.share_prefixes, policy.compute_dtype == torch.bfloat16, "as on a GPU"
+            policy.settings.share_prefixes, policy.compute_dtype == torch.bfloat16, "as on a GPU"
         ),
     )
     patch.setattr("turnrl.policy.compute.wide_mm", _wide)

@@ -31,7 +31,7 @@ def main(rank: str, folder: str) -> None:
     store = f"file://{folder}/store"
     torch.distributed.init_process_group("gloo", store, rank=int(rank), world_size=2)
     mesh = init_device_mesh("cpu", (2,))
-    policy, held = Policy(folder, lora=Lora(r=4), dtype="bfloat16"), list[int]()
+    policy, held = Policy(folder, lora=Lora(r=4), dtype="bfloat16").build(), list[int]()
     policy.__dict__["tokenizer"] = None
     fsdp.fully_shard(torch.nn.Linear(2, 2), mesh=mesh)  # libraries have their memory from here on
     before = own_bytes()

@@ -77,7 +77,7 @@ def model(random_model):
     """Makes a loaded policy of random weights of any architecture."""
 
     def make(name, **options):
-        policy = Policy(str(random_model(name, **options)))
+        policy = Policy(str(random_model(name, **options))).build()
         policy.load()
         return policy
 
@@ -205,7 +205,7 @@ def kernel(request, monkeypatch):
 @pytest.fixture(params=["none", "nf4"])
 def adapted(request, tiny_model):
     """A policy whose adapter has learned something, on a plain or a 4-bit base."""
-    policy = Policy(str(tiny_model), quantization=request.param, lora=Lora(r=4))
+    policy = Policy(str(tiny_model), quantization=request.param, lora=Lora(r=4)).build()
     policy.load()
     move(policy, 1)
     return policy

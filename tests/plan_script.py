@@ -43,7 +43,7 @@ def main(*words: str) -> None:
         lora = Lora(r=int(rank)) if int(rank) else None
         policy = Policy(
             folder, quantization, lora, "float32", gradient_checkpointing=int(again) or None
-        )
+        ).build()
         policy.__dict__["config"] = config
         draw = np.random.default_rng(0)
         begin = draw.integers(0, 500, PROMPT).tolist()

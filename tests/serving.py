@@ -147,7 +147,7 @@ def trained_policy(model: str | Path, whole: bool = False) -> Policy:
         model: Its base.
         whole: Whether all its weights have changed. Else it has an adapter that has an effect.
     """
-    policy = Policy(str(model), lora=None if whole else Lora(r=4))
+    policy = Policy(str(model), lora=None if whole else Lora(r=4)).build()
     perturb(policy)
     return policy
 

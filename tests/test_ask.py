@@ -79,7 +79,7 @@ def test_a_checkpoint_answers_the_users_own_questions(run, capsys):
 def test_a_folder_of_a_run_and_a_recipe_are_loaded_too(run):
     trained, untrained = turnrl.load("runs/recipe/version_0"), turnrl.load("recipe.yaml")
     assert not torch.equal(weights(trained.policy), weights(untrained.policy))
-    fresh = Policy(untrained.policy.model)
+    fresh = Policy(untrained.policy.settings.model).build()
     fresh.load()
     assert torch.equal(weights(untrained.policy), weights(fresh))
     assert untrained.ask(["Number 7?"])[0].turns
@@ -103,7 +103,7 @@ def test_load_reports_missing_files_and_invalid_recipes(recipe):
 def test_load_refuses_a_path_or_module_of_the_wrong_type(tiny_model):
     with pytest.raises(TypeError, match=r"^path is None\. Give a run, a checkpoint or a recipe"):
         turnrl.load(None)
-    for wrong in ("x", MTGRPO, Policy(str(tiny_model))):
+    for wrong in ("x", MTGRPO, Policy(str(tiny_model)).build()):
         with pytest.raises(TypeError, match=r"^module is .* pass an instance: module=MTGRPO\(\.\."):
             turnrl.load("runs/a", module=wrong)
 

@@ -41,7 +41,7 @@ def search(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def starter():
-    policy = Policy(str(STARTER))
+    policy = Policy(str(STARTER)).build()
     policy.load()
     return policy
 

@@ -62,7 +62,10 @@ def test_the_card_of_a_whole_model_and_of_a_base_outside_the_hub(exported):
     assert card.data.base_model is None  # the hub accepts only its own names
     assert "| base model | `../base` |" in card.text
     write_card(exported, "package://turnrl_atlas/starter", None, True, {})
-    assert "Policy('package://turnrl_atlas/starter').folder" in (exported / "README.md").read_text()
+    assert (
+        "Policy('package://turnrl_atlas/starter').build().folder"
+        in (exported / "README.md").read_text()
+    )
 
 
 @pytest.mark.slow
@@ -95,7 +98,7 @@ def test_a_run_loads_from_another_folder_and_after_a_move(
         if not folder.exists():
             project.rename(folder)
         again = turnrl.load(folder / run)
-        assert Path(again.policy.model) == (folder / "models" / "base").resolve()
+        assert Path(again.policy.settings.model) == (folder / "models" / "base").resolve()
         # as the card says
         (code,) = re.findall(r"^```python\n(.*?)^```", card, re.MULTILINE | re.DOTALL)
         space = {}
@@ -109,7 +112,7 @@ def test_a_run_loads_from_another_folder_and_after_a_move(
 
 
 def test_only_turnrls_export_writes_a_card(tiny_model, tmp_path):
-    policy = turnrl.Policy(str(tiny_model))
+    policy = turnrl.Policy(str(tiny_model)).build()
     policy.load()
     bare, carded = policy.export(tmp_path / "bare"), export(policy, tmp_path / "carded")
     added = {path.name for path in carded.iterdir()} - {path.name for path in bare.iterdir()}

@@ -63,7 +63,7 @@ def tokenizer(tiny_model):
     """Makes a tokenizer with another chat template."""
 
     def make(template=CHATML):
-        tokenizer = Policy(str(tiny_model)).tokenizer
+        tokenizer = Policy(str(tiny_model)).build().tokenizer
         tokenizer.chat_template = template
         return tokenizer
 
@@ -272,7 +272,7 @@ def test_check_names_a_template_that_refuses_tool_messages(tokenizer):
 
 
 def test_a_trajectory_under_a_bundled_template_keeps_its_thoughts(tiny_model):
-    policy = Policy(str(tiny_model), chat_template="qwen3")
+    policy = Policy(str(tiny_model), chat_template="qwen3").build()
     chat = ChatFormat(policy.tokenizer)
     replies = [f"<think>a thought</think>{CALL}", "=Paris"]
 
@@ -291,7 +291,7 @@ def test_a_trajectory_under_a_bundled_template_keeps_its_thoughts(tiny_model):
 def test_a_file_comes_before_a_bundled_template_of_that_name(tiny_model, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("qwen3").write_text(CHATML)
-    assert Policy(str(tiny_model), chat_template="qwen3").tokenizer.chat_template == CHATML
+    assert Policy(str(tiny_model), chat_template="qwen3").build().tokenizer.chat_template == CHATML
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -373,11 +373,11 @@ def test_a_template_that_does_not_exist_is_refused_with_the_nearest_name(tiny_mo
         match=r"no file at model\.policy\.chat_template 'qwen33'\. Did you mean qwen3.*"
         r"deepseek_r1, gemma, glm4",
     ):
-        _ = Policy(str(tiny_model), chat_template="qwen33").tokenizer
+        _ = Policy(str(tiny_model), chat_template="qwen33").build().tokenizer
 
 
 def test_the_marks_of_a_template_are_tokenised_once(tiny_model):
-    chat = ChatFormat(Policy(str(tiny_model)).tokenizer)
+    chat = ChatFormat(Policy(str(tiny_model)).build().tokenizer)
     first = chat.observation([says("tool", "one page")], None)
     calls, tokenizer = [], chat.tokenizer
     chat.tokenizer = lambda text, **options: calls.append(text) or tokenizer(text, **options)

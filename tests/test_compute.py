@@ -34,7 +34,7 @@ ROWS = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11,
 
 def adapted(folder, **options):
     """A policy whose adapter is not zero."""
-    policy = Policy(str(folder), lora=Lora(r=4, **options.pop("lora", {})), **options)
+    policy = Policy(str(folder), lora=Lora(r=4, **options.pop("lora", {})), **options).build()
     torch.manual_seed(0)
     policy.load()
     for name, value in policy.named_parameters():
@@ -216,7 +216,10 @@ def test_a_model_without_layers_to_recompute_is_refused():
 
 
 def test_mixed_precision_trains_float32_weights_through_bfloat16_products(tiny_model):
-    policy, exact = Policy(str(tiny_model), dtype="bfloat16"), Policy(str(tiny_model))
+    policy, exact = (
+        Policy(str(tiny_model), dtype="bfloat16").build(),
+        Policy(str(tiny_model)).build(),
+    )
     for each in (policy, exact):
         each.load()
     seen = []
@@ -242,7 +245,7 @@ def test_mixed_precision_trains_float32_weights_through_bfloat16_products(tiny_m
 
 
 def test_fused_kernels_are_for_gpus(tiny_model):
-    policy = Policy(str(tiny_model))
+    policy = Policy(str(tiny_model)).build()
     policy.load()
     assert policy.in_force["fused kernels"] == "none on this device"
     assert fuse(policy.network, torch.device("cpu")) == "none on this device"

@@ -463,9 +463,9 @@ def test_a_data_set_on_the_hub_that_cannot_be_loaded_is_named(monkeypatch):
 ASKED = {
     "turnrl.load_questions('nobody/nothing')": "cannot load 'nobody/nothing' .* the hub: ",
     "import datasets; turnrl.load_questions('nobody/nothing')": "cannot load 'nobody/nothing'",
-    "turnrl.Policy('nobody/nothing').tokenizer": "'nobody/nothing' .* connect to 'http://127",
+    "turnrl.Policy('nobody/nothing').build().tokenizer": "'nobody/nothing' .* connect to 'http://127",
     "open_source('nobody/nothing:en')": "cannot load 'nobody/nothing' .*Couldn",
-    "turnrl.Policy('nobody/tiny').config; turnrl.Policy('nobody/tiny').tokenizer": None,
+    "p = turnrl.Policy('nobody/tiny').build(); p.config; p.tokenizer": None,
 }
 # each is the first that asks the hub, in a process that has imported the libraries
 ASKING = """

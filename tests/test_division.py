@@ -48,7 +48,7 @@ def folder(tiny_model, tmp_path_factory, nursery):
     runs.append({**whole, "folder": "resumed", "epochs": 3, "resume": last})
     last = last.replace("fsdp2", "ddp")
     runs.append({**whole, "folder": "from-ddp", "epochs": 3, "resume": last})
-    begin = Policy(str(tiny_model), lora=Lora(r=4))
+    begin = Policy(str(tiny_model), lora=Lora(r=4)).build()
     begin.load()
     for name, weight in begin.trainable_parameters().items():
         torch.nn.init.normal_(weight, std=0.1, generator=torch.Generator().manual_seed(len(name)))
@@ -115,8 +115,8 @@ def test_a_trial_that_fails_in_mid_pass_leaves_nothing_undivided(mesh, tmp_path)
     folder = saved(tmp_path / "falcon", config)
     message = "has attention of its own.* Set model.policy.share_prefixes to false"
     with pytest.raises(RecipeError, match=message):
-        Policy(folder).load("cpu", mesh)
-    policy = Policy(folder, share_prefixes=False)
+        Policy(folder).build().load("cpu", mesh)
+    policy = Policy(folder, share_prefixes=False).build()
     policy.load("cpu", mesh)
     assert all(isinstance(p, DTensor) for p in policy.parameters())
 
@@ -126,7 +126,9 @@ def test_a_divided_policy_keeps_no_copies_of_all_its_weights(mesh, tmp_path, mon
     config = transformers.Qwen2Config(
         num_hidden_layers=2, num_key_value_heads=2, intermediate_size=32, **sizes
     )
-    policy = Policy(saved(tmp_path / "qwen", config), dtype="bfloat16", gradient_checkpointing=True)
+    policy = Policy(
+        saved(tmp_path / "qwen", config), dtype="bfloat16", gradient_checkpointing=True
+    ).build()
     seen: list[bool] = []
 
     def watched(tried, value):  # the trial has a graph here, whose layers are computed again

@@ -347,7 +347,7 @@ def test_a_script_that_a_page_includes_trains(name, sizes, tmp_path, monkeypatch
         (metrics,) = tmp_path.rglob("metrics.csv")
         assert len(metrics.read_text().splitlines()) == 4  # untrained, and after two iterations
     else:
-        began = Policy("package://turnrl_atlas/starter")
+        began = Policy("package://turnrl_atlas/starter").build()
         began.load()
         new, old = (p.trainable_state() for p in (names["policy"], began))
         assert any(not torch.equal(new[name], old[name]) for name in old)

@@ -146,7 +146,7 @@ def test_a_file_of_weights_that_was_cut_short_is_named(recipe, doctor, tiny_mode
     assert lines["model"][0] == "fail"
     assert "cut/model.safetensors" in lines["model"][1]
     with pytest.raises(RecipeError, match=r"cut' cannot be loaded"):
-        Policy(str(folder)).load()
+        Policy(str(folder)).build().load()
 
 
 def test_a_tokenizer_without_its_vocabulary_is_refused(recipe, doctor, tiny_model, tmp_path):
@@ -155,7 +155,7 @@ def test_a_tokenizer_without_its_vocabulary_is_refused(recipe, doctor, tiny_mode
     tokenizer["model"] |= {"vocab": {}, "merges": []}
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
     with pytest.raises(RecipeError, match=r"makes no tokens of a text"):
-        _ = Policy(str(folder)).tokenizer
+        _ = Policy(str(folder)).build().tokenizer
     code, lines = doctor(recipe(model__policy__model=str(folder)))
     assert code == 1
     assert any("makes no tokens" in text for status, text in lines.values() if status == "fail")
@@ -588,7 +588,7 @@ def test_4_bit_kernels_that_compute_something_else_fail(monkeypatch):
 
 @pytest.mark.parametrize("settings", [{}, {"quantization": "nf4", "lora": Lora(r=4)}])
 def test_the_trial_runs_a_miniature_of_the_models_kind(tiny_model, tmp_path, settings):
-    small = miniature(Policy(str(tiny_model), **settings), tmp_path / "mini")
+    small = miniature(Policy(str(tiny_model), **settings).build(), tmp_path / "mini")
     text = small.config
     assert (text.num_attention_heads, text.num_key_value_heads, text.head_dim) == (4, 2, 16)
     start = Start(torch.device("cpu"), make_module(tiny_model, settings), data())

@@ -141,7 +141,7 @@ def test_the_limits_are_counted_in_the_tokens_of_the_policy(chat):
 
 
 def test_tools_that_a_template_would_describe_stand_in_the_system_message(tiny_model):
-    policy = Policy(str(tiny_model), chat_template="qwen3")
+    policy = Policy(str(tiny_model), chat_template="qwen3").build()
     call = '<tool_call>\n{"name": "look", "arguments": {"query": "x"}}\n</tool_call>'
 
     def says(messages, number):

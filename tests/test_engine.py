@@ -105,7 +105,7 @@ def test_draining_waits_for_turns_that_were_cancelled(tiny_policy):
 
 
 def test_training_mode_is_left_as_it_was_and_does_not_change_samples(tiny_model):
-    policy = Policy(str(tiny_model), gradient_checkpointing=True)
+    policy = Policy(str(tiny_model), gradient_checkpointing=True).build()
     network = policy.load()
     network.train()
     engine = started(policy)
@@ -153,7 +153,7 @@ def test_misuse_is_an_error(tiny_policy):
 
 
 def test_an_engine_that_is_closed_while_it_samples_says_so_and_leaves_the_mode(tiny_model):
-    policy = Watched(Policy(str(tiny_model)))
+    policy = Watched(Policy(str(tiny_model)).build())
     engine = started(policy, 256)
     policy.read.clear()
 
@@ -176,7 +176,7 @@ def test_an_engine_that_is_closed_while_it_samples_says_so_and_leaves_the_mode(t
 
 
 def test_an_engine_that_is_closed_in_its_last_pass_gives_everything_back(tiny_model):
-    policy = Watched(Policy(str(tiny_model)))
+    policy = Watched(Policy(str(tiny_model)).build())
     engine = started(policy)
     computing, go_on = policy.hold()
 

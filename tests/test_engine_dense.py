@@ -135,7 +135,7 @@ def test_between_passes_the_network_uses_the_adapter_not_the_dense_weights(adapt
 
 
 def test_pages_are_tried_with_the_weights_that_sample(tiny_model):
-    policy = Policy(str(tiny_model), "nf4", Lora(r=4), dtype="bfloat16")
+    policy = Policy(str(tiny_model), "nf4", Lora(r=4), dtype="bfloat16").build()
     policy.load()
     move(policy, 1)
     assert started(policy, 256, decode_weights="dense").capacity

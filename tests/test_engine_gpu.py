@@ -248,7 +248,7 @@ def gave_back(engine):
 @pytest.mark.parametrize("kernel", ["pages"], indirect=True)
 @pytest.mark.parametrize("keep", [True, None])
 def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kernel, keep):
-    policy = Policy(str(tiny_model), lora=Lora(r=4))
+    policy = Policy(str(tiny_model), lora=Lora(r=4)).build()
     policy.load()
     small = f"{20 * PAGE_BYTES / 1e3}KB"
     engine = Slots(decode_weights="dense", keep_memory=keep, kv_memory=small).build()
@@ -280,7 +280,7 @@ def test_memory_graphs_and_addresses_are_kept_if_they_are_to_be(tiny_model, kern
 
 @pytest.mark.parametrize("kernel", ["pages"], indirect=True)
 def test_graphs_are_recorded_again_when_a_weight_has_moved(tiny_model, kernel):
-    policy = Policy(str(tiny_model))
+    policy = Policy(str(tiny_model)).build()
     policy.load()
     engine = started(policy, keep_memory=True)
     engine.passes.decoder.graphs = graphs = Recorder()
@@ -308,7 +308,7 @@ def test_kept_pages_hold_nothing_that_a_later_collection_finds(tiny_policy):
 
 
 def test_in_force_tells_what_was_given_and_what_was_left_open(tiny_model):
-    policy = Policy(str(tiny_model), lora=Lora(r=4))
+    policy = Policy(str(tiny_model), lora=Lora(r=4)).build()
     policy.load()
     engine = Slots().build()
     assert engine.in_force == {}
@@ -336,7 +336,7 @@ def test_every_turn_that_has_memory_is_sampled_at_once_where_slots_are_open():
 
 def test_a_model_is_refused_by_its_configuration_alone(random_model, tiny_model):
     def policy(name, **options):
-        return Policy(str(random_model(name, **options)))
+        return Policy(str(random_model(name, **options))).build()
 
     for name in ("Mistral", "Phi3", "Starcoder2"):
         slides = policy(name, sliding_window=16)
@@ -352,16 +352,16 @@ def test_a_model_is_refused_by_its_configuration_alone(random_model, tiny_model)
 
 
 def test_memory_too_small_for_one_trajectory_is_refused_before_weights_load(tiny_model):
-    policy = Policy(str(tiny_model))
+    policy = Policy(str(tiny_model)).build()
     two = f"{2 * PAGE_BYTES / 1e3}KB"
     Slots(kv_memory=two).build().check(policy, 64)
     with pytest.raises(RecipeError, match=r"room for 64 tokens of 512 bytes.*max_tokens = 65"):
         Slots(kv_memory=two).build().check(policy, 65)
     # half precision would do with half of it, and this policy may have it on a GPU
-    Slots(kv_memory=two).build().check(Policy(str(tiny_model), lora=Lora(r=4)), 128)
+    Slots(kv_memory=two).build().check(Policy(str(tiny_model), lora=Lora(r=4)).build(), 128)
     with pytest.raises(RecipeError, match=r"'dense', and no linear layer.*add model\.policy\.lora"):
         Slots(decode_weights="dense").build().check(policy, 64)
-    Slots(decode_weights="dense").build().check(Policy(str(tiny_model), lora=Lora(r=4)), 64)
+    Slots(decode_weights="dense").build().check(Policy(str(tiny_model), lora=Lora(r=4)).build(), 64)
     assert policy.network is None
 
 
@@ -558,7 +558,7 @@ def far_policy(tiny_model):
     """A policy with an adapter on a device that is not the CPU."""
     import foreign
 
-    policy = Policy(str(tiny_model), lora=Lora(r=4))
+    policy = Policy(str(tiny_model), lora=Lora(r=4)).build()
     policy.load("far")
     policy.to("far")
     yield policy
@@ -733,7 +733,7 @@ def test_the_triton_kernel_attends_on_a_gpu(dtype, size, parts):
 def test_kept_graphs_compute_with_the_weights_of_each_collection(
     tiny_model, attention, decode_weights
 ):
-    policy = Policy(str(tiny_model), lora=Lora(r=4), dtype="bfloat16")
+    policy = Policy(str(tiny_model), lora=Lora(r=4), dtype="bfloat16").build()
     policy.load("cuda")
     policy.to("cuda")
     prompts = [[n + 1] * (3 + 9 * n) for n in range(7)]

@@ -117,7 +117,7 @@ def test_steps_that_cannot_be_recorded_still_run_with_one_warning(
 def test_gpu_kernel_and_graph_sampling_match_the_learners_log_probabilities(
     tiny_model, quantization, decode_weights
 ):
-    policy = Policy(str(tiny_model), quantization, Lora(r=4), dtype="bfloat16")
+    policy = Policy(str(tiny_model), quantization, Lora(r=4), dtype="bfloat16").build()
     policy.load("cuda")
     policy.to("cuda")
     move(policy, 1)

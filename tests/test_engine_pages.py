@@ -376,7 +376,7 @@ def test_each_pass_reads_up_to_prefill_tokens_and_no_more(tiny_policy, prefill_t
 
 
 def test_pages_are_forgotten_when_the_weights_change(tiny_model):
-    policy = Policy(str(tiny_model))
+    policy = Policy(str(tiny_model)).build()
     engine = started(policy)
     prompt = [(7 * i) % 300 for i in range(2 * PAGE + 5)]
     before = run(engine.open(prompt).generate([], GREEDY))

@@ -138,7 +138,7 @@ def test_a_restarted_engine_knows_the_stop_strings_of_its_new_tokenizer(tiny_pol
     engine, stop = Slots().build(), Sampling(12, 0, stop=("r",))
     engine.close()  # harmless before a start
     other = Watched(tiny_policy)
-    other.tokenizer = Policy("package://turnrl_atlas/starter").tokenizer
+    other.tokenizer = Policy("package://turnrl_atlas/starter").build().tokenizer
     tokens = greedy_reference(tiny_policy, PROMPTS[0], 12)
     # the second token is "ar", and nothing with an r in the other vocabulary
     assert "r" in tiny_policy.tokenizer.decode(tokens[1])

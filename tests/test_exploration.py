@@ -428,8 +428,7 @@ def test_the_critic_reads_normalised_states_whatever_their_size():
 
 @pytest.mark.parametrize("trains_policy", [True, False])
 def test_the_value_loss_reaches_the_policy_if_the_recipe_says_so(tiny_model, trains_policy):
-    policy = Policy(str(tiny_model))
-    policy.critic = Critic(trains_policy=trains_policy)
+    policy = Policy(str(tiny_model)).build(Critic(trains_policy=trains_policy))
     policy.load()
     torch.nn.init.ones_(policy.value_head.weight)
     rows = [([5, 9, 33, 71], [False, False, True, True])]
@@ -505,18 +504,6 @@ def test_the_loss_of_a_step_with_a_critic_equals_its_equations(tiny_model, level
         module, trajectories, [[*map(tuple, s[:3]), float(s[3])] for s in streams], level
     )
     assert float(loss.detach()) == pytest.approx(float(wanted), abs=1e-5)
-
-
-def test_a_policy_may_get_a_critic_later_and_lose_it_again(tiny_model):
-    policy = Policy(str(tiny_model))
-    policy.load()
-    assert policy.value_head is None
-    policy.critic = Critic()
-    policy.load()
-    assert "value_head.weight" in policy.trainable_state()
-    policy.critic = None
-    policy.load()
-    assert "value_head.weight" not in policy.trainable_state()
 
 
 def test_a_critics_checkpoint_can_be_evaluated_but_not_trained_without_a_critic(

@@ -58,7 +58,9 @@ def test_a_module_that_was_trained_in_python_is_asked_where_it_was_trained(tiny)
 
 @pytest.mark.parametrize("options", [LORA, NF4], ids=["lora", "nf4"])
 def test_kernels_and_shared_prompts_are_in_force(tiny_model, options):
-    policy = turnrl.Policy(str(tiny_model), "nf4" if options is NF4 else "none", turnrl.Lora(r=4))
+    policy = turnrl.Policy(
+        str(tiny_model), "nf4" if options is NF4 else "none", turnrl.Lora(r=4)
+    ).build()
     with torch.device("cuda"):  # as Lightning does
         policy.load("cuda")
     assert policy.way.share
@@ -78,7 +80,7 @@ def test_policies_on_the_cpu_and_the_gpu_work_in_one_process(tiny_model):
     rows = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11, 12], [13] * 4)]
     outputs = []
     for device in ("cpu", "cuda", "cpu", "cuda"):
-        policy = turnrl.Policy(str(tiny_model))
+        policy = turnrl.Policy(str(tiny_model)).build()
         policy.load(device)
         (_, layout), *_ = policy.forward_passes(rows, 1000)
         with torch.no_grad():

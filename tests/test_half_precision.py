@@ -44,7 +44,7 @@ def policies(quantization):
     made = []
     for dtype in ("bfloat16", "float32"):
         torch.manual_seed(1)
-        policy = Policy("package://turnrl_atlas/starter", quantization, Lora(), dtype=dtype)
+        policy = Policy("package://turnrl_atlas/starter", quantization, Lora(), dtype=dtype).build()
         policy.load()
         made.append(policy)
     half, exact = made

@@ -187,7 +187,7 @@ def logprobs_and_gradient(policy, rows, share, weights):
     ],
 )
 def test_models_compute_the_same_from_a_shared_layout(random_model, name, options):
-    policy = Policy(str(random_model(name, **options)))
+    policy = Policy(str(random_model(name, **options))).build()
     policy.load()
     assert policy.way.share
     draw = random.Random(0)
@@ -233,7 +233,7 @@ def test_models_compute_the_same_from_a_shared_layout(random_model, name, option
     ],
 )
 def test_a_model_that_cannot_read_a_shared_layout_gets_padded_rows(random_model, name, options):
-    policy = Policy(str(random_model(name, **options)))
+    policy = Policy(str(random_model(name, **options))).build()
     policy.load()
     assert not policy.way.share
     rows = rows_of([[5, 6, 7, 8], [5, 6, 7, 9, 10]])
@@ -244,7 +244,7 @@ def test_a_model_that_cannot_read_a_shared_layout_gets_padded_rows(random_model,
 def test_a_model_whose_log_probabilities_differ_gets_padded_rows(tiny_model, monkeypatch, caplog):
     right = Layout.attend
     monkeypatch.setattr(Layout, "attend", lambda self, *seen: right(self, *seen) + 0.01)
-    policy = Policy(str(tiny_model))
+    policy = Policy(str(tiny_model)).build()
     with caplog.at_level("INFO"):
         policy.load()
     assert not policy.way.share
@@ -257,7 +257,7 @@ def test_a_lack_of_memory_is_not_taken_for_a_model_that_cannot_share(tiny_model,
 
     monkeypatch.setattr(Layout, "attend", out_of_memory)
     with pytest.raises(torch.OutOfMemoryError):
-        Policy(str(tiny_model)).load()
+        Policy(str(tiny_model)).build().load()
 
 
 def test_a_model_with_custom_attention_gets_padded_rows_and_one_log_message(random_model, caplog):

@@ -478,7 +478,7 @@ def test_the_budget_of_a_minibatch_does_not_change_a_step(tiny_model, tmp_path, 
         size = float(gradient.abs().max())
         assert torch.allclose(alone[name], gradient, atol=1e-4 * size)
         assert torch.allclose(several[name], gradient, atol=1e-4 * size)
-    start = Policy(str(tiny_model))
+    start = Policy(str(tiny_model)).build()
     start.load()
     moved = (after[2] - weights(start)).abs()
     assert moved.max() > 1e-3

@@ -116,7 +116,7 @@ def test_the_sections_become_callbacks(both):
         (plan,) = (c for c in built.trainer.callbacks if isinstance(c, turnrl.Plan))
         assert (recorder.per_iteration, recorder.tokens, recorder.transcripts) == (None, True, 2)
         assert (plan.profile, built.start.profile, built.start.recorded) == (None, None, None)
-        assert built.module.policy.minibatch_tokens == built.module.policy.budget == 512
+        assert built.module.policy.settings.minibatch_tokens == built.module.policy.budget == 512
         assert built.module.objective.value_coef == 0.3
         assert built.module.estimator.critic == turnrl.Critic(lr=0.2)
 

@@ -337,8 +337,8 @@ def test_a_profile_sets_what_the_recipe_leaves_open(tiny_model, capsys):
     check.settle(start)
     made, engine = start.module, start.module.engine_settings
     assert "memory plan for 24GB" in capsys.readouterr().out
-    assert made.policy.minibatch_tokens == 2048  # given
-    assert made.policy.gradient_checkpointing is False  # a tiny model needs none
+    assert made.policy.settings.minibatch_tokens == 2048  # given
+    assert made.policy.settings.gradient_checkpointing is False  # a tiny model needs none
     assert parse_bytes(engine.kv_memory, "kv_memory") <= 24e9
     assert set(made.memory.planned) == {"sampling", "learning"}
     assert all(0 < size < 22e9 for size, _ in made.memory.planned.values())
@@ -403,7 +403,7 @@ def test_a_plan_is_printed_by_the_first_run_that_learns_and_passes_in_each(
 def sampled_with(module):
     """What a plan may settle of a module, but for how it learns."""
     engine = {name: getattr(module.engine, name) for name in (*ENGINE_SETTINGS, "keep_memory")}
-    return {**engine, "minibatch_tokens": module.policy.minibatch_tokens}
+    return {**engine, "minibatch_tokens": module.policy.settings.minibatch_tokens}
 
 
 @pytest.mark.slow
@@ -532,8 +532,8 @@ def test_auto_settles_nothing_on_a_cpu(tiny_model, capsys):
     start = started(tiny_model)
     MemoryPlan().settle(start)
     made = start.module
-    assert (made.policy.minibatch_tokens, made.policy.budget) == (None, 16_384)
-    assert made.policy.gradient_checkpointing is None
+    assert (made.policy.settings.minibatch_tokens, made.policy.budget) == (None, 16_384)
+    assert made.policy.settings.gradient_checkpointing is None
     assert (made.engine_settings.kv_memory, made.memory.planned) == ("auto", {})
     assert capsys.readouterr().out == ""
 

@@ -464,7 +464,7 @@ def test_messages_that_continue_a_history_extend_it_and_others_start_a_new_one(t
 
 
 def test_a_history_goes_on_only_with_the_tools_that_its_prompt_describes(tiny_model):
-    policy = Policy(str(tiny_model), chat_template="qwen3")
+    policy = Policy(str(tiny_model), chat_template="qwen3").build()
 
     async def play(attempt):
         messages = [*USER]

@@ -44,7 +44,7 @@ def test_log_probabilities_and_their_gradient_equal_the_naive_ones(
     tiny_model, temperature, per_chunk, share, monkeypatch
 ):
     monkeypatch.setattr(turnrl.policy.head, "LOGITS", per_chunk)  # 1024: two tokens a chunk
-    policy = Policy(str(tiny_model))
+    policy = Policy(str(tiny_model)).build()
     network = policy.load()
     expected, entropies = naive_logprobs(network, temperature)
     (gradient,) = torch.autograd.grad(expected.sum(), network.get_input_embeddings().weight)
@@ -148,7 +148,7 @@ def test_nf4_with_lora_trains_and_the_adapter_loads_in_peft(tiny_model, tmp_path
 def test_an_adapter_leaves_out_layers_that_return_more_than_a_product(random_model):
     # the routers of Llama 4 are linear layers, and give a pair
     folder = random_model("Llama4Text", intermediate_size_mlp=64, num_local_experts=2)
-    policy = Policy(str(folder), lora=Lora(r=4))
+    policy = Policy(str(folder), lora=Lora(r=4)).build()
     network = policy.load()
     assert {n.split(".")[-4] for n in policy.trainable_state() if "lora_A" in n} == {
         *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -180,7 +180,7 @@ def test_a_checkpoint_restores_the_trained_weights(tiny_model, tmp_path):
 
 
 def test_without_its_adapter_the_policy_is_the_base(tiny_model, tiny_policy):
-    policy = Policy(str(tiny_model), lora=Lora(r=4))
+    policy = Policy(str(tiny_model), lora=Lora(r=4)).build()
     policy.load()
     torch.nn.init.normal_(next(v for n, v in policy.named_parameters() if "lora_B" in n))
     with torch.no_grad():
@@ -193,7 +193,7 @@ def test_without_its_adapter_the_policy_is_the_base(tiny_model, tiny_policy):
 
 
 def test_the_head_of_a_bfloat16_base_computes_in_float32(tiny_model):
-    policy = Policy(str(tiny_model), lora=Lora(r=4), dtype="bfloat16")
+    policy = Policy(str(tiny_model), lora=Lora(r=4), dtype="bfloat16").build()
     base = policy.load().get_base_model()
     assert base.lm_head.weight.dtype == torch.bfloat16
     with torch.no_grad():
@@ -251,7 +251,7 @@ def test_a_folder_inside_an_installed_package_is_a_model(monkeypatch, tiny_model
     (tmp_path / "some_package" / "__init__.py").touch()
     shutil.copytree(tiny_model, tmp_path / "some_package" / "starter")
     monkeypatch.syspath_prepend(tmp_path)
-    policy = Policy("package://some_package/starter")
+    policy = Policy("package://some_package/starter").build()
     assert Path(policy.folder) == tmp_path / "some_package" / "starter"
     assert policy.tokenizer.chat_template
 
@@ -272,12 +272,12 @@ def test_a_folder_inside_an_installed_package_is_a_model(monkeypatch, tiny_model
 def test_a_model_that_is_not_there_is_named(tiny_model, tmp_path, monkeypatch, arguments, message):
     monkeypatch.chdir(tiny_model if arguments["model"] == "." else tiny_model.parent)
     with pytest.raises(RecipeError, match=message):
-        _ = Policy(**arguments).tokenizer
+        _ = Policy(**arguments).build().tokenizer
 
 
 def test_a_folder_without_a_model_is_named(tmp_path):
     with pytest.raises(RecipeError, match="cannot be loaded"):
-        _ = Policy(str(tmp_path)).tokenizer
+        _ = Policy(str(tmp_path)).build().tokenizer
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(tiny_model, tmp_path):
@@ -286,20 +286,20 @@ def test_a_tokenizer_without_a_chat_template_is_refused(tiny_model, tmp_path):
     with pytest.raises(
         RecipeError, match=r"chat_template is not set .*in model\.policy\.chat_template"
     ):
-        ChatFormat(Policy(str(folder)).tokenizer)
+        ChatFormat(Policy(str(folder)).build().tokenizer)
 
 
 def test_impossible_settings_are_refused(tiny_model):
     with pytest.raises(RecipeError, match=r"quantization is 'nf4'.*Add model\.policy\.lora"):
-        Policy(str(tiny_model), quantization="nf4")
+        Policy(str(tiny_model), quantization="nf4").build()
     with pytest.raises(RecipeError, match=r"target_modules has .no_such_layer"):
-        Policy(str(tiny_model), lora=Lora(target_modules=["no_such_layer"])).load()
+        Policy(str(tiny_model), lora=Lora(target_modules=["no_such_layer"])).build().load()
     with pytest.raises(
         RecipeError, match=r"policy\.dtype is 'float16'; choose one of auto, float32"
     ):
-        Policy(str(tiny_model), dtype="float16")
+        Policy(str(tiny_model), dtype="float16").build()
     with pytest.raises(RecipeError, match=r"policy\.quantization is 'int8'; choose one of nf4"):
-        Policy(str(tiny_model), quantization="int8")
+        Policy(str(tiny_model), quantization="int8").build()
 
 
 def test_a_model_that_changes_logits_after_its_head_is_refused(tiny_model, tmp_path):
@@ -313,7 +313,7 @@ def test_a_model_that_changes_logits_after_its_head_is_refused(tiny_model, tmp_p
         "logits_scaling": 8.0,
     }
     (folder / "config.json").write_text(json.dumps(config))
-    policy = Policy(str(folder))
+    policy = Policy(str(folder)).build()
     for _ in range(2):  # the second time there is no network of the first
         with pytest.raises(RecipeError, match=r"GraniteForCausalLM.*changes logits after its head"):
             policy.load()

@@ -530,13 +530,13 @@ def test_reading_takes_time_in_proportion_to_the_text(unit):
 @pytest.fixture(scope="module")
 def chat(tiny_model):
     """Qwen3's template, as it comes with turnrl."""
-    return ChatFormat(Policy(str(tiny_model), chat_template="qwen3").tokenizer)
+    return ChatFormat(Policy(str(tiny_model), chat_template="qwen3").build().tokenizer)
 
 
 @pytest.fixture(scope="module")
 def thinking(tiny_model):
     """A template that opens the thought."""
-    return ChatFormat(Policy(str(tiny_model), chat_template="qwen3_thinking").tokenizer)
+    return ChatFormat(Policy(str(tiny_model), chat_template="qwen3_thinking").build().tokenizer)
 
 
 def play(chat, segmenter, tools, *replies, **limits):
@@ -572,7 +572,7 @@ def test_a_qwen_template_describes_the_tools_and_wraps_their_results(chat):
 def test_a_template_that_refuses_the_messages_of_a_wrong_turn_is_refused_before_the_run(tiny_model):
     strict = "{% for m in messages %}{% if loop.previtem and loop.previtem.role == 'tool' and "
     strict += "m.role == 'user' %}{{ raise_exception('no user after a tool') }}{% endif %}"
-    tokenizer = Policy(str(tiny_model)).tokenizer
+    tokenizer = Policy(str(tiny_model)).build().tokenizer
     tokenizer.chat_template = (
         strict + "[{{ m.role }}]{{ m.content }}[{{ tools if loop.first }}]{% endfor %}[assistant]"
     )
@@ -582,18 +582,18 @@ def test_a_template_that_refuses_the_messages_of_a_wrong_turn_is_refused_before_
 
 def test_the_error_for_a_template_without_tools_suggests_a_bundled_one(tiny_model):
     rollout = Rollout(ReAct(), [Search()])
-    plain = ChatFormat(Policy(str(tiny_model)).tokenizer)
+    plain = ChatFormat(Policy(str(tiny_model)).build().tokenizer)
     with pytest.raises(
         RecipeError, match=r"does not\. Set model\.policy\.chat_template: qwen3, which"
     ):
         rollout.check(plain)
-    named = ChatFormat(Policy(str(tiny_model), chat_template="qwen3").tokenizer)
+    named = ChatFormat(Policy(str(tiny_model), chat_template="qwen3").build().tokenizer)
     rollout.check(named)
     # and that one is as good as its own: without tools it writes the same
     messages = SearchR1().prompt(QUESTION, [Search()])
     assert named.prompt(messages) == plain.prompt(messages)
     # for another markup, those are named whose control tokens the tokenizer has
-    tokenizer = Policy(str(tiny_model)).tokenizer
+    tokenizer = Policy(str(tiny_model)).build().tokenizer
     tokenizer.chat_template = (
         "{% for m in messages %}[{{ m.role }}]{{ m.content }}\n{% endfor %}[assistant]"
     )

@@ -264,7 +264,7 @@ def test_tokens_are_recorded_with_the_numbers_of_sampler_and_learner(run):
     rows = record.read(kept(folder) / "train-000000-0.parquet")
     trajectories = [t for group in collected[0].groups for t in group.trajectories]
     # the weights of the first iteration are the model's own
-    fresh = make_module(module.policy.model).policy
+    fresh = make_module(module.policy.settings.model).policy
     fresh.load()
     read = fresh.read([t.token_rows[0] for t in trajectories], 4096, module.rollout.temperature)
     for row, whole, (logprobs, entropies, _) in zip(rows, trajectories, read, strict=True):

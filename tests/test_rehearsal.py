@@ -491,7 +491,7 @@ def test_no_session_is_opened_for_a_question_that_is_made_up(tiny_model):
 
 
 def test_an_engine_that_cannot_be_copied_is_rehearsed_itself(tiny_model):
-    engine = ScriptedEngine(Policy(str(tiny_model)).tokenizer, lambda session, turn: "a")
+    engine = ScriptedEngine(Policy(str(tiny_model)).build().tokenizer, lambda session, turn: "a")
     engine.lock = threading.Lock()
     finding = rehearse(make_module(tiny_model, engine=engine), data())["sampling"]
     assert (finding.status, "by ScriptedEngine" in finding.text) == ("pass", True)

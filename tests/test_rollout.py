@@ -260,7 +260,7 @@ def test_top_k_min_p_and_top_p_reach_the_engine_with_a_warning(chat, caplog):
 def test_waves_do_not_change_the_samples(tiny_model):
     from turnrl_slots import Slots
 
-    policy = Policy(str(tiny_model))
+    policy = Policy(str(tiny_model)).build()
     policy.load()
     chat = ChatFormat(policy.tokenizer)
     questions = [replace(QUESTION, id=f"q{i}", text=f"Number {i}?") for i in range(4)]
@@ -564,7 +564,7 @@ def test_the_error_of_a_raising_segmenter_quotes_the_text(chat):
 
 
 def test_added_white_space_tokens_are_not_control_tokens(tiny_model):
-    tokenizer = Policy(str(tiny_model)).tokenizer
+    tokenizer = Policy(str(tiny_model)).build().tokenizer
     tokenizer.add_tokens(["\n\n", "    "])
     assert not [t for t in ChatFormat(tokenizer).control_tokens if not t.strip()]
 

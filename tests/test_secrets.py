@@ -99,7 +99,7 @@ def test_numbers_and_choices_may_be_variables_too(keyed, monkeypatch):
     save(recipe)
     module = build(["recipe.yaml"]).module
     assert (module.group_size, module.objective.ratio_level) == (6, "turn")
-    assert module.policy.gradient_checkpointing is True
+    assert module.policy.settings.gradient_checkpointing is True
     (tool,) = module.rollout.tools
     assert tool.given == (KEY, {"X-Key": KEY}, 3)
 

@@ -143,7 +143,7 @@ def test_a_session_continues_with_its_own_adapter_while_that_is_kept(start_serve
 
 @both_kinds
 def test_an_address_where_no_server_of_its_kind_answers_is_refused(kind, tiny_model):
-    policy = Policy(str(tiny_model), lora=Lora())
+    policy = Policy(str(tiny_model), lora=Lora()).build()
     away = f"http://127.0.0.1:{free_port()}"
     assert f"{kind.software} at {away} does not answer" in refusal(
         kind.engine(url=away).build(), policy
@@ -188,7 +188,7 @@ def web_server() -> Iterator[str]:
 def test_a_server_with_a_short_window_is_refused_before_weights_load(
     kind, start_server, tiny_model, message
 ):
-    policy = Policy(str(tiny_model), lora=Lora())
+    policy = Policy(str(tiny_model), lora=Lora()).build()
     url = start_server("--max-model-len", "48").url
     assert message in refusal(kind.engine(url=url).build(), policy)
     assert policy.network is None
@@ -208,7 +208,7 @@ def test_a_server_that_does_not_take_adapters_is_refused_before_it_samples(
 def test_a_server_gets_the_key_of_the_environment_and_no_message_shows_it(
     kind, start_server, tiny_model, monkeypatch
 ):
-    policy = Policy(str(tiny_model), lora=Lora(r=16))  # as many as a stand-in takes
+    policy = Policy(str(tiny_model), lora=Lora(r=16)).build()  # as many as a stand-in takes
     engine = kind.engine(url=start_server("--api-key", "a-secret-of-mine").url).build()
     step = f"Put its key into the environment variable {kind.key_env}."
     monkeypatch.delenv(kind.key_env, raising=False)
@@ -233,7 +233,7 @@ def test_another_tokenizer_is_refused(kind, start_server, tiny_model, tmp_path):
     content["model"]["merges"] = []
     file.write_text(json.dumps(content))
     engine = kind.engine(url=start_server(model=other).url).build()
-    message = refusal(engine, Policy(str(tiny_model), lora=Lora()))
+    message = refusal(engine, Policy(str(tiny_model), lora=Lora()).build())
     assert "whose tokenizer reads a text as other tokens" in message
 
 
@@ -258,7 +258,7 @@ def test_another_base_is_refused_by_its_log_probabilities(
     kind, start_server, start_engine, tiny_model, tmp_path
 ):
     other = Path(shutil.copytree(tiny_model, tmp_path / "other"))
-    base = Policy(str(tiny_model))
+    base = Policy(str(tiny_model)).build()
     perturb(base, 1.0)
     base.network.save_pretrained(other)
     engine = start_engine(trained_policy(tiny_model), start_server(model=other))

@@ -117,7 +117,7 @@ class TestReal:
     """SGLang itself. The case that trains all weights comes last: it leaves them at the server."""
 
     def test_it_samples_each_of_many_versions(self, tmp_path):
-        policy = Policy(STARTER, lora=Lora(r=16))
+        policy = Policy(STARTER, lora=Lora(r=16)).build()
         perturb(policy)
         engine = SGLang(url=REAL, folder=str(tmp_path)).build()
         engine.start(policy, 256)
@@ -130,7 +130,7 @@ class TestReal:
 
     @pytest.mark.parametrize("whole", [False, True])
     def test_it_keeps_the_contract(self, tmp_path, whole):
-        policy = Policy(STARTER, lora=None if whole else Lora(r=16))
+        policy = Policy(STARTER, lora=None if whole else Lora(r=16)).build()
         perturb(policy)
         engine = SGLang(url=REAL, folder=str(tmp_path)).build()
         engine.check(policy, 256)

@@ -223,7 +223,7 @@ def test_an_object_in_a_models_weights_is_refused_without_torchs_advice(tiny_mod
     (tmp_path / "model/model.safetensors").unlink()
     torch.save({"planted": Planted()}, tmp_path / "model/pytorch_model.bin")
     with pytest.raises(RecipeError, match="code in them could run") as refused:
-        Policy(str(tmp_path / "model")).load("cpu")
+        Policy(str(tmp_path / "model")).build().load("cpu")
     assert "weights_only" not in str(refused.value)
     adapter = {"r": 4, "lora_alpha": 8, "peft_type": "LORA", "init_lora_weights": True}
     (tmp_path / "adapter").mkdir()
@@ -232,7 +232,7 @@ def test_an_object_in_a_models_weights_is_refused_without_torchs_advice(tiny_mod
     )
     torch.save({"planted": Planted()}, tmp_path / "adapter/adapter_model.bin")
     with pytest.raises(RecipeError, match="code in them could run") as refused:
-        Policy(str(tmp_path / "adapter"), lora=Lora(4, 8)).load("cpu")
+        Policy(str(tmp_path / "adapter"), lora=Lora(4, 8)).build().load("cpu")
     assert "weights_only" not in str(refused.value)
     assert not Path("RAN").exists()
 
@@ -247,7 +247,7 @@ def test_code_of_a_model_is_refused_without_transformers_question(tiny_model, tm
     file.write_text(json.dumps(json.loads(file.read_text()) | strange_config))
     (tmp_path / "model/evil.py").write_text(EVIL)
     with pytest.raises(RecipeError, match="brings its own code"):
-        Policy(str(tmp_path / "model")).load("cpu")
+        Policy(str(tmp_path / "model")).build().load("cpu")
     assert not Path("RAN").exists()
 
 

@@ -26,7 +26,7 @@ def chat(tiny_model):
     """Makes the chat format of a template."""
 
     def make(template):
-        tokenizer = Policy(str(tiny_model)).tokenizer
+        tokenizer = Policy(str(tiny_model)).build().tokenizer
         tokenizer.chat_template = template
         return ChatFormat(tokenizer)
 

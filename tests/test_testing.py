@@ -1000,7 +1000,7 @@ def test_a_corpus_is_not_read_to_its_end():
 
 @pytest.fixture
 def scripted(tiny_model):
-    tokenizer = Policy(str(tiny_model)).tokenizer
+    tokenizer = Policy(str(tiny_model)).build().tokenizer
 
     def make(says):
         engine = ScriptedEngine(tokenizer, says)

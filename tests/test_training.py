@@ -697,7 +697,7 @@ def test_impossible_settings_are_refused(tiny_model):
     with pytest.raises(RecipeError, match=r"model\.steps_per_pass is 0"):
         make_module(tiny_model, steps_per_pass=0)
     with pytest.raises(RecipeError, match=r"policy\.minibatch_tokens is 0"):
-        Policy(str(tiny_model), minibatch_tokens=0)
+        Policy(str(tiny_model), minibatch_tokens=0).build()
     for name in ("per_iteration", "transcripts"):
         with pytest.raises(RecipeError, match=rf"record\.{name} is -1; it must be at least 0"):
             turnrl.Recorder(**{name: -1})

@@ -37,7 +37,7 @@ def make_chat(tiny_model):
     """Makes the chat format of a template, with a vocabulary that has the families' tokens."""
 
     def make(template, *more, **tokens):
-        tokenizer = Policy(str(tiny_model)).tokenizer
+        tokenizer = Policy(str(tiny_model)).build().tokenizer
         tokenizer.add_special_tokens({"additional_special_tokens": [*SPECIAL, *more]} | tokens)
         tokenizer.chat_template = read_template(template) if template in BUNDLED else template
         return ChatFormat(tokenizer)
@@ -79,7 +79,7 @@ def id_of(chat, token):
 )
 def test_every_end_token_that_a_folder_declares_ends_a_turn(tiny_model, tmp_path, files, declared):
     folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
-    tokenizer = Policy(str(folder)).tokenizer
+    tokenizer = Policy(str(folder)).build().tokenizer
     tokenizer.add_special_tokens({"additional_special_tokens": ["<|eom_id|>", "<|eot_id|>"]})
     tokenizer.save_pretrained(folder)
     for name, settings in files.items():
@@ -90,7 +90,7 @@ def test_every_end_token_that_a_folder_declares_ends_a_turn(tiny_model, tmp_path
             file.write_text(settings)
         else:
             file.write_text(json.dumps(json.loads(file.read_text()) | settings))
-    chat = ChatFormat(Policy(str(folder)).tokenizer)
+    chat = ChatFormat(Policy(str(folder)).build().tokenizer)
     assert {*chat.end_ids} == declared | {tokenizer.eos_token_id}
     for token in chat.end_ids:
         assert chat.text((*chat.turn("Hm", ("m",)), token)) == "Hm"
@@ -99,7 +99,7 @@ def test_every_end_token_that_a_folder_declares_ends_a_turn(tiny_model, tmp_path
 def test_an_end_token_of_ordinary_text_is_named(tiny_model, tmp_path, caplog):
     folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
     (folder / "generation_config.json").write_text('{"eos_token_id": [2, 40]}')
-    tokenizer = Policy(str(folder)).tokenizer
+    tokenizer = Policy(str(folder)).build().tokenizer
     assert f"declares {tokenizer.decode([40])!r}, a piece of ordinary text" in caplog.text
     assert 40 in ChatFormat(tokenizer).end_ids
 
@@ -109,7 +109,7 @@ def certain(folder, tiny_model, token):
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    tokenizer = Policy(str(tiny_model)).tokenizer
+    tokenizer = Policy(str(tiny_model)).build().tokenizer
     tokenizer.add_special_tokens({"additional_special_tokens": SPECIAL})
     chosen = tokenizer.convert_tokens_to_ids(token)
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1}
@@ -130,7 +130,7 @@ def certain(folder, tiny_model, token):
 
 @pytest.mark.parametrize("scheme", [ReAct(max_turns=2), SearchR1(max_turns=2), TwoTurn()])
 def test_a_declared_end_token_ends_a_turn_on_slots(tiny_model, tmp_path, scheme):
-    policy = Policy(str(certain(tmp_path, tiny_model, "<|second_end|>")))
+    policy = Policy(str(certain(tmp_path, tiny_model, "<|second_end|>"))).build()
     policy.load()
     tools = [Look()] if not isinstance(scheme, SearchR1) else []
     rollout = Rollout(scheme, tools, max_turn_tokens=8, max_tokens=2000)

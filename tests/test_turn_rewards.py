@@ -20,6 +20,7 @@ import turnrl.policy.model
 from runs import column, data, make_module, trainer
 from trajectories import again, ids_of, observed, sampled_turn, trajectory, with_turns
 from turnrl import (
+    LanguageModel,
     Lora,
     Policy,
     Question,
@@ -324,7 +325,7 @@ def played(tiny_model):
 def adapted(tiny_model):
     """A policy whose adapter does something."""
     torch.manual_seed(1)  # of both halves: peft draws one of them while it loads
-    policy = Policy(str(tiny_model), lora=Lora(r=4))
+    policy = Policy(str(tiny_model), lora=Lora(r=4)).build()
     policy.load()
     for name, parameter in policy.network.named_parameters():
         if "lora_B" in name:
@@ -423,7 +424,7 @@ def test_information_gain_can_use_the_reference_policy(adapted, tiny_policy, pla
 
 
 def test_each_state_is_read_once_in_minibatches_within_the_budget(tiny_model, played):
-    policy = Policy(str(tiny_model))
+    policy = Policy(str(tiny_model), minibatch_tokens=300).build()
     network, forward = policy.load(), policy.forward
     states, sizes, modes = [], [], set()
 
@@ -435,13 +436,12 @@ def test_each_state_is_read_once_in_minibatches_within_the_budget(tiny_model, pl
 
     def read(rows, *arguments):
         states.extend(tuple(ids) for ids, _ in rows)
-        return Policy.read(policy, rows, *arguments)
+        return LanguageModel.read(policy, rows, *arguments)
 
     policy.forward, policy.read = watched, read
     network.get_decoder().layers[0].eval()  # each part must return to its own mode
     before = [part.training for part in network.modules()]
     assert set(before) == {True, False}
-    policy.minibatch_tokens = 300
     InformationGain().prepare(played, policy)
     assert Counter(states).most_common(1)[0][1] == 1
     # both prompts, and a state for each turn that brought something

@@ -113,7 +113,7 @@ def test_torch_2_11_samples_over_pages_and_by_graphs(tiny_policy, torch_2_11, ca
 def test_torch_2_11_learns_from_ragged_rows(tiny_model, random_model, torch_2_11, window):
     model = tiny_model if window is None else random_model("Mistral", sliding_window=window)
     ragged, padded = (
-        Policy(str(model), lora=Lora(r=4), share_prefixes=share) for share in (True, False)
+        Policy(str(model), lora=Lora(r=4), share_prefixes=share).build() for share in (True, False)
     )
     rows = [([1, 2, 3, 4, *rest], [False] * 4 + [True] * len(rest)) for rest in ([5, 6], [9] * 7)]
     results = []

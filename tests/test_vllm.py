@@ -73,8 +73,10 @@ def test_an_address_with_a_password_is_refused_and_not_shown(url):
 
 def test_a_name_that_no_server_has_for_its_base_is_refused(start_server, tiny_model):
     engine = VLLM(url=start_server().url, base="other").build()
-    assert "model.engine.base is 'other', and vLLM at " in refusal(engine, Policy(str(tiny_model)))
-    assert "serves base." in refusal(engine, Policy(str(tiny_model)))
+    assert "model.engine.base is 'other', and vLLM at " in refusal(
+        engine, Policy(str(tiny_model)).build()
+    )
+    assert "serves base." in refusal(engine, Policy(str(tiny_model)).build())
 
 
 # -------------------------------------------------------------------------------------- vLLM itself
@@ -104,13 +106,13 @@ def small_cache(monkeypatch):
 class TestReal:
     @pytest.mark.parametrize("whole", [False, True])
     def test_it_keeps_the_contract(self, small_cache, tmp_path, whole):
-        policy = Policy(STARTER, lora=None if whole else Lora(r=16))
+        policy = Policy(STARTER, lora=None if whole else Lora(r=16)).build()
         perturb(policy)
         check_engine(served(policy, tmp_path), policy)
 
     @pytest.mark.parametrize("whole", [False, True])
     def test_it_sleeps_while_nothing_is_sampled(self, small_cache, tmp_path, whole):
-        policy = Policy(STARTER, lora=None if whole else Lora(r=16))
+        policy = Policy(STARTER, lora=None if whole else Lora(r=16)).build()
         perturb(policy)
         engine = served(policy, tmp_path, sleeps=True)
         sleeps_and_samples(engine, policy)
@@ -118,7 +120,7 @@ class TestReal:
 
     @pytest.mark.parametrize("whole", [False, True])
     def test_each_of_many_versions_is_in_force(self, small_cache, tmp_path, whole):
-        policy = Policy(STARTER, lora=None if whole else Lora(r=16))
+        policy = Policy(STARTER, lora=None if whole else Lora(r=16)).build()
         perturb(policy)
         engine = served(policy, tmp_path)
         engine.start(policy, 256)
@@ -138,7 +140,7 @@ class TestReal:
 
     def test_it_samples_nearly_as_fast_as_a_bare_client(self, small_cache, tmp_path):
         """128 turns of 60 tokens after 195, all at once, in turns with the engine."""
-        policy = Policy(STARTER, lora=Lora(r=16))
+        policy = Policy(STARTER, lora=Lora(r=16)).build()
         perturb(policy)
         engine = served(policy, tmp_path)
         engine.start(policy, 256)

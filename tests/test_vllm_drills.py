@@ -30,7 +30,7 @@ pytestmark = [
     pytest.mark.slow,
     needs_vllm,
 ]
-FOLDER = turnrl.Policy("package://turnrl_atlas/starter").folder
+FOLDER = turnrl.Policy("package://turnrl_atlas/starter").build().folder
 RUN = [sys.executable, "-m", "turnrl"]
 ITERATIONS, QUESTIONS, SIZE = 3, 8, 16
 TIMES = int(os.environ.get("TURNRL_DRILLS", "5"))

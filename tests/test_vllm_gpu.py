@@ -23,7 +23,7 @@ SHARE = 0.3
 
 def on_gpu(whole: bool) -> Policy:
     """The starter on the GPU, with weights that are not its own."""
-    policy = Policy(STARTER, lora=None if whole else Lora(r=16), dtype="bfloat16")
+    policy = Policy(STARTER, lora=None if whole else Lora(r=16), dtype="bfloat16").build()
     with torch.device("cuda"):
         policy.load(torch.device("cuda"))
     policy.to("cuda")

@@ -73,7 +73,7 @@ def broken(interpreter: Path, message: str) -> None:
 def test_an_interpreter_without_vllm_is_refused(tmp_path, tiny_model, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("vllm").mkdir()  # an environment of that name, as in the how-to, is no package
-    policy = Policy(str(tiny_model), lora=Lora())
+    policy = Policy(str(tiny_model), lora=Lora()).build()
     assert "has no package vllm" in refusal(VLLM(python=sys.executable).build(), policy)
     assert "no Python that runs here" in refusal(VLLM(python="/nowhere/python").build(), policy)
     message = refusal(VLLM(python=sys.prefix).build(), policy)
@@ -107,7 +107,7 @@ def test_a_run_that_is_killed_leaves_no_server(interpreter, tiny_model, tmp_path
         "import sys, time\n"
         "from turnrl import Lora, Policy\n"
         "from turnrl_vllm.settings import VLLM\n"
-        "policy = Policy(sys.argv[1], lora=Lora(r=4))\n"
+        "policy = Policy(sys.argv[1], lora=Lora(r=4)).build()\n"
         "policy.load()\n"
         "engine = VLLM(python=sys.argv[2], folder=sys.argv[3]).build()\n"
         "engine.start(policy, 64)\n"
@@ -268,7 +268,7 @@ def test_a_server_sleeps_if_the_policy_is_on_a_gpu_or_if_it_is_set(
     on_device(monkeypatch, device)
     engine = VLLM(python=sys.executable, sleeps=sleeps).build()
     with pytest.raises(NotStarted):
-        engine.start(Policy(str(tiny_model), lora=Lora()), 64)
+        engine.start(Policy(str(tiny_model), lora=Lora()).build(), 64)
 
 
 @pytest.mark.parametrize(

@@ -381,7 +381,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_marked_tokens_in_one_or_many_pass
         ids = [draw.randrange(5, 60) for _ in range(length)]
         lines.append((ids, [n > length // 2 for n in range(length)]))
     for budget in (None, 24):
-        policy = Policy(str(tiny_model))
+        policy = Policy(str(tiny_model)).build()
         policy.load()
         lesson = Lesson(1e-3, policy)
         lesson.budget = budget
@@ -396,7 +396,7 @@ def test_the_loss_is_the_mean_cross_entropy_of_marked_tokens_in_one_or_many_pass
             callbacks=[look],
         )
         loader = torch.utils.data.DataLoader([lines], batch_size=None)
-        fresh = Policy(str(tiny_model))
+        fresh = Policy(str(tiny_model)).build()
         fresh.load()
         naive = []
         for ids, asked in lines:
@@ -591,7 +591,7 @@ def logprobs_of(policy):
 @pytest.mark.parametrize("quantization", ["none", "nf4"])
 def test_an_adapter_is_trained_further_and_is_the_reference(tiny_model, tmp_path, quantization):
     def made(model, **lora):
-        return Policy(str(model), quantization, Lora(r=4, **lora))
+        return Policy(str(model), quantization, Lora(r=4, **lora)).build()
 
     first = moved(made(tiny_model))
     folder = turnrl.export(first, tmp_path / "adapter")
@@ -619,8 +619,10 @@ def test_an_adapter_is_trained_further_and_is_the_reference(tiny_model, tmp_path
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
 def test_an_adapter_with_dropout_loads_and_its_reference_has_none(tiny_model, tmp_path):
-    folder = turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4))), tmp_path / "adapter")
-    begun = Policy(str(folder), lora=Lora(r=4, dropout=0.5))
+    folder = turnrl.export(
+        moved(Policy(str(tiny_model), lora=Lora(r=4)).build()), tmp_path / "adapter"
+    )
+    begun = Policy(str(folder), lora=Lora(r=4, dropout=0.5)).build()
     begun.load()
     assert begun.way.share  # as for a policy without dropout
     row = ([5, 6, 7, 8, 9, 10], [False] * 2 + [True] * 4)
@@ -640,11 +642,13 @@ def test_an_adapter_with_dropout_loads_and_its_reference_has_none(tiny_model, tm
 def test_gradients_are_the_same_with_the_reference_between_forward_and_backward(
     tiny_model, tmp_path
 ):
-    folder = turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4))), tmp_path / "adapter")
+    folder = turnrl.export(
+        moved(Policy(str(tiny_model), lora=Lora(r=4)).build()), tmp_path / "adapter"
+    )
     row = ([5, 6, 7, 8, 9, 10], [False] * 2 + [True] * 4)
     gradients = []
     for checkpointing, between in ((False, False), (False, True), (True, True)):
-        policy = Policy(str(folder), lora=Lora(r=4), gradient_checkpointing=checkpointing)
+        policy = Policy(str(folder), lora=Lora(r=4), gradient_checkpointing=checkpointing).build()
         policy.load()
         moved(policy, 1)
         (layout,) = (layout for _, layout in policy.forward_passes([row], 100))
@@ -664,16 +668,18 @@ def test_gradients_are_the_same_with_the_reference_between_forward_and_backward(
     [{"use_rslora": True}, {"alpha_pattern": {"q_proj": 8}}, {"peft_type": "IA3"}, {"bias": "all"}],
 )
 def test_an_adapter_that_peft_computes_otherwise_is_refused(tiny_model, tmp_path, setting):
-    folder = turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4))), tmp_path / "adapter")
+    folder = turnrl.export(
+        moved(Policy(str(tiny_model), lora=Lora(r=4)).build()), tmp_path / "adapter"
+    )
     config = json.loads((folder / "adapter_config.json").read_text()) | setting
     (folder / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(RecipeError, match=f"has {next(iter(setting))}: .*Merge it into its base"):
-        _ = Policy(str(folder), lora=Lora(r=4)).folder
+        _ = Policy(str(folder), lora=Lora(r=4)).build().folder
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
 def test_a_folder_holds_a_model_or_an_adapter_and_not_both(tiny_model, tmp_path):
-    whole, part = Policy(str(tiny_model)), Policy(str(tiny_model), lora=Lora(r=4))
+    whole, part = Policy(str(tiny_model)).build(), Policy(str(tiny_model), lora=Lora(r=4)).build()
     whole.load()
     part.load()
     turnrl.export(whole, tmp_path / "whole")
@@ -684,14 +690,14 @@ def test_a_folder_holds_a_model_or_an_adapter_and_not_both(tiny_model, tmp_path)
         turnrl.export(whole, tmp_path / "part")
     (tmp_path / "part" / "config.json").write_text("{}")
     with pytest.raises(RecipeError, match="holds a whole model and an adapter"):
-        _ = Policy(str(tmp_path / "part"), lora=Lora(r=4)).folder
+        _ = Policy(str(tmp_path / "part"), lora=Lora(r=4)).build().folder
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
 def test_a_run_does_not_resume_with_another_adapter_as_its_reference(recipe, tiny_model, capsys):
     for seed, name in enumerate(("one", "two")):
-        turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4)), seed), name)
+        turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4)).build(), seed), name)
     recipe["model"]["policy"] = {"model": "one", "lora": {"r": 4}}
     recipe["model"]["objective"] = {"kl_coef": 0.1}
     save(recipe)
@@ -703,21 +709,23 @@ def test_a_run_does_not_resume_with_another_adapter_as_its_reference(recipe, tin
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
 def test_an_adapter_that_does_not_fit_is_refused_before_weights_are_loaded(tiny_model, tmp_path):
-    folder = turnrl.export(moved(Policy(str(tiny_model), lora=Lora(r=4))), tmp_path / "adapter")
+    folder = turnrl.export(
+        moved(Policy(str(tiny_model), lora=Lora(r=4)).build()), tmp_path / "adapter"
+    )
     for lora in (None, Lora(r=8), Lora(r=4, alpha=8)):
         with pytest.raises(RecipeError, match=r"Set model.policy.lora: \{r: 4, alpha: 32\}"):
-            _ = Policy(str(folder), lora=lora).folder
+            _ = Policy(str(folder), lora=lora).build().folder
     with pytest.raises(
         RecipeError, match=r"Set model\.policy\.lora\.target_modules as in its adapter"
     ):
-        Policy(str(folder), lora=Lora(r=4, target_modules=["q_proj"])).load()
+        Policy(str(folder), lora=Lora(r=4, target_modules=["q_proj"])).build().load()
     config = json.loads((folder / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = "../../gone/away"
     (folder / "adapter_config.json").write_text(json.dumps(config))
     with pytest.raises(
         RecipeError, match=r"is an adapter of '../../gone/away', which is not there"
     ):
-        _ = Policy(str(folder), lora=Lora(r=4)).folder
+        _ = Policy(str(folder), lora=Lora(r=4)).build().folder
 
 
 # ---------------------------------------------------------------------------- the lake

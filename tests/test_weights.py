@@ -75,8 +75,8 @@ def test_a_model_whose_tensors_are_not_all_there_is_refused_with_their_names(
     base, weights, config, message, quantization
 ):
     change(base, weights, **config)
-    policy = Policy(str(base), quantization, Lora(r=4) if quantization == "nf4" else None)
-    for load in (policy.load, policy.check_files):
+    policy = Policy(str(base), quantization, Lora(r=4) if quantization == "nf4" else None).build()
+    for load in (policy.load, policy.files.check_files):
         with pytest.raises(RecipeError, match=message):
             load()
 
@@ -105,10 +105,10 @@ def with_head(folder):
 @pytest.mark.parametrize("form", [as_bin, as_old_bin, as_shards, with_head])
 def test_whole_models_load_in_every_form(base, tiny_model, form):
     form(base)
-    policy = Policy(str(base))
-    policy.check_files()
+    policy = Policy(str(base)).build()
+    policy.files.check_files()
     policy.load()
-    plain = Policy(str(tiny_model))
+    plain = Policy(str(tiny_model)).build()
     plain.load()
     torch.testing.assert_close(logprobs_of(policy), logprobs_of(plain))
 
@@ -132,12 +132,12 @@ def of_no_layers(folder):
 def test_a_broken_model_folder_is_an_error_of_the_recipe(base, fault):
     fault(base)
     with pytest.raises(RecipeError, match=r"model\.policy\.model .* cannot be loaded"):
-        Policy(str(base)).load()
+        Policy(str(base)).build().load()
 
 
 def test_tensors_that_the_architecture_does_not_have_are_named(base, caplog):
     change(base, lambda w: w | {"model.layers.0.self_attn.q_norm.weight": torch.ones(8)})
-    Policy(str(base)).load()
+    Policy(str(base)).build().load()
     assert "no place for: model.layers.0.self_attn.q_norm.weight" in caplog.text
 
 
@@ -151,7 +151,7 @@ def test_the_doctor_names_tensors_that_are_missing(recipe, base, capsys):
 
 
 def test_an_exported_model_that_lacks_tensors_is_not_taken(base, tiny_model):
-    policy = Policy(str(tiny_model))
+    policy = Policy(str(tiny_model)).build()
     policy.load()
     change(base, without("layers.1."))
     with pytest.raises((RecipeError, CheckpointError), match=r"layers\.1\.input_layernorm"):
@@ -195,11 +195,11 @@ def adapter(base, folder, **settings):
 @pytest.mark.filterwarnings("ignore:.*save_embedding_layers:UserWarning")
 def test_an_adapter_of_peft_computes_what_it_does_there(tiny_model, tmp_path, init, layers):
     wanted = adapter(tiny_model, tmp_path / "a", init_lora_weights=init, target_modules=layers)
-    policy = Policy(str(tmp_path / "a"), lora=Lora(r=4, alpha=8, target_modules=layers))
-    policy.check_files()
+    policy = Policy(str(tmp_path / "a"), lora=Lora(r=4, alpha=8, target_modules=layers)).build()
+    policy.files.check_files()
     policy.load()
     torch.testing.assert_close(logprobs_of(policy), wanted, atol=1e-5, rtol=0)
-    again = Policy(str(policy.export(tmp_path / "b")), lora=policy.lora)
+    again = Policy(str(policy.export(tmp_path / "b")), lora=policy.lora).build()
     again.load()
     torch.testing.assert_close(logprobs_of(again), wanted, atol=1e-5, rtol=0)
 
@@ -219,7 +219,7 @@ def test_an_adapter_of_peft_computes_what_it_does_there(tiny_model, tmp_path, in
 def test_an_adapter_that_is_more_than_a_sum_is_refused(tiny_model, tmp_path, setting):
     adapter(tiny_model, tmp_path / "a", **setting)
     with pytest.raises(RecipeError, match=f"has {next(iter(setting))}: .*Merge it into its base"):
-        _ = Policy(str(tmp_path / "a"), lora=Lora(r=4, alpha=8)).folder
+        _ = Policy(str(tmp_path / "a"), lora=Lora(r=4, alpha=8)).build().folder
 
 
 # as saved by trainers of their own, and by a later peft
@@ -239,7 +239,7 @@ def test_an_unknown_kind_of_adapter_is_refused(tiny_model, tmp_path, setting):
     adapter(tiny_model, tmp_path / "a")
     edit(tmp_path / "a" / "adapter_config.json", setting)
     with pytest.raises(RecipeError, match=f"has {next(iter(setting))}: .*Merge it into its base"):
-        _ = Policy(str(tmp_path / "a"), lora=Lora(r=4, alpha=8)).folder
+        _ = Policy(str(tmp_path / "a"), lora=Lora(r=4, alpha=8)).build().folder
 
 
 def test_an_adapter_with_changed_embeddings_is_refused(tiny_model, tmp_path):
@@ -247,7 +247,9 @@ def test_an_adapter_with_changed_embeddings_is_refused(tiny_model, tmp_path):
     file = tmp_path / "a" / "adapter_model.safetensors"
     grown = torch.randn(600, 32)
     save_file(load_file(file) | {"base_model.model.model.embed_tokens.weight": grown}, file)
-    policy = Policy(str(tmp_path / "a"), lora=Lora(4, 8, target_modules=["q_proj", "v_proj"]))
+    policy = Policy(
+        str(tmp_path / "a"), lora=Lora(4, 8, target_modules=["q_proj", "v_proj"])
+    ).build()
     with pytest.raises(RecipeError, match=r"also holds base_model\.model\.model\.embed_tokens"):
         policy.load()
 
@@ -265,13 +267,15 @@ def test_a_broken_adapter_is_an_error_of_the_recipe(tiny_model, tmp_path, fault)
     else:
         config.write_text("{" if fault == "no JSON" else '{"peft_type": "LORA"}')
     with pytest.raises(RecipeError, match=r"Copy .*again, whole"):
-        Policy(str(tmp_path / "a"), lora=Lora(4, 8, target_modules=["q_proj", "v_proj"])).load()
+        Policy(
+            str(tmp_path / "a"), lora=Lora(4, 8, target_modules=["q_proj", "v_proj"])
+        ).build().load()
 
 
 @pytest.mark.parametrize("name", ["q_porj", "mlp.q_proj", "layers.7.self_attn.q_proj"])
 def test_a_name_in_target_modules_that_matches_nothing_is_refused(tiny_model, name):
-    policy = Policy(str(tiny_model), lora=Lora(target_modules=["v_proj", name]))
-    for load in (policy.check_files, policy.load):
+    policy = Policy(str(tiny_model), lora=Lora(target_modules=["v_proj", name])).build()
+    for load in (policy.files.check_files, policy.load):
         with pytest.raises(RecipeError, match=rf"target_modules has '{name}'.*q_proj"):
             load()
 
@@ -294,24 +298,24 @@ def four_bits(tiny_model, tmp_path):
 
 def test_a_base_that_is_quantised_on_disk_is_trained_only_with_an_adapter(four_bits, base):
     with pytest.raises(RecipeError, match=r"quantised on disk \(nf4\).*Add model\.policy\.lora"):
-        Policy(str(four_bits)).check(100)
+        Policy(str(four_bits)).build().files.check(100)
     for quantization in ("none", "nf4"):
-        policy = Policy(str(four_bits), quantization, Lora(r=4))
-        policy.check(100)
-        policy.check_files()
+        policy = Policy(str(four_bits), quantization, Lora(r=4)).build()
+        policy.files.check(100)
+        policy.files.check_files()
         policy.load()
         (layout,) = (layout for _, layout in policy.forward_passes([ROW]))
         policy(layout).logprobs.sum().backward()
         moved = [p.grad for n, p in policy.trainable_parameters().items() if "lora_B" in n]
         assert all(gradient is not None and gradient.any() for gradient in moved)
-        assert policy.base_quantization == "nf4"
+        assert policy.files.base_quantization == "nf4"
     change(base, quantization_config={"quant_method": "gptq", "bits": 4})
     with pytest.raises(RecipeError, match=r"is 'nf4', and .* already quantised on disk \(gptq\)"):
-        Policy(str(base), "nf4", Lora(r=4)).check(100)
+        Policy(str(base), "nf4", Lora(r=4)).build().files.check(100)
 
 
 def test_the_card_of_an_adapter_says_that_its_base_was_quantised(tiny_model, tmp_path):
-    policy = Policy(str(tiny_model), "nf4", Lora(r=4))
+    policy = Policy(str(tiny_model), "nf4", Lora(r=4)).build()
     policy.load()
     card = (turnrl.export(policy, tmp_path / "a") / "README.md").read_text()
     assert "| base while training | quantised (nf4)" in card
@@ -343,8 +347,8 @@ def test_a_token_beyond_the_embedding_is_refused_if_a_text_may_become_it(base, s
     tokenizer.add_tokens([new], special_tokens=special)
     tokenizer.save_pretrained(base)
     if special:  # such as the mark of an image: no text becomes it
-        Policy(str(base)).check(100)
+        Policy(str(base)).build().files.check(100)
         tokenizer.chat_template += "{{ '<beyond>' }}"
         tokenizer.save_pretrained(base)
     with pytest.raises(RecipeError, match=rf"tokens beyond the {rows} rows .*<beyond>"):
-        Policy(str(base)).check(100)
+        Policy(str(base)).build().files.check(100)

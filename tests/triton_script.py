@@ -101,7 +101,7 @@ def sampled(model):
 
     turnrl_slots.ways.takes_ragged = lambda *_: True
     turnrl.policy.varlen.torch_varlen_attn = varlen_of_torch_2_11
-    policy = Policy(model)
+    policy = Policy(model).build()
     policy.load()
     engine = Slots(slots=2, attention="auto").build()
     engine.start(policy, 128)

@@ -86,13 +86,14 @@ from turnrl.plugins import installed as installed
 from turnrl.plugins import lazy_names as lazy_names
 from turnrl.plugins import load_plugins as load_plugins
 from turnrl.plugins import named as named
-from turnrl.policy.adapter import Lora as Lora
 from turnrl.policy.compute import adapted_layers as adapted_layers
 from turnrl.policy.compute import recompute as recompute
 from turnrl.policy.hub import reach_hub as reach_hub
 from turnrl.policy.layout import takes_ragged as takes_ragged
-from turnrl.policy.model import Policy as Policy
+from turnrl.policy.model import LanguageModel as LanguageModel
 from turnrl.policy.reading import read_trajectories as read_trajectories
+from turnrl.policy.settings import Lora as Lora
+from turnrl.policy.settings import Policy as Policy
 from turnrl.policy.varlen import varlen_attn as varlen_attn
 from turnrl.recipe.build import Built as Built
 from turnrl.recipe.build import build as build

@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from turnrl.errors import CheckpointError, RecipeError, blaming, in_short
 from turnrl.policy.adapter import read_adapter, take_adapter
 from turnrl.policy.files import load_whole
-from turnrl.policy.model import Policy
+from turnrl.policy.model import LanguageModel
 from turnrl.runs.checkpoints import position
 from turnrl.text import counted
 
@@ -42,16 +42,18 @@ def read_safely(file: object) -> Iterator[None]:
         ) from None
 
 
-def describe(checkpoint: dict[str, object], policy: Policy, optimizers: list[Optimizer]) -> None:
+def describe(
+    checkpoint: dict[str, object], policy: LanguageModel, optimizers: list[Optimizer]
+) -> None:
     """Put the trained weights, their policy's identity and the class of the optimiser into a
     checkpoint."""
     state = policy.trainable_state()
     checkpoint["state_dict"] = {f"policy.{name}": value for name, value in state.items()}
-    checkpoint["policy_identity"] = policy.identity
+    checkpoint["policy_identity"] = policy.files.identity
     checkpoint["optimizer"] = [str(type(made)) for made in optimizers]
 
 
-def check_policy(checkpoint: Mapping[str, Any], policy: Policy, learns: bool) -> None:
+def check_policy(checkpoint: Mapping[str, Any], policy: LanguageModel, learns: bool) -> None:
     """Refuse a checkpoint of another policy.
 
     Args:
@@ -67,10 +69,10 @@ def check_policy(checkpoint: Mapping[str, Any], policy: Policy, learns: bool) ->
     if not learns and policy.critic is None:
         names -= {"value_head.weight", "value_head.bias"}
     saved = checkpoint["policy_identity"]
-    for key, value in policy.identity.items():
+    for key, value in policy.files.identity.items():
         if saved.get(key) != value:
             raise CheckpointError(
-                f"the checkpoint is of another policy than {policy.model!r}: its {key} is "
+                f"the checkpoint is of another policy than {policy.settings.model!r}: its {key} is "
                 f"{saved.get(key)!r}, the recipe's {value!r}. Give the recipe that the "
                 "checkpoint was made with (config.yaml in its run's folder)."
             )
@@ -121,8 +123,8 @@ def override_optimizer(
         old |= {name: value for name, value in group.items() if name != "params"}
 
 
-def take_exported(policy: Policy, folder: str | Path) -> None:
-    """Load the trained weights from a folder that `Policy.export` has written.
+def take_exported(policy: LanguageModel, folder: str | Path) -> None:
+    """Load the trained weights from a folder that `LanguageModel.export` has written.
 
     Args:
         policy: A loaded policy, which takes the weights.
@@ -130,8 +132,8 @@ def take_exported(policy: Policy, folder: str | Path) -> None:
     Raises:
         CheckpointError: If the weights do not fit this policy.
     """
-    assert policy.network is not None, "Policy.load() comes first"
-    exported, own = read_adapter(Path(folder)), policy.identity["lora"]
+    assert policy.network is not None, "LanguageModel.load() comes first"
+    exported, own = read_adapter(Path(folder)), policy.files.identity["lora"]
     saved = None if exported is None else exported.shape
     if saved != own:
         raise CheckpointError(
@@ -146,6 +148,6 @@ def take_exported(policy: Policy, folder: str | Path) -> None:
             policy.network.load_state_dict(whole.state_dict())
     except RuntimeError as error:
         raise CheckpointError(
-            f"the weights in {str(folder)!r} do not fit the policy {policy.model!r}: "
+            f"the weights in {str(folder)!r} do not fit the policy {policy.settings.model!r}: "
             f"{in_short(error)}. Give the recipe that they were trained with."
         ) from error

@@ -34,7 +34,7 @@ from turnrl.errors import (
 )
 from turnrl.objectives.applying import check_needs
 from turnrl.policy.divided import FSDP2
-from turnrl.policy.model import Policy
+from turnrl.policy.model import LanguageModel
 from turnrl.recipe.keys import elsewhere
 from turnrl.scoring import bounds_of, component_name
 from turnrl.text import visible
@@ -88,9 +88,7 @@ def check_parts(module: LearnerParts) -> None:
     Raises:
         ArgumentTypeError: Naming the argument, its value, and what to write.
     """
-    instance_of(Policy, "policy", module.policy)
     instance_of(Rollout, "rollout", module.rollout)
-    instance_of(AdvantageEstimator, "estimator", module.estimator)
     instance_of(Objective, "objective", module.objective)
     check_needs(module.objective)
     function_of(
@@ -277,18 +275,18 @@ def check_schedule(optimizer: Optimizer, schedule: LRScheduler, trainer: Any) ->
         _logger.warning(f"{name} {fault}. {advice}")
 
 
-def check_division(policy: Policy, engine: Engine) -> None:
+def check_division(policy: LanguageModel, engine: Engine) -> None:
     """Refuse settings under which a policy cannot be divided over processes.
 
     Raises:
         RecipeError: Naming the setting.
     """
-    if (method := policy.base_quantization) is not None:
+    if (method := policy.files.base_quantization) is not None:
         raise RecipeError(
-            f"trainer.strategy is fsdp2, and the weights of {policy.model!r} are quantised "
-            f"({method}), which do not come apart: the bits of each lie with the scales of its "
-            "block. Set model.policy.quantization to none, with dtype bfloat16 and a model that is "
-            "not quantised on disk, or take ddp."
+            f"trainer.strategy is fsdp2, and the weights of {policy.settings.model!r} are "
+            f"quantised ({method}), which do not come apart: the bits of each lie with the scales "
+            "of its block. Set model.policy.quantization to none, with dtype bfloat16 and a model "
+            "that is not quantised on disk, or take ddp."
         )
     if not engine.copies_weights:
         raise RecipeError(

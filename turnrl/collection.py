@@ -29,7 +29,7 @@ from turnrl.errors import EngineError, PluginError, RecipeError, blaming
 from turnrl.experience import Collected
 from turnrl.policy.files import PACKAGE_PREFIX
 from turnrl.policy.memory import Memory
-from turnrl.policy.model import Policy
+from turnrl.policy.model import LanguageModel
 from turnrl.policy.reading import read_trajectories
 from turnrl.runs.checkpoints import Position
 from turnrl.types import (
@@ -77,7 +77,7 @@ class Parts(Protocol):
         memory: Names the phase if a device's memory runs out.
     """
 
-    policy: Policy
+    policy: LanguageModel
     rollout: Rollout
     engine: Engine
     rewards: list[Reward]
@@ -140,7 +140,7 @@ class Collector:
         Raises:
             TurnRLError: About the policy, the rollout, a tool's world or the engine.
         """
-        self.parts.policy.check(self.parts.rollout.max_tokens)
+        self.parts.policy.files.check(self.parts.rollout.max_tokens)
         rollout, estimator = self.parts.rollout, self.parts.estimator
         rollout.check(self.chat)
         if estimator.probes and not rollout.driver.branches:
@@ -166,7 +166,7 @@ class Collector:
         Raises:
             TurnRLError: Naming a question, and what it lacks.
         """
-        rollout, model = self.parts.rollout, self.parts.policy.model
+        rollout, model = self.parts.rollout, self.parts.policy.settings.model
         rollout.driver.check_questions(questions, self.chat)
         systems = [question.system for question in questions if question.system]
         if systems and model.startswith(PACKAGE_PREFIX):

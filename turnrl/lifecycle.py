@@ -26,8 +26,9 @@ from turnrl.errors import CheckpointError, RecipeError, TrainingError, blaming, 
 from turnrl.learning import Step
 from turnrl.policy.divided import FSDP2, part_of
 from turnrl.policy.memory import Memory
-from turnrl.policy.model import Policy
+from turnrl.policy.model import LanguageModel
 from turnrl.policy.reading import read_trajectories
+from turnrl.policy.settings import Policy
 from turnrl.policy.trials import try_out
 from turnrl.runs.checkpoints import Position, position
 from turnrl.scoring import Tally
@@ -64,7 +65,7 @@ class PolicyModule(L.LightningModule, ABC):
 
     def __init__(
         self,
-        policy: Policy,
+        policy: LanguageModel,
         rollout: Rollout,
         engine: EngineSettings,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer],
@@ -90,6 +91,10 @@ class PolicyModule(L.LightningModule, ABC):
         """Sample with an engine of these settings. The one before must not be started."""
         self.engine_settings = settings
         self.engine = settings.build()
+
+    def use_policy(self, settings: Policy) -> None:
+        """Act and learn with a policy of these settings. The one before must not be loaded."""
+        self.policy = settings.build(self.policy.critic)
 
     @property
     @abstractmethod
@@ -160,7 +165,7 @@ class PolicyModule(L.LightningModule, ABC):
     def configure_model(self) -> None:
         """Load the weights onto the device that the strategy chose."""
         run = self._trainer
-        announce(run, f"loading {self.policy.model}")
+        announce(run, f"loading {self.policy.settings.model}")
         with self.memory.phase("loading"):
             strategy = None if run is None else run.strategy
             mesh = strategy.mesh if isinstance(strategy, FSDP2) else None
@@ -206,7 +211,7 @@ class PolicyModule(L.LightningModule, ABC):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}] if schedule else []
 
     def read(self, rows: Sequence[TokenRow], temperature: float | None = None) -> list[TokenScores]:
-        """The current learner's scores of sampled tokens; see `Policy.read`."""
+        """The current learner's scores of sampled tokens; see `LanguageModel.read`."""
         with self.memory.phase("learning"):
             return self.policy.read(rows, temperature=temperature or self.rollout.temperature)
 
@@ -338,7 +343,7 @@ class PolicyModule(L.LightningModule, ABC):
             kind = "lack" if missing else "hold the unknown"
             raise CheckpointError(
                 f"the weights {kind} {(missing or unknown)[0]}. Give the state_dict of a "
-                f"checkpoint of this policy, {self.policy.model!r}."
+                f"checkpoint of this policy, {self.policy.settings.model!r}."
             )
         return type(keys)(missing, unknown)
 

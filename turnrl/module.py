@@ -61,8 +61,8 @@ from turnrl.objectives.clipped import ClippedSurrogate
 from turnrl.plugins import installed_class
 from turnrl.policy.layout import ForwardPass
 from turnrl.policy.memory import peak_bytes
-from turnrl.policy.model import Policy
 from turnrl.policy.reading import read_trajectories
+from turnrl.policy.settings import Policy
 from turnrl.scoring import Tally
 from turnrl.streams import EVALUATE, TRAIN, stream_seed
 from turnrl.text import counted
@@ -138,10 +138,14 @@ class MTGRPO(PolicyModule):
         paper = partial(AdamW, lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0)
         optimizer = paper if optimizer is None else optimizer
         engine = _default_engine() if engine is None else engine
+        instance_of(Policy, "policy", policy)
         instance_of(EngineSettings, "engine", engine)
-        super().__init__(policy, rollout, engine, optimizer, scheduler, seed)
+        estimator = estimator if estimator is not None else TurnLevel()
+        instance_of(AdvantageEstimator, "estimator", estimator)
+        model = policy.build(estimator.critic)
+        super().__init__(model, rollout, engine, optimizer, scheduler, seed)
         self.rewards = rewards_of(rewards)
-        self.estimator = estimator if estimator is not None else TurnLevel()
+        self.estimator = estimator
         self.objective: Objective = objective if objective is not None else ClippedSurrogate()
         check_parts(self)
         self.objective = self.objective.for_engine(self.engine)
@@ -150,7 +154,6 @@ class MTGRPO(PolicyModule):
         self.redraws = redraws
         self.passes_per_iteration = passes_per_iteration
         self.steps_per_pass = steps_per_pass
-        self.policy.critic = self.estimator.critic
         self.experience: Experience | None = None
         """The experience of the last iteration."""
         self._unlogged: Experience | None = None
@@ -159,7 +162,7 @@ class MTGRPO(PolicyModule):
         self.evaluated: list[Group] = []
         """Groups scored so far by this evaluation in this process. With rank r of R processes,
         group i of them is number r + i R of the evaluation."""
-        _ = policy.folder  # raises if the folder is missing, before any data is read
+        _ = model.folder  # raises if the folder is missing, before any data is read
         check_settings(self)
 
     # --------------------------------------------------------------- collect
@@ -357,7 +360,7 @@ class MTGRPO(PolicyModule):
                 reference = self.policy(batch.layout, self.rollout.temperature).logprobs
         tokens = batch.tokens(logprobs, entropy, reference, self.objective.needs)
         loss, sums = compute_loss(self.objective, tokens)
-        if batch.returns is not None and self.policy.critic is not None:
+        if batch.returns is not None:
             value_losses = (batch.returns - values).square() / 2
             loss = loss + self.objective.value_coef * (value_losses * batch.weights).sum()
             sums["value_loss"] = value_losses.detach().sum()

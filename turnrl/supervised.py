@@ -13,7 +13,7 @@ from lightning.pytorch.utilities.types import OptimizerLRSchedulerConfig
 from torch import Tensor
 from torch.optim import Optimizer
 
-from turnrl.policy.model import Policy
+from turnrl.policy.model import LanguageModel
 from turnrl.types import TokenRow
 
 
@@ -26,11 +26,11 @@ class Supervised(L.LightningModule, ABC):
         policy: The policy, whose weights are loaded by the time the fit begins.
     """
 
-    policy: Policy
+    policy: LanguageModel
     budget: int | None = None
     """The most tokens computed at once, but at least one row; None for the policy's own limit."""
 
-    def __init__(self, learning_rate: float, policy: Policy | None = None) -> None:
+    def __init__(self, learning_rate: float, policy: LanguageModel | None = None) -> None:
         super().__init__()
         self.learning_rate = learning_rate
         if policy is not None:

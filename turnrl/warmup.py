@@ -24,7 +24,7 @@ from turnrl.data.questions import QuestionData
 from turnrl.errors import RecipeError
 from turnrl.module import MTGRPO
 from turnrl.policy.files import locate, refuse_other_kind
-from turnrl.policy.model import Policy
+from turnrl.policy.model import LanguageModel
 from turnrl.streams import DEMONSTRATE
 from turnrl.supervised import Supervised
 from turnrl.trainer_checks import check_trainer
@@ -78,7 +78,7 @@ class Conduct(NamedTuple):
 class Lesson(Supervised):
     """Supervised learning on batches of demonstrations, as rows."""
 
-    def __init__(self, learning_rate: float, policy: Policy) -> None:
+    def __init__(self, learning_rate: float, policy: LanguageModel) -> None:
         super().__init__(learning_rate, policy)
         self.losses: list[float] = []
         self.bar: tqdm[NoReturn] | None = None
@@ -150,7 +150,7 @@ def warm_up(
     return WarmedUp(before, after, (losses[0], losses[-1]), len(losses))
 
 
-def _write(policy: Policy, folder: str | Path, shown: Sequence[Trajectory]) -> None:
+def _write(policy: LanguageModel, folder: str | Path, shown: Sequence[Trajectory]) -> None:
     """Write the policy, and beside it a transcript of the first demonstrations."""
     written = export(policy, folder, {"warm-up": f"{len(shown)} demonstrated attempts"})
     transcript = "\n\n".join(map(str, shown[:_SHOWN]))
@@ -191,7 +191,7 @@ def _check(module: MTGRPO, folder: str | Path) -> None:
             f"model.rollout.player is {module.rollout.driver.name}, and demonstrations are turns "
             "of a turn scheme. Warm up with the segmenter that writes turns in the same form."
         )
-    originals = (module.policy.folder, locate(module.policy.model))
+    originals = (module.policy.folder, locate(module.policy.settings.model))
     begins_with = [Path(original).resolve() for original in originals]
     if Path(folder).is_file() or Path(folder).resolve() in begins_with:
         raise RecipeError(

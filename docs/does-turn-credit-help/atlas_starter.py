@@ -127,7 +127,7 @@ class Training(Supervised):
     def __init__(self, phase: Phase) -> None:
         with tempfile.TemporaryDirectory() as folder:
             tokenizer = _fresh_start(folder, phase)
-            policy = Policy(folder)
+            policy = Policy(folder).build()
             policy.load()
         super().__init__(2e-3, policy)
         self.policy.tokenizer = tokenizer

@@ -204,7 +204,7 @@ def _train_tokenizer(template: str) -> Any:
     pairs = [(a, b) for a in syllables for b in syllables]
     words = [a + b for a, b in random.Random(0).sample(pairs, 300)]
     texts = [_SYSTEM, _OPENING, _CLOSING, json.dumps(SCHEMA), template, " ".join(["", *words])]
-    starter: Any = Policy(STARTER).tokenizer
+    starter: Any = Policy(STARTER).build().tokenizer
     tokenizer = starter.train_new_from_iterator(texts * 8, 1000, show_progress=False)
     tokenizer.chat_template = template
     return tokenizer

@@ -151,7 +151,7 @@ def rounds(
     count: int, prompts: int, sample: Callable[[list[list[int]]], Iterable[Sized]]
 ) -> Figures:
     """Sample for new prompts in each round, so that no cache helps. The first does not count."""
-    draw, vocabulary = random.SystemRandom(), len(Policy(STARTER).tokenizer)
+    draw, vocabulary = random.SystemRandom(), len(Policy(STARTER).build().tokenizer)
     figures: Figures = {"sampled tokens": [], "s": []}
     for _ in range(1 + count):
         batch = [[draw.randrange(8, vocabulary) for _ in range(195)] for _ in range(prompts)]
@@ -163,7 +163,7 @@ def rounds(
 
 def by_slots(count: int, prompts: int) -> Figures:
     """Rounds of requests to Slots."""
-    policy, engine = Policy(STARTER), Slots().build()
+    policy, engine = Policy(STARTER).build(), Slots().build()
     policy.load()
     engine.start(policy, 195 + 60)
     engine.sync(0)
@@ -245,8 +245,9 @@ def learning_peak(folder: str, **policy: Any) -> Figures:
 
 def logits_peak(folder: str, **settings: Any) -> Figures:
     """The most memory of the plainest method: the logits of all loss tokens in one tensor."""
-    policy, task = Policy(folder, share_prefixes=False, **settings), Task.read(folder)
-    played = make_module(folder, policy, None).ask(task.as_questions(), task.shape.group_size)
+    module = make_module(folder, Policy(folder, share_prefixes=False, **settings), None)
+    policy, task = module.policy, Task.read(folder)
+    played = module.ask(task.as_questions(), task.shape.group_size)
     rows = [row for trajectory in played for row in trajectory.token_rows]
     ((_, layout),) = policy.forward_passes(rows, sys.maxsize)
     held = new_peak()

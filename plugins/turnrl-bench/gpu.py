@@ -39,7 +39,7 @@ from bench_task import (
     silence,
     train,
 )
-from turnrl import Engine, Lora, Policy, RecipeError, Sampling, recompute
+from turnrl import Engine, LanguageModel, Lora, Policy, RecipeError, Sampling, recompute
 from turnrl_slots import Slots
 
 SEVEN_B = qwen2(152_064, 3584, 18_944, layers=28, heads=28, kv_heads=4, tied=False)
@@ -59,9 +59,9 @@ def make_task(folder: str, tiny: bool) -> Task:
     return make(Path(folder), shape, network=network, device=str(DEVICE), dtype=dtype)
 
 
-def load_policy(folder: str) -> Policy:
+def load_policy(folder: str) -> LanguageModel:
     """The policy on the device, loaded as Lightning does, inside its device's context."""
-    policy = Policy(folder, lora=Lora(r=16), quantization="nf4")
+    policy = Policy(folder, lora=Lora(r=16), quantization="nf4").build()
     with DEVICE:
         policy.load(DEVICE)
     return policy.to(DEVICE)
@@ -95,7 +95,11 @@ async def sample_turns(
 
 
 def tokens_per_s(
-    policy: Policy, shape: Shape, rows: int, weights: Literal["dense", "adapter"], graphs: bool
+    policy: LanguageModel,
+    shape: Shape,
+    rows: int,
+    weights: Literal["dense", "adapter"],
+    graphs: bool,
 ) -> float:
     """Sample two turns of ragged lengths, so that rows drop out from step to step."""
     draw = random.Random(rows)
@@ -143,7 +147,7 @@ def sampling(tiny: bool = False) -> None:
 # ----------------------------------------------------------------------------------- learning
 
 
-def time_step(policy: Policy, layout: Any) -> dict[str, float]:
+def time_step(policy: LanguageModel, layout: Any) -> dict[str, float]:
     """Seconds of the forward pass, the head and the backward pass of one minibatch. The loss is a
     weighted sum of log-probabilities, whose gradient is as large as the surrogate's."""
     marks: list[float] = []
@@ -169,7 +173,8 @@ def minibatch(tiny: bool = False) -> None:
     with TemporaryDirectory() as folder:
         task, tokens = make_task(folder, tiny), 512 if tiny else 8192
         policy = load_policy(folder)
-        module = make_module(folder, policy, None)
+        module = make_module(folder, policy.settings, None)
+        module.policy = policy
         played = module.ask(task.as_questions(), task.shape.group_size)
         rows = [row for trajectory in played for row in trajectory.token_rows]
         numbers, layout = next(policy.forward_passes(rows, tokens))

@@ -1,4 +1,4 @@
-"""A low-rank adapter: its settings, and the base that it is added to."""
+"""A low-rank adapter, and the base that it is added to."""
 
 import contextlib
 import copy
@@ -7,15 +7,15 @@ import json
 import logging
 import warnings
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from turnrl.errors import RecipeError, at_least, did_you_mean, in_short, within
+from turnrl.errors import RecipeError, did_you_mean, in_short
 from turnrl.policy.compute import adapt_in_place
+from turnrl.policy.settings import Lora
 
 _PLAIN = {
     *("r", "lora_alpha", "lora_dropout", "target_modules", "exclude_modules", "fan_in_fan_out"),
@@ -28,36 +28,6 @@ initialisation included. Any other one that is set makes it another kind of adap
 _ADDED = (True, False, None, "gaussian", "eva", "orthogonal")
 """Initialisations of peft that leave the base as it is. Under the others (PiSSA, OLoRA, CorDA,
 LoftQ, ...) the adapter is the difference to a changed base."""
-
-
-@dataclass(frozen=True)
-class Lora:
-    """A low-rank adapter (arXiv 2106.09685), trained in place of the base's weights.
-
-    Args:
-        r: Rank.
-        alpha: The update is scaled by alpha / r.
-        dropout: Dropout of the adapter's input. Above 0 the learner differs from the sampler, so
-            the noise shows in `train/logprob_gap`, and ratios carry it into the clip. The
-            correction of `importance_cap` stays free of the noise, at the cost of one more forward
-            pass over the trajectories.
-        target_modules: Names of the linear layers to adapt; `all-linear` takes all but the head.
-    """
-
-    r: int = 16
-    alpha: int = 32
-    dropout: float = 0.0
-    target_modules: str | list[str] = "all-linear"
-
-    def __post_init__(self) -> None:
-        at_least(1, "model.policy.lora.", self, "r", whole=True, optional=False)
-        at_least(0, "model.policy.lora.", self, "alpha", optional=False)
-        within(0, 1, "model.policy.lora.", self, "dropout")
-
-    @property
-    def shape(self) -> dict[str, int]:
-        """The settings that its weights on disk must share."""
-        return {"r": self.r, "alpha": self.alpha}
 
 
 def _is_no_remark(record: logging.LogRecord) -> bool:

@@ -1,10 +1,10 @@
-"""The policy: a causal language model, whole or with LoRA on a 4-bit base, and its tokenizer.
+"""The network of a policy: a causal language model, whole or with LoRA on a 4-bit base.
 
-A recipe describes a `Policy`, which costs nothing to make. The tokenizer loads first, so that a
-mistake in the recipe shows within a second. The weights load when Lightning asks for them.
+A recipe describes a `Policy` (`settings`). Its tokenizer loads first (`loading`), so that a mistake
+in the recipe shows within a second. The weights load when Lightning asks for them.
 
-Everything that computes is a method of `Policy`, because torch gathers the parts of a divided
-policy (`divided`) only in methods of the module that it has wrapped.
+Everything that computes is a method of `LanguageModel`, because torch gathers the parts of a
+divided policy (`divided`) only in methods of the module that it has wrapped.
 """
 
 import contextlib
@@ -13,141 +13,60 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, cast, final
+from typing import Any, cast, final
 
 import torch
 import transformers
 from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor
 
-from turnrl.errors import (
-    ArgumentTypeError,
-    RecipeError,
-    at_least,
-    check_numbers,
-    instance_of,
-    kind_of,
-    one_of,
-)
-from turnrl.policy.adapter import (
-    Lora,
-    digest_of,
-    exchanged,
-    start_adapter,
-    with_adapter,
-)
+from turnrl.errors import RecipeError
+from turnrl.policy.adapter import exchanged, start_adapter, with_adapter
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import blocks_of, fuse, head_logits, recompute
 from turnrl.policy.divided import (
     UnevenPasses,
     divide,
     part_of,
+    sum_bits,
     whole,
     whole_state,
 )
-from turnrl.policy.files import (
-    Origin,
-    check_quantization,
-    check_vocabulary,
-    fingerprint,
-    load_config,
-    load_network,
-    load_tokenizer,
-    locate,
-    origin_of,
-    quantization_of,
-    refuse_other_kind,
-)
+from turnrl.policy.export import exchange_trained, write_network
 from turnrl.policy.head import ValueHead, chosen_logprobs
 from turnrl.policy.layout import ForwardPass, Layout, forward_passes
-from turnrl.policy.sizes import MINIBATCH_TOKENS, sizes_of
+from turnrl.policy.loading import ModelFiles
+from turnrl.policy.settings import Policy
 from turnrl.policy.trials import Way, check_head, choose_way
 from turnrl.types import Attend, Critic, TokenRow, TokenScores
 
 
 @final
-class Policy(nn.Module):
-    """A causal language model to be trained.
+class LanguageModel(nn.Module):
+    """The model that a `Policy` describes: its network, its adapter, its critic's head.
 
     Args:
-        model: A local folder, a hub name such as `Qwen/Qwen2.5-7B`, or `package://NAME/FOLDER` for
-            a folder inside an installed package. The folder of an adapter stands for its base with
-            this adapter. The adapter is trained further, and its initial weights are the reference;
-            it needs a `lora` of its rank.
-        quantization: `nf4` keeps the base's linear layers in 4-bit NormalFloat with double
-            quantisation (QLoRA, arXiv 2305.14314); needs `lora`.
-        lora: Train a low-rank adapter. Without it every weight is trained, which suits tiny models.
-        dtype: Type of the base's weights and activations; `auto` is bfloat16 under LoRA on a GPU,
-            float32 otherwise. The trained weights are always float32: an adapter, or, in bfloat16
-            without one, all weights, which are then rounded for each product (mixed precision).
-        gradient_checkpointing: Recompute activations in the backward pass, to save memory, in all
-            layers or in the given number of layers. Null leaves it to the memory plan
-            (`plan.profile`), or recomputes none.
-        chat_template: A file with a Jinja chat template, or the name of one that comes with turnrl
-            (for example `qwen3`), in place of the tokenizer's own.
-        revision: Branch, tag or commit of a hub model.
-        share_prefixes: While learning, read a prefix that trajectories share, for example a group's
-            prompt, once for all that are computed together. This changes only time and memory
-            (except that `Lora.dropout` then drops the same part of the prefix for all of them). If
-            the model's code does not allow it, each trajectory is read from its first token.
-        fused_kernels: On a GPU, use the fused norms, rotations and activations of Liger, if
-            `liger-kernel` is installed (`pip install '.[gpu]'` in a clone) and knows the
-            architecture.
-        minibatch_tokens: The most tokens computed at once while learning, but at least one
-            trajectory; a shared prefix counts once. It only affects memory and time. Null leaves it
-            to the memory plan, or takes 16,384.
+        settings: What it is made of, and how it computes.
+        critic: If given, loading adds a value head, which begins at zero.
+        tokenizer: A tokenizer to use in place of the model's own.
     """
 
     def __init__(
         self,
-        model: str,
-        quantization: Literal["nf4", "none"] = "none",
-        lora: Lora | None = None,
-        dtype: Literal["auto", "float32", "bfloat16"] = "auto",
-        gradient_checkpointing: bool | int | None = None,
-        chat_template: str | None = None,
-        revision: str | None = None,
-        share_prefixes: bool = True,
-        fused_kernels: bool = True,
-        minibatch_tokens: int | None = None,
+        settings: Policy,
+        critic: Critic | None = None,
+        tokenizer: transformers.PreTrainedTokenizerBase | None = None,
     ) -> None:
         super().__init__()
-        if not isinstance(model, str):
-            advice = "Give a text: the path of a folder, or a hub name such as 'Qwen/Qwen2.5-7B'."
-            raise ArgumentTypeError(f"model.policy.model is {kind_of(model)}. {advice}")
-        if lora is not None:
-            instance_of(Lora, "lora", lora)
-        if quantization == "nf4" and lora is None:
-            raise RecipeError(
-                "model.policy.quantization is 'nf4', whose weights cannot be trained. Add "
-                "model.policy.lora (an empty mapping means its defaults), or set it to 'none'."
-            )
-        self.model = model
-        self.quantization = quantization
-        self.lora = lora
-        self.dtype = dtype
-        one_of(("nf4", "none"), "model.policy.", self, "quantization")
-        one_of(("auto", "float32", "bfloat16"), "model.policy.", self, "dtype")
-        self.gradient_checkpointing = gradient_checkpointing
-        if not isinstance(gradient_checkpointing, bool):
-            check_numbers("model.policy.", self, "gradient_checkpointing", whole=True)
-        self.chat_template = chat_template
-        self.revision = revision
-        self.share_prefixes = share_prefixes
-        self.fused_kernels = fused_kernels
-        self.minibatch_tokens = minibatch_tokens
-        at_least(1, "model.policy.", self, "minibatch_tokens", whole=True)
-        self.way = Way(share_prefixes, False, "not tried out before it is loaded")
+        self.settings, self.lora, self.critic = settings, settings.lora, critic
+        self.files = ModelFiles(settings, tokenizer)
+        self.way = Way(settings.share_prefixes, False, "not tried out before it is loaded")
         """The way it reads token sequences, chosen when it is loaded."""
         self.in_force: dict[str, str] = {}
         """The choices made when it was loaded, for people to read."""
-        self.critic: Critic | None = None
-        """If set, the next loading adds a value head, which begins at zero."""
         self.value_head: ValueHead | None = None
         self.network: transformers.PreTrainedModel | None = None
-        self._fingerprint = ""
         self._start: dict[nn.Parameter, Tensor] = {}
         self._attends = False
         self._mixed = False
@@ -156,79 +75,22 @@ class Policy(nn.Module):
     @property
     def budget(self) -> int:
         """The most tokens computed at once while learning."""
-        return self.minibatch_tokens or MINIBATCH_TOKENS
+        return self.settings.budget
 
-    @cached_property
-    def origin(self) -> Origin:
-        """The base, and the adapter on it that training begins with, if `model` is one.
-
-        Raises:
-            RecipeError: If there is no such folder, or the adapter is of another shape than `lora`.
-        """
-        return origin_of(self.model, self.revision, None if self.lora is None else self.lora.shape)
-
-    @cached_property
+    @property
     def folder(self) -> str:
-        """Where transformers loads the base from: a folder or a hub name."""
-        return locate(self.origin.model)
+        """See `ModelFiles.folder`."""
+        return self.files.folder
 
     @cached_property
     def tokenizer(self) -> transformers.PreTrainedTokenizerBase:
-        """The model's tokenizer, with the recipe's chat template if it gives one.
-
-        Raises:
-            RecipeError: If it cannot be loaded.
-        """
-        return load_tokenizer(self.model, self.origin, self.chat_template)
-
-    @cached_property
-    def config(self) -> transformers.PretrainedConfig:
-        """The model's configuration, with every dropout at 0.
-
-        Raises:
-            RecipeError: If it cannot be loaded.
-        """
-        return load_config(self.origin.model, self.origin.revision)
+        """See `ModelFiles.tokenizer`."""
+        return self.files.tokenizer
 
     @property
-    def base_quantization(self) -> str | None:
-        """The method by which the base's weights are quantised, on disk or by the recipe; None if
-        they are not."""
-        return quantization_of(self.config) if self.quantization == "none" else self.quantization
-
-    def check(self, tokens: int) -> None:
-        """Find what cannot work, before any weights are loaded.
-
-        Args:
-            tokens: The most tokens of a trajectory.
-        Raises:
-            RecipeError: If the model has too few positions, is quantised and to be trained whole,
-                or has no embedding for a token of its tokenizer.
-        """
-        limit = sizes_of(self.config).positions
-        if limit is not None and tokens > limit:
-            raise RecipeError(
-                f"model.rollout.max_tokens is {tokens}, and {self.model!r} has positions for "
-                f"{limit} tokens (max_position_embeddings). Set it to {limit} or less."
-            )
-        check_quantization(self.config, self.model, self.quantization, self.lora is not None)
-        check_vocabulary(self.tokenizer, self.config, self.model)
-
-    def check_files(self) -> None:
-        """Compare the names and the shapes of the weights on disk with the architecture, and the
-        adapter with its layers, without reading any weights.
-
-        Raises:
-            RecipeError: Naming what does not fit.
-        """
-        if quantization_of(self.config) is not None:
-            return  # only its own package, on its own device, knows its layers
-        meta = torch.device("meta")
-        network = load_network(self.origin, self.config, torch.float32, False, meta)
-        if self.lora is not None:
-            network = with_adapter(network, self.lora)
-            if self.origin.adapter is not None:
-                start_adapter(network, self.origin.adapter)
+    def config(self) -> transformers.PretrainedConfig:
+        """See `ModelFiles.config`."""
+        return self.files.config
 
     def _divide(self, mesh: DeviceMesh) -> None:
         """Keep a part of each weight in each process of a mesh. From then on all processes make
@@ -288,9 +150,7 @@ class Policy(nn.Module):
             # Lightning makes the GPU the default device meanwhile; tensors here name their own
             with torch.device("cpu"):
                 self._load(device, divided=mesh is not None)
-        if self.critic is None:
-            self.value_head = None
-        elif self.value_head is None:
+        if self.critic is not None and self.value_head is None:
             width = self.config.get_text_config().hidden_size
             self.value_head = ValueHead(width, self.device)
         try:
@@ -304,33 +164,23 @@ class Policy(nn.Module):
             raise
         return cast(transformers.PreTrainedModel, self.network)
 
-    def dtype_on(self, kind: str) -> torch.dtype:
-        """The precision of activations on a kind of device, such as `cuda`."""
-        auto = "bfloat16" if self.lora is not None and kind == "cuda" else "float32"
-        return cast(torch.dtype, getattr(torch, auto if self.dtype == "auto" else self.dtype))
-
     def _load(self, device: torch.device, divided: bool) -> None:
-        dtype = self.dtype_on(device.type)
+        dtype = self.files.dtype_on(device.type)
         self._mixed = self.lora is None and dtype != torch.float32
-        network = load_network(
-            self.origin,
-            self.config,
-            torch.float32 if self._mixed else dtype,
-            self.quantization == "nf4",
-            torch.device("cpu") if divided else device,  # it is divided on the host
-        )
+        # what is divided is divided on the host
+        network: Any = self.files.load(torch.device("cpu") if divided else device, self._mixed)
         self._attends = take_over(network)
         self.in_force = {"attention while learning": "", "fused kernels": "none"}
-        if self.fused_kernels and not divided:
+        if self.settings.fused_kernels and not divided:
             self.in_force["fused kernels"] = fuse(network, device)
         if self.lora is not None:
             network = with_adapter(network, self.lora)
-            if self.origin.adapter is not None:
-                self._start = start_adapter(network, self.origin.adapter)
-        if self.gradient_checkpointing:
-            recompute(network, self.gradient_checkpointing)
+            if self.files.origin.adapter is not None:
+                self._start = start_adapter(network, self.files.origin.adapter)
+        if self.settings.gradient_checkpointing:
+            recompute(network, self.settings.gradient_checkpointing)
         self.network = network
-        self._fingerprint = fingerprint(self.folder, self.origin.revision)
+        _ = self.files.identity  # of the files that these weights come from
         network.train()  # transformers loads in eval mode; engines switch to it while they sample
 
     def _choose_ways(self, device: torch.device) -> None:
@@ -339,7 +189,7 @@ class Policy(nn.Module):
         with self.evaluating():
             for layer in blocks_of(self.base) if self.divided else ():
                 layer.training = True  # or layers are not recomputed, and keep what they cast
-            if self.fused_kernels and self.divided:
+            if self.settings.fused_kernels and self.divided:
                 self.in_force["fused kernels"] = fuse(self.base, device, self.both_logits)
             check_head(self)
             self.way = choose_way(self)
@@ -348,7 +198,7 @@ class Policy(nn.Module):
     @property
     def base(self) -> Any:
         """The transformers model itself, inside the adapter if there is one."""
-        assert self.network is not None, "Policy.load() comes first"
+        assert self.network is not None, "LanguageModel.load() comes first"
         return cast(Any, self.network).get_base_model() if self.lora is not None else self.network
 
     @property
@@ -563,23 +413,7 @@ class Policy(nn.Module):
     def trained_bits(self) -> list[int]:
         """For each trained weight, the sum of its bits as integers: exact, in any order, so that it
         differs if the weights do. If processes share a divided policy, of this one's parts."""
-        sums = []
-        for parameter in self.trainable_parameters().values():
-            own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-            bits = own.detach().float().contiguous().view(torch.int32)
-            sums.append(bits.sum(dtype=torch.int64))
-        return torch.stack(sums).tolist() if sums else []
-
-    @property
-    def identity(self) -> dict[str, object]:
-        """Facts that a checkpoint must share to fit this policy, wherever its model lies."""
-        shape = ("model_type", "hidden_size", "num_hidden_layers", "vocab_size")
-        return {
-            **{name: getattr(self.base.config, name) for name in shape},
-            "lora": self.lora and self.lora.shape,
-            "weights": self._fingerprint,
-            "starting adapter": digest_of(self.origin.adapter),
-        }
+        return sum_bits(self.trainable_parameters().values())
 
     def export(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> Path:
         """Write what was trained, for use without turnrl, with the tokenizer beside it.
@@ -597,32 +431,21 @@ class Policy(nn.Module):
         Raises:
             RecipeError: If the folder holds the model that the policy was trained from.
         """
-        assert self.network is not None, "Policy.load() comes first"
+        assert self.network is not None, "LanguageModel.load() comes first"
         folder = Path(folder)
-        sources = (self.folder, self.origin.adapter)
-        if folder.resolve() in [Path(source).resolve() for source in sources if source]:
-            raise RecipeError(
-                f"{str(folder)!r} holds the model that training starts from. Give another folder."
-            )
-        refuse_other_kind(folder, self.lora is not None)
+        self.files.refuse_as_target(folder)
         state = self.network_state() if self.divided else None
         if weights is not None:
-            own = self.network.state_dict(keep_vars=True)  # tied weights have two names there
-            others = {id(p): weights[n] for n, p in self.trainable_parameters().items()}
-            state = {**own} if state is None else state
-            state |= {n: others[id(p)] for n, p in own.items() if id(p) in others and n in state}
+            state = exchange_trained(self.network, self.trainable_parameters(), weights, state)
         if self.writes:
-            folder.mkdir(parents=True, exist_ok=True)
-            # peft would also save a base's embeddings and head that have an adapter
-            alone: dict[str, Any] = {} if self.lora is None else {"save_embedding_layers": False}
-            self.network.save_pretrained(folder, state_dict=state, **alone)
+            write_network(self.network, folder, state, adapter=self.lora is not None)
             self.tokenizer.save_pretrained(folder)
         return folder
 
     def network_state(self) -> dict[str, Tensor]:
         """The network's weights by name, or its adapter's. If processes share a divided policy, all
         of them have to call this, and the weights are whole in the first one."""
-        assert self.network is not None, "Policy.load() comes first"
+        assert self.network is not None, "LanguageModel.load() comes first"
         return whole_state(self.network, trained_alone=self.lora is not None)
 
     @property

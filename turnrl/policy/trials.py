@@ -13,6 +13,7 @@ from transformers import PretrainedConfig
 from turnrl.device import of_the_device
 from turnrl.errors import RecipeError, in_short
 from turnrl.policy.layout import ForwardPass, Layout, lay_out, takes_ragged
+from turnrl.policy.settings import Policy
 from turnrl.policy.sizes import sizes_of
 from turnrl.types import TokenRow, TokenScores
 
@@ -20,10 +21,9 @@ _logger = logging.getLogger(__name__)
 
 
 class Tried(Protocol):
-    """The part of a loaded `turnrl.Policy` that a trial needs."""
+    """The part of a loaded `LanguageModel` that a trial needs."""
 
-    model: str
-    share_prefixes: bool
+    settings: Policy
 
     @property
     def divided(self) -> bool: ...
@@ -64,15 +64,15 @@ def check_head(policy: Tried) -> None:
     expected, logits = policy.both_logits(torch.tensor([[0, 1]], device=policy.device))
     if not torch.allclose(expected, logits, rtol=2e-2, atol=2e-2):
         raise RecipeError(
-            f"model.policy.model {policy.model!r} ({type(policy.base).__name__}) changes logits "
-            "after its head, which turnrl does not reproduce. Choose another architecture."
+            f"model.policy.model {policy.settings.model!r} ({type(policy.base).__name__}) changes "
+            "logits after its head, which turnrl does not reproduce. Choose another architecture."
         )
 
 
 def choose_way(policy: Tried) -> Way:
     """Find the fastest way to read sequences that works here: shared prefixes, by a GPU's kernel or
     in padded batches; or padded rows."""
-    if not policy.share_prefixes:
+    if not policy.settings.share_prefixes:
         return Way(False, False, "padded rows, each sequence from its first token")
     why: str | None = None
     for kernel in (True, False):

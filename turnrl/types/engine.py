@@ -157,7 +157,8 @@ class TokenScores(NamedTuple):
 
 
 class SampledPolicy(Protocol):
-    """The part of the acting policy that engines and rewards may use. `turnrl.Policy` is one."""
+    """The part of the acting policy that engines and rewards may use. `turnrl.LanguageModel`
+    is one."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

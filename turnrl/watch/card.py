@@ -24,7 +24,7 @@ from turnrl.watch.trainer import writing
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from turnrl.policy.model import Policy
+    from turnrl.policy.model import LanguageModel
 
 _LOADED = """```python
 from pathlib import Path
@@ -43,7 +43,7 @@ _NF4 = """nf4 = BitsAndBytesConfig(
 
 
 def export(
-    policy: Policy,
+    policy: LanguageModel,
     folder: str | Path,
     facts: Mapping[str, str] | None = None,
     weights: Mapping[str, Tensor] | None = None,
@@ -54,7 +54,7 @@ def export(
         policy: The policy, whose weights are loaded.
         folder: Where to write.
         facts: Rows for the card's table, by name.
-        weights: Other trained weights than the present ones; see `Policy.export`.
+        weights: Other trained weights than the present ones; see `LanguageModel.export`.
     Returns:
         The folder.
     Raises:
@@ -62,9 +62,9 @@ def export(
     """
     written = policy.export(folder, weights)
     if policy.writes:
-        base = base_name(policy.origin.model, policy.folder, written)
-        adapter, method = policy.lora is not None, policy.base_quantization
-        write_card(written, base, policy.origin.revision, adapter, facts or {}, method)
+        base = base_name(policy.files.origin.model, policy.folder, written)
+        adapter, method = policy.lora is not None, policy.files.base_quantization
+        write_card(written, base, policy.files.origin.revision, adapter, facts or {}, method)
     return written
 
 
@@ -142,7 +142,7 @@ def _how(base: str, revision: str | None, adapter: bool, quantization: str | Non
         path = f"here / {base!r}" if base.startswith(".") else repr(base)
         if "://" in base:
             imports += "\nfrom turnrl import Policy"
-            path = f"Policy({base!r}).folder"
+            path = f"Policy({base!r}).build().folder"
         options = f", revision={revision!r}" if revision else ""
         load = ""
         if quantization == "nf4":

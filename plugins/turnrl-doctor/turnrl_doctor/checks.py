@@ -99,7 +99,7 @@ class Gpu(Check):
         if _DRIVER.exists() and torch.version.cuda is None:
             text = f"there is a driver, but torch {torch.__version__} is a build for CPUs"
             return Finding("fail", "GPU", text, "Install a CUDA build of torch.", "machine")
-        if module is not None and module.policy.quantization == "none":
+        if module is not None and module.policy.settings.quantization == "none":
             return Finding("pass", "GPU", f"none; the run is on the CPU, {unseen}")
         advice = "Run the doctor on the machine with the GPU; --card 24GB plans its memory here."
         return Finding("warn", "GPU", f"none on this machine, {unseen}", advice)
@@ -112,7 +112,7 @@ class Gpu(Check):
         free, total = torch.cuda.mem_get_info(device)
         size = f"{gigabytes(free)} of {gigabytes(total)} GB free"
         seen = f"{card.name}, {driver}, CUDA {torch.version.cuda}, capability {capability}, {size}"
-        half = module is not None and module.policy.dtype_on("cuda") == torch.bfloat16
+        half = module is not None and module.policy.files.dtype_on("cuda") == torch.bfloat16
         if half and card.major < 8:
             advice = "Set model.policy.dtype to float32, or use a card from Ampere on."
             text = f"{card.name} has compute capability {capability}; bfloat16 needs 8.0"
@@ -131,7 +131,7 @@ class FourBit(Check):
 
     def run(self, start: Start) -> Iterable[Finding]:
         module = recipe_of(start)
-        if module is not None and module.policy.quantization != "nf4":
+        if module is not None and module.policy.settings.quantization != "nf4":
             return
         from bitsandbytes.nn.modules import Linear4bit
 
@@ -217,7 +217,7 @@ class ModelFiles(Check):
     def run(self, start: Start) -> Iterable[Finding]:
         if (module := recipe_of(start)) is None:
             return
-        name, revision = module.policy.folder, module.policy.origin.revision
+        name, revision = module.policy.folder, module.policy.files.origin.revision
         folder = Path(name)
         if is_folder := folder.is_dir():
             name = folder.name
@@ -241,7 +241,7 @@ class ModelFiles(Check):
             yield Finding("fail", "model", f"{folder} {lacks}", advice, "machine")
         else:
             try:
-                module.policy.check_files()
+                module.policy.files.check_files()
             except RecipeError as error:
                 yield of_error("model", error)
                 return
@@ -294,7 +294,7 @@ class Window(Check):
         if (module := recipe_of(start)) is None:
             return
         policy, tokens = module.policy, module.rollout.max_tokens
-        policy.check(tokens)
+        policy.files.check(tokens)
         positions = sizes_of(policy.config).positions
         limit = f"positions for {positions}" if positions else "no limit in its configuration"
         yield Finding("pass", "window", f"max_tokens {tokens}, {limit}")

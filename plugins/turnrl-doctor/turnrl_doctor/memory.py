@@ -53,14 +53,14 @@ def work_of(start: Start) -> Work:
     policy, rollout, estimator = module.policy, module.rollout, module.estimator
     lora, turns = policy.lora, rollout.max_turns
     trajectories = -(-start.questions // start.processes) * module.group_size
-    half = policy.dtype_on("cuda") == torch.bfloat16
+    half = policy.files.dtype_on("cuda") == torch.bfloat16
     targets = None
     if lora is not None and lora.target_modules != "all-linear":
         modules = lora.target_modules
         targets = (modules,) if isinstance(modules, str) else tuple(modules)
     return Work(
         shape=decoder_of(policy.config),
-        four_bit=policy.quantization == "nf4",
+        four_bit=policy.settings.quantization == "nf4",
         # without an adapter weights are always float32, and activations are planned as float32,
         # which is more than mixed precision takes
         size=2 if half and lora is not None else 4,
@@ -98,7 +98,8 @@ def _moments(module: MTGRPO) -> float:
 def _owners(module: MTGRPO, sampled: bool) -> dict[str, object]:
     """The owner of each setting. An engine that the plan does not know owns none."""
     engine = dict.fromkeys(ENGINE_SETTINGS, module.engine_settings) if sampled else {}
-    return {"minibatch_tokens": module.policy, "gradient_checkpointing": module.policy, **engine}
+    policy = module.policy.settings
+    return {"minibatch_tokens": policy, "gradient_checkpointing": policy, **engine}
 
 
 def given_settings(module: MTGRPO, work: Work) -> dict[str, object]:
@@ -121,8 +122,8 @@ def given_settings(module: MTGRPO, work: Work) -> dict[str, object]:
 def apply(plan: CostedChoice, module: MTGRPO) -> None:
     """Set the settings that the recipe leaves open, and note the plan."""
     module.memory.plan = plan
-    chosen = dict[str, Any]()
-    for name, owner in _owners(module, plan.work.sampled).items():
+    for_engine, for_policy = dict[str, Any](), dict[str, Any]()
+    for name in _owners(module, plan.work.sampled):
         value = getattr(plan.choice, name)
         if name == "gradient_checkpointing":
             value = {0: False, plan.work.shape.layers: True}.get(value, value)
@@ -130,12 +131,11 @@ def apply(plan: CostedChoice, module: MTGRPO) -> None:
             value = f"{value // 1000}KB"
         if name in plan.given:
             continue
-        if name in ENGINE_SETTINGS:
-            chosen[name] = value
-        else:
-            setattr(owner, name, value)
-    if chosen:
-        module.use_engine(replace(cast(Slots, module.engine_settings), **chosen))
+        (for_engine if name in ENGINE_SETTINGS else for_policy)[name] = value
+    if for_engine:
+        module.use_engine(replace(cast(Slots, module.engine_settings), **for_engine))
+    if for_policy and module.policy.network is None:
+        module.use_policy(replace(module.policy.settings, **for_policy))
     for phase in ("sampling", "learning"):
         if phase == "learning" or plan.work.sampled:
             module.memory.planned[phase] = plan.total(phase), plan.setting(phase)

@@ -5,21 +5,22 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
 import torch
 import transformers
 
-from turnrl import Policy, in_short
+from turnrl import LanguageModel, Policy, in_short
 from turnrl.policy.sizes import ModelSizes, sizes_of
 
 _WIDTH = 128
 
 
-def miniature(policy: Policy, folder: Path) -> Policy:
-    """A policy with the recipe's settings and a narrow model of two layers with random weights. It
-    keeps the heads, which attention kernels depend on, and the vocabulary.
+def miniature(policy: LanguageModel, folder: Path) -> Policy:
+    """The recipe's settings for a narrow model of two layers with random weights. It keeps the
+    heads, which attention kernels depend on, and the vocabulary.
 
     Args:
         policy: The recipe's policy; only its configuration is read.
@@ -30,18 +31,15 @@ def miniature(policy: Policy, folder: Path) -> Policy:
     network = small_network(policy.config)
     network.generation_config = transformers.GenerationConfig()
     network.save_pretrained(folder)
-    small = Policy(
-        str(folder),
-        policy.quantization,
-        policy.lora,
-        policy.dtype,
-        policy.gradient_checkpointing and True,  # a number counts the recipe's layers, not two
-        share_prefixes=policy.share_prefixes,
-        fused_kernels=policy.fused_kernels,
-        minibatch_tokens=policy.minibatch_tokens,
+    settings = policy.settings
+    return replace(
+        settings,
+        model=str(folder),
+        chat_template=None,
+        revision=None,
+        # a number counts the recipe's layers, not two
+        gradient_checkpointing=settings.gradient_checkpointing and True,
     )
-    small.tokenizer = policy.tokenizer
-    return small
 
 
 def small_network(config: transformers.PretrainedConfig) -> transformers.PreTrainedModel:

@@ -29,6 +29,7 @@ from turnrl import (
     MTGRPO,
     Finding,
     Group,
+    LanguageModel,
     PluginError,
     Policy,
     Question,
@@ -174,12 +175,13 @@ class _Parts:
             self.tools.append(tools)
         folder = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
         try:
-            policy = miniature(self.module.policy, folder)
+            settings = miniature(self.module.policy, folder)
         except ValueError as error:
             step = "A run itself will show whether it samples and learns."
             yield Finding("warn", "rehearsal", str(error), step)
             return
-        small = _small(self.module, policy, replace(self.module.rollout, tools=[*self.tools]))
+        small = _small(self.module, settings, replace(self.module.rollout, tools=[*self.tools]))
+        policy = small.policy
         policy.load(self.start.device)
         policy.to(self.start.device)
         yield _attention(policy)
@@ -421,10 +423,10 @@ def _guarded(name: str, findings: Iterator[Finding]) -> Iterator[Finding]:
         yield of_error(name, error, "A run would stop there too. Fix it first.")
 
 
-def _small(module: MTGRPO, policy: Policy, rollout: Rollout) -> MTGRPO:
+def _small(module: MTGRPO, settings: Policy, rollout: Rollout) -> MTGRPO:
     """The recipe's module with a miniature of its policy and a few attempts at a question."""
     small = MTGRPO(
-        policy,
+        settings,
         rollout,
         [*module.rewards],
         module.estimator,
@@ -435,13 +437,15 @@ def _small(module: MTGRPO, policy: Policy, rollout: Rollout) -> MTGRPO:
         scheduler=module.scheduler,
         seed=module.seed,
     )
-    small.engine = ScriptedEngine(policy.tokenizer, lambda session, turn: "a")
+    tokenizer = module.policy.tokenizer
+    small.policy = LanguageModel(settings, module.estimator.critic, tokenizer)
+    small.engine = ScriptedEngine(tokenizer, lambda session, turn: "a")
     return small
 
 
-def _attention(policy: Policy) -> Finding:
+def _attention(policy: LanguageModel) -> Finding:
     text = "; ".join(f"{name}: {value}" for name, value in policy.in_force.items())
-    if policy.share_prefixes and not policy.way.share:
+    if policy.settings.share_prefixes and not policy.way.share:
         step = "Learning takes longer than it could. Report the model and the versions above."
         return Finding("warn", "sharing", f"not in force; {text}", step)
     return Finding("pass", "sharing", text)

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
-from turnrl import EngineError, Policy, SampledPolicy
+from turnrl import EngineError, LanguageModel, SampledPolicy
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,14 +20,14 @@ _PUBLISHED = "published"
 """A file beside weights that the servers have, for other processes of the run."""
 
 
-def is_divided(policy: SampledPolicy) -> TypeGuard[Policy]:
+def is_divided(policy: SampledPolicy) -> TypeGuard[LanguageModel]:
     """True if several processes share a policy, so that all of them publish it together."""
-    return isinstance(policy, Policy) and policy.divided
+    return isinstance(policy, LanguageModel) and policy.divided
 
 
-def has_adapter(policy: SampledPolicy) -> TypeGuard[Policy]:
+def has_adapter(policy: SampledPolicy) -> TypeGuard[LanguageModel]:
     """True if an adapter is trained, and not all weights."""
-    return isinstance(policy, Policy) and policy.lora is not None
+    return isinstance(policy, LanguageModel) and policy.lora is not None
 
 
 def write(policy: SampledPolicy, folder: Path, state: dict[str, Tensor] | None = None) -> None:

@@ -25,7 +25,7 @@ import torch
 from turnrl import (
     Completion,
     Engine,
-    Policy,
+    LanguageModel,
     RecipeError,
     SampledPolicy,
     Sampling,
@@ -156,7 +156,7 @@ class SlotsEngine(Engine):
         check_layers(policy.config, max_tokens)
         if (
             self.settings.decode_weights == "dense"
-            and isinstance(policy, Policy)
+            and isinstance(policy, LanguageModel)
             and policy.lora is None
         ):
             raise _dense_already()

@@ -7,7 +7,7 @@ from typing import NoReturn
 import torch
 from transformers import PretrainedConfig
 
-from turnrl import Policy, RecipeError, SampledPolicy
+from turnrl import LanguageModel, RecipeError, SampledPolicy
 from turnrl.policy.sizes import sizes_of
 from turnrl_slots.pages import Shapes
 from turnrl_slots.sizes import PAGE, pages_of
@@ -86,5 +86,5 @@ def least_shapes(policy: SampledPolicy) -> Shapes | None:
     if sizes.shares_keys or not (layers and heads and size and asking):
         return None
     half = torch.bfloat16  # another kind of policy may have it
-    dtype = policy.dtype_on("cuda") if isinstance(policy, Policy) else half
+    dtype = policy.files.dtype_on("cuda") if isinstance(policy, LanguageModel) else half
     return Shapes(layers, heads, size, asking, dtype)

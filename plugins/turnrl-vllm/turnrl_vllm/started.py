@@ -13,7 +13,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import final
 
-from turnrl import EngineError, Policy, RecipeError, on_loop, say, visible
+from turnrl import EngineError, LanguageModel, RecipeError, on_loop, say, visible
 from turnrl_vllm import keeper
 
 _LOOK_EVERY_S = 1.0
@@ -91,7 +91,7 @@ class Started:
     def __init__(
         self,
         python: str,
-        policy: Policy,
+        policy: LanguageModel,
         *,
         model: str,
         max_tokens: int,
@@ -118,8 +118,8 @@ class Started:
             own += ["--enable-lora", "--max-lora-rank", str(rank), "--max-loras", str(adapters)]
         if sleeps and policy.device.type == "cuda":  # elsewhere vLLM refuses it
             own += ["--enable-sleep-mode"]
-        if model == policy.folder and policy.origin.revision is not None:
-            own += ["--revision", policy.origin.revision]
+        if model == policy.folder and policy.files.origin.revision is not None:
+            own += ["--revision", policy.files.origin.revision]
         serve = [python, "-m", "vllm.entrypoints.cli.main", "serve", model]
         self._keeper = subprocess.Popen(
             [sys.executable, keeper.__file__, str(folder), str(log), *serve, *own, *arguments],

@@ -7,7 +7,7 @@ from typing import final
 
 import torch
 
-from turnrl import Beside, Policy, RecipeError, SampledPolicy
+from turnrl import Beside, LanguageModel, RecipeError, SampledPolicy
 from turnrl_servers import Server, Supply, has_adapter, write
 from turnrl_vllm.server import VLLMServer
 from turnrl_vllm.settings import VLLM
@@ -40,7 +40,7 @@ class StartedByRun(Supply):
     def ready(self, policy: SampledPolicy) -> list[Server]:
         """See `Supply.ready`. There is none yet."""
         check_python(self.python)
-        if not isinstance(policy, Policy):
+        if not isinstance(policy, LanguageModel):
             raise RecipeError("VLLM with python serves a turnrl.Policy. Give url in its place.")
         return []
 
@@ -56,7 +56,7 @@ class StartedByRun(Supply):
         self, policy: SampledPolicy, max_tokens: int, home: Path, run: Path | None
     ) -> list[Server]:
         """See `Supply.start`. Starts vLLM with the base, and waits until it answers."""
-        assert isinstance(policy, Policy), "checked"
+        assert isinstance(policy, LanguageModel), "checked"
         model = policy.folder
         if not has_adapter(policy):
             model = str(home / "base")  # in the form in which later versions are written

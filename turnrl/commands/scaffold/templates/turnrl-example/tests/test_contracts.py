@@ -96,7 +96,8 @@ def test_the_objective_keeps_to_its_contract() -> None:
 
 
 def test_the_engine_keeps_to_its_contract_and_the_policy_to_its_mode() -> None:
-    policy = Policy("package://turnrl_atlas/starter")  # a small one, which comes with turnrl
+    # a small one, which comes with turnrl
+    policy = Policy("package://turnrl_atlas/starter").build()
     network = policy.load()
     testing.check_engine(ExampleEngine().build(), policy)
     assert network.training
