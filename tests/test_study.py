@@ -268,7 +268,7 @@ def test_demonstrations_name_no_held_out_place():
 @pytest.mark.slow
 def test_the_training_of_the_starter_begins_with_its_tokenizer_and_its_batches():
     training = atlas_starter.Training(atlas_starter.SKILLS)
-    shipped = Policy("package://turnrl_atlas/starter").tokenizer
+    shipped = Policy("package://turnrl_atlas/starter").build().tokenizer
     assert training.chat.tokenizer.get_vocab() == shipped.get_vocab()
     batches = atlas_starter.Batches(atlas_starter.phases_with())
     assert len(batches) == 3700

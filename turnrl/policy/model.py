@@ -25,14 +25,7 @@ from turnrl.errors import RecipeError
 from turnrl.policy.adapter import exchanged, start_adapter, with_adapter
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import blocks_of, fuse, head_logits, recompute
-from turnrl.policy.divided import (
-    UnevenPasses,
-    divide,
-    part_of,
-    sum_bits,
-    whole,
-    whole_state,
-)
+from turnrl.policy.divided import UnevenPasses, divide, part_of, sum_bits, whole, whole_state
 from turnrl.policy.export import exchange_trained, write_network
 from turnrl.policy.head import ValueHead, chosen_logprobs
 from turnrl.policy.layout import ForwardPass, Layout, forward_passes
