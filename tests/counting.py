@@ -141,7 +141,7 @@ def counted(
         settings: Of `Policy`.
     """
     count, policy = Bytes(), Policy(".", **settings).build()
-    policy.__dict__["config"] = config
+    policy.files.__dict__["config"] = config
 
     def network(*named: str | None, **options: Any) -> Any:
         before = torch.get_default_dtype()
@@ -162,7 +162,7 @@ def counted(
         return made, whole
 
     patch.setattr("turnrl.policy.files.load_part", network)
-    patch.setattr("turnrl.policy.model.fingerprint", lambda *args: "")
+    patch.setattr("turnrl.policy.loading.fingerprint", lambda *args: "")
     patch.setattr("turnrl.policy.model.check_head", lambda policy: None)
     patch.setattr(
         "turnrl.policy.model.choose_way",

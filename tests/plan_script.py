@@ -44,7 +44,7 @@ def main(*words: str) -> None:
         policy = Policy(
             folder, quantization, lora, "float32", gradient_checkpointing=int(again) or None
         ).build()
-        policy.__dict__["config"] = config
+        policy.files.__dict__["config"] = config
         draw = np.random.default_rng(0)
         begin = draw.integers(0, 500, PROMPT).tolist()
         asked = [n >= LENGTH // 2 for n in range(LENGTH)]
