@@ -98,7 +98,8 @@ def test_an_adapter_on_a_base_that_is_not_quantised_brings_no_remark_on_kernels(
 ):
     script = tmp_path / "script.py"
     script.write_text(
-        f"from turnrl import Lora, Policy\nPolicy({str(tiny_model)!r}, lora=Lora()).build().load()\n"
+        "from turnrl import Lora, Policy\n"
+        f"Policy({str(tiny_model)!r}, lora=Lora()).build().load()\n"
     )
     done = subprocess.run(
         python(str(script)),
