@@ -469,7 +469,6 @@ def test_an_index_on_a_server_is_not_built_before_a_run():
 
 @pytest.mark.parametrize(("arguments", "message"), [
     ({"api_key": "${NOT_SET_ANYWHERE}"}, "variable NOT_SET_ANYWHERE, which is not set"),
-    ({"username": "me"}, "username is 'me', but there is no password"),
     ({"ca_certs": "gone.crt"}, r"no file 'gone\.crt' with certificates"),
     ({"ca_certs": __file__, "url": "http://localhost:9200"}, "is not https"),
 ])  # fmt: skip

@@ -88,9 +88,8 @@ def _add_search(search: argparse.ArgumentParser) -> None:
         "name",
     )
     search.add_argument(
-        "--sample", type=int, metavar="N", help="use N of the questions, drawn with --seed"
+        "--sample", type=int, metavar="N", help="use N of the questions, the same ones each time"
     )
-    search.add_argument("--seed", type=int, default=0, help="seed of --sample (default: 0)")
     search.add_argument("-k", type=int, default=3, help="passages per query (default: 3)")
     search.add_argument("--json", action="store_true", help="print JSON")
 
@@ -176,8 +175,7 @@ def _score(args: argparse.Namespace) -> None:
             raise RecipeError(
                 f"--sample {args.sample}: {args.questions} has {len(questions)} questions."
             )
-        random.Random(args.seed).shuffle(questions)
-        questions = questions[: args.sample]
+        questions = random.Random(0).sample(questions, args.sample)
     with _open(args) as index:
         score, info = score_retrieval(index, questions, args.k), index.info()
     if args.json:

@@ -126,25 +126,18 @@ def read_info(folder: str | os.PathLike[str]) -> IndexInfo:
     """
     path = Path(folder)
     command = build_command(str(folder))
-    if not path.is_dir():
-        if _beside(path, ".building").is_dir():
-            raise ToolError(
-                f"no search index in {str(folder)!r}, only an unfinished build beside it. Resume "
-                f"the build with '{command}'."
-            )
-        raise ToolError(
-            f"no search index in {str(folder)!r} (found: nothing). Build it with '{command}'."
-        )
     try:
         data = json.loads((path / METADATA).read_text(encoding="utf-8"))
         source = str(data.get("source", "SOURCE"))
         return info_from(data, str(folder), build_command(str(folder), source))
-    except FileNotFoundError:
-        names = sorted(entry.name for entry in path.iterdir())
-        entries = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "an empty folder"
+    except (FileNotFoundError, NotADirectoryError):
+        names = sorted(entry.name for entry in path.iterdir()) if path.is_dir() else []
+        found = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "") or "nothing"
+        if _beside(path, ".building").is_dir():
+            found = "an unfinished build beside it, which the same command resumes"
         raise ToolError(
-            f"{str(folder)!r} is not a search index: it has no {METADATA} (found: {entries}). "
-            f"Choose another folder, or build the index with '{command}'."
+            f"no search index in {str(folder)!r} (found: {found}). Build it with '{command}', or "
+            "choose another folder."
         ) from None
     except (ValueError, TypeError, AttributeError) as error:
         raise ToolError(

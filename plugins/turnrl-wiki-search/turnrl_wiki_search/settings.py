@@ -69,9 +69,31 @@ class Embedded(IndexSettings):
         return EmbeddedIndex(self.folder)
 
 
+class _OnServer(IndexSettings):
+    """Settings that both kinds of servers have."""
+
+    version: str | None
+    timeout_s: float
+    wait_s: float
+
+    @property
+    def longest_search_s(self) -> float:  # type: ignore[override]
+        attempts = (RETRIES + 2) * (self.timeout_s + _LONGEST_PAUSE_S)
+        return attempts + self.wait_s + _MARGIN_S
+
+    def _check(self) -> None:
+        owner = f"{type(self).__name__}."
+        at_least(0.001, owner, self, "timeout_s", optional=False)
+        at_least(0, owner, self, "wait_s", optional=False)
+        if self.version is not None and not self.version.strip():
+            raise RecipeError(
+                f"{owner}version is empty. Give the passages a name, such as wiki-18."
+            )
+
+
 @final
 @dataclass(frozen=True)
-class Elasticsearch(IndexSettings):
+class Elasticsearch(_OnServer):
     """An index on an Elasticsearch server, built by turnrl or not, and ranked by BM25.
 
     Secrets are read from the environment when the index is opened: TURNRL_ES_API_KEY, or
@@ -125,7 +147,7 @@ class Elasticsearch(IndexSettings):
                 "Elasticsearch.version would have no effect, because an index that turnrl built "
                 "has one. Leave it out, or set fields to search an index that turnrl did not build."
             )
-        _check_server(self)
+        self._check()
 
     @property
     def cache_name(self) -> str:
@@ -133,10 +155,6 @@ class Elasticsearch(IndexSettings):
         return ", ".join(
             [self.name, *([f"version {self.version}"] if self.version else ()), *fields]
         )
-
-    @property
-    def longest_search_s(self) -> float:  # type: ignore[override]
-        return _longest_search_s(self)
 
     def open(self) -> SearchIndex:
         from turnrl_wiki_search.elastic import ElasticIndex
@@ -146,7 +164,7 @@ class Elasticsearch(IndexSettings):
 
 @final
 @dataclass(frozen=True)
-class Retriever(IndexSettings):
+class Retriever(_OnServer):
     """The index behind a server with the `/retrieve` of Search-R1, whatever it ranks by.
 
     Args:
@@ -175,15 +193,11 @@ class Retriever(IndexSettings):
 
     def __post_init__(self) -> None:
         check_reference("Retriever.api_key", self.api_key)
-        _check_server(self)
+        self._check()
 
     @property
     def cache_name(self) -> str:
         return self.url if self.version is None else f"{self.url}, version {self.version}"
-
-    @property
-    def longest_search_s(self) -> float:  # type: ignore[override]
-        return _longest_search_s(self)
 
     def open(self) -> SearchIndex:
         from turnrl_wiki_search.retrieve import RetrieveIndex
@@ -225,16 +239,3 @@ def _check_fields(fields: object) -> None:
             f"Elasticsearch.fields is {fields!r}. It names the field 'text', and perhaps 'title': "
             "write it as {text: body, title: headline}."
         )
-
-
-def _check_server(settings: Elasticsearch | Retriever) -> None:
-    owner = f"{type(settings).__name__}."
-    at_least(0.001, owner, settings, "timeout_s", optional=False)
-    at_least(0, owner, settings, "wait_s", optional=False)
-    if settings.version is not None and not settings.version.strip():
-        raise RecipeError(f"{owner}version is empty. Give the passages a name, such as wiki-18.")
-
-
-def _longest_search_s(settings: Elasticsearch | Retriever) -> float:
-    attempts = (RETRIES + 2) * (settings.timeout_s + _LONGEST_PAUSE_S)
-    return attempts + settings.wait_s + _MARGIN_S

@@ -72,11 +72,6 @@ class Connection:
             encoded = base64.b64encode(f"{username}:{password}".encode()).decode()
             self._secrets += [password, encoded]
             return f"user {username!r} with the password in ${{{variable}}}"
-        if settings.username:
-            raise RecipeError(
-                f"Elasticsearch.username is {username!r}, but there is no password: {variable} is "
-                "not set. Set it."
-            )
         return "a request without credentials"
 
     def _connect(self) -> elasticsearch.Elasticsearch:

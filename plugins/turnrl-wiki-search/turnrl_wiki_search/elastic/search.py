@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from turnrl import Passage, ToolError
@@ -17,10 +18,8 @@ from turnrl_wiki_search.sources import passage_of
 _BATCH = 64
 _LANES = 2
 """Requests in flight at once: the server works on one while we read the answers to another."""
-_SAMPLE = 10
-"""Documents of a user's own index that are read before a run."""
 _WORDS = 20
-"""Words of such a document that a search has to match."""
+"""Words of a document of the user's own index that a search has to match before a run."""
 
 
 class ElasticIndex(SearchIndex):
@@ -85,25 +84,20 @@ class ElasticIndex(SearchIndex):
                     f"text field. It has: {', '.join(texts[:20]) or 'none'}. Correct "
                     f"Elasticsearch.fields.{part}."
                 )
-        self._check_texts(fields["text"], where)
+        if count["count"]:
+            self._check_texts(fields["text"], where)
         version = self._settings.version and f"elasticsearch-{_digest(self._settings.cache_name)}"
         return IndexInfo("elasticsearch", self._name, version, passages=count["count"])
 
     def _check_texts(self, field: str, where: str) -> None:
         """Raise if a search for the words of a document cannot find or show it."""
+        search = partial(self._connection.client.search, index=self._name, source=False)
 
         def find(query: Mapping[str, object]) -> list[dict[str, Any]]:
-            shown = [{"field": field}]
-            search = self._connection.client.search
-            found = self._connection.call(
-                lambda: search(
-                    index=self._name, query=query, size=_SAMPLE, source=False, fields=shown
-                )
-            )
-            return list(found["hits"]["hits"])
+            wanted = [{"field": field}]
+            found = self._connection.call(partial(search, query=query, fields=wanted))
+            return [hit for hit in found["hits"]["hits"] if hit.get("fields", {}).get(field)]
 
-        sample = find(_has(field))
-        shown = [hit for hit in sample if hit.get("fields", {}).get(field)]
         own = [
             {
                 "bool": {
@@ -111,11 +105,10 @@ class ElasticIndex(SearchIndex):
                     "must": {"match": {field: text}},
                 }
             }
-            for hit in shown
+            for hit in find(_has(field))
             if (text := " ".join(" ".join(map(str, hit["fields"][field])).split()[:_WORDS]))
         ]
-        is_empty = not sample and not find({"match_all": {}})
-        if not is_empty and (not shown or (own and not find({"bool": {"should": own}}))):
+        if not own or not find({"bool": {"should": own}}):
             raise ToolError(
                 f"searches in {where} find no text in its field {field!r}: no document has it, its "
                 "mapping leaves it out of '_source', or its analyzer does not split a text into "
