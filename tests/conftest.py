@@ -1,26 +1,5 @@
 """Fixtures of all tests, such as a random Qwen2 with a ChatML tokenizer, and the order of their
 files.
-
-The helper modules, by what a test needs:
-
-    worlds, runs              a small world to train in, and training runs in this process
-    mistakes                  mistakes of users, and parts of their messages
-    commands, processes       runs by the command line, and runs in processes of their own (nursery
-                              forks them from one that has imported everything)
-    rollouts, attempts        a scheme, a tool and a scripted policy; attempts made by hand
-    episodes                  environments of a few lines, and attempts of a script in them
-    players/, counters        players, and a tool that counts for each trajectory
-    trajectories, recorded    trajectories made by hand, and records of runs that never took place
-    engines, kept, encoders   engines on a tiny policy, one with weights of its own; encoders
-    equations, faulty         equations of credit as loops, and estimators that fail in one way each
-    serving, fake_server      what tests of engines behind servers share, and the server
-    nodes, proxies, outages   real Elasticsearch servers, faults before them, runs during an outage
-    searching, retrieving     small corpora and indexes, and a server with `/retrieve`
-    vendors, lift_server      servers of chat completions and of OpenEnv
-    hostile                   texts that are meant to be slow to read
-    counting, foreign         bytes of a policy of any size, and a device that the CPU computes
-    pages                     the blocks of the documentation, and their marks
-    *_script                  programs that a test runs in processes of its own
 """
 
 from __future__ import annotations

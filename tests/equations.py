@@ -1,10 +1,15 @@
 """The equations of credit once more, as loops over lists, and what draws such lists."""
 
+from __future__ import annotations
+
 import itertools
 import statistics
 
 import torch
 from hypothesis import strategies as st
+
+from turnrl import AdvantageEstimator, Group
+from turnrl.why import compares
 
 BOTH = list(itertools.product(["mean", "leave_one_out"], ["std", "none"]))
 """Every baseline with every scale."""
@@ -50,3 +55,33 @@ def naive_turn_level(
         for i, z in zip(there, naive_z(rho, baseline, scale, min_std), strict=True):
             advantages[i][k] = outcome_coef * z_outcome[i] + turn_coef * z
     return torch.tensor(advantages, dtype=torch.float64)
+
+
+class Unexplained(AdvantageEstimator):
+    """Does not say what it compares."""
+
+    def __call__(self, group):
+        return group.turn_rewards * group.reached
+
+
+class Unmade(Unexplained):
+    """Cannot be made, and does not say why."""
+
+    def __init__(self):
+        raise ValueError
+
+
+class Raises(Unexplained):
+    """Fails on every group."""
+
+    def __call__(self, group):
+        raise ZeroDivisionError("nothing to divide by")
+
+
+class Obscure(Unexplained):
+    """Fails when it is asked what it compares."""
+
+
+@compares.register
+def _(estimator: Obscure, group: Group):
+    raise ZeroDivisionError("nothing to divide by")

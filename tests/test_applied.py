@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 import pytest
 
-import recorded
-from faulty import Obscure, Raises, Unexplained, Unmade
+import trajectories
+from equations import Obscure, Raises, Unexplained, Unmade
 from pages import example
 from turnrl import (
     Group,
@@ -25,7 +25,7 @@ from turnrl.why import terms
 
 
 def test_the_runs_own_estimator_comes_first_and_differs_from_the_others():
-    group, own = recorded.group(random.Random(0), 0), TurnLevel()
+    group, own = trajectories.group(random.Random(0), 0), TurnLevel()
     first, *others = applied(group, own, "mine")
     assert (first.name, first.own) == ("mine", True)
     assert first.credit.turns.equal(assign_credit(group, own).turns)
@@ -40,7 +40,7 @@ def test_the_runs_own_estimator_comes_first_and_differs_from_the_others():
 def test_an_estimator_has_credit_or_a_reason_and_terms_or_why_there_are_none(monkeypatch):
     classes = {kind.__name__: kind for kind in (Unmade, Raises, Obscure, Unexplained, Merged)}
     monkeypatch.setattr("turnrl.applied.installed", lambda hook: classes)
-    group = recorded.group(random.Random(0), 0)
+    group = trajectories.group(random.Random(0), 0)
     by_name = {entry.name: entry for entry in applied(group, LookupError("it is gone"), "mine")}
     for entry in by_name.values():
         assert (entry.credit is None) == bool(entry.reason) == (not entry.advantages)
@@ -55,7 +55,7 @@ def test_an_estimator_has_credit_or_a_reason_and_terms_or_why_there_are_none(mon
 
 
 def test_advantages_are_of_the_turns_that_a_trajectory_took():
-    group = recorded.group(random.Random(1), 0, size=5)
+    group = trajectories.group(random.Random(1), 0, size=5)
     (merged,) = [entry for entry in applied(group, Unexplained(), "mine") if entry.name == "Merged"]
     wanted = assign_credit(group, Merged()).turns
     assert [*merged.advantages] == [0, 1, 2, 3, 4]
@@ -65,7 +65,7 @@ def test_advantages_are_of_the_turns_that_a_trajectory_took():
 
 def branched():
     """Two attempts, members 0 and 2, each with a branch that is longer than it."""
-    whole = recorded.group(random.Random(4), 0, size=4, turns=(2, 4))
+    whole = trajectories.group(random.Random(4), 0, size=4, turns=(2, 4))
     attempts = list(whole.trajectories)
     attempts[0], attempts[2] = (
         replace(attempt, turns=attempt.turns[:2]) for attempt in attempts[::2]
@@ -112,7 +112,7 @@ def test_an_exception_from_a_constructor_is_returned():
 
 def test_the_example_in_the_readme_names_every_estimator(capsys):
     block = example("plugins/turnrl-estimators/README.md", "applied")
-    group = recorded.group(random.Random(0), 0)
+    group = trajectories.group(random.Random(0), 0)
     exec(block, {"group": group, "module": SimpleNamespace(estimator=TurnLevel())})
     printed = capsys.readouterr().out
     assert printed.startswith("mine tensor(")

@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import recorded
+import trajectories
 from commands import fails, save
 from equations import UNBIASED, VALUE, naive_turn_level, naive_z, padded
 from turnrl import (
@@ -491,7 +491,7 @@ def test_impossible_settings_are_refused():
 
 def test_a_recorded_group_gets_the_same_credit_again(tmp_path):
     rule = CostsAmongRight(gamma=0.9)
-    run = recorded.run(tmp_path / "run", estimator=rule)
+    run = trajectories.run(tmp_path / "run", estimator=rule)
     for rows in record.groups(record.read(run)):
         group = record.group(rows)
         assert group.cost_names == ("turn/cost",)
@@ -503,7 +503,7 @@ def test_a_recorded_group_gets_the_same_credit_again(tmp_path):
 
 
 def test_a_record_that_is_older_than_costs_says_so(tmp_path):
-    run = recorded.run(tmp_path / "run")
+    run = trajectories.run(tmp_path / "run")
     for file in (run / "record").iterdir():
         pq.write_table(pq.read_table(file).drop_columns(["costs", "right_at"]), file)
     group = record.group(record.groups(record.read(run))[0])

@@ -17,9 +17,9 @@ import transformers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
 
+from commands import start
 from division_script import CASES, Writes, train
 from nursery import python
-from processes import start
 from runs import make_module as module
 from turnrl import CheckpointError, Lora, Policy, RecipeError, Start
 from turnrl.checks import check_division

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from episodes import QUESTION, Guess, Room, play, room, rooms
+from rollouts import SEEDED, Guess, Room, play, room, rooms
 from turnrl import ToolCall, ToolError, TrajectoryLost, call_tools, on_loop
 from turnrl_environments import Environment, Gymnasium
 from turnrl_environments.classes import Stay
@@ -71,7 +71,7 @@ def waits(tool, *seconds):
     began = time.perf_counter()
     calls = [ToolCall("wait", {"seconds": s}) for s in seconds]
     with pytest.raises(TrajectoryLost) as lost:
-        on_loop(call_tools([tool], QUESTION, [calls]))
+        on_loop(call_tools([tool], SEEDED, [calls]))
     return str(lost.value), time.perf_counter() - began
 
 
@@ -214,7 +214,7 @@ def test_leaving_an_environment_is_not_interrupted():
 
     async def lives():
         world = Environment(Guess, step_timeout_s=0.1)
-        stay = Late(world, QUESTION)
+        stay = Late(world, SEEDED)
         await stay.begin()
         with pytest.raises(TrajectoryLost, match="Guess in close took longer"):
             await stay.close()
@@ -389,7 +389,7 @@ def test_a_cancelled_call_leaves_the_queue_without_running(queued):
         )
 
     async def calls():
-        first, second = await tool.open(QUESTION), await tool.open(QUESTION)
+        first, second = await tool.open(SEEDED), await tool.open(SEEDED)
         slow = step(first, "0.2")
         await asyncio.sleep(0.05)
         queued = step(second, "go")

@@ -20,8 +20,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from episodes import QUESTION, Guess, Room, play, play_one, room, rooms
-from rollouts import Look
+from rollouts import SEEDED, Guess, Look, Room, play, play_episode, room, rooms
 from runs import Ready, data, make_module, trainer
 from turnrl import (
     MTGRPO,
@@ -74,7 +73,7 @@ def lake(**options):
 
 def test_an_attempt_earns_gymnasiums_rewards_and_ends_when_it_does(chat):
     route = ["down", "Down", "right", "right", "down", "right", "left"]
-    trajectory = play_one(chat, lake(), route)
+    trajectory = play_episode(chat, lake(), route)
     assert trajectory.ended_by == "tool"
     env = gymnasium.make("FrozenLake-v1", **SCHEDULE)
     seen = [env.reset(seed=0)[0]]
@@ -96,7 +95,7 @@ def test_an_attempt_earns_gymnasiums_rewards_and_ends_when_it_does(chat):
 
 
 def test_the_action_of_the_last_turn_is_taken(chat):
-    trajectory = play_one(chat, lake(), ["down", "down", "right"], turns=3)
+    trajectory = play_episode(chat, lake(), ["down", "down", "right"], turns=3)
     assert trajectory.ended_by == "turns"
     assert [turn.reward for turn in trajectory.turns] == pytest.approx([-0.1] * 3)
     assert trajectory.figures["steps"] == 3
@@ -121,7 +120,7 @@ def test_every_turn_scheme_runs_a_call_of_the_last_turn_that_acts(chat, scheme):
     paid = {}
     for kind in (Step, Look):
         rollout = Rollout(scheme, [kind(lambda query: "found")], max_tokens=8000)
-        ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
+        ((trajectory,),) = rollout.play(engine, chat, [SEEDED], 1, (0,))
         assert (trajectory.ended_by, len(trajectory.turns)) == ("turns", turns)
         assert trajectory.turns[-1].reading.format_error
         paid[kind] = [turn.reward for turn in trajectory.turns]
@@ -130,7 +129,7 @@ def test_every_turn_scheme_runs_a_call_of_the_last_turn_that_acts(chat, scheme):
 
 
 def test_a_text_that_is_no_action_gets_an_error_and_takes_no_step(chat):
-    trajectory = play_one(chat, lake(), ["fly", "", "down"], turns=3)
+    trajectory = play_episode(chat, lake(), ["fly", "", "down"], turns=3)
     fly, nothing, down = trajectory.turns
     assert "'fly' is not one of ['left'" in fly.results[0].content
     assert (fly.reward, nothing.reward) == (0, 0)
@@ -146,23 +145,23 @@ def test_a_text_that_is_no_action_gets_an_error_and_takes_no_step(chat):
 def test_ansi_renderings_of_gymnasium_are_the_observations(chat, name, drawn):
     newest = max(spec.version for spec in gymnasium.registry.values() if spec.name == name)
     tool = Gymnasium(f"{name}-v{newest}", {"render_mode": "ansi"})
-    trajectory = play_one(chat, tool, ["0", "1"], turns=2)
+    trajectory = play_episode(chat, tool, ["0", "1"], turns=2)
     first = chat.tokenizer.decode(trajectory.sample.prompt_ids)
     assert drawn in first
     assert "\x1b" not in first
     assert trajectory.figures["steps"] == 2
-    check_tool(tool, [{"action": 0}], [{"action": 9}, {"action": "0"}, {}], QUESTION)
+    check_tool(tool, [{"action": 0}], [{"action": 9}, {"action": "0"}, {}], SEEDED)
 
 
 def test_a_users_observe_function_writes_what_the_policy_reads(chat):
     tool = Gymnasium("FrozenLake-v1", SCHEDULE, WAYS, observe=lambda cell: f"row {cell // 4}")
-    trajectory = play_one(chat, tool, ["down"], turns=1)
+    trajectory = play_episode(chat, tool, ["down"], turns=1)
     assert "Go.\n\nrow 0" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
     assert trajectory.turns[0].results[0].unread == "row 1"
     tool = Gymnasium("FrozenLake-v1", SCHEDULE, WAYS, observe=lambda cell: cell)
     message = "environment FrozenLake-v1 gave 0 from observe, after reset, which is no text"
     with pytest.raises(ToolError, match=message):
-        play_one(chat, tool, ["down"])
+        play_episode(chat, tool, ["down"])
 
 
 def test_a_branch_continues_on_its_own_from_its_turn(chat):
@@ -177,7 +176,7 @@ def test_a_branch_continues_on_its_own_from_its_turn(chat):
 
 
 def test_a_class_with_reset_and_step_needs_no_gymnasium(chat, rooms):
-    trajectory = play_one(chat, room(), ["look around", "open it"], turns=2)
+    trajectory = play_episode(chat, room(), ["look around", "open it"], turns=2)
     assert trajectory.turns[0].results[0].content == "look around, 1"
     assert [turn.reward for turn in trajectory.turns] == [1, 1]
     assert rooms[-1].seed == 0
@@ -219,14 +218,14 @@ class Dial(gymnasium.Env):
 def test_an_action_may_be_a_number_a_text_or_one_of_a_list(chat, space, words, schema, good, wrong):
     tool = Gymnasium(make=Dial, options={"space": space}, actions=words)
     assert tool.specs[0].parameters["properties"]["action"] == schema
-    trajectory = play_one(chat, tool, [good, wrong], turns=2)
+    trajectory = play_episode(chat, tool, [good, wrong], turns=2)
     assert [turn.results[0].ok for turn in trajectory.turns] == [True, False]
 
 
 def test_the_options_of_a_question_reach_reset(chat):
     question = Question("q", "Go.", metadata={"options": {"level": 2}})
     tool = Gymnasium(make=Dial, options={"space": spaces.Discrete(2)})
-    trajectory = play_one(chat, tool, ["0"], turns=1, questions=[question])
+    trajectory = play_episode(chat, tool, ["0"], turns=1, questions=[question])
     assert "{'level': 2}" in chat.tokenizer.decode(trajectory.sample.prompt_ids)
 
 
@@ -343,7 +342,7 @@ def test_an_environment_may_fail_to_close_before_its_reset(chat):
         def close(self):
             del self.held
 
-    assert play_one(chat, Gymnasium(make=Late), ["look"], turns=1).figures["steps"] == 1
+    assert play_episode(chat, Gymnasium(make=Late), ["look"], turns=1).figures["steps"] == 1
 
 
 def test_an_environment_that_does_not_close_is_named(chat):
@@ -367,7 +366,7 @@ def test_an_environment_that_does_not_close_is_named(chat):
 def scored(chat, says, *rewards, **options):
     """Turn rewards and outcomes of attempts on the lake, one for each script."""
     scripts = [says] if isinstance(says[0], str) else says
-    attempts = [play_one(chat, lake(), script, **options) for script in scripts]
+    attempts = [play_episode(chat, lake(), script, **options) for script in scripts]
     group = score_group(attempts, list(rewards))
     return group.turn_rewards.tolist(), group.outcome.tolist()
 
@@ -400,7 +399,9 @@ def test_the_last_step_is_the_outcome_if_the_recipe_says_so(chat):
 def test_each_step_costs_and_the_attempts_that_reach_the_goal_are_right(chat):
     outcome = EnvironmentOutcome(0.5, "last_step", right_at=5.0)
     rewards = [EnvironmentReward(last_step=False), outcome, StepCost(0.2)]
-    attempts = [play_one(chat, lake(), says, turns=7) for says in (GOAL, ["left", "fly", "left"])]
+    attempts = [
+        play_episode(chat, lake(), says, turns=7) for says in (GOAL, ["left", "fly", "left"])
+    ]
     group = score_group(attempts, rewards)
     steps = [int(attempt.figures["steps"]) for attempt in attempts]
     assert steps[0] == 6
@@ -426,9 +427,9 @@ def test_an_outcome_that_no_environment_gives_is_refused(chat):
 
 
 def test_an_iteration_in_which_no_environment_ended_is_warned_about(chat):
-    goal = play_one(chat, lake(), GOAL)
-    long = play_one(chat, lake(), ["down " * 30], max_turn_tokens=10)
-    late = play_one(chat, lake(), ["down", "fly"], turns=2)
+    goal = play_episode(chat, lake(), GOAL)
+    long = play_episode(chat, lake(), ["down " * 30], max_turn_tokens=10)
+    late = play_episode(chat, lake(), ["down", "fly"], turns=2)
     assert warning_if_none_ended([goal, long], 1, 8) == ""
     assert warning_if_none_ended([], 1, 8) == ""
     assert warning_if_none_ended([late, late, long], 3, 2).startswith(
@@ -486,7 +487,7 @@ def test_a_call_after_the_end_does_nothing():
     tool = lake()
 
     async def walks():
-        walk = await tool.open(QUESTION)
+        walk = await tool.open(SEEDED)
         calls = [ToolCall("step", {"action": way}, session=walk) for way in [*GOAL, "left"]]
         results = await tool.run(calls)
         return results, await walk.close()
@@ -505,7 +506,7 @@ def test_a_call_after_the_end_does_nothing():
 def guesses(chat, *numbers):
     """An attempt that makes these guesses."""
     tool = Environment(Guess)
-    return play_one(chat, tool, numbers, turns=len(numbers), tool_name="guess")
+    return play_episode(chat, tool, numbers, turns=len(numbers), tool_name="guess")
 
 
 def test_a_class_of_the_user_is_an_environment(chat):
@@ -603,7 +604,7 @@ def test_the_policy_reads_a_policy_mistake_that_step_raises(chat):
     def confused(room, action):
         raise PolicyMistake("no such word" if action == "fly" else "")
 
-    trajectory = play_one(chat, room(step=confused), ["fly", "hm", "hm"], turns=3)
+    trajectory = play_episode(chat, room(step=confused), ["fly", "hm", "hm"], turns=3)
     read = [turn.results[0].content for turn in trajectory.turns[:2]]
     assert read == ["no such word", "this call makes no sense"]
     assert not trajectory.turns[0].results[0].ok
@@ -628,8 +629,13 @@ def test_the_policy_reads_an_error_that_its_action_provokes(chat, error):
             """Wait."""
             raise error("the game is over")
 
-    of_class = functools.partial(play_one, chat, Environment(Refuses), ["on"] * 3, tool_name="wait")
-    for playing in (functools.partial(play_one, chat, room(step=refuses), ["fly"] * 3), of_class):
+    of_class = functools.partial(
+        play_episode, chat, Environment(Refuses), ["on"] * 3, tool_name="wait"
+    )
+    for playing in (
+        functools.partial(play_episode, chat, room(step=refuses), ["fly"] * 3),
+        of_class,
+    ):
         trajectory = playing(turns=3)
         read = [turn.results[0] for turn in trajectory.turns[:2]]
         assert all("the game is over" in result.content and not result.ok for result in read)
@@ -645,7 +651,7 @@ def test_whatever_a_method_of_a_class_returns_is_written_as_a_text(chat, value, 
             """Wait."""
             return value
 
-    trajectory = play_one(chat, Environment(Gives), ["on"] * 2, tool_name="wait", turns=2)
+    trajectory = play_episode(chat, Environment(Gives), ["on"] * 2, tool_name="wait", turns=2)
     assert trajectory.turns[0].results[0].content == text
 
 
@@ -653,12 +659,12 @@ def test_whatever_reset_returns_is_the_first_observation(chat):
     for value, text in ((3, "3"), ({"at": np.int64(1)}, '{"at": 1}'), (None, ""), (["a"], '["a"]')):
         world = Environment(own(begins="VALUE"))
         world.made.reset.__globals__["VALUE"] = value
-        assert play_one(chat, world, ["up"], tool_name="press").opening == text
+        assert play_episode(chat, world, ["up"], tool_name="press").opening == text
 
 
 @pytest.mark.parametrize("reward", [np.array(1.0), np.array([1.0]), torch.tensor(1.0), True])
 def test_a_reward_may_be_any_kind_of_number(chat, reward):
-    trajectory = play_one(chat, room(step=("x", reward, True, False, {})), ["look"])
+    trajectory = play_episode(chat, room(step=("x", reward, True, False, {})), ["look"])
     assert trajectory.figures["earned"] == 1
 
     class Paid(Begins):
@@ -669,7 +675,7 @@ def test_a_reward_may_be_any_kind_of_number(chat, reward):
         def get_reward(self):
             return reward
 
-    trajectory = play_one(chat, Environment(Paid), ["on"], tool_name="wait")
+    trajectory = play_episode(chat, Environment(Paid), ["on"], tool_name="wait")
     assert (trajectory.figures["earned"], trajectory.figures["outcome"]) == (1, 1)
 
 
@@ -684,7 +690,7 @@ def test_an_end_that_is_neither_true_nor_false_stops_the_run(chat, of, flag):
 
 @pytest.mark.parametrize("flag", [1, np.bool_(True), np.array(True)])
 def test_an_end_may_be_any_kind_of_true(chat, flag):
-    trajectory = play_one(chat, room(step=("x", 0.0, flag, False, {})), ["look"])
+    trajectory = play_episode(chat, room(step=("x", 0.0, flag, False, {})), ["look"])
     assert trajectory.ended_by == "tool"
 
 
@@ -708,7 +714,7 @@ class Clock(Begins):
 @pytest.mark.parametrize("kind", [Shop, Clock])
 def test_an_environment_that_needs_the_main_thread_is_no_mistake_of_the_policy(chat, kind):
     with pytest.raises(TrajectoryLost, match="made for one thread set thread_safe: false"):
-        play_one(chat, Environment(kind), ["on"], tool_name="wait", max_restarts=0)
+        play_episode(chat, Environment(kind), ["on"], tool_name="wait", max_restarts=0)
 
 
 def test_a_mistake_of_the_policy_before_it_did_anything_stops_the_run(chat):
@@ -726,7 +732,7 @@ def test_an_attempt_that_is_truncated_is_unfinished(chat):
     def late(room, action):
         return ("still here", -0.1, False, room.turn == 2, {})
 
-    trajectory = play_one(chat, room(step=late), ["wait"], turns=8)
+    trajectory = play_episode(chat, room(step=late), ["wait"], turns=8)
     assert (trajectory.ended_by, len(trajectory.turns)) == ("tool", 2)
     paid = {"steps": 2, "earned": pytest.approx(-0.2)}
     assert trajectory.figures == {**paid, "ended": 0, "truncated": 1}
@@ -843,7 +849,7 @@ def test_a_call_of_another_tool_is_not_a_step(chat):
 
     engine = ScriptedEngine(chat.tokenizer, lambda session, turn: "down")
     rollout = Rollout(Both(3, "text"), [lake(), Look()], max_turn_tokens=40, max_tokens=4000)
-    ((trajectory,),) = rollout.play(engine, chat, [QUESTION], 1, (0,))
+    ((trajectory,),) = rollout.play(engine, chat, [SEEDED], 1, (0,))
     assert [turn.results[0].ok for turn in trajectory.turns] == [True] * 3
     reward = EnvironmentReward(idle=0.5)
     paid = [reward.score(trajectory, k) for k in range(3)]
@@ -888,7 +894,7 @@ def test_the_old_gym_api_is_refused_with_the_form_of_today(chat, registered, met
     try:
         tool = Gymnasium("Old-v0") if registered else Gymnasium(make=made)
         with pytest.raises(ToolError, match=r"Gymnasium's form is 'reset\(\*, seed=None, options="):
-            play_one(chat, tool, ["0"])
+            play_episode(chat, tool, ["0"])
     finally:
         gymnasium.registry.pop("Old-v0", None)
 
@@ -938,4 +944,4 @@ def test_options_that_a_class_does_not_take_are_refused():
 )
 def test_an_error_names_a_class_that_returns_no_text_and_what_to_return(chat, parts, says):
     with pytest.raises(ToolError, match=says):
-        play_one(chat, Environment(own(**parts)), ["up"], tool_name="press")
+        play_episode(chat, Environment(own(**parts)), ["up"], tool_name="press")

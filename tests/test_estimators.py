@@ -856,7 +856,7 @@ def test_with_a_recipe_its_policy_plays_and_its_turns_are_judged(recipe, capsys)
 
 
 def test_an_estimator_that_fails_on_rollouts_does_not_hide_the_others(recipe, capsys):
-    model = {**recipe["model"], "estimator": {"class_path": "faulty.Raises"}}
+    model = {**recipe["model"], "estimator": {"class_path": "equations.Raises"}}
     save({**recipe, "model": model})
     table = printed(capsys, "recipe.yaml", "--questions", "2")
     assert "model.estimator: not tried: Raises on a group of 4" in table

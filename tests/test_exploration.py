@@ -18,10 +18,9 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-from attempts import Calls, attempt, turn
 from rollouts import CALL, Brackets, Look, say
 from runs import adamw, column, data, last, make_module, rows, trainer, weights
-from trajectories import ids_of
+from trajectories import Calls, attempt, ids_of, turn
 from turnrl import (
     AdvantageEstimator,
     CheckpointError,

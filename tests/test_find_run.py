@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-import recorded
+import trajectories
 import turnrl
 from commands import fails, save
 from turnrl import CheckpointError, DataError, RecipeError, find_run, record
@@ -209,7 +209,7 @@ def test_a_name_without_a_run_and_a_run_without_a_record_are_errors(word, messag
 
 
 def test_a_run_without_the_files_a_command_needs_is_refused(capsys):
-    folder = recorded.run(Path("runs/mine/version_0"))
+    folder = trajectories.run(Path("runs/mine/version_0"))
     (folder / "config.yaml").unlink()
     with pytest.raises(RecipeError, match=r"'runs/mine/version_0' has no config\.yaml"):
         find_run("mine", "recipe")

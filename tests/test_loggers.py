@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger, WandbLogger
 
-import recorded
+import trajectories
 from runs import data, last, make_module, trainer
 from turnrl import Recorder, TurnLevel, assign_credit, record
 from turnrl.watch.loggers import Shown, by_turn, fenced, show
@@ -71,7 +71,7 @@ def test_nothing_in_a_fence_is_active_in_tensorboards_page():
 
 def test_the_advantages_of_a_turn_come_from_the_attempts_that_took_it():
     draw = random.Random(0)
-    groups = [recorded.group(draw, n) for n in range(5)]
+    groups = [trajectories.group(draw, n) for n in range(5)]
     credit = [assign_credit(group, TurnLevel()) for group in groups]
     kept = list(recorded_rows(groups, credit, "train", 1, 0))
     for turn, values in by_turn(groups, credit).items():

@@ -22,7 +22,7 @@ import yaml
 from lightning.pytorch.loggers import Logger
 from torch.optim.lr_scheduler import LRScheduler
 
-import recorded
+import trajectories
 import turnrl
 from commands import fails, save
 from mistakes import EARLY, LATE, component
@@ -708,7 +708,7 @@ def test_an_error_names_a_reward_that_returns_no_number_and_its_value(value):
         def score(self, trajectory):
             return value
 
-    group = recorded.group(random.Random(0), 0)
+    group = trajectories.group(random.Random(0), 0)
     with pytest.raises(PluginError) as caught:
         score_group(group.trajectories, [Gives()])
     message = (
@@ -724,7 +724,7 @@ def test_a_reward_may_give_any_number(value):
         def score(self, trajectory):
             return value
 
-    group = recorded.group(random.Random(0), 0)
+    group = trajectories.group(random.Random(0), 0)
     assert score_group(group.trajectories, [Gives()]).outcome.tolist() == [float(value)] * 4
 
 
@@ -736,7 +736,7 @@ def test_an_error_tells_an_estimator_without_a_tensor_what_to_return(returned, c
         def __call__(self, group):
             return returned
 
-    group = recorded.group(random.Random(0), 0, turns=(2, 2))
+    group = trajectories.group(random.Random(0), 0, turns=(2, 2))
     message = (
         rf"Gives on a group of 4 with 2 turns gave {came}.* Return a tensor \(4, 2\), or a tuple"
     )

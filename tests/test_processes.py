@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from processes import TESTS, TWO, recipe, start
+from commands import TESTS, TWO, recipe, start
 from turnrl import record
 from turnrl.cli import main
 

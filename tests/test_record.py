@@ -20,7 +20,7 @@ import pytest
 import torch
 from lightning.pytorch.callbacks import Callback
 
-import recorded
+import trajectories
 import turnrl
 from commands import save
 from runs import data, last, make_module, trainer
@@ -303,7 +303,7 @@ def several(version=0):
 def test_several_histories_are_recorded_in_sequence(tmp_path):
     def learner(rows):
         assert rows == [*several().token_rows]
-        return recorded.noted(rows)
+        return trajectories.noted(rows)
 
     group = score_group([several(4)], [], 3)
     made = recording.rows([group], [None], "train", 1, 0, learner=learner)
@@ -640,10 +640,10 @@ def test_figures_are_means_over_questions_with_intervals():
 
 def test_every_field_is_read_as_it_was_written(tmp_path):
     draw = random.Random(0)
-    groups = [recorded.group(draw, n) for n in range(20)]
+    groups = [trajectories.group(draw, n) for n in range(20)]
     rule = TurnLevel(gamma=0.9)
     credit = [assign_credit(group, rule) for group in groups]
-    made = recording.rows(groups, credit, "train", 3, 2, estimator=rule, learner=recorded.noted)
+    made = recording.rows(groups, credit, "train", 3, 2, estimator=rule, learner=trajectories.noted)
     written = list(made)
     recording.write(written, tmp_path / "one.parquet")
     read = record.read(tmp_path / "one.parquet")

@@ -17,7 +17,7 @@ import torch
 from jsonschema import Draft202012Validator
 from transformers import FalconConfig, GPT2Config, GPTNeoXConfig, LlamaConfig
 
-from counters import Counter
+from rollouts import Counter
 from runs import data, make_module, rows, trainer, weights
 from turnrl import (
     FunctionReward,

@@ -25,11 +25,11 @@ import pytest
 import yaml
 from matplotlib.axes import Axes
 
-import recorded
+import trajectories
 from commands import fails
-from faulty import Obscure, Raises
-from recorded import RULES
+from equations import Obscure, Raises
 from runs import data, make_module, trainer
+from trajectories import RULES
 from turnrl import (
     AdvantageEstimator,
     DataError,
@@ -59,7 +59,7 @@ browser_only = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium")
 
 def test_a_group_that_is_read_back_gets_the_same_credit(tmp_path):
     draw = random.Random(3)
-    groups = [recorded.group(draw, n) for n in range(6)]
+    groups = [trajectories.group(draw, n) for n in range(6)]
     credit = [assign_credit(group, TurnLevel()) for group in groups]
     file = tmp_path / "record.parquet"
     write(list(rows(groups, credit, "train", 1, 0)), file)
@@ -74,8 +74,8 @@ def test_a_group_that_is_read_back_gets_the_same_credit(tmp_path):
 
 def test_runs_that_differ_only_in_seed_form_one_experiment(tmp_path):
     for seed in (0, 1):
-        recorded.run(tmp_path / "turn" / f"version_{seed}", seed=seed)
-    recorded.run(tmp_path / "outcome" / "version_0", estimator=OutcomeOnly())
+        trajectories.run(tmp_path / "turn" / f"version_{seed}", seed=seed)
+    trajectories.run(tmp_path / "outcome" / "version_0", estimator=OutcomeOnly())
     places = [
         tmp_path / "turn" / "version_0",
         tmp_path / "outcome",
@@ -178,7 +178,9 @@ NOTED = [settings | {"command": "eval"} for settings in EVALUATED]
 def test_runs_of_one_experiment_differ_only_in_seed(tmp_path, settings, parts):
     home = tmp_path / "runs" / "recipe"
     for number, recipe in enumerate(settings):
-        recorded.run(home / f"version_{number}", 1, seed=recipe["seed_everything"], settings=recipe)
+        trajectories.run(
+            home / f"version_{number}", 1, seed=recipe["seed_everything"], settings=recipe
+        )
     runs = open_runs([home / f"version_{n}" for n in range(len(settings))])
     assert experiments(runs) == parts
     if len(parts) == 1:
@@ -186,7 +188,7 @@ def test_runs_of_one_experiment_differ_only_in_seed(tmp_path, settings, parts):
 
 
 def test_the_report_shows_what_remains_of_a_damaged_run(tmp_path, capsys):
-    folder = recorded.run(tmp_path / "run")
+    folder = trajectories.run(tmp_path / "run")
     torn = folder / "record" / "train-000001-0.parquet"
     torn.write_bytes(torn.read_bytes()[:100])
     (folder / "config.yaml").unlink()
@@ -199,7 +201,7 @@ def test_the_report_shows_what_remains_of_a_damaged_run(tmp_path, capsys):
 
 
 def test_a_record_without_valid_json_is_reported(tmp_path):
-    folder = recorded.run(tmp_path / "run", iterations=1, turns=(2, 2))
+    folder = trajectories.run(tmp_path / "run", iterations=1, turns=(2, 2))
     (file,) = record.files(folder)
     read = record.read(file)
     texts = iter(('{"query": ', "[1]", None, "[" * 100_000, '"a text"'))
@@ -222,7 +224,7 @@ def test_a_record_without_valid_json_is_reported(tmp_path):
 
 
 def test_the_report_accepts_a_group_whose_attempts_took_no_turn(tmp_path):
-    report([recorded.run(tmp_path / "run", turns=(0, 0))], tmp_path / "out.html")
+    report([trajectories.run(tmp_path / "run", turns=(0, 0))], tmp_path / "out.html")
     (first, *_) = unpacked(tmp_path / "out.html", "d0")
     assert [row["turns"] for row in first["rows"]] == [[]] * 4
 
@@ -231,7 +233,7 @@ def test_a_folder_that_is_not_a_run_is_an_error_with_the_next_step(tmp_path, cap
     monkeypatch.chdir(tmp_path)
     assert main(["report", "nothing"]) == 2
     assert "no record of a run at 'nothing'" in capsys.readouterr().err
-    folder = recorded.run(tmp_path / "run")
+    folder = trajectories.run(tmp_path / "run")
     with pytest.raises(DataError, match="named twice"):
         report([folder, folder], tmp_path / "out.html")
     assert main(["report", str(folder), "--trajectories", "0"]) == 2
@@ -249,8 +251,8 @@ def test_a_folder_that_is_not_a_run_is_an_error_with_the_next_step(tmp_path, cap
 def test_runs_are_reported_by_name(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     for name in ("quickstart/version_0", "quickstart/version_1", "turn_level/version_0"):
-        recorded.run(tmp_path / "runs" / name)
-    recorded.run(tmp_path / "runs" / "outcome_only" / "version_0", estimator=OutcomeOnly())
+        trajectories.run(tmp_path / "runs" / name)
+    trajectories.run(tmp_path / "runs" / "outcome_only" / "version_0", estimator=OutcomeOnly())
     assert main(["report", "quickstart"]) == 0
     assert "written to report.html" in capsys.readouterr().out
     assert (
@@ -275,7 +277,7 @@ def test_alarms_are_computed_for_a_run_without_the_callback(tmp_path):
 
 
 def test_the_report_shows_turn_reward_pay_for_the_first_and_last_iteration(tmp_path):
-    folder = recorded.run(tmp_path / "run")
+    folder = trajectories.run(tmp_path / "run")
     report([folder], tmp_path / "out.html")
     (shown,) = unpacked(tmp_path / "out.html")["runs"]
     first, last = shown["earned"]
@@ -344,7 +346,7 @@ def test_credit_is_not_explained_if_the_recorded_settings_do_not_reproduce_it(
     installed = {"Forgetful": Forgetful, "Merged": Merged}
     monkeypatch.setattr("turnrl.commands.report.page.installed", lambda hook: installed)
     for name, rule in (("lost", Forgetful(3.0)), ("kept", Forgetful())):
-        report([recorded.run(tmp_path / name, estimator=rule)], tmp_path / f"{name}.html")
+        report([trajectories.run(tmp_path / name, estimator=rule)], tmp_path / f"{name}.html")
     lost, kept = (unpacked(tmp_path / f"{name}.html", "d0")[0] for name in ("lost", "kept"))
     own, (was, *_) = lost["why"][0], lost["rows"][0]["turns"]
     reason = f"its recorded settings give {was['advantage'] / 3:.4g} where {was['advantage']:.4g}"
@@ -354,7 +356,7 @@ def test_credit_is_not_explained_if_the_recorded_settings_do_not_reproduce_it(
 
 
 def test_an_estimator_that_was_named_by_its_path_is_imported_again(tmp_path, monkeypatch):
-    report([recorded.run(tmp_path / "run", estimator=Scaled(3.0))], tmp_path / "out.html")
+    report([trajectories.run(tmp_path / "run", estimator=Scaled(3.0))], tmp_path / "out.html")
     detail = unpacked(tmp_path / "out.html", "d0")[0]
     own = detail["why"][0]
     (term,) = own["terms"][0][0]
@@ -366,7 +368,7 @@ def test_a_record_cannot_import_code_that_is_not_installed(tmp_path, monkeypatch
     monkeypatch.syspath_prepend(tmp_path)
     Path("malicious.py").write_text("raise SystemExit('it ran')")
     monkeypatch.setattr(Doubled, "__module__", "malicious")
-    report([recorded.run(tmp_path / "run", estimator=Doubled())], tmp_path / "out.html")
+    report([trajectories.run(tmp_path / "run", estimator=Doubled())], tmp_path / "out.html")
     own = unpacked(tmp_path / "out.html", "d0")[0]["why"][0]
     assert own["unexplained"] == "cannot be rebuilt: it is not installed here"
 
@@ -411,7 +413,7 @@ def test_branches_do_not_count_as_attempts(tiny_model, tmp_path):
 
 
 def test_an_advantage_is_not_explained_by_another_estimator(tmp_path, monkeypatch):
-    folder = recorded.run(tmp_path / "run", estimator=uninstalled_estimator(monkeypatch))
+    folder = trajectories.run(tmp_path / "run", estimator=uninstalled_estimator(monkeypatch))
     name, reason = "Doubled", "it is not installed here"
     report([folder], tmp_path / "out.html")
     detail = unpacked(tmp_path / "out.html", "d0")[0]
@@ -436,7 +438,7 @@ class NeedsMore(AdvantageEstimator):
 def test_an_estimator_that_fails_does_not_hide_the_credit_of_the_others(tmp_path, monkeypatch):
     installed = {kind.__name__: kind for kind in (NeedsMore, Raises, Obscure, Merged)}
     monkeypatch.setattr("turnrl.applied.installed", lambda hook: installed)
-    report([recorded.run(tmp_path / "run")], tmp_path / "out.html")
+    report([trajectories.run(tmp_path / "run")], tmp_path / "out.html")
     credit = {entry["name"]: entry for entry in unpacked(tmp_path / "out.html", "d0")[0]["why"]}
     assert "gamma" in credit["NeedsMore"]["missing"]
     assert "Raises on a group of 4" in credit["Raises"]["missing"]
@@ -447,7 +449,7 @@ def test_an_estimator_that_fails_does_not_hide_the_credit_of_the_others(tmp_path
 
 @pytest.mark.slow
 def test_a_report_is_rewritten_while_its_run_continues(tmp_path):
-    folder = recorded.run(tmp_path / "run")
+    folder = trajectories.run(tmp_path / "run")
     words = [sys.executable, "-m", "turnrl", "report", "--watch", str(folder), "-o", "out.html"]
     with subprocess.Popen(words, cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True) as watching:
         try:
@@ -476,7 +478,7 @@ def test_watch_waits_for_a_run_that_has_no_figures_yet(tmp_path, monkeypatch, ca
         [
             lambda: (run / "config.yaml").write_text("seed_everything: 0\n"),
             lambda: (run / "checkpoints").mkdir(),
-            lambda: recorded.run(run),
+            lambda: trajectories.run(run),
         ]
     )
 
@@ -520,7 +522,7 @@ def test_watch_does_not_wait_for_a_path_that_can_never_become_a_run(
 
 
 def test_rows_added_while_a_report_is_written_are_in_the_next(tmp_path, monkeypatch):
-    folder = recorded.run(tmp_path / "run")
+    folder = trajectories.run(tmp_path / "run")
     written = []
 
     def slow(*arguments):
@@ -587,7 +589,7 @@ def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monke
         return plot(axes, x, y, *rest, **more)
 
     monkeypatch.setattr(Axes, "plot", noted)
-    draw(open_runs([recorded.run(tmp_path / "run")]), tmp_path / "curves.svg")
+    draw(open_runs([trajectories.run(tmp_path / "run")]), tmp_path / "curves.svg")
     assert [line for line in lines if line[1]] == [
         ("exact match", [1, 2, 3], [0.0, pytest.approx(1 / 9), pytest.approx(2 / 9)], 1.8),
         ("exact match", [1, 2, 3], [0.0, 0.1, 0.2], 0.7),
@@ -600,7 +602,7 @@ def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monke
 
 
 def test_the_total_in_the_list_is_outcome_plus_turn_rewards(tmp_path):
-    folder = recorded.run(tmp_path / "run")
+    folder = trajectories.run(tmp_path / "run")
     report([folder], tmp_path / "out.html")
     wanted = [r["outcome"] + sum(t["reward"] for t in r["turns"]) for r in record.read(folder)]
     shown = unpacked(tmp_path / "out.html")["trajectories"]["total"]
@@ -662,7 +664,7 @@ def show_route(page, route):
 @browser_only
 def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, open_page):
     folders = [
-        recorded.run(tmp_path / f"run{n}", estimator=rule, iterations=1, size=21, seed=n)
+        trajectories.run(tmp_path / f"run{n}", estimator=rule, iterations=1, size=21, seed=n)
         for n, rule in enumerate(RULES)
     ]
     page = open_page(folders)
@@ -699,7 +701,7 @@ def test_the_card_of_a_turn_shows_the_numbers_behind_its_advantage(tmp_path, ope
     ],
 )
 def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, open_page, split):
-    folder = recorded.run(tmp_path / "run", iterations=1)
+    folder = trajectories.run(tmp_path / "run", iterations=1)
     (file,) = record.files(folder)
     write([row | {"split": split} for row in record.read(folder)], file)
     report([folder], tmp_path / "out.html")
@@ -719,7 +721,7 @@ def test_a_link_opens_the_trajectory_and_the_group_that_it_names(tmp_path, open_
 @browser_only
 @pytest.mark.parametrize("texts", [True, False])
 def test_the_card_of_a_turn_shows_its_tokens(tmp_path, open_page, texts):
-    folder = recorded.run(tmp_path / "run", tokens=True)
+    folder = trajectories.run(tmp_path / "run", tokens=True)
     read = record.read(folder, split="train")
     for row in read:
         row["token_texts"] = [f" w{token}" for token in row["token_ids"]] if texts else None
@@ -756,7 +758,7 @@ def test_the_card_of_a_turn_shows_its_tokens(tmp_path, open_page, texts):
 def test_the_card_shows_only_the_recorded_number_if_it_cannot_be_rebuilt(
     tmp_path, monkeypatch, open_page
 ):
-    folder = recorded.run(tmp_path / "run", estimator=uninstalled_estimator(monkeypatch))
+    folder = trajectories.run(tmp_path / "run", estimator=uninstalled_estimator(monkeypatch))
     page = open_page([folder], "#/t/0/train/0/0/0")
     card = page.locator("section.turn").first
     advantage = float(f"{record.read(folder)[0]['turns'][0]['advantage']:.7g}")
@@ -769,7 +771,7 @@ def test_the_card_shows_only_the_recorded_number_if_it_cannot_be_rebuilt(
 def test_the_card_says_why_another_estimator_has_no_numbers(tmp_path, monkeypatch, open_page):
     installed = {kind.__name__: kind for kind in (Raises, Forgetful, Obscure, Merged)}
     monkeypatch.setattr("turnrl.applied.installed", lambda hook: installed)
-    page = open_page([recorded.run(tmp_path / "run")], "#/t/0/train/0/0/0")
+    page = open_page([trajectories.run(tmp_path / "run")], "#/t/0/train/0/0/0")
     rows = page.get_by_role("table", name="Estimators", exact=True).locator("tbody tr")
     own, merged = (row.split("\t") for row in rows.all_inner_texts())
     assert (own[0], merged[0]) == ("TurnLevel, this run", "Merged")
@@ -790,7 +792,7 @@ def test_the_card_says_why_another_estimator_has_no_numbers(tmp_path, monkeypatc
 
 @browser_only
 def test_every_metric_is_drawn(tmp_path, open_page):
-    folder = recorded.run(tmp_path / "run")
+    folder = trajectories.run(tmp_path / "run")
     metrics = ("train/seconds", "train/memory_gb", "train/entropy", "rollout/turns", "my/own")
     lines = ["iteration," + ",".join(metrics), *(f"{k},1,2,3,4,{k}" for k in (1, 2, 3))]
     (folder / "metrics.csv").write_text("\n".join(lines) + "\n")
@@ -801,7 +803,7 @@ def test_every_metric_is_drawn(tmp_path, open_page):
 
 @browser_only
 def test_turn_reward_pay_is_shown_in_a_table(tmp_path, open_page):
-    page = open_page([recorded.run(tmp_path / "run")])
+    page = open_page([trajectories.run(tmp_path / "run")])
     table = page.get_by_role("table", name="What turn rewards paid")
     cells = table.locator("tbody tr").first.locator("td, th").all_inner_texts()
     (shown,) = unpacked(tmp_path / "out.html")["runs"]
@@ -848,7 +850,7 @@ def test_alarms_are_listed_and_marked_where_they_began(tmp_path, open_page):
 def test_a_run_counts_once_in_the_mean_over_seeds(tmp_path, open_page):
     # the first run validates twice in its second iteration, and is longer
     metrics = ("1,0.2\n2,0.0\n2,0.4\n3,0.5\n", "1,0.4\n2,0.8\n")
-    folders = [recorded.run(tmp_path / f"run{seed}", seed=seed) for seed in (0, 1)]
+    folders = [trajectories.run(tmp_path / f"run{seed}", seed=seed) for seed in (0, 1)]
     for folder, lines in zip(folders, metrics, strict=True):
         (folder / "metrics.csv").write_text("iteration,val/exact_match\n" + lines)
     page = open_page(folders)
@@ -865,7 +867,7 @@ def test_a_run_counts_once_in_the_mean_over_seeds(tmp_path, open_page):
 
 @browser_only
 def test_a_list_is_filtered_sorted_and_searched(tmp_path, open_page):
-    folder = recorded.run(tmp_path / "run", iterations=4, groups=20)
+    folder = trajectories.run(tmp_path / "run", iterations=4, groups=20)
     report([folder], tmp_path / "out.html")
     kept = record.read(folder)
     page = open_page(tmp_path / "out.html", "#/list")
@@ -915,7 +917,7 @@ def attempt_kind(row):
 
 @browser_only
 def test_the_list_counts_and_filters_attempts_by_kind_of_outcome(tmp_path, open_page):
-    folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
+    folder = trajectories.run(tmp_path / "run", iterations=3, groups=20)
     kept = record.read(folder)
     draw = random.Random(5)
     for row in kept:
@@ -955,7 +957,7 @@ def test_the_list_counts_and_filters_attempts_by_kind_of_outcome(tmp_path, open_
 
 @browser_only
 def test_attempts_that_no_reward_judges_are_neither_right_nor_wrong(tmp_path, open_page):
-    folder = recorded.run(tmp_path / "run", iterations=1)
+    folder = trajectories.run(tmp_path / "run", iterations=1)
     replace_record(
         folder, [{**row, "exact_match": None, "answers": []} for row in record.read(folder)]
     )
@@ -971,7 +973,7 @@ def test_attempts_that_no_reward_judges_are_neither_right_nor_wrong(tmp_path, op
 
 @browser_only
 def test_identical_attempts_share_a_row(tmp_path, open_page):
-    folder = recorded.run(tmp_path / "run", iterations=1, groups=2, size=6)
+    folder = trajectories.run(tmp_path / "run", iterations=1, groups=2, size=6)
     kept = record.read(folder)
     same = {1: 0, 4: 0, 5: 3}  # member: what it repeats
     by_place = {(row["group"], row["member"]): row for row in kept}
@@ -999,7 +1001,7 @@ def test_identical_attempts_share_a_row(tmp_path, open_page):
 
 @browser_only
 def test_a_list_is_sorted_by_its_column_headings(tmp_path, open_page):
-    folder = recorded.run(tmp_path / "run", iterations=2, groups=3)
+    folder = trajectories.run(tmp_path / "run", iterations=2, groups=3)
     page = open_page([folder], "#/list")
     for name, order in (("total reward", "descending"), ("total reward", "ascending")):
         page.get_by_role("columnheader", name=name).get_by_role("link").click()
@@ -1024,7 +1026,7 @@ def test_a_list_is_sorted_by_its_column_headings(tmp_path, open_page):
 
 @browser_only
 def test_going_back_restores_filter_position_and_theme(tmp_path, open_page):
-    folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
+    folder = trajectories.run(tmp_path / "run", iterations=3, groups=20)
     page = open_page([folder], "#/list?iteration=2", color_scheme="light")
     row = page.locator("table.list tbody a").nth(40)
     row.scroll_into_view_if_needed()
@@ -1053,7 +1055,7 @@ def test_going_back_restores_filter_position_and_theme(tmp_path, open_page):
 
 @browser_only
 def test_a_watched_page_reloads_itself_and_keeps_its_position(tmp_path, open_page):
-    folder = recorded.run(tmp_path / "run", iterations=3, groups=20)
+    folder = trajectories.run(tmp_path / "run", iterations=3, groups=20)
     report([folder], tmp_path / "out.html", reload_s=2)
     page = open_page(tmp_path / "out.html", "#/list?iteration=2")
     page.evaluate("window.scrollTo(0, 700)")
@@ -1131,7 +1133,7 @@ def test_seeds_that_all_differ_by_the_same_amount_are_undecided(tmp_path, open_p
     ("rule", "floored"), [(TurnLevel(min_std=9.0), True), (TurnLevel(scale="none"), False)]
 )
 def test_the_floor_is_named_if_it_is_the_divisor(tmp_path, open_page, rule, floored):
-    page = open_page([recorded.run(tmp_path / "run", estimator=rule)], "#/t/0/train/0/0/0")
+    page = open_page([trajectories.run(tmp_path / "run", estimator=rule)], "#/t/0/train/0/0/0")
     sums = page.locator("ul.parts span").all_inner_texts()
     assert sums
     assert {("(floor)" in text) for text in sums} == {floored}
@@ -1140,7 +1142,7 @@ def test_the_floor_is_named_if_it_is_the_divisor(tmp_path, open_page, rule, floo
 def evaluated(folder, right, first=0):
     """A run whose evaluation answered so many of 20 questions rightly. Its training questions have
     the same ids, as rows of two files do that name none."""
-    recorded.run(folder, iterations=1, groups=20, size=1)
+    trajectories.run(folder, iterations=1, groups=20, size=1)
     kept = record.read(folder)
     replace_record(folder, [{**row, "question_id": f"q{n}"} for n, row in enumerate(kept, first)])
     asked = [
@@ -1178,7 +1180,9 @@ TURNS = {
 
 @browser_only
 def test_a_turn_shows_its_thought_calls_and_results(tmp_path, open_page):
-    folder = recorded.run(tmp_path / "run", iterations=1, groups=1, size=len(TURNS), turns=(2, 2))
+    folder = trajectories.run(
+        tmp_path / "run", iterations=1, groups=1, size=len(TURNS), turns=(2, 2)
+    )
     kept = record.read(folder)
     for row, text in zip(kept, TURNS, strict=True):
         row |= {"answers": ["Netherlands", "nether"], "exact_match": 0.0}
@@ -1208,7 +1212,7 @@ def test_a_turn_shows_its_thought_calls_and_results(tmp_path, open_page):
 @pytest.mark.parametrize(("width", "most"), [(1280, 760), (390, 1600)])
 def test_three_turns_fit_on_a_screen(tmp_path, open_page, width, most):
     """The pixels are those of the font that is here; there is room for another."""
-    folder = recorded.run(tmp_path / "run", iterations=1, groups=1, size=4, turns=(3, 3))
+    folder = trajectories.run(tmp_path / "run", iterations=1, groups=1, size=4, turns=(3, 3))
     kept = record.read(folder)
     for row in kept:
         for k, turn in enumerate(row["turns"]):
@@ -1237,7 +1241,7 @@ def test_three_turns_fit_on_a_screen(tmp_path, open_page, width, most):
 
 @browser_only
 def test_attempts_at_questions_without_a_search_are_right_or_wrong(tmp_path, open_page):
-    folder = recorded.run(tmp_path / "run", iterations=1)
+    folder = trajectories.run(tmp_path / "run", iterations=1)
     kept = [{**row, "answer_in_results": None} for row in record.read(folder)]
     for n, row in enumerate(kept):
         row["exact_match"] = float(n % 3 == 0)
@@ -1251,7 +1255,7 @@ def test_attempts_at_questions_without_a_search_are_right_or_wrong(tmp_path, ope
 @browser_only
 @pytest.mark.parametrize("name", ["__proto__", "constructor", "no such order"])
 def test_an_unknown_sort_order_falls_back_to_the_order_of_the_run(tmp_path, open_page, name):
-    page = open_page([recorded.run(tmp_path / "run", iterations=2)], "#/list")
+    page = open_page([trajectories.run(tmp_path / "run", iterations=2)], "#/list")
     in_order = page.locator("table.list tbody").inner_text()
     show_route(page, "#/list?sort=total reward")
     assert page.locator("table.list tbody").inner_text() != in_order
@@ -1269,7 +1273,7 @@ def test_an_unknown_sort_order_falls_back_to_the_order_of_the_run(tmp_path, open
 def test_the_page_is_accessible(tmp_path, open_page, scheme, width):
     axe = pytest.importorskip("axe_playwright_python.sync_playwright").Axe()
     for n, rule in enumerate((TurnLevel(), OutcomeOnly())):
-        recorded.run(tmp_path / f"run{n}", estimator=rule, tokens=not n)
+        trajectories.run(tmp_path / f"run{n}", estimator=rule, tokens=not n)
     report([tmp_path / "run0", tmp_path / "run1"], tmp_path / "out.html")
     options = {"viewport": {"width": width, "height": 900}, "color_scheme": scheme}
     page = open_page(tmp_path / "out.html", **options, bypass_csp=True)  # axe is a script
@@ -1313,7 +1317,7 @@ def test_no_text_of_a_trajectory_runs_or_leaves_its_element(tmp_path, open_page)
         own = PAYLOADS[-1] if count % 97 == 0 else draw.choice(PAYLOADS[:-1])
         return f"{own}{draw.choice(PAYLOADS[:-1])}{count}"
 
-    folder = recorded.run(tmp_path / "run", iterations=1, groups=40, text=text)
+    folder = trajectories.run(tmp_path / "run", iterations=1, groups=40, text=text)
     assert count > 1000
     report([folder], tmp_path / "out.html", title=PAYLOADS[1])
     page = open_page(tmp_path / "out.html")
@@ -1338,7 +1342,7 @@ def test_no_text_of_a_trajectory_runs_or_leaves_its_element(tmp_path, open_page)
 @browser_only
 @pytest.mark.parametrize("letters", ["\u0633\u0644\u0627\u0645", "\x07", "ab"])
 def test_a_long_text_without_a_space_is_laid_out_at_once(tmp_path, open_page, letters):
-    folder = recorded.run(tmp_path / "run", iterations=1, groups=1)
+    folder = trajectories.run(tmp_path / "run", iterations=1, groups=1)
     (file,) = record.files(folder)
     long = "".join(random.Random(0).choices(letters, k=20_000))
     for row in (read := record.read(folder)):
@@ -1376,7 +1380,7 @@ def test_five_thousand_trajectories_of_four_turns_open_at_once(tmp_path, open_pa
     def text():
         return " ".join(draw.choices(words, k=120))
 
-    folder = recorded.run(
+    folder = trajectories.run(
         tmp_path / "run",
         iterations=20,
         groups=16,

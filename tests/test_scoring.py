@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from attempts import Calls, attempt, turn
+from trajectories import Calls, attempt, turn
 from turnrl import (
     AdvantageEstimator,
     ArgumentTypeError,

@@ -75,7 +75,7 @@ def test_a_run_keeps_the_name_of_a_variable_and_its_tool_gets_the_value(keyed, c
 
 @pytest.mark.slow
 def test_a_second_process_gets_the_recipe_but_no_key_on_its_command_line(keyed, nursery):
-    from processes import start
+    from commands import start
 
     recipe = keyed()
     # written out in full, it is in the recipe alone

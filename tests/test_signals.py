@@ -18,8 +18,8 @@ import torch
 import yaml
 from lightning.pytorch.callbacks import Callback
 
+from commands import TESTS, TWO, recipe
 from nursery import command
-from processes import TESTS, TWO, recipe
 from turnrl import RecipeError, cli
 from turnrl.signals import stopping
 from worlds import Echo

@@ -202,10 +202,10 @@ RUNS = {
         "--model.objective.importance_cap=2",
         "--model.objective.kl_coef=0.1",
         "--model.policy.lora.r=2",
-        "--model.rewards+=kept.note",
+        "--model.rewards+=worlds.note",
     ],
     "ahead": [
-        *("--model.engine=kept.Kept", "--model.max_staleness=1", "--data.val=null"),
+        *("--model.engine=worlds.Kept", "--model.max_staleness=1", "--data.val=null"),
         "--model.objective.importance_cap=2",
         # enough attempts for the standard error of what those that act earn
         *("--model.group_size=16", "--data.questions_per_iteration=8"),

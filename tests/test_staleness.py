@@ -9,7 +9,6 @@ import pytest
 import torch
 from lightning import Callback
 
-from kept import Kept
 from runs import Ready, adamw, column, trainer
 from turnrl import (
     MTGRPO,
@@ -28,7 +27,7 @@ from turnrl import (
 )
 from turnrl.testing import check_engine
 from turnrl_slots import Slots
-from worlds import Answered, Called, Echo, Letters, Numbers
+from worlds import Answered, Called, Echo, Kept, Letters, Numbers
 
 
 def make_module(model, staleness, tools=None, **options):

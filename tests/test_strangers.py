@@ -15,7 +15,7 @@ import pytest
 import torch
 import yaml
 
-import recorded
+import trajectories
 import turnrl
 from commands import fails, forget, save
 from turnrl import CheckpointError, Lora, Policy, RecipeError
@@ -360,7 +360,7 @@ ODD = {
 
 @pytest.mark.parametrize("odd", ODD)
 def test_a_record_with_an_odd_value_is_left_out_or_shown(odd, tmp_path):
-    run = recorded.run(tmp_path / "run", iterations=1)
+    run = trajectories.run(tmp_path / "run", iterations=1)
     (file,) = (run / "record").glob("*.parquet")
     changed = [ODD[odd](row) for row in pq.read_table(file).to_pylist()]
     write(changed, file)
@@ -370,7 +370,7 @@ def test_a_record_with_an_odd_value_is_left_out_or_shown(odd, tmp_path):
 
 @pytest.mark.parametrize("kind", ["string", "binary", "bool_", "float64"])
 def test_a_record_with_columns_of_another_type_is_named(kind, tmp_path):
-    run = recorded.run(tmp_path / "run", iterations=1)
+    run = trajectories.run(tmp_path / "run", iterations=1)
     (file,) = (run / "record").glob("*.parquet")
     table = pq.read_table(file)
     odd = pa.array([None] * len(table), getattr(pa, kind)())
@@ -390,7 +390,7 @@ def test_a_report_imports_nothing_for_a_record(tmp_path, monkeypatch):
     for name in ("evil", "antigravity_too"):
         (tmp_path / f"{name}.py").write_text(EVIL)
     monkeypatch.chdir(tmp_path)
-    run = recorded.run(tmp_path / "run", iterations=1)
+    run = trajectories.run(tmp_path / "run", iterations=1)
     (file,) = (run / "record").glob("*.parquet")
     before = {*sys.modules}
     for path in ("evil.Rule", "antigravity.x", "idlelib.idle.x", "pip.__main__.x"):

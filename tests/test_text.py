@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import recorded
+import trajectories
 from turnrl import (
     DataError,
     Question,
@@ -170,7 +170,7 @@ def test_a_visible_text_has_no_control_characters_and_loses_nothing(text):
 
 def test_trajectories_transcripts_and_errors_print_no_controls(recipe, capsys, monkeypatch):
     draw = random.Random(1)
-    group = recorded.group(draw, 0, turns=(3, 3), text=lambda: HOSTILE)
+    group = trajectories.group(draw, 0, turns=(3, 3), text=lambda: HOSTILE)
     for trajectory in group.trajectories:
         for text in (str(trajectory), *map(str, trajectory.turns), repr(trajectory)):
             assert not ACTS.search(text)

@@ -15,8 +15,20 @@ import time
 
 import pytest
 
-from counters import Count, Counter, PatientCount, PatientCounter, SlowlyMade
-from rollouts import CALL, QUESTION, Brackets, Look, collect, collect_with_engine, say
+from rollouts import (
+    CALL,
+    QUESTION,
+    Brackets,
+    Count,
+    Counter,
+    Look,
+    PatientCount,
+    PatientCounter,
+    SlowlyMade,
+    collect,
+    collect_with_engine,
+    say,
+)
 from turnrl import (
     Question,
     RecipeError,

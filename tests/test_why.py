@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-import recorded
+import trajectories
 from pages import example
-from recorded import RULES
+from trajectories import RULES
 from turnrl import AdvantageEstimator, OutcomeOnly, TurnLevel, assign_credit, installed
 from turnrl.why import terms
 from turnrl_estimators import CostsAmongRight, GroupInGroup
@@ -22,7 +22,7 @@ def test_the_terms_of_a_turn_add_up_to_its_advantage(rule):
     draw = random.Random(1)
     for size in (2, 5):
         for _ in range(20):
-            group = recorded.group(draw, 0, size)
+            group = trajectories.group(draw, 0, size)
             advantages = assign_credit(group, rule).turns
             by_member = terms(rule, group)
             for i, turns in enumerate(by_member):
@@ -32,7 +32,7 @@ def test_the_terms_of_a_turn_add_up_to_its_advantage(rule):
 
 
 def test_every_installed_estimator_that_needs_only_rewards_is_explained():
-    group = recorded.group(random.Random(0), 0)
+    group = trajectories.group(random.Random(0), 0)
     for kind in installed("turnrl_estimators").values():
         rule = kind()
         if not rule.probes and rule.critic is None:
@@ -41,7 +41,7 @@ def test_every_installed_estimator_that_needs_only_rewards_is_explained():
 
 @pytest.mark.parametrize("gamma", [0.0, 1.0])
 def test_costs_among_right_explains_gains_as_turn_level_does(gamma):
-    group = recorded.group(random.Random(0), 0)
+    group = trajectories.group(random.Random(0), 0)
     both = [terms(rule(gamma=gamma), group) for rule in (TurnLevel, CostsAmongRight)]
     paid, every = (
         {term.name for row in by_member for summands in row for term in summands}
@@ -52,7 +52,7 @@ def test_costs_among_right_explains_gains_as_turn_level_does(gamma):
 
 
 def test_a_term_says_whom_a_turn_is_compared_with():
-    group = recorded.group(random.Random(0), 0, size=3, turns=(1, 1))
+    group = trajectories.group(random.Random(0), 0, size=3, turns=(1, 1))
     group.outcome[:] = torch.tensor([0.0, 0.3, 0.9])
     ((only,),), *_ = terms(OutcomeOnly(), group)
     # mean 0.4; deviations -0.4, -0.1, 0.5; variance (0.16 + 0.01 + 0.25) / 2 = 0.21
@@ -65,7 +65,7 @@ def test_a_term_says_whom_a_turn_is_compared_with():
 def test_turns_share_a_state_if_the_same_passages_were_read_before_them():
     draw = random.Random(2)
     for _ in range(20):
-        group, states = recorded.group(draw, 0, size=6), []
+        group, states = trajectories.group(draw, 0, size=6), []
         for attempt in group.trajectories:
             read = [{r.content for r in turn.results if r.ok} for turn in attempt.turns]
             befores = (set().union(*read[:k]) for k in range(len(read)))
@@ -81,7 +81,7 @@ def test_your_own_estimator_can_be_explained():
         def __call__(self, group):
             return (group.outcome - group.outcome.mean())[:, None] * group.reached
 
-    group = recorded.group(random.Random(0), 0)
+    group = trajectories.group(random.Random(0), 0)
     assert terms(MyEstimator(), group) is None
     exec(example("docs/howto/report.md", "why"), {"MyEstimator": MyEstimator})
     for i, turns in enumerate(terms(MyEstimator(), group)):
