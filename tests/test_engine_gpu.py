@@ -187,7 +187,6 @@ def test_the_triton_kernels_compile_for_cards_that_are_not_here(
     capabilities, heads, dtypes, parts, tmp_path, monkeypatch
 ):
     pytest.importorskip("triton")
-    from test_engine_gpu import SHARED, compiled
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     lines = []
