@@ -19,7 +19,7 @@ import httpx2
 import pytest
 import torch
 
-import turnrl_vllm.started
+import turnrl_vllm.supply
 from commands import RECIPE, save
 from fake_server import FakeServer
 from nursery import python
@@ -319,7 +319,7 @@ def publish_together(rank: int, store: str, url: str, model: str) -> str:
 @pytest.fixture
 def interpreter(tmp_path, nursery, monkeypatch) -> Path:
     """An interpreter in whose environment `vllm` is the fake server, which starts fast."""
-    monkeypatch.setattr(turnrl_vllm.started, "_LOOK_EVERY_S", 0.05)
+    monkeypatch.setattr(turnrl_vllm.supply, "_LOOK_EVERY_S", 0.05)
     package = tmp_path / "packages" / "vllm" / "entrypoints" / "cli"
     package.mkdir(parents=True)
     for folder in (package, package.parent, package.parent.parent):
@@ -345,12 +345,12 @@ def interpreter(tmp_path, nursery, monkeypatch) -> Path:
 
 def url_of(engine: VLLM) -> str:
     """The address of the server that an engine has started."""
-    return engine.supply.started.url
+    return engine.supply.url
 
 
 def answer_of(engine: VLLM, path: str):
     """What the server that an engine has started answers."""
-    headers = {"Authorization": f"Bearer {engine.supply.started.key}"}
+    headers = {"Authorization": f"Bearer {engine.supply.key}"}
     return httpx2.get(f"{url_of(engine)}/{path}", headers=headers).json()
 
 

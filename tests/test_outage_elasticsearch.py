@@ -20,9 +20,7 @@ from outages import ITERATIONS, ROOT, metrics, on_server, train, turnrl
 from searching import (
     API_KEY,
     ask,
-    asked_throughout,
     corpus_of,
-    retry_once,
     search_tool,
     write_rows,
 )
@@ -110,16 +108,6 @@ def test_a_run_that_loses_its_server_saves_a_checkpoint_and_prints_how_to_resume
     assert out.count("\niteration ") == ITERATIONS - finished
 
 
-def test_a_run_is_replayed_from_its_cache_with_the_server_off(node, calm, tmp_path):
-    node.signal(signal.SIGSTOP)
-    try:
-        code, err = train(node, tmp_path, cache=str(calm / "answers.sqlite"), offline=True)
-    finally:
-        node.signal(signal.SIGCONT)
-    assert code == 0, err
-    assert metrics(tmp_path) == metrics(calm)
-
-
 BASIC = base64.b64encode(f"elastic:{PASSWORD}".encode()).decode()
 
 
@@ -146,31 +134,6 @@ def assert_hidden(folder, secrets):
 
 
 # --- without a run ---
-
-
-@pytest.mark.parametrize("how", [pytest.param("crash", marks=pytest.mark.slow), "stop"])
-def test_a_real_server_that_goes_away_and_comes_back_is_waited_for(
-    locked_node, tmp_path, how, monkeypatch, capsys
-):
-    monkeypatch.setenv("TURNRL_ES_PASSWORD", PASSWORD)
-    monkeypatch.setenv("TURNRL_ES_CA_CERTS", locked_node.certificate)
-    retry_once(monkeypatch)
-    rows = corpus_of(write_rows(tmp_path / "rows.jsonl"))
-    elastic.build(Elasticsearch(how, locked_node.url), rows)
-    tool = search_tool(how, locked_node.url, top_k=1, timeout_s=1.0, wait_s=90.0)
-
-    def outage():
-        if how == "crash":
-            locked_node.crash()
-        else:
-            locked_node.signal(signal.SIGSTOP)
-            time.sleep(4)  # two attempts of 1 s each and their pause, and then it counts as away
-            locked_node.signal(signal.SIGCONT)
-
-    assert asked_throughout(tool, outage) >= 80
-    err = capsys.readouterr().err
-    assert "does not answer" in err
-    assert "answers again after" in err
 
 
 def test_a_locked_server_opens_to_secrets_that_nothing_else_ever_shows(

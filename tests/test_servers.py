@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -130,14 +129,6 @@ def test_a_servers_answer_is_shortened_to_one_line_without_secrets():
     assert short_reason(ValueError()) == "ValueError"
 
 
-def test_a_server_that_is_well_is_asked_once_and_nothing_is_printed(serve, capsys):
-    server, oracle = serve(), patient()
-    assert oracle.ask(lambda: get(server.server_port, "/a")) == "/a"
-    assert asyncio.run(oracle.ask_async(lambda: get_async(server.server_port, "/b"))) == "/b"
-    assert len(server.asked_s) == 2
-    assert capsys.readouterr().err == ""
-
-
 def test_a_fault_that_passes_within_the_retries_is_not_worth_a_line(serve, capsys):
     server = serve()
     server.replies = [(503, {})] * 2
@@ -174,11 +165,6 @@ def test_a_retry_after_is_seconds_or_a_date_and_a_minute_at_most(header, wanted)
     assert Unavailable("busy", header).retry_after_s == wanted
 
 
-def test_a_retry_after_may_be_a_date_in_the_near_future():
-    header = formatdate(time.time() + 20, usegmt=True)  # in whole seconds, rounded down
-    assert 18 < Unavailable("busy", header).retry_after_s <= 20
-
-
 def test_pauses_double_up_to_eight_seconds_and_never_fall_below_the_servers_wish():
     for failures, most in ((1, 0.25), (2, 0.5), (5, 4), (6, 8), (5000, 8)):
         pauses = [pause_s(failures, Unavailable("busy")) for _ in range(200)]
@@ -202,20 +188,6 @@ def test_an_outage_is_printed_once_when_it_begins_and_once_when_it_ends(serve, c
     )
     # 1.5 s and up to 2 s to the next attempt
     assert re.fullmatch(r"turnrl: the oracle answers again after [1-4] s; the run continues", came)
-
-
-def test_the_line_of_an_outage_names_the_setting_that_says_how_long_is_waited(capsys):
-    port, oracle = closed_port(), patient(0.3, setting="patience_s")
-    with pytest.raises(EngineError, match=r"turnrl waited 0\.3 s for it"):
-        oracle.ask(lambda: get(port, "/1"))
-    assert "the run waits for it, 0.3 s at most (patience_s)\n" in capsys.readouterr().err
-
-
-def test_an_outage_shorter_than_quiet_s_is_not_worth_a_line(serve, capsys):
-    server = serve()
-    server.replies = [(503, {})] * 3
-    assert patient(quiet_s=5.0).ask(lambda: get(server.server_port)) == "/"
-    assert capsys.readouterr().err == ""
 
 
 def test_while_a_server_is_down_only_one_request_at_a_time_is_sent(serve):
@@ -283,14 +255,6 @@ def test_a_server_that_answers_others_is_not_away(serve):
             time.sleep(0.02)
         slow.result()
     assert 1 <= time.monotonic() - began < 6  # its own pauses grow meanwhile
-
-
-def test_an_error_that_stays_ends_the_request_at_once(serve):
-    server = serve()
-    server.replies = [(404, {})]
-    with pytest.raises(RecipeError, match="status 404"):
-        patient().ask(lambda: get(server.server_port))
-    assert len(server.asked_s) == 1
 
 
 def test_a_cancelled_task_stops_to_wait_at_once():

@@ -3,7 +3,6 @@
 settings VLLM, the settings; the engine itself is `turnrl_servers.ServerEngine`
 server   how vLLM's server is asked
 supply   a server that the run starts, lets sleep and ends
-started  its process
 keeper   the process that ends it with the run
 """
 

@@ -60,32 +60,25 @@ class VLLM(ServerSettings):
 
     def __post_init__(self) -> None:
         if (self.url is None) == (self.python is None):
-            how_many = "both url and python" if self.url is not None else "neither url nor python"
             raise RecipeError(
-                f"VLLM has {how_many}. Give the url of a server that runs, or the python of an "
-                "environment with vLLM, and the run starts one."
+                f"model.engine.url is {self.url!r}, and model.engine.python is {self.python!r}. "
+                "Give the url of a server that runs, or the python of an environment with vLLM, "
+                "and the run starts one."
             )
-        if self.arguments and self.python is None:
-            raise RecipeError(
-                "model.engine.arguments are for a server that the run starts, and model.engine.url "
-                "gives one. Start that one with them, or give python."
-            )
+        needless = ("base",) if self.python else ("arguments", "sleeps")
+        for name in needless:
+            if value := getattr(self, name):
+                other = "url" if self.python else "python"
+                raise RecipeError(
+                    f"model.engine.{name} is {value!r}, which goes with model.engine.{other}. "
+                    "Leave it out."
+                )
         for argument in self.arguments:
             if re.match(r"--\S+\s", argument):
                 raise RecipeError(
                     f"model.engine.arguments has {argument!r}. Write an option and its value as "
                     f"two items: {', '.join(map(repr, argument.split(maxsplit=1)))}."
                 )
-        if self.base is not None and self.url is None:
-            raise RecipeError(
-                "model.engine.base names what a given server serves, and the run starts one here. "
-                "Leave it out."
-            )
-        if self.sleeps and self.python is None:
-            raise RecipeError(
-                "model.engine.sleeps is for a server that the run starts, and others may use the "
-                "ones in model.engine.url. Leave it out."
-            )
         at_least(0, "model.engine.", self, "start_timeout_s", optional=False)
         super().__post_init__()
 
@@ -107,7 +100,7 @@ class VLLM(ServerSettings):
         rehearsal's small base."""
         if self.python is None:
             return super().for_rehearsal()
-        from turnrl_vllm.started import check_python
+        from turnrl_vllm.supply import check_python
 
         check_python(self.python)
         return self
