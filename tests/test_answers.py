@@ -46,6 +46,7 @@ from turnrl import (
     usable_answers,
 )
 from turnrl.cli import main
+from turnrl.data.rows import native, written
 from turnrl.plugins import load_plugins
 from turnrl.recipe.moved import renamed
 from turnrl.scoring import Tally, curves, group_tallies
@@ -105,7 +106,7 @@ def naive_number(text):
         return None
 
 
-def written(draw, value):
+def written_in_words(draw, value):
     """A number, written in one of the common ways."""
     sign, size = ("-" if value < 0 else ""), abs(value)
     ways = [f"{sign}{size:.2f}", f"{sign}${size:,.2f}", f"{sign}{size:.2f}%", f"{sign}{size:e}"]
@@ -131,7 +132,7 @@ def test_numbers_compare_as_a_naive_reading_compares_them():
     values = [0, 5, -5, 15, 1.5, 0.5, 1000, 1000.5, 12345, -1234567, 0.25, 12]
     for _ in range(PAIRS):
         left, right = (
-            draw.choice(ODD) if draw.random() < 0.1 else written(draw, draw.choice(values))
+            draw.choice(ODD) if draw.random() < 0.1 else written_in_words(draw, draw.choice(values))
             for _ in range(2)
         )
         first, second = naive_number(left), naive_number(right)
@@ -143,159 +144,28 @@ def test_numbers_compare_as_a_naive_reading_compares_them():
     assert all(PAIRS / 50 < count < PAIRS / 2 for count in hits.values())
 
 
-BOUNDS = ["more than 5", "at least 5", "5 at most", "5 or more", "5+", "5+ people", "up to 5"]
-BOUNDS += ["x >= 5", "x <= 5", "<=5", r"x \geq 5", "less than or equal to 5", "over 5", "exceeds 5"]
-BOUNDS += ["no fewer than 5", "as many as 5", "[5, ∞)", "(-∞, 5]", r"[5, \infty)", "other than 5"]
-BOUNDS += ["not 5", "isn't 5", "It is not equal to 5", "not -5", "not $5", "never 5", "cannot be 5"]
-BOUNDS += ["not: 5", r"not \boxed{5}", "**not** 5", "x != 5", r"\neq 5", "¬5", "5 is wrong"]
-BOUNDS += ["5 is not the answer", "5 (incorrect)", "5 isn't right", "instead of 5", r"x \not= 5"]
-BOUNDS += ["a minimum of 5", "upwards of 5", "in excess of 5", "at the very least 5", "5 maximum"]
-BOUNDS += ["5 at the most", "5 onwards", "5 plus", "5 +", "≧ 5", "⩽ 5", "≯ 5", "&gt; 5", "＞５"]
+NUMBERS = {
+    5: "5; 5.; $5; US$5; ５; 5 kg; $5/day; x = 5; f(2) = 5; 2 + 3 = 5; (5); The answer is 5.",
+    1000: r"1,000; 1{,}000; 1e3; 1000 apples; **Answer:** 1000.; \boxed{\text{So: }1000}",
+    -5: r"-5; - 5; x = - 5; minus 5; −5; $-5$; -\boxed{5}; **-5**; I think it's -5",
+    HALF: r"1/2; .5; 50e-2; \frac{1}{2}; \boxed{\dfrac{1}{2}}; 0.5, that is 1/2; 0.5%",
+    42: r"42 - for sure; I think 42, so 42.0; B52: 42; 42\%",
+    None: r"five; nan; 1/0; 42 or 43; 10-4; 3–5; 1 000; 2 1/2; 2½; 10³; 5 m²; 5 + 5; 5*5; 5 × 5; "
+    r"2**3; 2^3; 10^{3}; -(5); 2(2); |-5|; 5!; x - 5; 8 = 5 + 3; \sqrt{2}; 2\sqrt{3}; 5 \pi; "
+    r"\frac{1}{x}; sqrt(2); log(8); half of 10; 5 million; 2x; 18 x; 18π; 5th; $5M; 1010₂; "
+    "COVID-19; 5/12/2020; 10:30; 1.2.3; 1,5; > 5; x >= 5; ≧ 5; 5+; at least 5; 5 or more; up to 5; "
+    r"max 5; minimum: 5; lower bound 5; nearly 5; not 5; isn't 5; not \boxed{5}; x != 5; \neq 5; "
+    f"no 5; 5? No; 5 is wrong; [5, ∞); 1e999999999; {'9' * 9999}",
+}
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        *(("1,000", 1000), ("1000", 1000), ("1\N{NO-BREAK SPACE}000", 1000), ("50%", 50)),
-        *(("$5", 5), ("-$1,234.50", Fraction("-1234.5")), ("$-3", -3), ("\N{MINUS SIGN}5", -5)),
-        *(
-            ("1/2", Fraction(1, 2)),
-            (".5", Fraction(1, 2)),
-            ("1.5e3", 1500),
-            ("5e-3", Fraction(1, 200)),
-        ),
-        *(("1.5 × 10^3", 1500), (r"1.5 \times 10^{3}", 1500), (r"$\boxed{42}$", 42)),
-        *(("(5)", 5), ("18 dollars", 18), ("$18/day", 18), ("x=42", 42), ("minus 5", -5)),
-        *(("42, that is 42.0", 42), ("20 °C", 20), ("The answer is 42.", 42)),
-        *(("US$5", 5), ("**-5**", -5), ("**Answer:** 5.", 5), ("f(2) = 5", 5), ("x^2 = 4", 4)),
-        *(
-            ("－５", -5),
-            ("the maximum is 5", 5),
-            ("minimum: 5", 5),
-            ("5 min", 5),
-            ("a total of 5", 5),
-        ),
-        *(("- 5", -5), ("x = - 5", -5), ("I think it's -5", -5), ("42 - for sure", 42)),
-        *(("5 m²", 5), (r"5\text{ cm}", 5), (r"5\,\mathrm{cm}^2", 5), (r"20^\circ", 20)),
-        *((r"\boxed{\text{Answer: }5}", 5), (r"-\boxed{5}", -5), (r"\$5", 5), (r"50\%", 50)),
-        *((r"1{,}000", 1000), (r"1,\!000", 1000), (r"1\,000", 1000), ("1'000", 1000)),
-        *(("5kg", 5), ("18km", 18), ("$5kg$", 5), ("On day 5, 5kg", 5), ("18 cm$^2$", 18)),
-        # fractions, mixed numbers, powers of ten
-        *((r"\frac{1}{2}", HALF), (r"\boxed{\frac{3}{4}}", HALF * 3 / 2), (r"$\frac12$", HALF)),
-        *((r"-\dfrac{1}{2}", -HALF), (r"\frac{-1}{2}", -HALF), (r"$-2\tfrac{1}{2}$", -5 * HALF)),
-        *(("2 1/2 cups", 5 * HALF), ("2½", 5 * HALF), ("½", HALF), (r"It is \frac{1}{2}", HALF)),
-        *(("10^{-3}", Fraction(1, 1000)), ("10³", 1000), ("10**3", 1000), ("10^2 = 100", 100)),
-        *(("6.02×10²³", 602 * 10**21), (r"6.02\cdot10^{23}", 602 * 10**21), ("10^(-1)", HALF / 5)),
-        # what is more than a number
-        *((r"\log_{2}{8}", None), (r"\log_2 8", None), ("log_2 8", None), ("ln 5", None)),
-        *((r"\sqrt{2}", None), (r"2\sqrt{3}", None), (r"\sqrt[3]{8}", None), (r"5 \pi", None)),
-        *((r"\frac{1}{x}", None), (r"\frac{\sqrt{3}}{2}", None), (r"\frac{1}{2}+3", None)),
-        *((r"\frac{1}{0}", None), (r"0.\overline{3}", None), (r"5 \pm 1", None), ("2^{10}", None)),
-        *(("5 + 3 = 8", None), ("5 + 5", None), ("10 - 10", None), ("5*5", None), ("5 × 5", None)),
-        *(("5 plus 5", None), ("3 / 5 / 5", None), ("2x + 3", None), ("x - 5", None)),
-        *(("5 + 3i", None), ("-(5)", None), ("2(2)", None), ("|-5|", None)),
-        *(("5!", None), ("> 5", None), ("half of 10", None), ("5 and a half", None)),
-        *(("10^{3.5}", None), ("max(3, 5)", None), ("$5M", None), ("5 10/2", None)),
-        *(("In 3 cities 5 million", None), ("On day 3, 5k", None), ("Total - 5", None)),
-        *(("$x$ - 5", None), ("- 5\n- 6", None), ("Answer:\n- 5", None), ("The answer is - 5", -5)),
-        # two candidates, or none
-        *(("42 or 43", None), ("10-4", None), ("3\N{EN DASH}5", None), ("1 00", None)),
-        *(("five", None), ("nan", None), ("-inf", None), ("", None), ("1/0", None)),
-        # digits that are parts of something else
-        *(("2x", None), ("B52", None), ("COVID-19", None), ("5th", None), ("2^3", None)),
-        *(("18 x", None), ("3 fourths", None), ("one less than 18", None), ("18xy", None)),
-        *(("5kg(2)", None), ("$5m", None)),
-        # bounds and denials
-        *((text, None) for text in BOUNDS),
-        *(("It adds up to 42", 42), ("I'm not sure, but 5", 5), ("5 apples and more", 5)),
-        *(("It isn't hard: 5", 5), ("The value is exactly 5", 5), ("=> 5", 5), ("5 is prime", 5)),
-        # spaces between thousands
-        *(("1 000 000", 10**6), ("-1 000 000.5", Fraction(-2000001, 2)), ("1 000", 1000)),
-        *(("12 345 €", 12345), ("It is 5 000 people", 5000), ("On day 5 200 came", None)),
-        *(("1e400", 10**400), ("10^{400}", 10**400), ("1e-400", Fraction(1, 10**400))),
-        *(("sqrt(2)", None), ("√2", None), ("f(-5)", None), ("5/12/2020", None), ("10:30", None)),
-        *(("1.2.3", None), ("1,5", None), ("2 thousand", None), ("5 million", None)),
-        # would take for ever
-        *(("1e999999999", None), ("1e-999999999", None), ("9" * 9999, None)),
-    ],
-)
-def test_a_number_is_read_as_people_write_it(text, number):
-    started = time.perf_counter()
-    assert Number().read(text) == number
-    assert time.perf_counter() - started < 1
+@pytest.mark.parametrize(("number", "texts"), NUMBERS.items())
+def test_a_number_is_the_one_of_its_text_and_nothing_that_changes_it(number, texts):
+    read = {text: Number().read(text) for text in texts.split("; ")}
+    assert read == dict.fromkeys(read, number)
 
 
-def whole(n):
-    return [f"{n}", f"{n:,}", f"{n:,}".replace(",", "{,}"), f"{n:,}".replace(",", r"\,"), f"{n}."]
-
-
-def superscript(n):
-    return str(n).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
-
-
-def renderings(sign, top, below, decimals, power):
-    """Ways to write four numbers, with their values."""
-    share, long = Fraction(top % below, below), Fraction(top, 10**decimals)
-    point = f"{top // 10**decimals:,}.{top % 10**decimals:0{decimals}d}" if decimals else f"{top:,}"
-    ways = [(text, Fraction(top)) for text in whole(top)] + [(point, long)]
-    ways += [(point.replace(",", ""), long), (point.replace(",", "\u202f"), long)]
-    ways += [(text.format(top, below), Fraction(top, below)) for text in FRACTIONS]
-    if share and top > below:
-        mixed = (top // below, top % below, below)
-        ways += [(text.format(*mixed), Fraction(top, below)) for text in MIXED]
-    plain, tens = point.replace(",", ""), Fraction(10) ** power
-    ways += [(text.format(plain, power), long * tens) for text in POWERS]
-    ways += [(f"{plain} × 10{superscript(power)}", long * tens)]
-    ways += [(text.format(power), tens) for text in ("10^{{{}}}", "10^{}", "$10^{{{}}}$")]
-    ways += [(f"10{superscript(power)}", tens)]
-    return [
-        (f"{mark}{text}", -value if sign else value) for text, value in ways for mark in SIGNS[sign]
-    ]
-
-
-FRACTIONS = (
-    r"\frac{{{}}}{{{}}}", r"\dfrac{{{}}}{{{}}}", r"\frac{{ {} }} {{ {} }}", "{}/{}", "{} / {}",
-)  # fmt: skip
-MIXED = (r"{}\frac{{{}}}{{{}}}", r"{} \tfrac{{{}}}{{{}}}", "{} {}/{}", "{} {}⁄{}")
-POWERS = (
-    "{}e{}", "{}E{}", "{} × 10^{}", r"{}\times10^{{{}}}", r"{} \cdot 10^{{{}}}", "{} * 10**{}",
-    "{}x10^({})",
-)  # fmt: skip
-SIGNS = {False: ("", "+"), True: ("-", "\N{MINUS SIGN}", "- ", "minus ", "negative ")}
-AROUND = (
-    "{}", " {} ", "${}$", "The answer is {}.", "**{}**", r"\boxed{{{}}}", "x = {}", r"\( {} \)",
-    "{} apples", r"{}\text{{ cm}}", r"{}\%", "<answer>{}</answer>", "{}°", "({})",
-)  # fmt: skip
-MORE = (
-    r"\sqrt{{{}}}", r"\log_{{2}}{{{}}}", r"\log_2 {}", "log({})", "{} + 7", "{} - 7", "7 - {}",
-    "{} × 7", "7*3*{}", "{}^x", r"{} \pi", r"\frac{{{}}}{{x}}", r"\frac{{x}}{{{}}}",
-    "7 {} million", "{} + x", "x + {}", "({})({})", "> {}", "{} + {}", "{} - {}", "{} * {}",
-    r"\sin {}", "{}x + 2", r"{}\sqrt{{2}}", "{} ± 0.1", "{}–{}",
-)  # fmt: skip
-
-
-@st.composite
-def numbers_as_written(draw, signs=(False, True)):
-    """A number in some notation, with its value."""
-    top, below = draw(st.integers(1, 10**7)), draw(st.integers(2, 2000))
-    decimals, power = draw(st.integers(0, 4)), draw(st.integers(-20, 20))
-    sign = draw(st.sampled_from(signs))
-    return draw(st.sampled_from(renderings(sign, top, below, decimals, power)))
-
-
-@given(numbers_as_written(), st.sampled_from(AROUND))
-def test_numbers_are_read_in_any_notation(written, around):
-    text, value = written
-    assert Number().read(around.format(text)) == value
-
-
-@given(numbers_as_written([False]), st.sampled_from(MORE), st.sampled_from(AROUND))
-def test_a_number_inside_an_expression_is_not_read_as_the_answer(written, more, around):
-    number = written[0].strip("+.")
-    assert Number().read(around.format(more.format(number, number))) is None
-
-
-@given(st.text(alphabet="0123456789.,-+eE/^x() %$\n*\\{}frac²½×", max_size=40), st.floats(0, 2))
+@given(st.text(alphabet="0123456789.,-+eE/^x() %$\n*\\{}frac²½×=", max_size=40), st.floats(0, 2))
 def test_any_text_reads_as_a_number_or_none(text, tolerance):
     rule = Number(tolerance, tolerance)
     assert rule.same(text, text) == (rule.read(text) is not None)
@@ -352,32 +222,29 @@ def test_choices_compare_as_a_naive_reading_compares_them():
     assert PAIRS / 50 < hits < PAIRS / 2
 
 
-@pytest.mark.parametrize(("text", "option"), [
-    *(("A", "A"), ("a", "A"), ("(A)", "A"), ("A.", "A"), ("A) Paris", "A"), ("[b]", "B")),
-    *(("Answer: B", "B"), ("So the answer is D", "D"), ("Final answer: C. Rome", "C")),
-    *((r"\boxed{\text{B}}", "B"), ("B - Paris", "B"), ("2", "2"), ("3) x", "3")),
-    *(("B) f(x) = 2", "B"), ("B) point (2)", "B")),
-    *(("A dog", None), ("The answer is a dog", None), ("e.g. Paris", None), ("U.S.", None)),
-    *(("A or B", None), ("A) Paris B) Rome", None), ("a) x (b) y", None), ("A, C", None)),
-    *(("A. Paris\nB. Rome", None), ("A: x, B: y", None), ("1. one 2. two", None)),
-    *(("[A] x [B] y", None), ("A - x\nC - y", None), ("A. x; B. y; C. z", None)),
-    *(("**A.** Paris\n**B.** Rome", None), ("A.\nB.\nC.", None), ("1. one\n3. three", None)),
-    *(("Answer: A. Paris B. Rome", None), ("B. Rome A. Paris", None)),
-    *(("A. Paris is wrong, so B", None), ("A. Paris. The correct answer is (C).", None)),
-    *(("not A but B", None), ("A) or B)", None)),
-    *(("The answer is (B)", "B"), ("**B**", "B"), ("Option B", "B"), ("B.\nIt is.", "B")),
-    *(("C. George W. Bush", "C"), ("A. Vitamin C.", "A"), ("C. Both A and B", "C")),
-    *(("D. None of A, B or C", "D"), ("A. I. Newton", "A"), ("2. 3.5 kg", "2"), ("1. 2", "1")),
-    *(("B. Rome, so I would say B", "B"), ("B. Rome\nB. Rome", "B"), ("A. B", "A")),
-    *(("Paris", None), ("", None), ("1.5", None), ("AB", None)),
-    # options that the text rejects
-    *(("B, because A is wrong", "B"), ("B because (A) is wrong", "B"), ("B, not A", "B")),
-    *(("B, since A and C are wrong", "B"), ("2, because 1 is false", "2"), ("B (not A)", "B")),
-    *(("**B**, as A isn't right", "B"), ("B rather than A", "B"), ("B; A is incorrect", "B")),
-    *(("(B) is wrong", None), ("B is wrong", None), ("Not B", None), ("A as well as B", None)),
-])  # fmt: skip
-def test_an_option_is_read_as_people_write_it(text, option):
-    assert Choice().read(text) == option
+OPTIONS = {
+    "A": ["A", "a", "(A)", "A.", "A) Paris", "A. I. Newton", "A. Vitamin C.", "A. B"],
+    "B": ["[b]", "Answer: B", r"\boxed{\text{B}}", "B - Paris", "B) f(x) = 2", "The answer is (B)"],
+    "C": ["Final answer: C. Rome", "C (Paris)", "It is C.", "I choose C", "C!", "\uff23", "**C**"],
+    "D": ["D. George W. Bush", "D.\nIt is.", "D. Rome, so I would say D", "Option D"],
+    "2": ["2", "2) x", "2. 3.5 kg"],
+    None: ["A dog", "The answer is a dog", "e.g. Paris", "U.S.", "Paris", "", "1.5", "A or B"],
+    "": ["A) Paris B) Rome", "A, C", "A. Paris\nB. Rome", "A: x, B: y", "1. one 2. two", "AB"],
+    " ": ["A - x\nC - y", "**A.** Paris\n**B.** Rome", "A. Rome, so B", "A. x. The answer is (C)."],
+    "  ": [
+        "not A but B",
+        "(B) is wrong",
+        "B, because A is wrong",
+        "B isn't right",
+        "A as well as B",
+    ],
+}
+
+
+@pytest.mark.parametrize(("option", "texts"), OPTIONS.items())
+def test_an_option_is_read_as_people_write_it(option, texts):
+    option = (option or "").strip() or None
+    assert {text: Choice().read(text) for text in texts} == dict.fromkeys(texts, option)
 
 
 @pytest.mark.parametrize(
@@ -410,7 +277,7 @@ def test_an_answer_of_any_length_is_read_in_time(part):
     for rule in (Number(), Choice()):
         rule.read(text)
     assert not Number().occurs_in(text, "7")
-    assert time.process_time() - started < 2
+    assert time.process_time() - started < 1  # .2 s each on an idle core
 
 
 @pytest.mark.parametrize(("given_answer", "accepted", "right"), [
@@ -658,7 +525,7 @@ class Bare(AnswerRule):
         (Question("q", "Known to nobody?"), "anything", False),
         (asking("The", text="Which?"), "The end.", False),  # says nothing by its rule
         (asking("five", rule=Number(), text="Which?"), "five, 5", False),
-        (asking("1000", rule=Number(), text="Which?"), "1 000 people", True),
+        (asking("1000", rule=Number(), text="Which?"), "1,000 people", True),
         (Question("q", "Which?", ("((", "z"), rule=Bare()), "z", True),
         (Question("q", "Which?", ("((",), rule=Bare()), "z", False),
         (asking("Sa\u0303o Tome\u0301", text="Which?"), "S\u00e3o Tom\u00e9 is an island.", True),
@@ -747,6 +614,11 @@ def test_lists_in_the_cells_of_a_csv_file_are_read_as_lists(tmp_path):
     assert questions[0].metadata == {"supporting_ids": ["p1", "p2"], "note": "[sic]"}
 
 
+def test_numbers_of_single_precision_are_read_as_they_were_written():
+    assert written(numpy.float32(0.1), "answer", "row 1") == "0.1"
+    assert native(numpy.array([0.1, 2], "float32")) == [0.1, 2.0]
+
+
 # ------------------------------------------------------------------------------- whole runs
 
 
@@ -810,20 +682,3 @@ def test_a_mistake_in_the_rule_is_reported_at_the_start(recipe, capsys, setting,
     message = fails(capsys, ["fit", "recipe.yaml"])
     for word in words:
         assert word in message
-
-
-@pytest.mark.parametrize(
-    ("text", "wanted"),
-    [
-        *(
-            (number, None)
-            for number in ("18 pi", "2 + pi", "2 - π", "2/pi", "18π", "1010₂", "18 crore")
-        ),
-        *(
-            (number, 12)
-            for number in (r"12 \blacksquare", r"12 \ldots", r"12 \square", "12 pizza", "12 pie")
-        ),
-    ],
-)
-def test_text_after_a_number_makes_it_unreadable_or_is_ignored(text, wanted):
-    assert Number().read(text) == wanted

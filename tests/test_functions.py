@@ -979,6 +979,13 @@ def test_a_batch_leaves_out_results_that_were_never_read():
     assert [message["role"] for message in seen[0]] == ["assistant", "assistant"]
 
 
+def test_none_and_nan_of_a_batch_reward_pay_nothing_as_in_trl():
+    def applies_nowhere(completions: Any) -> Any:
+        return [None, np.float32("nan")]
+
+    assert score_group(GROUP, [applies_nowhere]).outcome.tolist() == [0.0, 0.0]
+
+
 def test_a_batch_reward_gets_the_arguments_that_trl_passes():
     seen: dict[str, Any] = {}
 

@@ -136,8 +136,8 @@ class FunctionReward(Reward):
                 f"{self} returned {len(returned)} numbers for {len(trajectories)} completions. "
                 "Return one for each of them."
             )
-        # None means that the function does not apply to a completion; TRL leaves it out of its sum
-        paid = [0.0 if score is None else self._number(score) for score in returned]
+        # None or NaN: the function does not apply to a completion; TRL leaves it out of its sum
+        paid = [self._number(score) if _applies(score) else 0.0 for score in returned]
         means = {name: fmean(values) for name, values in logs.metrics.items()}
         return paid, Notes(means, logs.columns)
 
@@ -202,6 +202,13 @@ class FunctionReward(Reward):
         columns = self._columns([trajectory.question for trajectory in trajectories], of_trl)
         own = {name: v for name, v in of_trl.items() if name in self._needs or self._open}
         return {**columns, **own}
+
+
+def _applies(score: Any) -> bool:
+    """False for None and NaN."""
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        return not math.isnan(score)
+    return score is not None
 
 
 class _Logs:

@@ -42,6 +42,8 @@ def native(value: Any) -> object:
     if hasattr(value, "tolist"):  # of numpy, torch, pandas
         if getattr(value, "dtype", None) == "datetime64[ns]":  # else its list has numbers
             value = value.astype("datetime64[us]")
+        if getattr(value, "dtype", None) in ("float16", "float32"):
+            value = value.astype(str).astype(float)  # .1 as it was written, not .10000000149
         value = value.tolist()
     return list(value) if isinstance(value, tuple) else value
 

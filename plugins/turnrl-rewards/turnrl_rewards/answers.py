@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
-from unicodedata import category
+from unicodedata import category, normalize
 
 from turnrl import AnswerRule, Phrase, PluginError, Question, RecipeError, at_least, named
 
@@ -56,12 +56,11 @@ class _Kind(AnswerRule):
 class Number(_Kind):
     r"""Numbers: |given - accepted| <= max(tolerance, relative x |accepted|), computed exactly.
 
-    An answer may have words around its number: `$1,000`, `1000 dollars`, `-5`, `1.5e3`, `10^{3}`,
-    `2 1/2`, `\frac{1}{2}`, `50%` (which is 50). Two different numbers are a list of candidates, not
-    an answer. Computations are not answers either (`5 + 3 = 8`, `\sqrt{2}`, `2^5`, `5 million`,
-    `2x`), because any part of a computation would be a wrong number. Nor are bounds and denials
-    (`> 5`, `at least 5`, `not 5`). Digits in words (`B52`), dates and times are ignored. Number
-    words, NaN and infinity are not numbers.
+    An answer is the one number of its text, whatever words stand around it: `$1,000`, `-5`,
+    `1000 apples`, `1.5e3`, `\frac{1}{2}`, `50%` (which is 50). Of `5 + 3 = 8` it is the right side.
+    A text has no number if it has two different ones, an operator, a root or a power beside them
+    (`2^5`), letters that follow a number (`2x`), or a word that denies, bounds or scales it (`not
+    5`, `at least 5`, `max 5`, `5 million`). For powers, roots and mixed numbers take `Math`.
 
     Args:
         tolerance: The largest difference between two equal numbers.
@@ -86,8 +85,9 @@ class Number(_Kind):
                 raise RecipeError(f"Number.{name} is {value}; it must be finite")
 
     def read(self, text: str) -> Fraction | None:
-        read = {*_numbers_in(text)}
-        return read.pop() if len(read) == 1 else None
+        from turnrl_rewards.numbers import read_number
+
+        return read_number(text)
 
     def same(self, given: str, accepted: str) -> bool:
         return self._near(self.read(given), self.read(accepted))
@@ -108,50 +108,34 @@ class Number(_Kind):
 
 
 @functools.lru_cache(maxsize=16)
-def _numbers_in(text: str) -> tuple[Fraction | None, ...]:
+def _numbers_in(text: str) -> frozenset[Fraction]:
     """The numbers of a text that is searched for several answers, by several rewards."""
-    from turnrl_rewards.numbers import numbers
+    from turnrl_rewards.numbers import numbers_in
 
-    return tuple(numbers(text))
+    return frozenset(numbers_in(text))
 
 
 _LEAD = (
-    r"(?i)(?:(?:so|therefore|thus|hence),?\s+)?(?:the\s+|my\s+)?"
-    r"(?:(?:correct|right|best|final)\s+)*(?:answer|option|choice)\b\s*(?:is\b\s*|[:=]\s*)*"
-    r"(?:option\s+|choice\s+)?"
+    r"(?i)\A(?:so|therefore|thus|hence)?,?\s*(?:i\s(?:would\s)?(?:choose|pick|say)\s|it\sis\s)?"
+    r"(?:the\s+|my\s+)?(?:(?:correct|right|best|final)\s+)*(?:(?:answer|option|choice)\b\s*)?"
+    r"(?:is\b\s*|[:=]\s*)*(?:option\s+|choice\s+)?"
 )
 _OPTION = (
-    r"(?s)([A-Za-z]|[0-9]{1,2})(?:\s*[)\]]|\s*[.:](?=\s|$)|\s+[-–—](?=\s)|[\s,;.()]*$"
-    r"|\s*,?\s+(?=(?i:because|since|as(?!\swell))\b))(.*)"
+    r"(?s)[(\[]?([A-Za-z]|[0-9]{1,2})(?:[)\]][.:!]?|[.:!](?=\s|\Z)|\s[-–—](?=\s)|\s(?=\()|\Z)(.*)"
 )
-_NAME = r"[(\[]?(?:[A-Za-z]|[0-9]{1,2})\b[)\]]?"
-_REFUTED = (
-    r"(?i:\b(?:not|neither|nor|never|rather\sthan|instead\sof|unlike)\s(?:(?:option|choice)\s)?)"
-    rf"{_NAME}|(?<![\w.])(?:{_NAME}[.:]?\s(?:is|was|seems)|{_NAME}(?:,\s|,?\sand\s){_NAME}\s"
-    r"(?:are|were))(?:\s(?:not|never|wrong|incorrect|false|impossible|ruled\sout)|n['’]t)\b"
+_DENIED = (
+    r"(?i)\b(?:not|no|never|neither|nor|rather|instead|unlike|wrong|incorrect|false)\b|n['’]t\b"
 )
-"""An option that the text says is not the answer."""
-_MARK = r"[.:](?=\s|$)|\s[-–—](?=\s)"
-_CONCLUSION = (
-    r"(?i:\b(?:so|thus|therefore|hence|but|instead|rather|answer|option|choice|choose|pick)\b)"
-    r"[\s,:]{{0,2}}(?i:(?:it|that|the|correct|right|answer|option|is)\s){{0,5}}"
-    r"[(\[]?(?P<name>{kind})(?=[)\].,;:!]|\sis\b|$)"
-)
-"""A conclusion that names an option."""
-
-_KINDS = ("[A-Z]", "[a-z]", "[0-9]{1,2}")
-"""Ways to name options. A text uses the same way throughout."""
 
 
 @dataclass(frozen=True)
 class Choice(_Kind):
-    """The letter of an option, or its number: `B`, `b`, `(B)`, `B.`, `B) Paris`, `Answer: B` and
-    `The correct answer is B` are the same.
+    """The letter of an option, or its number: `B`, `b`, `(B)`, `B.`, `B) Paris`, `B (Paris)`,
+    `Answer: B` and `The correct answer is B` are the same.
 
-    The option's text alone does not count. Neither does an article (`A dog`), nor a text that names
-    several options: `A or B`, a list (`A. Paris B. Rome`, `1) one 2) two`), or a text that
-    concludes with another option (`A. Paris is wrong, so B`). An option that the text rejects is
-    not named: `B, because A is wrong` is B, and `(B) is wrong` is none.
+    The option comes first, and its text may follow. The text alone does not count, and neither does
+    an article (`A dog`). A text that denies something (`not B`, `B, because A is wrong`) or names
+    another option in the same way (`A or B`, `A. Paris B. Rome`) names none.
     """
 
     unreadable: ClassVar[str] = "an answer that is not the letter of an option"
@@ -161,11 +145,10 @@ class Choice(_Kind):
     )
 
     def read(self, text: str) -> str | None:
-        bare = re.sub(r"\\boxed\b|\\text\b|[*_{}$`\"']", " ", text)
+        bare = re.sub(r"\\boxed\b|\\text\b|[*_{}$`\"']", " ", normalize("NFKC", text))
         lines = "\n".join(" ".join(line.split()) for line in bare.splitlines()).strip()
-        lines = lines[lead.end() :] if (lead := re.match(_LEAD, lines)) else lines
-        match = re.fullmatch(_OPTION, re.sub(_REFUTED, "", lines).lstrip("([ "))
-        if match is None:
+        match = re.fullmatch(_OPTION, re.sub(_LEAD, "", lines, count=1))
+        if match is None or re.search(_DENIED, lines):
             return None
         name, rest = match.groups()
         return None if _names_another(name, rest) else name.upper()
@@ -174,19 +157,25 @@ class Choice(_Kind):
 def _names_another(name: str, text: str) -> bool:
     """True if the text after an option's name names another option in the same way.
 
-    A letter with a bracket names an option anywhere. A letter with a point, a colon or a dash names
-    one at the beginning of a line, or within a line if the two letters are neighbours:
-    `C. George W. Bush` names one option.
+    A letter with a bracket names an option anywhere. One with a point, a colon or a dash does at
+    the beginning of a line, or within a line if the two letters are neighbours: `C. George W. Bush`
+    names one option. One at the end of the text does after "so", "answer" and the like.
     """
-    kind = next(kind for kind in _KINDS if re.fullmatch(kind, name))
-    mark = rf"(?:^|[\s,;])[(\[]?(?P<name>{kind})(?:(?P<bracket>[)\]])|{_MARK})"
-    for option in re.finditer(mark, text):
-        begins_line = "\n" in text[option.start() : option.start("name")]
-        near = abs(_place(option["name"]) - _place(name)) == 1 and option.end() < len(text)
-        if option["name"] != name and (option["bracket"] or begins_line or near):
+    kind = next(kind for kind in ("[A-Z]", "[a-z]", "[0-9]{1,2}") if re.fullmatch(kind, name))
+    for other in re.finditer(
+        rf"(?:\A|(?<=[\s,;]))[(\[]?({kind})(?:([)\]])|([.:]|\s[-–—])?(?=\s|\Z))", text
+    ):
+        letter, bracket, mark = other.groups()
+        begins_line = text[: other.start()].rstrip(" ").endswith("\n")
+        near = abs(_place(letter) - _place(name)) == 1
+        ends = not text[other.end() :].strip()
+        if letter != name and (bracket or (mark and (begins_line or (near and not ends)))):
             return True
-    ends = re.search(_CONCLUSION.format(kind=kind), text)
-    return ends is not None and ends["name"] != name
+    end = re.search(
+        rf"(?i:\b(?:so|but|or|and|answer|option|choice)\b.{{0,20}})[\s(\[]({kind})[)\].!]*\Z",
+        text[-80:],
+    )
+    return end is not None and end[1] != name
 
 
 def _place(name: str) -> int:
