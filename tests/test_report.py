@@ -13,20 +13,17 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from dataclasses import InitVar, dataclass
 from pathlib import Path
 from subprocess import PIPE
 from types import SimpleNamespace
 
-import psutil
 import pytest
 import yaml
 from matplotlib.axes import Axes
 
 import trajectories
-from commands import fails
 from equations import Obscure, Raises
 from runs import data, make_module, trainer
 from trajectories import RULES
@@ -42,10 +39,10 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.commands.report import command
-from turnrl.commands.report import curves as curves_of_a_run
 from turnrl.commands.report.command import write as report
 from turnrl.runs.compare import compare, link, open_sides
 from turnrl.runs.load import differences, experiments, open_runs
+from turnrl.watch import curves as curves_of_a_run
 from turnrl.watch.curves import draw
 from turnrl.watch.recorder import rows, write
 from turnrl.why import Contrast, compares
@@ -276,23 +273,6 @@ def test_alarms_are_computed_for_a_run_without_the_callback(tmp_path):
     assert raised == {"tool use": 3, "groups": 3, "lengths": 6}
 
 
-def test_the_report_shows_turn_reward_pay_for_the_first_and_last_iteration(tmp_path):
-    folder = trajectories.run(tmp_path / "run")
-    report([folder], tmp_path / "out.html")
-    (shown,) = unpacked(tmp_path / "out.html")["runs"]
-    first, last = shown["earned"]
-    assert (first["iteration"], last["iteration"]) == (1, 3)
-    rows = [row for row in record.read(folder, split="train") if row["iteration"] == 3]
-    acted = [any(turn["calls"] for turn in row["turns"]) for row in rows]
-    assert (last["attempts"], last["acted"]) == (8, sum(acted))
-    totals = [{part["name"]: part["value"] for part in row["rewards"]} for row in rows]
-    for part in last["parts"]:
-        those = [earned[part["name"]] for earned, act in zip(totals, acted, strict=True) if act]
-        assert part["acted"] == pytest.approx(sum(those) / len(those))
-    assert {part["name"] for part in last["parts"]} == {"turn/paid", "turn/cost"}
-    assert last["verdict"].startswith("an attempt that calls loses 0.")
-
-
 def unpacked(file, block="summary"):
     """The data in a page."""
     (packed,) = re.findall(f'id="{block}">([^<]*)<', file.read_text())
@@ -435,18 +415,6 @@ class NeedsMore(AdvantageEstimator):
         return group.turn_rewards
 
 
-def test_an_estimator_that_fails_does_not_hide_the_credit_of_the_others(tmp_path, monkeypatch):
-    installed = {kind.__name__: kind for kind in (NeedsMore, Raises, Obscure, Merged)}
-    monkeypatch.setattr("turnrl.applied.installed", lambda hook: installed)
-    report([trajectories.run(tmp_path / "run")], tmp_path / "out.html")
-    credit = {entry["name"]: entry for entry in unpacked(tmp_path / "out.html", "d0")[0]["why"]}
-    assert "gamma" in credit["NeedsMore"]["missing"]
-    assert "Raises on a group of 4" in credit["Raises"]["missing"]
-    assert "ZeroDivisionError: nothing to divide by" in credit["Obscure"]["unexplained"]
-    assert credit["Obscure"]["advantages"]
-    assert credit["Merged"]["terms"]
-
-
 @pytest.mark.slow
 def test_a_report_is_rewritten_while_its_run_continues(tmp_path):
     folder = trajectories.run(tmp_path / "run")
@@ -499,50 +467,6 @@ def test_watch_waits_for_a_run_that_has_no_figures_yet(tmp_path, monkeypatch, ca
     printed = capsys.readouterr().out
     assert printed.count("waiting: atlas_react has nothing to show yet. Ctrl-C ends this.\n") == 1
     assert Path("out.html").is_file()
-
-
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [
-        ("atlas_reakt", "no record of a run at 'atlas_reakt'. Did you mean atlas_react?"),
-        ("notes", "no record of a run at 'notes'. The folder 'notes' holds no run."),
-    ],
-)
-def test_watch_does_not_wait_for_a_path_that_can_never_become_a_run(
-    tmp_path, monkeypatch, capsys, word, message
-):
-    monkeypatch.chdir(tmp_path)
-    Path("runs/atlas_react/version_0").mkdir(parents=True)
-    Path("notes").mkdir()
-    Path("notes/today.txt").touch()
-    assert message in fails(capsys, ["report", "--watch", word])
-    # a folder is never what its own name may have meant
-    nothing = "no record of a run at 'atlas_react'. The folder 'runs/atlas_react' holds no run."
-    assert nothing in fails(capsys, ["report", "atlas_react"])
-
-
-def test_rows_added_while_a_report_is_written_are_in_the_next(tmp_path, monkeypatch):
-    folder = trajectories.run(tmp_path / "run")
-    written = []
-
-    def slow(*arguments):
-        report(*arguments)
-        written.append(unpacked(tmp_path / "out.html")["reload_s"])
-        if len(written) == 1:
-            with (folder / "metrics.csv").open("a") as file:
-                file.write("4,0.5,0.6\n")
-
-    pauses = iter(range(3))
-
-    def sleep(seconds):
-        if next(pauses, None) is None:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "write", slow)
-    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=sleep, strftime=time.strftime))
-    main(["report", "--watch", str(folder), "-o", str(tmp_path / "out.html")])
-    # the last one, which stays as it is, when the watching ends
-    assert written == [10, 10, 0]
 
 
 def test_a_run_draws_its_curves(tiny_model, tmp_path):
@@ -802,18 +726,6 @@ def test_every_metric_is_drawn(tmp_path, open_page):
 
 
 @browser_only
-def test_turn_reward_pay_is_shown_in_a_table(tmp_path, open_page):
-    page = open_page([trajectories.run(tmp_path / "run")])
-    table = page.get_by_role("table", name="What turn rewards paid")
-    cells = table.locator("tbody tr").first.locator("td, th").all_inner_texts()
-    (shown,) = unpacked(tmp_path / "out.html")["runs"]
-    part = shown["earned"][0]["parts"][0]
-    assert cells[:3] == ["run", "1", part["name"]]
-    assert float(cells[3].replace("−", "-")) == pytest.approx(part["acted"], abs=0.01)
-    assert page.get_by_text("run, iteration 3: an attempt that calls loses").count() == 1
-
-
-@browser_only
 def test_alarms_are_listed_and_marked_where_they_began(tmp_path, open_page):
     (tmp_path / "run").mkdir()
     rows = Path(__file__).parent / "data" / "metrics" / "learning_rate_x30_0.csv"
@@ -825,25 +737,6 @@ def test_alarms_are_listed_and_marked_where_they_began(tmp_path, open_page):
     plot = page.get_by_role("img", name="tool execution by iteration")
     assert "Alarm from iteration 3 on." in plot.get_attribute("aria-label")
     assert "Alarm" not in page.get_by_role("img", name="exact match by").get_attribute("aria-label")
-    # the curve lies in the lower half, so what has its colour in the upper one is the mark
-    columns = plot.locator("canvas").evaluate(
-        """canvas => {
-            const [w, h] = [canvas.width, Math.floor(canvas.height * 0.45)];
-            const { data } = canvas.getContext("2d").getImageData(0, 0, w, h);
-            const high = [];
-            for (let x = 0; x < w; x++) {
-                let n = 0;
-                for (let y = 0; y < h; y++) {
-                    const i = 4 * (y * w + x);
-                    if (data[i + 3] > 60 && data[i + 2] > data[i] + 60) n++;
-                }
-                if (n > h / 5) high.push(x / w);
-            }
-            return high;
-        }"""
-    )
-    assert 1 <= len(columns) <= 4
-    assert max(columns) < 0.35  # iteration 3 of 40, beside the axis
 
 
 @browser_only
@@ -956,22 +849,6 @@ def test_the_list_counts_and_filters_attempts_by_kind_of_outcome(tmp_path, open_
 
 
 @browser_only
-def test_attempts_that_no_reward_judges_are_neither_right_nor_wrong(tmp_path, open_page):
-    folder = trajectories.run(tmp_path / "run", iterations=1)
-    replace_record(
-        folder, [{**row, "exact_match": None, "answers": []} for row in record.read(folder)]
-    )
-    page = open_page([folder], "#/list")
-    chips = {text.strip() for text in page.locator("ul.kinds li").all_inner_texts()}
-    assert chips == {"all 8", "ended by answer 8"}
-    assert {*page.locator("td[data-label=right]").all_inner_texts()} == {"-"}
-    page.locator("table.list tbody a").first.click()
-    page.wait_for_selector("section.turn")
-    assert page.get_by_text("not judged").count() >= 1
-    assert page.get_by_text("wrong").count() == 0
-
-
-@browser_only
 def test_identical_attempts_share_a_row(tmp_path, open_page):
     folder = trajectories.run(tmp_path / "run", iterations=1, groups=2, size=6)
     kept = record.read(folder)
@@ -1000,60 +877,6 @@ def test_identical_attempts_share_a_row(tmp_path, open_page):
 
 
 @browser_only
-def test_a_list_is_sorted_by_its_column_headings(tmp_path, open_page):
-    folder = trajectories.run(tmp_path / "run", iterations=2, groups=3)
-    page = open_page([folder], "#/list")
-    for name, order in (("total reward", "descending"), ("total reward", "ascending")):
-        page.get_by_role("columnheader", name=name).get_by_role("link").click()
-        page.wait_for_selector(f"th[aria-sort={order}]")
-        values = [float(v) for v in page.locator("td[data-label='total reward']").all_inner_texts()]
-        assert values == sorted(values, reverse=order == "descending")
-    for order, best in (("descending", max), ("ascending", min)):
-        page.get_by_role("columnheader", name="turns and their").get_by_role("link").click()
-        page.wait_for_selector(f"th[aria-sort={order}] a:has-text('turns')")
-        rows = page.locator("td[data-label^=turns]").all_inner_texts()
-        values = [best(float(text) for text in row.split()) for row in rows]
-        assert values == sorted(values, reverse=order == "descending")
-    # keys move in the list
-    page.keyboard.press("j")
-    page.keyboard.press("j")
-    rows = page.locator("table.list tbody th a")
-    second = "all => all.indexOf(document.activeElement)"
-    assert rows.evaluate_all(second) == 1
-    page.keyboard.press("k")
-    assert rows.evaluate_all(second) == 0
-
-
-@browser_only
-def test_going_back_restores_filter_position_and_theme(tmp_path, open_page):
-    folder = trajectories.run(tmp_path / "run", iterations=3, groups=20)
-    page = open_page([folder], "#/list?iteration=2", color_scheme="light")
-    row = page.locator("table.list tbody a").nth(40)
-    row.scroll_into_view_if_needed()
-    place = page.evaluate("scrollY")
-    assert place > 500
-    page.wait_for_function("y => history.state && history.state.y === y", arg=place)
-    address = row.get_attribute("href")
-    row.click()
-    page.wait_for_selector("section.turn")
-    assert page.evaluate("scrollY") == 0
-    page.go_back()
-    page.wait_for_selector("table.list")
-    page.wait_for_function("y => scrollY === y", arg=place)
-    assert "80 of 240" in page.inner_text("main")
-    assert page.evaluate("document.activeElement.getAttribute('href')") == address
-    row.click()
-    page.wait_for_selector("section.turn")
-    page.get_by_role("link", name="List", exact=True).click()
-    page.wait_for_function("location.hash === '#/list?iteration=2'")
-    page.keyboard.press("t")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-    page.reload()
-    page.wait_for_selector("table.list")
-    assert page.evaluate("document.documentElement.dataset.theme") == "dark"
-
-
-@browser_only
 def test_a_watched_page_reloads_itself_and_keeps_its_position(tmp_path, open_page):
     folder = trajectories.run(tmp_path / "run", iterations=3, groups=20)
     report([folder], tmp_path / "out.html", reload_s=2)
@@ -1066,12 +889,6 @@ def test_a_watched_page_reloads_itself_and_keeps_its_position(tmp_path, open_pag
     page.wait_for_function("() => document.title.includes('the second')", timeout=20_000)
     page.wait_for_function("() => scrollY === 700")
     assert page.evaluate("location.hash") == "#/list?iteration=2"
-    # not under the hands of who reads an attempt
-    report([folder], tmp_path / "out.html", reload_s=0.2)
-    reading = open_page(tmp_path / "out.html", "#/t/0/train/0/0/0")
-    reading.evaluate("window.same = true")
-    reading.wait_for_timeout(2500)
-    assert reading.evaluate("window.same") is True
 
 
 @browser_only
@@ -1120,7 +937,7 @@ def test_seeds_that_all_differ_by_the_same_amount_are_undecided(tmp_path, open_p
             (folder / "config.yaml").write_text(yaml.safe_dump(recipe))
             folders.append(folder)
     (comparison,) = compare(open_sides([str(folder) for folder in folders]))
-    assert comparison.verdict == "undecided"
+    assert comparison.figures["exact_match"].verdict == "undecided"
     report(folders, tmp_path / "out.html")
     verdict = open_page(tmp_path / "out.html").locator(".verdict").inner_text()
     assert "undecided, because all seeds differ by the same" in verdict
@@ -1209,63 +1026,6 @@ def test_a_turn_shows_its_thought_calls_and_results(tmp_path, open_page):
 
 
 @browser_only
-@pytest.mark.parametrize(("width", "most"), [(1280, 760), (390, 1600)])
-def test_three_turns_fit_on_a_screen(tmp_path, open_page, width, most):
-    """The pixels are those of the font that is here; there is room for another."""
-    folder = trajectories.run(tmp_path / "run", iterations=1, groups=1, size=4, turns=(3, 3))
-    kept = record.read(folder)
-    for row in kept:
-        for k, turn in enumerate(row["turns"]):
-            if k < 2:
-                turn["text"] = (
-                    '<think>I will look it up.</think><tool_call>{"name": "search"}</tool_call>'
-                )
-                turn["calls"][0]["arguments"] = '{"query": "country of Isparta"}'
-                turn["results"][0] |= {"content": PASSAGE, "ok": True}
-            turn["format_error"] = None
-        row["turns"][2]["text"] = "<think>It gives the continent.</think><answer>Asia</answer>"
-        row |= {"question": "Which internet domain does the country of Isparta use?"}
-        row |= {"answers": [".tr"], "answer": "Asia", "opening": None}
-    replace_record(folder, kept)
-    page = open_page([folder], viewport={"width": width, "height": 800})
-    show_route(page, "#/t/0/train/0/0/1")
-    turns = page.locator("section.turn")
-    assert turns.count() == 3
-    assert turns.last.evaluate("one => one.getBoundingClientRect().bottom + scrollY") < most
-    # the accepted answer is in sight, although the passage is longer than its place
-    mark, place = (
-        page.locator(which).first.bounding_box() for which in (".result mark", ".result")
-    )
-    assert place["y"] <= mark["y"] <= place["y"] + place["height"] - mark["height"] + 1
-
-
-@browser_only
-def test_attempts_at_questions_without_a_search_are_right_or_wrong(tmp_path, open_page):
-    folder = trajectories.run(tmp_path / "run", iterations=1)
-    kept = [{**row, "answer_in_results": None} for row in record.read(folder)]
-    for n, row in enumerate(kept):
-        row["exact_match"] = float(n % 3 == 0)
-    replace_record(folder, kept)
-    page = open_page([folder], "#/list")
-    chips = {text.strip() for text in page.locator("ul.kinds li").all_inner_texts()}
-    counts = Counter("right" if row["exact_match"] == 1 else "wrong" for row in kept)
-    assert chips == {f"all {len(kept)}", *(f"{kind} {n}" for kind, n in counts.items())}
-
-
-@browser_only
-@pytest.mark.parametrize("name", ["__proto__", "constructor", "no such order"])
-def test_an_unknown_sort_order_falls_back_to_the_order_of_the_run(tmp_path, open_page, name):
-    page = open_page([trajectories.run(tmp_path / "run", iterations=2)], "#/list")
-    in_order = page.locator("table.list tbody").inner_text()
-    show_route(page, "#/list?sort=total reward")
-    assert page.locator("table.list tbody").inner_text() != in_order
-    show_route(page, f"#/list?sort={name}")
-    assert page.inner_text("h1") == "Trajectories"
-    assert page.locator("table.list tbody").inner_text() == in_order
-    assert page.locator("select[name=sort]").input_value() == "order of the run"
-
-
-@browser_only
 @pytest.mark.parametrize(("scheme", "width"), [
     ("light", 1280), ("dark", 390),
     *(pytest.param(*view, marks=pytest.mark.slow) for view in (("light", 390), ("dark", 1280))),
@@ -1337,73 +1097,3 @@ def test_no_text_of_a_trajectory_runs_or_leaves_its_element(tmp_path, open_page)
         assert page.evaluate("window.ran") is None
         shown = page.evaluate("document.querySelector('main').textContent")
         assert not re.search("[\u202a-\u202e\u2066-\u2069\x00\x1b]", shown)
-
-
-@browser_only
-@pytest.mark.parametrize("letters", ["\u0633\u0644\u0627\u0645", "\x07", "ab"])
-def test_a_long_text_without_a_space_is_laid_out_at_once(tmp_path, open_page, letters):
-    folder = trajectories.run(tmp_path / "run", iterations=1, groups=1)
-    (file,) = record.files(folder)
-    long = "".join(random.Random(0).choices(letters, k=20_000))
-    for row in (read := record.read(folder)):
-        row.update(answer=long, question=long, answers=[long])
-        for turn in row["turns"]:
-            turn["format_error"] = long
-    write(read, file)
-    page = open_page([folder])
-    for route in ("#/list", "#/g/0/train/0/0", "#/t/0/train/0/0/0"):
-        show_route(page, route)
-        lines = page.locator("main bdi").evaluate_all("all => all.map(one => one.textContent)")
-        # a control is named, U+0007 with a space, and what is cut ends with three dots
-        assert max(map(len, lines)) <= 7 * 1000 + 4
-    seconds = page.evaluate(
-        """() => {
-            const began = performance.now();
-            document.querySelector("main").style.width = "50%";
-            document.body.offsetHeight;
-            return (performance.now() - began) / 1000;
-        }"""
-    )
-    assert seconds < 1.5  # in one line of facts controls take 20 s, at 20,000
-    shown = page.get_by_role("group", name="answer", exact=True)
-    page.get_by_role("button", name="Show all 20,000 characters").nth(1).click()
-    text = shown.evaluate("one => one.textContent")
-    assert text == (" ".join(["U+0007"] * 20_000) if letters == "\x07" else long)
-
-
-@browser_only
-@pytest.mark.slow
-def test_five_thousand_trajectories_of_four_turns_open_at_once(tmp_path, open_page):
-    draw = random.Random(0)
-    words = [f"word{n}" for n in range(5000)]
-
-    def text():
-        return " ".join(draw.choices(words, k=120))
-
-    folder = trajectories.run(
-        tmp_path / "run",
-        iterations=20,
-        groups=16,
-        size=16,
-        turns=(4, 4),
-        text=text,
-        tokens=True,
-    )
-    began = time.monotonic()
-    report([folder], tmp_path / "out.html")
-    print(f"written in {time.monotonic() - began:.1f} s")
-    size = (tmp_path / "out.html").stat().st_size
-    page = open_page(tmp_path / "out.html")
-    usable = page.evaluate(
-        "performance.now() - performance.getEntriesByType('navigation')[0].startTime"
-    )
-    show_route(page, "#/list")
-    show_route(page, "#/list?q=word4999&in=all")
-    show_route(page, "#/t/0/train/19/15/15")
-    held = max(
-        process.memory_info().rss
-        for process in psutil.Process().children(recursive=True)
-        if "--type=renderer" in process.cmdline()
-    )
-    print(f"{size / 1e6:.1f} MB, usable after {usable / 1000:.2f} s, {held / 1e6:.0f} MB of memory")
-    assert (size < 60e6, usable < 2000, held < 500e6) == (True, True, True)

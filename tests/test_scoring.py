@@ -244,34 +244,3 @@ def test_a_group_must_have_one_question_and_at_least_one_attempt():
     asked = [replace(SEARCHED, question=Question("0", text, ("x",))) for text in ("A?", "B?")]
     with pytest.raises(DataError, match=r"'A\?' and at 'B\?'"):
         score_group(asked, [Calls()])
-
-
-def test_the_bounds_of_rewards_are_kept_in_order_and_refused_if_they_are_none():
-    class Cost(OutcomeReward):
-        def __init__(self, bounds):
-            self.bounds = bounds
-
-        def score(self, trajectory):
-            return -0.5
-
-    parts = score_group([SEARCHED], [Cost((0, -0.5)), Calls()]).components
-    assert parts["outcome/cost"].bounds == (-0.5, 0)
-    assert parts["turn/calls"].bounds is None
-    with pytest.raises(PluginError, match=r"Cost\.bounds raised TypeError: .* Give two numbers"):
-        score_group([SEARCHED], [Cost(3)])
-    with pytest.raises(PluginError, match=r"Cost\.bounds is \(0\.0, inf\)\. Give two finite"):
-        score_group([SEARCHED], [Cost((0, math.inf))])
-
-
-def test_a_score_outside_the_bounds_of_its_reward_is_refused_whichever_way_they_stand():
-    class Fixed(OutcomeReward):
-        def __init__(self, value, bounds):
-            self.value, self.bounds = value, bounds
-
-        def score(self, trajectory):
-            return self.value
-
-    for bounds in ((0, 1), (1.0, 0.0)):
-        assert score_group([SEARCHED], [Fixed(1.0, bounds)]).outcome.tolist() == [1.0]
-        with pytest.raises(PluginError, match=r"Fixed on question .* gave 5 .* outside its bounds"):
-            score_group([SEARCHED], [Fixed(5.0, bounds)])

@@ -182,7 +182,7 @@ def group(draw, number, size=4, turns=(1, 4), text=None, version=0):
     parts = {
         "turn/paid": RewardComponent((turn_rewards - cost).double()),
         "turn/cost": RewardComponent(cost.double(), is_cost=True),
-        "outcome/right": RewardComponent(outcome.double(), bounds=(0.0, 1.0), right_at=0.4),
+        "outcome/right": RewardComponent(outcome.double(), right_at=0.4),
     }
     return Group(
         question,

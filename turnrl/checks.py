@@ -36,7 +36,7 @@ from turnrl.objectives.applying import check_needs
 from turnrl.policy.divided import FSDP2
 from turnrl.policy.model import LanguageModel
 from turnrl.recipe.keys import elsewhere
-from turnrl.scoring import bounds_of, component_name
+from turnrl.scoring import component_name
 from turnrl.text import visible
 from turnrl.types import (
     AdvantageEstimator,
@@ -194,13 +194,6 @@ def check_rewards(rewards: Sequence[Reward]) -> None:
             raise RecipeError(
                 f"{name} has right_at = {reward.right_at} and is_cost, but what a right attempt "
                 "gets is no cost. Leave out one of the two."
-            )
-        bounds = bounds_of(reward)
-        if bounds is not None and reward.right_at is not None and reward.right_at > bounds[1]:
-            raise RecipeError(
-                f"{name} has right_at = {reward.right_at}, and by its bounds it gives at most "
-                f"{bounds[1]}, so no attempt is ever right. Set it to what a right attempt gets, "
-                "weight included."
             )
         if reward.by_turn and reward.right_at is not None:
             raise RecipeError(

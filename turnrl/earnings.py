@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import StatisticsError, correlation, fmean
+from statistics import fmean
 from typing import TypeVar
 
 from turnrl.scoring import Tally
@@ -30,20 +30,15 @@ class TurnPay:
         name: The reward's name in metrics.
         acted: Average over the attempts that acted; None if none did.
         idle: Average over the other attempts; None if there are none.
-        correlation: Correlation with the outcome reward, over all attempts; None if either is
-            constant, or if fewer than `ENOUGH` acted.
     """
 
     name: str
     acted: float | None
     idle: float | None
-    correlation: float | None
 
     def __str__(self) -> str:
         averages = [("with a call", self.acted), ("without", self.idle)]
         paid = [f"{value:.3f} {where}" for where, value in averages if value is not None]
-        if self.correlation is not None:
-            paid.append(f"correlation with the outcome {self.correlation:.2f}")
         return f"{self.name} pays {', '.join(paid)}"
 
 
@@ -59,8 +54,7 @@ class Earnings:
         least: The smallest loss of a turn with a cost; 0 if there was none.
         paying: Names of rewards that are marked as costs but paid attempts that acted.
         paid: Number of attempts that acted and were paid something beside costs.
-        pays: Their average pay. If none was paid, the most that one turn can be paid according to
-            the bounds of rewards (`Reward.bounds`); None if a reward has no bounds.
+        pays: Their average pay; None if none was paid.
     """
 
     acted: int
@@ -103,8 +97,6 @@ class Earnings:
     def _compared(self, losing: str, cost: float, seen: str) -> str:
         if self.pays is None:
             return f"{losing}, and none was paid by another turn reward yet"
-        if self.pays <= 0:
-            return f"{losing}, and no other turn reward pays anything"
         share, gaining = cost / self.pays, f"a paid attempt gains {self.pays:.2g}"
         if share > 1:
             return f"{losing}, and {gaining}, so calls never pay off"
@@ -120,14 +112,12 @@ def earnings(groups: Sequence[Group]) -> Earnings:
     """
     attempts = [(group, i) for group in groups for i in group.trunks]
     calls = [_calls(group, i) for group, i in attempts]
-    outcome = [float(group.outcome[i]) for group, i in attempts]
     names = [name for group in groups for name, part in group.components.items() if part.by_turn]
     parts = []
     for name in dict.fromkeys(names):
         paid = [float(group.components[name].totals[i]) for group, i in attempts]
-        related = _correlation(paid, outcome) if sum(calls) >= ENOUGH else None
         with_call, without = _split(paid, calls)
-        parts.append(TurnPay(name, _mean(with_call), _mean(without), related))
+        parts.append(TurnPay(name, _mean(with_call), _mean(without)))
     calling, _ = _split(attempts, calls)
     costs = [-float(group.turn_costs[i].sum()) for group, i in calling]
     gains = [float((group.turn_rewards - group.turn_costs)[i].sum()) for group, i in calling]
@@ -142,7 +132,7 @@ def earnings(groups: Sequence[Group]) -> Earnings:
         least=min(spent, default=0.0),
         paying=tuple(p.name for p in parts if p.name in costly and (p.acted or 0.0) > 0),
         paid=len(gained),
-        pays=fmean(gained) if gained else _most(groups),
+        pays=_mean(gained),
     )
 
 
@@ -194,13 +184,6 @@ def _calls(group: Group, member: int) -> bool:
     return any(turn.reading.calls for turn in group.trajectories[member].turns)
 
 
-def _most(groups: Sequence[Group]) -> float | None:
-    """The most that a turn can be paid beside costs; None if a reward has no bounds."""
-    parts = {name: part for group in groups for name, part in group.components.items()}
-    paying = [part.bounds for part in parts.values() if part.by_turn and not part.is_cost]
-    return None if None in paying else sum(both[1] for both in paying if both is not None)
-
-
 def _split(values: Sequence[_T], calls: Sequence[bool]) -> tuple[list[_T], list[_T]]:
     """The values of the attempts that call, and those of the other attempts."""
     pairs = [*zip(values, calls, strict=True)]
@@ -209,10 +192,3 @@ def _split(values: Sequence[_T], calls: Sequence[bool]) -> tuple[list[_T], list[
 
 def _mean(values: Sequence[float]) -> float | None:
     return fmean(values) if values else None
-
-
-def _correlation(x: Sequence[float], y: Sequence[float]) -> float | None:
-    try:
-        return correlation(x, y)
-    except StatisticsError:  # fewer than two, or all alike
-        return None

@@ -63,8 +63,8 @@ def score_group(
     Raises:
         ArgumentTypeError: If an item is not a trajectory.
         DataError: If there is no trajectory, or they are of several questions.
-        PluginError: If a reward raises, or returns something that is not a finite number
-            within its bounds.
+        PluginError: If a reward raises, or returns something that is not a finite number.
+
     """
     return score_groups([trajectories], rewards_of(rewards), turns, policy)[0]
 
@@ -197,17 +197,16 @@ def _scored(
     for reward in rewards:
         name, by_turn = component_name(reward), reward.by_turn
         values = torch.zeros((size, turns) if by_turn else size, dtype=torch.float64)
-        limits = bounds_of(reward)
         for i, trajectory in enumerate(trajectories):
             if by_turn:
                 for k in range(len(trajectory.turns)):
-                    values[i, k] = _value(reward, limits, trajectory, k)
+                    values[i, k] = _value(reward, trajectory, k)
             else:
-                values[i] = _value(reward, limits, trajectory)
+                values[i] = _value(reward, trajectory)
         (turn_rewards if by_turn else outcome).add_(values)
         if name in components:
             values += components[name].values
-        components[name] = RewardComponent(values, limits, reward.is_cost, reward.right_at)
+        components[name] = RewardComponent(values, reward.is_cost, reward.right_at)
     return Group(
         trajectories[0].question,
         tuple(trajectories),
@@ -218,9 +217,7 @@ def _scored(
     )
 
 
-def _value(
-    reward: Any, limits: tuple[float, float] | None, trajectory: Trajectory, *turn: int
-) -> float:
+def _value(reward: Any, trajectory: Trajectory, *turn: int) -> float:
     scored = f"{reward} on question {trajectory.question.id!r}"
     with blaming(PluginError, scored, "A reward must score any trajectory."):
         score = reward.score(trajectory, *turn)
@@ -234,29 +231,7 @@ def _value(
     if abs(value) > MOST:
         gave = f"{scored} gave {value:g} from score, and rewards go from -{MOST:g} to {MOST:g}"
         raise PluginError(f"{gave}. Divide it by a constant, as its weight does.")
-    if limits is not None and not limits[0] - 1e-6 <= value <= limits[1] + 1e-6:
-        gave = f"{scored} gave {value:g} from score, outside its bounds {limits}"
-        raise PluginError(f"{gave}. Correct one of the two: intervals rest on the bounds.")
     return value
-
-
-def bounds_of(reward: Reward) -> tuple[float, float] | None:
-    """The bounds of a reward, in order; None if it has none.
-
-    Raises:
-        PluginError: If they are not two finite numbers.
-    """
-    if reward.bounds is None:
-        return None
-    setting = f"{type(reward).__name__}.bounds"
-    with blaming(PluginError, setting, "Give two numbers, or None."):
-        low, high = sorted(map(float, reward.bounds))
-    if not -MOST <= low <= high <= MOST:
-        raise PluginError(
-            f"{setting} is ({low}, {high}). Give two finite numbers from -{MOST:g} to {MOST:g}, or "
-            "None."
-        )
-    return low, high
 
 
 def curves(trajectory: Trajectory) -> dict[str, float | None]:

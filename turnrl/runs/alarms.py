@@ -6,20 +6,16 @@ three iterations lies beyond half of the change, so no single iteration raises a
 began in the first iteration since which the figure has stayed beyond half of the change.
 
     tool use    train/tool_execution is at most 0.6 x its highest level
-    entropy     train/entropy is at most 0.1 x its highest level, and train/exact_match below 0.5
     groups      rollout/degenerate_groups less train/exact_match is at least 0.25: this share of
                 groups teaches nothing though they are not solved, because no more groups can be all
                 right than trajectories are
     lengths     rollout/tokens or rollout/turns is at least twice what it was when train/exact_match
                 was as high; or rollout/truncated is 0.25 above its lowest level
-    reward      train/exact_match is at most 0.75 x its highest level, and reward/total is above its
-                level then
     costs       reward/acted is below reward/idle by more than sqrt(4 + 4 ln n) standard errors of
                 the difference, in the n-th iteration: costs take more from attempts that call than
                 turn rewards pay them
 
-A fall of tool use or of exact match must also exceed the noise: five standard deviations of the
-difference of the two levels, because the highest of many levels is high by chance. The median
+A fall of tool use must also exceed the noise: five standard deviations of the difference of the two levels, because the highest of many levels is high by chance. The median
 change from one iteration to the next estimates the noise of an iteration, so a collapse does not
 hide itself.
 
@@ -31,7 +27,7 @@ only written if a turn reward is a cost and the estimator charges it to every at
 rule is silent.
 
 As long as exact match has always been 0, it does not show how good the policy is. Until it rises,
-`lengths` uses reward/total, and `entropy`, `groups` and `reward` are silent.
+`lengths` uses reward/total, and `groups` is silent.
 
 The numbers rest on recorded runs of one world: see the page on alarms in the documentation.
 """
@@ -50,25 +46,21 @@ WINDOW = 3
 
 # the numbers of the rules, in the order of the rules
 TOOL_USE = 0.6
-ENTROPY = 0.1
-UNSOLVED = 0.5
 GROUPS = 0.25
 LENGTHS = 2.0
 TRUNCATED = 0.25
-EXACT_MATCH = 0.75
 COSTS = 2.0
 
 _MATCH = "train/exact_match"
 _REWARD = "reward/total"
 _TOOLS = "train/tool_execution"
-_ENTROPY = "train/entropy"
 _GROUPS = "rollout/degenerate_groups"
 _LENGTHS = ("rollout/tokens", "rollout/turns")
 _TRUNCATED = "rollout/truncated"
 _ACTED, _IDLE, _ERROR = "reward/acted", "reward/idle", "reward/acting_error"
 
 FIGURES = (
-    *(_MATCH, _REWARD, _TOOLS, _ENTROPY, _GROUPS, *_LENGTHS, _TRUNCATED),
+    *(_MATCH, _REWARD, _TOOLS, _GROUPS, *_LENGTHS, _TRUNCATED),
     *(_ACTED, _IDLE, _ERROR),
 )
 """The columns of `metrics.csv` that the rules read."""
@@ -81,7 +73,7 @@ class Alarm:
     """Something that goes wrong in a run.
 
     Args:
-        name: The rule: `tool use`, `entropy`, `groups`, `lengths`, `reward` or `costs`.
+        name: The rule: `tool use`, `groups`, `lengths` or `costs`.
         began: The iteration in which it began.
         noticed: The first iteration in which the rule held.
         figures: The columns that show it.
@@ -130,18 +122,6 @@ def _tool_use(rows: Rows) -> Alarm | None:
     return None
 
 
-def _entropy(rows: Rows) -> Alarm | None:
-    iterations, (values, match) = _columns(rows, _ENTROPY, _MATCH)
-    logs, highest, speaks = list(map(_log, values)), 0.0, _first_above_0(match)
-    for now, right in zip(_levels(values), _levels(match), strict=True):
-        fell = now.mean <= ENTROPY * highest and right.mean < UNSOLVED
-        ends = _log(highest), _log(now.mean)
-        if fell and (began := _began(iterations, logs, now.place, *ends, speaks)):
-            change = f"{_ENTROPY} {highest:.3f} -> {now.mean:.3f}, with {_MATCH} {right.mean:.2f}"
-            text = f"entropy fell from iteration {began} on: {change}"
-            return Alarm("entropy", began, iterations[now.place], (_ENTROPY,), text)
-        highest = max(highest, now.mean)
-    return None
 
 
 def _groups(rows: Rows) -> Alarm | None:
@@ -197,20 +177,6 @@ def _cut(rows: Rows) -> Alarm | None:
     return None
 
 
-def _reward(rows: Rows) -> Alarm | None:
-    iterations, (match, rewards) = _columns(rows, _MATCH, _REWARD)
-    before, then = _NONE_YET, math.inf
-    for now, paid in zip(_levels(match), _levels(rewards), strict=True):
-        fell = now.mean <= EXACT_MATCH * before.mean and _exceeds_noise(match, before, now)
-        rose = paid.mean > then
-        if fell and rose and (began := _began(iterations, match, now.place, before.mean, now.mean)):
-            change = f"{_REWARD} {then:.2f} -> {paid.mean:.2f}"
-            change += f", {_MATCH} {before.mean:.2f} -> {now.mean:.2f}"
-            text = f"the reward rose and exact match fell from iteration {began} on: {change}"
-            return Alarm("reward", began, iterations[now.place], (_REWARD, _MATCH), text)
-        if now.mean > before.mean:
-            before, then = now, paid.mean
-    return None
 
 
 def _costs(rows: Rows) -> Alarm | None:
@@ -235,7 +201,7 @@ def _costs(rows: Rows) -> Alarm | None:
 
 
 _RULES: tuple[Callable[[Rows], Alarm | None], ...]
-_RULES = (_tool_use, _entropy, _groups, _lengths, _reward, _costs)
+_RULES = (_tool_use, _groups, _lengths, _costs)
 
 
 # -------------------------------------------------------------------------------- what they share
@@ -267,8 +233,6 @@ def _first_above_0(values: Sequence[float]) -> int:
     return next((place for place, value in enumerate(values) if value > 0), len(values))
 
 
-def _log(value: float) -> float:
-    return math.log(max(value, 1e-9))
 
 
 def _exceeds_noise(values: Sequence[float], before: _Level, now: _Level) -> bool:

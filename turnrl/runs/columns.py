@@ -23,8 +23,6 @@
                     the history on the way
     outcome         outcome reward
     rewards         each component's total: a list of {name, value}
-    reward_bounds   the least and the most that one score of a component can be, of those that say
-                    so (`Reward.bounds`): a list of {name, low, high}
     costs           names of the components that are costs (`Reward.is_cost`)
     right_at        the least that a right attempt gets of a component, of those that say what is
                     right (`Reward.right_at`): a list of {name, value}
@@ -102,9 +100,6 @@ COLUMNS = {
     "prompt_tokens": pa.int64(),
     "sample_tokens": pa.list_(pa.int64()),
     "rewards": _REWARDS,
-    "reward_bounds": pa.list_(
-        pa.struct({"name": pa.string(), "low": pa.float64(), "high": pa.float64()})
-    ),
     "costs": pa.list_(pa.string()),
     "right_at": _REWARDS,
     "figures": pa.list_(pa.struct({"name": pa.string(), "values": pa.list_(pa.float64())})),

@@ -57,14 +57,10 @@ def group(rows: Sequence[Row]) -> Group:
 
 def _components(rows: Sequence[Row], turns: int) -> dict[str, RewardComponent]:
     first, costs = rows[0], rows[0].get("costs")
-    bounds = {
-        part["name"]: (part["low"], part["high"]) for part in first.get("reward_bounds") or ()
-    }
     right_at = {part["name"]: part["value"] for part in first.get("right_at") or ()}
     return {
         name: RewardComponent(
             values,
-            bounds.get(name),
             None if costs is None else name in costs,
             right_at.get(name),
         )

@@ -45,10 +45,6 @@ class Reward(ABC):  # noqa: B024 - its two kinds have the abstract methods
     by_turn: bool = False
     """True if it scores turns, False if it scores whole trajectories; set by its kind."""
 
-    bounds: tuple[float, float] | None = None
-    """The two values that one `score` lies between, in either order; None if they are not known.
-    The intervals of `turnrl eval` end there, unless several turns together earned more."""
-
     is_cost: bool = False
     """True if it is a price of acting, such as a price per call. Estimators that treat costs
     separately, such as `CostsAmongRight`, go by this and never by a sign."""

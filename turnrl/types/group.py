@@ -22,8 +22,6 @@ class RewardComponent:
     Args:
         values: For a turn reward (G, K), zero after an attempt's last turn; for an outcome reward
             (G,). In float64.
-        bounds: The least and the most that one score can be (`Reward.bounds`); None if the reward
-            does not say.
         is_cost: True if it is a cost (`Reward.is_cost`); None if that is unknown, as in the record
             of an older turnrl.
         right_at: The least score of a right attempt (`Reward.right_at`); None if the reward does
@@ -31,7 +29,6 @@ class RewardComponent:
     """
 
     values: Tensor
-    bounds: tuple[float, float] | None = None
     is_cost: bool | None = False
     right_at: float | None = None
 

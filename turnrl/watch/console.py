@@ -9,10 +9,8 @@ A row is printed once its iteration is kept, so what the console shows is on dis
 
 import importlib.util
 import logging
-import math
 import sys
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -37,7 +35,6 @@ from turnrl.watch.trainer import is_trial, run_folder
 
 _COLUMNS = ("reward", "exact_match", "tool_execution")
 _HEADER_EVERY = 25
-_BARS = "▁▂▃▄▅▆▇█"
 _lightning = logging.getLogger("lightning.pytorch.utilities.rank_zero")
 
 
@@ -106,6 +103,7 @@ class IterationLines(ProgressBar):
         self._printed = 0
         self._validated = False
         self._pending: list[tuple[_Row, dict[str, float]]] = []
+        self._last: dict[str, float] = {}
         self._figures = FirstFigures()
         self._steps: tqdm[NoReturn] | None = None
         self._learned = self._trains = False
@@ -129,7 +127,7 @@ class IterationLines(ProgressBar):
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._start = self._trained_from = time.perf_counter()
-        self._done, self._validated, self._pending = 0, False, []
+        self._done, self._validated, self._pending, self._last = 0, False, [], {}
         self._learned, self._trains = False, True
         callbacks = trainer.callbacks  # type: ignore[attr-defined]
         keepers = (c for c in callbacks if isinstance(c, FirstFigures))
@@ -250,23 +248,19 @@ class IterationLines(ProgressBar):
 
     def _compare(self, trainer: L.Trainer) -> None:
         """Print the figures of the run's first row beside the last figures of the same split."""
-        first, every = self._figures.figures, self._figures.shown
-        place = int(first.get("iteration", 0))
+        first, place = self._figures.figures, int(self._figures.figures.get("iteration", 0))
         for names in SHOWN.values():
-            if shown := [name for name in names if name in first and name in every]:
+            if shown := [name for name in names if name in first and name in self._last]:
                 before = f"iteration {place}" if place else "before training"
                 self._print_line(f"\n{'':22}  {before:>15}  {'final':>7}")
                 for name in shown:
-                    values = every[name]
-                    bars = f"  {spark(values)}" if _bars_are_shown() else ""
-                    self._print_line(f"{name:22}  {first[name]:15.3f}  {values[-1]:7.3f}{bars}")
+                    self._print_line(f"{name:22}  {first[name]:15.3f}  {self._last[name]:7.3f}")
 
     def _add(self, trainer: L.Trainer, row: _Row) -> None:
         """Keep a row, with its figures as they are now, until it may be printed."""
         logged = trainer.callback_metrics
         figures = {name: float(logged[name]) for name in SHOWN[row.split] if name in logged}
-        for name, value in figures.items():
-            self._figures.shown.setdefault(name, []).append(value)
+        self._last |= figures
         self._pending.append((row, figures))
 
     def _print(self) -> None:
@@ -303,26 +297,6 @@ class IterationLines(ProgressBar):
             to_come[-1] = -(-to_come[-1] // int(trainer.num_training_batches))
         pace = (time.perf_counter() - self._trained_from) / self._done
         return min(to_come) * pace if to_come else None
-
-
-def spark(values: Sequence[float], longest: int = 24) -> str:
-    """Draw values as a line of bars, on a scale from 0 to 1 or as far as they reach. If there are
-    too many values, draw evenly spaced ones. Values that are not finite become spaces."""
-    if len(values) > longest:
-        values = [values[i * (len(values) - 1) // (longest - 1)] for i in range(longest)]
-    finite = [value for value in values if math.isfinite(value)]
-    low, high = min([0.0, *finite]), max([1.0, *finite])
-    steps = [(value - low) / (high - low) * (len(_BARS) - 1) for value in values]
-    return "".join(_BARS[round(step)] if math.isfinite(step) else " " for step in steps)
-
-
-def _bars_are_shown() -> bool:
-    """True if the console can write bars. A code page of Windows may lack them."""
-    try:
-        spark([0.0, 1.0]).encode(sys.stdout.encoding or "utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _name(device: torch.device) -> str:

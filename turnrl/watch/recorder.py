@@ -222,11 +222,6 @@ def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
         "sample_tokens": list(map(len, samples)),
         "outcome": float(group.outcome[i]),
         "rewards": _rewards({name: part[i] for name, part in group.component_totals.items()}),
-        "reward_bounds": [
-            {"name": name, "low": part.bounds[0], "high": part.bounds[1]}
-            for name, part in group.components.items()
-            if part.bounds is not None
-        ],
         "costs": None if group.cost_names is None else list(group.cost_names),
         "right_at": [
             {"name": name, "value": part.right_at}

@@ -1,16 +1,15 @@
 """Resumed runs: their first figures, and settings that changed when they were resumed."""
 
 import contextlib
-import json
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import lightning as L
 import yaml
 from lightning.pytorch.cli import SaveConfigCallback
 
-from turnrl.runs.config import SECTIONS, load_yaml
+from turnrl.runs.config import SECTIONS, flat_settings, load_yaml
 from turnrl.text import say
 
 _SCORING = (
@@ -18,21 +17,18 @@ _SCORING = (
     *("model.rewards", "model.rollout"),
 )
 """Prefixes of the keys that decide how the validation is scored."""
-_ABSENT = object()
-_LONGEST, _AROUND = 60, 20
-"""Characters of a value to show, and the number of these before its first difference."""
+_LONGEST = 60
+"""Characters of a value to show."""
 
 
 class FirstFigures(L.Callback):
-    """Keep the first figures of a run and those that it has shown, also in its checkpoints. Print
-    the settings of a resumed run that differ from its checkpoint's."""
+    """Keep the first figures of a run, also in its checkpoints. Print the settings of a resumed run
+    that differ from its checkpoint's."""
 
     def __init__(self) -> None:
         self.figures: dict[str, float] = {}
         """The first figures, by name; `iteration` counts the iterations behind the policy. Empty at
         first."""
-        self.shown: dict[str, list[float]] = {}
-        """The figures shown: by name, one value for each row on the console."""
         self._finished = ""
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -60,7 +56,6 @@ class FirstFigures(L.Callback):
         self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, object]
     ) -> None:
         checkpoint["first_figures"] = self.figures
-        checkpoint["shown_figures"] = self.shown
 
     def on_load_checkpoint(
         self, trainer: Any, pl_module: L.LightningModule, checkpoint: Mapping[str, Any]
@@ -70,7 +65,6 @@ class FirstFigures(L.Callback):
         if trainer.state.fn != "fit":
             return
         self.figures = checkpoint.get("first_figures", {})
-        self.shown = checkpoint.get("shown_figures", {})
         recipes = (c for c in trainer.callbacks if isinstance(c, SaveConfigCallback))
         own = next(recipes, None)
         steps = checkpoint["global_step"]
@@ -94,74 +88,28 @@ class FirstFigures(L.Callback):
                 self._compare(trainer, saved, now)
 
     def _compare(self, trainer: L.Trainer, saved: object, now: object) -> None:
-        changed = {
-            key: values
-            for key, *values in changes(saved, now)
-            if key.startswith(SECTIONS) and not key.startswith(("trainer.logger", "ckpt_path"))
-        }
+        changed = changes(saved, now)
         if any(key.startswith(_SCORING) for key in changed):
-            self.figures, self.shown = {}, {}  # scored differently, so they cannot be compared
+            self.figures = {}  # scored differently, so they cannot be compared
         if trainer.is_global_zero and changed:
             say("turnrl: resumes with changed settings:", sys.stderr)
             for key, (old, new) in sorted(changed.items()):
-                say(change_line(key, old, new), sys.stderr, indent="    ")
+                say(f"  {key}: {_cut(old)} -> {_cut(new)}", sys.stderr, indent="    ")
 
 
-def changes(old: object, new: object, key: str = "") -> Iterator[tuple[str, str, str]]:
-    """The smallest differing parts of two recipes. Lists of different lengths are shown by the
-    names of their components.
-
-    Args:
-        old: A recipe, or the part of one at `key`.
-        new: The same of the other recipe.
-        key: The dotted path of the part; empty for a whole recipe.
-    Yields:
-        Key, old value and new value; the values as JSON.
-    """
-    if old == new:
-        return
-    if isinstance(old, Mapping) and isinstance(new, Mapping):
-        for name in {**old, **new}:
-            inner = f"{key}.{name}" if key else str(name)
-            yield from changes(old.get(name, _ABSENT), new.get(name, _ABSENT), inner)
-    elif isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        for number, pair in enumerate(zip(old, new, strict=True)):
-            yield from changes(*pair, f"{key}[{number}]")
-    elif (had := _components(old)) and (has := _components(new)):
-        yield key, ", ".join(had), ", ".join(has)
-        for number, (name, component) in enumerate(has.items()):
-            if name in had:
-                yield from changes(had[name], component, f"{key}[{number}]")
-    else:
-        before, after = ("not set" if v is _ABSENT else json.dumps(v) for v in (old, new))
-        yield key, before, after
+def changes(old: object, new: object) -> dict[str, tuple[str, str]]:
+    """The settings in which two recipes differ, by dotted keys, with both values as text. Settings
+    of the place where a run writes do not count."""
+    sides = [
+        dict(flat_settings(recipe)) if isinstance(recipe, Mapping) else {} for recipe in (old, new)
+    ]
+    pairs = {
+        key: (str(sides[0].get(key, "not set")), str(sides[1].get(key, "not set")))
+        for key in {**sides[0], **sides[1]}
+        if key.startswith(SECTIONS) and not key.startswith(("trainer.logger", "ckpt_path"))
+    }
+    return {key: pair for key, pair in pairs.items() if pair[0] != pair[1]}
 
 
-def _components(value: object) -> dict[str, object]:
-    """The components of a list by their classes' names; empty for any other value, and for a list
-    with a class twice."""
-    items = value if isinstance(value, list) else []
-    components = [item for item in items if isinstance(item, Mapping) and "class_path" in item]
-    by_name: dict[str, object] = {str(c["class_path"]).rpartition(".")[2]: c for c in components}
-    return by_name if len(by_name) == len(items) else {}
-
-
-def change_line(key: str, old: str, new: str) -> str:
-    """One line with a setting's old and new value, around the place where they differ.
-
-    Args:
-        key: The dotted path of the setting.
-        old: Its value before, as `changes` yields it.
-        new: Its value now.
-    """
-    pairs = enumerate(zip(old, new, strict=False))
-    same = next((n for n, (a, b) in pairs if a != b), 0)
-    begin = max(0, same - _AROUND) if max(len(old), len(new)) > _LONGEST else 0
-    old, new = (_cut(value, begin) for value in (old, new))
-    return f"  {key}: {old} -> {new}"
-
-
-def _cut(value: str, begin: int) -> str:
-    """The part of a long value around the place where it differs from another."""
-    value = f"...{value[begin:]}" if begin > len("...") else value
+def _cut(value: str) -> str:
     return value if len(value) <= _LONGEST else f"{value[: _LONGEST - 3]}..."

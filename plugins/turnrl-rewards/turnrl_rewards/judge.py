@@ -40,7 +40,6 @@ class LLMJudge(OutcomeReward):
 
     def __init__(self, server: JudgeServer, weight: float = 1.0, prompt: str | None = None) -> None:
         self.weight = weight
-        self.bounds = (0.0, weight)
         places = ("question", "answers", "answer")
         self._verdicts = Verdicts(server, prompt or ANSWER_PROMPT, places)
 

@@ -26,7 +26,6 @@ class F1(OutcomeReward):
 
     def __init__(self, weight: float = 1.0) -> None:
         self.weight = weight
-        self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory) -> float:
         share = f1(trajectory.answer, trajectory.question)

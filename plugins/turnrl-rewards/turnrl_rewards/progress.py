@@ -137,7 +137,6 @@ class FirstHit(Difference):
 
     def __init__(self, weight: float = 0.5) -> None:
         super().__init__(AnswerSeen(), weight)
-        self.bounds = (0.0, weight)
 
 
 def passages_shown(trajectory: Trajectory, turns: int) -> set[str]:

@@ -36,7 +36,6 @@ class ToolExecuted(TurnReward):
 
     def __init__(self, weight: float = 0.2) -> None:
         self.weight = weight
-        self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         taken = trajectory.turns[turn]
@@ -60,7 +59,6 @@ class AnswerRetrieved(TurnReward):
 
     def __init__(self, weight: float = 0.5) -> None:
         self.weight = weight
-        self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         return self.weight if finds_answer(trajectory, turn) else 0.0
@@ -83,7 +81,6 @@ class AnswerPresent(OutcomeReward):
 
     def __init__(self, weight: float = 0.5) -> None:
         self.weight = weight
-        self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory) -> float:
         given, question = trajectory.answer or "", trajectory.question
@@ -107,7 +104,6 @@ class ExactMatch(OutcomeReward):
 
     def __init__(self, weight: float = 1.0) -> None:
         self.weight = weight
-        self.bounds = (0.0, weight)
         self.right_at = weight if weight > 0 else None
 
     def score(self, trajectory: Trajectory) -> float:
@@ -127,7 +123,6 @@ class WellFormed(OutcomeReward):
 
     def __init__(self, weight: float = 0.4) -> None:
         self.weight = weight
-        self.bounds = (0.0, weight)
 
     def score(self, trajectory: Trajectory) -> float:
         if says_nothing(trajectory.answer, trajectory.question):

@@ -19,7 +19,6 @@ from importlib.resources import files
 from typing import Any
 
 from turnrl.applied import Applied, Made, applied, make
-from turnrl.earnings import earnings
 from turnrl.errors import DataError
 from turnrl.plugins import installed
 from turnrl.runs import record
@@ -27,7 +26,6 @@ from turnrl.runs.alarms import alarms
 from turnrl.runs.compare import Comparison, Side, compare, id_of, sides_of
 from turnrl.runs.load import Run, differences, experiments
 from turnrl.types.contracts import AdvantageEstimator
-from turnrl.types.group import Group
 from turnrl.why import Term
 
 _CHUNK = 48
@@ -64,13 +62,12 @@ def page(
     )
     page = (assets / "report.html").read_text()
     yield page.format(policy=policy, title=html.escape(title), style=style)
-    listed, earned = _Listed(), [_Earned() for _ in runs]
+    listed = _Listed()
     for number, run in enumerate(runs):
         for chunk in _chunks(run, most):
             yield _block(f"d{listed.chunks}", [_detail(members) for members in chunk])
             listed.add(number, chunk)
-            earned[number].add(chunk)
-    yield _block("summary", _summary(runs, listed, earned, title, reload_s))
+    yield _block("summary", _summary(runs, listed, title, reload_s))
     yield f"<script>{script}</script>\n</body>\n</html>\n"
 
 
@@ -137,42 +134,7 @@ class _Listed:
         self.chunks += 1
 
 
-class _Earned:
-    """The pay of turn rewards in the first and in the last recorded iteration of a run."""
-
-    def __init__(self) -> None:
-        self._groups: dict[int, list[Group]] = {}
-
-    def add(self, chunk: Sequence[Sequence[record.Row]]) -> None:
-        """Add the groups of a chunk that were sampled for learning."""
-        for members in chunk:
-            if members[0]["split"] == "train":
-                of_iteration = self._groups.setdefault(members[0]["iteration"], [])
-                of_iteration.append(record.group(members))
-                for between in sorted(self._groups)[1:-1]:
-                    del self._groups[between]
-
-    def shown(self) -> list[Shown]:
-        """Both iterations, for the page."""
-        try:
-            paid = [(number, earnings(self._groups[number])) for number in sorted(self._groups)]
-            return [
-                {
-                    "iteration": number,
-                    "attempts": earned.attempts,
-                    "acted": earned.acted,
-                    "parts": [asdict(part) for part in earned.parts],
-                    "verdict": earned.verdict if earned.cost > 0 else "",
-                }
-                for number, earned in paid
-            ]
-        except (LookupError, ArithmeticError):  # rewards that no turnrl has written
-            return []
-
-
-def _summary(
-    runs: Sequence[Run], listed: _Listed, paid: Sequence[_Earned], title: str, reload_s: float
-) -> Shown:
+def _summary(runs: Sequence[Run], listed: _Listed, title: str, reload_s: float) -> Shown:
     compared = _compared(runs, listed)  # it may add to the problems of runs
     return {
         "title": title,
@@ -185,9 +147,8 @@ def _summary(
                 "problems": [*dict.fromkeys(run.problems)],
                 "metrics": run.metrics,
                 "alarms": [asdict(alarm) for alarm in alarms(run.metrics)],
-                "earned": earned.shown(),
             }
-            for run, earned in zip(runs, paid, strict=True)
+            for run in runs
         ],
         "experiments": experiments(runs),
         "differences": differences(runs),

@@ -116,19 +116,6 @@ function compared(one, n) {
     alone("won", one.second), ", ", alone("lost", one.first), ".");
 }
 
-function earned() {
-  const every = data.runs.flatMap((run) => run.earned.filter((one) => one.parts.length).map((one) => ({ run, ...one })));
-  if (!every.length) return [];
-  const known = (value) => num(value === null ? "-" : number(value));
-  return [
-    el("h2", {}, "What turn rewards paid"),
-    el("p", {}, "Averages over the recorded attempts of an iteration that called a tool, and over the others. The correlation is that of the reward with the outcome, over all of them."),
-    table("What turn rewards paid", ["run", "iteration", "turn reward", "with a call", "without", "correlation"], every.flatMap((one) => one.parts.map((part) => [
-      bdi(one.run.name), num(String(one.iteration)), el("code", {}, part.name), known(part.acted), known(part.idle), known(part.correlation)])), { class: "wide", hideCaption: true }),
-    ...every.filter((one) => one.verdict).map((one) => el("p", {}, bdi(one.run.name), `, iteration ${one.iteration}: ${one.verdict}.`)),
-  ];
-}
-
 /** All curves but the first four: those that a word finds, by part; those that never move by name alone. */
 function otherCurves(names) {
   const partOf = (name) => PARTS.findIndex(([, takes]) => takes.test(name));
@@ -189,7 +176,6 @@ function overview() {
       return [bdi(run.name), bdi(run.folder), num(rows.length ? String(Math.max(...rows)) : "-"), ...CURVES.map(([, name]) => num(last(run, "val/" + name) !== "-" ? last(run, "val/" + name) : last(run, "train/" + name)))];
     }), { class: "wide", hideCaption: true }),
     changed.length ? [el("h2", {}, "What differs between their recipes"), table("Settings that differ", ["setting", ...data.runs.map((run) => bdi(run.name))], changed.map(([name, values]) => [el("code", {}, name), ...values.map((value) => (value ? bdi(value) : el("span", { class: "dim" }, "not set")))]), { class: "wide", hideCaption: true })] : data.runs.length > 1 ? el("p", {}, "Their recipes do not differ.") : null,
-    ...earned(),
     el("p", { class: "dim" }, `Written ${data.written.slice(0, 16).replace("T", " ")}.`),
   ];
 }

@@ -20,7 +20,6 @@ class ExampleLookedUp(OutcomeReward):
     def __init__(self, weight: float = 1.0, from_memory: float = 0.5) -> None:
         self.weight = weight
         self.from_memory = from_memory
-        self.bounds = (0.0, weight)  # where intervals of its mean end
 
     def score(self, trajectory: Trajectory) -> float:
         question = trajectory.question

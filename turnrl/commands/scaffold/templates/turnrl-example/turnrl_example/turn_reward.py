@@ -17,7 +17,6 @@ class ExampleNewlyFound(TurnReward):
 
     def __init__(self, weight: float = 0.5) -> None:
         self.weight = weight
-        self.bounds = (0.0, weight)  # where intervals of its mean end
 
     def score(self, trajectory: Trajectory, turn: int) -> float:
         # the trajectory has later turns too, but a turn's reward must not depend on them
