@@ -34,7 +34,7 @@ from turnrl import (
     on_loop,
 )
 from turnrl.cli import main
-from turnrl.servers import Unavailable
+from turnrl.plugin.patience import Unavailable
 from turnrl.testing import ScriptedEngine, check_tool
 from turnrl_environments import OpenEnv
 from turnrl_environments.client import Full

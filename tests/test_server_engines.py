@@ -17,7 +17,7 @@ import httpx2
 import pytest
 from lightning import Callback
 
-import turnrl.servers
+import turnrl.plugin.patience
 from fake_server import FakeServer
 from nodes import free_port
 from serving import (
@@ -61,8 +61,8 @@ pytestmark = IGNORE_PEFT_WARNING
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
     """A server that is away is asked again sooner than a run would ask it."""
-    monkeypatch.setattr(turnrl.servers, "_FIRST_BACKOFF_S", 0.05)
-    monkeypatch.setattr(turnrl.servers, "_PROBE_EVERY_S", 0.2)
+    monkeypatch.setattr(turnrl.plugin.patience, "_FIRST_BACKOFF_S", 0.05)
+    monkeypatch.setattr(turnrl.plugin.patience, "_PROBE_EVERY_S", 0.2)
 
 
 # ------------------------------------------------------------------------------------- the contract

@@ -26,7 +26,7 @@ from serving import (
 )
 from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, on_loop
 from turnrl.cli import main
-from turnrl.servers import Unavailable
+from turnrl.plugin.patience import Unavailable
 from turnrl.testing import check_engine
 from turnrl_sglang import SGLang
 from turnrl_sglang.server import SGLangServer

@@ -139,7 +139,7 @@ def _is_program(key: str, value: str) -> bool:
 def _leads_out(key: str, value: str) -> bool:
     """True if a setting is the address of a server elsewhere, or may hold a key of the user's."""
     if re.match(r"\s*(https?|wss?)://", value, re.IGNORECASE):
-        from turnrl.servers import is_loopback  # loads asyncio, and is seldom needed
+        from turnrl.plugin.patience import is_loopback  # loads asyncio, and is seldom needed
 
         if not is_loopback(os.path.expandvars(value)):
             return True

@@ -17,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, final
 
 from turnrl import RecipeError, ToolError
-from turnrl.servers import Unavailable, is_loopback, raise_if_away, short_reason
+from turnrl.plugin.patience import Unavailable, is_loopback, raise_if_away, short_reason
 
 if TYPE_CHECKING:
     from websockets.asyncio.client import ClientConnection

@@ -25,7 +25,7 @@ from turnrl import (
     named,
     on_loop,
 )
-from turnrl.servers import Patience
+from turnrl.plugin.patience import Patience
 from turnrl_environments.client import Broken, Connection, Full, Refused, imported, schema_of
 from turnrl_environments.world import Episode, World, missing, paid, seed_of, text_of
 

@@ -18,7 +18,7 @@ from typing import TypeVar
 import httpx2
 
 from turnrl import WorldError
-from turnrl.servers import (
+from turnrl.plugin.patience import (
     Patience,
     Unavailable,
     complaint,
@@ -51,20 +51,16 @@ class Connection:
         label: Its name in messages.
         error: Makes the error that stops the run.
         request: The advice after a refused request if key and address are right.
-        quiet_s: Shorter outages are not printed.
     """
 
     server: ChatServer
     label: str
     error: Callable[[str], WorldError]
     request: str
-    quiet_s: float = 0.0
 
     def __post_init__(self) -> None:
-        wait_s, quiet_s = self.server.patience_s, self.quiet_s
-        self._patience = Patience(
-            self.label, wait_s, self._away, quiet_s=quiet_s, setting="patience_s"
-        )
+        wait_s = self.server.patience_s
+        self._patience = Patience(self.label, wait_s, self._away, setting="patience_s")
         self._client: httpx2.AsyncClient | None = None
 
     async def ask(

@@ -87,7 +87,7 @@ class Endpoint(MessageSampler):
         )
 
     async def _reply(self, response: Response, stop: Sequence[str]) -> Reply:
-        from turnrl.servers import Unavailable
+        from turnrl.plugin.patience import Unavailable
 
         reply, connection = Gathered(), self._connection
         kind = response.headers.get("content-type", "")

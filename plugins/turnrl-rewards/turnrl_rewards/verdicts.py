@@ -19,7 +19,7 @@ from turnrl import RecipeError, RewardError, neutralize
 from turnrl_rewards.server import JudgeServer
 
 if TYPE_CHECKING:
-    from turnrl.servers import Cache
+    from turnrl.plugin.cache import Cache
 
 _PLACE = re.compile(r"\{(\w+)\}")
 _TAG = re.compile(r"</?([A-Za-z]\w*)>")
@@ -69,7 +69,7 @@ class Verdicts:
         self._scores: dict[str, float] = {}
         self._cache: Cache | None = None
         if server.cache is not None:
-            from turnrl.servers import Cache  # loads asyncio, and is seldom needed
+            from turnrl.plugin.cache import Cache  # loads asyncio, and is seldom needed
 
             self._cache = Cache(server.cache, RewardError)
 

@@ -9,7 +9,7 @@ from typing import Any, final
 
 import httpx2
 
-from turnrl.servers import Unavailable, complaint, raise_if_away, short_reason
+from turnrl.plugin.patience import Unavailable, complaint, raise_if_away, short_reason
 
 SHORT_S = 60.0
 """Time limit of a request that samples nothing, in seconds."""

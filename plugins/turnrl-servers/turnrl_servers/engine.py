@@ -28,7 +28,7 @@ from turnrl import (
     on_loop,
     say,
 )
-from turnrl.servers import Unavailable
+from turnrl.plugin.patience import Unavailable
 from turnrl_servers.connection import Refused
 from turnrl_servers.files import has_adapter
 from turnrl_servers.folders import WeightsFolder, check_together

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import final
 
 from turnrl import EngineError, say, visible
-from turnrl.servers import Patience, Unavailable
+from turnrl.plugin.patience import Patience, Unavailable
 from turnrl_servers.connection import Refused
 from turnrl_servers.server import Server
 

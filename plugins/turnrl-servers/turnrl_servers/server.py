@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from turnrl import Completion, EngineError, Sampling
-from turnrl.servers import Unavailable
+from turnrl.plugin.patience import Unavailable
 from turnrl_servers.connection import Connection, Refused
 
 Fields = dict[str, object]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
 from turnrl import EngineError, RecipeError, SampledPolicy
-from turnrl.servers import Unavailable
+from turnrl.plugin.patience import Unavailable
 from turnrl_servers.connection import Refused
 from turnrl_servers.server import Fields, Served, Server
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import final
 
 from turnrl import EngineError, SampledPolicy, on_loop
-from turnrl.servers import Unavailable
+from turnrl.plugin.patience import Unavailable
 from turnrl_servers.connection import Refused
 from turnrl_servers.files import is_divided, mark_published, wait_until_published, write
 from turnrl_servers.pool import Pool

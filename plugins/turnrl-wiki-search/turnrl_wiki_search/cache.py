@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 
 from turnrl import Passage, ToolError
-from turnrl.servers import Cache
+from turnrl.plugin.cache import Cache
 from turnrl_wiki_search.index import FORMAT, Hit, IndexInfo, SearchIndex
 from turnrl_wiki_search.settings import IndexSettings
 

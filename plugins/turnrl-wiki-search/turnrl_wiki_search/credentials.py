@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from urllib.parse import quote, quote_plus
 
 from turnrl import RecipeError
-from turnrl.servers import strike
+from turnrl.plugin.patience import strike
 
 _REFERENCE = re.compile(r"\$\{([A-Za-z_][A-Za-z0-9_]*)\}")
 _SECRET_WORD = re.compile(

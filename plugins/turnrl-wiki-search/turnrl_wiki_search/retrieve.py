@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from turnrl import ToolError, is_finite
-from turnrl.servers import Patience, Unavailable, is_loopback, raise_if_away, short_reason
+from turnrl.plugin.patience import Patience, Unavailable, is_loopback, raise_if_away, short_reason
 from turnrl_wiki_search.credentials import (
     fill_in,
     hide_from_logs,

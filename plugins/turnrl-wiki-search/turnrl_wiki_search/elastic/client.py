@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from turnrl import RecipeError, ToolError
-from turnrl.servers import Patience, Unavailable, short_reason
+from turnrl.plugin.patience import Patience, Unavailable, short_reason
 from turnrl_wiki_search.credentials import hide_from_logs, read_secret, trusted_certificates
 from turnrl_wiki_search.settings import Elasticsearch, check_url
 

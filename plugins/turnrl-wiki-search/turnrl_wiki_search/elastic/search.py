@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from turnrl import Passage, ToolError
-from turnrl.servers import Patience, Unavailable
+from turnrl.plugin.patience import Patience, Unavailable
 from turnrl_wiki_search.elastic.client import RETRIED, Connection
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, info_from
 from turnrl_wiki_search.settings import RETRIES, Elasticsearch

@@ -1,4 +1,4 @@
-"""Waiting for a server that is down, and caching its answers in a file.
+"""Waiting for a server that is away.
 
     Patience      decides for all callers of a server when to try again and when to give up
     Request       one caller's request, with its attempts
@@ -7,7 +7,6 @@
     short_reason  a server's text, or an error, in one line without secrets
     is_loopback   whether an address is of this machine, which no proxy may serve
     complaint     the clearest message in an error response
-    Cache         a SQLite file that threads and processes share
 
 Libraries that retry (tenacity, stamina, backoff) serve one caller. Here all callers share an
 outage: they wait together, one of them tries, and the first answer releases everybody.
@@ -19,21 +18,14 @@ import asyncio
 import contextlib
 import datetime
 import email.utils
-import errno
-import hashlib
 import ipaddress
-import json
 import math
-import os
 import random
-import sqlite3
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, final
+from typing import TYPE_CHECKING, TypeVar, final
 from urllib.parse import urlsplit
 
 from turnrl.errors import WorldError
@@ -41,20 +33,6 @@ from turnrl.text import say, visible
 
 if TYPE_CHECKING:
     import httpx2
-
-__all__ = [
-    "LONGEST_PAUSE_S",
-    "Cache",
-    "Patience",
-    "Request",
-    "Unavailable",
-    "complaint",
-    "is_loopback",
-    "pause_s",
-    "raise_if_away",
-    "short_reason",
-    "strike",
-]
 
 T = TypeVar("T")
 
@@ -170,7 +148,6 @@ class Patience:
         error: Makes the error to raise after that. Its argument is a text such as `does not answer
             (status 503). turnrl waited 300 s for it.`, which needs a name and a next step.
         retries: Attempts after a first failure, before the server counts as away.
-        quiet_s: Shorter outages are not printed.
         setting: The setting that holds `patience_s`, printed so that users can change it.
     """
 
@@ -180,12 +157,11 @@ class Patience:
         patience_s: float,
         error: Callable[[str], WorldError],
         retries: int = 0,
-        quiet_s: float = 0.0,
         setting: str = "",
     ) -> None:
         self._setting = f" ({setting})" if setting else ""
         self._name, self._patience_s, self._error = name, patience_s, error
-        self._retries, self._quiet_s = retries, quiet_s
+        self._retries = retries
         self._lock = threading.Lock()
         self._away_since: float | None = None
         self._answered_s = -math.inf
@@ -242,7 +218,7 @@ class Patience:
                 self._next_s = now + self._gap_s
             self._next_s = max(self._next_s, now + fault.retry_after_s)
             self._reason = str(fault)
-            if self._patience_s and not self._announced and now - self._away_since >= self._quiet_s:
+            if self._patience_s and not self._announced:
                 self._announced = True
                 self._print(
                     f"does not answer ({fault}); the run waits for it, "
@@ -304,105 +280,3 @@ class Request:
             self._patience._failed(self, fault)
         else:
             self._patience._answered()
-
-
-def _advice(error: Exception) -> str:
-    """The first words of a next step for a cache that cannot be used."""
-    code = getattr(error, "sqlite_errorcode", None)
-    kind = None if code is None else code & 0xFF
-    if kind in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED):
-        return "Another run is writing to it: repeat the command when that run has ended"
-    if kind in (sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CORRUPT):
-        return "It is no cache, or it is damaged: delete it"
-    if kind == sqlite3.SQLITE_FULL or getattr(error, "errno", None) == errno.ENOSPC:
-        return "Free space on the disk"
-    return "Make its folder one in which you may write"
-
-
-_LOCKED_S = 60.0
-"""The longest time that a process waits for another one that writes to a cache."""
-_TABLE = "CREATE TABLE IF NOT EXISTS entries (key BLOB PRIMARY KEY, value BLOB) WITHOUT ROWID"
-
-
-@final
-class Cache:
-    """Answers in a SQLite file, by key. Threads and processes may share it; its first use opens it.
-
-    Args:
-        path: The file; made if absent.
-        error: The class of the error if the file cannot be used.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], error: type[WorldError]) -> None:
-        self.path = Path(path)
-        self._error = error
-        self._lock = threading.Lock()
-        self._db: sqlite3.Connection | None = None
-
-    def get(self, keys: Iterable[str]) -> dict[str, Any]:
-        """The values that the cache has, by key."""
-        query, found = "SELECT value FROM entries WHERE key = ?", dict[str, Any]()
-        with self._transaction() as db:
-            for key in keys:
-                if row := db.execute(query, (_digest(key),)).fetchone():
-                    found[key] = json.loads(zlib.decompress(row[0]))
-        return found
-
-    def put(self, values: Mapping[str, Any]) -> None:
-        """Keep values, which are plain JSON, by key."""
-        rows = [
-            (_digest(key), zlib.compress(json.dumps(value, ensure_ascii=False).encode(), 1))
-            for key, value in values.items()
-        ]
-        with self._transaction() as db:
-            db.executemany("INSERT OR REPLACE INTO entries VALUES (?, ?)", rows)
-
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        """Read and write in one transaction. Nothing is written if the block raises."""
-        # one connection for all threads, kept open because closing it waits for the disk
-        try:
-            with self._lock:
-                self._db = self._db or self._opened()
-                with self._db as db:
-                    db.execute("BEGIN IMMEDIATE")
-                    yield db
-        except (sqlite3.Error, OSError) as error:
-            raise self._error(
-                f"the cache {str(self.path)!r} cannot be used ({error}). {_advice(error)}, or set "
-                "'cache' to another file."
-            ) from error
-
-    def _opened(self) -> sqlite3.Connection:
-        self.path.absolute().parent.mkdir(parents=True, exist_ok=True)
-        db = sqlite3.connect(
-            self.path, timeout=_LOCKED_S, isolation_level=None, check_same_thread=False
-        )
-        end = time.monotonic() + _LOCKED_S
-        while True:  # SQLite does not wait here for another process that also opens the file
-            try:
-                db.execute("PRAGMA journal_mode = WAL")
-                break
-            except sqlite3.OperationalError as error:
-                busy = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_BUSY  # of any kind
-                if not busy or time.monotonic() > end:
-                    db.close()
-                    raise
-                time.sleep(0.01)
-        db.execute("PRAGMA synchronous = NORMAL")
-        db.execute(_TABLE)
-        return db
-
-    def close(self) -> None:
-        """Close the file; the next use opens it again."""
-        with self._lock:
-            if self._db is not None:
-                self._db.close()
-                self._db = None
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def _digest(key: str) -> bytes:
-    return hashlib.blake2b(key.encode(), digest_size=16).digest()

@@ -20,9 +20,9 @@ from pathlib import Path
 import pytest
 
 from turnrl import EngineError, RecipeError, RewardError
-from turnrl.servers import (
+from turnrl.plugin.cache import Cache
+from turnrl.plugin.patience import (
     LONGEST_PAUSE_S,
-    Cache,
     Patience,
     Unavailable,
     is_loopback,
@@ -287,7 +287,7 @@ def test_an_outage_that_nobody_waited_for_to_its_end_is_forgotten(serve):
 
 WAITING = """
 from turnrl import ToolError
-from turnrl.servers import Patience, Unavailable
+from turnrl.plugin.patience import Patience, Unavailable
 
 def attempt():
     print("asked", flush=True)
@@ -334,7 +334,7 @@ def test_a_cache_waits_for_another_process_that_makes_the_same_file(tmp_path):
 
 
 def test_a_cache_that_another_process_has_locked_is_never_to_be_deleted(tmp_path, monkeypatch):
-    monkeypatch.setattr("turnrl.servers._LOCKED_S", 0.1)
+    monkeypatch.setattr("turnrl.plugin.cache._LOCKED_S", 0.1)
     file = tmp_path / "cache.sqlite"
     with contextlib.closing(sqlite3.connect(file, isolation_level=None)) as other:
         other.execute("BEGIN EXCLUSIVE")
