@@ -73,9 +73,9 @@ def turnrl(node, folder, arguments, during=None, **environment):
     return code, out.getvalue(), err.getvalue()
 
 
-def on_server(name, **settings):
+def on_server(cls, /, **settings):
     """An index on a server, as a recipe has it."""
-    return {"class_path": name, "init_args": settings}
+    return {"class_path": cls, "init_args": settings}
 
 
 def train(node, folder, during=None, index=None, **tool):

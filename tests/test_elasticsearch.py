@@ -26,20 +26,16 @@ from nodes import PASSWORD
 from searching import (
     API_KEY,
     ROWS,
-    SHARED,
     ask,
     corpus_of,
     ids_found,
     index_command,
-    needs_shared_data,
     retry_once,
     search_tool,
-    shared_rows,
     write_rows,
 )
-from turnrl import DataError, Question, RecipeError, Tool, ToolError
+from turnrl import DataError, RecipeError, Tool, ToolError
 from turnrl_wiki_search import Elasticsearch, WikiSearch, elastic, embedded
-from turnrl_wiki_search.command import score_retrieval
 from turnrl_wiki_search.elastic import ElasticIndex
 
 
@@ -278,22 +274,6 @@ def test_passages_that_share_an_id_are_noticed(url, name, tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", [ROWS[0], {**ROWS[1], "id": "1"}])
     with pytest.raises(DataError, match="passages 1 and 2 have the same id '1'"):
         elastic.build(Elasticsearch(name, url), corpus_of(path))
-
-
-@needs_shared_data
-def test_retrieval_of_real_passages_reaches_the_figures_of_the_folder(url, name, tmp_path):
-    corpus = SHARED / "squad" / "corpus.jsonl"
-    lines = (SHARED / "squad" / "dev.jsonl").read_text().splitlines()
-    random.Random(0).shuffle(lines)
-    rows = [json.loads(line) for line in lines[:500]]
-    questions = [Question(row["id"], row["question"], tuple(row["answers"])) for row in rows]
-    elastic.build(Elasticsearch(name, url), corpus_of(corpus))
-    embedded.build(tmp_path / "index", corpus_of(corpus))
-    server = score_retrieval(ElasticIndex(Elasticsearch(name, url)), questions, 5)
-    folder = score_retrieval(embedded.EmbeddedIndex(tmp_path / "index"), questions, 5)
-    for rank, least in {1: 0.77, 3: 0.89, 5: 0.92}.items():
-        assert server[f"answer@{rank}"] >= least
-        assert abs(server[f"answer@{rank}"] - folder[f"answer@{rank}"]) <= 0.02
 
 
 # --- calls together ---
@@ -728,53 +708,3 @@ def test_a_cache_over_a_foreign_index_needs_a_version_and_two_share_no_answers(u
 def test_a_foreign_index_that_is_not_there_is_named(url):
     with pytest.raises(ToolError, match=r"no index 'gone' at .*Correct Elasticsearch.name"):
         search_tool("gone", url, fields=NEWS).check()
-
-
-# --- figures ---
-
-
-@pytest.mark.slow
-@needs_shared_data
-def test_figures_of_the_server(url, name, tmp_path):
-    """Rates over 400,000 passages, in batches as the rollout sends them; run alone."""
-    import elasticsearch
-
-    rows = shared_rows()
-    many = [{**rows[i % len(rows)], "id": f"{i}"} for i in range(400_000)]
-    path = write_rows(tmp_path / "rows.jsonl", many)
-    del many
-    begin = time.perf_counter()
-    elastic.build(Elasticsearch(name, url), corpus_of(path))
-    rate = 400_000 / (time.perf_counter() - begin)
-    print(f"\nbuild {rate:,.0f} passages/s")
-    lines = (SHARED / "squad" / "dev.jsonl").read_text().splitlines()
-    queries = [json.loads(line)["question"] for line in lines]
-    client = elasticsearch.Elasticsearch(url, connections_per_node=64)
-    tool = WikiSearch(Elasticsearch(name, url), top_k=3)
-
-    def plain(query: str) -> None:
-        client.search(index=name, query={"match": {"contents": query}}, size=3)
-
-    def threads(count: int, asked: list[str]) -> None:
-        with ThreadPoolExecutor(count) as pool:
-            list(pool.map(plain, asked))
-
-    def batches(size: int, asked: list[str]) -> None:
-        for start in range(0, len(asked), size):
-            ask(tool, *asked[start : start + size])
-
-    def timed(call, size: int, asked: list[str]) -> float:
-        begin = time.perf_counter()
-        call(size, asked)
-        return len(asked) / (time.perf_counter() - begin)
-
-    threads(8, queries[:1000])
-    rates = {"plain 1": timed(threads, 1, queries[1000:2000])}
-    rates["plain 64"] = timed(threads, 64, queries[2000:5000])
-    # 336: the calls of 16 questions, each asked 21 times; a query that came twice would be warm
-    for part, size in enumerate((1, 16, 64, 336)):
-        asked = queries[5000 + part * 1344 :][:1344]
-        rates[f"batches of {size}"] = timed(batches, size, asked)
-    client.close()
-    print({key: round(value) for key, value in rates.items()})
-    assert rates["batches of 64"] >= 2 * rates["plain 1"]

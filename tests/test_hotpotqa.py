@@ -208,37 +208,6 @@ def test_the_source_keeps_to_the_contract(hub):
     assert installed("turnrl_datasets")["HotpotParagraphs"] is HotpotParagraphs
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"needs the HotpotQA questions in {SHARED}")
-def test_real_questions_find_their_own_paragraphs(tmp_path):
-    rows, asked = (
-        [json.loads(line) for line in (SHARED / name).read_text(encoding="utf-8").splitlines()]
-        for name in ("corpus.jsonl", "dev.jsonl")
-    )
-    known = {p["id"]: p for p in rows}
-    for number, question in enumerate(asked):
-        support = [known[i] for i in question.pop("supporting_ids")]
-        question["answer"] = question.pop("answers")
-        # its own two, which have their titles to themselves, and thirty others
-        names = {p["title"] for p in support}
-        others = [p for p in rows[30 * number :][:30] if p["title"] not in names]
-        question["context"] = [[p["title"], [p["text"]]] for p in (*support, *others)]
-        question["supporting_facts"] = [[p["title"], 0] for p in support]
-    path = write_jsonl(tmp_path / "dev.jsonl", asked)
-    source = HotpotParagraphs(path=path)
-    search = WikiSearch(str(tmp_path / "index"), build_from=source, top_k=3)
-    search.check()
-    questions = load_questions(source)
-    results = search.run([ToolCall("search", {"query": q.text}) for q in questions])
-    hits = [
-        len(set(q.metadata["supporting_ids"]) & set(r.metadata["passage_ids"]))
-        for q, r in zip(questions, results, strict=True)
-    ]
-    assert embedded.read_info(tmp_path / "index").passages > 5000
-    # two of each are there to be found: by the question alone, more than half of them are
-    assert sum(hits) / (2 * len(questions)) > 0.5
-    assert {len(q.metadata["supporting_ids"]) for q in questions} == {2}
-
-
 # --- what is wrong with the data ---
 
 

@@ -14,15 +14,12 @@ from turnrl import (
     Passage,
     RecipeError,
     SquadParagraphs,
-    ToolCall,
     load_questions,
 )
 from turnrl.cli import main
 from turnrl.testing import check_source
-from turnrl_wiki_search import WikiSearch
 from turnrl_wiki_search.embedded import read_info
 
-SHARED = Path(__file__).parents[2] / "shared" / "data" / "squad"
 TOWER = "The Dom Tower is in  Utrecht. It was begun in 1321."
 PARIS = "Paris is the capital of France."
 
@@ -104,28 +101,3 @@ def test_a_row_in_another_layout_is_named(tmp_path, missing):
         [*SquadParagraphs(str(file)).questions("")]
     with pytest.raises(RecipeError, match="splits is empty"):
         SquadParagraphs(splits=[])
-
-
-@pytest.mark.skipif(not SHARED.is_dir(), reason=f"no {SHARED}")
-def test_real_questions_find_their_own_paragraphs(tmp_path):
-    passages, every = (
-        [json.loads(line) for line in (SHARED / name).read_text(encoding="utf-8").splitlines()]
-        for name in ("corpus.jsonl", "dev.jsonl")
-    )
-    corpus, rows = {passage["id"]: passage for passage in passages}, every[:2000:10]
-    file = tmp_path / "squad.jsonl"
-    with file.open("w") as out:
-        for dev in rows:
-            passage = corpus[dev["gold_passage_id"]]
-            contents = row(dev["id"], passage["title"], passage["text"], *dev["answers"])
-            out.write(json.dumps({**contents, "question": dev["question"]}) + "\n")
-    source = SquadParagraphs(str(file))
-    search = WikiSearch(str(tmp_path / "index"), build_from=source, top_k=1)
-    search.check()
-    asked = load_questions(source)
-    results = search.run([ToolCall("search", {"query": question.text}) for question in asked])
-    hits = [
-        question.metadata["supporting_ids"] == result.metadata["passage_ids"]
-        for question, result in zip(asked, results, strict=True)
-    ]
-    assert sum(hits) / len(hits) > 0.8

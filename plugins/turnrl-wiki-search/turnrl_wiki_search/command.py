@@ -175,7 +175,8 @@ def _score(args: argparse.Namespace) -> None:
             raise RecipeError(
                 f"--sample {args.sample}: {args.questions} has {len(questions)} questions."
             )
-        questions = random.Random(0).sample(questions, args.sample)
+        random.Random(0).shuffle(questions)
+        questions = questions[: args.sample]
     with _open(args) as index:
         score, info = score_retrieval(index, questions, args.k), index.info()
     if args.json:
