@@ -7,19 +7,17 @@ import math
 import shutil
 import subprocess
 import sys
-from collections import UserList
 from pathlib import Path
 
 import lightning as L
 import pytest
 import torch
-import yaml
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.loggers import CSVLogger
 
 import turnrl
 from commands import RECIPE, fails, save
-from runs import adamw, column, data, last, make_module, rows, trainer, weights
+from runs import adamw, data, last, make_module, rows, trainer, weights
 from turnrl import (
     MTGRPO,
     BestCheckpoint,
@@ -31,7 +29,6 @@ from turnrl import (
     RecipeError,
     Rollout,
 )
-from turnrl.checkpoints import take_exported
 from turnrl.cli import main
 from turnrl.types import OutcomeReward
 from turnrl_slots import Slots
@@ -42,12 +39,6 @@ from worlds import Answered, Called, Echo, Letters, Numbers
 def run(trained, tmp_path):
     """A folder in which `recipe.yaml` has trained one iteration."""
     return tmp_path
-
-
-def test_a_recipe_whose_data_has_no_settings_loads(recipe):
-    recipe["data"] = {"class_path": "turnrl.QuestionData", "init_args": None}
-    save(recipe)
-    assert turnrl.load("recipe.yaml").policy.network is not None
 
 
 def test_a_checkpoint_answers_the_users_own_questions(run, capsys):
@@ -83,21 +74,6 @@ def test_a_folder_of_a_run_and_a_recipe_are_loaded_too(run):
     fresh.load()
     assert torch.equal(weights(untrained.policy), weights(fresh))
     assert untrained.ask(["Number 7?"])[0].turns
-
-
-def test_load_reports_missing_files_and_invalid_recipes(recipe):
-    with pytest.raises(CheckpointError, match="no checkpoint at 'runs/none'"):
-        turnrl.load("runs/none")
-    with pytest.raises(RecipeError, match="no recipe at 'recipes"):
-        turnrl.load("recipes.yaml")
-    recipe["model"]["group_sise"] = 3
-    save(recipe)
-    with pytest.raises(RecipeError, match=r"'model\.group_sise'\. Did you mean group_size\?"):
-        turnrl.load("recipe.yaml")
-    recipe["model"] = {"class_path": "lightning.pytorch.demos.boring_classes.BoringModel"}
-    save(recipe)
-    with pytest.raises(RecipeError, match="model"):
-        turnrl.load("recipe.yaml")
 
 
 def test_load_refuses_a_path_or_module_of_the_wrong_type(tiny_model):
@@ -217,13 +193,6 @@ def test_an_exported_adapter_is_taken_by_the_policy_that_it_is_of(tiny_model, tm
         turnrl.load(adapter, module=make_module(tiny_model, few))
 
 
-def test_an_exported_model_of_another_size_is_refused(tiny_model, random_model):
-    module, other = make_module(tiny_model), random_model("Qwen2")
-    module.policy.load()
-    with pytest.raises(CheckpointError, match=r"do not fit the policy .* Give the recipe that"):
-        take_exported(module.policy, other)
-
-
 def test_lightnings_own_loading_works_on_a_checkpoint_that_python_made(tiny_model, tmp_path):
     module = make_module(tiny_model)
     trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
@@ -266,32 +235,6 @@ def test_data_takes_questions_and_sources_with_settings(tiny_model, tmp_path):
     asked = {group.question.text for group in module.experience.groups}
     assert asked <= {question.text for question in own}
     assert len(rows(tmp_path)) == 2
-
-
-@pytest.mark.slow
-def test_a_recipe_may_hold_questions_and_settings_of_a_source(run):
-    contents = yaml.safe_load((run / "recipe.yaml").read_text())
-    contents["data"] |= {
-        "train": {"class_path": "test_ask.Range", "init_args": {"count": 5}},
-        "val": [{"id": "1", "text": "Number 1?", "answers": ["1"]}],
-    }
-    (run / "own.yaml").write_text(yaml.safe_dump(contents))
-    assert main(["fit", "own.yaml", "--trainer.max_epochs", "1"]) == 0
-    record = turnrl.record.read("runs/own/version_0/record")
-    assert {r["question"] for r in record if r["split"] == "val"} == {"Number 1?"}
-    assert {r["question"] for r in record if r["split"] == "train"} <= {
-        f"Number {n}?" for n in range(5)
-    }
-
-
-class Range(Numbers):
-    """The first numbers."""
-
-    def __init__(self, count: int) -> None:
-        self.count = count
-
-    def questions(self, split):
-        return super().questions(split)[: self.count]
 
 
 # ------------------------------------------------------------------------------- checkpoints
@@ -339,19 +282,6 @@ def test_figures_that_are_not_fresh_choose_nothing(tiny_model, tmp_path):
     assert torch.load(path, weights_only=True)["epoch"] == 1
 
 
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:The dirpath has changed")
-def test_lightnings_own_callback_keeps_the_last_ones(tiny_model, tmp_path):
-    options = {"mode": "max", "save_top_k": 2, "save_on_train_epoch_end": True}
-    keep, again = (ModelCheckpoint(monitor="step", filename="{step}", **options) for _ in "ab")
-    trainer(tmp_path / "a", 4, [keep]).fit(make_module(tiny_model), data())
-    folder = tmp_path / "a" / "version_0" / "checkpoints"
-    assert {p.name for p in folder.iterdir()} == {"last.ckpt", "step=6.ckpt", "step=8.ckpt"}
-    six = str(folder / "step=6.ckpt")
-    trainer(tmp_path / "b", 4, [again]).fit(make_module(tiny_model), data(), ckpt_path=six)
-    assert rows(tmp_path / "b") == rows(tmp_path / "a")[-1:]
-
-
 def test_ruined_weights_replace_no_good_checkpoint(tiny_model, tmp_path):
     module = make_module(tiny_model, steps_per_pass=1, optimizer=adamw(1e30))
     with pytest.raises(turnrl.TrainingError, match="log-probabilities are not finite"):
@@ -363,19 +293,6 @@ def test_ruined_weights_replace_no_good_checkpoint(tiny_model, tmp_path):
     sane = make_module(tiny_model, steps_per_pass=1, optimizer=adamw(1e-3))
     trainer(tmp_path / "b", 1, limit_val_batches=0).fit(sane, data(), ckpt_path=last(tmp_path))
     assert weights(sane.policy).abs().max() < 1e3
-
-
-@pytest.mark.slow
-def test_early_stopping_sees_the_runs_own_rewards(tiny_model, tmp_path):
-    stop = EarlyStopping("val/reward/outcome/scripted", mode="max", patience=1)
-    module = scripted(tiny_model, [0.0, 5.0, 4.0, 3.0, 2.0, 1.0])
-    run = trainer(tmp_path, 5, [stop])
-    run.fit(module, data())
-    assert run.current_epoch == 2  # after the second iteration it was no better
-    assert column(tmp_path, "val/reward/outcome/scripted") == [0.0, 5.0, 4.0]
-    total = column(tmp_path, "val/reward/total")
-    turn = column(tmp_path, "val/reward/turn")
-    assert total == pytest.approx([a + b for a, b in zip([0.0, 5.0, 4.0], turn, strict=True)])
 
 
 @pytest.mark.slow
@@ -392,17 +309,6 @@ def test_weights_changed_since_validation_are_not_saved_as_best(tiny_model, tmp_
     module = make_module(tiny_model, steps_per_pass=3)
     trainer(tmp_path, 2, [best], val_check_interval=2).fit(module, data())
     assert not (tmp_path / "version_0" / "checkpoints" / "best.ckpt").exists()
-
-
-def test_a_checkpoint_that_does_not_name_its_optimiser_resumes(tiny_model, tmp_path):
-    trainer(tmp_path / "a", 1, limit_val_batches=0).fit(make_module(tiny_model), data())
-    old = torch.load(last(tmp_path / "a"), weights_only=True)
-    del old["optimizer"]
-    torch.save(old, tmp_path / "old.ckpt")
-    module = make_module(tiny_model)
-    run = trainer(tmp_path / "b", 2, limit_val_batches=0)
-    run.fit(module, data(), ckpt_path=str(tmp_path / "old.ckpt"))
-    assert run.global_step == 4
 
 
 def test_asking_draws_other_samples_than_training_and_by_the_runs_seed(tiny_model):
@@ -472,12 +378,6 @@ def test_how_to_sample_is_checked_before_any_weights_are_loaded(tiny_model, sett
     assert module.policy.network is None
 
 
-def test_any_sequence_of_questions_is_asked(tiny_model):
-    # a column of `datasets` is a sequence, and no list
-    answered = make_module(tiny_model).ask(UserList(["Number 1?", "Number 2?"]))
-    assert [trajectory.question.text for trajectory in answered] == ["Number 1?", "Number 2?"]
-
-
 @pytest.mark.parametrize("asked", [5, [5], None, {"a": 1}], ids=str)
 def test_asking_anything_but_questions_is_refused_with_examples(tiny_model, asked):
     module = make_module(tiny_model)
@@ -503,25 +403,6 @@ def test_attempts_at_asked_questions_can_be_scored(tiny_model):
     assert len({score["reward/total"] for score in scores}) > 1
     with pytest.raises(turnrl.DataError, match=r"'Number 7\?' has no accepted answer"):
         module.scores(module.ask("Number 7?"))
-
-
-@pytest.mark.slow
-def test_a_run_whose_recipe_names_the_module_class_loads(run):
-    contents = yaml.safe_load((run / "recipe.yaml").read_text())
-    contents["model"] = {"class_path": "turnrl.MTGRPO", "init_args": contents["model"]}
-    (run / "mine.yaml").write_text(yaml.safe_dump(contents))
-    assert main(["fit", "mine.yaml", "--trainer.max_epochs", "1"]) == 0
-    assert type(turnrl.load("runs/mine/version_0")) is MTGRPO
-
-
-@pytest.mark.slow
-def test_last_is_of_the_runs_own_name(run, capsys):
-    named = ["--trainer.logger.init_args.name", "other"]
-    assert main(["fit", "recipe.yaml", "--ckpt_path", "last", *named]) == 2
-    assert "no run in 'runs/other' has a last.ckpt" in capsys.readouterr().err
-    assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1", *named]) == 0
-    assert main(["fit", "recipe.yaml", "--ckpt_path", "last", *named]) == 0
-    assert "checkpoint runs/other/version_0/checkpoints/last.ckpt" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -682,14 +682,6 @@ def test_the_exact_figures_match_sampled_groups(estimator):
     assert size * variance == pytest.approx(exact_row.variance, rel=0.1)
 
 
-def test_the_figures_are_exact_for_a_second_toy():
-    toy = Toy((0.3, -0.2, 0.1, 0.4), ((0.5,), (1.0,), (-0.5,), (0.0,)), (0.0, 0.5, 1.0, 0.5))
-    for estimator in (TurnLevel(**UNBIASED), Merged(**UNBIASED), Branched(2), TurnCritic()):
-        assert figures("", estimator, toy, 3).bias < 1e-6
-    with pytest.raises(RecipeError, match=r"more than 10,000 groups of 9"):
-        figures("", NineBranched(), toy)
-
-
 class NineBranched(AdvantageEstimator):
     """Needs a larger group with probes than can be tried."""
 
@@ -880,11 +872,6 @@ def test_a_checkpoint_plays_with_its_own_recipe(trained, capsys):
     assert "Leave out one of --model.group_size and --ckpt_path" in message
 
 
-def test_each_question_is_asked_once_if_there_are_fewer_than_requested(recipe, capsys):
-    table = printed(capsys, "recipe.yaml", "--questions", "40", "--data.train_limit", "3")
-    assert "3 questions, two groups of 4 each" in table
-
-
 def test_mistakes_are_reported_before_anything_is_computed(recipe, capsys):
     def message(*arguments):
         return fails(capsys, ["credit-check", *arguments])
@@ -944,17 +931,6 @@ def test_credit_check_reads_recipes_and_options_as_fit_does(recipe, capsys, monk
     assert {row["advantage"] for row in rows if row["estimator"] == "OutcomeOnly"} == {0.0}
 
 
-@pytest.mark.slow
-def test_a_bundled_recipe_is_found_by_its_name(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    table = printed(capsys, "quickstart", "--model.group_size", "2", "--questions", "1")
-    assert "1 questions, two groups of 2 each" in table
-    assert "no run in 'runs/quickstart' has a last.ckpt" in fails(
-        capsys, ["credit-check", "quickstart", "--ckpt_path", "last"]
-    )
-    assert "Did you mean quickstart?" in fails(capsys, ["credit-check", "quikstart"])
-
-
 def test_a_recipe_plays_without_its_trainer_and_reads_questions_before_weights(recipe, capsys):
     # a GPU, a logger's server and questions of the validation that are not here
     trainer = {"accelerator": "gpu", "devices": 4, "strategy": "ddp"}
@@ -970,10 +946,6 @@ def test_a_recipe_plays_without_its_trainer_and_reads_questions_before_weights(r
     save({**recipe, "data": {"train": "test_estimators.Away"}})
     model = ["--model.policy.model", "there_is/no_such_model"]
     assert "the questions are away" in fails(capsys, ["credit-check", "recipe.yaml", *model])
-
-
-def test_help_is_printed_wherever_it_is_requested(capsys):
-    assert "--questions N" in printed(capsys, "quickstart", "--help")
 
 
 @pytest.mark.slow

@@ -5,9 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-import os
 import random
-import signal
 import threading
 import time
 from collections import Counter
@@ -536,13 +534,6 @@ def test_redraws_with_a_critic_are_refused(tiny_model):
         make_module(tiny_model, estimator=ToGo(critic=Critic()), redraws=1)
 
 
-def test_a_critic_out_of_range_is_refused():
-    with pytest.raises(RecipeError, match=r"critic\.lr is -1\.0"):
-        Critic(-1.0)
-    with pytest.raises(RecipeError, match=r"objective\.value_coef is -0\.1"):
-        ClippedSurrogate(value_coef=-0.1)
-
-
 @pytest.mark.slow
 def test_a_run_with_a_critic_resumes_exactly(tiny_model, tmp_path):
     def estimator():
@@ -674,23 +665,6 @@ def test_probes_of_redrawn_groups_are_counted(tiny_model, tmp_path):
     once, twice = first.experience.collected, both.experience.collected
     again = twice.sampled - once.sampled - sum(len(a) for a in both.experience.advantages)
     assert twice.probe_tokens == once.probe_tokens + again > once.probe_tokens > 0
-
-
-def test_branches_of_redrawn_groups_are_not_their_trajectories(tiny_model, tmp_path):
-    class Bushy(Fussy):
-        probes = 1
-        trains_probes = True
-
-        def prepare(self, attempts, scorer):
-            return trees(attempts, scorer)
-
-        def __call__(self, group):
-            self.asked += 1
-            return group.reached.float() * (self.asked > self.patience)
-
-    module = learn(tiny_model, tmp_path, estimator=Bushy(4), redraws=1)
-    assert all(len(group.trajectories) > len(group.trunks) for group in module.experience.groups)
-    assert column(tmp_path, "rollout/redrawn_groups") == [1.0]
 
 
 class Prepares(ToGo):
@@ -887,25 +861,6 @@ def test_a_copy_that_is_being_made_when_another_trajectory_fails_is_closed(chat,
     engine = ScriptedEngine(chat.tokenizer, says)
     with pytest.raises(ToolError, match="no route to host"):
         rollout.begin(engine, chat, QUESTIONS, 2, (0,), probes=2).result()
-    keeps.check_closed()
-    assert not engine.open_sessions
-
-
-@pytest.mark.parametrize("lockstep", [True, False])
-def test_a_copy_that_is_being_made_at_ctrl_c_is_closed(chat, lockstep, ctrl_c):
-    keeps = Keeps()
-
-    def interrupt():
-        assert keeps.begins.acquire(timeout=5)
-        os.kill(os.getpid(), signal.SIGINT)
-
-    rollout = Rollout(Brackets(), [keeps], lockstep=lockstep)
-    engine = ScriptedEngine(chat.tokenizer, say(CALL, CALL, CALL))
-    watch = threading.Thread(target=interrupt)
-    watch.start()
-    with pytest.raises(KeyboardInterrupt):
-        rollout.begin(engine, chat, QUESTIONS, 2, (0,), probes=2).result()
-    watch.join()
     keeps.check_closed()
     assert not engine.open_sessions
 

@@ -7,7 +7,6 @@ import dataclasses
 import datetime
 import enum
 import functools
-import gc
 import inspect
 import json
 import math
@@ -62,7 +61,6 @@ from turnrl import (
     score_group,
 )
 from turnrl.agent.function_tools import _Batch
-from turnrl.agent.toolbox import Toolbox, ToolSessions
 from turnrl.function_rewards import rewards_of
 from turnrl.scoring import Tally, group_tallies, score_groups
 from turnrl.testing import ScriptedEngine, check_reward, check_tool
@@ -437,31 +435,19 @@ def nested(depth: int) -> list[Any]:
         (None, "None"),
         (math.nan, "nan"),
         (np.int64(5), "5"),
-        (np.float32(0.1), "0.1"),
-        (np.bool_(True), "true"),
-        (np.arange(3), "[0, 1, 2]"),
         (
             {"mean": np.float32(0.1), "counts": np.array([[1], [2]])},
             '{"mean": 0.1, "counts": [[1], [2]]}',
         ),
-        ({np.int64(1): math.inf}, '{"1": Infinity}'),
-        (np.datetime64("2026-02-01"), "2026-02-01"),
         (np.array(["2026-02-01"], "datetime64[ns]"), '["2026-02-01T00:00:00.000000000"]'),
         (np.ma.array([1.5, 2.5], mask=[False, True]), "[1.5, null]"),
-        ([np.ma.masked], "[null]"),
         (torch.tensor([1, 2]), "[1, 2]"),
-        (torch.tensor(2.5), "2.5"),
         (Decimal("1.50"), "1.50"),
-        (datetime.date(2026, 2, 1), "2026-02-01"),
         (Path("a/b"), "a/b"),
         (Unit.METRIC, "km"),
         (b"caf\xc3\xa9", "café"),
-        (b"\xff", "�"),
         ({"b", "a", "c"}, '["a", "b", "c"]'),
-        (range(3), "[0, 1, 2]"),
-        ({1: "x"}.values(), '["x"]'),
         ((n for n in (1, 2)), "[1, 2]"),
-        (1 + 2j, "1+2j"),
         (ValueError("no such row"), "no such row"),
         (nested(300), "[" * 301 + "]" * 301),
     ],
@@ -473,17 +459,6 @@ def test_any_value_with_a_text_becomes_the_text_of_a_result(value, content):
 
     result = called(give)
     assert (result.content, result.ok) == (content, True)
-
-
-def test_a_table_of_pandas_reads_as_pandas_writes_it():
-    pandas = pytest.importorskip("pandas")
-    for value in (pandas.DataFrame({"a": [1, 2]}), pandas.Series([1.5], index=["mean"])):
-
-        def give() -> Any:
-            """Give it."""
-            return value  # noqa: B023 - called at once
-
-        assert called(give).content == str(value)
 
 
 @pytest.mark.parametrize("value", [10**5000, nested(900)], ids=["long", "deep"])
@@ -576,13 +551,6 @@ def test_a_thread_of_a_forum_is_no_thread_of_the_machine(caplog):
     assert calls == ["x"]  # once
     assert tool.thread_safe
     assert not caplog.records
-
-
-def test_a_function_that_needs_one_thread_works_where_a_caller_awaits_too():
-    results = asyncio.run(
-        call_tools([from_table], QUESTION, [[ToolCall("from_table", {"place": "x"})]])
-    )
-    assert results[0][0].content == "x"
 
 
 def test_ctrl_c_reaches_a_function_in_the_main_thread():
@@ -698,11 +666,6 @@ def parse_own(text: str) -> str:
     return str(json.loads(text))
 
 
-def encode(text: str) -> str:
-    """Encode a text."""
-    return text.encode("ascii").decode()
-
-
 def add(text: str) -> str:
     """Add 1."""
     return text + 1
@@ -717,27 +680,16 @@ def stated(kind: str) -> str:
     ("function", "argument", "text"),
     [
         (read_file, "nowhere.txt", "FileNotFoundError: "),
-        (read_file, "data", "IsADirectoryError: "),
-        (read_file, "x" * 300, "OSError: [Errno 36]"),
         (read_page, "Nowhere", "FileNotFoundError: "),
         (read_own, "Nowhere", None),
         (query, "selec name", 'OperationalError: near "selec": syntax error'),
-        (query, "select name from villages", "OperationalError: no such table"),
-        (query, "insert into towns values (null)", "IntegrityError: NOT NULL"),
-        (query, "select 1; select 2", ": You can only execute one statement"),
         (compute, "town + 1", "NameError: name 'town' is not defined"),
-        (compute, "1 + 'a'", "TypeError: unsupported operand"),
-        (compute, "''.nope", "AttributeError: "),
         (run_program, "import nothing_of_that_name", "ModuleNotFoundError: "),
         (run_program, "raise SystemExit(3)", "SystemExit: 3"),
         (run_in_shell, "sleep 5", "TimeoutExpired: "),
-        (run_in_shell, "false", "CalledProcessError: "),
         (parse_own, "{x}", "JSONDecodeError: "),
-        (encode, "é", "UnicodeEncodeError: "),
         (add, "1", None),
         (stated, "type", "TypeError: no"),
-        (stated, "none", "NotImplementedError: no"),
-        (stated, "path", "PermissionError: no"),
     ],
 )
 def test_the_policy_reads_how_what_it_wrote_failed(function, argument, text):
@@ -837,37 +789,6 @@ def test_a_function_tool_makes_few_more_calls_than_a_handwritten_tool(function, 
 
     apart = called(FunctionTool(globals()[function], "double")) - called(hand())
     assert 0 < apart < more
-
-
-@pytest.mark.slow  # a time: for a quiet machine
-def test_a_function_tool_takes_little_more_time_than_a_handwritten_tool():
-    def cpu(tool: Any, size: int, times: int) -> float:
-        """Seconds a call, in batches of a size."""
-        box = Toolbox([tool], str, size)
-        calls = [ToolCall("double", {"n": 1})] * size
-
-        async def batches() -> None:
-            for _ in range(times):
-                results = tool.run(
-                    calls
-                )  # on this thread; to start one costs a different time each
-                _ = await results if inspect.isawaitable(results) else results
-
-        began = time.process_time()
-        on_loop(ToolSessions(box).answer(calls) if size > 1 else batches())
-        return (time.process_time() - began) / times / size
-
-    gc.collect()
-    gc.disable()  # else the garbage of other tests counts
-    try:
-        for function, hand in ((double, Hand()), (double_async, AsyncHand())):
-            tool = FunctionTool(function, "double")
-            for size, times in ((1000, 1), (1, 500)):
-                pairs = [(cpu(tool, size, times), cpu(hand, size, times)) for _ in range(9)]
-                ours, by_hand = map(min, zip(*pairs, strict=True))  # other work only adds
-                assert ours - by_hand < 10e-6, (function, size)
-    finally:
-        gc.enable()
 
 
 async def double_async(n: int) -> str:

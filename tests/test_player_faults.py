@@ -5,7 +5,7 @@ import contextlib
 
 import pytest
 
-from players.scripted import QUESTION, USER, ActingEcho, FunctionPlayer, play_one, scripted, walked
+from players.scripted import QUESTION, USER, ActingEcho, FunctionPlayer, play_one, scripted
 from players.summariser import Summariser
 from turnrl import (
     DataError,
@@ -266,22 +266,6 @@ def test_a_reply_that_was_cancelled_leaves_a_history_that_is_right(tiny_policy):
     assert len(trajectory.turns) == 2
 
 
-def test_a_reply_that_is_never_awaited_is_named(tiny_policy):
-    left = []
-
-    async def says(session, turn):
-        await asyncio.sleep(0.2)
-        return "x"
-
-    async def play(attempt):
-        await attempt.reply(USER)
-        left.append(asyncio.create_task(attempt.reply(USER)))
-        await asyncio.sleep(0.01)
-
-    with pytest.raises(PluginError, match=r"ended while a reply was sampled. Await the reply"):
-        play_one(tiny_policy, play, says)
-
-
 # ------------------------------------------------------------------------- histories
 
 
@@ -377,33 +361,3 @@ def test_a_rewritten_history_reaches_a_server_of_messages_without_the_role_tool(
 
 
 # ------------------------------------------------------------------------- toolsets
-
-
-def test_all_toolsets_are_stopped_even_if_one_fails_to_stop():
-    stopped = []
-
-    class Held(Echo):
-        def __init__(self, name):
-            self.name = name
-
-        async def stop(self):
-            stopped.append(self.name)
-            if self.name == "b":
-                raise OSError("stuck")
-
-    with (
-        pytest.raises(ToolError, match="OSError: stuck in stop"),
-        Rollout(player=Summariser(), tools=[Held("a"), Held("b"), Held("c")]).live(),
-    ):
-        pass
-    assert stopped == ["c", "b", "a"]
-
-
-@pytest.mark.parametrize("done", ["no", None, 0.5])
-def test_a_result_that_says_neither_yes_nor_no_is_the_tools_fault(tiny_policy, done):
-    class Odd(Echo):
-        def run(self, calls):
-            return [ToolResult("x", done=done) for _ in calls]
-
-    with pytest.raises(ToolError, match=r"a ToolResult whose done is .*; it is True or False"):
-        walked(tiny_policy, Odd(), ["b"] * 2)

@@ -42,7 +42,7 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.cli import main
 from turnrl.testing import check_player
 from turnrl_estimators import Branched
-from turnrl_rewards import StepReward, ToolExecuted
+from turnrl_rewards import StepReward
 from turnrl_rewards.progress import informed
 from turnrl_slots import Slots
 from worlds import Answered, Boundless, Called, Echo, Letters, Numbers
@@ -87,32 +87,6 @@ def test_a_gymnasium_environment_trains_on_the_reward_of_each_step(tiny_model, t
     assert moved > 20
     assert column(tmp_path, "train/logprob_gap")[-1] < 1e-5
     assert module.experience is not None
-
-
-def test_an_environment_is_trained_scored_and_compared_by_commands(recipe, tmp_path, capsys):
-    lake = "players.frozen_lake"
-    recipe["model"]["rollout"] |= {
-        "segmenter": None,
-        "player": f"{lake}.Walker",
-        "tools": [f"{lake}.FrozenLake"],
-        "max_tokens": 256,
-    }
-    recipe["model"]["rewards"] = ["StepReward"]
-    recipe["data"] = {"train": f"{lake}.Lakes", "val": f"{lake}.Lakes"}
-    recipe["data"]["questions_per_iteration"] = 2
-    save(recipe)
-    for _ in range(2):
-        assert main(["fit", "recipe.yaml", "--trainer.max_epochs", "1"]) == 0
-    runs = [tmp_path / "runs" / "recipe" / f"version_{n}" for n in (0, 1)]
-    assert (runs[0] / "checkpoints" / "best.ckpt").is_file()  # by the reward: nothing can match
-    assert "are numbers" not in capsys.readouterr().err
-    assert main(["eval", str(runs[0])]) == 0
-    shown = capsys.readouterr().out
-    assert "4 questions, greedy" in shown
-    assert "val/reward/turn/step_reward" in shown
-    assert "exact_match" not in shown
-    assert main(["compare", *map(str, runs)]) == 0
-    assert "reward/total: no significant difference" in capsys.readouterr().out
 
 
 def test_an_agent_that_is_a_plain_coroutine_trains(tiny_model, tmp_path):
@@ -574,24 +548,6 @@ class Look(Echo):
         return super().run(calls)
 
 
-def test_a_search_beside_a_step_in_the_last_turn_neither_runs_nor_earns(tiny_policy):
-    look = Look()
-    trajectory = walked(tiny_policy, [look, Steps()], ["b"] * 2, StepAndLook())
-    first, last = trajectory.turns
-    assert [result.ok for result in first.results] == [True, True, True]
-    assert look.runs == 2
-    assert [call.name for call in last.reading.calls] == ["look", "echo", "look"]
-    assert [result.ok for result in last.results] == [False, True, False]
-    unread = [result.unread for result in last.results]
-    assert unread[1] == "step 2"
-    assert "this was the last turn" in unread[0]
-    assert unread[2] == unread[0]
-    assert [call.error for call in last.reading.calls] == [None] * 3  # the policy wrote them well
-    assert last.reward == 1
-    paid = [ToolExecuted(0.3).score(trajectory, k) for k in (0, 1)]
-    assert paid == pytest.approx([0.3, 0.1])  # one call of three
-
-
 def test_a_result_with_unread_metadata_still_counts_as_read():
     mail = ToolResult("Inbox: 3 new mails", metadata={"unread": 3})
     assert mail.informs
@@ -689,25 +645,6 @@ class Losing(Echo):
         if not self.lost:
             self.lost, results = True, [TrajectoryLost("gone"), *results[1:]]
         return results
-
-
-class NotesLife(Echo):
-    """Notes when it starts and stops."""
-
-    def __init__(self):
-        self.life = []
-
-    async def start(self):
-        self.life.append("start")
-
-    async def stop(self):
-        self.life.append("stop")
-
-
-def test_toolsets_start_and_stop_with_the_run(tiny_model, tmp_path):
-    tool = NotesLife()
-    trained(tiny_model, tmp_path, PlainAgent(), [tool], [Answered()], Numbers(), epochs=2)
-    assert tool.life == ["start", "stop"]
 
 
 class Booth(Stateful, Echo):

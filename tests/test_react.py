@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import json
 import random
 import re
 import threading
-import time
 
 import pytest
 from hypothesis import given
@@ -495,33 +493,6 @@ def test_an_answer_does_not_change_as_the_text_grows(text, segmenter):
         part = segmenter.read(text[:length], 0, True)
         assert part.answer is None or part.answer == whole.answer
         assert all(call.mended is None for call in part.calls)
-
-
-UNITS = [
-    *["<", "{", "[", "\\", "'", '"', "'\\", "\\'", "{'a':", "```", ", ", "\n"],
-    *["<think>", "</think>", "<tool_call>", '<tool_call>{"name"', "<tool_call></tool_call>"],
-    *["<answer>", "<tool_response>", "<search>", "</search>", "True ", "\\boxed{", "\\boxed{}"],
-]  # fmt: skip
-
-
-@pytest.mark.parametrize("unit", UNITS)
-def test_reading_takes_time_in_proportion_to_the_text(unit):
-    frames = [("", ""), ("<tool_call>{'name'", "</tool_call>"), ("a</think><tool_call>", "")]
-    segmenters = [EVERY[11], EVERY[15], SearchR1()]
-
-    def seconds(size):
-        gc.disable()  # else the heap of all tests before this one is searched in between
-        begun = time.process_time()
-        for segmenter, (before, after) in itertools.product(segmenters, frames):
-            segmenter.read(before + unit * (size // len(unit)) + after, 0, False)
-        taken = time.process_time() - begun
-        gc.enable()
-        return taken
-
-    # ten times the text would take a hundred times as long if it were quadratic; a busy machine
-    # makes some readings longer, never shorter
-    short = min(seconds(6_000) for _ in range(3))
-    assert any(seconds(60_000) < 50 * max(short, 0.005) for _ in range(3))
 
 
 # --------------------------------------------------------------------------------------- rollouts

@@ -103,10 +103,6 @@ def stops(folder, model, sent, where, processes, receivers, nursery=None):
         assert gone, f"process {pid} is left"
 
 
-def test_sigterm_stops_two_processes_in_a_collection(tiny_model, tmp_path, nursery):
-    stops(tmp_path, tiny_model, signal.SIGTERM, "COLLECTING", 2, "the first", nursery)
-
-
 def test_sigterm_stops_a_step(tiny_model, tmp_path, nursery):
     stops(tmp_path, tiny_model, signal.SIGTERM, "STEPPING", 1, "the first", nursery)
 
@@ -136,27 +132,6 @@ def test_sigterm_while_a_run_begins(tiny_model, tmp_path, after_s):
     assert "Traceback" not in printed
     for child in family:
         assert not child.is_running() or child.status() == psutil.STATUS_ZOMBIE
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("after_s", [0.2, 1.0, 2.0, 4.0, 6.0, 9.0])
-@pytest.mark.parametrize("torchrun", [False, True])
-def test_no_process_outlives_the_first_while_two_begin(tiny_model, tmp_path, after_s, torchrun):
-    recipe(tiny_model, tmp_path / "run.yaml", **TWO)
-    launcher = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    process = fit(tmp_path, "--trainer.max_epochs", "200", launcher=launcher if torchrun else ())
-    begun = time.monotonic()
-    while len(others := psutil.Process(process.pid).children(recursive=True)) < 1 + torchrun:
-        assert time.monotonic() < begun + 60
-        time.sleep(0.05)
-    time.sleep(after_s)
-    process.kill()
-    process.wait()
-    process.stdout.close()
-    gone, alive = psutil.wait_procs(others, timeout=10)
-    for left in alive:
-        left.kill()
-    assert (len(gone), alive) == (len(others), [])
 
 
 def test_a_process_ends_with_the_one_that_started_it(tmp_path):

@@ -49,8 +49,6 @@ from turnrl.agent.running import run_tool
 from turnrl.agent.toolbox import Toolbox, ToolSessions
 from turnrl.agent.turn_scheme import TurnScheme
 from turnrl.testing import ScriptedEngine, check_tool
-from turnrl_estimators.anchored import retrieved
-from turnrl_rewards import SupportSeen
 
 COUNTERS = [Counter, PatientCounter, SlowlyMade]
 QUESTIONS = [Question(f"q{i}", f"What is the capital of {i}?", ("x",)) for i in range(5)]
@@ -189,18 +187,6 @@ def test_passages_that_were_cut_off_were_not_shown(starts, kept, shown):
     assert "".join(result.metadata["passage_ids"]) == shown
 
 
-def test_a_result_that_the_rollout_cuts_pays_for_no_page_that_was_cut_off(chat):
-    question = Question("q", "?", "x", {"supporting_ids": ["a", "c"]})
-
-    for tokens, share in ((500, 1.0), (30, 0.5)):
-        pages = Pages({"passage_starts": [7, 49, 91]})
-        rollout = Rollout(Brackets(), [pages], max_result_tokens=tokens)
-        ((trajectory,),) = collect(rollout, chat, say(CALL, "=x"), [question])
-        assert SupportSeen().score(trajectory, 2) == share
-        assert [*retrieved(trajectory.turns[0])] or share == 0
-        assert ("c" in retrieved(trajectory.turns[0])) == (share == 1)
-
-
 def test_an_async_tool_that_exits_stops_the_run_and_not_the_event_loop():
     class Exits(Tool):
         """Ends the program."""
@@ -260,23 +246,6 @@ def test_every_session_is_closed_when_the_tool_crashes_in_the_middle_of_one(chat
     tool = Crashes()
     breaks(chat, tool, r"tool 'add' \(Crashes\) raised ZeroDivisionError: no more in run on")
     tool.check_closed(12)
-
-
-@pytest.mark.parametrize("kind", COUNTERS)
-def test_every_session_is_closed_when_opening_one_crashes(chat, kind):
-    class Crashes(kind):
-        asked = 0
-
-        def open(self, question):
-            self.asked += 1
-            if self.asked == 6:
-                raise OSError("no sandbox is left")
-            return super().open(question)
-
-    tool = Crashes()
-    breaks(chat, tool, r"tool 'add' \(Crashes\) raised OSError: no sandbox is left in open")
-    tool.check_closed(len(tool.opened))
-    assert tool.opened
 
 
 @pytest.mark.parametrize("patient", [False, True])
@@ -374,22 +343,6 @@ def test_a_session_that_cannot_be_closed_is_reported_and_the_others_are_closed(c
         chat, tool, r"tool 'add' \(PatientCounter\) raised OSError: the container is gone in close"
     )
     tool.check_closed(12)
-
-
-def test_a_tool_that_fails_to_close_does_not_keep_another_open(chat):
-    class Sticks(Count):
-        def close(self):
-            super().close()
-            raise OSError("the container is gone")
-
-    sticks, other = Counter(), PatientCounter()
-    sticks.session, sticks.name = Sticks, "stick"
-    rollout = Rollout(Brackets(), [sticks, other])
-    calls = '[stick {"n": 1}];[add {"n": 1}]'
-    with pytest.raises(ToolError, match="the container is gone in close"):
-        collect(rollout, chat, say(calls, "=done"))
-    sticks.check_closed(1)
-    other.check_closed(1)
 
 
 @pytest.mark.parametrize("seconds", [0.0, 0.01, 0.03])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
 
 import pytest
@@ -171,15 +170,6 @@ def test_two_sets_may_not_give_the_same_figure(chat):
         collect(Rollout(Brackets(), [Bank(), Other()]), chat, say("=x"))
 
 
-def test_a_toolset_with_a_duplicate_tool_name_is_refused():
-    class Double(Look):
-        name = "double"
-
-    message = r"two tools are called 'double', in toolset Bank and in tool 'double' \(Double\)"
-    with pytest.raises(RecipeError, match=message):
-        Rollout(Brackets(), [Bank(), Double()])
-
-
 def test_the_unknown_tool_error_lists_the_tools_of_all_sets(chat):
     groups = collect(Rollout(Brackets(), [Bank(), Look()]), chat, say("[count {}]", "=x"))
     (result,) = groups[0][0].results
@@ -218,29 +208,6 @@ def test_an_open_without_stateful_is_refused_with_the_class_to_extend():
     message = r"tool 'look' \(Old\) has open, but is not Stateful: .* `class Old\(turnrl.Stateful,"
     with pytest.raises(RecipeError, match=message):
         Rollout(Brackets(), [Old()])
-
-
-@pytest.mark.parametrize("lockstep", [True, False])
-def test_an_open_that_fails_closes_the_sessions_of_all_sets_and_samples_nothing(chat, lockstep):
-    class Full(Bank):
-        specs = (ToolSpec("count", "Count.", {}),)
-
-        async def open(self, question):
-            await asyncio.sleep(0.01)
-            if question.id == "b":
-                raise OSError("no room is left")
-            return Account(self)
-
-    bank, full = Bank(), Full()
-    engine = ScriptedEngine(chat.tokenizer, lambda number, turn: '[pay {"n": 1}]')
-    questions = [Question(name, "?", ("x",)) for name in "ab"]
-    rollout = Rollout(Brackets(), [bank, full], lockstep=lockstep)
-    with pytest.raises(ToolError, match="toolset Full raised OSError: no room is left in open"):
-        rollout.play(engine, chat, questions, 2, (0,))
-    assert bank.opened == bank.closed == 4
-    assert full.opened == full.closed
-    assert not engine.open_sessions
-    assert not (lockstep and engine.asked)
 
 
 def test_no_more_sessions_are_open_than_trajectories_are_under_way(chat):

@@ -9,12 +9,10 @@ import json
 import shutil
 import subprocess
 import sys
-import time
 from collections import UserList
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -189,38 +187,6 @@ def test_peak_memory_excludes_the_parent_process():
     before, more = map(int, done.stdout.split())
     assert before < len(held)
     assert 95_000_000 < more < 130_000_000
-
-
-def test_training_time_includes_the_reading_before_the_first_step(
-    tiny_model, tmp_path, monkeypatch
-):
-    read = OldLogprobs.read_beforehand
-
-    def slowly(self, steps):
-        time.sleep(0.5)
-        read(self, steps)
-
-    monkeypatch.setattr(OldLogprobs, "read_beforehand", slowly)
-    trainer(tmp_path, 1).fit(make_module(tiny_model, steps_per_pass=2), data())
-    (metrics,) = tmp_path.rglob("metrics.csv")
-    with metrics.open() as file:
-        *_, last = csv.DictReader(file)
-    assert float(last["train/seconds"]) > 0.5
-    assert float(last["rollout/scoring_seconds"]) > 0
-
-
-def test_train_seconds_are_the_mean_over_processes(monkeypatch):
-    clock, logged = iter((10.0, 16.0)), {}
-    monkeypatch.setattr("turnrl.module.time", SimpleNamespace(perf_counter=clock.__next__))
-    # what the metrics sum over two processes
-    metrics = SimpleNamespace(log_sum=logged.__setitem__, log=logged.update)
-    two = SimpleNamespace(world_size=2)
-    module = SimpleNamespace(
-        metrics=metrics, device=torch.device("cpu"), trainer=two, _unlogged=None
-    )
-    MTGRPO.on_train_batch_start(module, [], 0)
-    MTGRPO.on_train_batch_end(module, None, [], 0)
-    assert logged["train/seconds"] == 3.0
 
 
 def test_the_first_ratio_is_exactly_one_and_the_engine_agrees_with_the_learner(
@@ -603,14 +569,6 @@ def test_without_a_logger_only_the_checkpoint_is_written(tiny_model, tmp_path, m
     monkeypatch.chdir(tmp_path)
     trainer(tmp_path, 1, logger=False).fit(make_module(tiny_model), data())
     assert [p.name for p in tmp_path.iterdir()] == ["checkpoints"]
-
-
-def test_fast_dev_run_writes_no_files(tiny_model, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = trainer(tmp_path, fast_dev_run=True)
-    run.fit(make_module(tiny_model), data())
-    assert run.global_step == 1
-    assert [str(p) for p in tmp_path.rglob("*")] == []
 
 
 def test_checkpoints_hold_only_the_adapter(tiny_model, tmp_path):

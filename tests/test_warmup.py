@@ -833,18 +833,6 @@ def test_the_python_of_the_page_warms_up(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_the_lake_of_gymnasium_on_the_page_is_learned(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    page = (Path(__file__).parents[1] / "docs" / "howto" / "environments.md").read_text()
-    (recipe,) = re.findall("<!-- lake.yaml -->\n```yaml\n(.*?)```", page, re.DOTALL)
-    Path("lake.yaml").write_text(recipe)
-    (block,) = re.findall("```bash\n(turnrl warmup quickstart lake.*?)```", page, re.DOTALL)
-    for line in block.replace("\\\n", "").splitlines():
-        assert main(line.split()[1:]) == 0
-    assert max(column("runs/lake", "val/reward/total")) > 0.8
-
-
-@pytest.mark.slow
 def test_the_frozen_lake_of_the_page_is_learned(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     commands = [line for p in blocks(PAGE) for line in p.text.splitlines() if "frozen_lake" in line]

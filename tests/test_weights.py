@@ -13,10 +13,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import turnrl
-from commands import fails, save
-from turnrl import CheckpointError, Lora, Policy, RecipeError
-from turnrl.checkpoints import take_exported
-from turnrl.cli import main
+from turnrl import Lora, Policy, RecipeError
 from turnrl.watch.card import write_card
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft
@@ -139,23 +136,6 @@ def test_tensors_that_the_architecture_does_not_have_are_named(base, caplog):
     change(base, lambda w: w | {"model.layers.0.self_attn.q_norm.weight": torch.ones(8)})
     Policy(str(base)).build().load()
     assert "no place for: model.layers.0.self_attn.q_norm.weight" in caplog.text
-
-
-def test_the_doctor_names_tensors_that_are_missing(recipe, base, capsys):
-    change(base, without("layers.1."))
-    recipe["model"]["policy"] = {"model": str(base)}
-    save(recipe)
-    assert main(["doctor", "recipe.yaml"])
-    assert "tensors (model.layers.1.input_layernorm.weight" in capsys.readouterr().out
-    assert "layers.1.input_layernorm" in fails(capsys, ["fit", "recipe.yaml"])
-
-
-def test_an_exported_model_that_lacks_tensors_is_not_taken(base, tiny_model):
-    policy = Policy(str(tiny_model)).build()
-    policy.load()
-    change(base, without("layers.1."))
-    with pytest.raises((RecipeError, CheckpointError), match=r"layers\.1\.input_layernorm"):
-        take_exported(policy, base)
 
 
 # ---------------------------------------------------------------------------- adapters
