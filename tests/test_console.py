@@ -36,7 +36,7 @@ from turnrl.cli import main
 from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.fit import announce, crowded, device_name
 from turnrl.recipe.invocation import read_invocation
-from turnrl.watch.console import Fitted, IterationLines, duration
+from turnrl.watch.console import IterationLines, duration
 from turnrl.watch.resumed import changes
 
 HEAD = ["turnrl fit: recipe.yaml", "writing to runs/recipe/version_0, on the CPU"]
@@ -539,14 +539,6 @@ def test_an_error_is_wrapped_at_words_on_a_terminal_but_is_one_line_in_a_pipe(ca
     assert len(whole) > 80
     assert len(shown) > 1
     assert " ".join(line.strip() for line in shown) == whole
-
-
-def test_a_warning_is_wrapped_on_a_terminal_but_is_one_line_in_a_pipe(capsys):
-    record = logging.LogRecord("turnrl", logging.WARNING, "", 0, "many words " * 20, None, None)
-    with terminal():
-        narrow = Fitted().format(record)
-    assert max(map(len, narrow.splitlines())) <= 80
-    assert Fitted().format(record) == "many words " * 20
 
 
 def test_a_run_names_a_bundled_recipe_by_its_name_and_a_file_by_its_path(recipe, capsys):

@@ -48,9 +48,6 @@ from turnrl.scoring import curves, score_group
 from turnrl.types import Critic
 from turnrl.watch import recorder as recording
 
-OLD = Path(__file__).parent / "data" / "records" / "0.7.0"
-"""Records of a group of two and of an evaluation, as older versions wrote them."""
-
 
 @pytest.fixture(scope="module")
 def run(tiny_model, tmp_path_factory):
@@ -96,7 +93,7 @@ def test_the_documented_columns_are_written(run):
         schema = pq.read_schema(file)
         assert sorted(schema.names) == sorted(documented(columns.__doc__))
         assert schema.equals(record.SCHEMA)
-        assert schema.metadata == record.SCHEMA.metadata == {b"turnrl.record": b"2"}
+        assert schema.metadata == record.SCHEMA.metadata == {b"turnrl.record": b"3"}
         turn = schema.field("turns").type.value_type
         (fields,) = re.findall(r"turns\s+a list of \{(.*?)\}", columns.__doc__, re.DOTALL)
         written = sorted(turn[i].name for i in range(turn.num_fields))
@@ -509,8 +506,8 @@ def test_a_file_that_is_torn_foreign_or_newer_is_refused(run, tmp_path):
         record.read(foreign)
     newer = tmp_path / "newer.parquet"
     table = pq.read_table(file)
-    pq.write_table(table.replace_schema_metadata({"turnrl.record": "3"}), newer)
-    with pytest.raises(DataError, match=r"has version 3 of the record, and this .* reads 2\. Upd"):
+    pq.write_table(table.replace_schema_metadata({"turnrl.record": "4"}), newer)
+    with pytest.raises(DataError, match=r"has version 4 of the record, and this .* reads 3\. Upd"):
         record.read(newer)
 
 
@@ -519,11 +516,6 @@ def test_a_record_is_read_while_its_next_file_is_being_written(tmp_path):
     written([row | {"split": "val", "group": 1}], tmp_path, "val-000000-0.parquet")
     (tmp_path / "val-000002-0.parquet.new").write_bytes(b"PAR1 half")
     assert [r["group"] for r in record.read(tmp_path)] == [1]
-
-
-def test_a_record_from_before_version_0_8_is_refused_with_the_version_that_reads_it():
-    with pytest.raises(DataError, match=r"of turnrl 0\.5, 0\.6 or 0\.7.* clone of turnrl 0\.8"):
-        record.read(OLD)
 
 
 def test_reading_a_record_loads_no_torch(run):
@@ -669,13 +661,3 @@ def test_transcripts_and_play_show_the_opening_that_the_policy_saw(recipe, capsy
         assert OPENING in capsys.readouterr().out
     assert f"question   Number 7?\n{OPENING}" in str(turnrl.load(str(run)).ask("Number 7?")[0])
     assert main(["report", str(run)]) == 0
-
-
-def test_a_record_without_openings_is_read(trained):
-    for file in record.files("runs/recipe/version_0"):
-        older = pq.read_table(file).drop_columns("opening")
-        pq.write_table(older, file)
-    (row, *_) = record.read("runs/recipe/version_0")
-    assert row["opening"] is None
-    assert "opening" not in record.transcript(row)
-    assert main(["report", "runs/recipe/version_0"]) == 0

@@ -85,9 +85,7 @@ def _run(args: argparse.Namespace) -> None:
         read_invocation("fit", ["--config", str(agent.recipe), *trusts]).check()
     say(f"turnrl play: {agent}", sys.stderr)
     from turnrl.recipe.loading import load
-    from turnrl.watch.console import fit_warnings
 
-    fit_warnings()
     word, weights = (agent.recipe, file) if agent.is_recipe else (file or agent.recipe, None)
     module = load(word, args.device, weights, trust=args.trust)
     if args.question:

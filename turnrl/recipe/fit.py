@@ -154,9 +154,7 @@ def _build_for(invocation: Invocation, work: Callable[[Built], None]) -> int:
     if imports_now:
         gc.disable()  # saves a fifth of the time to import torch and Lightning
     from turnrl.recipe.build import make
-    from turnrl.watch.console import fit_warnings
 
-    fit_warnings()
     if imports_now:
         gc.freeze()  # modules stay for good, so no later collection needs to scan them
         gc.enable()

@@ -8,8 +8,7 @@
                     (greedy, unless `turnrl eval --samples` asked for more)
     question_id, question, answers      what was asked, and what counts as right
     opening         what tool sessions added to the question, as the policy read it: the first
-                    observation of an environment; null if they added nothing, and in records of
-                    turnrl 0.13 and before
+                    observation of an environment; null if they added nothing
     group, member   number of the question in the collection, over all processes; of the attempt
     begins          its first turn of its own: above 0 for a branch, which shares those before it
     parent          of a branch, the member that it came from; null of what is none
@@ -53,12 +52,12 @@ turns and the results, history after history; null without it:
     entropies       of the whole distribution before each sampled token, in nats, from the same pass
                     of the learner; the sampler's, which `top_k` and the like cut, is not known
     versions        optimiser steps behind the weights that sampled each token; null elsewhere
-    token_texts     what each token adds to the text; null in records of turnrl 0.16 and before
+    token_texts     what each token adds to the text
 
 Log-probabilities and entropies are at the temperature of sampling, and at 1 for greedy turns.
 
-The metadata of a file names the version of its columns (`turnrl.record`), which is 2. Files of
-turnrl 0.5 to 0.7 name none and are refused. Columns that a file lacks are null.
+The metadata of a file names the version of its columns (`turnrl.record`). Files of another version
+are refused. Columns that a file lacks are null.
 """
 
 import pyarrow as pa
@@ -74,8 +73,8 @@ TOKENS = {
 }
 """Columns that `record.tokens` adds, and their types."""
 
-VERSION = 2
-"""Version of the columns that this turnrl writes, and the newest that it reads."""
+VERSION = 3
+"""Version of the columns that this turnrl writes and reads."""
 
 VERSION_KEY = b"turnrl.record"
 _CALL = pa.struct(dict.fromkeys(("name", "arguments", "error", "mended"), pa.string()))

@@ -121,13 +121,11 @@ def _opened(file: Path, columns: Sequence[str] | None) -> pa.Table:
         if not set(schema.names) >= ALWAYS:
             step = "Give the folder of a run, or a file of its record/."
             raise DataError(f"{str(file)!r} is not a record of turnrl. {step}")
-        if version < VERSION:
-            older = f"{str(file)!r} is a record of turnrl 0.5, 0.6 or 0.7, and is no longer read"
-            raise DataError(f"{older}. Read it with a clone of turnrl 0.8.")
-        if version > VERSION:
-            step = "Update your clone of turnrl."
-            newer = f"{str(file)!r} has version {version} of the record"
-            raise DataError(f"{newer}, and this turnrl reads {VERSION}. {step}")
+        if version != VERSION:
+            raise DataError(
+                f"{str(file)!r} has version {version} of the record, and this turnrl reads "
+                f"{VERSION}. Update your clone of turnrl, or read it with the one that wrote it."
+            )
         wanted = None if columns is None else list(columns)
         return pq.read_table(file, columns=wanted, schema=SCHEMA, partitioning=None)
     except DataError:

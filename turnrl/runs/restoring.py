@@ -1,6 +1,6 @@
 """Rows of a record, restored to the scored group, the turns and the calls that they record.
 
-Another program, or an earlier version, may have written the rows, so parts may be missing.
+Another program may have written the rows, so parts may be missing.
 """
 
 import json
@@ -126,8 +126,7 @@ def json_object(text: str | None) -> dict[str, Any] | None:
 
 def _result(part: Columns) -> ToolResult:
     metadata = json_object(part["metadata"]) or {}
-    # turnrl 0.11 wrote the key "unread"
-    unread = metadata.pop(UNREAD, None if part["content"] else metadata.pop("unread", None))
+    unread = metadata.pop(UNREAD, None)
     return ToolResult(part["content"], part["ok"], metadata, unread=unread)
 
 

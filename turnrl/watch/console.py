@@ -308,19 +308,3 @@ def _name(device: torch.device) -> str:
 def _reason(stop: EarlyStopping) -> str:
     """Why an early stopping stopped the run; empty if it did not."""
     return (stop.stopping_reason_message or "").removesuffix(" Signaling Trainer to stop.")
-
-
-class Fitted(logging.Formatter):
-    """The message alone, wrapped at words if standard error is a terminal."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return fitted(super().format(record), terminal_columns(sys.stderr))
-
-
-def fit_warnings() -> None:
-    """Wrap the log lines of turnrl and Lightning to the terminal. For commands, not for the
-    library: a program that imports turnrl formats its own logs."""
-    lightning = (logging.getLogger(f"lightning.{part}") for part in ("pytorch", "fabric"))
-    for handler in (logging.lastResort, *(h for log in lightning for h in log.handlers)):
-        if handler is not None and handler.formatter is None:
-            handler.setFormatter(Fitted())
