@@ -589,7 +589,7 @@ def test_4_bit_kernels_that_compute_something_else_fail(monkeypatch):
 @pytest.mark.parametrize("settings", [{}, {"quantization": "nf4", "lora": Lora(r=4)}])
 def test_the_trial_runs_a_miniature_of_the_models_kind(tiny_model, tmp_path, settings):
     small = miniature(Policy(str(tiny_model), **settings).build(), tmp_path / "mini")
-    text = small.config
+    text = small.build().config
     assert (text.num_attention_heads, text.num_key_value_heads, text.head_dim) == (4, 2, 16)
     start = Start(torch.device("cpu"), make_module(tiny_model, settings), data())
     lines = {finding.name: finding for finding in diagnose(start)}

@@ -92,9 +92,25 @@ class PolicyModule(L.LightningModule, ABC):
         self.engine_settings = settings
         self.engine = settings.build()
 
-    def use_policy(self, settings: Policy) -> None:
-        """Act and learn with a policy of these settings. The one before must not be loaded."""
-        self.policy = settings.build(self.policy.critic)
+    def use_settings(
+        self,
+        policy: Policy,
+        engine: EngineSettings,
+        planned: Mapping[str, tuple[int, str]],
+    ) -> None:
+        """Build the policy and the engine from the settings of a memory plan. A policy whose
+        weights are loaded stays as it is.
+
+        Args:
+            policy: The policy's settings.
+            engine: The engine's settings.
+            planned: For each phase in the plan, its bytes and the setting that lowers them.
+        """
+        if self.policy.network is None and policy != self.policy.settings:
+            self.policy = policy.build(self.policy.critic)
+        if engine != self.engine_settings:
+            self.use_engine(engine)
+        self.memory = Memory(planned)
 
     @property
     @abstractmethod

@@ -3,8 +3,9 @@
 import contextlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import torch
 
@@ -36,16 +37,13 @@ def peak_bytes(device: torch.device) -> int:
 class Memory:
     """The phases of a run that fill a device's memory: `loading`, `sampling` and `learning`.
 
-    Attributes:
-        planned: For each phase in the plan, its bytes and the setting that lowers them.
-        plan: The plan itself, as the check that made it keeps it; None without a plan.
-        plan_shown: True once a run has printed it.
+    Args:
+        planned: For each phase in the plan, its bytes and the setting that lowers them; empty
+            without a plan.
     """
 
-    def __init__(self) -> None:
-        self.planned: dict[str, tuple[int, str]] = {}
-        self.plan: object = None
-        self.plan_shown = False
+    def __init__(self, planned: Mapping[str, tuple[int, str]] = MappingProxyType({})) -> None:
+        self.planned = planned
 
     @contextlib.contextmanager
     def phase(self, name: str, setting: str | None = None) -> Iterator[None]:

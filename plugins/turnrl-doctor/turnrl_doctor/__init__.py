@@ -7,7 +7,7 @@ staged     the turn scheme of scripted attempts
 tools      tools, called with arguments that they allow, and judged
 miniature  the recipe's model, small enough for any machine
 memory     the plan, applied to a recipe
-plan       the plan itself: functions of numbers, like work, counts, speed and table
+plan       the plan itself: functions of numbers, like work, counts and table
 """
 
 from __future__ import annotations

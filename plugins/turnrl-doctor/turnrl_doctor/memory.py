@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from turnrl import MTGRPO, Check, Finding, RecipeError, Start, parse_bytes
+from turnrl import (
+    MTGRPO,
+    Check,
+    EngineSettings,
+    Finding,
+    Policy,
+    RecipeError,
+    Start,
+    parse_bytes,
+)
 from turnrl_doctor.counts import CONTEXT
-from turnrl_doctor.plan import CostedChoice, choose, gigabytes
-from turnrl_doctor.speed import Card, card_of
+from turnrl_doctor.plan import Card, CostedChoice, choose, gigabytes
 from turnrl_doctor.table import table
 from turnrl_doctor.work import Work, decoder_of
 from turnrl_slots import Slots
-
-ENGINE_SETTINGS = ("slots", "prefill_tokens", "kv_memory", "decode_weights", "keep_memory")
-"""The settings of Slots that the plan chooses; it knows the memory of no other engine."""
 
 
 def card_for(device: torch.device, profile: str) -> Card | None:
@@ -29,7 +34,7 @@ def card_for(device: torch.device, profile: str) -> Card | None:
         RecipeError: If `profile` is neither `auto` nor a size.
     """
     if profile != "auto":
-        return card_of(profile, parse_bytes(profile, "plan.profile"))
+        return Card(profile, parse_bytes(profile, "plan.profile"))
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -37,7 +42,7 @@ def card_for(device: torch.device, profile: str) -> Card | None:
     # a context is there by now; the plan counts it as its own
     reserved = torch.cuda.memory_reserved(device)
     size = min(properties.total_memory, free + reserved + CONTEXT)
-    return card_of(properties.name, size)
+    return Card(properties.name, size)
 
 
 def work_of(start: Start) -> Work:
@@ -71,8 +76,6 @@ def work_of(start: Start) -> Work:
         turn_tokens=rollout.max_turn_tokens,
         turns=turns,
         result_tokens=min(rollout.max_result_tokens, rollout.max_tokens),
-        passes=module.passes_per_iteration,
-        old=module.learning_settings.reads_beforehand,
         cut=rollout.sampling.cuts_distribution,
         moments=_moments(module),
         processes=start.processes,
@@ -95,50 +98,50 @@ def _moments(module: MTGRPO) -> float:
     return round(sum(t.numel() * t.element_size() for t in state) / (weights.numel() * 4), 2)
 
 
-def _owners(module: MTGRPO, sampled: bool) -> dict[str, object]:
-    """The owner of each setting. An engine that the plan does not know owns none."""
-    engine = dict.fromkeys(ENGINE_SETTINGS, module.engine_settings) if sampled else {}
-    policy = module.policy.settings
-    return {"minibatch_tokens": policy, "gradient_checkpointing": policy, **engine}
-
-
 def given_settings(module: MTGRPO, work: Work) -> dict[str, object]:
     """The settings that the recipe gives, in the units of the plan's `Choice`."""
-    settings, layers = dict[str, object](), work.shape.layers
-    for name, owner in _owners(module, work.sampled).items():
-        value = getattr(owner, name, False)
-        if name == "gradient_checkpointing" and value is None and module.policy.network is not None:
-            value = False  # loading has made that choice
-        if value is None or value == "auto":
-            continue
-        if name == "kv_memory":
-            value = parse_bytes(str(value), "model.engine.kv_memory")
-        elif name == "gradient_checkpointing":
-            value = layers if value is True else min(int(value), layers)
-        settings[name] = value
+    policy, engine = module.policy.settings, module.engine_settings
+    recomputed = policy.gradient_checkpointing
+    if recomputed is None and module.policy.network is not None:
+        recomputed = False  # loading has made that choice
+    settings: dict[str, object] = {"minibatch_tokens": policy.minibatch_tokens}
+    if recomputed is not None:
+        layers = work.shape.layers
+        settings["gradient_checkpointing"] = (
+            layers if recomputed is True else min(int(recomputed), layers)
+        )
+    if isinstance(engine, Slots):
+        names = ("slots", "prefill_tokens", "decode_weights", "keep_memory")
+        settings |= {name: getattr(engine, name) for name in names}
+        settings["kv_memory"] = engine.kv_bytes
+    return {name: value for name, value in settings.items() if value not in (None, "auto")}
+
+
+def policy_of(plan: CostedChoice, settings: Policy) -> Policy:
+    """A policy's settings, with the plan's choices for those that are left open."""
+    chosen, layers = plan.choice.gradient_checkpointing, plan.work.shape.layers
+    recomputed: bool | int = {0: False, layers: True}.get(chosen, chosen)
+    if settings.minibatch_tokens is None:
+        settings = replace(settings, minibatch_tokens=plan.choice.minibatch_tokens)
+    if settings.gradient_checkpointing is None:
+        settings = replace(settings, gradient_checkpointing=recomputed)
     return settings
 
 
-def apply(plan: CostedChoice, module: MTGRPO) -> None:
-    """Set the settings that the recipe leaves open, and note the plan."""
-    module.memory.plan = plan
-    for_engine, for_policy = dict[str, Any](), dict[str, Any]()
-    for name in _owners(module, plan.work.sampled):
-        value = getattr(plan.choice, name)
-        if name == "gradient_checkpointing":
-            value = {0: False, plan.work.shape.layers: True}.get(value, value)
-        elif name == "kv_memory":
-            value = f"{value // 1000}KB"
-        if name in plan.given:
-            continue
-        (for_engine if name in ENGINE_SETTINGS else for_policy)[name] = value
-    if for_engine:
-        module.use_engine(replace(cast(Slots, module.engine_settings), **for_engine))
-    if for_policy and module.policy.network is None:
-        module.use_policy(replace(module.policy.settings, **for_policy))
-    for phase in ("sampling", "learning"):
-        if phase == "learning" or plan.work.sampled:
-            module.memory.planned[phase] = plan.total(phase), plan.setting(phase)
+def engine_of(plan: CostedChoice, settings: EngineSettings) -> EngineSettings:
+    """An engine's settings, with the plan's choices for those that are left open."""
+    if not isinstance(settings, Slots):
+        return settings
+    choice, given = plan.choice, plan.given
+    memory = settings.kv_memory if "kv_memory" in given else f"{choice.kv_memory // 1000}KB"
+    return replace(
+        settings,
+        slots=choice.slots,
+        prefill_tokens=choice.prefill_tokens,
+        kv_memory=memory,
+        decode_weights=choice.decode_weights,
+        keep_memory=choice.keep_memory,
+    )
 
 
 class MemoryPlan(Check):
@@ -151,7 +154,7 @@ class MemoryPlan(Check):
     def settle(self, start: Start) -> None:
         """Choose the settings that the recipe leaves to `profile`, and print the plan. A policy
         that only acts gets the choices of a run on this card; on a CPU, or if no run fits, it gets
-        none.
+        none. A module is planned once.
 
         Raises:
             RecipeError: If a run would learn, and nothing fits the card.
@@ -159,17 +162,22 @@ class MemoryPlan(Check):
         module = start.module
         if not isinstance(module, MTGRPO):
             return
-        if (plan := module.memory.plan) is None:
-            plan = self._planned(start, module)
-        if not isinstance(plan, CostedChoice):
+        if module.memory.planned:
+            self._why = ""
             return
-        self._plan = plan
-        if start.learns and not module.memory.plan_shown:
-            module.memory.plan_shown = True
+        if (plan := self._planned(start, module)) is None:
+            return
+        self._plan, phases = plan, ("sampling", "learning") if plan.work.sampled else ("learning",)
+        module.use_settings(
+            policy_of(plan, module.policy.settings),
+            engine_of(plan, module.engine_settings),
+            {phase: (plan.total(phase), plan.setting(phase)) for phase in phases},
+        )
+        if start.learns:
             rank_zero_only(print)(table(plan), flush=True)
 
     def _planned(self, start: Start, module: MTGRPO) -> CostedChoice | None:
-        """Make a plan and apply it to a module that has none; None if no plan can be made."""
+        """The plan for a module; None if no plan can be made."""
         if start.profile is None:
             self._why = "plan.profile is null"
             return None
@@ -187,20 +195,20 @@ class MemoryPlan(Check):
             beside = beside._replace(learning=beside.sampling)
         work = replace(work, beside=beside)
         try:
-            plan = choose(work, card, given_settings(module, work))
+            return choose(work, card, given_settings(module, work))
         except RecipeError:
             if start.learns:
                 raise
             return None
-        apply(plan, module)
-        return plan
 
     def run(self, start: Start) -> Iterable[Finding]:
         """One line: the phase that needs most, or the reason why there is no plan."""
         if start.module is None:
             return
         if self._plan is None:
-            if start.device.type == "cuda":
+            if not self._why:
+                yield Finding("pass", "memory plan", "made before")
+            elif start.device.type == "cuda":
                 step = "Set model.policy.minibatch_tokens and model.engine.kv_memory by hand."
                 yield Finding("warn", "memory plan", f"none: {self._why}", step)
             else:

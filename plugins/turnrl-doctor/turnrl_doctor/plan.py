@@ -1,10 +1,8 @@
-"""The memory and the time of an iteration, computed from a model's dimensions, and the fastest
-settings that fit.
+"""The memory of an iteration, computed from a model's dimensions, and settings that fit.
 
     work     a model's dimensions, a recipe's part, and the settings
     counts   the bytes of each part in each phase
-    speed    the seconds of an iteration on a card
-    plan     the best choice, or the reason why nothing fits
+    plan     the first choice that fits, or the reason why nothing does
     table    a plan as lines
 
 All are functions of numbers alone: no weights, no GPU, no torch.
@@ -13,14 +11,13 @@ All are functions of numbers alone: no weights, no GPU, no torch.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from turnrl import RecipeError
-from turnrl_doctor.counts import ENGINE, PHASES, Parts, learning, memory
-from turnrl_doctor.speed import Card, learning_s, seconds
+from turnrl_doctor.counts import ENGINE, PHASES, Parts, memory
 from turnrl_doctor.work import Choice, Work
 from turnrl_slots.sizes import PAGE, PREFILL_TOKENS
 
@@ -41,9 +38,31 @@ _SETTING_OF = {
 """The setting that decides how large a part is."""
 
 
+_HEADROOM = 0.1
+"""Share of a card that stays unused, because the allocator's blocks do not fit exactly."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A GPU.
+
+    Args:
+        name: The card's own name, or the size that was asked for.
+        bytes: Its free memory.
+    """
+
+    name: str
+    bytes: int
+
+    @property
+    def usable(self) -> int:
+        """Bytes that a plan may use."""
+        return int(self.bytes * (1 - _HEADROOM))
+
+
 @dataclass(frozen=True)
 class CostedChoice:
-    """A choice, and its cost.
+    """A choice, and its memory.
 
     Args:
         work: The recipe's part.
@@ -61,16 +80,6 @@ class CostedChoice:
     def memory(self) -> Mapping[str, Parts]:
         """Bytes of each part in each phase."""
         return memory(self.work, self.choice)
-
-    @cached_property
-    def seconds(self) -> Mapping[str, float]:
-        """Computed seconds of an iteration, by phase."""
-        return seconds(self.work, self.choice, self.card)
-
-    @property
-    def spent(self) -> float:
-        """Seconds of an iteration."""
-        return sum(self.seconds.values())
 
     @property
     def worst(self) -> str:
@@ -97,7 +106,7 @@ class CostedChoice:
 
 
 def choose(work: Work, card: Card, given: Settings) -> CostedChoice:
-    """Find the fastest settings that fit a card.
+    """Find the first settings that fit a card, in the order of `_options`.
 
     Args:
         work: The recipe's part.
@@ -106,67 +115,65 @@ def choose(work: Work, card: Card, given: Settings) -> CostedChoice:
     Raises:
         RecipeError: If nothing fits, with the numbers and the first setting to change.
     """
-    tried = (CostedChoice(work, card, choice, given) for choice in _candidates(work, card, given))
-    fitting = (fitted for plan in tried if (fitted := _with_pages(plan)) is not None)
-    best = min(fitting, key=lambda plan: (plan.spent, plan.most), default=None)
-    if best is None:
-        raise _does_not_fit(work, card, given)
-    return best
+    options = _options(work, given)
+    learning = [options.pop(name) for name in ("gradient_checkpointing", "minibatch_tokens")]
+    for recomputed, tokens in itertools.product(*learning):
+        learned = Choice(gradient_checkpointing=recomputed, minibatch_tokens=tokens)
+        plan = CostedChoice(work, card, learned, given)
+        if max(map(plan.total, ("loading", "learning", "step", "checkpoint"))) > card.usable:
+            continue
+        for values in itertools.product(*options.values()):
+            sampled = dict(zip(options, values, strict=True))
+            fitted = _with_pages(replace(plan, choice=replace(learned, **sampled)))
+            if fitted is not None:
+                return fitted
+    raise _does_not_fit(work, card, given)
 
 
 def _options(work: Work, given: Settings) -> dict[str, list[Any]]:
-    """The values to try for each setting."""
+    """The values to try for each setting, the fastest first and the smallest last.
+
+    Recomputing a layer costs more than small minibatches do, and learning takes longer than
+    sampling, so as few layers as possible are recomputed. Sampling is faster with dense weights,
+    with many slots, and with memory that stays between collections.
+    """
     trajectories, layers = work.trajectories, work.shape.layers
     sizes = (65_536, 32_768, 16_384, 12_288, 8192, 6144, 4096, 3072, 2048, 1024, 512)
-    slots = (8, 16, 32, 64, 96, 128, 192, 256, 384)
+    slots = [n for n in (384, 256, 192, 128, 96, 64, 32, 16, 8) if n < trajectories]
     options: dict[str, list[Any]] = {
-        "slots": sorted({trajectories, *(n for n in slots if n < trajectories)}),
-        "prefill_tokens": [n for n in sizes if 2048 <= n <= PREFILL_TOKENS],
-        "minibatch_tokens": [n for n in sizes if n >= work.max_tokens] or [work.max_tokens],
         "gradient_checkpointing": sorted({layers * n // 8 for n in range(9)}),
-        "decode_weights": ["adapter", "dense"] if work.rank and work.size == 2 else ["adapter"],
-        "keep_memory": [False, True],
+        "minibatch_tokens": [n for n in sizes if n >= work.max_tokens] or [work.max_tokens],
     }
+    if work.sampled:
+        options |= {
+            "decode_weights": ["dense", "adapter"] if work.rank and work.size == 2 else ["adapter"],
+            "keep_memory": [True, False],
+            "slots": [*([trajectories] if trajectories <= 384 else []), *slots],
+            "prefill_tokens": [n for n in sizes if 2048 <= n <= PREFILL_TOKENS],
+        }
     return options | {name: [value] for name, value in given.items() if name in options}
 
 
-def _candidates(work: Work, card: Card, given: Settings) -> Iterator[Choice]:
-    """The combinations worth trying, without pages.
-
-    Learning depends on the settings of sampling only through the memory that they keep meanwhile.
-    So of its own settings, only those enter that no others beat in both time and memory.
-    """
-    options = _options(work, given)
-    learned = [options.pop(name) for name in ("minibatch_tokens", "gradient_checkpointing")]
-    ways = []
-    for tokens, recomputed in itertools.product(*learned):
-        way = Choice(minibatch_tokens=tokens, gradient_checkpointing=recomputed)
-        size = sum(learning(work, tokens, recomputed).values())
-        ways.append((learning_s(work, way, card), size, way))
-    front: list[tuple[float, int, Choice]] = []
-    for spent, size, way in sorted(ways, key=lambda entry: entry[:2]):
-        if not front or size < front[-1][1]:
-            front.append((spent, size, way))
-    sampling = options if work.sampled else {}
-    for values in itertools.product(*sampling.values()):
-        chosen = dict(zip(sampling, values, strict=True))
-        for *_, way in front:
-            yield replace(way, **chosen)
-
-
-def _least_pages(work: Work) -> int:
-    """Bytes of the pages of one trajectory, plus two pages."""
-    return (work.max_tokens + 2 * PAGE) * work.kv_bytes
+def _least_pages(work: Work, choice: Choice, given: Settings) -> int:
+    """Bytes of the fewest pages with which a choice makes sense: of one trajectory and two pages.
+    Dense weights are worth their memory if a third of all trajectories still fit at once, and
+    memory that stays if all of them do."""
+    every = work.trajectories * work.max_tokens * work.kv_bytes
+    least = (work.max_tokens + 2 * PAGE) * work.kv_bytes
+    if choice.decode_weights == "dense" and "decode_weights" not in given:
+        least = max(least, every // 3)
+    if choice.keep_memory and "keep_memory" not in given:
+        least = max(least, every)
+    return least
 
 
 def _with_pages(plan: CostedChoice) -> CostedChoice | None:
     """The plan with as many pages as there is room for; None if it does not fit."""
-    work, given = plan.work, plan.given
-    size = given.get("kv_memory", 0)
+    work, given, size = plan.work, plan.given, plan.given.get("kv_memory", 0)
     if work.sampled and "kv_memory" not in given:
         phases = ("sampling", *(("learning", "step") if plan.choice.keep_memory else ()))
         room = plan.card.usable - max(map(plan.total, phases))
-        least = _least_pages(work)
+        least = _least_pages(work, plan.choice, given)
         size = min(room, max(work.trajectories * work.max_tokens * work.kv_bytes, least))
         if size < least:
             return None
@@ -178,11 +185,9 @@ def _with_pages(plan: CostedChoice) -> CostedChoice | None:
 
 def _does_not_fit(work: Work, card: Card, given: Settings) -> RecipeError:
     """The error of a recipe that cannot fit: the smallest choice, and the memory that it needs."""
-    pages = given.get("kv_memory", _least_pages(work))
-    choices = (replace(choice, kv_memory=pages) for choice in _candidates(work, card, given))
-    plan = min(
-        (CostedChoice(work, card, choice, given) for choice in choices), key=lambda plan: plan.most
-    )
+    smallest = {name: values[-1] for name, values in _options(work, given).items()}
+    pages = given.get("kv_memory", _least_pages(work, Choice(), given))
+    plan = CostedChoice(work, card, Choice(**smallest, kv_memory=pages), given)
     parts = plan.memory[plan.worst]
     largest = max(parts, key=parts.__getitem__)
     return RecipeError(
@@ -216,28 +221,6 @@ def _remedy(work: Work, largest: str, given: Settings) -> str:
     if given.get("gradient_checkpointing") == 0:
         return "Set model.policy.gradient_checkpointing to true, or leave it out."
     return "Lower model.rollout.max_tokens."
-
-
-def given_up(plan: CostedChoice) -> Iterator[tuple[str, float, int]]:
-    """Changes that would each be faster but do not fit: the name, the seconds saved, and the most
-    additional bytes in any phase."""
-    work = plan.work
-    faster: list[tuple[str, str, object]] = [
-        ("kept pages and graphs", "keep_memory", True),
-        ("keeping all activations", "gradient_checkpointing", 0),
-        (f"{work.trajectories} slots", "slots", work.trajectories),
-    ]
-    if work.rank and work.size == 2:
-        faster.append(("dense weights", "decode_weights", "dense"))
-    if work.sampled:
-        all_pages = work.trajectories * work.max_tokens * work.kv_bytes
-        faster.append(("pages for all trajectories", "kv_memory", all_pages))
-    for change, name, value in faster:
-        changed = replace(plan, choice=replace(plan.choice, **{name: value}))  # type: ignore[arg-type]
-        saved = plan.spent - changed.spent
-        added = max(changed.total(phase) - plan.total(phase) for phase in PHASES)
-        if name not in plan.given and saved > 0.05 and added > 0:
-            yield change, saved, added
 
 
 def gigabytes(size: float) -> str:

@@ -3,13 +3,8 @@
 from __future__ import annotations
 
 from turnrl_doctor.counts import PHASES
-from turnrl_doctor.plan import CostedChoice, gigabytes, given_up
+from turnrl_doctor.plan import CostedChoice, gigabytes
 from turnrl_doctor.work import NAMES
-
-
-def _seconds(time: float) -> str:
-    """Whole seconds, or one digit below 9.5, because small models take less than a second."""
-    return f"{time:.0f}" if time >= 9.5 else f"{time:.1g}"
 
 
 def table(plan: CostedChoice) -> str:
@@ -37,19 +32,4 @@ def table(plan: CostedChoice) -> str:
         if name == "gradient_checkpointing":
             text = f"{value} of {plan.work.shape.layers} layers"
         lines.append(f"    {name:24}{text:24}{'given' if name in plan.given else 'by the plan'}")
-    spent = plan.seconds
-    rates = f", with the rates of {card.like}" if card.like else ""
-    lines.append("  computed, not measured" + rates)
-    learning = _seconds(spent["learning"])
-    if plan.work.sampled:
-        rollouts = _seconds(spent["rollouts"])
-        iteration = f"an iteration takes {_seconds(plan.spent)} s"
-        lines.append(f"    {iteration}: rollouts {rollouts}, learning {learning}")
-    else:
-        lines.append(f"    learning takes {learning} s an iteration; rollouts with this engine are")
-        lines.append("    not computed")
-    for change, saved, added in given_up(plan):
-        lines.append(
-            f"    {change} would save {saved:.1f} s and take {gigabytes(added)} GB: does not fit"
-        )
     return "\n".join(lines)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
 from turnrl import Beside
-from turnrl.policy.sizes import MINIBATCH_TOKENS, copies_factors, padded_columns, sizes_of
+from turnrl.policy.sizes import MINIBATCH_TOKENS, padded_columns, sizes_of
 from turnrl_slots.sizes import PREFILL_TOKENS
 
 if TYPE_CHECKING:
@@ -99,8 +99,6 @@ class Work:
         turn_tokens: The most tokens of a turn.
         turns: The most turns.
         result_tokens: The most tokens between two turns.
-        passes: Passes over an iteration's trajectories.
-        old: True if log-probabilities from before the updates are computed.
         cut: True if tokens are drawn from a part of the distribution.
         moments: Numbers in float32 that the optimiser keeps for each weight.
         processes: Number of processes that learn together.
@@ -120,8 +118,6 @@ class Work:
     turn_tokens: int = 512
     turns: int = 2
     result_tokens: int = 512
-    passes: int = 1
-    old: bool = False
     cut: bool = False
     moments: float = 2
     processes: int = 1
@@ -139,28 +135,10 @@ class Work:
         return shape.layers * self.rank * sum(a + b for a, b in self._adapted)
 
     @property
-    def adapted(self) -> int:
-        """Weights of the matrices that have an adapter."""
-        return self.shape.layers * sum(a * b for a, b in self._adapted) if self.rank else 0
-
-    @property
     def dense_copy(self) -> int:
         """Bytes of the adapted matrices as dense weights with the adapter beside them."""
         weights = sum(padded_columns(a + self.rank) * b for a, b in self._adapted)
         return self.size * self.shape.layers * weights
-
-    def joined(self, rows: int, dense: bool = False) -> int:
-        """Bytes that a forward pass moves beside its factors to add bases and adapters in float32;
-        see `joint_product` and `DenseLayer` of `turnrl.policy.compute`."""
-        if not self.rank or self.size != 2:
-            return 0
-        moved = 0
-        for a, b in self._adapted:
-            if dense:
-                moved += 4 * a * rows
-            else:
-                moved += 4 * a * (rows + b) if copies_factors(rows, a, b) else 16 * rows * b
-        return self.shape.layers * moved
 
     @property
     def _adapted(self) -> list[tuple[int, int]]:
@@ -178,17 +156,6 @@ class Work:
     def asked(self) -> float:
         """The largest share of a trajectory's tokens that may be sampled."""
         return min(1.0, self.turns * self.turn_tokens / self.max_tokens)
-
-    # the expected iteration, for the computed times alone
-    @property
-    def sampled_tokens(self) -> float:
-        """Tokens sampled in a trajectory: a quarter of those that its turns allow."""
-        return max(1.0, min(self.turns * self.turn_tokens, self.max_tokens) / 4)
-
-    @property
-    def mean_tokens(self) -> float:
-        """Tokens of a trajectory: half of the most that it may have."""
-        return self.max_tokens / 2
 
 
 @dataclass(frozen=True)
