@@ -172,11 +172,12 @@ class Rollout:
             top_p=self.top_p,
         )
 
-    def check(self, chat: ChatFormat) -> None:
+    def check(self, chat: ChatFormat, tools: bool = True) -> None:
         """Check the driver, the chat template and every tool before a run.
 
         Args:
             chat: The policy's chat format.
+            tools: False to leave the tools unchecked.
         Raises:
             RecipeError, PluginError: See `Driver.check`.
             ToolError: From the first tool that cannot work.
@@ -195,7 +196,7 @@ class Rollout:
                 "own and set model.policy.chat_template."
             )
         self.driver.check(chat)
-        for tool in self.toolsets:
+        for tool in self.toolsets if tools else ():
             with blaming(ToolError, f"{tool} in check", "Fix the tool, or what it needs."):
                 tool.check()
 

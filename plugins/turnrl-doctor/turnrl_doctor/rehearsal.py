@@ -437,9 +437,8 @@ def _small(module: MTGRPO, settings: Policy, rollout: Rollout) -> MTGRPO:
         scheduler=module.scheduler,
         seed=module.seed,
     )
-    tokenizer = module.policy.tokenizer
-    small.policy = LanguageModel(settings, module.estimator.critic, tokenizer)
-    small.engine = ScriptedEngine(tokenizer, lambda session, turn: "a")
+    small.policy = LanguageModel(settings, module.estimator.critic, module.policy.tokenizer)
+    small.engine = ScriptedEngine(module.policy.tokenizer, lambda session, turn: "a")
     return small
 
 
