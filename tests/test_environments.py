@@ -37,7 +37,6 @@ from turnrl import (
     ToolError,
     ToolResult,
     TrajectoryLost,
-    call_tools,
     load_questions,
     on_loop,
     score_group,
@@ -56,7 +55,6 @@ from turnrl_environments.watch import Endings, warning_if_none_ended
 from turnrl_environments.world import seed_of
 from turnrl_estimators import Branched
 from turnrl_segmenters import Action, ReAct, SearchR1, TwoTurn
-from turnrl_slots import Slots
 
 __all__ = ["rooms"]  # fixtures
 
@@ -333,18 +331,6 @@ def test_every_attempt_in_a_flaky_environment_is_complete(chat, rooms):
     assert {room.closed for room in rooms} == {1}  # each once
 
 
-def test_an_environment_may_fail_to_close_before_its_reset(chat):
-    class Late(Room):
-        def reset(self, seed=None):
-            self.held = object()
-            return super().reset(seed)
-
-        def close(self):
-            del self.held
-
-    assert play_episode(chat, Gymnasium(make=Late), ["look"], turns=1).figures["steps"] == 1
-
-
 def test_an_environment_that_does_not_close_is_named(chat):
     def stuck():
         raise OSError("stuck")
@@ -544,19 +530,6 @@ def test_an_attempt_cannot_change_the_columns_of_another(chat):
     assert question.metadata == {"numbers": [1, 2]}
 
 
-def test_an_attempt_that_takes_every_column_cannot_change_those_of_another():
-    class Every(Countdown):
-        def reset(self, **columns) -> str:
-            return super().reset(columns["numbers"])
-
-    question = Question("c", "Go.", metadata={"numbers": [1, 2]})
-    for _ in range(2):
-        calls = [ToolCall("take", {"n": n}) for n in (1, 2)]
-        (results,) = on_loop(call_tools([Environment(Every)], question, [calls]))
-        assert [result.content for result in results] == ["[2]", "[]"]
-    assert question.metadata == {"numbers": [1, 2]}
-
-
 def test_reset_gets_the_columns_that_fields_name_as_answers_by_their_own_names():
     class Shown(Countdown):
         def reset(self, solution, answers, level=3) -> str:
@@ -589,15 +562,6 @@ def test_a_seed_from_csv_or_pandas_is_the_number(written, seed):
     (began,) = Environment(Seeded).episode(question).columns.values()
     assert (seed_of(question), began) == (seed, seed)
     assert type(began) is type(seed)
-
-
-def test_a_seed_that_reset_takes_as_text_stays_a_text():
-    class Named(Countdown):
-        def reset(self, seed: str) -> str:
-            return seed
-
-    question = Question("q", "Go.", metadata={"seed": "7"})
-    assert Environment(Named).episode(question).columns == {"seed": "7"}
 
 
 def test_the_policy_reads_a_policy_mistake_that_step_raises(chat):
@@ -655,13 +619,6 @@ def test_whatever_a_method_of_a_class_returns_is_written_as_a_text(chat, value, 
     assert trajectory.turns[0].results[0].content == text
 
 
-def test_whatever_reset_returns_is_the_first_observation(chat):
-    for value, text in ((3, "3"), ({"at": np.int64(1)}, '{"at": 1}'), (None, ""), (["a"], '["a"]')):
-        world = Environment(own(begins="VALUE"))
-        world.made.reset.__globals__["VALUE"] = value
-        assert play_episode(chat, world, ["up"], tool_name="press").opening == text
-
-
 @pytest.mark.parametrize("reward", [np.array(1.0), np.array([1.0]), torch.tensor(1.0), True])
 def test_a_reward_may_be_any_kind_of_number(chat, reward):
     trajectory = play_episode(chat, room(step=("x", reward, True, False, {})), ["look"])
@@ -686,12 +643,6 @@ def test_an_end_that_is_neither_true_nor_false_stops_the_run(chat, of, flag):
     message = rf"gave {re.escape(repr(flag))} as {of} from step. Return True or False"
     with pytest.raises(ToolError, match=message):
         play(chat, room(step=("x", 0.0, *ends, {})), ["look"])
-
-
-@pytest.mark.parametrize("flag", [1, np.bool_(True), np.array(True)])
-def test_an_end_may_be_any_kind_of_true(chat, flag):
-    trajectory = play_episode(chat, room(step=("x", 0.0, flag, False, {})), ["look"])
-    assert trajectory.ended_by == "tool"
 
 
 BASE = sqlite3.connect(":memory:")
@@ -812,17 +763,6 @@ def test_a_capacity_that_does_not_suffice_is_refused_before_a_model_is_loaded(ti
     )
     with pytest.raises(RecipeError, match=message):
         trainer(tmp_path, 1, limit_val_batches=0).fit(module, data())
-
-
-def test_a_capacity_below_a_group_is_named_and_not_the_engine(tiny_model, caplog):
-    module = make_module(tiny_model, engine=Slots())
-    tool = Gymnasium(make=Room, capacity=1)
-    module.rollout = Rollout(Action(2, "text"), [tool], max_turn_tokens=4)
-    with caplog.at_level("INFO"):
-        module.ask("?")
-    room = f"environment Room has room for 1 of a group's {module.group_size} trajectories, so the"
-    assert room in caplog.text
-    assert "Slots has room" not in caplog.text
 
 
 # ------------------------------------------------------------------------- several tools
