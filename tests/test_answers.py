@@ -50,7 +50,6 @@ from turnrl.data.rows import native, written
 from turnrl.plugins import load_plugins
 from turnrl.recipe.moved import renamed
 from turnrl.scoring import Tally, curves, group_tallies
-from turnrl_estimators import rollouts
 from turnrl_rewards import F1, FirstHit
 from turnrl_rewards.answers import Choice, Math, Number
 from turnrl_rewards.qa import AnswerPresent, AnswerRetrieved, ExactMatch, WellFormed
@@ -424,11 +423,6 @@ def test_rewards_and_curves_use_the_same_answer_rule(rule, accepted, right, wron
         assert float(group.outcome[0]) == paid
         assert WellFormed().score(answered) == (0.0 if answer == "the" else 0.4)
     assert [*usable_answers(question)] == [accepted]
-
-
-def test_the_rule_decides_whether_two_trajectories_did_the_same():
-    first, second = (attempt(asking("5", rule=Number()), answer=text) for text in ("5", "-5"))
-    assert [*rollouts.deeds(first)] != [*rollouts.deeds(second)]
 
 
 def test_an_answer_says_nothing_if_its_rule_leaves_nothing_of_it():

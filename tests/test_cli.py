@@ -167,7 +167,6 @@ def test_tab_completes_commands_and_settings(capsys, tmp_path):
         *("--model.rollout.max_tokens", "--model.rollout.max_turn_tokens")
     ]
     assert offered("fit", "quick") == offered("doctor", "quick") == ["quickstart"]
-    assert offered("credit-check", "r.yaml", "--quest") == ["--questions"]
     assert offered("fit", "variants/triviaqa_qwen2.5_7b_l") == ["variants/triviaqa_qwen2.5_7b_lora"]
     (tmp_path / "quicker.yaml").touch()
     assert offered("fit", "quicker") == ["quicker.yaml"]

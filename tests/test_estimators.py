@@ -9,7 +9,6 @@ import itertools
 import json
 import math
 import random
-import re
 import statistics
 import subprocess
 import sys
@@ -20,23 +19,20 @@ import torch
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lightning.pytorch.loggers import CSVLogger
 
 import trajectories
 import turnrl
 import turnrl.testing
-from commands import fails, save
+from commands import save
 from equations import BOTH, UNBIASED, VALUE, naive_turn_level, naive_z, padded
 from turnrl import (
     AdvantageEstimator,
     Critic,
-    DataError,
     Group,
     Merged,
     OutcomeOnly,
     OutcomeReward,
     Question,
-    QuestionSource,
     Reading,
     RecipeError,
     Sample,
@@ -61,7 +57,6 @@ from turnrl_estimators import (
 )
 from turnrl_estimators.anchored import anchors
 from turnrl_estimators.exact import Skipped, check, figures
-from turnrl_estimators.rollouts import signals
 from turnrl_estimators.toy import Toy
 from turnrl_rewards import AnswerPresent, AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
 
@@ -745,47 +740,6 @@ def test_a_zero_gradient_has_no_angle_and_no_noise():
     assert (row.bias, row.along, row.angle, row.noise) == (1.0, -1.0, None, None)
 
 
-# ------------------------------------------------------------------ on rollouts
-
-
-def test_signal_is_the_agreement_of_two_groups():
-    class Given(AdvantageEstimator):
-        """Advantages as the outcomes say."""
-
-        def __call__(self, group):
-            return group.outcome[:, None] * group.reached
-
-    def group(searches, answers):
-        members = [(["a"], a) for a in searches] + [([""], a) for a in answers]
-        brought, outcome = zip(*members, strict=True)
-        unpaid = [[0.0]] * len(members)
-        return Drawn(unpaid, list(outcome), list(brought), [[1]] * len(members), unpaid).group()
-
-    # centred: 1 and -1, and in the other group .5 and -.5; two pairs that did the same
-    pair = group([6.0], [4.0]), group([5.5], [4.5])
-    (row,) = signals("given", Given(), [pair])
-    assert (row.turn, row.advantage, row.pairs) == (0, 5.0, 2)
-    assert row.snr == pytest.approx(0.5 / (0.25 / 2))
-    # what all actions of a state share is no signal; what does not come back is the opposite of one
-    assert signals("", Given(), [(group([6.0], [6.0]), group([9.0], [9.0]))])[0].snr is None
-    reversed_pair = group([6.0], [4.0]), group([4.0], [6.0])
-    assert signals("", Given(), [reversed_pair])[0].snr == pytest.approx(-1 / 2)
-    # a turn that is alone in its state has nothing to compare with
-    assert signals("", Given(), [(group([6.0], []), group([4.0], []))])[0].pairs == 0
-
-
-def test_the_signal_of_token_advantages_uses_each_turns_mean():
-    class Tokens(AdvantageEstimator):
-        """Gives each sampled token its number, from 1."""
-
-        def __call__(self, group):
-            return tuple(torch.arange(1.0 + len(t.sampled_turns))[1:] for t in group.trajectories)
-
-    drawn = Drawn([[0.0, 0.0]], [0.0], [["a", ""]], [[2, 3]], [[0.0, 0.0]]).group()
-    rows = signals("", Tokens(), [(drawn, drawn)])
-    assert [row.advantage for row in rows] == [1.5, 4.0]
-
-
 # ------------------------------------------------------------------ the command
 
 
@@ -828,124 +782,6 @@ def test_json_output_is_one_object_per_line(capsys):
     assert rows["TurnLevel(leave_one_out, none)"]["bias"] < 1e-6
     assert rows["Branched"]["variance"] < rows["Merged(leave_one_out, none)"]["variance"]
     assert rows["PerTurnIndex"]["bias"] > 0.5
-
-
-@pytest.mark.slow
-def test_with_a_recipe_its_policy_plays_and_its_turns_are_judged(recipe, capsys):
-    table = printed(capsys, "recipe.yaml", "--questions", "3")
-    assert max(map(len, table.splitlines())) <= 80
-    assert "3 questions, two groups of 4 each" in table
-    turns = [int(n) for n in re.findall(r"(?m)^model.estimator +(\d+) ", table)]
-    assert turns[:2] == [1, 2]
-    assert "Branched: not tried: it needs probes" in table
-    assert "TurnCritic: not tried: it needs a critic's values" in table
-    lines = printed(capsys, "recipe.yaml", "--json", "--questions", "3").splitlines()
-    rows = [row for row in map(json.loads, lines) if "turn" in row]
-    assert {row["turn"] for row in rows if row["estimator"] == "OutcomeOnly"} >= {0, 1}
-    for row in rows:
-        assert row["advantage"] >= 0
-        assert set(row) == {"estimator", "turn", "advantage", "snr", "pairs"}
-
-
-def test_an_estimator_that_fails_on_rollouts_does_not_hide_the_others(recipe, capsys):
-    model = {**recipe["model"], "estimator": {"class_path": "equations.Raises"}}
-    save({**recipe, "model": model})
-    table = printed(capsys, "recipe.yaml", "--questions", "2")
-    assert "model.estimator: not tried: Raises on a group of 4" in table
-    assert re.search(r"(?m)^OutcomeOnly +1 .* +\d+$", table)
-
-
-def test_an_estimator_that_needs_a_larger_group_is_not_tried(recipe, capsys):
-    estimator = {"class_path": "TurnLevel", "init_args": UNBIASED}
-    save({**recipe, "model": {**recipe["model"], "group_size": 1, "estimator": estimator}})
-    table = printed(capsys, "recipe.yaml", "--questions", "2")
-    assert "Merged: not tried: it compares 2 trajectories or more" in table
-
-
-@pytest.mark.slow
-def test_a_checkpoint_plays_with_its_own_recipe(trained, capsys):
-    last = trained / "checkpoints" / "last.ckpt"
-    table = printed(capsys, "recipe.yaml", "--ckpt_path", str(last), "--questions", "2")
-    assert "2 questions, two groups of 4 each" in table
-    option = ("--ckpt_path", str(last), "--model.group_size", "8")
-    message = fails(capsys, ["credit-check", "recipe.yaml", *option])
-    assert "Leave out one of --model.group_size and --ckpt_path" in message
-
-
-def test_mistakes_are_reported_before_anything_is_computed(recipe, capsys):
-    def message(*arguments):
-        return fails(capsys, ["credit-check", *arguments])
-
-    assert "no recipe at 'nope.yaml'" in message("nope.yaml")
-    assert "no checkpoint at 'nope.ckpt'" in message("recipe.yaml", "--ckpt_path", "nope.ckpt")
-    assert "--ckpt_path needs a recipe" in message("--ckpt_path", "nope.ckpt")
-    assert "--questions needs a recipe" in message("--questions", "4")
-    assert "--device needs a recipe" in message("--device", "cpu")
-    assert "--questions is 0" in message("recipe.yaml", "--questions", "0")
-    assert "--device is 'gpuu'" in message("recipe.yaml", "--device", "gpuu")
-    save({**recipe, "data": {"val": "worlds.Numbers"}})
-    assert "data.train is not set. Name a file, a preset or a data set." in message("recipe.yaml")
-    save({**recipe, "data": {"train": "worlds.Numbers", "fields": {"idea": "n"}}})
-    assert "data.fields.idea" in message("recipe.yaml")
-    save({**recipe, "data": {"class_path": "lightning.LightningDataModule"}})
-    assert "plays MTGRPO on QuestionData, not MTGRPO and Light" in message("recipe.yaml")
-    Path("recipe.yaml").write_text("- no mapping\n")
-    assert "recipe 'recipe.yaml' is not a YAML mapping" in message("recipe.yaml")
-
-
-class Away(QuestionSource):
-    """Questions on a server that does not answer."""
-
-    def questions(self, split):
-        raise DataError("the questions are away")
-
-
-class Unreachable(CSVLogger):
-    """A logger that asks its server at once."""
-
-    def __init__(self, save_dir, name="", version=None):
-        raise ConnectionError("no network")
-
-
-class SameNumber(OutcomeReward):
-    """The length of the text, if the question's rule takes 7.0 for 7."""
-
-    def score(self, trajectory):
-        return len(trajectory.turns[0].text) * trajectory.question.rule.same("7.0", "7")
-
-
-def rows_of(capsys, *arguments):
-    lines = printed(capsys, *arguments, "--json", "--questions", "2")
-    return [row for row in map(json.loads, lines.splitlines()) if "turn" in row]
-
-
-def test_credit_check_reads_recipes_and_options_as_fit_does(recipe, capsys, monkeypatch):
-    monkeypatch.setenv("KINDS", "worlds")
-    save({"data": {"train": "$KINDS.Numbers", "answers": "number", "train_limit": 1}}, "over.yaml")
-    model = {**recipe["model"], "rewards": ["test_estimators.SameNumber"]}
-    save({"model": model, "trainer": recipe["trainer"]})
-    rows = rows_of(capsys, "recipe.yaml", "over.yaml", "--model.group_size", "3")
-    assert max(row["advantage"] for row in rows if row["estimator"] == "OutcomeOnly") > 0.1
-    # the same with 'phrase', which reads 7.0 as 70
-    rows = rows_of(capsys, "recipe.yaml", "over.yaml", "--data.answers", "phrase")
-    assert {row["advantage"] for row in rows if row["estimator"] == "OutcomeOnly"} == {0.0}
-
-
-def test_a_recipe_plays_without_its_trainer_and_reads_questions_before_weights(recipe, capsys):
-    # a GPU, a logger's server and questions of the validation that are not here
-    trainer = {"accelerator": "gpu", "devices": 4, "strategy": "ddp"}
-    save(
-        {
-            **recipe,
-            "data": {"train": "worlds.Numbers", "val": "test_estimators.Away"},
-            "trainer": {**trainer, "logger": "test_estimators.Unreachable"},
-        }
-    )
-    assert "2 questions, two groups of 4 each" in printed(capsys, "recipe.yaml", "--questions", "2")
-    assert not Path("runs").exists()
-    save({**recipe, "data": {"train": "test_estimators.Away"}})
-    model = ["--model.policy.model", "there_is/no_such_model"]
-    assert "the questions are away" in fails(capsys, ["credit-check", "recipe.yaml", *model])
 
 
 @pytest.mark.slow

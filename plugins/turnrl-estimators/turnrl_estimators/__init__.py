@@ -5,7 +5,6 @@
     valued     Branched, Tree, TurnCritic: turns judged by the values of states
     costs      CostsAmongRight: costs compared among attempts with a right answer
     toy        a decision process so small that bias and variance can be computed exactly
-    rollouts   the signal-to-noise ratio of a policy's advantages
     command    `turnrl credit-check`
 
 The classes need torch, so they are imported on first use.
