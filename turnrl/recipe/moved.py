@@ -168,5 +168,7 @@ def _move_value_coef(saved: Editable) -> None:
         del critic["coef"]
     if "coef" in critic:
         model["objective"] = model.get("objective") or {**_OBJECTIVE}
-    elif isinstance(model.get("objective"), dict):
-        model["objective"].setdefault("value_coef", _VALUE_COEF)
+        return
+    objective = model.get("objective")
+    if isinstance(objective, dict) and "class_path" not in objective:
+        objective.setdefault("value_coef", _VALUE_COEF)
