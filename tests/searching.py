@@ -3,17 +3,31 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import csv
+import io
 import json
+import logging
+import os
+import signal
+import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+import urllib.request
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
+import yaml
 
+from nodes import PASSWORD
+from runs import TIMINGS
 from turnrl import ToolCall, ToolResult, TurnRLError
+from turnrl.cli import main
 from turnrl_wiki_search import Elasticsearch, WikiSearch
 from turnrl_wiki_search.command import add_index_command
 from turnrl_wiki_search.sources import Corpus, open_source
@@ -111,3 +125,267 @@ def index_command(*words: object) -> int:
     except TurnRLError as error:
         print(error, file=sys.stderr)
         return error.exit_code
+
+
+ROOT = Path(__file__).parent.parent
+ITERATIONS = 5
+
+
+def environment_of(node, **more):
+    """What the environment of a command needs to search a locked node, if there is one."""
+    if node is None:
+        return more
+    return {
+        "TURNRL_ES_URL": node.url,
+        "TURNRL_ES_PASSWORD": PASSWORD,
+        "TURNRL_ES_CA_CERTS": node.certificate,
+        **more,
+    }
+
+
+class Listener(io.StringIO):
+    """Keeps what is printed, and acts once, in a thread of its own, when an iteration has ended."""
+
+    def __init__(self, action):
+        super().__init__()
+        self.action = threading.Thread(target=action) if action else None
+
+    def write(self, text):
+        if self.action and "iteration   2/" in text and not self.action.ident:
+            self.action.start()
+        return super().write(text)
+
+
+def turnrl(node, folder, arguments, during=None, **environment):
+    """Run a command in `folder`; `during` happens beside it, from the second iteration on.
+
+    Returns:
+        The exit code, standard output, and standard error.
+    """
+    out, err = Listener(during), io.StringIO()
+    logged = logging.StreamHandler(err)  # in a process of its own these lines are on stderr too
+    logging.getLogger().addHandler(logged)
+    try:
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+        ):
+            patch.chdir(folder)
+            retry_once(patch)
+            for name, value in environment_of(node, **environment).items():
+                patch.setenv(name, value)
+            code = main(arguments)
+    finally:
+        logging.getLogger().removeHandler(logged)
+        if out.action and out.action.ident:
+            out.action.join()
+    return code, out.getvalue(), err.getvalue()
+
+
+def on_server(cls, /, **settings):
+    """An index on a server, as a recipe has it."""
+    return {"class_path": cls, "init_args": settings}
+
+
+def train(node, folder, during=None, index=None, **tool):
+    """Train for a few iterations in `folder`.
+
+    Args:
+        node: A locked Elasticsearch server, or None.
+        folder: Where the run is.
+        during: Called in the middle of it.
+        index: The index, as a recipe has it; by default `atlas` on the node.
+        tool: Other settings of the search.
+    Returns:
+        The exit code, and standard error.
+    """
+    recipe = yaml.safe_load((ROOT / "recipes" / "quickstart.yaml").read_text())
+    of_node = {"name": "atlas", "timeout_s": 1.0, "wait_s": 120.0}
+    search = {"index": index or on_server("Elasticsearch", **of_node), "top_k": 1, **tool}
+    recipe["model"]["rollout"]["tools"] = [{"class_path": "WikiSearch", "init_args": search}]
+    recipe["model"] |= {"group_size": 4, "steps_per_pass": 1}
+    recipe["record"] = {"transcripts": 100}
+    recipe["data"] |= {"questions_per_iteration": 2, "val_limit": 8}
+    recipe["trainer"] |= {"max_epochs": ITERATIONS, "check_val_every_n_epoch": ITERATIONS}
+    folder.mkdir(exist_ok=True)
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    code, out, err = turnrl(node, folder, ["fit", "recipe.yaml"], during)
+    (folder / "output.log").write_text(out + err)
+    return code, err
+
+
+def metrics(folder):
+    """The rows of a run's metrics, without what the clock says."""
+    text = (folder / "runs" / "recipe" / "version_0" / "metrics.csv").read_text()
+    rows = csv.DictReader(text.splitlines())
+    return [{k: v for k, v in row.items() if k not in TIMINGS} for row in rows]
+
+
+KEY = "a-key-of-the-retriever"
+PAGE = "<html><body>It works!</body></html>"
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    index = None
+    requests: list[dict] = []
+    behaviour: list[str] = []
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self._send(200, json.dumps(self.requests))
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        if self.path == "/behave":
+            self.behaviour[:] = body
+            return self._send(200, "{}")
+        sent = {"authorization": self.headers.get("Authorization"), "path": self.path}
+        self.requests.append({**body, **sent})
+        name = self.path.partition("?")[0].strip("/")
+        if name == "retrieve" and self.behaviour:
+            name = self.behaviour.pop(0)
+        return self._answer(name, body)
+
+    def _answer(self, name, body):
+        if name.startswith("status"):
+            return self._send(int(name[6:]), '{"detail": "out of order"}')
+        if name == "secret":
+            return self._send(400, f"I cannot read {self.headers['Authorization']}")
+        if name == "busy":
+            return self._send(429, "", {"Retry-After": "1"})
+        if name == "moved":
+            return self._send(307, "", {"Location": "/retrieve"})
+        if name == "page":
+            return self._send(200, PAGE)
+        text = json.dumps(self._result(name, body))
+        if name == "cut":
+            return self._send(200, text[: len(text) // 2], {"Content-Length": str(len(text))})
+        if name == "drip":
+            self._head(200, {"Content-Length": str(len(text))})
+            for character in text:
+                self.wfile.write(character.encode())
+                time.sleep(0.1)
+            return None
+        return self._send(200, text)
+
+    def _result(self, name, body):
+        results = self.index.search(body["queries"], body["topk"] if name != "many" else 3)
+        result = [[self._hit(name, hit) for hit in hits] for hits in results]
+        odd = {
+            "list": lambda: result,
+            "other": lambda: {"results": result},
+            "null": lambda: {"result": None},
+            "first": lambda: {"result": result[:1]},
+            "flat": lambda: {"result": [hit for hits in result for hit in hits]},
+            "text": lambda: {"result": ["nothing" for _ in result]},
+            "strings": lambda: {"result": [["a text"] for _ in result]},
+            "nothing": lambda: {"result": [[None] for _ in result]},
+        }
+        return odd.get(name, lambda: {"result": result})()
+
+    @staticmethod
+    def _hit(name, hit):
+        document = {"id": hit.passage.id, "contents": f'"{hit.passage.title}"\n{hit.passage.text}'}
+        odd = {
+            "untitled": {"document": {"contents": hit.passage.text}, "score": hit.score},
+            "fields": {"document": {"title": hit.passage.title, "text": hit.passage.text}},
+            "unscored": {"document": document},
+            "bare": document,
+            "empty": {"document": {}, "score": 1.0},
+            "document": {"document": "a text", "score": 1.0},
+            "number": {"document": {"contents": 7}, "score": 1.0},
+            "score": {"document": document, "score": "high"},
+            "nan": {"document": document, "score": float("nan")},
+            "numbered": {"document": {**document, "id": 7}, "score": 2},
+            "surrogate": {"document": {**document, "contents": '"A"\nhalf \ud800'}, "score": 2},
+        }
+        return odd.get(name, {"document": document, "score": hit.score})
+
+    def _head(self, status, headers):
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _send(self, status, text, headers=None):
+        data = text.encode()
+        self._head(status, {"Content-Length": str(len(data)), **(headers or {})})
+        self.wfile.write(data)
+        if headers and "Content-Length" in headers:
+            self.close_connection = True
+
+
+class Retriever:
+    """The server, as tests handle it: `start` returns once it answers."""
+
+    def __init__(self, index: Path, port: int) -> None:
+        self.index, self._port = index, port
+        self._process: subprocess.Popen | None = None
+        self.url = f"http://127.0.0.1:{port}/retrieve"
+
+    def start(self) -> None:
+        command = [sys.executable, __file__, str(self.index), str(self._port)]
+        self._process = subprocess.Popen(command)
+        late = time.monotonic() + 60
+        while True:
+            try:
+                self.requests()
+            except OSError:
+                assert time.monotonic() < late, "the server does not answer"
+                assert self._process.poll() is None, "the server ended"
+                time.sleep(0.05)
+            else:
+                return
+
+    def at(self, way: str) -> str:
+        """The address of a way to answer."""
+        return self.url.replace("/retrieve", f"/{way}")
+
+    def behave(self, *ways: str) -> None:
+        """Answer the next requests in these ways."""
+        data = json.dumps(ways).encode()
+        urllib.request.urlopen(self.at("behave"), data).close()
+
+    def requests(self) -> list[dict]:
+        with urllib.request.urlopen(self.at("requests"), timeout=5) as answer:
+            return json.loads(answer.read())
+
+    def paths(self) -> list[str]:
+        """The addresses that were asked, from the path on."""
+        return [request["path"] for request in self.requests()]
+
+    def signal(self, number: int) -> None:
+        os.kill(self._process.pid, number)
+
+    def kill(self) -> None:
+        self.signal(signal.SIGKILL)
+        self._process.wait()
+
+    def crash(self, away_s: float = 0.0) -> None:
+        """Kill it, and start it again."""
+        self.kill()
+        time.sleep(away_s)
+        self.start()
+
+
+@contextmanager
+def retriever_of(index: Path, port: int) -> Iterator[Retriever]:
+    server = Retriever(index, port)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.signal(signal.SIGCONT)
+        server.kill()
+
+
+if __name__ == "__main__":
+    from turnrl_wiki_search.embedded import EmbeddedIndex
+
+    _Handler.index = EmbeddedIndex(sys.argv[1])
+    ThreadingHTTPServer.daemon_threads = True
+    ThreadingHTTPServer(("127.0.0.1", int(sys.argv[2])), _Handler).serve_forever()

@@ -16,12 +16,17 @@ import pytest
 import torch
 
 from nodes import PASSWORD
-from outages import ITERATIONS, ROOT, metrics, on_server, train, turnrl
 from searching import (
     API_KEY,
+    ITERATIONS,
+    ROOT,
     ask,
     corpus_of,
+    metrics,
+    on_server,
     search_tool,
+    train,
+    turnrl,
     write_rows,
 )
 from turnrl import ToolError

@@ -9,8 +9,7 @@ import torch
 import yaml
 
 from nodes import free_port
-from outages import ITERATIONS, ROOT, metrics, on_server, train, turnrl
-from retrieving import PAGE, retriever_of
+from searching import ITERATIONS, PAGE, ROOT, metrics, on_server, retriever_of, train, turnrl
 from turnrl_wiki_search import embedded
 from turnrl_wiki_search.sources import Corpus, open_source
 

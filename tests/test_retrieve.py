@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from nodes import free_port
-from retrieving import KEY, retriever_of
 from searching import (
+    KEY,
     QUICK,
     ROWS,
     ask,
     asked_throughout,
     corpus_of,
     index_command,
+    retriever_of,
     retry_once,
     write_rows,
 )
