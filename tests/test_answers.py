@@ -48,7 +48,6 @@ from turnrl import (
 from turnrl.cli import main
 from turnrl.data.rows import native, written
 from turnrl.plugins import load_plugins
-from turnrl.recipe.moved import renamed
 from turnrl.scoring import Tally, curves, group_tallies
 from turnrl_rewards import F1, FirstHit
 from turnrl_rewards.answers import Choice, Math, Number
@@ -317,9 +316,7 @@ def test_a_rule_can_be_a_name_an_object_or_your_own_function():
         assert not can_be_found(asking("xyz", rule=rule))
 
 
-def test_a_rule_is_found_under_its_version_0_8_path():
-    assert renamed("turnrl_answers.Number") == "turnrl_rewards.Number"
-    assert answer_rule(renamed("turnrl_answers.Number")) == Number()
+def test_a_question_can_be_pickled_with_its_rule():
     assert pickle.loads(pickle.dumps(asking("5", rule=Number()))).rule == Number()
 
 

@@ -340,7 +340,7 @@ CANNOT_RUN = {
         "Start it",
     ),
     "memory that is too small": (
-        {"plan__profile": "1MB"},
+        {"model__gpu_memory": "1MB"},
         "memory plan",
         "needs at least",
         "Lower model.rollout.max_tokens",

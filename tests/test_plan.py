@@ -473,12 +473,12 @@ def test_a_plan_that_cannot_fit_is_refused_with_sizes_and_a_setting_to_change(
 # --------------------------------------------------------------------- applied
 
 
-def started(model, profile="auto", **settings):
-    return Start(torch.device("cpu"), make_module(model, **settings), data(), profile=profile)
+def started(model, gpu_memory="auto", **settings):
+    return Start(torch.device("cpu"), make_module(model, **settings), data(), gpu_memory=gpu_memory)
 
 
 def test_a_profile_sets_what_the_recipe_leaves_open(tiny_model, capsys):
-    start = started(tiny_model, profile="24GB", policy={"minibatch_tokens": 2048})
+    start = started(tiny_model, gpu_memory="24GB", policy={"minibatch_tokens": 2048})
     check = MemoryPlan()
     check.settle(start)
     made, engine = start.module, start.module.engine_settings
@@ -523,17 +523,17 @@ def test_dense_weights_are_planned_at_the_size_that_they_take(tiny_model, dtype)
 
 
 def test_a_module_is_planned_once(tiny_model):
-    start = started(tiny_model, profile="24GB")
+    start = started(tiny_model, gpu_memory="24GB")
     MemoryPlan().settle(start)
     planned, engine = start.module.memory.planned, start.module.engine_settings
-    start.profile = "3GB"  # as if less were free when it is set up again
+    start.gpu_memory = "3GB"  # as if less were free when it is set up again
     MemoryPlan().settle(start)
     assert start.module.memory.planned == planned
     assert start.module.engine_settings == engine
 
 
 def test_a_plan_is_printed_by_the_run_that_makes_it_if_it_learns(tiny_model, capsys):
-    start = started(tiny_model, profile="24GB")
+    start = started(tiny_model, gpu_memory="24GB")
     start.settle()
     assert "memory plan for" in capsys.readouterr().out
     check = MemoryPlan()
@@ -541,7 +541,9 @@ def test_a_plan_is_printed_by_the_run_that_makes_it_if_it_learns(tiny_model, cap
     (line,) = check.run(start)
     assert (line.status, line.text) == ("pass", "made before")
     assert capsys.readouterr().out == ""
-    replace(started(tiny_model), learns=False, device=torch.device("far"), profile="24GB").settle()
+    replace(
+        started(tiny_model), learns=False, device=torch.device("far"), gpu_memory="24GB"
+    ).settle()
     assert capsys.readouterr().out == ""
 
 
@@ -562,7 +564,7 @@ def test_an_evaluation_and_a_policy_that_is_asked_sample_as_the_run_did(
     # 12 x 4 trajectories, and so less memory for keys and values than by default, 16 x 4
     contents["data"] |= {"questions_per_iteration": 12, "val_limit": 2}
     contents["trainer"] |= {"max_epochs": 1, "accelerator": "far", "strategy": "far"}
-    contents["plan"] = {"profile": "2GB"}
+    contents["model"]["gpu_memory"] = "2GB"
     save(contents)
     sampled = {}
 
@@ -586,7 +588,7 @@ def test_an_evaluation_and_a_policy_that_is_asked_sample_as_the_run_did(
 
 
 def test_a_policy_that_no_run_could_train_here_is_asked_all_the_same(tiny_model):
-    start = started(tiny_model, profile="500MB")
+    start = started(tiny_model, gpu_memory="500MB")
     with pytest.raises(RecipeError, match="does not fit"):
         MemoryPlan().settle(start)
     replace(start, learns=False, device=torch.device("far")).settle()
@@ -595,7 +597,7 @@ def test_a_policy_that_no_run_could_train_here_is_asked_all_the_same(tiny_model)
 
 
 def test_a_small_model_gets_the_little_memory_that_all_its_trajectories_need(tiny_model):
-    start = started(tiny_model, profile="2GB")
+    start = started(tiny_model, gpu_memory="2GB")
     MemoryPlan().settle(start)
     work = work_of(start)
     whole = work.trajectories * work.max_tokens * work.kv_bytes
@@ -664,7 +666,7 @@ def test_a_plan_for_one_trajectory_at_a_time_holds_that_trajectory():
 
 
 def test_an_engine_unknown_to_the_plan_is_reported_as_a_warning(tiny_model):
-    start = started(tiny_model, profile="24GB", engine=ScriptedEngine(None, str))
+    start = started(tiny_model, gpu_memory="24GB", engine=ScriptedEngine(None, str))
     check = MemoryPlan()
     check.settle(start)
     warning, line = check.run(start)
@@ -684,9 +686,9 @@ def test_auto_settles_nothing_on_a_cpu(tiny_model, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_a_profile_that_is_not_a_size_is_refused():
-    with pytest.raises(RecipeError, match=r"plan\.profile is '24'.*such as '24GB'"):
-        turnrl.Plan("24")
+def test_memory_that_is_not_a_size_is_refused(tiny_model):
+    with pytest.raises(RecipeError, match=r"model\.gpu_memory is '24'.*such as '24GB'"):
+        make_module(tiny_model, gpu_memory="24")
 
 
 def test_the_work_of_a_recipe_is_read_from_its_parts(tiny_model):

@@ -26,7 +26,6 @@ from turnrl.answers import f1 as f1
 from turnrl.answers import finds_answer as finds_answer
 from turnrl.answers import says_nothing as says_nothing
 from turnrl.answers import usable_answers as usable_answers
-from turnrl.checks import Plan as Plan
 from turnrl.cli import command_line as command_line
 from turnrl.credit import Credit as Credit
 from turnrl.credit import GroupRelative as GroupRelative
@@ -182,7 +181,6 @@ from turnrl.warmup import WarmedUp as WarmedUp
 from turnrl.warmup import warm_up as warm_up
 from turnrl.warmup_settings import WarmUp as WarmUp
 from turnrl.watch.alarms import Alarms as Alarms
-from turnrl.watch.by_recipe import ByRecipe as ByRecipe
 from turnrl.watch.card import export as export
 from turnrl.watch.checkpoints import BestCheckpoint as BestCheckpoint
 from turnrl.watch.checkpoints import LastCheckpoint as LastCheckpoint

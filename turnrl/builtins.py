@@ -59,14 +59,13 @@ def turnrl_checks() -> list[str]:
 
 @hookimpl
 def turnrl_callbacks() -> list[str]:
-    """The callbacks of every run: alarms, export, console, memory plan, record, curves."""
+    """The callbacks of every run: alarms, export, console, record, curves."""
     return [
         "turnrl.watch.alarms:Alarms",
         "turnrl.watch.card:ExportsPolicy",
         "turnrl.watch.resumed:FirstFigures",
         "turnrl.watch.console:iteration_lines",
         "turnrl.recipe.tidying:Tidy",
-        "turnrl.checks:Plan",
         "turnrl.watch.recorder:Recorder",
         "turnrl.watch.loggers:ToLoggers",
         "turnrl.watch.curves:Curves",

@@ -80,6 +80,7 @@ class LearnerParts(Parts, Protocol):
     optimizer: Callable[[Iterable[nn.Parameter]], Optimizer]
     scheduler: Callable[[Optimizer], LRScheduler] | None
     redraws: int
+    gpu_memory: str | None
 
 
 def check_parts(module: LearnerParts) -> None:
@@ -111,6 +112,8 @@ def check_settings(module: LearnerParts) -> None:
     Raises:
         RecipeError: Naming the setting, its value and the next step.
     """
+    if module.gpu_memory not in (None, "auto"):
+        parse_bytes(module.gpu_memory, "model.gpu_memory", "'auto', null, or ")
     counts = ("group_size", "passes_per_iteration", "steps_per_pass")
     at_least(1, "model.", module, *counts, whole=True, optional=False)
     least = ("max_staleness", "redraws", "seed")
@@ -289,21 +292,6 @@ def check_division(policy: LanguageModel, engine: Engine) -> None:
         )
 
 
-class Plan(L.Callback):
-    """Sets the GPU memory that the null settings of a run are chosen to fit.
-
-    Args:
-        profile: The memory of a GPU, such as `24GB`, or `auto` for this machine's GPU. The settings
-            that are null in the policy and in the engine are chosen to fit it. Null chooses
-            nothing, and neither does `auto` on a CPU.
-    """
-
-    def __init__(self, profile: str | None = "auto") -> None:
-        if profile not in (None, "auto"):
-            parse_bytes(profile, "plan.profile", "'auto', null, or ")
-        self.profile = profile
-
-
 def start_of(
     trainer: Any,
     module: L.LightningModule,
@@ -311,9 +299,7 @@ def start_of(
     folder: Path | None,
     learns: bool = True,
 ) -> Start:
-    """The run that a Trainer would begin, with the plan and the record that its callbacks ask
-    for."""
-    plans = [c for c in trainer.callbacks if isinstance(c, Plan)]
+    """The run that a Trainer would begin."""
     recorders = [c for c in trainer.callbacks if isinstance(c, Recorder)]
     return Start(
         trainer.strategy.root_device,
@@ -323,7 +309,7 @@ def start_of(
         trainer.world_size,
         trainer.max_epochs,
         learns,
-        profile=(plans or [Plan()])[0].profile,
+        gpu_memory=module.gpu_memory if isinstance(module, LearnerParts) else None,
         recorded=(recorders or [Recorder()])[0].per_iteration,
         divided=isinstance(trainer.strategy, FSDP2),
     )

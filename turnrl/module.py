@@ -114,6 +114,9 @@ class MTGRPO(PolicyModule):
             paper's rate, 1e-6.
         scheduler: Schedule of the learning rate, by its class; it counts optimiser steps. None
             keeps the rate.
+        gpu_memory: The memory of a GPU, such as `24GB`, or `auto` for this machine's GPU. The
+            settings that are null in the policy and in the engine are chosen to fit it. Null
+            chooses nothing, and neither does `auto` on a CPU.
         seed: Seed of sampling and of the order of trajectories.
     """
 
@@ -133,6 +136,7 @@ class MTGRPO(PolicyModule):
         steps_per_pass: int = 1,
         optimizer: Callable[[Iterable[nn.Parameter]], Optimizer] | None = None,
         scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+        gpu_memory: str | None = "auto",
         seed: int = 0,
     ) -> None:
         paper = partial(AdamW, lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0)
@@ -152,6 +156,7 @@ class MTGRPO(PolicyModule):
         self.group_size = group_size
         self.max_staleness = max_staleness
         self.redraws = redraws
+        self.gpu_memory = gpu_memory
         self.passes_per_iteration = passes_per_iteration
         self.steps_per_pass = steps_per_pass
         self.experience: Experience | None = None

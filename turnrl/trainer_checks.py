@@ -47,7 +47,7 @@ _REFUSED: dict[type[L.Callback], tuple[str, str]] = {
     ),
     BatchSizeFinder: (
         "tries out batches of a data set, but an iteration collects its own",
-        "plan.profile chooses model.policy.minibatch_tokens for the memory",
+        "model.gpu_memory chooses model.policy.minibatch_tokens for the memory",
     ),
 }
 """Callbacks that a run refuses, and those that extend them: the reason, and what to do."""

@@ -82,7 +82,7 @@ def _run(args: argparse.Namespace) -> None:
     agent.needs_recipe()
     if agent.is_recipe:
         trusts = [TRUST] if args.trust else []
-        read_invocation("fit", ["--config", str(agent.recipe), *trusts]).check()
+        read_invocation("fit", ["--config", str(agent.recipe), *trusts])
     say(f"turnrl play: {agent}", sys.stderr)
     from turnrl.recipe.loading import load
 

@@ -70,7 +70,7 @@ class Policy:
             without one, all weights, which are then rounded for each product (mixed precision).
         gradient_checkpointing: Recompute activations in the backward pass, to save memory, in all
             layers or in the given number of layers. Null leaves it to the memory plan
-            (`plan.profile`), or recomputes none.
+            (`model.gpu_memory`), or recomputes none.
         chat_template: A file with a Jinja chat template, or the name of one that comes with turnrl
             (for example `qwen3`), in place of the tokenizer's own.
         revision: Branch, tag or commit of a hub model.

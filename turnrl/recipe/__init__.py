@@ -4,13 +4,10 @@ bundled    the recipes that come with turnrl
 agents     finds a run, a checkpoint or a recipe by a word
 reading    YAML files, and the words of a command line
 merging    merges values, and fills in their paths
-moved      keys and class paths of earlier versions
 invocation a command with its recipes and options, merged before torch is loaded
 place      where a run writes
 keys       names of settings in other libraries
 explain    why a recipe does not fit the classes that it describes
-source     the parameters of classes, read from their source code
-unfit      checks keys at any depth, and plain values, with `source`
 build      makes module, data and trainer with LightningCLI
 loading    loads a policy to ask
 tidying    removes the folder of a run that failed at its beginning

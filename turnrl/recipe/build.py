@@ -11,12 +11,12 @@ import re
 import signal
 import threading
 import warnings
-from argparse import SUPPRESS
+from argparse import SUPPRESS, ArgumentError
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NoReturn, cast
+from typing import Any, cast
 
 import lightning as L
 from lightning.fabric.utilities.exceptions import MisconfigurationException
@@ -24,18 +24,19 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from transformers.utils import logging as transformers_logging
 
-from turnrl.checks import Plan, check_division, start_of
+from turnrl.checks import check_division, start_of
 from turnrl.data.questions import QuestionData
-from turnrl.errors import ArgumentTypeError, PluginError, RecipeError, TurnRLError
+from turnrl.errors import ArgumentTypeError, PluginError, RecipeError, TurnRLError, did_you_mean
 from turnrl.lifecycle import PolicyModule
 from turnrl.module import MTGRPO
 from turnrl.plugins import KINDS, import_named, installed
 from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
 from turnrl.recipe.filling import fill, with_plain_values
 from turnrl.recipe.invocation import Invocation, read_invocation
+from turnrl.recipe.keys import elsewhere_below
 from turnrl.recipe.merging import Contents, each_value, listed
 from turnrl.recipe.trust import TRUST, import_from, marked
-from turnrl.runs.config import COMMAND
+from turnrl.runs.config import COMMAND, SECTIONS
 from turnrl.runs.files import whole_file
 from turnrl.trainer_checks import check_trainer
 from turnrl.types.examination import Start
@@ -44,9 +45,8 @@ from turnrl.watch.checkpoints import BestCheckpoint, LastCheckpoint
 from turnrl.watch.recorder import Recorder
 from turnrl.watch.trainer import writing
 
-_CALLBACKS: dict[str, type[L.Callback]] = {"record": Recorder, "plan": Plan}
-CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer, **_CALLBACKS}
-"""The classes of `MAPPINGS`, imported."""
+CLASSES = {"model": MTGRPO, "data": QuestionData, "trainer": L.Trainer, "record": Recorder}
+"""The classes of a recipe's sections, unless the recipe names others."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,9 +99,7 @@ def build(arguments: Sequence[str]) -> Built:
         CheckpointError: If the file of `ckpt_path` is missing, or is not a checkpoint; or if no
             run has a `last` or `best` one.
     """
-    invocation = read_invocation("fit", arguments)
-    invocation.check()
-    return make(invocation.with_checkpoint())
+    return make(read_invocation("fit", arguments).with_checkpoint())
 
 
 def explained(error: BaseException, contents: Contents, kinds: Mapping[str, object]) -> RecipeError:
@@ -120,6 +118,9 @@ def explained(error: BaseException, contents: Contents, kinds: Mapping[str, obje
 
 def faults(contents: Contents, kinds: Mapping[str, object]) -> Iterator[str | None]:
     """For each part of a recipe, a message about its fault, or None if it seems to have none."""
+    if (unknown := _unknown(contents, kinds)) is not None:
+        yield unknown
+        return
     for key, value in contents.items():
         cls = CLASSES.get(key)
         if cls is None:
@@ -130,34 +131,30 @@ def faults(contents: Contents, kinds: Mapping[str, object]) -> Iterator[str | No
             yield explain_section(value, cls, key)
 
 
-class _Parser(LightningArgumentParser):
-    """Explains mistakes, and accepts no abbreviated keys."""
+def _unknown(contents: Contents, kinds: Mapping[str, object]) -> str | None:
+    """The message about an unknown key at the top of a recipe; None if there is none."""
+    top = [*dict.fromkeys([*SECTIONS, *kinds])]
+    for key, value in contents.items():
+        if key not in top:
+            homes = [f"{name}.{key}" for name, cls in CLASSES.items() if key in parameters(cls)]
+            near = did_you_mean(str(key), top) or elsewhere_below(str(key), value)
+            near = near or did_you_mean(str(key), homes)
+            return f"unknown key '{key}'.{near} There are {', '.join(top)}."
+    return None
 
-    invocation: Invocation
+
+class _Parser(LightningArgumentParser):
+    """Accepts no abbreviated keys, reads no file that a setting names, and fills in variables."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **{**kwargs, "description": None, "allow_abbrev": False})
 
     def add_class_arguments(self, *args: Any, **kwargs: Any) -> Any:
-        # a setting that names a file means the file, not its contents
         return super().add_class_arguments(*args, **{**kwargs, "sub_configs": False})
-
-    def error(self, message: str, ex: Exception | None = None) -> NoReturn:
-        # without a recipe there is only a request for help
-        contents = self.invocation.contents if self.invocation.files else {}
-        raise explained(ex or ValueError(message), contents, self.invocation.kinds) from ex
 
     def instantiate_classes(self, cfg: Any, **kwargs: Any) -> Any:
         # only constructors get the values of variables: the config is saved and printed
         return super().instantiate_classes(fill(cfg), **kwargs)
-
-    def format_help(self, *args: Any) -> str:
-        """Put turnrl's own settings first, because the trainer's take hundreds of lines."""
-        self.usage = f"turnrl {self.invocation.command} RECIPE.yaml [--key value ...]"
-        trainer_title = "training via flags"  # part of the title of the trainer's group
-        groups = sorted(self._action_groups, key=lambda group: trainer_title in (group.title or ""))
-        self._action_groups = groups
-        return str(super().format_help(*args))
 
 
 class _Recipe(SaveConfigCallback):
@@ -198,20 +195,33 @@ class _Signals(L.Callback):
 
 
 class _CLI(LightningCLI):
-    """LightningCLI with the settings and callbacks of turnrl's runs."""
+    """LightningCLI with the settings and callbacks of turnrl's runs.
 
-    parser_class: type[_Parser]
+    Args:
+        invocation: The recipes and options.
+        settings: Arguments of LightningCLI.
+    """
+
+    def __init__(self, invocation: Invocation, **settings: Any) -> None:
+        self.invocation = invocation
+        super().__init__(
+            **settings,
+            parser_class=_Parser,
+            parser_kwargs={"exit_on_error": False},
+            run=False,
+            auto_configure_optimizers=False,
+            load_from_checkpoint_support=False,
+        )
 
     def add_arguments_to_parser(self, parser: LightningArgumentParser) -> None:
-        for key, callback in _CALLBACKS.items():
-            parser.add_lightning_class_args(callback, key)
+        parser.add_lightning_class_args(Recorder, "record")
         # one seed for the whole run
         for section, cls in (("model", self.model_class), ("data", self.datamodule_class)):
             if cls is not None:
                 parser.link_arguments("seed_everything", f"{section}.seed", compute_fn=seed_of)
         path = "Checkpoint to begin from: its path, a run's folder, or `last` or `best` of all runs"
         parser.add_argument("--ckpt_path", type=str | None, help=path)
-        invocation = self.parser_class.invocation
+        invocation = self.invocation
         # a note in the run's config.yaml; reading a recipe ignores it
         for_help = "--help" in invocation.help_options
         hidden = SUPPRESS if for_help else None
@@ -224,11 +234,14 @@ class _CLI(LightningCLI):
             group.add_argument(f"--{flag}", action="store_true", help=line)
 
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
+        parser.usage = f"turnrl {self.invocation.command} RECIPE.yaml [--key value ...]"
+        trainer_title = "training via flags"  # part of the title of the trainer's hundreds of lines
+        parser._action_groups.sort(key=lambda group: trainer_title in (group.title or ""))
         # Lightning's method warns if sys.argv has words, which DDP's other processes need
         self.config = parser.parse_args(args)
 
     def before_instantiate_classes(self) -> None:
-        invocation = self.parser_class.invocation
+        invocation = self.invocation
         _refuse_missing(self.config.as_dict(), "")
 
         def numbered(cls: type[Any], *args: Any, **settings: Any) -> Any:
@@ -242,16 +255,15 @@ class _CLI(LightningCLI):
             self.parser.add_instantiator(numbered, logger)
 
     def instantiate_trainer(self, **kwargs: Any) -> L.Trainer:
-        invocation = self.parser_class.invocation
+        invocation = self.invocation
         config = self.config_init.trainer
         note = ByRecipe(invocation.place.folder)
         callbacks = [_Signals(), note, *listed(config.callbacks)]
-        for key, cls in _CALLBACKS.items():
-            if any(isinstance(callback, cls) for callback in callbacks):
-                raise RecipeError(
-                    f"trainer.callbacks has a {cls.__name__}, but every run has one. Leave it out, "
-                    f"and set its options under {key}."
-                )
+        if any(isinstance(callback, Recorder) for callback in callbacks):
+            raise RecipeError(
+                "trainer.callbacks has a Recorder, but every run has one. Leave it out, and set "
+                "its options under record."
+            )
         checkpoint_classes: list[type[L.Callback]] = [LastCheckpoint]
         if self.datamodule_class is QuestionData:
             checkpoint_classes.append(BestCheckpoint)
@@ -273,8 +285,7 @@ class _CLI(LightningCLI):
                 "them; 'accelerator: auto' takes what this machine has."
             ) from error
         if not isinstance(self.model, PolicyModule):  # nothing is collected that they could record
-            own = tuple(_CALLBACKS.values())
-            trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, own)]
+            trainer.callbacks = [c for c in trainer.callbacks if not isinstance(c, Recorder)]
         bar = trainer.progress_bar_callback
         note.default_bar = None if bar in callbacks else bar
         return cast(L.Trainer, trainer)
@@ -334,6 +345,8 @@ def make(invocation: Invocation) -> Built:
     # the user's own classes may lie here, or beside the recipe
     folders = (Path.cwd(), *(Path(file).parent for file in invocation.files))
     import_from(invocation.contents, *folders)
+    if (unknown := _unknown(invocation.contents, invocation.kinds)) is not None:
+        raise RecipeError(unknown)  # jsonargparse takes an unknown section that is empty
     contents = with_plain_values(invocation.contents, partial(faults, kinds=invocation.kinds))
     for key in ("model", "data", "trainer"):  # jsonargparse would accept it in spite of the link
         if "seed" in (section := contents[key]):
@@ -341,26 +354,25 @@ def make(invocation: Invocation) -> Built:
     defaults = {"log_every_n_steps": 1, "num_sanity_val_steps": 0, "enable_model_summary": False}
     try:
         cli = _CLI(
-            None if "class_path" in contents["model"] else MTGRPO,
-            None if "class_path" in contents["data"] else QuestionData,
+            invocation,
+            model_class=None if "class_path" in contents["model"] else MTGRPO,
+            datamodule_class=None if "class_path" in contents["data"] else QuestionData,
             trainer_defaults=defaults,
             save_config_callback=_Recipe,
             save_config_kwargs={"save_to_log_dir": False},  # True would dump the recipe once more
             seed_everything_default=0,
-            parser_class=type("Parser", (_Parser,), {"invocation": invocation}),
             args=[f"--config={json.dumps(contents, default=str)}", *invocation.help_options],
-            run=False,
-            auto_configure_optimizers=False,
-            load_from_checkpoint_support=False,
         )
     except Exception as error:
-        # explain it if jsonargparse wrapped the error of a constructor, if a null stands in the
-        # place of a number, or if a module cannot be imported
-        explainable = "Union subtypes" in str(error) or any(faults(contents, invocation.kinds))
-        wrong_type = isinstance(error, ArgumentTypeError)
-        if not explainable or (isinstance(error, TurnRLError) and not wrong_type):
+        if isinstance(error, TurnRLError) and not isinstance(error, ArgumentTypeError):
             raise
-        raise explained(error, contents, invocation.kinds) from error
+        # explain what jsonargparse refuses, and the error of a constructor that a wrong value has
+        # caused, such as a null in the place of a number
+        of_recipe = isinstance(error, ArgumentError) or "Union subtypes" in str(error)
+        given = contents if invocation.files else {}  # else there is only a request for help
+        if not of_recipe and not any(faults(given, invocation.kinds)):
+            raise
+        raise explained(error, given, invocation.kinds) from error
     trainer = cli.trainer
     check_trainer(trainer)
     folder = invocation.place.folder and Path(str(trainer.log_dir))

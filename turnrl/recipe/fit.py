@@ -126,7 +126,6 @@ class _Words(argparse.Action):
 
 def _run(invocation: Invocation, work: Callable[[Built], None]) -> int:
     """Build what a recipe describes, and act with it. Returns the exit code."""
-    invocation.check()
     if invocation.help_options:
         return _build_for(invocation, work)
     invocation = invocation.with_checkpoint()  # before anything is announced

@@ -13,29 +13,24 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
-from turnrl.errors import RecipeError, did_you_mean, is_finite
+from turnrl.errors import RecipeError, is_finite
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.merging import (
     Contents,
     Editable,
-    dropped,
     each_value,
     filled_in,
     merged,
     reference,
     relocated,
 )
-from turnrl.recipe.moved import SAVED, up_to_date
 from turnrl.recipe.place import RunPlace, suffix_of, with_own_logger
 from turnrl.recipe.reading import ASKS, DASHES, MAPPINGS, RecipeFile, read_options, value_of
 from turnrl.recipe.trust import TRUST, is_own, needs_consent
-from turnrl.recipe.unfit import refuse_unfit
 from turnrl.runs.checkpoints import LATEST, checkpoint_to_resume, newest
-from turnrl.runs.config import SECTIONS
 from turnrl.runs.find import RUNS, require
 from turnrl.signals import is_first_process
-from turnrl.text import say_once
 
 Settings = Mapping[str, tuple[Any, ...]]
 """The type and default of each of a command's own keys, and perhaps its line of help."""
@@ -55,9 +50,6 @@ DEFAULTS: Mapping[str, Editable] = {
 as in `--model.optimizer.lr 1e-5`."""
 _WRITES = ("logger", "default_root_dir")
 """Settings of a trainer that say where a run writes."""
-_STRATEGIES = ("auto", "ddp", "fsdp2")
-"""Beginnings of the names of strategies that can train. A program may register others with
-Lightning."""
 DECISIONS = "TURNRL_DECISIONS"
 """The variable by which the first process of a run gives the others what it has read and decided,
 as JSON. Unlike a command line, other users of the machine cannot see it."""
@@ -154,24 +146,6 @@ class Invocation:
         kept = (word for word in self.arguments if word[2:].partition("=")[0] not in without)
         return shlex.join(shown_recipe(word.removeprefix("--config=")) for word in kept)
 
-    def check(self) -> None:
-        """Refuse unknown keys at any depth, plain values that do not fit (`refuse_unfit`), and a
-        strategy that cannot train.
-
-        Raises:
-            RecipeError: If there is one.
-        """
-        refuse_unfit(self.contents, SECTIONS, self.kinds, self.files)
-        strategy = (self.contents.get("trainer") or {}).get("strategy")
-        if not isinstance(strategy, str) or strategy.startswith(_STRATEGIES):
-            return
-        near = did_you_mean(strategy, _STRATEGIES)
-        if near or strategy.startswith("deepspeed"):
-            raise RecipeError(
-                f"trainer.strategy is {strategy!r}. Take ddp, with the whole policy in each "
-                f"process, or fsdp2, which divides it over them.{near}"
-            )
-
 
 def read_invocation(
     command: str,
@@ -208,7 +182,7 @@ def read_invocation(
         named = find_agent(words[0])
         if not named.is_recipe:
             agent, words[0] = named, _path_of_recipe(named, command)
-    merge = _Merge(command, flags, agent is not None, is_first_process(), TRUST in arguments)
+    merge = _Merge(command, flags, agent is not None, TRUST in arguments)
     help_options = list[str]()
     lists = [f"--{key}" for key, (kind, *_) in settings.items() if _takes_list(kind)]
     for option, value in read_options(command, words, lists):
@@ -241,7 +215,6 @@ class _Merge:
         command: The command that reads them.
         flags: Its options without a value.
         of_run: True if the first recipe is a run's own.
-        prints: Print a line for each key of an earlier version.
         trusts: True if the user agrees to run the code that a stranger's recipe names.
     Attributes:
         contents: The recipes and options, merged.
@@ -249,33 +222,29 @@ class _Merge:
         files: The recipes.
     """
 
-    def __init__(
-        self, command: str, flags: Flags, of_run: bool, prints: bool, trusts: bool
-    ) -> None:
-        self._command, self._flags, self._of_run, self._prints = command, flags, of_run, prints
+    def __init__(self, command: str, flags: Flags, of_run: bool, trusts: bool) -> None:
+        self._command, self._flags, self._of_run = command, flags, of_run
         self._trusts = trusts
         self.contents: Editable = {key: {} for key in MAPPINGS}
         self.arguments: list[str] = []
         self.files: list[str] = []
-        self._recipe: Editable = {}  # without the options
 
     def add_recipe(self, file: RecipeFile) -> None:
         """Add the settings of a recipe. The command that a run notes beside them is left out, and
         so are the `ckpt_path` of a first recipe that is a run's own, and where it wrote.
 
         Raises:
-            RecipeError: If a flag of the command is a key of the recipe. The `config.yaml` of a
-                run of an earlier version has every key at the top, so there flags are ignored.
+            RecipeError: If a flag of the command is a key of the recipe.
         """
-        contents = up_to_date(file.read(), self.contents, self._prints)
+        contents = file.read()
         path = Path(file.path or "")
-        for flag in () if {*contents} >= SAVED else self._flags:
+        for flag in self._flags:
             if flag in contents:
                 raise RecipeError(
                     f"{flag} is an option of 'turnrl {self._command}', and no key of a recipe. "
                     f"Leave it out of {str(file)!r}, and give --{flag}."
                 )
-        new = {key: value for key, value in contents.items() if key not in (COMMAND, *self._flags)}
+        new = {key: value for key, value in contents.items() if key != COMMAND}
         if file.path is not None and Path(file.path).with_name("checkpoints").is_dir():
             with_paths = {key: new[key] for key in ("model", "data") if key in new}
             new |= each_value(with_paths, partial(relocated, Path(file.path)))
@@ -289,25 +258,19 @@ class _Merge:
         self.contents.update(merged(self.contents, new))
         # settings of a recipe belong to the class that it means, not to one that an option names
         name_default_classes(self.contents["model"])
-        self._recipe = dict(self.contents)
         self.files.append(file.path or "stdin")
         self.arguments.append(f"--config={file.path or file.text}")
 
     def add_option(self, option: str, value: str) -> None:
-        new = up_to_date(_nested(option, value), self.contents, self._prints)
-        self.contents.update(merged(self.contents, new))
+        self.contents.update(merged(self.contents, _nested(option, value)))
         self.arguments.append(f"{option}={value}")
 
     def checked(self) -> Editable:
-        """The contents, with the variables in them as they are written. Prints the settings of the
-        recipes that the options drop.
+        """The contents, with the variables in them as they are written.
 
         Raises:
             RecipeError: If a variable is not set, or a number is not finite.
         """
-        if not {*self._recipe} >= SAVED:  # a run's own has every setting, even the unset ones
-            for line in dropped(self._recipe, self.contents):
-                say_once(f"turnrl: {line}")
         return _checked_sections(self.contents)
 
 

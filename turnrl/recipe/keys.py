@@ -1,6 +1,6 @@
 """Names of settings in other libraries, and the message about an unknown key."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import yaml
@@ -17,22 +17,29 @@ SYNONYMS = _by_name("synonyms.yaml")
 """Settings of TRL, verl, Search-R1 and verifiers, each with the setting of turnrl."""
 ABSENT = _by_name("absent.yaml")
 """Settings of TRL that turnrl does not have, each with the reason."""
-_MOVED = {"minibatch_tokens": "model.policy.minibatch_tokens", "trunk": "trains_policy"}
-"""Keys of components in earlier recipes, each with the setting that replaces it."""
 
 
-def elsewhere(name: str, instead_of: str = "", prefix: str = "") -> str:
+def elsewhere(name: str, prefix: str = "") -> str:
     """` Set model.group_size instead.` for a setting of another library, or the reason why turnrl
     does not have it; empty for a name that no other library has.
 
     Args:
         name: The setting.
-        instead_of: Text to put after `instead`.
         prefix: Left out of turnrl's setting: `model.` for arguments of `MTGRPO`.
     """
     if name in SYNONYMS:
-        return f" Set {SYNONYMS[name].removeprefix(prefix)} instead{instead_of}."
+        return f" Set {SYNONYMS[name].removeprefix(prefix)} instead."
     return f" turnrl has no such setting, because {ABSENT[name]}." if name in ABSENT else ""
+
+
+def elsewhere_below(key: str, value: object) -> str:
+    """The answer of `elsewhere` to a key, or to the first key below it that has one."""
+    if advice := elsewhere(key):
+        return advice
+    for name, item in value.items() if isinstance(value, Mapping) else ():
+        if advice := elsewhere_below(str(name), item):
+            return advice.replace(" instead.", f" instead of {name}.")
+    return ""
 
 
 def unknown_key(key: str, known: Iterable[str], owner: str, component: bool = False) -> str:
@@ -48,8 +55,6 @@ def unknown_key(key: str, known: Iterable[str], owner: str, component: bool = Fa
     name = key.rpartition(".")[2]
     known = list(known)
     keys = f"{owner} has the keys {', '.join(known) or 'none'}."
-    if component and name in _MOVED:
-        return f"unknown key {key!r}. Set {_MOVED[name]} instead. {keys}"
     if not component and (advice := elsewhere(name)):
         return f"unknown key {key!r}.{advice}"
     colon = " In YAML a space follows the colon." if ":" in name else ""

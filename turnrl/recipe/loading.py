@@ -10,7 +10,6 @@ import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
 from turnrl.checkpoints import read_safely, take_exported
-from turnrl.checks import Plan
 from turnrl.errors import (
     ArgumentTypeError,
     CheckpointError,
@@ -25,7 +24,6 @@ from turnrl.recipe.build import explained, faults, import_components, seed_of
 from turnrl.recipe.filling import fill, with_plain_values
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import Contents, each_value, relocated
-from turnrl.recipe.moved import up_to_date
 from turnrl.recipe.trust import TRUST, import_from, is_marked, needs_consent
 from turnrl.runs.config import load_yaml
 from turnrl.types.examination import Start
@@ -72,15 +70,15 @@ def load(
             f"{str(path)!r} is a recipe, and has no trained weights for the module to take. "
             "Give a run, or a checkpoint."
         )
-    questions, plan = 0, Plan()
+    questions = 0
     if module is None:
         recipe = _contents_of_recipe(agent, saved, trust)
         module, data = _made(recipe), recipe.get("data") or {}
         settings = data.get("init_args", data) or {}
         questions = settings.get("questions_per_iteration") or 0
-        plan = Plan(**(recipe.get("plan") or {}))
     target = torch.device(device)
-    Start(target, module, learns=False, questions=questions, profile=plan.profile).settle()
+    memory = module.gpu_memory
+    Start(target, module, learns=False, questions=questions, gpu_memory=memory).settle()
     module.policy.load(device)
     if saved is not None:
         module.on_load_checkpoint(saved)
@@ -109,7 +107,7 @@ def _contents_of_recipe(agent: NamedAgent, saved: Contents | None, trust: bool) 
     file = agent.checkpoint
     if file is not None and not agent.is_recipe:
         if saved is not None and "recipe" in saved:
-            recipe = up_to_date(_saved_recipe(saved["recipe"], file))
+            recipe = _saved_recipe(saved["recipe"], file)
             recipe = each_value(recipe, partial(relocated, file))
             if not is_marked(saved["recipe"]):
                 needs_consent(str(file), recipe, Path(), trust)
@@ -120,7 +118,6 @@ def _contents_of_recipe(agent: NamedAgent, saved: Contents | None, trust: bool) 
             raise agent.without_recipe()
     trusts = [TRUST] if trust else []
     invocation = read_invocation("fit", ["--config", str(agent.recipe), *trusts])
-    invocation.check()
     import_from(invocation.contents, Path.cwd(), agent.recipe.parent)
     return invocation.contents
 

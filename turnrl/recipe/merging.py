@@ -2,7 +2,7 @@
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -74,29 +74,6 @@ def _as_mapping(value: object) -> Editable:
 
 def _class_name(path: object) -> str:
     return str(path).rpartition(".")[2]
-
-
-def dropped(old: object, new: object, key: str = "") -> Iterator[str]:
-    """A line for each class that a merge replaces, with the settings that are lost.
-
-    Args:
-        old: A recipe, or a part of it.
-        new: The same part after the merge.
-        key: The part's key.
-    """
-    if not isinstance(old, dict):
-        return
-    after = _as_mapping(new)
-    was, now = (_class_name(part.get("class_path") or "") for part in (old, after))
-    if was and now and was != now:
-        lost = {*(old.get("init_args") or {})} - {*(after.get("init_args") or {}), *after}
-        if lost:
-            names = ", ".join(sorted(lost))
-            yield f"{key} is {now} instead of {was}, and starts without its settings: {names}."
-        return
-    for name in old.keys() & after.keys():
-        inner = key if name == "init_args" else f"{key}.{name}".lstrip(".")
-        yield from dropped(old[name], after[name], inner)
 
 
 def each_value(value: object, change: Callable[[object, str], object], key: str = "") -> Any:

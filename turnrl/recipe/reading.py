@@ -15,14 +15,8 @@ from turnrl.errors import RecipeError, did_you_mean
 from turnrl.recipe.bundled import find_recipe, recipe_like
 from turnrl.runs.config import SECTIONS, load_yaml
 
-MAPPINGS = {
-    "model": "turnrl.MTGRPO",
-    "data": "turnrl.QuestionData",
-    "trainer": "lightning.pytorch.trainer.trainer.Trainer",
-    "record": "turnrl.Recorder",
-    "plan": "turnrl.Plan",
-}
-"""The sections of a recipe, each with the class that it describes unless it names another."""
+MAPPINGS = ("model", "data", "trainer", "record")
+"""The sections of a recipe."""
 ASKS = ("--help", "--print_config")
 """Options that ask for a text instead of a run."""
 DASHES = ("-", "\N{EN DASH}", "\N{EM DASH}")  # word processors join two hyphens

@@ -11,11 +11,15 @@ from __future__ import annotations
 import hashlib
 import hmac
 import importlib.metadata
+import importlib.util
 import os
+import pkgutil
 import re
 import secrets
+import sys
 import tempfile
 from collections.abc import Collection, Sequence
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import yaml
@@ -24,7 +28,6 @@ from turnrl.errors import RecipeError
 from turnrl.plugins import GROUP, look_also_in
 from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.merging import Contents, each_value, filled_in, may_be_secret, variables
-from turnrl.recipe.source import Source
 from turnrl.runs.config import load_yaml
 from turnrl.text import say_once, visible
 
@@ -105,17 +108,13 @@ def needs_trust(contents: Contents, folders: Sequence[str]) -> dict[str, str]:
         contents: The recipe.
         folders: Folders in which modules are looked up, beside the installed ones.
     """
-    source, found = Source(folders), dict[str, str]()
-    trusted = (*_LIBRARIES, "turnrl", *_plugins())
+    found = dict[str, str]()
 
     def look(value: object, key: str) -> object:
         key = key.replace(".init_args", "").lstrip(".")
         filled = os.path.expandvars(value) if isinstance(value, str) else value
         for name in {*names_in(value), *names_in(filled)}:
-            owner = source.at(name) if "." in name else None
-            home = "" if owner is None else f"{owner.module}."
-            is_there = name.startswith("__main__") or source.spec(re.split("[.:]", name)[0])
-            if is_there and not home.startswith(tuple(f"{top}." for top in trusted)):
+            if _exists(re.split("[.:]", name)[0], folders) and not _is_trusted(name):
                 found[key] = name
         if isinstance(value, str) and (_is_program(key, value) or _leads_out(key, value)):
             found[key] = value
@@ -163,8 +162,28 @@ def names_in(value: object) -> Collection[str]:
     return set(_NAME.findall(value))
 
 
-def _plugins() -> set[str]:
-    return {point.module.split(".")[0] for point in importlib.metadata.entry_points(group=GROUP)}
+def _exists(top: str, folders: Sequence[str]) -> bool:
+    """True if there is a module or package of this name, installed or in one of the folders."""
+    try:
+        spec = importlib.util.find_spec(top) or PathFinder.find_spec(top, [*folders])
+    except (ValueError, ImportError):  # the module that runs as a program may have no spec
+        return top in sys.modules
+    return spec is not None
+
+
+def _is_trusted(name: str) -> bool:
+    """True if a dotted path means a class that turnrl, an installed plugin or a trusted library
+    defines. Only their modules are imported to find out."""
+    points = importlib.metadata.entry_points(group=GROUP)
+    tops = (*_LIBRARIES, "turnrl", *{point.module.split(".")[0] for point in points})
+    trusted = tuple(f"{top}." for top in tops)
+    if ":" in name or not name.startswith(trusted):
+        return False
+    try:
+        meant = pkgutil.resolve_name(name)
+    except Exception:  # whatever an import raises
+        return False
+    return isinstance(meant, type) and f"{meant.__module__}.".startswith(trusted)
 
 
 def needs_consent(where: str, contents: Contents, folder: Path, trusts: bool) -> None:

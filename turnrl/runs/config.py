@@ -11,7 +11,7 @@ import yaml
 
 from turnrl.errors import in_short
 
-SECTIONS = ("seed_everything", "model", "data", "trainer", "record", "plan", "ckpt_path")
+SECTIONS = ("seed_everything", "model", "data", "trainer", "record", "ckpt_path")
 """The keys at the top of a recipe."""
 COMMAND = "command"
 """The key of the command that made a run."""

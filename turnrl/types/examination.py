@@ -59,7 +59,7 @@ class Start:
         iterations: The most iterations that the run takes; None, or -1, for no limit.
         learns: False if the policy only acts, as in an evaluation.
         questions: Questions per iteration, over all processes; by default those of `data`, or 16.
-        profile: The memory to plan for, a size or `auto`; None for no plan. See `turnrl.Plan`.
+        gpu_memory: The memory to plan for, a size or `auto`; None for no plan. See `MTGRPO`.
         recorded: Trajectories recorded per iteration; None for all of them.
         divided: True if the processes share one policy.
     """
@@ -72,7 +72,7 @@ class Start:
     iterations: int | None = None
     learns: bool = True
     questions: int = 0
-    profile: str | None = "auto"
+    gpu_memory: str | None = "auto"
     recorded: int | None = 64
     divided: bool = False
 

@@ -294,7 +294,6 @@ SECTIONS = {
     "model.policy.lora": turnrl.Lora,
     "model.rollout": turnrl.Rollout,
     "model": turnrl.MTGRPO,
-    "plan": turnrl.Plan,
     "record": turnrl.Recorder,
     "data": turnrl.QuestionData,
     "data.fields": turnrl.Fields,

@@ -91,7 +91,7 @@ def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Findi
 
     from turnrl import build
 
-    words = [*words, *([f"--plan.profile={card}"] if card else [])]
+    words = [*words, *([f"--model.gpu_memory={card}"] if card else [])]
     try:
         return build(words).start, []
     except TurnRLError as error:

@@ -1,4 +1,4 @@
-"""The plan, applied to a recipe: `MemoryPlan` fills in what the recipe leaves to `profile`."""
+"""The plan, applied to a recipe: `MemoryPlan` fills in what the recipe leaves open."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ from turnrl_doctor.work import Work, decoder_of
 from turnrl_slots import Slots
 
 
-def card_for(device: torch.device, profile: str) -> Card | None:
-    """The card to plan for: a card of the size in `profile`, or the present GPU; None if the run
+def card_for(device: torch.device, memory: str) -> Card | None:
+    """The card to plan for: a card of the size in `memory`, or the present GPU; None if the run
     has no GPU.
 
     Raises:
-        RecipeError: If `profile` is neither `auto` nor a size.
+        RecipeError: If `memory` is neither `auto` nor a size.
     """
-    if profile != "auto":
-        return Card(profile, parse_bytes(profile, "plan.profile"))
+    if memory != "auto":
+        return Card(memory, parse_bytes(memory, "model.gpu_memory"))
     if device.type != "cuda":
         return None
     properties = torch.cuda.get_device_properties(device)
@@ -149,10 +149,10 @@ class MemoryPlan(Check):
 
     def __init__(self) -> None:
         self._plan: CostedChoice | None = None
-        self._why = "the run has no GPU, and plan.profile gives no size"
+        self._why = "the run has no GPU, and model.gpu_memory gives no size"
 
     def settle(self, start: Start) -> None:
-        """Choose the settings that the recipe leaves to `profile`, and print the plan. A policy
+        """Choose the settings that the recipe leaves open, and print the plan. A policy
         that only acts gets the choices of a run on this card; on a CPU, or if no run fits, it gets
         none. A module is planned once.
 
@@ -178,12 +178,12 @@ class MemoryPlan(Check):
 
     def _planned(self, start: Start, module: MTGRPO) -> CostedChoice | None:
         """The plan for a module; None if no plan can be made."""
-        if start.profile is None:
-            self._why = "plan.profile is null"
+        if start.gpu_memory is None:
+            self._why = "model.gpu_memory is null"
             return None
         if not start.learns and start.device.type == "cpu":
             return None  # it may have trained elsewhere, and pages for a GPU may not fit here
-        if (card := card_for(start.device, start.profile)) is None:
+        if (card := card_for(start.device, start.gpu_memory)) is None:
             return None
         try:
             work = work_of(start)
@@ -220,6 +220,6 @@ class MemoryPlan(Check):
         if not plan.work.sampled and plan.work.beside is None:
             engine = cast(MTGRPO, start.module).engine.name
             text = f"the plan does not know what {engine} takes while it samples"
-            yield Finding("warn", "memory plan", text, "Leave room for it: lower plan.profile.")
+            yield Finding("warn", "memory plan", text, "Leave room for it: lower model.gpu_memory.")
         usable = f"{gigabytes(plan.most)} of {gigabytes(plan.card.bytes)} GB"
         yield Finding("pass", "memory plan", f"{plan.worst} needs most, {usable}")

@@ -21,7 +21,8 @@ class Slots(EngineSettings):
     Turns requested in the same tick of the event loop are admitted in the order in which their
     sessions were opened, so equal requests give equal batches and equal results to the last digit.
 
-    Null options are filled in before the start, by a memory plan (`plan.profile`) if there is one.
+    Null options are filled in before the start, by a memory plan (`model.gpu_memory`) if there is
+    one.
 
     Args:
         slots: The most turns sampled at once. Null for as many as fit into memory; 256 on a CPU.

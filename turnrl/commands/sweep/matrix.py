@@ -22,7 +22,6 @@ from typing import Any
 from turnrl.errors import RecipeError
 from turnrl.recipe.invocation import Invocation, read_invocation
 from turnrl.recipe.merging import listed
-from turnrl.recipe.moved import as_before
 from turnrl.runs.find import RUNS
 
 _SEEDS_LIMIT = 10_000
@@ -201,7 +200,7 @@ def _refuse(contents: Mapping[str, Any]) -> None:
 
 
 def _digest(contents: Mapping[str, Any]) -> str:
-    kept = as_before(contents)
+    kept = {key: value for key, value in contents.items() if value != {}}
     for seed_or_place in ("seed_everything", "ckpt_path"):
         kept.pop(seed_or_place, None)
     where = [place.split(".")[-1] for place in _PLACES]
