@@ -126,7 +126,7 @@ def test_an_attempt_has_a_session_that_pays_by_the_step_and_ends_the_attempt(cha
 
 def test_the_tools_spec_follows_the_servers_action_schema(serve):
     url = serve().url
-    (spec,) = OpenEnv(url).specs
+    spec = on_loop(OpenEnv(url)._described())
     assert (spec.name, spec.description) == ("step", "Move the lift.")
     assert spec.parameters == {
         "type": "object",
@@ -141,7 +141,8 @@ def test_the_tools_spec_follows_the_servers_action_schema(serve):
         "required": ["go"],
         "additionalProperties": False,
     }
-    assert OpenEnv(url + "/", description="Ride.").specs[0].description == "Ride."
+    ride = OpenEnv(url + "/", description="Ride.")
+    assert on_loop(ride._described()).description == "Ride."
 
 
 class Page(BaseHTTPRequestHandler):
@@ -168,7 +169,8 @@ class Page(BaseHTTPRequestHandler):
 def test_an_action_schema_keeps_its_defaults_and_recursive_types():
     with HTTPServer(("127.0.0.1", 0), Page) as server:
         threading.Thread(target=server.handle_request, daemon=True).start()
-        (spec,) = OpenEnv(f"http://127.0.0.1:{server.server_port}").specs
+        tool = OpenEnv(f"http://127.0.0.1:{server.server_port}")
+        spec = on_loop(tool._described())
     assert spec.parameters["properties"]["note"]["default"] == {"title": "x", "a": 1}
     schema = Draft202012Validator(spec.parameters)
     assert schema.is_valid({"start": {"title": "a", "inside": [{"title": "b"}]}})
@@ -196,7 +198,7 @@ def test_the_capacity_is_detected_without_a_check_and_a_set_capacity_is_kept(cha
     play(chat, tool, ["up"], size=5)
     assert tool.capacity == 2
     tool = OpenEnv(serve(sessions=70).url)
-    tool.check()
+    on_loop(tool.start())
     assert tool.capacity == 64
 
 
@@ -234,6 +236,7 @@ def test_refused_actions_are_the_policys_mistake_and_server_failures_are_not(cha
         return on_loop(call_tools([tool], QUESTION, [steps]))[0]
 
     # the schema of the action refuses it before, so it has to be asked behind its back
+    on_loop(tool.start())
     tool.specs[0].parameters["properties"]["go"].pop("enum")
     wrong, right = calls({"go": "left"}, {"go": "up"})
     assert (wrong.ok, right.ok) == (False, True)
@@ -292,7 +295,7 @@ def test_a_server_that_stays_away_ends_the_run_with_the_next_step(chat, serve):
     with pytest.raises(ToolError, match=message):
         play_one(chat, OpenEnv(server.url, wait_s=1), says)
     with pytest.raises(ToolError, match=r"does not answer .* Start the server, or correct OpenEnv"):
-        Rollout(Action(), [OpenEnv(server.url)])
+        Rollout(Action(), [OpenEnv(server.url)]).check(chat)
 
 
 def test_a_cancelled_run_does_not_wait_for_its_server(chat, serve):
@@ -361,12 +364,13 @@ def test_impossible_settings_are_refused(settings, message):
 def test_a_server_of_another_kind_is_named(chat, serve):
     url = serve().url
     with pytest.raises(ToolError, match=r"has no page /schema with the properties of an action"):
-        Rollout(Action(), [OpenEnv(f"{url}/elsewhere")])
+        Rollout(Action(), [OpenEnv(f"{url}/elsewhere")]).check(chat)
     tool = OpenEnv(url)
-    assert tool.specs
+    on_loop(tool.start())
+    tool._counted = False
     tool.url = f"{url}/elsewhere"
     with pytest.raises(ToolError, match=r"elsewhere/ws is no WebSocket of OpenEnv \(status 404\)"):
-        tool.check()
+        on_loop(tool.start())
 
 
 def test_without_websockets_the_line_that_installs_them_is_named(monkeypatch):

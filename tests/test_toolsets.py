@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -234,3 +235,50 @@ def test_the_check_calls_each_tool_of_a_set():
         check_tool(Bank(), [{}])
     with pytest.raises(AssertionError, match="gave 7 from close; it gives finite numbers"):
         check_tool(Bank(figures=lambda account: 7), good)
+
+
+class Offered(Toolset):
+    """Tools that are known once the set has started, as those of a server are."""
+
+    def __init__(self):
+        self.events, self.offered = [], None
+
+    @property
+    def specs(self):
+        assert self.offered is not None, "asked before start"
+        return self.offered
+
+    async def start(self):
+        self.events.append("start")
+        self.offered = (ToolSpec("pay", "Pay in.", INTEGER, examples=[{"n": 3}]),)
+
+    async def stop(self):
+        self.events.append("stop")
+
+    def check(self):
+        self.events.append("check")
+
+    def run(self, calls):
+        return [ToolResult(str(call.arguments["n"])) for call in calls]
+
+
+def test_a_toolset_is_asked_for_its_tools_after_it_has_started(chat):
+    tools = Offered()
+    rollout = Rollout(Brackets(), [tools])
+    assert tools.events == []
+    with rollout.live():
+        rollout.check(chat)
+        groups = collect(rollout, chat, say('[pay {"n": 3}]', "=x"))
+        hot = replace(rollout, temperature=0.5)
+        collect(hot, chat, say("=x"))
+    assert groups[0][0].results[0].content == "3"
+    assert tools.events == ["start", "check", "stop"]
+
+
+def test_check_tool_starts_a_toolset_before_it_asks_for_its_tools():
+    check_tool(Offered(), [ToolCall("pay", {"n": 3})], [ToolCall("pay", {})])
+
+
+def test_two_tools_of_one_name_are_refused_once_both_are_known(chat):
+    with pytest.raises(RecipeError, match="two tools are called 'pay'"):
+        Rollout(Brackets(), [Offered(), Bank()]).check(chat)

@@ -120,7 +120,8 @@ class Collector:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
         self._started = False
-        self._world = contextlib.ExitStack()  # the toolsets that are started
+        self._world = contextlib.ExitStack()  # stops the toolsets
+        self._tools_run = False
         self._synced: int | None = None  # version of the engine's last sync
         self._begun: dict[tuple[int, ...], _Begun] = {}  # by key
 
@@ -142,6 +143,7 @@ class Collector:
         """
         self.parts.policy.files.check(self.parts.rollout.max_tokens)
         rollout, estimator = self.parts.rollout, self.parts.estimator
+        self._start_tools()
         rollout.check(self.chat)
         if estimator.probes and not rollout.driver.branches:
             raise RecipeError(
@@ -189,7 +191,7 @@ class Collector:
             RecipeError: Naming the setting, and the next step.
         """
         engine, rollout = self.parts.engine, self.parts.rollout
-        if rollout.sampling.cuts_distribution and not engine.cuts_distributions:
+        if rollout.cuts_distribution and not engine.cuts_distributions:
             raise RecipeError(
                 f"{engine.name} cannot draw from a part of the distribution. Leave out "
                 "model.rollout.top_k, min_p and top_p, or take another engine, such as Slots."
@@ -358,7 +360,7 @@ class Collector:
         rollout, engine, estimator = self.parts.rollout, self.parts.engine, self.parts.estimator
         engine.start(self.parts.policy, rollout.max_tokens)
         self._started = True
-        self._world.enter_context(rollout.live())
+        self._start_tools()
         holds = rollout.places.at_once(engine, estimator.probes, self._shares)
         places, tool = rollout.places.of_tools(estimator.probes, self._shares)
         size = self.parts.group_size
@@ -377,6 +379,12 @@ class Collector:
                 "model.rollout.max_tokens."
             )
 
+    def _start_tools(self) -> None:
+        """Start the toolsets, unless they run. They run from the check of a run to its end."""
+        if not self._tools_run:
+            self._world.enter_context(self.parts.rollout.live())
+            self._tools_run = True
+
     def cancel(self) -> None:
         """End the attempts that are sampled ahead."""
         while self._begun:
@@ -386,8 +394,8 @@ class Collector:
         """Close the engine, and end what is being sampled. The engine starts again when next
         used."""
         self.cancel()
-        if self._started:
-            self._started = False
-            with self._world:  # stops the toolsets, also if the engine fails to close
+        started, self._started, self._tools_run = self._started, False, False
+        with self._world:  # stops the toolsets, also if the engine fails to close
+            if started:
                 self.parts.engine.close()
-            self.forget()
+                self.forget()

@@ -27,7 +27,7 @@ from turnrl.agent.places import ALONE, Places, Shares
 from turnrl.agent.playing import Played
 from turnrl.agent.running import Underway
 from turnrl.agent.templates import CLOCK, date_call
-from turnrl.agent.toolbox import Live, Toolbox, check_tools
+from turnrl.agent.toolbox import Live, Toolbox, check_tools, checked_specs
 from turnrl.agent.turn_scheme import TurnScheme
 from turnrl.errors import (
     RecipeError,
@@ -120,10 +120,9 @@ class Rollout:
         at_least(0, "model.rollout.", self, "top_k", "max_restarts", whole=True, optional=False)
         limits = ("max_turn_tokens", "max_calls_per_turn", "max_result_tokens", "max_tokens")
         at_least(1, "model.rollout.", self, *limits, whole=True, optional=False)
-        plugin = self.segmenter or self.player
-        name = type(plugin).__name__
-        check_attributes(name, plugin, {"max_turns": "4"})
-        at_least(1, f"{name}.", plugin, "max_turns", whole=True, optional=False)
+        name = type(self.plugin).__name__
+        check_attributes(name, self.plugin, {"max_turns": "4"})
+        at_least(1, f"{name}.", self.plugin, "max_turns", whole=True, optional=False)
         check_tools(self.toolsets)
 
     @cached_property
@@ -135,6 +134,13 @@ class Rollout:
         return TurnScheme(self.segmenter, self.specs)
 
     @property
+    def plugin(self) -> types.Segmenter | types.Player:
+        """The segmenter or the player."""
+        plugin = self.segmenter or self.player
+        assert plugin is not None, "one of them is given"
+        return plugin
+
+    @property
     def scheme(self) -> TurnScheme:
         """The driver of a rollout that has a segmenter."""
         assert isinstance(self.driver, TurnScheme), "a player drives"
@@ -143,12 +149,12 @@ class Rollout:
     @property
     def max_turns(self) -> int:
         """K, the most turns of a trajectory."""
-        return self.driver.plugin.max_turns
+        return self.plugin.max_turns
 
     @property
     def tags(self) -> tuple[str, ...]:
         """Tag names that are neutralised in questions and tool results."""
-        return self.driver.plugin.tags
+        return self.plugin.tags
 
     @cached_property
     def toolsets(self) -> tuple[types.Toolset, ...]:
@@ -157,8 +163,14 @@ class Rollout:
 
     @cached_property
     def specs(self) -> tuple[types.ToolSpec, ...]:
-        """All tools, of all sets."""
-        return tuple(spec for toolset in self.toolsets for spec in toolset.specs)
+        """All tools, of all sets. The sets start for it, unless they run already.
+
+        Raises:
+            RecipeError: If two tools share a name, or parameters are not a JSON Schema.
+            ToolError: If a toolset cannot start.
+        """
+        with self.live():
+            return checked_specs(self.toolsets)
 
     @property
     def sampling(self) -> types.Sampling:
@@ -172,17 +184,24 @@ class Rollout:
             top_p=self.top_p,
         )
 
+    @property
+    def cuts_distribution(self) -> bool:
+        """True if turns are drawn from a part of the policy's distribution."""
+        return types.Sampling(
+            self.max_turn_tokens, top_k=self.top_k, min_p=self.min_p, top_p=self.top_p
+        ).cuts_distribution
+
     def check(self, chat: ChatFormat, tools: bool = True) -> None:
         """Check the driver, the chat template and every tool before a run.
 
         Args:
             chat: The policy's chat format.
-            tools: False to leave the tools unchecked.
+            tools: Check that the tools can work, too.
         Raises:
             RecipeError, PluginError: See `Driver.check`.
             ToolError: From the first tool that cannot work.
         """
-        if self.sampling.cuts_distribution:
+        if self.cuts_distribution:
             _logger.warning(
                 "model.rollout.top_k, min_p or top_p cuts the distribution that tokens are drawn "
                 "from. The sampler normalises over the tokens that are left, and the learner over "
@@ -195,10 +214,11 @@ class Rollout:
                 "the prompts of the training. For another date, write it into a template of your "
                 "own and set model.policy.chat_template."
             )
-        self.driver.check(chat)
-        for tool in self.toolsets if tools else ():
-            with blaming(ToolError, f"{tool} in check", "Fix the tool, or what it needs."):
-                tool.check()
+        with self.live():
+            self.driver.check(chat)
+            for tool in self.toolsets if tools else ():
+                with blaming(ToolError, f"{tool} in check", "Fix the tool, or what it needs."):
+                    tool.check()
 
     def with_room(
         self, questions: Sequence[types.Question], chat: ChatFormat
@@ -230,8 +250,8 @@ class Rollout:
         return Places(self.toolsets, self.max_turns)
 
     def live(self) -> contextlib.AbstractContextManager[None]:
-        """Inside this block the toolsets run: they start at its beginning, as in a run before the
-        first trajectory, and stop at its end.
+        """Inside this block the toolsets run: they start at its beginning, and stop at its end.
+        Blocks may be nested.
 
         Raises:
             ToolError: If a toolset cannot start.

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
-from typing import Any, TypeVar, final
+from typing import Any, ClassVar, TypeVar, final
 
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError, best_match
@@ -52,13 +54,13 @@ _MOST_ERRORS = 100
 
 
 def check_tools(toolsets: Sequence[Toolset]) -> None:
-    """Refuse tools that no policy could call.
+    """Refuse tools that no policy could call, as far as that is known before they start.
 
     Raises:
         RecipeError: If one lacks an attribute, two share a name or a figure, parameters are not a
             JSON Schema, or `open` would never be called.
     """
-    owners: dict[str, Toolset] = {}
+    plain = [toolset for toolset in toolsets if type(toolset).start is Toolset.start]
     figure_owners: dict[str, Toolset] = {}
     for toolset in toolsets:
         if isinstance(toolset, Tool):
@@ -71,13 +73,6 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
                 f"{toolset} has open, but is not Stateful: no session would be opened. "
                 f"Write `{wanted}`."
             )
-        for spec in toolset.specs:
-            if spec.name in owners:
-                both = f"in {owners[spec.name]} and in {toolset}"
-                what = f"two tools are called {spec.name!r}, {both}; no policy can tell"
-                raise RecipeError(f"{what}. Rename one; FunctionTool and WikiSearch take a 'name'.")
-            owners[spec.name] = toolset
-            _check_schema(spec, toolset, RecipeError)
         for figure in toolset.figure_names:
             if figure in figure_owners:
                 raise RecipeError(
@@ -86,6 +81,28 @@ def check_tools(toolsets: Sequence[Toolset]) -> None:
                     "model.rollout.tools."
                 )
             figure_owners[figure] = toolset
+    checked_specs(plain)
+
+
+def checked_specs(toolsets: Sequence[Toolset]) -> tuple[ToolSpec, ...]:
+    """The tools of toolsets that have started.
+
+    Raises:
+        RecipeError: If two share a name, or parameters are not a JSON Schema.
+    """
+    owners: dict[str, Toolset] = {}
+    specs: list[ToolSpec] = []
+    for toolset in toolsets:
+        for spec in toolset.specs:
+            if spec.name in owners:
+                raise RecipeError(
+                    f"two tools are called {spec.name!r}, in {owners[spec.name]} and in {toolset}; "
+                    "no policy can tell. Rename one; FunctionTool and WikiSearch take a 'name'."
+                )
+            owners[spec.name] = toolset
+            _check_schema(spec, toolset, RecipeError)
+            specs.append(spec)
+    return tuple(specs)
 
 
 def _check_schema(spec: ToolSpec, toolset: Toolset, fault: type[TurnRLError]) -> None:
@@ -329,8 +346,13 @@ def _figures(toolset: Toolset, returned: Any) -> ToolFigures:
 
 
 class Live(AbstractContextManager[None]):
-    """Inside this block toolsets run. It is not a generator, because garbage collection would run a
-    generator's code on any thread."""
+    """Inside this block toolsets run. Blocks may be nested: a toolset starts with the first block
+    that has it, and stops with the last. It is not a generator, because garbage collection would
+    run a generator's code on any thread."""
+
+    _blocks: ClassVar[Counter[int]] = Counter()
+    """The number of blocks around each toolset that runs, by its id."""
+    _lock: ClassVar[threading.RLock] = threading.RLock()
 
     def __init__(self, toolsets: Sequence[Toolset]) -> None:
         self._toolsets = toolsets
@@ -340,7 +362,10 @@ class Live(AbstractContextManager[None]):
         try:
             for toolset in self._toolsets:
                 self._begun.append(toolset)
-                on_loop(_run(toolset, "start", toolset.start))
+                with self._lock:
+                    self._blocks[id(toolset)] += 1
+                    if self._blocks[id(toolset)] == 1:
+                        on_loop(_run(toolset, "start", toolset.start))
         except BaseException:
             self.__exit__()
             raise
@@ -352,7 +377,11 @@ class Live(AbstractContextManager[None]):
                 stops.callback(self._stop, toolset)
 
     def _stop(self, toolset: Toolset) -> None:
-        on_loop(_run(toolset, "stop", toolset.stop))
+        with self._lock:
+            self._blocks[id(toolset)] -= 1
+            if not self._blocks[id(toolset)]:
+                del self._blocks[id(toolset)]
+                on_loop(_run(toolset, "stop", toolset.stop))
 
 
 async def _run(toolset: Toolset, verb: str, work: Callable[[], object]) -> None:
@@ -382,13 +411,15 @@ async def call_tools(
     """
     toolsets = toolsets_of(tools)
     check_tools(toolsets)
-    box = Toolbox(toolsets, str, max(map(len, calls), default=0))
-    trajectories = [ToolSessions(box) for _ in calls]
+    trajectories: list[ToolSessions] = []
     begun = list[Toolset]()
     try:
         for toolset in toolsets:
             begun.append(toolset)
             await _run(toolset, "start", toolset.start)
+        checked_specs(toolsets)
+        box = Toolbox(toolsets, str, max(map(len, calls), default=0))
+        trajectories = [ToolSessions(box) for _ in calls]
         for sessions in trajectories:
             await sessions.open(question.copied())
         results = await asyncio.gather(*map(ToolSessions.answer, trajectories, calls))

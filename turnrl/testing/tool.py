@@ -5,10 +5,11 @@ import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import wait
+from contextlib import ExitStack
 
 from turnrl.agent.function_tools import toolsets_of
 from turnrl.agent.running import Errands
-from turnrl.agent.toolbox import call_tools
+from turnrl.agent.toolbox import Live, call_tools
 from turnrl.errors import TurnRLError, is_finite
 from turnrl.testing.contract import Breach, on, origin, require
 from turnrl.testing.examples import QUESTION
@@ -46,19 +47,22 @@ def check_tool(
     (tool,) = toolsets_of([tool])
     name, limit = type(tool).__name__, tool.timeout_s
     require(good_calls, f"give check_tool a good call of {name}")
-    for spec in tool.specs:
+    timed = is_finite(limit) and limit > 0
+    require(timed, f"{name}.timeout_s is {limit!r:.80}: give a number of seconds")
+    with ExitStack() as ends:
+        with on(f"{name}.start()"):
+            ends.enter_context(Live([tool]))
+            specs = tool.specs
+        with on(f"{name}.check()"):
+            tool.check()
+    for spec in specs:
         named = isinstance(spec.name, str) and re.fullmatch(r"\w[\w.-]*", spec.name)
         require(named, f"{name}.name is {spec.name!r}: use letters, digits, _, - and .")
         require(spec.description.strip(), f"{name}.description is empty")
-    timed = is_finite(limit) and limit > 0
-    require(timed, f"{name}.timeout_s is {limit!r:.80}: give a number of seconds")
     with on(f"{name}.parameters"):
-        for spec in tool.specs:
+        for spec in specs:
             described = spec.parameters.get("type") == "object"
             require(described, f"must be the JSON Schema of an object, not {spec.parameters!r}")
-    with on(f"{name}.check()"):
-        tool.check()
-
     alone = []
     for arguments in good_calls:
         alone += _replies(tool, [arguments], question)

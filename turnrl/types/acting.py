@@ -42,7 +42,8 @@ class Toolset(ABC):
     @property
     @abstractmethod
     def specs(self) -> Sequence[ToolSpec]:
-        """The tools, always the same ones."""
+        """The tools, always the same ones. They are first asked for after `start`, so a set may
+        learn there what its server offers."""
 
     def __str__(self) -> str:
         return f"toolset {type(self).__name__}"
@@ -68,8 +69,8 @@ class Toolset(ABC):
         """
 
     def check(self) -> None:  # noqa: B027 - optional: most tools need no check
-        """Verify that the tools can work (server up, index present). Runs before any model is
-        loaded.
+        """Verify that the tools can work (server up, index present). Runs after `start`, before any
+        model is loaded.
 
         Raises:
             ToolError: Naming what is missing, and the next step.
@@ -84,8 +85,8 @@ class Toolset(ABC):
         """
 
     async def start(self) -> None:  # noqa: B027 - optional: most tools hold nothing
-        """Open what all trajectories share: connections, child processes. Called once before the
-        first trajectory, on the event loop that `run` is called from.
+        """Open what all trajectories share: connections, child processes. Called once before
+        anything else, on the event loop that `run` is called from, and before any model is loaded.
 
         Raises:
             ToolError: If the world is broken.

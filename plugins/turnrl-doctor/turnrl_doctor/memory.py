@@ -76,7 +76,7 @@ def work_of(start: Start) -> Work:
         turn_tokens=rollout.max_turn_tokens,
         turns=turns,
         result_tokens=min(rollout.max_result_tokens, rollout.max_tokens),
-        cut=rollout.sampling.cuts_distribution,
+        cut=rollout.cuts_distribution,
         moments=_moments(module),
         processes=start.processes,
         shares=start.processes if start.divided else 1,

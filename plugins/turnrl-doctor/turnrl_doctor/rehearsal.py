@@ -44,6 +44,7 @@ from turnrl import (
     ToolCall,
     ToolResult,
     Toolset,
+    ToolSpec,
     Trajectory,
     WorldError,
     counted,
@@ -258,15 +259,19 @@ class _Parts:
         """Check tools and call them, and choose the tools that later parts use: these, or a
         stand-in."""
         name = f"tool {toolset.name}" if isinstance(toolset, Tool) else str(toolset)
+        specs: Sequence[ToolSpec] = ()
         try:
             try:
                 tools = self._entered(toolset, Toolset, name)
-                tools.check()
+                alone = replace(self.module.rollout, tools=[tools])
+                with alone.live():
+                    specs = alone.specs
+                    tools.check()
             except WorldError as error:  # a server that is down, an index that lies elsewhere
-                return of_error(name, error, about="machine"), StandIn(toolset)
+                return of_error(name, error, about="machine"), StandIn(specs)
             if isinstance(tools, Stateful) and not self.real:
                 text = "can work; no session was opened, because the questions are not here yet"
-                return Finding("pass", name, text), StandIn(toolset)
+                return Finding("pass", name, text), StandIn(specs)
             try:
                 calls = [calls_of(tools, question) for question in self.questions]
             except PluginError as error:  # this would not stop a run
@@ -275,7 +280,7 @@ class _Parts:
             for question, question_calls in zip(self.questions, calls, strict=True):
                 replies += replies_of(tools, question, question_calls)
         except Exception as error:  # a tool is anybody's code, and the others are still tried
-            return of_error(name, error), StandIn(toolset)
+            return of_error(name, error), StandIn(specs)
         return judged(name, tools, replies), tools
 
     # attempts

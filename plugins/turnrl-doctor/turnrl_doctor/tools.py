@@ -28,8 +28,8 @@ _SHOWN = 60
 class StandIn(Toolset):
     """Answers in place of tools that failed, so that later parts can still be rehearsed."""
 
-    def __init__(self, toolset: Toolset) -> None:
-        self._specs = toolset.specs
+    def __init__(self, specs: Sequence[ToolSpec]) -> None:
+        self._specs = specs
 
     @property
     def specs(self) -> Sequence[ToolSpec]:

@@ -23,7 +23,6 @@ from turnrl import (
     inlined_schema,
     is_flag,
     named,
-    on_loop,
 )
 from turnrl.plugin.patience import Patience
 from turnrl_environments.client import Broken, Connection, Full, Refused, imported, schema_of
@@ -90,12 +89,27 @@ class OpenEnv(World):
         self._quick = Patience(str(self), 0.0, self._absent, _QUICK_RETRIES)
         self._patience = Patience(str(self), wait_s, self._away, _QUICK_RETRIES, setting="wait_s")
         self._counted = capacity is not None
+        self._specs: Sequence[ToolSpec] = ()
         imported()
 
-    @functools.cached_property
+    @property
     def specs(self) -> Sequence[ToolSpec]:
-        """The tool `step`, as the server describes its action."""
-        schemas = self._quick.ask(lambda: schema_of(self.url, self.step_timeout_s))
+        """The tool `step`, as the server describes its action. It is known after `start`."""
+        return self._specs
+
+    async def start(self) -> None:
+        """Ask the server for its tool and for a session, and find out how many it holds.
+
+        Raises:
+            ToolError: If it is away.
+        """
+        self._specs = self._specs or (await self._described(),)
+        await self._count()
+
+    async def _described(self) -> ToolSpec:
+        schemas = await asyncio.to_thread(
+            self._quick.ask, lambda: schema_of(self.url, self.step_timeout_s)
+        )
         action = schemas.get("action") if isinstance(schemas, Mapping) else None
         if not isinstance(action, Mapping) or "properties" not in action:
             raise ToolError(
@@ -103,18 +117,7 @@ class OpenEnv(World):
                 "OpenEnv.url: the address of a server of OpenEnv."
             )
         description = self.description or action.get("description") or "Take one step."
-        return (ToolSpec("step", str(description), _parameters(action)),)
-
-    def check(self) -> None:
-        """Ask the server for a session, and find out how many it holds.
-
-        Raises:
-            ToolError: If it is away.
-        """
-        on_loop(self._count())
-
-    async def start(self) -> None:
-        await self._count()
+        return ToolSpec("step", str(description), _parameters(action))
 
     async def _count(self) -> None:
         """Find out how many sessions the server holds, unless the number is known."""

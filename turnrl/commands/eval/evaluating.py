@@ -180,27 +180,27 @@ def _by_server(
     size, greedy = module.samples or 1, module.samples is None
     # a server's replies cannot be reproduced, so no trajectory waits for another's turn
     rollout = replace(module.rollout, lockstep=False)
-    rollout.check(module.chat)
-    for data in sets.values():
-        module.collector.check_data(data)
-    say(f"asking {server.model!r} at {server.base_url}")
     rows: dict[str, list[record.Row]] = {}
-    for name, data in sets.items():
-        questions = data.eval_questions()
-        with rollout.live():
+    with rollout.live():
+        rollout.check(module.chat)
+        for data in sets.values():
+            module.collector.check_data(data)
+        say(f"asking {server.model!r} at {server.base_url}")
+        for name, data in sets.items():
+            questions = data.eval_questions()
             attempts = rollout.play(
                 sampler, module.chat, questions, size, (0,), greedy, "evaluating"
             )
-        turns = rollout.max_turns
-        groups = [score_group(group, module.rewards, turns) for group in attempts]
-        rows[name] = list(recording.rows(groups, [None] * len(groups), name, 0, 0))
-        if folder is not None:  # before anything else can fail, because replies are paid for
-            for logger in trainer.loggers:
-                _ = getattr(
-                    logger, "experiment", None
-                )  # makes its folder: it warns if that has files already
-            recording.write(rows[name], folder / "record" / str(record.FileName(name, 0)))
-        _keep(trainer, module, report_of({name: rows[name]}, not greedy))
+            turns = rollout.max_turns
+            groups = [score_group(group, module.rewards, turns) for group in attempts]
+            rows[name] = list(recording.rows(groups, [None] * len(groups), name, 0, 0))
+            if folder is not None:  # before anything else can fail, because replies are paid for
+                for logger in trainer.loggers:
+                    _ = getattr(
+                        logger, "experiment", None
+                    )  # makes its folder: it warns if that has files already
+                recording.write(rows[name], folder / "record" / str(record.FileName(name, 0)))
+            _keep(trainer, module, report_of({name: rows[name]}, not greedy))
     return rows
 
 
