@@ -291,8 +291,8 @@ class _Parts:
         for toolset in self.tools:
             with contextlib.suppress(PluginError):  # reported where the tools are tried
                 calls += calls_of(toolset, question)
-        rollout = self.module.rollout
-        small.rollout = replace(rollout, tools=[*self.tools])
+        rollout = small.rollout = replace(self.module.rollout, tools=[*self.tools])
+        _ = rollout.specs  # asked for here, because the prompt is written while attempts run
         if rollout.segmenter is not None:  # a player reads the scripted texts itself
             staged = Staged(rollout, rollout.segmenter, question, calls)
             small.rollout = replace(small.rollout, segmenter=staged)
