@@ -421,7 +421,8 @@ def test_attempt_read_keeps_the_calls_and_notes_the_format_error(tiny_policy):
 def test_messages_that_continue_a_history_extend_it_and_others_start_a_new_one(tiny_policy):
     async def play(attempt):
         first = (await attempt.reply(USER)).text
-        on = [*USER, {"role": "assistant", "content": first}, {"role": "user", "content": "on"}]
+        parts = [{"type": "text", "text": "on"}]  # another form of the same message
+        on = [*USER, {"content": first, "role": "assistant"}, {"role": "user", "content": parts}]
         await attempt.reply(on)
         changed = [*USER, {"role": "assistant", "content": first + "!"}, on[-1]]
         await attempt.reply(changed)

@@ -227,7 +227,7 @@ def _corpus(phase: Phase) -> Iterator[str]:
         trace = phase.trace(rng)
         texts = [f"{message['role']}\n{message['content']}" for message in trace.prompt]
         for written, seen in trace.turns:
-            read = "".join(message["content"] for message in seen)
+            read = "".join(str(message["content"]) for message in seen)
             texts.append(f"assistant\n{written}\nuser\n{read}\n")
         for text in texts:
             for token in control:

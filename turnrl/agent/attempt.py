@@ -12,6 +12,7 @@ from typing import final
 
 from turnrl.agent.agent import Agent
 from turnrl.agent.conversation import Conversation
+from turnrl.agent.messages import plain
 from turnrl.agent.toolbox import ToolSessions
 from turnrl.errors import DataError, PluginError, kind_of
 from turnrl.streams import stream_seed
@@ -30,7 +31,6 @@ from turnrl.types import (
     Turn,
 )
 
-_ROLES = ("system", "user", "assistant", "tool")
 REFUSALS = 10
 """After this many refused actions in an attempt that is over, its player counts as stuck."""
 
@@ -352,19 +352,10 @@ def _checked(messages: Sequence[Message]) -> tuple[Message, ...]:
         raise PluginError(
             f"a player gave {what} to attempt.reply. Give it a list of messages, such as {example}."
         )
-    for message in messages:
-        if (
-            not isinstance(message, dict)
-            or message.get("role") not in _ROLES
-            or not isinstance(message.get("content"), str)
-        ):
-            raise PluginError(
-                f"a player gave the message {message!r:.200} to attempt.reply. A message has a "
-                f"role ({', '.join(_ROLES)}) and a text, such as {example}."
-            )
+    checked = tuple(map(plain, messages))
     if messages[-1]["role"] == "assistant":
         raise PluginError(
             "a player asked for a reply to a message of the assistant. Add what the model is to "
             "reply to, a message of role user or tool."
         )
-    return tuple(message.copy() for message in messages)
+    return checked

@@ -16,6 +16,16 @@ from collections.abc import Sequence
 from functools import cache, cached_property, lru_cache, partial
 from typing import TYPE_CHECKING, Any, cast, final
 
+from turnrl.agent.messages import (
+    SHOWN,
+    plain,
+    role_of,
+    shape_of,
+    text_of,
+    texts_in,
+    with_shape,
+    with_texts,
+)
 from turnrl.agent.templates import (
     control_texts,
     dice_call,
@@ -36,6 +46,8 @@ if TYPE_CHECKING:
 
 _TEXTS = 65_536
 """Decoded texts of a few tokens that are cached."""
+_SHAPES = 4_096
+"""Markups of messages that are cached: messages with calls each have their own."""
 _LONGEST = 8
 """The most tokens that one character may have, such as a sequence of emoji."""
 _ROUNDS = 8
@@ -72,8 +84,8 @@ class ChatFormat:
                 f"writes random text ({dice}), so no prompt could be rendered again. Give one "
                 "without it in model.policy.chat_template."
             )
-        self._markup = cache(self._find_markup)
-        self._between = cache(self._find_between)
+        self._markup = lru_cache(_SHAPES)(self._find_markup)
+        self._between = lru_cache(_SHAPES)(self._find_between)
         self._mark = cache(self._ids)
         self._lead = cache(partial(self._encode, "\0"))
         self._decoded = lru_cache(_TEXTS)(lambda ids: cast(str, tokenizer.decode(list(ids))))
@@ -100,6 +112,7 @@ class ChatFormat:
         Raises:
             RecipeError: If the template refuses the messages, or changes their texts.
         """
+        messages = self._plain(messages)
         return self._fill(self._opening(messages, tools), messages, False)
 
     def prompt_tokens(
@@ -107,15 +120,25 @@ class ChatFormat:
     ) -> int:
         """Number of tokens of a `prompt`; if it is below `least`, any number below `least`. Only a
         prompt of `least` bytes or more is tokenised, because every token has a byte."""
+        messages = self._plain(messages)
         markup = self._opening(messages, tools)
-        texts = (*markup, *(message["content"] for message in messages))
+        texts = (*markup, *map(text_of, messages))
         size = sum(len(text.encode("utf-8", "replace")) for text in texts)
         return size if size < least else len(self._fill(markup, messages, False))
 
     def _opening(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> list[str]:
-        """The markup around the messages of a prompt."""
+        """The markup around the `plain` messages of a prompt."""
         schemas = json.dumps([tool_schema(tool) for tool in tools], default=dict)
-        return self._markup(tuple(m["role"] for m in messages), schemas)
+        return self._markup(tuple(map(shape_of, messages)), schemas)
+
+    def _plain(self, messages: Sequence[Message]) -> list[Message]:
+        """The messages in one form. Calls and thoughts become part of the markup, so control tokens
+        in them are neutralised."""
+        made: list[Message] = []
+        for message in map(plain, messages):
+            safe = with_texts(message, lambda text: neutralize(text, (), self.control_tokens))
+            made.append(cast(Message, {**safe, "content": message["content"]}))
+        return made
 
     def observation(self, messages: Sequence[Message], after: int | None) -> tuple[int, ...]:
         """Ids to append so that the policy reads the messages and speaks next.
@@ -125,7 +148,8 @@ class ChatFormat:
             after: The last sampled id. If it ended the turn and the template writes it before the
                 first message, the ids begin after it, so that it is not repeated.
         """
-        markup = self._between(tuple(m["role"] for m in messages))
+        messages = self._plain(messages)
+        markup = self._between(tuple(map(shape_of, messages)))
         ids = self._fill(markup, messages, True)
         before = self._mark(markup[0], goes_on=True)
         ended = after is not None and after in self.end_ids and after in before
@@ -134,11 +158,11 @@ class ChatFormat:
     def opens(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> str:
         """The tag of the thought that the prompt of these messages ends in, such as `<think>`;
         empty if the assistant begins outside any thought."""
-        return opened_thought(self._opening(messages, tools)[-1])
+        return opened_thought(self._opening(self._plain(messages), tools)[-1])
 
     def reopens(self, messages: Sequence[Message]) -> str:
         """The same at the end of messages that are appended; see `observation`."""
-        return opened_thought(self._between(tuple(m["role"] for m in messages))[-1])
+        return opened_thought(self._between(tuple(map(shape_of, self._plain(messages))))[-1])
 
     def turn(self, text: str, stop: Sequence[str], before: str = "user") -> tuple[int, ...]:
         """Ids of a turn as a model would write it: up to the first stop string, or else ended by
@@ -236,9 +260,11 @@ class ChatFormat:
         return tuple(ids)
 
     def _find_markup(self, roles: tuple[str, ...], schemas: str) -> list[str]:
-        """The markup that the template writes around the messages that open a conversation."""
+        """The markup that the template writes around the messages that open a conversation, which
+        have these roles or shapes (`shape_of`)."""
         tools = json.loads(schemas) or None
         opening = self._render(_padded(roles), tools)
+        self._check_shown(opening, roles, tools)
         markup = self._split(opening, roles)
         if (kind := (roles, tools is None)) not in self._kept:
             self._check_kept(opening, roles, tools)
@@ -256,6 +282,26 @@ class ChatFormat:
             if not text.startswith(wanted):
                 self._refuse(text, wanted)
         return self._split(between, roles)
+
+    def _check_shown(self, opening: str, shapes: tuple[str, ...], tools: list[Any] | None) -> None:
+        """Refuse a template that leaves out a call or a thought of a message, or rewrites it."""
+        messages = _padded(shapes)
+        for number, message in enumerate(messages):
+            for name in (name for name in SHOWN if name in message):
+                bare = cast(Message, {key: v for key, v in message.items() if key != name})
+                without = self._render([*messages[:number], bare, *messages[number + 1 :]], tools)
+                for text in map(str.strip, texts_in(_read_by_policy(message, name))):
+                    forms = {
+                        text,
+                        json.dumps(text)[1:-1],
+                        json.dumps(text, ensure_ascii=False)[1:-1],
+                    }
+                    if all(opening.count(form) <= without.count(form) for form in forms):
+                        raise self._fault(
+                            f"leaves out or rewrites {name} of a message of role "
+                            f"{message['role']} ({text!r:.60}). Write it into the message's text, "
+                            "or give a template that takes it in model.policy.chat_template."
+                        )
 
     def _check_kept(self, opening: str, roles: tuple[str, ...], tools: list[Any] | None) -> None:
         """Refuse a template that renders an opening, or what came after it, otherwise once more
@@ -347,20 +393,25 @@ class ChatFormat:
     def _split(self, text: str, roles: tuple[str, ...]) -> list[str]:
         """The markup around the texts of `_padded` messages; it notes whose texts are stripped."""
         pieces = []
-        for message in marked(roles):
-            before, mark, text = text.partition(message["content"])
+        for shape, message in zip(roles, _marked(roles), strict=True):
+            if not (content := text_of(message)):  # calls alone: all of it is markup
+                pieces.append("")
+                self._trims[shape] = False
+                continue
+            before, mark, text = text.partition(content)
             if not mark or mark in text:
-                what = f"does not write the text of each message of {', '.join(roles)} once"
+                kinds = ", ".join(map(role_of, roles))
+                what = f"does not write the text of each message of {kinds} once"
                 raise self._fault(f"{what}. {self._advice(roles)}")
-            self._trims[message["role"]] = not before.endswith(_SPACE)
+            self._trims[shape] = not before.endswith(_SPACE)
             pieces.append(before.removesuffix(_SPACE))
             text = text.removeprefix(_SPACE)
         return [*pieces, text]
 
     def _shown(self, message: Message) -> str:
         """The text of a message as the template writes it."""
-        trims = self._trims[message["role"]]
-        return message["content"].strip() if trims else message["content"]
+        text = text_of(message)
+        return text.strip() if self._trims[shape_of(message)] else text
 
     def _render(self, messages: Sequence[Message], tools: list[Any] | None = None) -> str:
         try:
@@ -392,6 +443,18 @@ class ChatFormat:
 
 def _padded(roles: Sequence[str]) -> list[Message]:
     """Messages to render, with white space around their texts, which a template may strip."""
-    return [
-        {**message, "content": f"{_SPACE}{message['content']}{_SPACE}"} for message in marked(roles)
-    ]
+    texts = (text and f"{_SPACE}{text}{_SPACE}" for text in map(text_of, _marked(roles)))
+    return [with_shape(role, text) for role, text in zip(roles, texts, strict=True)]
+
+
+def _marked(shapes: Sequence[str]) -> list[Message]:
+    """Messages of these shapes, with texts that can be found again."""
+    texts = map(text_of, marked(shapes))
+    return [with_shape(shape, text) for shape, text in zip(shapes, texts, strict=True)]
+
+
+def _read_by_policy(message: Message, name: str) -> object:
+    """What a policy has to read of a field: the names and arguments of calls, or the thought."""
+    if name == "tool_calls":
+        return [call["function"] for call in message["tool_calls"]]
+    return message["reasoning_content"]

@@ -16,6 +16,7 @@ from itertools import groupby
 from typing import final
 
 from turnrl.agent.chat import ChatFormat, tool_schema
+from turnrl.agent.messages import on_the_wire, text_of
 from turnrl.types import Message, MessageSampler, Reply, Sample, Sampling, Session, ToolSpec
 
 _TOOLS = "\n\n# Tools\n\nYou can call these functions:\n<tools>\n{}\n</tools>"
@@ -57,9 +58,9 @@ class Conversation(ABC):
     def beyond(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec]
     ) -> Sequence[Message] | None:
-        """The messages that come after this history; None if `messages` do not begin with it, if
-        anything but messages of a user or a tool comes after it, or if its prompt describes other
-        tools."""
+        """The `plain` messages that come after this history; None if `messages` do not begin with
+        it, if anything but messages of a user or a tool comes after it, or if its prompt describes
+        other tools."""
         own = self.messages
         rest = messages[len(own) :]
         replies = rest and all(message["role"] in ("user", "tool") for message in rest)
@@ -146,7 +147,7 @@ class MessageConversation(Conversation):
             first, *others = self._sent
             if first["role"] != "system":
                 first, others = {"role": "system", "content": ""}, [*self._sent]
-            content = (first["content"] + _TOOLS.format("\n".join(_schemas(specs)))).strip()
+            content = (text_of(first) + _TOOLS.format("\n".join(_schemas(specs)))).strip()
             self._sent = ({"role": "system", "content": content}, *others)
 
     async def take_turn(self, turn: int, sampling: Sampling) -> Reply:
@@ -175,11 +176,14 @@ def _schemas(tools: Sequence[ToolSpec]) -> list[str]:
 def _untooled(messages: Sequence[Message]) -> Iterator[Message]:
     """The messages, with each run of `tool` and `user` messages joined into one of the user, as in
     Qwen's chat template. A server would take a message of role `tool` for the reply to a call in
-    its own format."""
+    its own format. With calls in the history, it is one, so these messages stay as they are."""
+    if any("tool_calls" in message or "tool_call_id" in message for message in messages):
+        yield from map(on_the_wire, messages)
+        return
     forms = {"tool": "<tool_response>\n{}\n</tool_response>", "user": "{}"}
     for are_replies, neighbours in groupby(messages, lambda message: message["role"] in forms):
         if are_replies:
-            content = "\n".join(forms[m["role"]].format(m["content"]) for m in neighbours)
+            content = "\n".join(forms[m["role"]].format(text_of(m)) for m in neighbours)
             yield {"role": "user", "content": content}
         else:
             yield from neighbours

@@ -105,7 +105,7 @@ def render(
     own = template or tokenizer.get_chat_template(None, tools)
     options: dict[str, Any] = {"chat_template": with_fixed_clock(own), "tools": tools}
     options |= {"tokenize": False, "add_generation_prompt": True}
-    return cast(str, tokenizer.apply_chat_template(list(messages), **options))
+    return cast(str, tokenizer.apply_chat_template(cast(Any, list(messages)), **options))
 
 
 def substitute(

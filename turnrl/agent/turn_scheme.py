@@ -12,6 +12,7 @@ from typing import ClassVar, Literal, final
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.driver import Driver
+from turnrl.agent.messages import plain, text_of
 from turnrl.errors import PluginError, RecipeError, blaming
 from turnrl.types import (
     Ending,
@@ -75,7 +76,8 @@ class TurnScheme(Driver):
             messages: object = self.plugin.prompt(question, tools)
         if not isinstance(messages, list) or not messages:
             raise self._gave("prompt", messages, "a list of messages, the last one the user's")
-        return messages
+        with self._blamed("prompt", question):
+            return [plain(message) for message in messages]
 
     def read(self, text: str, turn: int, cut: bool) -> Reading:
         """See `Segmenter.read`."""
@@ -91,7 +93,8 @@ class TurnScheme(Driver):
             messages: object = self.plugin.observe(reading, results)
         if not isinstance(messages, list) or not messages:
             raise self._gave("observe", messages, "at least one message, of role user or tool")
-        return messages
+        with self._blamed("observe", reading):
+            return [plain(message) for message in messages]
 
     def _gave(self, method: str, value: object, wanted: str) -> PluginError:
         return PluginError(
@@ -159,7 +162,7 @@ class TurnScheme(Driver):
         if not question.system:
             return messages
         # the scheme's own words come last: they explain how to call a tool and how to answer
-        own = [message["content"] for message in messages if message["role"] == "system"]
+        own = [text_of(message) for message in messages if message["role"] == "system"]
         system = "\n\n".join([chat.inert(question.system, ()), *own])
         others = [message for message in messages if message["role"] != "system"]
         return [{"role": "system", "content": system}, *others]

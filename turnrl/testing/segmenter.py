@@ -6,13 +6,14 @@ import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
-from turnrl.errors import RecipeError
+from turnrl.agent.messages import plain, text_of
+from turnrl.errors import PluginError, RecipeError
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import QUESTION
 from turnrl.text import neutralize
 from turnrl.types.acting import Segmenter
 from turnrl.types.sessions import ToolSpec
-from turnrl.types.trajectory import Reading, ToolCall, ToolResult
+from turnrl.types.trajectory import Message, Reading, ToolCall, ToolResult
 
 
 def check_segmenter(segmenter: Segmenter, texts: int = 2000) -> None:
@@ -114,14 +115,16 @@ def _check_writing(segmenter: Segmenter) -> None:
             require(not early, f"gives {text!r}, which ends early: it stops at {segmenter.stop}")
 
 
-def _shown(messages: Sequence[Mapping[str, str]], *roles: str) -> str:
+def _shown(messages: Sequence[Message], *roles: str) -> str:
     """The contents of chat messages, which must have these roles."""
     rule = f"must give messages of role {' or '.join(roles)} with a text, not {messages!r}"
     require(isinstance(messages, list) and messages, rule)
-    for message in messages:
-        require({*message} == {"role", "content"} and message["role"] in roles, rule)
-        require(isinstance(message["content"], str) and message["content"], rule)
-    return "\n".join(message["content"] for message in messages)
+    try:
+        texts = [text_of(plain(message)) for message in messages]
+    except PluginError as error:
+        raise AssertionError(f"{rule}: {error}") from None
+    require(all(texts) and all(message["role"] in roles for message in messages), rule)
+    return "\n".join(texts)
 
 
 def _soups(segmenter: Segmenter, count: int) -> Iterator[str]:

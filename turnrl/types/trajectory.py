@@ -6,15 +6,55 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, final
+from typing import Any, Literal, Required, TypedDict, final
 
 from turnrl.errors import RecipeError
 from turnrl.text import labelled, visible
 from turnrl.types.questions import Question
 from turnrl.types.sessions import ToolFigures, ToolSession
 
-Message = dict[str, str]
-"""A chat message: `{"role": "system" | "user" | "assistant" | "tool", "content": text}`."""
+
+class TextPart(TypedDict):
+    """A part of a message's content."""
+
+    type: Literal["text"]
+    text: str
+
+
+class CalledFunction(TypedDict):
+    """A function's name, and its arguments: a mapping, or the JSON text of one."""
+
+    name: str
+    arguments: str | Mapping[str, Any]
+
+
+class MessageCall(TypedDict, total=False):
+    """A call in a message of the assistant."""
+
+    id: str
+    type: Literal["function"]
+    function: Required[CalledFunction]
+
+
+class Message(TypedDict, total=False):
+    """A chat message, in the words of OpenAI's chat completions. Text is the only kind of part that
+    a policy reads.
+
+    Args:
+        role: `system`, `user`, `assistant` or `tool`.
+        content: A text, or its parts; may be None beside `tool_calls`.
+        tool_calls: Calls of the assistant, apart from its text.
+        tool_call_id: The call that a message of a tool answers.
+        name: Name of the tool or of the speaker.
+        reasoning_content: A thought of the assistant, apart from its text.
+    """
+
+    role: Required[str]
+    content: Required[str | Sequence[TextPart] | None]
+    tool_calls: Sequence[MessageCall]
+    tool_call_id: str
+    name: str
+    reasoning_content: str
 
 
 TokenRow = tuple[Sequence[int], Sequence[bool]]

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from turnrl import RecipeError, at_least, check_address
+from turnrl import Message, RecipeError, at_least, check_address
 
 
 @dataclass(frozen=True)
@@ -58,7 +58,7 @@ class ChatServer(ABC):
         return self.base_url.rstrip("/") + "/chat/completions"
 
     def request(
-        self, messages: Sequence[Mapping[str, str]], **settings: object
+        self, messages: Sequence[Message] | Sequence[Mapping[str, str]], **settings: object
     ) -> dict[str, object]:
         """The body of a request, without the key."""
         fields = {"model": self.model, "messages": [*messages], **settings, **self.extra}

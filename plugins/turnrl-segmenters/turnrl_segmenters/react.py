@@ -143,7 +143,7 @@ class ReAct(Scheme):
     def observe(self, reading: Reading, results: Sequence[ToolResult]) -> list[Message]:
         """A tool message for each result, and a user message with the format error unless a result
         has it already."""
-        shown = [{"role": "tool", "content": result.content} for result in results]
+        shown: list[Message] = [{"role": "tool", "content": result.content} for result in results]
         wrong = reading.format_error
         if shown and (wrong is None or wrong in (result.content for result in results)):
             return shown

@@ -33,7 +33,7 @@ class Scheme(Segmenter):
     def prompt(self, question: Question, tools: Sequence[ToolSpec]) -> list[Message]:
         """The instructions as system message (none if empty), the question as user message."""
         system = self.explain(tools) if self.instructions is None else self.instructions
-        opening = [{"role": "system", "content": system}] if system else []
+        opening: list[Message] = [{"role": "system", "content": system}] if system else []
         return [*opening, {"role": "user", "content": question.text}]
 
     def is_last(self, turn: int) -> bool:
