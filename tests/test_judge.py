@@ -414,8 +414,7 @@ def test_a_cache_that_is_not_a_database_is_an_error_with_the_next_step(serve, tm
 
 
 @pytest.mark.slow
-def test_a_server_that_dies_and_comes_back_costs_no_verdict(serve, capsys, monkeypatch):
-    monkeypatch.setattr("turnrl_rewards.asking._QUIET_S", 0.2)
+def test_a_server_that_dies_and_comes_back_costs_no_verdict(serve, capsys):
     judge = serve(lambda prompt, number: judge.hang(prompt, number) if number else verdict(0.5))
     judged = reward(judge, patience_s=30, concurrency=3)
     with ThreadPoolExecutor(1) as pool:
@@ -576,7 +575,7 @@ def test_ctrl_c_ends_a_wait_for_the_judge_within_seconds(serve, sent, fault):
         process.send_signal(sent)
         assert process.wait(20) == 130
         assert time.monotonic() - began < 5
-        assert process.stderr.read() == ""
+        assert "Traceback" not in process.stderr.read()
 
 
 def test_a_trajectory_that_was_not_prepared_is_not_scored():

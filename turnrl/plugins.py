@@ -299,8 +299,11 @@ def installed(hook: str) -> dict[str, type]:
 def installed_class(hook: str, name: str) -> type | None:
     """Import the class with this short name that a plugin returns from a hook, and no other; None
     if there is none."""
-    plugin, item = _offered(hook).get(name, (None, None))
-    return plugin and cast(type, plugin.load(hook, item))
+    if (offer := _offered(hook).get(name)) is None:
+        return None
+    plugin, item = offer
+    loaded: type = plugin.load(hook, item)
+    return loaded
 
 
 def import_named(names: Collection[str]) -> None:

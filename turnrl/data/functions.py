@@ -49,7 +49,8 @@ class FunctionQuestions(QuestionSource):
             )
         with blaming(DataError, self._which, "Fix the function."):
             returned = self._function(**({} if self._split is None else {self._split: split}))
-            rows = [returned] if isinstance(returned, str | Mapping) else list(returned or ())
+            single = isinstance(returned, str | Mapping)
+            rows: list[Any] = [returned] if single else list(returned or ())
         if rows and all(isinstance(row, Question) for row in rows):
             self.uses = ()  # the questions are already made
             return rows

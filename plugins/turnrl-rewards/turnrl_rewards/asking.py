@@ -19,9 +19,6 @@ from turnrl_rewards.server import JudgeServer
 if TYPE_CHECKING:
     from httpx2 import Response
 
-_QUIET_S = 5.0
-"""Shorter outages are not printed."""
-
 
 def ask_all(
     server: JudgeServer,
@@ -45,7 +42,6 @@ def ask_all(
         f"the judge {server.model!r} at {server.base_url}",
         RewardError,
         "Correct model, max_tokens or extra.",
-        _QUIET_S,
     )
     todo = iter(prompts.items())
 
