@@ -220,7 +220,7 @@ MISTAKES = [
     Mistake("no chat template", {"model.policy.chat_template": "qwen33"}, "policy.chat_template",
         "'qwen33'", "Did you mean qwen3"),
     Mistake("no file of data", {"data.train": "none.jsonl"}, "no file", "'none.jsonl'",
-        "Check data.train and data.val."),
+        "Check its name."),
     Mistake("no data set", {"data.train": "trivia"}, "data set", "'trivia'",
         "Did you mean triviaqa"),
     Mistake("a list without its end", "fit recipe.yaml --model.rewards [Exact", "model.rewards",

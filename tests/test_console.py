@@ -33,6 +33,7 @@ import turnrl.agent.rollout
 from commands import save
 from runs import data, last, make_module, rows, trainer
 from turnrl.cli import main
+from turnrl.policy.model import LanguageModel
 from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.fit import announce, crowded, device_name
 from turnrl.recipe.invocation import read_invocation
@@ -556,7 +557,7 @@ def test_a_run_that_is_interrupted_while_weights_load_says_that_nothing_is_kept(
     def interrupted(*args):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(turnrl.Policy, "load", interrupted)
+    monkeypatch.setattr(LanguageModel, "load", interrupted)
     assert main(["fit", "recipe.yaml"]) == 130
     printed = capsys.readouterr().err
     assert printed.endswith(

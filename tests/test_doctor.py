@@ -385,7 +385,7 @@ CANNOT_RUN = {
         {"data__train": "gone.jsonl"},
         "data train",
         "no file",
-        "Check data.train",
+        "Check its name",
     ),
     "a file that is empty": (
         {"data__train": "empty.jsonl"},

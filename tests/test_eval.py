@@ -487,12 +487,12 @@ def test_mistakes_in_an_evaluation_are_answered_with_the_next_step(recipe, tiny_
     assert "--questions FILE" in message
     message = fails(capsys, ["eval", "recipe.yaml", "--questions", "none.jsonl"])
     assert "no file 'none.jsonl'" in message
-    assert message.endswith("Check --questions.")
+    assert message.endswith("Check its name.")
     message = fails(capsys, ["eval", "recipe.yaml", "--questions", "worlds.Nombers"])
-    assert "--questions names 'worlds.Nombers'" in message
+    assert "'worlds.Nombers'" in message
     # and what comes later names the settings again
     message = fails(capsys, ["eval", "recipe.yaml", "--data.val", "none.jsonl"])
-    assert message.endswith("Check data.train and data.val.")
+    assert message.endswith("Check its name.")
     message = fails(capsys, ["eval", "recipe.yaml", "--endpoint", "gpt"])
     assert "endpoint is 'gpt'; it must be a mapping with keys of base_url, model" in message
     Path("empty").mkdir()

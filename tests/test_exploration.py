@@ -52,6 +52,7 @@ from turnrl import (
 from turnrl.experience import Collected, Experience
 from turnrl.policy.head import ValueHead
 from turnrl.policy.layout import lay_out
+from turnrl.policy.model import LanguageModel
 from turnrl.scoring import CURVES
 from turnrl.testing import ScriptedEngine
 from turnrl_estimators.valued import state_values, trees, with_state_values
@@ -770,7 +771,7 @@ def test_rewards_see_all_trajectories_before_any_is_scored(tiny_model, tmp_path)
         def prepare(self, trajectories, policy):
             self.batches.append(len(trajectories))
             self.known |= {id(t) for t in trajectories}
-            assert isinstance(policy, Policy)
+            assert isinstance(policy, LanguageModel)
 
         def score(self, trajectory, turn):
             assert id(trajectory) in self.known

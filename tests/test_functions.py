@@ -1235,7 +1235,7 @@ def test_an_error_names_a_function_whose_module_cannot_be_imported(tmp_path, mon
         with pytest.raises(DataError, match=rf"questions is '{path}', which cannot be .*{says}"):
             load_questions(path)
     assert load_questions("here_alone.rows")[0].text == "A?"
-    with pytest.raises(DataError, match=r"data.train or data.val names 'here_alone.rowz', which"):
+    with pytest.raises(DataError, match=r"'here_alone.rowz', which"):
         load_questions("here_alone.rowz")
 
 

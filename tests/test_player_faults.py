@@ -89,7 +89,7 @@ async def _messages(attempt, messages):
         ("Who?", r"gave the string 'Who\?' to attempt.reply. Give it a list of messages, such as"),
         ([], "gave no messages to attempt.reply"),
         ([{"role": "human", "content": "?"}], "A message has a role .system, user, assistant"),
-        ([{"role": "user", "content": None}], "and a text, such as"),
+        ([{"role": "user", "content": None}], "Give it a content"),
         ([*USER, {"role": "assistant", "content": "x"}], "reply to a message of the assistant"),
     ],
 )

@@ -88,7 +88,8 @@ def test_the_bundled_plugins_bring_their_classes():
 
 def test_the_wheel_and_its_entry_points_have_every_folder():
     root = tomllib.loads((ROOT / "pyproject.toml").read_text())
-    names = {path.name: path.name.replace("-", "_") for path in ROOT.glob("plugins/turnrl-*")}
+    modules = (path for path in ROOT.glob("plugins/turnrl-*/turnrl_*") if path.is_dir())
+    names = {path.parent.name: path.name for path in modules}
     points = {name.removeprefix("turnrl-"): module for name, module in names.items()}
     assert root["project"]["entry-points"]["turnrl"] == points
     wheel = root["tool"]["hatch"]["build"]["targets"]["wheel"]
@@ -423,7 +424,8 @@ def test_every_hook_is_documented():
 
 def test_the_code_on_the_plugins_page_matches_its_files():
     text = (ROOT / "docs/howto/plugins.md").read_text()
-    shown = re.findall(r"\]\((\S+\.py)\):\n\n```python\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    block = r"\]\((\S+\.py)\):\n\n(?:<!--[^\n]*-->\n)*```python\n(.*?)^```"
+    shown = re.findall(block, text, re.MULTILINE | re.DOTALL)
     assert [Path(link).stem for link, _ in shown] == [
         "tool",
         "segmenter",
@@ -583,7 +585,10 @@ def test_the_answer_rule_in_the_docs_compares_years(examples):
 def test_the_engine_in_the_docs_samples_concurrent_turns_as_it_samples_each_alone(
     examples, tiny_policy
 ):
-    engine, samplings = examples["ExampleEngine"](), [turnrl.Sampling(n, seed=n) for n in (3, 9, 5)]
+    engine, samplings = (
+        examples["ExampleEngine"]().build(),
+        [turnrl.Sampling(n, seed=n) for n in (3, 9, 5)],
+    )
     tiny_policy.network.train()  # whatever mode the tests before have left it in
     engine.start(tiny_policy, 64)
 

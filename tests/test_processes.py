@@ -134,7 +134,7 @@ def test_an_evaluation_on_two_processes_gives_the_figures_of_one(
         mean = sum(row[name] for row in rows) / limit
         assert float(shared[f"{split}/{name}"]) == pytest.approx(mean, abs=1e-6)
     # both print the same account of the same questions
-    account = re.findall(r"^    .*\[.*\]$", capsys.readouterr().out, re.MULTILINE)
+    account = re.findall(rf"^{split}/.*$", capsys.readouterr().out, re.MULTILINE)
     # the four curves, F1, two rewards and their sum; turns, calls and tokens
     assert len(account) == 11
     assert all(line in (folder / "printed").read_text() for line in account)

@@ -37,7 +37,7 @@ def test_every_command_accepts_a_recipe_by_name(folder, capsys):
     assert "group_size is 1" in capsys.readouterr().out
     message = fails(capsys, ["eval", "quickstart", "--ckpt_path", "last"])
     assert "no run in 'runs/quickstart' has a last.ckpt" in message
-    assert turnrl.load("quickstart").policy.model == "package://turnrl_atlas/starter"
+    assert turnrl.load("quickstart").policy.settings.model == "package://turnrl_atlas/starter"
 
 
 def test_bundled_recipes_match_the_folder_including_variants(folder):

@@ -28,6 +28,7 @@ from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import listed
 from turnrl.runs.claim import claimed
 from turnrl.runs.files import remove_torn, whole_file
+from turnrl.watch.by_recipe import ByRecipe
 
 
 @pytest.fixture
@@ -537,9 +538,7 @@ def test_the_announced_folder_is_used(recipe, logger):
 
 def test_a_callback_marks_a_run_by_recipe(recipe):
     run = turnrl.build(["recipe.yaml"])
-    (note,) = (
-        callback for callback in run.trainer.callbacks if isinstance(callback, turnrl.ByRecipe)
-    )
+    (note,) = (callback for callback in run.trainer.callbacks if isinstance(callback, ByRecipe))
     assert note.folder == Path("runs/recipe/version_0")
     assert note.default_bar is run.trainer.progress_bar_callback is not None
     for bar in (
@@ -547,9 +546,7 @@ def test_a_callback_marks_a_run_by_recipe(recipe):
         ["--trainer.enable_progress_bar", "false"],
     ):
         run = turnrl.build(["recipe.yaml", *bar, "--trainer.logger", "false"])
-        (note,) = (
-            callback for callback in run.trainer.callbacks if isinstance(callback, turnrl.ByRecipe)
-        )
+        (note,) = (callback for callback in run.trainer.callbacks if isinstance(callback, ByRecipe))
         assert (note.folder, note.default_bar) == (None, None)
 
 

@@ -356,7 +356,9 @@ def naive_phi(policy, whole, turns, opening="<answer>") -> float:
 def test_information_gain_is_the_change_in_the_answers_log_probability(
     tiny_policy, played, monkeypatch
 ):
-    monkeypatch.setattr(tiny_policy, "minibatch_tokens", 300)
+    monkeypatch.setattr(
+        tiny_policy, "settings", replace(tiny_policy.settings, minibatch_tokens=300)
+    )
     reward = InformationGain(2.0)
     reward.prepare(played, tiny_policy)
     gains = set()
@@ -466,7 +468,7 @@ def test_a_question_without_an_answer_has_no_information_to_gain(tiny_policy, pl
 def test_the_penalty_is_the_sum_of_log_ratios_of_a_turns_sampled_tokens(
     adapted, tiny_policy, played, monkeypatch
 ):
-    monkeypatch.setattr(adapted, "minibatch_tokens", 300)
+    monkeypatch.setattr(adapted, "settings", replace(adapted.settings, minibatch_tokens=300))
     reward = KLPenalty(0.5)
     reward.prepare(played, adapted)
     for whole in played:

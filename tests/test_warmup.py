@@ -40,6 +40,7 @@ from turnrl import (
 )
 from turnrl.agent.dictation import play_demonstrations
 from turnrl.cli import main
+from turnrl.policy.model import LanguageModel
 from turnrl.recipe.build import build
 from turnrl.testing import check_segmenter
 from turnrl.warmup import Lesson, demonstrations
@@ -598,7 +599,7 @@ def test_an_adapter_is_trained_further_and_is_the_reference(tiny_model, tmp_path
     again = made(folder)
     again.load()
     # a checkpoint says which adapter it began with, because that one is the reference
-    differs = {k for k, v in again.identity.items() if first.identity[k] != v}
+    differs = {k for k, v in again.files.identity.items() if first.files.identity[k] != v}
     assert differs == {"starting adapter"}
     torch.testing.assert_close(logprobs_of(again), logprobs_of(first))
     with again.reference():
@@ -861,7 +862,7 @@ def test_an_interrupt_says_whether_anything_was_written(
         raise KeyboardInterrupt
 
     if when == "begin":
-        monkeypatch.setattr(Policy, "load", interrupted)
+        monkeypatch.setattr(LanguageModel, "load", interrupted)
     else:
         monkeypatch.setattr("turnrl.watch.card.write_card", interrupted)
     few = ["--steps", "2", "--batch_size", "4", "--held_out", "2"]

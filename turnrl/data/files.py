@@ -43,6 +43,13 @@ def file_kind(name: str) -> str | None:
 
 # JSON and CSV are read here and not by `datasets`, whose readers guess types: the answer
 # "1999-05-04" would become a timestamp, the id "007" 7, and Namibia's code "NA" nothing.
+def require_file(source: str) -> None:
+    """Raise `DataError` if there is no such file."""
+    if not Path(source).is_file():
+        parent = Path(source).absolute().parent
+        raise DataError(f"no file {source!r} in {parent}. Check its name.")
+
+
 def read_file(
     source: str,
     skip: int = 0,
@@ -60,8 +67,7 @@ def read_file(
         DataError: If there is no such file, it is not of one of `FILE_KINDS`, or it cannot be read.
     """
     path, kind = Path(source), file_kind(source)
-    if not path.is_file():
-        raise DataError(f"no file {source!r} in {path.absolute().parent}. Check its name.")
+    require_file(source)
     if kind is None:
         raise DataError(f"cannot tell the format of {source!r}. Name it {', '.join(FILE_KINDS)}.")
     try:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import final
 
 from turnrl.data.fields import Fields, questions_of
-from turnrl.data.files import FILE_KINDS, file_kind, quoted_list, read_questions
+from turnrl.data.files import FILE_KINDS, file_kind, quoted_list, read_questions, require_file
 from turnrl.data.functions import FunctionQuestions, function_at
 from turnrl.data.rows import Row, is_cached, is_saved, open_hub, open_saved, read_hub
 from turnrl.errors import DataError
@@ -181,6 +181,7 @@ class ByName:
             return _in_memory(name, plain)
         path = Path(name)
         if path.is_file() or file_kind(name):
+            require_file(name)
             return _file_questions(name, plain)
         if is_saved(path):
             return _in_memory(open_saved(name), plain, name)

@@ -118,7 +118,7 @@ def explained(error: BaseException, contents: Contents, kinds: Mapping[str, obje
 
 def faults(contents: Contents, kinds: Mapping[str, object]) -> Iterator[str | None]:
     """For each part of a recipe, a message about its fault, or None if it seems to have none."""
-    if (unknown := _unknown(contents, kinds)) is not None:
+    if (unknown := unknown_section(contents, kinds)) is not None:
         yield unknown
         return
     for key, value in contents.items():
@@ -131,7 +131,7 @@ def faults(contents: Contents, kinds: Mapping[str, object]) -> Iterator[str | No
             yield explain_section(value, cls, key)
 
 
-def _unknown(contents: Contents, kinds: Mapping[str, object]) -> str | None:
+def unknown_section(contents: Contents, kinds: Mapping[str, object]) -> str | None:
     """The message about an unknown key at the top of a recipe; None if there is none."""
     top = [*dict.fromkeys([*SECTIONS, *kinds])]
     for key, value in contents.items():
@@ -345,7 +345,7 @@ def make(invocation: Invocation) -> Built:
     # the user's own classes may lie here, or beside the recipe
     folders = (Path.cwd(), *(Path(file).parent for file in invocation.files))
     import_from(invocation.contents, *folders)
-    if (unknown := _unknown(invocation.contents, invocation.kinds)) is not None:
+    if (unknown := unknown_section(invocation.contents, invocation.kinds)) is not None:
         raise RecipeError(unknown)  # jsonargparse takes an unknown section that is empty
     contents = with_plain_values(invocation.contents, partial(faults, kinds=invocation.kinds))
     for key in ("model", "data", "trainer"):  # jsonargparse would accept it in spite of the link

@@ -20,7 +20,7 @@ from turnrl.errors import (
 )
 from turnrl.module import MTGRPO
 from turnrl.recipe.agents import NamedAgent, find_agent
-from turnrl.recipe.build import explained, faults, import_components, seed_of
+from turnrl.recipe.build import explained, faults, import_components, seed_of, unknown_section
 from turnrl.recipe.filling import fill, with_plain_values
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import Contents, each_value, relocated
@@ -139,6 +139,8 @@ def _saved_recipe(text: object, file: Path) -> Contents:
 def _made(recipe: Contents) -> MTGRPO:
     """The module that a recipe describes."""
     import_components(recipe)
+    if not recipe.get("model") and (unknown := unknown_section(recipe, {})) is not None:
+        raise RecipeError(unknown)
     model = recipe.get("model", {})
     if "class_path" not in model:
         model = {"class_path": "turnrl.MTGRPO", "init_args": model}

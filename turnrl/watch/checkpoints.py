@@ -22,6 +22,9 @@ from turnrl.watch.trainer import check_folder, is_trial, run_folder, writing
 
 __all__ = ["BestCheckpoint", "LastCheckpoint", "WholeFiles"]
 
+_BEST = "best_checkpoint"
+"""The key of a checkpoint with the state of `BestCheckpoint`."""
+
 
 class WholeFiles(TorchCheckpointIO):
     """Writes checkpoints as Lightning does, but each is there whole or not at all: if the disk is
@@ -141,11 +144,24 @@ class BestCheckpoint(ModelCheckpoint):
         super().setup(trainer, pl_module, stage)
         _write_whole_files(trainer)
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+    def state_dict(self) -> dict[str, object]:
+        """Nothing: Lightning warns if a checkpoint has the state of a callback that a trainer
+        lacks, and trainers that only evaluate lack this one."""
+        return {}
+
+    def on_save_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
+        checkpoint[_BEST] = super().state_dict()
+
+    def on_load_checkpoint(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, checkpoint: dict[str, Any]
+    ) -> None:
         """Go on with the best checkpoint of a run that is resumed in its own folder. In any other
         folder, the resumed run has a best checkpoint of its own."""
-        if Path(state_dict.get("dirpath") or "").resolve() == Path(self.dirpath or "").resolve():
-            super().load_state_dict(state_dict)
+        state = checkpoint.get(_BEST, {})
+        if Path(state.get("dirpath") or "").resolve() == Path(self.dirpath or "").resolve():
+            self.load_state_dict(state)
 
     def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self._validated = trainer.global_step

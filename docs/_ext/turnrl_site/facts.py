@@ -293,6 +293,7 @@ SECTIONS = {
     "model.policy": turnrl.Policy,
     "model.policy.lora": turnrl.Lora,
     "model.rollout": turnrl.Rollout,
+    "model.objective": turnrl.ClippedSurrogate,
     "model": turnrl.MTGRPO,
     "record": turnrl.Recorder,
     "data": turnrl.QuestionData,

@@ -194,6 +194,9 @@ class Retriever(_OnServer):
     def __post_init__(self) -> None:
         check_reference("Retriever.api_key", self.api_key)
         self._check()
+        # variables of the query may be secrets, which only the connection fills in
+        address, mark, query = self.url.partition("?")
+        object.__setattr__(self, "url", f"{os.path.expandvars(address)}{mark}{query}")
 
     @property
     def cache_name(self) -> str:
