@@ -236,7 +236,8 @@ class _CLI(LightningCLI):
     def parse_arguments(self, parser: LightningArgumentParser, args: Any) -> None:
         parser.usage = f"turnrl {self.invocation.command} RECIPE.yaml [--key value ...]"
         trainer_title = "training via flags"  # part of the title of the trainer's hundreds of lines
-        parser._action_groups.sort(key=lambda group: trainer_title in (group.title or ""))
+        groups: Any = parser._action_groups  # a list, which its type does not say
+        groups.sort(key=lambda group: trainer_title in (group.title or ""))
         # Lightning's method warns if sys.argv has words, which DDP's other processes need
         self.config = parser.parse_args(args)
 
