@@ -390,11 +390,7 @@ def test_the_report_says_how_often_a_call_that_costs_has_to_be_paid(tiny_model):
     module.rewards = [FirstHit(), SearchCost(0.1), Answered()]
     finding = rehearse(module, data())["costs"]
     assert finding.status == "pass"
-    assert re.fullmatch(
-        r"in scripted attempts a call that costs loses 0\.1, and a paid attempt gains 0\.5, so "
-        r"calls pay off if 1 attempt in 5 is paid: a run says how many are",
-        finding.text,
-    )
+    assert "a call that costs loses 0.1, and none was paid" in finding.text
     module.estimator = OutcomeOnly()
     assert rehearse(module, data())["costs"].text.endswith(
         "(OutcomeOnly does not charge all of them)"
