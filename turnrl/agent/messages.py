@@ -123,12 +123,13 @@ def _text(content: object, fault: str) -> str:
     texts = []
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else kind_of(part)
-        if kind != "text" or not isinstance(part["text"], str):
+        text = part.get("text") if isinstance(part, Mapping) else None
+        if kind != "text" or not isinstance(text, str):
             raise PluginError(
                 f"{fault}has a part of type {kind!r}. A policy reads and writes text alone: send "
                 '{"type": "text", "text": ...}.'
             )
-        texts.append(part["text"])
+        texts.append(text)
     return "".join(texts)
 
 
@@ -144,7 +145,7 @@ def _call(call: Any, fault: str) -> dict[str, Any]:
     if isinstance(arguments, str):
         try:
             arguments = json.loads(arguments)
-        except ValueError:
+        except (ValueError, RecursionError):  # nested too deeply
             arguments = None
     if not isinstance(arguments, Mapping):
         raise PluginError(
