@@ -9,7 +9,7 @@ import torch
 from hypothesis import strategies as st
 
 from turnrl import AdvantageEstimator, Group
-from turnrl.why import compares
+from turnrl.credit.why import compares
 
 BOTH = list(itertools.product(["mean", "leave_one_out"], ["std", "none"]))
 """Every baseline with every scale."""

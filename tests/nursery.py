@@ -100,7 +100,7 @@ def serve(owner: int) -> None:
     if os.fork():  # whoever started it goes on: it can be asked, though it has imported nothing yet
         os._exit(0)
     import turnrl.recipe.build  # noqa: F401
-    from turnrl.plugins import load_plugins
+    from turnrl.plugin.hooks import load_plugins
 
     load_plugins()
     _prepare()
@@ -176,7 +176,7 @@ def _keep(asked: socket.socket) -> None:
     # for the other processes of a run
     sys.executable = str(Path(os.environ[WHERE]).parent / "bin" / "python")
     from turnrl.cli import main
-    from turnrl.plugins import load_plugins
+    from turnrl.plugin.hooks import load_plugins
 
     load_plugins.cache_clear()  # this command's environment may choose others
     program, *rest = request["arguments"] or [""]

@@ -34,10 +34,10 @@ from turnrl import (
     alarms,
 )
 from turnrl.cli import main
+from turnrl.rewards.scoring import Tally
 from turnrl.runs.alarms import FIGURES
 from turnrl.runs.checkpoints import Position
 from turnrl.runs.load import open_runs
-from turnrl.scoring import Tally
 from turnrl.watch.health import warning_if_nothing_learned
 from turnrl.watch.metrics import MetricLog
 from worlds import Answered, Echo, Letters

@@ -6,8 +6,8 @@ import pytest
 
 from runs import column, data, make_module, rows, trainer
 from turnrl import DataError, Question, RecipeError
-from turnrl.data.also import AlsoScore
-from turnrl.data.questions import QuestionData
+from turnrl.training.also import AlsoScore
+from turnrl.training.questions import QuestionData
 from turnrl.watch.console import IterationLines
 
 

@@ -47,8 +47,8 @@ from turnrl import (
 )
 from turnrl.cli import main
 from turnrl.data.rows import native, written
-from turnrl.plugins import load_plugins
-from turnrl.scoring import Tally, curves, group_tallies
+from turnrl.plugin.hooks import load_plugins
+from turnrl.rewards.scoring import Tally, curves, group_tallies
 from turnrl_rewards import F1, FirstHit
 from turnrl_rewards.answers import Choice, Math, Number
 from turnrl_rewards.qa import AnswerPresent, AnswerRetrieved, ExactMatch, WellFormed

@@ -20,8 +20,8 @@ from turnrl import (
     assign_credit,
     installed,
 )
-from turnrl.applied import applied, make
-from turnrl.why import terms
+from turnrl.credit.applied import applied, make
+from turnrl.credit.why import terms
 
 
 def test_the_runs_own_estimator_comes_first_and_differs_from_the_others():
@@ -39,7 +39,7 @@ def test_the_runs_own_estimator_comes_first_and_differs_from_the_others():
 
 def test_an_estimator_has_credit_or_a_reason_and_terms_or_why_there_are_none(monkeypatch):
     classes = {kind.__name__: kind for kind in (Unmade, Raises, Obscure, Unexplained, Merged)}
-    monkeypatch.setattr("turnrl.applied.installed", lambda hook: classes)
+    monkeypatch.setattr("turnrl.credit.applied.installed", lambda hook: classes)
     group = trajectories.group(random.Random(0), 0)
     by_name = {entry.name: entry for entry in applied(group, LookupError("it is gone"), "mine")}
     for entry in by_name.values():

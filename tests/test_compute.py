@@ -14,7 +14,6 @@ from transformers.models.qwen2 import modeling_qwen2
 
 import turnrl_atlas
 from turnrl import Lora, Policy, RecipeError, adapted_layers, recompute
-from turnrl.device import of_the_device, out_of_memory
 from turnrl.policy.compute import (
     MOST_CHANGE,
     adapt_in_place,
@@ -26,6 +25,7 @@ from turnrl.policy.compute import (
     swapped_on_gpus,
     wide_mm,
 )
+from turnrl.policy.device import of_the_device, out_of_memory
 from turnrl.policy.layout import lay_out
 
 STARTER = Path(turnrl_atlas.__file__).with_name("starter")

@@ -32,13 +32,13 @@ from turnrl import (
     TurnReward,
     record,
 )
-from turnrl.applied import applied
-from turnrl.checks import check_rewards
 from turnrl.cli import main
-from turnrl.function_rewards import FunctionReward
-from turnrl.scoring import score_group
+from turnrl.credit.applied import applied
+from turnrl.credit.why import terms
+from turnrl.rewards.functions import FunctionReward
+from turnrl.rewards.scoring import score_group
 from turnrl.testing import check_estimator
-from turnrl.why import terms
+from turnrl.training.checks import check_rewards
 from turnrl_estimators import CostsAmongRight
 from turnrl_estimators.exact import figures
 from turnrl_estimators.toy import TOYS, Toy

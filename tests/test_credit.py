@@ -20,7 +20,7 @@ from turnrl import (
     RecipeError,
     TurnLevel,
 )
-from turnrl.credit import returns_to_go, standardize
+from turnrl.credit.estimators import returns_to_go, standardize
 
 
 def tensors(turn, outcome, lengths):

@@ -556,7 +556,7 @@ def test_a_split_missing_on_the_hub_is_refused_with_the_available_ones(tmp_path,
             r"no data set 'trivia_qa'. Did you mean triviaqa\?.*HotpotParagraphs, .*, triviaqa, nq",
         ),
         ("no.such.Source", r"'no.such.Source', which .*: No module named 'no'"),
-        ("turnrl.errors.gone", r"'turnrl.errors.gone', .* no attribute 'gone'"),
+        ("turnrl.plugin.errors.gone", r"'turnrl.plugin.errors.gone', .* no attribute 'gone'"),
         (
             "turnrl.types.Question",
             r"'turnrl.types.Question', .*: it does not extend QuestionSource",

@@ -22,10 +22,10 @@ from division_script import CASES, Writes, train
 from nursery import python
 from runs import make_module as module
 from turnrl import CheckpointError, Lora, Policy, RecipeError, Start
-from turnrl.checks import check_division
 from turnrl.policy import trials
 from turnrl.policy.compute import blocks_of
 from turnrl.policy.divided import FSDP2
+from turnrl.training.checks import check_division
 from turnrl_doctor.counts import memory
 from turnrl_doctor.memory import work_of
 from turnrl_doctor.work import Choice

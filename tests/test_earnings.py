@@ -23,9 +23,9 @@ from turnrl import (
     TurnLevel,
     TurnReward,
 )
-from turnrl.earnings import ENOUGH, earning_tallies, earnings
+from turnrl.credit.earnings import ENOUGH, earning_tallies, earnings
+from turnrl.rewards.scoring import Tally, score_group
 from turnrl.runs import record
-from turnrl.scoring import Tally, score_group
 from turnrl.watch import recorder as recording
 from turnrl_estimators import CostsAmongRight, Tree
 from turnrl_rewards import Repetition, SearchCost

@@ -25,8 +25,8 @@ from turnrl import (
     score_group,
 )
 from turnrl.agent.conversation import MessageConversation
-from turnrl.learning import TokenColumns
-from turnrl.scoring import curves
+from turnrl.rewards.scoring import curves
+from turnrl.training.learning import TokenColumns
 from turnrl.watch import recorder as recording
 from turnrl_openai import Endpoint, EndpointError, EndpointServer
 from turnrl_openai.endpoint import Stopped

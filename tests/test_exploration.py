@@ -49,12 +49,12 @@ from turnrl import (
     record,
     score_group,
 )
-from turnrl.experience import Collected, Experience
 from turnrl.policy.head import ValueHead
 from turnrl.policy.layout import lay_out
 from turnrl.policy.model import LanguageModel
-from turnrl.scoring import CURVES
+from turnrl.rewards.scoring import CURVES
 from turnrl.testing import ScriptedEngine
+from turnrl.training.experience import Collected, Experience
 from turnrl_estimators.valued import state_values, trees, with_state_values
 
 QUESTIONS = [Question(f"q{i}", f"Number {i}?", ("x",)) for i in range(2)]

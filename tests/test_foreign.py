@@ -18,7 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import foreign
 import turnrl
-import turnrl.module
+import turnrl.training.module
 from commands import RECIPE, fails, save
 from foreign import LEDGER, Far, counting
 from runs import TIMINGS, data, make_module
@@ -186,7 +186,7 @@ def test_memory_that_is_too_small_is_reported_at_the_start_with_its_phase(
     LEDGER.limit = LEDGER.now + room
     small = [word for option, value in SMALL.items() for word in (option, str(value))]
     began = []
-    monkeypatch.setattr(turnrl.module.MTGRPO, "collect", lambda *_: began.append(1))
+    monkeypatch.setattr(turnrl.training.module.MTGRPO, "collect", lambda *_: began.append(1))
     message = fails(capsys, ["fit", str(tiny), *small, *PAGES, *FAR], code=1)
     assert f"memory ran out while {phase}" in message
     assert step in message

@@ -61,8 +61,8 @@ from turnrl import (
     score_group,
 )
 from turnrl.agent.function_tools import _Batch
-from turnrl.function_rewards import rewards_of
-from turnrl.scoring import Tally, group_tallies, score_groups
+from turnrl.rewards.functions import rewards_of
+from turnrl.rewards.scoring import Tally, group_tallies, score_groups
 from turnrl.testing import ScriptedEngine, check_reward, check_tool
 from turnrl.watch.recorder import rows
 from turnrl_doctor.tools import judged, replies_of

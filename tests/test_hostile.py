@@ -10,7 +10,7 @@ from hostile import MOST_S, cpu_s, too_slow
 from rollouts import Look
 from turnrl import ToolCall, neutralize, normalize_answer, read_call
 from turnrl.agent.toolbox import Toolbox
-from turnrl.text import contained_answer, visible
+from turnrl.plugin.text import contained_answer, visible
 from turnrl_segmenters import Action, ReAct, SearchR1, TwoTurn
 
 SEGMENTERS = {

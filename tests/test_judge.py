@@ -544,7 +544,7 @@ def test_a_mistake_is_reported_before_anything_is_asked(options, message):
 INTERRUPTED = """
 import sys
 from turnrl import Question, Reading, Trajectory, Turn
-from turnrl.signals import stopping
+from turnrl.plugin.signals import stopping
 from turnrl_rewards import LLMJudge, JudgeServer
 
 turn = Turn("text", Reading(answer="Rome"))

@@ -92,6 +92,14 @@ def test_files_import_each_other_in_no_circle():
     assert list(TopologicalSorter(graph).static_order())  # an error that names the circle
 
 
+def test_a_room_imports_only_rooms_above_it_in_the_list():
+    for path in MODULES:
+        for name in taken(path):
+            if name.startswith("turnrl."):
+                other = room(FILES[name])
+                assert ROOMS.index(other) <= ROOMS.index(room(path)), f"{path} imports {name}"
+
+
 def test_the_framework_imports_plugins_only_in_the_listed_modules():
     for path in MODULES:
         for module, _ in imports(path):

@@ -28,14 +28,14 @@ from turnrl import (
     Trajectory,
     Turn,
 )
-from turnrl.learning import (
+from turnrl.policy.layout import forward_passes, lay_out
+from turnrl.training.learning import (
     LearningSettings,
     OldLogprobs,
     TokenColumns,
     _spread,
     iteration_steps,
 )
-from turnrl.policy.layout import forward_passes, lay_out
 from turnrl_slots import Slots
 
 # ----------------------------------------------------------------------------------- streams

@@ -43,7 +43,7 @@ from turnrl import (
     score_group,
 )
 from turnrl.cli import main
-from turnrl.errors import is_finite
+from turnrl.plugin.errors import is_finite
 from turnrl.recipe.build import faults
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.keys import ABSENT, SYNONYMS, unknown_key
@@ -213,7 +213,10 @@ def test_yaml_anchors_and_merges_work_in_a_recipe(recipe, capsys):
         (["one.yaml", "--model.estimator", "Merged"], ("Merged", None)),
         (["one.yaml", "--model.estimator.class_path", "Merged"], ("Merged", None)),
         # the same by its path is the same
-        (["one.yaml", "--model.estimator", "turnrl.credit.TurnLevel"], ("TurnLevel", 0.5)),
+        (
+            ["one.yaml", "--model.estimator", "turnrl.credit.estimators.TurnLevel"],
+            ("TurnLevel", 0.5),
+        ),
         (["one.yaml", "--model.estimator", "TurnLevel"], ("TurnLevel", 0.5)),
         # the last of two options counts
         (["one.yaml", *["--model.estimator.gamma", "0"], *["--model.estimator.gamma=1"]],
@@ -453,9 +456,6 @@ ARGUMENTS = [
      "'Qwen/Qwen2.5-7B'."),
     (Policy, {"gradient_checkpointing": 1.5},
      "model.policy.gradient_checkpointing is 1.5; it must be a whole number"),
-    (MTGRPO, {"num_generations": 8},
-     "MTGRPO has no argument 'num_generations'. Set group_size instead."),
-    (MTGRPO, {"group_sise": 8}, "MTGRPO has no argument 'group_sise'. Did you mean group_size?"),
     (QuestionData, {"answers": Number},
      "answers is the class Number. In Python, pass an instance: answers=Number()."),
     (Policy, {"lora": {"r": 8}}, "lora is a dict. In Python, pass an instance: lora=Lora(...)."),

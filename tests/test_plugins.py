@@ -21,7 +21,7 @@ from runs import column, data, make_module, trainer
 from trajectories import sampled_turn, trajectory
 from turnrl import PluginError, assign_credit, record
 from turnrl.cli import main
-from turnrl.plugins import HOOKS, KINDS, import_named, load_plugins
+from turnrl.plugin.hooks import HOOKS, KINDS, import_named, load_plugins
 from turnrl_doctor.checks import Rehearsal
 
 ROOT = Path(__file__).parents[1]

@@ -24,7 +24,7 @@ from turnrl import (
     ToolCall,
     ToolResult,
 )
-from turnrl.scoring import curves, score_group
+from turnrl.rewards.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
 from turnrl_rewards.qa import AnswerRetrieved, ToolExecuted, WellFormed
 from turnrl_segmenters import ReAct, SearchR1

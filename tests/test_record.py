@@ -43,8 +43,8 @@ from turnrl import (
     visible,
 )
 from turnrl.cli import main
+from turnrl.rewards.scoring import curves, score_group
 from turnrl.runs import columns
-from turnrl.scoring import curves, score_group
 from turnrl.types import Critic
 from turnrl.watch import recorder as recording
 
@@ -136,7 +136,7 @@ def test_rows_agree_with_the_experience_that_was_learned_from(run):
                 assert parts == {name: float(part[i]) for name, part in totals_of.items()}
                 assert json.loads(row["estimator"]) == {
                     "name": "TurnLevel",
-                    "class": "turnrl.credit.TurnLevel",
+                    "class": "turnrl.credit.estimators.TurnLevel",
                     "arguments": {
                         **{"outcome_coef": 1.0, "turn_coef": 1.0, "gamma": 1.0},
                         **{"baseline": "mean", "scale": "std", "min_std": 0.1},
@@ -421,7 +421,7 @@ def test_the_estimator_is_recorded_with_the_arguments_that_it_keeps():
 
     assert recorded_as(OutcomeOnly(min_std=0.5)) == {
         "name": "OutcomeOnly",
-        "class": "turnrl.credit.OutcomeOnly",
+        "class": "turnrl.credit.estimators.OutcomeOnly",
         "arguments": {"baseline": "mean", "scale": "std", "min_std": 0.5},
     }
     critic = {"lr": 0.1, "trains_policy": True}

@@ -40,12 +40,12 @@ from turnrl import (
 from turnrl.cli import main
 from turnrl.commands.report import command
 from turnrl.commands.report.command import write as report
+from turnrl.credit.why import Contrast, compares
 from turnrl.runs.compare import compare, link, open_sides
 from turnrl.runs.load import differences, experiments, open_runs
 from turnrl.watch import curves as curves_of_a_run
 from turnrl.watch.curves import draw
 from turnrl.watch.recorder import rows, write
-from turnrl.why import Contrast, compares
 from turnrl_estimators import Tree
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -694,7 +694,7 @@ def test_the_card_shows_only_the_recorded_number_if_it_cannot_be_rebuilt(
 @browser_only
 def test_the_card_says_why_another_estimator_has_no_numbers(tmp_path, monkeypatch, open_page):
     installed = {kind.__name__: kind for kind in (Raises, Forgetful, Obscure, Merged)}
-    monkeypatch.setattr("turnrl.applied.installed", lambda hook: installed)
+    monkeypatch.setattr("turnrl.credit.applied.installed", lambda hook: installed)
     page = open_page([trajectories.run(tmp_path / "run")], "#/t/0/train/0/0/0")
     rows = page.get_by_role("table", name="Estimators", exact=True).locator("tbody tr")
     own, merged = (row.split("\t") for row in rows.all_inner_texts())

@@ -39,7 +39,7 @@ from turnrl import (
     ToolResult,
     neutralize,
 )
-from turnrl.scoring import curves, score_group
+from turnrl.rewards.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
 from turnrl_rewards.qa import AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed
 

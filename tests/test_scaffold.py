@@ -18,7 +18,7 @@ import turnrl
 from nursery import command
 from turnrl.cli import main
 from turnrl.commands.scaffold.command import COMPONENTS, TEMPLATE
-from turnrl.plugins import KINDS
+from turnrl.plugin.hooks import KINDS
 from turnrl_atlas import places
 
 HOOKS = {

@@ -21,14 +21,14 @@ from turnrl import (
     TurnLevel,
     TurnReward,
 )
-from turnrl.credit import assign_credit
-from turnrl.experience import Collected, Experience
-from turnrl.scoring import (
+from turnrl.credit.estimators import assign_credit
+from turnrl.rewards.scoring import (
     Tally,
     curves,
     group_tallies,
     score_group,
 )
+from turnrl.training.experience import Collected, Experience
 
 GOOD, BAD = ToolResult("Paris is large."), ToolResult("no index Paris", ok=False)
 SEARCHED = attempt(turn(1, [GOOD]), turn(answer="Paris"), stop="answer")

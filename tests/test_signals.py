@@ -21,7 +21,7 @@ from lightning.pytorch.callbacks import Callback
 from commands import TESTS, TWO, recipe
 from nursery import command
 from turnrl import RecipeError, cli
-from turnrl.signals import stopping
+from turnrl.plugin.signals import stopping
 from worlds import Echo
 
 WITHIN_S = 5.0
@@ -136,10 +136,12 @@ def test_sigterm_while_a_run_begins(tiny_model, tmp_path, after_s):
 
 def test_a_process_ends_with_the_one_that_started_it(tmp_path):
     # the child waits in a call that hears no signal, as a collective one does
-    child = "import signal, time; from turnrl.signals import end_with_parent; end_with_parent();"
+    child = (
+        "import signal, time; from turnrl.plugin.signals import end_with_parent; end_with_parent();"
+    )
     child += "signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True);"
     child += "time.sleep(60)"
-    parent = "import os, subprocess, sys; from turnrl.signals import end_with_parent;"
+    parent = "import os, subprocess, sys; from turnrl.plugin.signals import end_with_parent;"
     parent += "end_with_parent(); subprocess.run([sys.executable, '-c', sys.argv[1]], "
     parent += "env={**os.environ, 'LOCAL_RANK': '1'})"
     command = [sys.executable, "-c", parent, child]
@@ -170,7 +172,7 @@ sys.exit(turnrl.cli.main(["fit"]))
 def test_stopping_allows_time_for_cleanup_and_leaves_other_alarms_alone():
     script = """
 import os, signal, time
-from turnrl.signals import stopping
+from turnrl.plugin.signals import stopping
 rang = []
 signal.signal(signal.SIGALRM, lambda *_: rang.append(1))
 signal.setitimer(signal.ITIMER_REAL, 0.2)
@@ -203,7 +205,7 @@ except KeyboardInterrupt:
 def test_an_interrupt_in_the_callback_of_a_weak_reference_stops_without_a_traceback():
     script = """
 import os, signal, sys, time, weakref
-from turnrl.signals import stopping
+from turnrl.plugin.signals import stopping
 class Thing: pass
 def dies(_):
     os.kill(os.getpid(), signal.SIGINT)

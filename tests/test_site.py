@@ -18,7 +18,7 @@ import turnrl.testing
 from nursery import command as started
 from nursery import python
 from turnrl.cli import main
-from turnrl.plugins import KINDS
+from turnrl.plugin.hooks import KINDS
 
 ROOT = Path(__file__).parents[1]
 EXTENSION = ROOT / "docs" / "_ext"

@@ -20,7 +20,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import Callback, Timer
 from lightning.pytorch.strategies import ModelParallelStrategy
 
-import turnrl.module
+import turnrl.training.module
 from runs import adamw, column, data, last, make_module, rows, trainer, warmup, weights
 from turnrl import (
     MTGRPO,
@@ -42,10 +42,10 @@ from turnrl import (
     TrainingError,
     TurnLevel,
 )
-from turnrl.learning import OldLogprobs
 from turnrl.runs.files import read_table, write_table
 from turnrl.testing import check_engine
-from turnrl.trainer_checks import check_trainer
+from turnrl.training.learning import OldLogprobs
+from turnrl.training.trainer_checks import check_trainer
 from turnrl_estimators import Branched
 from turnrl_slots import Slots
 from worlds import Letters
@@ -688,7 +688,7 @@ def test_two_passes_learn_the_same_with_old_log_probabilities_read_ahead_or_kept
             tiny_model, **options, rollout={"top_k": 300}
         )  # no sampler stands in for them
         if name == "ahead":
-            monkeypatch.setattr(turnrl.module, "OldLogprobs", ReadAhead)
+            monkeypatch.setattr(turnrl.training.module, "OldLogprobs", ReadAhead)
         monkeypatch.setattr(module, "read", partial(counted, module.read, ahead))
         trainer(tmp_path / name, epochs=2).fit(module, data())
         learned.append(weights(module.policy))

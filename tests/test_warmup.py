@@ -38,12 +38,12 @@ from turnrl import (
     WarmUp,
     warm_up,
 )
-from turnrl.agent.dictation import play_demonstrations
 from turnrl.cli import main
 from turnrl.policy.model import LanguageModel
 from turnrl.recipe.build import build
+from turnrl.sft.dictation import play_demonstrations
+from turnrl.sft.warmup import Lesson, demonstrations
 from turnrl.testing import check_segmenter
-from turnrl.warmup import Lesson, demonstrations
 from turnrl_environments import Environment
 from turnrl_environments.lake import Lake
 from turnrl_segmenters import Action, ReAct, TwoTurn

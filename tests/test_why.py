@@ -13,7 +13,7 @@ import trajectories
 from pages import example
 from trajectories import RULES
 from turnrl import AdvantageEstimator, OutcomeOnly, TurnLevel, assign_credit, installed
-from turnrl.why import terms
+from turnrl.credit.why import terms
 from turnrl_estimators import CostsAmongRight, GroupInGroup
 
 

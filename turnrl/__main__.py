@@ -7,7 +7,7 @@ import sys
 def main(arguments: list[str] | None = None) -> int:
     """Run one command; see `turnrl.cli.main`."""
     try:
-        from turnrl.signals import end_with_parent
+        from turnrl.plugin.signals import end_with_parent
 
         end_with_parent()
         from turnrl.cli import main

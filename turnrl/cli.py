@@ -4,35 +4,30 @@ A user's mistake prints one message and gives an exit code, never a traceback, u
 `TURNRL_DEBUG=1` asks for one.
 """
 
-import argparse
 import contextlib
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterable, Sequence
-from importlib.metadata import version
-from typing import Any, NoReturn
+from collections.abc import Sequence
 
-from turnrl.commands import COMMANDS, adder
-from turnrl.errors import (
+from turnrl.commands import COMMANDS
+from turnrl.commands.parser import parser_of
+from turnrl.plugin.errors import (
     OutputClosed,
     PluginError,
     RecipeError,
     TurnRLError,
     WorldError,
-    blaming,
     did_you_mean,
 )
-from turnrl.plugins import LOAD_VARIABLE, Commands, Plugin, load_plugins, working_plugins
-from turnrl.signals import is_first_process, stopping
-from turnrl.text import say, visible
+from turnrl.plugin.hooks import LOAD_VARIABLE, load_plugins, working_plugins
+from turnrl.plugin.signals import is_first_process, stopping
+from turnrl.plugin.text import say, visible
 
 _DEBUG = "TURNRL_DEBUG"
 _FIRST_S = 3.0
 """Time in which the first process of a run may fail too, and end the others."""
-_USUAL = ("fit", "eval", "recipes", "doctor")
-"""Commands that `turnrl --help` lists first."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -119,51 +114,3 @@ def _dispatch(arguments: list[str]) -> int:
         )
     parsed = parser.parse_args(arguments)
     return int(parsed.run(parsed) or 0)
-
-
-def command_line() -> argparse.ArgumentParser:
-    """The parser of `turnrl` with the commands of all installed plugins, for tab completion and the
-    documentation."""
-    return parser_of(COMMANDS, *working_plugins("turnrl_commands"))[0]
-
-
-class _Parser(argparse.ArgumentParser):
-    """Raises mistakes as errors of turnrl, and suggests similar options. Every command's parser has
-    this class."""
-
-    # argparse calls it for a sub-command too, so the message names the sub-command
-    def parse_known_args(self, *args: object, **options: object) -> Any:
-        parsed, unknown = super().parse_known_args(*args, **options)
-        if unknown:
-            near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
-            self.error(f"unknown argument {unknown[0]!r}.{near}")
-        return parsed, unknown
-
-    def error(self, message: str) -> NoReturn:
-        stop = "" if message.endswith((".", "?")) else "."
-        raise RecipeError(f"{message}{stop} '{self.prog} --help' lists what there is.")
-
-
-def parser_of(
-    own: Iterable[str], plugins: Sequence[Plugin], faults: list[PluginError] | None = None
-) -> tuple[argparse.ArgumentParser, Commands]:
-    """The parser with these commands of turnrl and those of the plugins, and its sub-parsers. A
-    command that cannot be added is left out and put into `faults`, if given."""
-    parser: argparse.ArgumentParser = _Parser(
-        prog="turnrl",
-        description="Train agents that use tools over several turns, with credit turn by turn.",
-    )
-    parser.add_argument("--version", action="version", version=f"turnrl {version('turnrl')}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    adders = [(name, adder(name), "turnrl") for name in own]
-    for plugin in plugins:
-        adders += [(plugin.name, add, str(plugin)) for add in plugin.brings("turnrl_commands")]
-    for _, add, owner in sorted(adders, key=lambda each: (*_USUAL, each[0]).index(each[0])):
-        try:
-            with blaming(PluginError, f"a command of {owner}", f"Fix it, or see {LOAD_VARIABLE}."):
-                add(commands)
-        except PluginError as fault:
-            if faults is None:
-                raise
-            faults.append(fault)
-    return parser, commands

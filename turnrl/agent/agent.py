@@ -10,7 +10,7 @@ from typing import final
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import Conversation, MessageConversation, TokenConversation
 from turnrl.agent.toolbox import Toolbox, ToolSessions
-from turnrl.errors import PluginError
+from turnrl.plugin.errors import PluginError
 from turnrl.types import (
     Engine,
     Message,

@@ -14,8 +14,7 @@ from turnrl.agent.agent import Agent
 from turnrl.agent.conversation import Conversation
 from turnrl.agent.messages import plain
 from turnrl.agent.toolbox import ToolSessions
-from turnrl.errors import DataError, PluginError, kind_of
-from turnrl.streams import stream_seed
+from turnrl.plugin.errors import DataError, PluginError, kind_of
 from turnrl.types import (
     AttemptOver,
     Ending,
@@ -30,6 +29,7 @@ from turnrl.types import (
     Trajectory,
     Turn,
 )
+from turnrl.types.streams import stream_seed
 
 REFUSALS = 10
 """After this many refused actions in an attempt that is over, its player counts as stuck."""

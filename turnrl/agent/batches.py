@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from turnrl.agent.function_tools import FunctionTool, shown_call
 from turnrl.agent.running import run_tool
-from turnrl.errors import ToolError, TrajectoryLost, is_finite, is_flag, kind_of
+from turnrl.plugin.errors import ToolError, TrajectoryLost, is_finite, is_flag, kind_of
 from turnrl.types import ToolCall, ToolResult, Toolset
 
 MAX_RESULT_CHARACTERS = 1_000_000

@@ -37,8 +37,8 @@ from turnrl.agent.templates import (
     substitute,
 )
 from turnrl.agent.templates import read_template as read_template
-from turnrl.errors import RecipeError
-from turnrl.text import neutralize
+from turnrl.plugin.errors import RecipeError
+from turnrl.plugin.text import neutralize
 from turnrl.types import Message, ToolSpec, Trajectory
 
 if TYPE_CHECKING:

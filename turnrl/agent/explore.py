@@ -21,7 +21,7 @@ from turnrl.agent.agent import SampledAgent
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.driver import Driver
 from turnrl.agent.running import first_error
-from turnrl.errors import TrajectoryLost, WorldError
+from turnrl.plugin.errors import TrajectoryLost, WorldError
 
 
 @dataclass(eq=False)

@@ -23,7 +23,7 @@ from turnrl.agent.running import (
     result_of,
     took_too_long,
 )
-from turnrl.errors import (
+from turnrl.plugin.errors import (
     ArgumentTypeError,
     Ended,
     RecipeError,
@@ -34,7 +34,7 @@ from turnrl.errors import (
     kind_of,
     place_of,
 )
-from turnrl.text import visible
+from turnrl.plugin.text import visible
 from turnrl.types import Question, Tool, ToolCall, ToolResult, Toolset
 
 _logger = logging.getLogger(__name__)

@@ -11,7 +11,7 @@ import typing
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, TypeVar, cast, final
 
-from turnrl.errors import (
+from turnrl.plugin.errors import (
     ArgumentTypeError,
     PolicyMistake,
     RecipeError,

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from turnrl.errors import PluginError, kind_of
+from turnrl.plugin.errors import PluginError, kind_of
 from turnrl.types import Message
 
 ROLES = ("system", "user", "assistant", "tool")

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import PurePath
 from types import CodeType
 
-from turnrl.errors import INSTALLED, STDLIB, PolicyMistake, TurnRLError
+from turnrl.plugin.errors import INSTALLED, STDLIB, PolicyMistake, TurnRLError
 
 _PROVOKED: tuple[type[Exception], ...] = (
     *(ValueError, LookupError, ArithmeticError, AssertionError, RecursionError),

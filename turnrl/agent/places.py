@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from turnrl.errors import RecipeError
+from turnrl.plugin.errors import RecipeError
 from turnrl.types import Sampler, Toolset
 
 

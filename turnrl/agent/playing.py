@@ -15,7 +15,7 @@ from turnrl.agent.attempt import REFUSALS, Attempt
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.driver import Driver
 from turnrl.agent.running import first_error
-from turnrl.errors import PluginError, blaming, kind_of
+from turnrl.plugin.errors import PluginError, blaming, kind_of
 from turnrl.types import AttemptOver, Player, ToolSpec, Trajectory
 
 _logger = logging.getLogger(__name__)

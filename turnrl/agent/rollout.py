@@ -29,7 +29,7 @@ from turnrl.agent.running import Underway
 from turnrl.agent.templates import CLOCK, date_call
 from turnrl.agent.toolbox import Live, Toolbox, check_tools, checked_specs
 from turnrl.agent.turn_scheme import TurnScheme
-from turnrl.errors import (
+from turnrl.plugin.errors import (
     RecipeError,
     ToolError,
     at_least,
@@ -39,7 +39,7 @@ from turnrl.errors import (
     instance_of,
     within,
 )
-from turnrl.text import without_secrets
+from turnrl.plugin.text import without_secrets
 
 _logger = logging.getLogger(__name__)
 

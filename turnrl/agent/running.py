@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Generic, TypeVar, cast, final
 
-from turnrl.errors import Ended, ToolError, TurnRLError, place_of
+from turnrl.plugin.errors import Ended, ToolError, TurnRLError, place_of
 from turnrl.types import ToolSession, Toolset
 
 T = TypeVar("T")

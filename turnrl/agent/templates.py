@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from turnrl.errors import RecipeError, did_you_mean
+from turnrl.plugin.errors import RecipeError, did_you_mean
 from turnrl.types import Message
 
 if TYPE_CHECKING:

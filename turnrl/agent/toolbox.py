@@ -21,7 +21,7 @@ from jsonschema.exceptions import SchemaError, best_match
 from turnrl.agent.batches import Batcher
 from turnrl.agent.function_tools import toolsets_of
 from turnrl.agent.running import on_loop, run_tool, to_its_end
-from turnrl.errors import (
+from turnrl.plugin.errors import (
     RecipeError,
     ToolError,
     TurnRLError,

@@ -13,7 +13,7 @@ from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.driver import Driver
 from turnrl.agent.messages import plain, text_of
-from turnrl.errors import PluginError, RecipeError, blaming
+from turnrl.plugin.errors import PluginError, RecipeError, blaming
 from turnrl.types import (
     Ending,
     Message,

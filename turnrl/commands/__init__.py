@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from turnrl.plugins import Commands
+    from turnrl.plugin.hooks import Commands
 
 COMMANDS: Mapping[str, str] = {
     "fit": "turnrl.recipe.fit:add_fit_command",

@@ -17,10 +17,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnrl.text import counted, painted, say, visible
+from turnrl.plugin.text import counted, painted, say, visible
 
 if TYPE_CHECKING:
-    from turnrl.plugins import Commands
+    from turnrl.plugin.hooks import Commands
     from turnrl.runs.compare import Comparison, Evaluation, Side
 
 _FEW = 3

@@ -8,8 +8,8 @@ from typing import Any
 
 import shtab
 
-from turnrl.cli import command_line
-from turnrl.plugins import Commands
+from turnrl.commands.parser import command_line
+from turnrl.plugin.hooks import Commands
 from turnrl.recipe.bundled import bundled_recipes
 
 

@@ -20,17 +20,17 @@ from dataclasses import is_dataclass, replace
 from string import ascii_uppercase
 from typing import TYPE_CHECKING
 
-from turnrl.errors import RecipeError
-from turnrl.plugins import Commands
+from turnrl.plugin.errors import RecipeError
+from turnrl.plugin.hooks import Commands
+from turnrl.plugin.text import Style, labelled, painted, say, visible
 from turnrl.recipe.agents import find_agent
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.trust import TRUST
-from turnrl.text import Style, labelled, painted, say, visible
 from turnrl.types.questions import Question
 from turnrl.types.trajectory import Trajectory
 
 if TYPE_CHECKING:
-    from turnrl.module import MTGRPO
+    from turnrl.training.module import MTGRPO
 
 
 def add_play_command(commands: Commands) -> None:
@@ -158,7 +158,7 @@ def _end(trajectory: Trajectory) -> str:
     answer = "none" if trajectory.answer is None else repr(trajectory.answer)
     right = ""
     if trajectory.question.answers:
-        from turnrl.answers import exact_match
+        from turnrl.rewards.answers import exact_match
 
         right = ", right" if exact_match(trajectory.answer, trajectory.question) else ", wrong"
     return f"answer     {answer}{right}; ended by {trajectory.ended_by}"
@@ -169,8 +169,8 @@ def _end(trajectory: Trajectory) -> str:
 
 def _credit(module: MTGRPO, attempts: Sequence[Trajectory]) -> Iterator[str]:
     """A table of attempts by turns: the reward of each turn, and the credit by each estimator."""
-    from turnrl.applied import applied
-    from turnrl.scoring import score_group
+    from turnrl.credit.applied import applied
+    from turnrl.rewards.scoring import score_group
 
     group = score_group(attempts, module.rewards, None, module.policy)
     own = module.estimator

@@ -11,8 +11,8 @@ import textwrap
 from collections.abc import Iterator
 from pathlib import Path
 
-from turnrl.errors import RecipeError
-from turnrl.plugins import Commands
+from turnrl.plugin.errors import RecipeError
+from turnrl.plugin.hooks import Commands
 from turnrl.recipe.bundled import bundled_recipes, recipe_like
 
 _WIDTH = 80

@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import docstring_parser
 
-from turnrl.errors import RecipeError
-from turnrl.plugins import named
+from turnrl.plugin.errors import RecipeError
+from turnrl.plugin.hooks import named
+from turnrl.plugin.text import say
 from turnrl.recipe.fit import add_recipe_command
 from turnrl.recipe.invocation import Invocation
 from turnrl.recipe.merging import filled_in
-from turnrl.text import say
-from turnrl.warmup_settings import TRANSCRIPT, WarmUp
+from turnrl.sft.settings import TRANSCRIPT, WarmUp
 
 if TYPE_CHECKING:
-    from turnrl.plugins import Commands
+    from turnrl.plugin.hooks import Commands
     from turnrl.recipe.build import Built
 
 _KINDS = {"lr": float | None, "by": str | None}
@@ -85,7 +85,7 @@ def _chosen(contents: Mapping[str, Any]) -> WarmUp:
 
 
 def _warm_up(built: Built) -> None:
-    from turnrl.warmup import warm_up
+    from turnrl.sft.warmup import warm_up
 
     (module, data), settings = built.agent("turnrl warmup"), _chosen(built.settings)
     kept = ("accelerator", "devices", "precision", "gradient_clip_val")

@@ -10,7 +10,7 @@ from typing import cast
 
 from turnrl.data.files import spelt_list
 from turnrl.data.rows import ABSENT, Row, is_chat, is_missing, native, written
-from turnrl.errors import DataError, did_you_mean
+from turnrl.plugin.errors import DataError, did_you_mean
 from turnrl.types.questions import Question
 
 _logger = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, BinaryIO, cast
 
 from turnrl.data.rows import Row, named_labels
-from turnrl.errors import DataError
+from turnrl.plugin.errors import DataError
 
 if TYPE_CHECKING:
     import pyarrow

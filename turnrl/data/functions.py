@@ -8,8 +8,8 @@ from typing import Any, final
 
 from turnrl.agent.functions import name_of, parameters_of
 from turnrl.data.fields import Fields, questions_of
-from turnrl.errors import DataError, RecipeError, blaming, kind_of
-from turnrl.plugins import named
+from turnrl.plugin.errors import DataError, RecipeError, blaming, kind_of
+from turnrl.plugin.hooks import named
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
 

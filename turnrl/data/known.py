@@ -15,7 +15,7 @@ from turnrl.data.fields import Fields, questions_of
 from turnrl.data.files import FILE_KINDS, file_kind, quoted_list, read_questions, require_file
 from turnrl.data.functions import FunctionQuestions, function_at
 from turnrl.data.rows import Row, is_cached, is_saved, open_hub, open_saved, read_hub
-from turnrl.errors import DataError
+from turnrl.plugin.errors import DataError
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question, answer_rule
 

@@ -27,7 +27,7 @@ from urllib.parse import unquote
 from turnrl.data.fields import Fields, questions_of
 from turnrl.data.files import file_kind, read_questions
 from turnrl.data.rows import Row, is_cached, open_hub, read_hub
-from turnrl.errors import DataError, RecipeError, at_least
+from turnrl.plugin.errors import DataError, RecipeError, at_least
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
 from turnrl.types.trajectory import Passage

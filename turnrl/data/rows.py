@@ -12,8 +12,8 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
-from turnrl.errors import DataError
-from turnrl.policy.hub import reach_hub
+from turnrl.plugin.errors import DataError
+from turnrl.plugin.hub import reach_hub
 
 if TYPE_CHECKING:
     import datasets

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, Literal, Protocol, TypeAlias, cast
 
-from turnrl.answers import usable_answers
 from turnrl.data.fields import Fields
-from turnrl.errors import DataError, did_you_mean
-from turnrl.plugins import contributed, find_class, installed, installed_class
+from turnrl.plugin.errors import DataError, did_you_mean
+from turnrl.plugin.hooks import contributed, find_class, installed, installed_class
+from turnrl.rewards.answers import usable_answers
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import AnswerRule, Question
 

@@ -4,7 +4,7 @@ from typing import get_args
 
 from torch import Tensor
 
-from turnrl.errors import PluginError, blaming, kind_of
+from turnrl.plugin.errors import PluginError, blaming, kind_of
 from turnrl.types import Objective
 from turnrl.types.objective import Need, SampledTokens
 

@@ -15,8 +15,8 @@ from typing import get_args
 import torch
 from torch import Tensor
 
-from turnrl.errors import RecipeError, check_numbers, one_of
 from turnrl.objectives.tokens import TokenObjective, probability_ratio
+from turnrl.plugin.errors import RecipeError, check_numbers, one_of
 from turnrl.types.objective import RatioLevel, SampledTokens
 
 _CLIPS: dict[RatioLevel, tuple[float, float]] = {

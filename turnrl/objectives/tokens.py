@@ -18,7 +18,7 @@ from typing import Literal, Self, get_args
 import torch
 from torch import Tensor
 
-from turnrl.errors import RecipeError, at_least, one_of
+from turnrl.plugin.errors import RecipeError, at_least, one_of
 from turnrl.types import Engine, Objective
 from turnrl.types.objective import Need, RatioLevel, SampledTokens
 

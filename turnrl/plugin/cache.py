@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, final
 
-from turnrl.errors import WorldError
+from turnrl.plugin.errors import WorldError
 
 _LOCKED_S = 60.0
 """The longest time that a process waits for another one that writes to a cache."""

@@ -28,8 +28,8 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar, final
 from urllib.parse import urlsplit
 
-from turnrl.errors import WorldError
-from turnrl.text import say, visible
+from turnrl.plugin.errors import WorldError
+from turnrl.plugin.text import say, visible
 
 if TYPE_CHECKING:
     import httpx2

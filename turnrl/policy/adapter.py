@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from turnrl.errors import RecipeError, did_you_mean, in_short
+from turnrl.plugin.errors import RecipeError, did_you_mean, in_short
 from turnrl.policy.compute import adapt_in_place
 from turnrl.policy.settings import Lora
 

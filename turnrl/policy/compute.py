@@ -19,8 +19,8 @@ from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from turnrl.device import of_the_device
-from turnrl.errors import RecipeError, in_short
+from turnrl.plugin.errors import RecipeError, in_short
+from turnrl.policy.device import of_the_device
 from turnrl.policy.sizes import copies_factors, padded_columns
 
 

@@ -24,7 +24,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from turnrl.errors import CheckpointError
+from turnrl.plugin.errors import CheckpointError
 
 _T = TypeVar("_T")
 

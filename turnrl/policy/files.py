@@ -17,11 +17,11 @@ from transformers.utils.hub import cached_file
 
 from turnrl.agent.chat import DECLARED_ENDS
 from turnrl.agent.templates import read_template
-from turnrl.device import of_the_device
-from turnrl.errors import RecipeError, did_you_mean, in_short
+from turnrl.plugin.errors import RecipeError, did_you_mean, in_short
+from turnrl.plugin.hub import reach_hub
+from turnrl.plugin.text import counted
 from turnrl.policy.adapter import read_adapter
-from turnrl.policy.hub import reach_hub
-from turnrl.text import counted
+from turnrl.policy.device import of_the_device
 
 _logger = logging.getLogger(__name__)
 PACKAGE_PREFIX = "package://"

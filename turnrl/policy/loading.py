@@ -8,7 +8,7 @@ from typing import cast, final
 import torch
 import transformers
 
-from turnrl.errors import RecipeError
+from turnrl.plugin.errors import RecipeError
 from turnrl.policy.adapter import digest_of, start_adapter, with_adapter
 from turnrl.policy.files import (
     Origin,

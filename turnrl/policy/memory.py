@@ -9,8 +9,8 @@ from types import MappingProxyType
 
 import torch
 
-from turnrl.device import out_of_memory
-from turnrl.errors import DeviceMemoryError
+from turnrl.plugin.errors import DeviceMemoryError
+from turnrl.policy.device import out_of_memory
 from turnrl.policy.sizes import ALLOCATOR
 
 _LOWERS = {

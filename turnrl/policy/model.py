@@ -21,7 +21,7 @@ from lightning.fabric.utilities import move_data_to_device
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from turnrl.errors import RecipeError
+from turnrl.plugin.errors import RecipeError
 from turnrl.policy.adapter import exchanged, start_adapter, with_adapter
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import blocks_of, fuse, head_logits, recompute

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, final
 
-from turnrl.errors import (
+from turnrl.plugin.errors import (
     ArgumentTypeError,
     RecipeError,
     at_least,

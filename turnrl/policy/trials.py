@@ -10,8 +10,8 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from transformers import PretrainedConfig
 
-from turnrl.device import of_the_device
-from turnrl.errors import RecipeError, in_short
+from turnrl.plugin.errors import RecipeError, in_short
+from turnrl.policy.device import of_the_device
 from turnrl.policy.layout import ForwardPass, Layout, lay_out, takes_ragged
 from turnrl.policy.settings import Policy
 from turnrl.policy.sizes import sizes_of

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from turnrl.errors import CheckpointError, RecipeError, did_you_mean
+from turnrl.plugin.errors import CheckpointError, RecipeError, did_you_mean
 from turnrl.recipe.bundled import bundled_recipes, find_recipe
 from turnrl.runs.checkpoints import (
     LATEST,

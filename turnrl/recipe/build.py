@@ -24,12 +24,14 @@ from lightning.pytorch.cli import LightningArgumentParser, LightningCLI, SaveCon
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from transformers.utils import logging as transformers_logging
 
-from turnrl.checks import check_division, start_of
-from turnrl.data.questions import QuestionData
-from turnrl.errors import ArgumentTypeError, PluginError, RecipeError, TurnRLError, did_you_mean
-from turnrl.lifecycle import PolicyModule
-from turnrl.module import MTGRPO
-from turnrl.plugins import KINDS, import_named, installed
+from turnrl.plugin.errors import (
+    ArgumentTypeError,
+    PluginError,
+    RecipeError,
+    TurnRLError,
+    did_you_mean,
+)
+from turnrl.plugin.hooks import KINDS, import_named, installed
 from turnrl.recipe.explain import explain, explain_class, explain_section, parameters
 from turnrl.recipe.filling import fill, with_plain_values
 from turnrl.recipe.invocation import Invocation, read_invocation
@@ -38,7 +40,11 @@ from turnrl.recipe.merging import Contents, each_value, listed
 from turnrl.recipe.trust import TRUST, import_from, marked
 from turnrl.runs.config import COMMAND, SECTIONS
 from turnrl.runs.files import whole_file
-from turnrl.trainer_checks import check_trainer
+from turnrl.training.checks import check_division, start_of
+from turnrl.training.lifecycle import PolicyModule
+from turnrl.training.module import MTGRPO
+from turnrl.training.questions import QuestionData
+from turnrl.training.trainer_checks import check_trainer
 from turnrl.types.examination import Start
 from turnrl.watch.by_recipe import ByRecipe
 from turnrl.watch.checkpoints import BestCheckpoint, LastCheckpoint

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from turnrl.errors import did_you_mean
+from turnrl.plugin.errors import did_you_mean
 
 
 def bundled_recipes() -> dict[str, Path]:

@@ -19,8 +19,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import is_dataclass
 from typing import TYPE_CHECKING, Any, Literal, Union, get_args, get_origin
 
-from turnrl.errors import did_you_mean
-from turnrl.plugins import find_class
+from turnrl.plugin.errors import did_you_mean
+from turnrl.plugin.hooks import find_class
 from turnrl.recipe.keys import unknown_key
 from turnrl.recipe.merging import Contents
 

@@ -15,8 +15,8 @@ from typing import Any
 
 from jsonargparse import Namespace
 
+from turnrl.plugin.text import keep_secret
 from turnrl.recipe.merging import Contents, each_value, filled_in, may_be_secret, variables
-from turnrl.text import keep_secret
 
 _SHOWN = ("model.policy.", "data.")
 """Settings whose values are names and paths, which messages show."""

@@ -19,14 +19,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from turnrl.errors import OutputClosed
-from turnrl.plugins import Commands
+from turnrl.plugin.errors import OutputClosed
+from turnrl.plugin.hooks import Commands
+from turnrl.plugin.signals import is_first_process
+from turnrl.plugin.text import say
 from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.invocation import DECISIONS, Flags, Invocation, Settings, read_invocation
 from turnrl.runs.claim import claimed, refuse_other_run, writable_part
 from turnrl.runs.files import remove_torn
-from turnrl.signals import is_first_process
-from turnrl.text import say
 
 if TYPE_CHECKING:
     from turnrl.recipe.build import Built
@@ -41,7 +41,7 @@ def add_fit_command(commands: Commands) -> None:
 
 
 def _fit(built: Built) -> None:
-    from turnrl.checkpoints import read_safely  # loads torch
+    from turnrl.training.checkpoints import read_safely  # loads torch
 
     path = built.checkpoint
     with read_safely(path):  # a checkpoint may come from anywhere, so no code in it may run

@@ -13,7 +13,8 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast, get_args, get_origin
 
-from turnrl.errors import RecipeError, is_finite
+from turnrl.plugin.errors import RecipeError, is_finite
+from turnrl.plugin.signals import is_first_process
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.bundled import shown_recipe
 from turnrl.recipe.merging import (
@@ -30,7 +31,6 @@ from turnrl.recipe.reading import ASKS, DASHES, MAPPINGS, RecipeFile, read_optio
 from turnrl.recipe.trust import TRUST, is_own, needs_consent
 from turnrl.runs.checkpoints import LATEST, checkpoint_to_resume, newest
 from turnrl.runs.find import RUNS, require
-from turnrl.signals import is_first_process
 
 Settings = Mapping[str, tuple[Any, ...]]
 """The type and default of each of a command's own keys, and perhaps its line of help."""

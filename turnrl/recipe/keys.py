@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from turnrl.errors import did_you_mean
+from turnrl.plugin.errors import did_you_mean
 
 
 def _by_name(file: str) -> dict[str, str]:
@@ -19,16 +19,15 @@ ABSENT = _by_name("absent.yaml")
 """Settings of TRL that turnrl does not have, each with the reason."""
 
 
-def elsewhere(name: str, prefix: str = "") -> str:
+def elsewhere(name: str) -> str:
     """` Set model.group_size instead.` for a setting of another library, or the reason why turnrl
     does not have it; empty for a name that no other library has.
 
     Args:
         name: The setting.
-        prefix: Left out of turnrl's setting: `model.` for arguments of `MTGRPO`.
     """
     if name in SYNONYMS:
-        return f" Set {SYNONYMS[name].removeprefix(prefix)} instead."
+        return f" Set {SYNONYMS[name]} instead."
     return f" turnrl has no such setting, because {ABSENT[name]}." if name in ABSENT else ""
 
 

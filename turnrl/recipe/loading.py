@@ -9,8 +9,7 @@ import torch
 import yaml
 from jsonargparse import ArgumentError, ArgumentParser
 
-from turnrl.checkpoints import read_safely, take_exported
-from turnrl.errors import (
+from turnrl.plugin.errors import (
     ArgumentTypeError,
     CheckpointError,
     RecipeError,
@@ -18,7 +17,6 @@ from turnrl.errors import (
     instance_of,
     kind_of,
 )
-from turnrl.module import MTGRPO
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.build import explained, faults, import_components, seed_of, unknown_section
 from turnrl.recipe.filling import fill, with_plain_values
@@ -26,6 +24,8 @@ from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import Contents, each_value, relocated
 from turnrl.recipe.trust import TRUST, import_from, is_marked, needs_consent
 from turnrl.runs.config import load_yaml
+from turnrl.training.checkpoints import read_safely, take_exported
+from turnrl.training.module import MTGRPO
 from turnrl.types.examination import Start
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from turnrl.errors import RecipeError
+from turnrl.plugin.errors import RecipeError
 
 Contents: TypeAlias = Mapping[str, Any]
 """A recipe, or a mapping in it, as YAML gives it."""

@@ -11,7 +11,7 @@ from typing import TextIO
 
 import yaml
 
-from turnrl.errors import RecipeError, did_you_mean
+from turnrl.plugin.errors import RecipeError, did_you_mean
 from turnrl.recipe.bundled import find_recipe, recipe_like
 from turnrl.runs.config import SECTIONS, load_yaml
 

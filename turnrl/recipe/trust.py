@@ -24,12 +24,12 @@ from pathlib import Path
 
 import yaml
 
-from turnrl.errors import RecipeError
-from turnrl.plugins import GROUP, look_also_in
+from turnrl.plugin.errors import RecipeError
+from turnrl.plugin.hooks import GROUP, look_also_in
+from turnrl.plugin.text import say_once, visible
 from turnrl.recipe.bundled import bundled_recipes
 from turnrl.recipe.merging import Contents, each_value, filled_in, may_be_secret, variables
 from turnrl.runs.config import load_yaml
-from turnrl.text import say_once, visible
 
 TRUST = "--trust"
 """The option by which a user agrees to run the code that a stranger's recipe names."""

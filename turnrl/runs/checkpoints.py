@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from turnrl.errors import CheckpointError, did_you_mean
+from turnrl.plugin.errors import CheckpointError, did_you_mean
 from turnrl.runs.find import KEPT, runs_in
 
 LATEST = ("best", "last")

@@ -7,7 +7,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from turnrl.errors import RecipeError
+from turnrl.plugin.errors import RecipeError
 from turnrl.runs.find import is_run
 
 _MAX_VANISHED = 100

@@ -63,7 +63,7 @@ are refused. Columns that a file lacks are null.
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from turnrl.answers import CURVES
+from turnrl.rewards.answers import CURVES
 
 TOKENS = {
     **dict.fromkeys(("token_ids", "turn_index"), pa.list_(pa.int32())),

@@ -14,7 +14,7 @@ from functools import cached_property
 from statistics import fmean
 from urllib.parse import quote
 
-from turnrl.errors import DataError
+from turnrl.plugin.errors import DataError
 from turnrl.runs.find import find_run, run_at
 from turnrl.runs import record
 from turnrl.runs.load import Run, experiments, open_runs

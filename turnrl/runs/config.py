@@ -9,7 +9,7 @@ from typing import Any, TextIO
 
 import yaml
 
-from turnrl.errors import in_short
+from turnrl.plugin.errors import in_short
 
 SECTIONS = ("seed_everything", "model", "data", "trainer", "record", "ckpt_path")
 """The keys at the top of a recipe."""

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from turnrl.errors import DataError, RecipeError, TurnRLError, did_you_mean
+from turnrl.plugin.errors import DataError, RecipeError, TurnRLError, did_you_mean
 
 RUNS = Path("runs")
 """The folder in which runs lie, unless `trainer.logger` names another."""

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 from tqdm import tqdm
 
-from turnrl.errors import DataError, in_short
+from turnrl.plugin.errors import DataError, in_short
 from turnrl.runs import record
 from turnrl.runs.config import COMMAND, SECTIONS, SEEDS, flat_settings, load_yaml
 from turnrl.runs.files import read_table

@@ -23,8 +23,8 @@ from typing import Self, TypeVar
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from turnrl.answers import CURVES as CURVES
-from turnrl.errors import DataError, did_you_mean, in_short
+from turnrl.rewards.answers import CURVES as CURVES
+from turnrl.plugin.errors import DataError, did_you_mean, in_short
 from turnrl.runs.find import find_run
 from turnrl.runs.columns import ALWAYS, COLUMNS, VERSION, VERSION_KEY, fault_in
 from turnrl.runs.columns import SCHEMA as SCHEMA
@@ -37,7 +37,7 @@ from turnrl.runs.restoring import json_object as json_object
 from turnrl.runs.restoring import turn_of
 from turnrl.runs.statistics import all_or_nothing
 from turnrl.runs.statistics import mean_interval as mean_interval
-from turnrl.text import labelled, visible
+from turnrl.plugin.text import labelled, visible
 
 _AnyRow = TypeVar("_AnyRow", bound=Columns)
 _SIZES = ("turns", "calls", "sampled_tokens")

@@ -9,7 +9,7 @@ from string import ascii_uppercase
 from textwrap import wrap
 
 from turnrl.runs.statistics import Difference, Ends
-from turnrl.text import visible
+from turnrl.plugin.text import visible
 
 WIDTH = 80
 """Columns of a line."""

@@ -20,7 +20,7 @@ framework. Only `check_engine`, which samples a policy, needs a model, and only 
 
 from typing import TYPE_CHECKING
 
-from turnrl.plugins import lazy_names
+from turnrl.plugin.hooks import lazy_names
 
 if TYPE_CHECKING:
     from turnrl.testing.engine import check_engine as check_engine

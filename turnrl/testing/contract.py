@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from turnrl.errors import TurnRLError
+from turnrl.plugin.errors import TurnRLError
 
 _BETWEEN = {"turnrl", "asyncio", "concurrent", "contextlib", "threading"}
 """Packages whose frames lie between a check and the code that it calls."""

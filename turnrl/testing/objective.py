@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
-from turnrl.errors import PluginError
+from turnrl.plugin.errors import PluginError
 from turnrl.testing.contract import on, require
 from turnrl.types.objective import Need, Objective, SampledTokens
 

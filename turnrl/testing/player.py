@@ -17,7 +17,7 @@ from turnrl.agent.conversation import Conversation
 from turnrl.agent.playing import let_play
 from turnrl.agent.running import on_loop
 from turnrl.agent.toolbox import Toolbox
-from turnrl.errors import RecipeError, at_least, check_attributes
+from turnrl.plugin.errors import RecipeError, at_least, check_attributes
 from turnrl.testing.contract import Breach, on, require
 from turnrl.testing.examples import QUESTION
 from turnrl.types.acting import Player, Toolset

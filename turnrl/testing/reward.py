@@ -5,8 +5,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from turnrl.errors import is_finite
-from turnrl.function_rewards import FunctionReward, rewards_of
+from turnrl.plugin.errors import is_finite
+from turnrl.rewards.functions import FunctionReward, rewards_of
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import example_trajectories
 from turnrl.types.contracts import OutcomeReward, Reward, TurnReward

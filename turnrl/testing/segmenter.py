@@ -7,10 +7,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from turnrl.agent.messages import plain, text_of
-from turnrl.errors import PluginError, RecipeError
+from turnrl.plugin.errors import PluginError, RecipeError
+from turnrl.plugin.text import neutralize
 from turnrl.testing.contract import on, require
 from turnrl.testing.examples import QUESTION
-from turnrl.text import neutralize
 from turnrl.types.acting import Segmenter
 from turnrl.types.sessions import ToolSpec
 from turnrl.types.trajectory import Message, Reading, ToolCall, ToolResult

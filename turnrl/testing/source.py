@@ -5,8 +5,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Any
 
-from turnrl.answers import usable_answers
-from turnrl.errors import DataError
+from turnrl.plugin.errors import DataError
+from turnrl.rewards.answers import usable_answers
 from turnrl.testing.contract import on, require
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question

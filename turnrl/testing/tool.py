@@ -10,7 +10,7 @@ from contextlib import ExitStack
 from turnrl.agent.function_tools import toolsets_of
 from turnrl.agent.running import Errands
 from turnrl.agent.toolbox import Live, call_tools
-from turnrl.errors import TurnRLError, is_finite
+from turnrl.plugin.errors import TurnRLError, is_finite
 from turnrl.testing.contract import Breach, on, origin, require
 from turnrl.testing.examples import QUESTION
 from turnrl.types.acting import Toolset

@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
-from turnrl.errors import RecipeError, TrajectoryLost
-from turnrl.plugins import contract
+from turnrl.plugin.errors import RecipeError, TrajectoryLost
+from turnrl.plugin.hooks import contract
 from turnrl.types.engine import Reply
 from turnrl.types.questions import Question
 from turnrl.types.sessions import ToolSession, ToolSpec

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from turnrl.errors import DataError, PluginError, at_least
-from turnrl.plugins import contract
+from turnrl.plugin.errors import DataError, PluginError, at_least
+from turnrl.plugin.hooks import contract
 from turnrl.types.engine import SampledPolicy
 from turnrl.types.group import Group
 from turnrl.types.questions import Question

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from turnrl.plugins import contract
+from turnrl.plugin.hooks import contract
 from turnrl.types.trajectory import Message, TokenRow
 
 if TYPE_CHECKING:

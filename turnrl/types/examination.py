@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
-from turnrl.plugins import contract, installed
+from turnrl.plugin.hooks import contract, installed
 from turnrl.types.engine import Surroundings
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
-from turnrl.errors import PluginError
-from turnrl.plugins import contract
+from turnrl.plugin.errors import PluginError
+from turnrl.plugin.hooks import contract
 from turnrl.types.engine import Engine
 
 if TYPE_CHECKING:

@@ -10,9 +10,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from turnrl.errors import DataError, RecipeError, did_you_mean, instance_of
-from turnrl.plugins import contract, contributed
-from turnrl.text import contained_answer, is_blank, normalize_answer
+from turnrl.plugin.errors import DataError, RecipeError, did_you_mean, instance_of
+from turnrl.plugin.hooks import contract, contributed
+from turnrl.plugin.text import contained_answer, is_blank, normalize_answer
 
 
 @contract("turnrl_answers")

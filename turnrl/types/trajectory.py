@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, Literal, Required, TypedDict, final
 
-from turnrl.errors import RecipeError
-from turnrl.text import labelled, visible
+from turnrl.plugin.errors import RecipeError
+from turnrl.plugin.text import labelled, visible
 from turnrl.types.questions import Question
 from turnrl.types.sessions import ToolFigures, ToolSession
 

@@ -10,11 +10,11 @@ import lightning as L
 from lightning.pytorch.callbacks import LambdaCallback
 from lightning.pytorch.utilities import rank_zero_info
 
-from turnrl.earnings import earnings
-from turnrl.errors import TrainingError
+from turnrl.credit.earnings import earnings
+from turnrl.plugin.errors import TrainingError
+from turnrl.plugin.text import painted
+from turnrl.rewards.scoring import Tally
 from turnrl.runs.alarms import FIGURES, Alarm, alarms
-from turnrl.scoring import Tally
-from turnrl.text import painted
 from turnrl.watch.health import warning_if_nothing_learned
 from turnrl.watch.trainer import announce
 

@@ -15,9 +15,9 @@ from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
 from lightning.fabric.utilities.types import _PATH
 from lightning.pytorch.callbacks import Checkpoint, ModelCheckpoint
 
-from turnrl.errors import RecipeError
+from turnrl.plugin.errors import RecipeError
+from turnrl.plugin.text import say
 from turnrl.runs.files import remove_torn, whole_file
-from turnrl.text import say
 from turnrl.watch.trainer import check_folder, is_trial, run_folder, writing
 
 __all__ = ["BestCheckpoint", "LastCheckpoint", "WholeFiles"]

@@ -26,7 +26,7 @@ from lightning.pytorch.callbacks import (
 )
 from tqdm.auto import tqdm
 
-from turnrl.text import fitted, painted, terminal_columns
+from turnrl.plugin.text import fitted, painted, terminal_columns
 from turnrl.watch.by_recipe import ByRecipe
 from turnrl.watch.card import ExportsPolicy
 from turnrl.watch.metrics import SHOWN

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from turnrl.agent.rollout import Rollout
-from turnrl.text import visible
+from turnrl.plugin.text import visible
 from turnrl.types.trajectory import Trajectory
 
 _ALL = 1 - 1e-6

@@ -27,7 +27,7 @@ import torch
 from lightning.pytorch.loggers import MLFlowLogger, TensorBoardLogger, WandbLogger
 from torch import Tensor
 
-from turnrl.credit import Credit
+from turnrl.credit.estimators import Credit
 from turnrl.types.group import Group
 from turnrl.watch.recorder import Recorder
 from turnrl.watch.trainer import file_of_logger, writing

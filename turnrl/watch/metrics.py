@@ -22,9 +22,9 @@ from lightning.fabric.utilities.cloud_io import get_filesystem
 from lightning.pytorch.loggers import CSVLogger, Logger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
-from turnrl.errors import in_short
+from turnrl.plugin.errors import in_short
+from turnrl.rewards.scoring import Tally
 from turnrl.runs.files import read_table, write_table
-from turnrl.scoring import Tally
 from turnrl.watch.trainer import file_of_logger, run_folder, writing
 
 _logger = logging.getLogger(__name__)

@@ -21,14 +21,14 @@ import pyarrow.parquet as pq
 from torch import Tensor
 
 import turnrl
-from turnrl.answers import f1
-from turnrl.credit import Credit
-from turnrl.errors import at_least
+from turnrl.credit.estimators import Credit
+from turnrl.plugin.errors import at_least
 from turnrl.policy.reading import read_trajectories
+from turnrl.rewards.answers import f1
+from turnrl.rewards.scoring import curves
 from turnrl.runs.columns import SCHEMA, TOKENS, UNREAD
 from turnrl.runs.files import whole_file
 from turnrl.runs.record import FileName, Row, transcript
-from turnrl.scoring import curves
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.engine import TokenScores
 from turnrl.types.group import Group

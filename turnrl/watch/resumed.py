@@ -9,8 +9,8 @@ import lightning as L
 import yaml
 from lightning.pytorch.cli import SaveConfigCallback
 
+from turnrl.plugin.text import say
 from turnrl.runs.config import SECTIONS, flat_settings, load_yaml
-from turnrl.text import say
 
 _SCORING = (
     *("data.val", "data.answers", "data.fields", "data.config"),

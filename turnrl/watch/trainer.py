@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnrl.errors import WorldError, in_short
+from turnrl.plugin.errors import WorldError, in_short
 
 if TYPE_CHECKING:
     import lightning as L

@@ -53,7 +53,7 @@ from turnrl import (
     open_source,
     score_group,
 )
-from turnrl.earnings import earnings
+from turnrl.credit.earnings import earnings
 from turnrl.testing import ScriptedEngine
 from turnrl_doctor.command import of_error
 from turnrl_doctor.miniature import miniature

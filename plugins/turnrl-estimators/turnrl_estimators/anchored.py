@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from turnrl import Group, GroupRelative, Merged, Turn, at_least, returns_to_go, within
-from turnrl.why import Contrast, compares
+from turnrl.credit.why import Contrast, compares
 from turnrl_estimators.relative import rewards_and_outcome
 
 

@@ -21,7 +21,7 @@ from turnrl import (
     standardize,
     within,
 )
-from turnrl.why import Contrast, compares
+from turnrl.credit.why import Contrast, compares
 
 _logger = logging.getLogger(__name__)
 

@@ -24,7 +24,7 @@ from turnrl import (
     assign_credit,
     counted,
 )
-from turnrl.applied import Made, make, one_line
+from turnrl.credit.applied import Made, make, one_line
 from turnrl_estimators.costs import CostsAmongRight
 from turnrl_estimators.toy import QUESTION, Fate, Toy
 

@@ -16,7 +16,7 @@ from turnrl import (
     standardize,
     within,
 )
-from turnrl.why import Contrast, compares
+from turnrl.credit.why import Contrast, compares
 
 
 def rewards_and_outcome(turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from turnrl.types.contracts import QuestionSource
 from turnrl_openai import EndpointServer
 
 if TYPE_CHECKING:
-    from turnrl.plugins import Commands
+    from turnrl.plugin.hooks import Commands
     from turnrl.recipe.build import Built
 
 _SETTINGS = {

@@ -13,16 +13,16 @@ import lightning as L
 import torch
 from lightning.pytorch.cli import SaveConfigCallback
 
-from turnrl.checkpoints import read_safely
 from turnrl.commands.eval.figures import Figures, as_json, lines, report_of
-from turnrl.data.questions import QuestionData
 from turnrl.data.sources import open_source
-from turnrl.errors import RecipeError
-from turnrl.module import MTGRPO
+from turnrl.plugin.errors import RecipeError
+from turnrl.plugin.text import say
 from turnrl.recipe.build import Built
+from turnrl.rewards.scoring import score_group
 from turnrl.runs import record
-from turnrl.scoring import score_group
-from turnrl.text import say
+from turnrl.training.checkpoints import read_safely
+from turnrl.training.module import MTGRPO
+from turnrl.training.questions import QuestionData
 from turnrl.watch import recorder as recording
 from turnrl_openai import Endpoint, EndpointServer
 

@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 
+from turnrl.plugin.text import counted
 from turnrl.runs import record
 from turnrl.runs.table import Line, table_lines
-from turnrl.text import counted
 
 Figures = dict[str, dict[str, record.Figure]]
 """By data set, then by name. If there are several data sets, the last one is `overall`."""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from turnrl.errors import DataError, PluginError
+from turnrl.plugin.errors import DataError, PluginError
+from turnrl.plugin.text import say
 from turnrl.runs import record
 from turnrl.runs.config import load_yaml
-from turnrl.text import say
 
 if TYPE_CHECKING:
     from inspect_ai.log import EvalLog, EvalSample, EvalScore

@@ -15,13 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnrl.errors import DataError
+from turnrl.plugin.errors import DataError
+from turnrl.plugin.text import say, visible
 from turnrl.runs.files import whole_file
 from turnrl.runs.find import is_beginning
-from turnrl.text import say, visible
 
 if TYPE_CHECKING:
-    from turnrl.plugins import Commands
+    from turnrl.plugin.hooks import Commands
 
 _EVERY_S = 2.0
 """Time between two looks at the runs that are watched."""

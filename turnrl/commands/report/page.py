@@ -18,15 +18,15 @@ from datetime import datetime
 from importlib.resources import files
 from typing import Any
 
-from turnrl.applied import Applied, Made, applied, make
-from turnrl.errors import DataError
-from turnrl.plugins import installed
+from turnrl.credit.applied import Applied, Made, applied, make
+from turnrl.credit.why import Term
+from turnrl.plugin.errors import DataError
+from turnrl.plugin.hooks import installed
 from turnrl.runs import record
 from turnrl.runs.alarms import alarms
 from turnrl.runs.compare import Comparison, Side, compare, id_of, sides_of
 from turnrl.runs.load import Run, differences, experiments
 from turnrl.types.contracts import AdvantageEstimator
-from turnrl.why import Term
 
 _CHUNK = 48
 """Number of trajectories that are unpacked together, but at least one group."""

@@ -15,8 +15,8 @@ import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from turnrl.errors import RecipeError, did_you_mean
-from turnrl.plugins import Commands
+from turnrl.plugin.errors import RecipeError, did_you_mean
+from turnrl.plugin.hooks import Commands
 
 TEMPLATE = Path(__file__).parent / "templates" / "turnrl-example"
 

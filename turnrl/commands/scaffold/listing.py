@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from turnrl.cli import parser_of
 from turnrl.commands import COMMANDS
-from turnrl.errors import PluginError
-from turnrl.plugins import HOOKS, Commands, Plugin, working_plugins
-from turnrl.text import say
+from turnrl.commands.parser import parser_of
+from turnrl.plugin.errors import PluginError
+from turnrl.plugin.hooks import HOOKS, Commands, Plugin, working_plugins
+from turnrl.plugin.text import say
 
 
 def add_plugins_command(commands: Commands) -> None:

@@ -24,14 +24,14 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnrl.errors import RecipeError
+from turnrl.plugin.errors import RecipeError
+from turnrl.plugin.text import say
 from turnrl.recipe.bundled import shown_recipe
 from turnrl.runs.claim import writable_part
-from turnrl.text import say
 
 if TYPE_CHECKING:
     from turnrl.commands.sweep.table import Table
-    from turnrl.plugins import Commands
+    from turnrl.plugin.hooks import Commands
 
 
 def add_sweep_command(commands: Commands) -> None:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Self
 
 from turnrl.commands.sweep.matrix import Cell
-from turnrl.errors import RecipeError
+from turnrl.plugin.errors import RecipeError
 
 _THREADS = [f"{name}_THREADS" for name in ("OMP_NUM", "MKL_NUM", "OPENBLAS_NUM", "VECLIB_MAXIMUM")]
 ONE = (None, "auto", 1, "1", -1, "-1")

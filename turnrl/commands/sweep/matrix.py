@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from turnrl.errors import RecipeError
+from turnrl.plugin.errors import RecipeError
 from turnrl.recipe.invocation import Invocation, read_invocation
 from turnrl.recipe.merging import listed
 from turnrl.runs.find import RUNS

@@ -14,10 +14,10 @@ from statistics import fmean
 
 from turnrl.commands.sweep.matrix import Cell, title
 from turnrl.commands.sweep.results import MAIN, Result, Results, area
+from turnrl.plugin.text import counted
 from turnrl.runs import record
 from turnrl.runs.statistics import Difference, by_seed, student
 from turnrl.runs.table import Line, letter, table_lines, wrap_lines
-from turnrl.text import counted
 
 _FIRST = ("area", *record.CURVES)
 """Metrics at the top of the table."""

@@ -21,10 +21,10 @@ from turnrl.commands.sweep import results
 from turnrl.commands.sweep.jobs import ONE, Job, Jobs, workers
 from turnrl.commands.sweep.matrix import Cell, check
 from turnrl.commands.sweep.table import Table, tabulate
-from turnrl.errors import DataError, TurnRLError
+from turnrl.plugin.errors import DataError, TurnRLError
+from turnrl.plugin.text import counted, say, visible
 from turnrl.runs.files import whole_file
 from turnrl.runs.load import open_runs
-from turnrl.text import counted, say, visible
 
 _TAIL = 8
 """Lines shown from the log of a failed run."""

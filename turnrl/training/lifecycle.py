@@ -15,26 +15,25 @@ from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from turnrl import checkpoints
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
-from turnrl.asking import ask, check_sampling, scores
-from turnrl.callbacks import callbacks_of_a_run
-from turnrl.checks import check_division, check_schedule, examine_run, settle_evaluation
-from turnrl.collection import Collector, KnownQuestions
-from turnrl.errors import CheckpointError, RecipeError, TrainingError, blaming, kind_of
-from turnrl.learning import Step
+from turnrl.plugin.errors import CheckpointError, RecipeError, TrainingError, blaming, kind_of
+from turnrl.plugin.signals import end_with_parent
 from turnrl.policy.divided import FSDP2, part_of
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import LanguageModel
 from turnrl.policy.reading import read_trajectories
 from turnrl.policy.settings import Policy
 from turnrl.policy.trials import try_out
+from turnrl.rewards.scoring import Tally
 from turnrl.runs.checkpoints import Position, position
-from turnrl.scoring import Tally
-from turnrl.signals import end_with_parent
-from turnrl.streams import ASK
-from turnrl.trainer_checks import check_trainer, claim_folder, users_callbacks
+from turnrl.training import checkpoints
+from turnrl.training.asking import ask, check_sampling, scores
+from turnrl.training.callbacks import callbacks_of_a_run
+from turnrl.training.checks import check_division, check_schedule, examine_run, settle_evaluation
+from turnrl.training.collection import Collector, KnownQuestions
+from turnrl.training.learning import Step
+from turnrl.training.trainer_checks import check_trainer, claim_folder, users_callbacks
 from turnrl.types import (
     EngineSettings,
     Question,
@@ -43,6 +42,7 @@ from turnrl.types import (
     TokenScores,
     Trajectory,
 )
+from turnrl.types.streams import ASK
 from turnrl.watch.metrics import MetricLog
 from turnrl.watch.trainer import announce, data_of, run_folder
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from turnrl.errors import RecipeError, at_least, function_of, is_finite
+from turnrl.plugin.errors import RecipeError, at_least, function_of, is_finite
 
 if TYPE_CHECKING:
-    from turnrl.agent.dictation import Demonstrator
+    from turnrl.sft.dictation import Demonstrator
 
 
 TRANSCRIPT = "demonstrations.txt"

@@ -6,9 +6,9 @@ from typing import Any
 
 import lightning as L
 
-from turnrl.errors import RecipeError
-from turnrl.learning import Step
-from turnrl.lifecycle import PolicyModule
+from turnrl.plugin.errors import RecipeError
+from turnrl.training.learning import Step
+from turnrl.training.lifecycle import PolicyModule
 from turnrl.types import Question
 
 

@@ -18,9 +18,9 @@ from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
 from turnrl.data.fields import Fields
 from turnrl.data.sources import Role, Source, load_questions, open_source
-from turnrl.errors import DataError, RecipeError, at_least, instance_of
-from turnrl.loader import IterationData
-from turnrl.plugins import contributed
+from turnrl.plugin.errors import DataError, RecipeError, at_least, instance_of
+from turnrl.plugin.hooks import contributed
+from turnrl.training.loader import IterationData
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import AnswerRule, Question, answer_rule
 from turnrl.watch.trainer import announce

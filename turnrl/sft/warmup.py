@@ -18,19 +18,19 @@ import lightning as L
 from torch.utils.data import DataLoader, Dataset
 from tqdm.auto import tqdm
 
-from turnrl.agent.dictation import Demonstrator, play_demonstrations
-from turnrl.agent.random_play import RandomPlay, answers_unread
-from turnrl.data.questions import QuestionData
-from turnrl.errors import RecipeError
-from turnrl.module import MTGRPO
+from turnrl.plugin.errors import RecipeError
 from turnrl.policy.files import locate, refuse_other_kind
 from turnrl.policy.model import LanguageModel
-from turnrl.streams import DEMONSTRATE
-from turnrl.supervised import Supervised
-from turnrl.trainer_checks import check_trainer
+from turnrl.sft.dictation import Demonstrator, play_demonstrations
+from turnrl.sft.random_play import RandomPlay, answers_unread
+from turnrl.sft.settings import TRANSCRIPT, WarmUp
+from turnrl.sft.supervised import Supervised
+from turnrl.training.module import MTGRPO
+from turnrl.training.questions import QuestionData
+from turnrl.training.trainer_checks import check_trainer
 from turnrl.types import Question, TokenRow, Trajectory
 from turnrl.types.examination import Start
-from turnrl.warmup_settings import TRANSCRIPT, WarmUp
+from turnrl.types.streams import DEMONSTRATE
 from turnrl.watch.card import export
 
 _SHOWN = 8

@@ -14,7 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from turnrl.credit import sampled_turns
+from turnrl.credit.estimators import sampled_turns
 from turnrl.policy.layout import ForwardPass, Layout
 from turnrl.types import Objective, TokenRow, Trajectory
 from turnrl.types.objective import Need, SampledTokens

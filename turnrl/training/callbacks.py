@@ -9,11 +9,11 @@ from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import RunningStage
 
-from turnrl.answers import CURVES
-from turnrl.errors import RecipeError, did_you_mean, in_short
-from turnrl.plugins import load_plugins
-from turnrl.signals import end_all
-from turnrl.trainer_checks import users_callbacks
+from turnrl.plugin.errors import RecipeError, did_you_mean, in_short
+from turnrl.plugin.hooks import load_plugins
+from turnrl.plugin.signals import end_all
+from turnrl.rewards.answers import CURVES
+from turnrl.training.trainer_checks import users_callbacks
 from turnrl.watch.checkpoints import BestCheckpoint, LastCheckpoint
 from turnrl.watch.metrics import PolicyRows, write_whole_rows
 from turnrl.watch.trainer import is_trial

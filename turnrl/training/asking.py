@@ -5,9 +5,9 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from turnrl import scoring
-from turnrl.collection import Collector
-from turnrl.errors import DataError, RecipeError, at_least, check_numbers, is_finite
+from turnrl.plugin.errors import DataError, RecipeError, at_least, check_numbers, is_finite
+from turnrl.rewards import scoring
+from turnrl.training.collection import Collector
 from turnrl.types import Question, Trajectory
 
 

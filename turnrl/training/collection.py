@@ -19,19 +19,19 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 from lightning.pytorch.utilities import rank_zero_info
 
-from turnrl import scoring
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.places import Shares
 from turnrl.agent.rollout import Rollout
 from turnrl.agent.running import Underway
-from turnrl.credit import sampled_tokens
-from turnrl.errors import EngineError, PluginError, RecipeError, blaming
-from turnrl.experience import Collected
+from turnrl.credit.estimators import sampled_tokens
+from turnrl.plugin.errors import EngineError, PluginError, RecipeError, blaming
 from turnrl.policy.files import PACKAGE_PREFIX
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import LanguageModel
 from turnrl.policy.reading import read_trajectories
+from turnrl.rewards import scoring
 from turnrl.runs.checkpoints import Position
+from turnrl.training.experience import Collected
 from turnrl.types import (
     AdvantageEstimator,
     Attempts,
@@ -203,7 +203,8 @@ class Collector:
 
         Args:
             questions: The questions.
-            key: Integers that name the collection, and so its random streams; see `turnrl.streams`.
+            key: Integers that name the collection, and so its random streams; see
+                `turnrl.types.streams`.
             bar: Text of a progress bar; None for no bar.
         """
         if key not in self._begun:
@@ -268,7 +269,8 @@ class Collector:
         Args:
             questions: The questions.
             size: Trajectories to sample for each; None for one greedy trajectory.
-            key: Integers that name the collection, and so its random streams; see `turnrl.streams`.
+            key: Integers that name the collection, and so its random streams; see
+                `turnrl.types.streams`.
             bar: Text of a progress bar; None for no bar.
             probes: Branches from the beginning of each turn.
             rollout: The rollout to use in place of the recipe's.

@@ -4,13 +4,13 @@ The hooks return references, because most classes need torch, and a run needs fe
 commands are in `turnrl.commands`, so that one command imports no other.
 """
 
-from turnrl.plugins import hookimpl
+from turnrl.plugin.hooks import hookimpl
 
 
 @hookimpl
 def turnrl_estimators() -> list[str]:
     """MT-GRPO and the paper's baselines."""
-    return [f"turnrl.credit:{name}" for name in ("TurnLevel", "OutcomeOnly", "Merged")]
+    return [f"turnrl.credit.estimators:{name}" for name in ("TurnLevel", "OutcomeOnly", "Merged")]
 
 
 @hookimpl
@@ -28,7 +28,7 @@ def turnrl_tools() -> list[str]:
 @hookimpl
 def turnrl_rewards() -> list[str]:
     """A function as a reward."""
-    return ["turnrl.function_rewards:FunctionReward"]
+    return ["turnrl.rewards.functions:FunctionReward"]
 
 
 @hookimpl
@@ -54,7 +54,7 @@ def turnrl_datasets() -> list[str]:
 @hookimpl
 def turnrl_checks() -> list[str]:
     """Checks of settings that matter only to a run."""
-    return ["turnrl.checks:SamplingAhead"]
+    return ["turnrl.training.checks:SamplingAhead"]
 
 
 @hookimpl

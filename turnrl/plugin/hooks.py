@@ -9,8 +9,8 @@ A hook returns functions, or classes that a recipe may then name without their m
 return a reference in the place of each, such as "my_tools.search:Search": then only those that a
 command or a recipe needs are imported.
 `TURNRL_LOAD_PLUGINS` lists the entry points to load (comma-separated names; empty for none), for
-example all but a broken plugin. turnrl's own components (`turnrl.builtins`) are a plugin like any
-other, except that it is always loaded.
+example all but a broken plugin. turnrl's own components (`turnrl.commands.builtins`) are a plugin
+like any other, except that it is always loaded.
 """
 
 import argparse
@@ -31,11 +31,11 @@ from typing import Any, TypeAlias, TypeVar, cast
 
 import pluggy
 
-from turnrl.errors import PluginError, RecipeError, did_you_mean, in_short
+from turnrl.plugin.errors import PluginError, RecipeError, did_you_mean, in_short
 
 GROUP = "turnrl"
 LOAD_VARIABLE = "TURNRL_LOAD_PLUGINS"
-BUILTINS = "turnrl.builtins"
+BUILTINS = "turnrl.commands.builtins"
 
 hookimpl = pluggy.HookimplMarker(GROUP)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from turnrl import scoring
-from turnrl.credit import Credit
-from turnrl.scoring import Tally
+from turnrl.credit.estimators import Credit
+from turnrl.rewards import scoring
+from turnrl.rewards.scoring import Tally
 from turnrl.types import Group, Reward, Trajectory
 
 

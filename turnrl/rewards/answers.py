@@ -7,8 +7,8 @@ A recipe sets the rule of a question set in `data.answers`.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 
-from turnrl.errors import PluginError
-from turnrl.text import has_content, normalize_answer
+from turnrl.plugin.errors import PluginError
+from turnrl.plugin.text import has_content, normalize_answer
 from turnrl.types import AnswerRule, Phrase, Question, ToolResult, Trajectory
 
 CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")

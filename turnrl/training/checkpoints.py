@@ -13,12 +13,12 @@ import torch
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from turnrl.errors import CheckpointError, RecipeError, blaming, in_short
+from turnrl.plugin.errors import CheckpointError, RecipeError, blaming, in_short
+from turnrl.plugin.text import counted
 from turnrl.policy.adapter import read_adapter, take_adapter
 from turnrl.policy.files import load_whole
 from turnrl.policy.model import LanguageModel
 from turnrl.runs.checkpoints import position
-from turnrl.text import counted
 
 _logger = logging.getLogger(__name__)
 

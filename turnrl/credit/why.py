@@ -21,7 +21,7 @@ The terms check the estimator in part:
 
 To explain your own estimator, register beside its class what it compares:
 
-    from turnrl.why import Contrast, compares
+    from turnrl.credit.why import Contrast, compares
 
     @compares.register
     def _(estimator: MyEstimator, group: Group) -> list[Contrast]:
@@ -38,7 +38,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor
 
-from turnrl.credit import GroupRelative, Merged, OutcomeOnly, TurnLevel, returns_to_go
+from turnrl.credit.estimators import GroupRelative, Merged, OutcomeOnly, TurnLevel, returns_to_go
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.group import Group
 

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import (
 )
 from lightning.pytorch.strategies import DDPStrategy, ParallelStrategy
 
-from turnrl.errors import ArgumentTypeError, RecipeError
+from turnrl.plugin.errors import ArgumentTypeError, RecipeError
 from turnrl.policy.divided import FSDP2
 from turnrl.runs.claim import refuse_other_run
 from turnrl.watch.by_recipe import ByRecipe

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TypeVar
 
-from turnrl.scoring import Tally
+from turnrl.rewards.scoring import Tally
 from turnrl.types import Group
 
 _T = TypeVar("_T")

@@ -8,12 +8,12 @@ from typing import Any
 
 import lightning as L
 
-from turnrl.data.questions import QuestionData
-from turnrl.errors import DataError, RecipeError
-from turnrl.scoring import curve_tallies, curves
-from turnrl.streams import ALSO
+from turnrl.plugin.errors import DataError, RecipeError
+from turnrl.rewards.scoring import curve_tallies, curves
+from turnrl.training.questions import QuestionData
 from turnrl.types.contracts import QuestionSource
 from turnrl.types.questions import Question
+from turnrl.types.streams import ALSO
 from turnrl.watch.trainer import announce
 
 _TAKEN = ("train", "val", "rollout", "reward")

@@ -14,7 +14,14 @@ from typing import Any, final
 
 from turnrl.agent.functions import name_of, parameters_of, with_functions
 from turnrl.agent.running import on_loop
-from turnrl.errors import DataError, PluginError, RecipeError, check_numbers, is_finite, kind_of
+from turnrl.plugin.errors import (
+    DataError,
+    PluginError,
+    RecipeError,
+    check_numbers,
+    is_finite,
+    kind_of,
+)
 from turnrl.types import Notes, Question, Reward, SampledPolicy, ToolCall, Trajectory
 
 _OF_TRL = ("trainer_state", "environments")

@@ -25,7 +25,7 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from turnrl.errors import PluginError, RecipeError, blaming, kind_of, one_of, within
+from turnrl.plugin.errors import PluginError, RecipeError, blaming, kind_of, one_of, within
 from turnrl.types import AdvantageEstimator, Group, Trajectory
 
 Baseline = Literal["mean", "leave_one_out"]

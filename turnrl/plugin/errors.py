@@ -19,7 +19,7 @@ from numbers import Integral, Real
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from turnrl.text import visible
+from turnrl.plugin.text import visible
 
 _UNITS = {"KB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}

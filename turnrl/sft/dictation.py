@@ -16,7 +16,7 @@ from turnrl import types
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.rollout import Rollout
-from turnrl.errors import PluginError, RecipeError, blaming, kind_of
+from turnrl.plugin.errors import PluginError, RecipeError, blaming, kind_of
 from turnrl.types import (
     Completion,
     Engine,

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from turnrl.credit import Credit, assign_credit
-from turnrl.errors import RecipeError, TurnRLError
-from turnrl.plugins import installed
+from turnrl.credit.estimators import Credit, assign_credit
+from turnrl.credit.why import Term, terms
+from turnrl.plugin.errors import RecipeError, TurnRLError
+from turnrl.plugin.hooks import installed
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.group import Group
 from turnrl.types.trajectory import Trajectory
-from turnrl.why import Term, terms
 
 Made = AdvantageEstimator | Exception
 """An estimator, or the error of its constructor."""

@@ -11,9 +11,9 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import chain
 
-from turnrl.agent.json_values import SchemaValues
-from turnrl.answers import usable_answers
-from turnrl.errors import RecipeError
+from turnrl.plugin.errors import RecipeError
+from turnrl.rewards.answers import usable_answers
+from turnrl.sft.json_values import SchemaValues
 from turnrl.types import Attempt, Phrase, Reading, Segmenter, ToolCall, ToolSpec, Trajectory
 
 _CALL, _ANSWER = "I will look.", "This answers it."

@@ -1,13 +1,11 @@
 """Checks before a run: settings that do not fit together, and installed checks."""
 
-import functools
-import inspect
 import logging
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, ParamSpec, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import lightning as L
 from lightning.pytorch.callbacks import Timer
@@ -16,15 +14,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from turnrl.agent.rollout import Rollout
-from turnrl.collection import Parts
-from turnrl.errors import (
+from turnrl.objectives.applying import check_needs
+from turnrl.plugin.errors import (
     ArgumentTypeError,
     PluginError,
     RecipeError,
     at_least,
     blaming,
     check_numbers,
-    did_you_mean,
     function_of,
     in_short,
     instance_of,
@@ -32,12 +29,11 @@ from turnrl.errors import (
     kind_of,
     parse_bytes,
 )
-from turnrl.objectives.applying import check_needs
+from turnrl.plugin.text import visible
 from turnrl.policy.divided import FSDP2
 from turnrl.policy.model import LanguageModel
-from turnrl.recipe.keys import elsewhere
-from turnrl.scoring import component_name
-from turnrl.text import visible
+from turnrl.rewards.scoring import component_name
+from turnrl.training.collection import Parts
 from turnrl.types import (
     AdvantageEstimator,
     Check,
@@ -51,25 +47,6 @@ from turnrl.watch.recorder import Recorder
 from turnrl.watch.trainer import data_of
 
 _logger = logging.getLogger(__name__)
-_P = ParamSpec("_P")
-
-
-def names_unknown_arguments(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Make a constructor explain an unknown argument as `unknown_key` explains a recipe's unknown
-    key: it names the setting here that has this name in TRL, verl or verifiers."""
-    parameters = [*inspect.signature(init).parameters][1:]
-
-    @functools.wraps(init)
-    def checked(*args: _P.args, **settings: _P.kwargs) -> None:
-        for name in settings:
-            if name not in parameters:
-                advice = elsewhere(name, prefix="model.") or did_you_mean(name, parameters)
-                has = f" It has {', '.join(parameters)}."
-                fault = f"{init.__qualname__.partition('.')[0]} has no argument {name!r}."
-                raise ArgumentTypeError(fault + (advice or has))
-        init(*args, **settings)
-
-    return checked
 
 
 @runtime_checkable

@@ -2,8 +2,8 @@
 
     one iteration = one epoch of `ExperienceLoader`
       collect     the policy acts on each question `group_size` times   (collection.py, an engine)
-                  rewards score the turns and the outcome                (scoring.py, plugins)
-                  the estimator turns scores into advantages             (credit.py, plugins)
+                  rewards score the turns and the outcome                (rewards/, plugins)
+                  the estimator turns scores into advantages             (credit/, plugins)
       learn       the objective: a sampled token is made more likely,    (learning.py, objectives/)
                   or less, by the advantage of its turn
                   and, if the estimator has a critic, its value loss
@@ -37,16 +37,25 @@ from torch import Tensor, nn
 from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from turnrl import scoring
 from turnrl.agent.rollout import Rollout
-from turnrl.checks import check_batch, check_parts, check_settings, names_unknown_arguments
-from turnrl.collection import Collector
-from turnrl.credit import TurnLevel, assign_credit
-from turnrl.earnings import earning_tallies
-from turnrl.errors import RecipeError, instance_of
-from turnrl.experience import Experience
-from turnrl.function_rewards import rewards_of
-from turnrl.learning import (
+from turnrl.credit.earnings import earning_tallies
+from turnrl.credit.estimators import TurnLevel, assign_credit
+from turnrl.objectives.applying import compute_loss
+from turnrl.objectives.clipped import ClippedSurrogate
+from turnrl.plugin.errors import RecipeError, instance_of
+from turnrl.plugin.hooks import installed_class
+from turnrl.plugin.text import counted
+from turnrl.policy.layout import ForwardPass
+from turnrl.policy.memory import peak_bytes
+from turnrl.policy.reading import read_trajectories
+from turnrl.policy.settings import Policy
+from turnrl.rewards import scoring
+from turnrl.rewards.functions import rewards_of
+from turnrl.rewards.scoring import Tally
+from turnrl.training.checks import check_batch, check_parts, check_settings
+from turnrl.training.collection import Collector
+from turnrl.training.experience import Experience
+from turnrl.training.learning import (
     LearningSettings,
     Minibatch,
     OldLogprobs,
@@ -54,18 +63,8 @@ from turnrl.learning import (
     TokenColumns,
     iteration_steps,
 )
-from turnrl.lifecycle import PolicyModule
-from turnrl.loader import IterationData
-from turnrl.objectives.applying import compute_loss
-from turnrl.objectives.clipped import ClippedSurrogate
-from turnrl.plugins import installed_class
-from turnrl.policy.layout import ForwardPass
-from turnrl.policy.memory import peak_bytes
-from turnrl.policy.reading import read_trajectories
-from turnrl.policy.settings import Policy
-from turnrl.scoring import Tally
-from turnrl.streams import EVALUATE, TRAIN, stream_seed
-from turnrl.text import counted
+from turnrl.training.lifecycle import PolicyModule
+from turnrl.training.loader import IterationData
 from turnrl.types import (
     AdvantageEstimator,
     EngineSettings,
@@ -76,6 +75,7 @@ from turnrl.types import (
     TokenRow,
     Trajectory,
 )
+from turnrl.types.streams import EVALUATE, TRAIN, stream_seed
 from turnrl.watch.trainer import data_of
 
 
@@ -120,7 +120,6 @@ class MTGRPO(PolicyModule):
         seed: Seed of sampling and of the order of trajectories.
     """
 
-    @names_unknown_arguments
     def __init__(
         self,
         policy: Policy,

@@ -15,9 +15,7 @@ from typing import Any
 
 import torch
 
-from turnrl.answers import CURVES as CURVES
-from turnrl.answers import can_be_found, exact_match, finds_answer
-from turnrl.errors import (
+from turnrl.plugin.errors import (
     ArgumentTypeError,
     DataError,
     PluginError,
@@ -25,7 +23,9 @@ from turnrl.errors import (
     is_finite,
     kind_of,
 )
-from turnrl.function_rewards import rewards_of
+from turnrl.rewards.answers import CURVES as CURVES
+from turnrl.rewards.answers import can_be_found, exact_match, finds_answer
+from turnrl.rewards.functions import rewards_of
 from turnrl.types import Group, Notes, Reward, RewardComponent, SampledPolicy, Trajectory
 
 MOST = 1e9

@@ -1,0 +1,1 @@
+"""Credit: from the rewards of a group to the advantages of turns and tokens."""

@@ -1,0 +1,1 @@
+"""Rewards applied to trajectories, functions as rewards, and answers compared."""

@@ -1,0 +1,1 @@
+"""The algorithm: an iteration collects trajectories, gives them credit and learns from them."""
