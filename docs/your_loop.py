@@ -3,6 +3,8 @@
 import torch
 
 import turnrl
+from turnrl.agent.chat import ChatFormat
+from turnrl.policy.reading import read_trajectories
 from turnrl_atlas import Atlas
 from turnrl_rewards import AnswerRetrieved, ExactMatch, ToolExecuted
 from turnrl_segmenters import TwoTurn
@@ -20,7 +22,7 @@ policy = turnrl.Policy("package://turnrl_atlas/starter").build()
 policy.load()
 rollout = turnrl.Rollout(TwoTurn("Tools: [search(query)]"), [search], max_turn_tokens=64)
 rewards = [ToolExecuted(), AnswerRetrieved(), ExactMatch()]
-chat, engine = turnrl.ChatFormat(policy.tokenizer), Slots().build()
+chat, engine = ChatFormat(policy.tokenizer), Slots().build()
 engine.start(policy, rollout.max_tokens)
 optimizer = torch.optim.AdamW(policy.parameter_groups(), lr=6e-4)
 questions = turnrl.load_questions("Atlas", role="train")
@@ -31,7 +33,7 @@ for step in range(40):
     credits = [turnrl.assign_credit(group, turnrl.TurnLevel()) for group in groups]
     advantages = torch.cat([tokens for credit in credits for tokens in credit.tokens])
     trajectories = [trajectory for group in groups for trajectory in group.trajectories]
-    scores = turnrl.read_trajectories(trajectories, policy.score)
+    scores = read_trajectories(trajectories, policy.score)
     # these weights sampled the tokens, so the ratio is 1 and needs no clip
     loss = -(torch.cat([s.logprobs for s in scores]) * advantages).mean()
     loss.backward()

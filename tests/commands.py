@@ -17,6 +17,7 @@ import turnrl
 import turnrl.recipe.build
 from nursery import python
 from turnrl.cli import main
+from turnrl.engines import Engine
 
 RECIPE = {
     "model": {
@@ -58,7 +59,7 @@ def forget(package):
     for name in [name for name in sys.modules if name.split(".")[0] == package]:
         del sys.modules[name]
     gc.collect()
-    bases = (turnrl.Tool, turnrl.Segmenter, turnrl.Engine, turnrl.QuestionSource)
+    bases = (turnrl.Tool, turnrl.Segmenter, Engine, turnrl.QuestionSource)
     left = [cls for base in bases for cls in base.__subclasses__()]
     assert [cls for cls in left if cls.__module__.split(".")[0] == package] == []
 

@@ -173,7 +173,8 @@ def tiny_policy(tiny_model: Path):
 @pytest.fixture
 def chat(tiny_model: Path):
     """The tiny tokenizer's chat format."""
-    from turnrl import ChatFormat, Policy
+    from turnrl import Policy
+    from turnrl.agent.chat import ChatFormat
 
     return ChatFormat(Policy(str(tiny_model)).build().tokenizer)
 

@@ -16,8 +16,9 @@ import torch
 from torch.distributed import fsdp
 from torch.distributed.device_mesh import init_device_mesh
 
-from turnrl import Lora, Policy
+from turnrl import Policy
 from turnrl.policy import divided
+from turnrl.policy.settings import Lora
 
 
 def own_bytes() -> int:

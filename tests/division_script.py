@@ -12,7 +12,9 @@ import torch
 from lightning.pytorch.callbacks import Callback
 
 from runs import adamw, data, make_module, trainer
-from turnrl import ClippedSurrogate, Completion, Engine, Lora, OutcomeReward, RecipeError, Session
+from turnrl import ClippedSurrogate, OutcomeReward, RecipeError
+from turnrl.engines import Completion, Engine, Session
+from turnrl.policy.settings import Lora
 from turnrl_estimators import TurnCritic
 
 CASES = {

@@ -17,7 +17,8 @@ from transformers import PreTrainedTokenizerFast
 import turnrl_slots.kernel
 import turnrl_slots.ways
 from conftest import greedy_reference
-from turnrl import Lora, Policy, Sampling
+from turnrl import Policy, Sampling
+from turnrl.policy.settings import Lora
 from turnrl_slots import Slots
 from turnrl_slots.sizes import PAGE
 

@@ -18,8 +18,9 @@ import torch
 import transformers
 from bitsandbytes import functional  # noqa: F401
 
-from turnrl import Lora, Policy
+from turnrl import Policy
 from turnrl.policy.memory import peak_bytes
+from turnrl.policy.settings import Lora
 from turnrl_doctor.counts import learning, memory, resident
 from turnrl_doctor.work import Choice, Work, decoder_of
 

@@ -11,7 +11,6 @@ from collections import Counter as Tally
 import pytest
 
 from turnrl import (
-    ForkableToolSession,
     PolicyMistake,
     Question,
     Reading,
@@ -23,6 +22,7 @@ from turnrl import (
     ToolResult,
 )
 from turnrl.testing import ScriptedEngine
+from turnrl.types import ForkableToolSession
 from turnrl_environments import Gymnasium
 from turnrl_segmenters import Action
 

@@ -12,7 +12,9 @@ import torch
 from lightning.pytorch.callbacks import Callback, ProgressBar
 from lightning.pytorch.loggers import CSVLogger
 
-from turnrl import MTGRPO, Engine, EngineSettings, LastCheckpoint, Policy, QuestionData, Rollout
+from turnrl import MTGRPO, Policy, QuestionData, Rollout
+from turnrl.engines import Engine, EngineSettings
+from turnrl.watch.checkpoints import LastCheckpoint
 from worlds import Answered, Called, Echo, Letters
 
 TIMINGS = (

@@ -26,8 +26,9 @@ import yaml
 
 from nodes import PASSWORD
 from runs import TIMINGS
-from turnrl import ToolCall, ToolResult, TurnRLError
+from turnrl import ToolCall, ToolResult
 from turnrl.cli import main
+from turnrl.plugin.errors import TurnRLError
 from turnrl_wiki_search import Elasticsearch, WikiSearch
 from turnrl_wiki_search.command import add_index_command
 from turnrl_wiki_search.sources import Corpus, open_source

@@ -23,19 +23,12 @@ import turnrl_vllm.supply
 from commands import RECIPE, save
 from fake_server import FakeServer
 from nursery import python
-from turnrl import (
-    Completion,
-    Engine,
-    Lora,
-    Policy,
-    RecipeError,
-    Sampling,
-    Session,
-    Surroundings,
-    TrajectoryLost,
-    on_loop,
-    record,
-)
+from turnrl import Policy, RecipeError, Sampling
+from turnrl.agent.running import on_loop
+from turnrl.engines import Completion, Engine, Session, Surroundings
+from turnrl.plugin.errors import TrajectoryLost
+from turnrl.policy.settings import Lora
+from turnrl.runs import record
 from turnrl_servers import ServerEngine, ServerSettings
 from turnrl_sglang import SGLang
 from turnrl_vllm import VLLM

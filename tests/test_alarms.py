@@ -21,23 +21,14 @@ from pages import example
 from players.plain_agent import PlainAgent
 from runs import Printed, adamw, column, data, last, make_module, trainer
 from trajectories import ids_of
-from turnrl import (
-    Alarms,
-    OutcomeReward,
-    Question,
-    Rollout,
-    ToolCall,
-    ToolResult,
-    TrainingError,
-    Trajectory,
-    Turn,
-    alarms,
-)
+from turnrl import OutcomeReward, Question, Rollout, ToolCall, ToolResult, Trajectory, Turn
 from turnrl.cli import main
+from turnrl.plugin.errors import TrainingError
 from turnrl.rewards.scoring import Tally
-from turnrl.runs.alarms import FIGURES
+from turnrl.runs.alarms import FIGURES, alarms
 from turnrl.runs.checkpoints import Position
 from turnrl.runs.load import open_runs
+from turnrl.watch.alarms import Alarms
 from turnrl.watch.health import warning_if_nothing_learned
 from turnrl.watch.metrics import MetricLog
 from worlds import Answered, Echo, Letters
@@ -468,7 +459,7 @@ def test_a_recipe_stops_at_an_alarm_with_an_exit_code(recipe, capsys):
         "limit_val_batches": 0,
         "callbacks": [
             {"class_path": "test_alarms.Silence"},
-            {"class_path": "turnrl.Alarms", "init_args": {"stop": True}},
+            {"class_path": "turnrl.watch.alarms.Alarms", "init_args": {"stop": True}},
         ],
     }
     Path("recipe.yaml").write_text(yaml.safe_dump(recipe))

@@ -25,8 +25,6 @@ from trajectories import sampled_turn, trajectory
 from turnrl import (
     AnswerRule,
     DataError,
-    Phrase,
-    PluginError,
     Question,
     QuestionData,
     Reading,
@@ -34,21 +32,19 @@ from turnrl import (
     ToolCall,
     ToolResult,
     answer_in_results,
-    answer_rule,
-    can_be_found,
-    contains_answer,
     exact_match,
     hookimpl,
     load_questions,
-    record,
-    says_nothing,
     score_group,
-    usable_answers,
 )
 from turnrl.cli import main
 from turnrl.data.rows import native, written
+from turnrl.plugin.errors import PluginError
 from turnrl.plugin.hooks import load_plugins
+from turnrl.rewards.answers import can_be_found, contains_answer, says_nothing, usable_answers
 from turnrl.rewards.scoring import Tally, curves, group_tallies
+from turnrl.runs import record
+from turnrl.types import Phrase, answer_rule
 from turnrl_rewards import F1, FirstHit
 from turnrl_rewards.answers import Choice, Math, Number
 from turnrl_rewards.qa import AnswerPresent, AnswerRetrieved, ExactMatch, WellFormed

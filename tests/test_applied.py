@@ -11,17 +11,11 @@ import pytest
 import trajectories
 from equations import Obscure, Raises, Unexplained, Unmade
 from pages import example
-from turnrl import (
-    Group,
-    Merged,
-    OutcomeOnly,
-    RewardComponent,
-    TurnLevel,
-    assign_credit,
-    installed,
-)
+from turnrl import Group, Merged, OutcomeOnly, TurnLevel, assign_credit
 from turnrl.credit.applied import applied, make
 from turnrl.credit.why import terms
+from turnrl.plugin.hooks import installed
+from turnrl.types import RewardComponent
 
 
 def test_the_runs_own_estimator_comes_first_and_differs_from_the_others():

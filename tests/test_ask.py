@@ -18,19 +18,12 @@ from lightning.pytorch.loggers import CSVLogger
 import turnrl
 from commands import RECIPE, fails, save
 from runs import adamw, data, last, make_module, rows, trainer, weights
-from turnrl import (
-    MTGRPO,
-    BestCheckpoint,
-    CheckpointError,
-    Lora,
-    Policy,
-    Question,
-    QuestionData,
-    RecipeError,
-    Rollout,
-)
+from turnrl import MTGRPO, Policy, Question, QuestionData, RecipeError, Rollout
 from turnrl.cli import main
+from turnrl.plugin.errors import CheckpointError, TrainingError
+from turnrl.policy.settings import Lora
 from turnrl.types import OutcomeReward
+from turnrl.watch.checkpoints import BestCheckpoint
 from turnrl_slots import Slots
 from worlds import Answered, Called, Echo, Letters, Numbers
 
@@ -285,7 +278,7 @@ def test_figures_that_are_not_fresh_choose_nothing(tiny_model, tmp_path):
 
 def test_ruined_weights_replace_no_good_checkpoint(tiny_model, tmp_path):
     module = make_module(tiny_model, steps_per_pass=1, optimizer=adamw(1e30))
-    with pytest.raises(turnrl.TrainingError, match="log-probabilities are not finite"):
+    with pytest.raises(TrainingError, match="log-probabilities are not finite"):
         trainer(tmp_path, 3, limit_val_batches=0).fit(module, data())
     assert weights(module.policy).isfinite().all()  # so it is not the numbers that tell
     assert weights(module.policy).abs().max() > 1e20

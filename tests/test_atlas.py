@@ -10,7 +10,9 @@ import sys
 
 import pytest
 
-from turnrl import DataError, Question, Reading, ToolResult, contains_answer, installed
+from turnrl import DataError, Question, Reading, ToolResult
+from turnrl.plugin.hooks import installed
+from turnrl.rewards.answers import contains_answer
 from turnrl_atlas import STARTER, Atlas, AtlasTwoHop, ask, page, places, query
 from turnrl_segmenters.two_turn import TwoTurn
 
@@ -172,7 +174,7 @@ def test_pages_are_short_and_prompts_too(starter):
 def test_the_starter_continues_a_good_call_by_reading_its_result(starter):
     import torch
 
-    from turnrl import ChatFormat
+    from turnrl.agent.chat import ChatFormat
 
     model, tokenizer = starter
     chat, segmenter = ChatFormat(tokenizer), TwoTurn("Tools: [search(query)]")

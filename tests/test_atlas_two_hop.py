@@ -10,17 +10,10 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 
-from turnrl import (
-    ChatFormat,
-    DataError,
-    Policy,
-    Question,
-    Rollout,
-    ToolCall,
-    contains_answer,
-    exact_match,
-)
+from turnrl import DataError, Policy, Question, Rollout, ToolCall, exact_match
+from turnrl.agent.chat import ChatFormat
 from turnrl.cli import main
+from turnrl.rewards.answers import contains_answer
 from turnrl_atlas import STARTER, TWO_HOP_FACTS, Atlas, AtlasTwoHop, places
 from turnrl_segmenters import ReAct
 from turnrl_slots import Slots

@@ -13,8 +13,8 @@ import turnrl
 from conftest import CHATML
 from rollouts import CALL, FORGETFUL_TEMPLATE, QUESTION, Brackets, Look, encode, play_one, say
 from trajectories import observed
-from turnrl import ChatFormat, Policy, Question, RecipeError, Rollout
-from turnrl.agent.chat import tool_schema
+from turnrl import Policy, Question, RecipeError, Rollout
+from turnrl.agent.chat import ChatFormat, tool_schema
 from turnrl.agent.templates import read_template
 
 BUNDLED = Path(turnrl.__file__).parent / "agent" / "chat_templates"

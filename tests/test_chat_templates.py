@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from transformers.utils.chat_template_utils import render_jinja_template
 
 import turnrl
-from turnrl import ChatFormat
+from turnrl.agent.chat import ChatFormat
 from turnrl.agent.templates import family, with_fixed_clock
 
 TEMPLATES = {

@@ -27,9 +27,12 @@ import turnrl
 from commands import fails, save
 from rollouts import FORGETFUL_TEMPLATE
 from runs import TIMINGS
-from turnrl import PluginError, WorldError, cli, find_class, record
+from turnrl import cli
 from turnrl.cli import main
+from turnrl.plugin.errors import PluginError, WorldError
+from turnrl.plugin.hooks import find_class
 from turnrl.recipe.bundled import find_recipe
+from turnrl.runs import record
 
 ROOT = Path(__file__).parent.parent
 

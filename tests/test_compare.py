@@ -14,10 +14,11 @@ import yaml
 from scipy import stats
 
 from commands import fails
-from turnrl import DataError, record
+from turnrl import DataError
 from turnrl.cli import main
 from turnrl.commands.compare import address, as_text
 from turnrl.commands.report.page import page
+from turnrl.runs import record
 from turnrl.runs.compare import compare, open_sides
 from turnrl.runs.load import open_runs
 from turnrl.runs.statistics import difference, over_seeds

@@ -13,20 +13,23 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.models.qwen2 import modeling_qwen2
 
 import turnrl_atlas
-from turnrl import Lora, Policy, RecipeError, adapted_layers, recompute
+from turnrl import Policy, RecipeError
 from turnrl.policy.compute import (
     MOST_CHANGE,
     adapt_in_place,
+    adapted_layers,
     change_of,
     dense_weight,
     fuse,
     head_logits,
     ordinary_ids,
+    recompute,
     swapped_on_gpus,
     wide_mm,
 )
 from turnrl.policy.device import of_the_device, out_of_memory
 from turnrl.policy.layout import lay_out
+from turnrl.policy.settings import Lora
 
 STARTER = Path(turnrl_atlas.__file__).with_name("starter")
 ROWS = [([5, 6, 7, 8, *rest], [False] * 5 + [True] * 3) for rest in ([9, 10, 11, 12], [13] * 4)]

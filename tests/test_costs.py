@@ -24,21 +24,21 @@ from turnrl import (
     Question,
     Reading,
     RecipeError,
-    RewardComponent,
     ToolCall,
     Trajectory,
     Turn,
     TurnLevel,
     TurnReward,
-    record,
 )
 from turnrl.cli import main
 from turnrl.credit.applied import applied
 from turnrl.credit.why import terms
 from turnrl.rewards.functions import FunctionReward
 from turnrl.rewards.scoring import score_group
+from turnrl.runs import record
 from turnrl.testing import check_estimator
 from turnrl.training.checks import check_rewards
+from turnrl.types import RewardComponent
 from turnrl_estimators import CostsAmongRight
 from turnrl_estimators.exact import figures
 from turnrl_estimators.toy import TOYS, Toy

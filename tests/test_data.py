@@ -26,19 +26,18 @@ from jsonargparse import ArgumentParser
 from rollouts import Look
 from turnrl import (
     DataError,
-    Fields,
-    Phrase,
     Question,
     QuestionData,
     QuestionSource,
     RecipeError,
     Rollout,
-    answer_rule,
     exact_match,
     load_questions,
-    reach_hub,
 )
+from turnrl.data.fields import Fields
 from turnrl.data.known import PRESETS, Preset
+from turnrl.plugin.hub import reach_hub
+from turnrl.types import Phrase, answer_rule
 from turnrl_segmenters import TwoTurn
 from turnrl_wiki_search.sources import open_source
 
@@ -478,7 +477,7 @@ for asks in sys.stdin:
         began = time.monotonic()
         try:
             exec(asks)
-        except turnrl.TurnRLError as error:
+        except turnrl.plugin.errors.TurnRLError as error:
             print("Error:", " ".join(str(error).split()), file=sys.stderr)
         print(f"{time.monotonic() - began} s", file=sys.stderr)
         os._exit(0)

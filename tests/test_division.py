@@ -21,11 +21,14 @@ from commands import start
 from division_script import CASES, Writes, train
 from nursery import python
 from runs import make_module as module
-from turnrl import CheckpointError, Lora, Policy, RecipeError, Start
+from turnrl import Policy, RecipeError
+from turnrl.plugin.errors import CheckpointError
 from turnrl.policy import trials
 from turnrl.policy.compute import blocks_of
 from turnrl.policy.divided import FSDP2
+from turnrl.policy.settings import Lora
 from turnrl.training.checks import check_division
+from turnrl.types import Start
 from turnrl_doctor.counts import memory
 from turnrl_doctor.memory import work_of
 from turnrl_doctor.work import Choice

@@ -20,8 +20,12 @@ import turnrl
 import worlds
 from commands import RECIPE, save
 from runs import data, make_module
-from turnrl import Check, Finding, Lora, Policy, RecipeError, Start, ToolError, Toolset
+from turnrl import Check, Finding, Policy, RecipeError, ToolError, Toolset
 from turnrl.cli import main
+from turnrl.plugin.errors import CheckpointError
+from turnrl.plugin.hooks import installed, load_plugins
+from turnrl.policy.settings import Lora
+from turnrl.types import Start
 from turnrl_doctor import checks
 from turnrl_doctor.command import diagnose, for_another_machine, lines_of
 from turnrl_doctor.miniature import miniature
@@ -458,10 +462,10 @@ def broken_plugin(tmp_path, monkeypatch):
         Path("broken_plugin.py").write_text("import nothing_of_this_name\n")
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: broken-plugin\nVersion: 1\n")
         (info / "entry_points.txt").write_text("[turnrl]\nbroken = broken_plugin\n")
-        turnrl.load_plugins.cache_clear()
+        load_plugins.cache_clear()
 
     yield install
-    turnrl.load_plugins.cache_clear()
+    load_plugins.cache_clear()
 
 
 class Broken(Check):
@@ -497,7 +501,7 @@ class Unsettled(Check):
 
 
 def test_a_check_that_raises_hides_no_other(recipe, doctor, monkeypatch):
-    known = turnrl.installed("turnrl_checks")
+    known = installed("turnrl_checks")
     own = (Unsettled, Broken, Wordy, Leaves)
     more = {**{check.__name__: check for check in own}, **known}
     monkeypatch.setattr("turnrl_doctor.command.installed", lambda hook: more)
@@ -625,5 +629,5 @@ def test_build_makes_a_run_and_reads_no_data(recipe):
     assert start.folder == Path("runs/recipe/version_0")
     assert (start.device.type, start.processes) == ("cpu", 1)
     assert yaml.safe_load(Path(path).read_text())["model"]["group_size"] == 4
-    with pytest.raises(turnrl.CheckpointError, match="no run in 'runs/recipe'"):
+    with pytest.raises(CheckpointError, match="no run in 'runs/recipe'"):
         turnrl.build([path, "--ckpt_path=last"])

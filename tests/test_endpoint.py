@@ -13,19 +13,12 @@ from hostile import cpu_s
 from pages import blocks
 from rollouts import CALL, QUESTION, Brackets, Look
 from runs import make_module
-from turnrl import (
-    ChatFormat,
-    MessageSampler,
-    Policy,
-    Question,
-    RecipeError,
-    Reply,
-    Rollout,
-    record,
-    score_group,
-)
+from turnrl import Policy, Question, RecipeError, Rollout, score_group
+from turnrl.agent.chat import ChatFormat
 from turnrl.agent.conversation import MessageConversation
+from turnrl.engines import MessageSampler, Reply
 from turnrl.rewards.scoring import curves
+from turnrl.runs import record
 from turnrl.training.learning import TokenColumns
 from turnrl.watch import recorder as recording
 from turnrl_openai import Endpoint, EndpointError, EndpointServer

@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 
 from engines import PAGE_BYTES, falling_back, model
-from turnrl import Engine, Session
+from turnrl.engines import Engine, Session
 from turnrl.testing import check_engine
 from turnrl_slots import Slots
 

@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from engines import GREEDY, PROMPTS, Watched, adapted, move, run, started
-from turnrl import Lora, Policy, RecipeError, Sampling
+from turnrl import Policy, RecipeError, Sampling
 from turnrl.policy.layout import lay_out
+from turnrl.policy.settings import Lora
 
 __all__ = ["adapted"]  # fixtures
 

@@ -48,7 +48,8 @@ from engines import (
     takes_no_pages,
     together,
 )
-from turnrl import Lora, Policy, RecipeError, Sampling
+from turnrl import Policy, RecipeError, Sampling
+from turnrl.policy.settings import Lora
 from turnrl_slots import Slots, triton_pages
 from turnrl_slots.memory import auto_memory, empty_cache
 from turnrl_slots.sampling import draw

@@ -17,7 +17,8 @@ from engines import (
     started,
     together,
 )
-from turnrl import Lora, Policy, Sampling
+from turnrl import Policy, Sampling
+from turnrl.policy.settings import Lora
 from turnrl_slots.decode import Decoder, padded
 from turnrl_slots.kernel import Tables
 from turnrl_slots.pages import Pool, Shapes

@@ -10,7 +10,8 @@ import torch
 
 from conftest import greedy_reference
 from engines import GREEDY, PAGE_BYTES, PROMPTS, Watched, run, started, together
-from turnrl import Policy, RecipeError, Sampling, parse_bytes
+from turnrl import Policy, RecipeError, Sampling
+from turnrl.plugin.errors import parse_bytes
 from turnrl_slots import Slots
 from turnrl_slots.sizes import PAGE
 

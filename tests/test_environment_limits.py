@@ -13,7 +13,9 @@ import time
 import pytest
 
 from rollouts import SEEDED, Guess, Room, play, room, rooms
-from turnrl import ToolCall, ToolError, TrajectoryLost, call_tools, on_loop
+from turnrl import ToolCall, ToolError, call_tools
+from turnrl.agent.running import on_loop
+from turnrl.plugin.errors import TrajectoryLost
 from turnrl_environments import Environment, Gymnasium
 from turnrl_environments.classes import Stay
 from turnrl_environments.threads import THREAD

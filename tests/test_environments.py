@@ -25,7 +25,6 @@ from runs import Ready, data, make_module, trainer
 from turnrl import (
     MTGRPO,
     DataError,
-    Fields,
     Policy,
     PolicyMistake,
     Question,
@@ -36,12 +35,13 @@ from turnrl import (
     ToolCall,
     ToolError,
     ToolResult,
-    TrajectoryLost,
     load_questions,
-    on_loop,
     score_group,
 )
 from turnrl.agent.places import Shares
+from turnrl.agent.running import on_loop
+from turnrl.data.fields import Fields
+from turnrl.plugin.errors import TrajectoryLost
 from turnrl.testing import ScriptedEngine, check_reward, check_source, check_tool
 from turnrl_environments import (
     Environment,

@@ -27,7 +27,6 @@ from commands import save
 from equations import BOTH, UNBIASED, VALUE, naive_turn_level, naive_z, padded
 from turnrl import (
     AdvantageEstimator,
-    Critic,
     Group,
     Merged,
     OutcomeOnly,
@@ -35,7 +34,6 @@ from turnrl import (
     Question,
     Reading,
     RecipeError,
-    Sample,
     ToolCall,
     ToolResult,
     Trajectory,
@@ -43,7 +41,10 @@ from turnrl import (
     TurnLevel,
 )
 from turnrl.cli import main
+from turnrl.credit.estimators import Credit
+from turnrl.plugin.hooks import installed
 from turnrl.testing import check_estimator
+from turnrl.types import Critic, RewardComponent, Sample
 from turnrl_estimators import (
     Branched,
     CostsAmongRight,
@@ -769,7 +770,7 @@ def printed(capsys, *arguments):
 def test_the_table_has_every_installed_estimator_within_80_columns(capsys):
     table = printed(capsys)
     assert max(map(len, table.splitlines())) <= 80
-    for name in turnrl.installed("turnrl_estimators"):
+    for name in installed("turnrl_estimators"):
         assert f"\n{name} " in table
     assert "\nTurnLevel(leave_one_out, none)          0.000  +0.000     0.0" in table
 
@@ -836,9 +837,9 @@ def _group_of(turn_rewards, outcome):
     rewards, out = torch.tensor(turn_rewards), torch.tensor(outcome)
     to_go = rewards.flip(1).cumsum(1).flip(1) + out[:, None]
     parts = {
-        "turn/paid": turnrl.RewardComponent(rewards.double() + 0.1),
-        "turn/cost": turnrl.RewardComponent(torch.full(rewards.shape, -0.1).double(), is_cost=True),
-        "outcome/right": turnrl.RewardComponent(out.double(), right_at=-1e9),
+        "turn/paid": RewardComponent(rewards.double() + 0.1),
+        "turn/cost": RewardComponent(torch.full(rewards.shape, -0.1).double(), is_cost=True),
+        "outcome/right": RewardComponent(out.double(), right_at=-1e9),
     }
     return Group(
         QUESTION,
@@ -894,7 +895,7 @@ def test_terms_that_cancel_out_up_to_rounding_teach_nothing(options):
             _group_of(rows, [out[0] / 7, out[1] / 7]), TurnLevel(**options)
         )
         assert float(credit.turns[:, 0].abs().max()) < 2.5e-7
-        only_first = turnrl.Credit(credit.turns[:, :1], (*credit.turns[:, :1],))
+        only_first = Credit(credit.turns[:, :1], (*credit.turns[:, :1],))
         assert only_first.degenerate
 
 

@@ -16,9 +16,12 @@ import yaml
 
 from commands import fails, save
 from pages import blocks
-from turnrl import Question, f1, normalize_answer, record
+from turnrl import Question
 from turnrl.cli import main
+from turnrl.plugin.text import normalize_answer
 from turnrl.recipe.trust import marked
+from turnrl.rewards.answers import f1
+from turnrl.runs import record
 from turnrl.runs.load import differences, experiments, open_runs
 from vendors import Handler, vendor
 

@@ -21,40 +21,34 @@ from runs import adamw, column, data, last, make_module, rows, trainer, weights
 from trajectories import Calls, attempt, ids_of, turn
 from turnrl import (
     AdvantageEstimator,
-    CheckpointError,
     ClippedSurrogate,
-    Critic,
-    ForkableToolSession,
     OutcomeOnly,
     OutcomeReward,
-    PluginError,
     Policy,
-    Probe,
     Question,
     RecipeError,
-    Recorder,
     Rollout,
     Stateful,
     ToolError,
     ToolResult,
-    ToolSession,
-    TrainingError,
-    TrajectoryLost,
     TurnLevel,
     TurnReward,
     assign_credit,
     learning,
-    on_loop,
-    read_trajectories,
-    record,
     score_group,
 )
+from turnrl.agent.running import on_loop
+from turnrl.plugin.errors import CheckpointError, PluginError, TrainingError, TrajectoryLost
 from turnrl.policy.head import ValueHead
 from turnrl.policy.layout import lay_out
 from turnrl.policy.model import LanguageModel
+from turnrl.policy.reading import read_trajectories
 from turnrl.rewards.scoring import CURVES
+from turnrl.runs import record
 from turnrl.testing import ScriptedEngine
 from turnrl.training.experience import Collected, Experience
+from turnrl.types import Critic, ForkableToolSession, Probe, ToolSession
+from turnrl.watch.recorder import Recorder
 from turnrl_estimators.valued import state_values, trees, with_state_values
 
 QUESTIONS = [Question(f"q{i}", f"Number {i}?", ("x",)) for i in range(2)]

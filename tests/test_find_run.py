@@ -15,11 +15,13 @@ import pytest
 import trajectories
 import turnrl
 from commands import fails, save
-from turnrl import CheckpointError, DataError, RecipeError, find_run, record
+from turnrl import DataError, RecipeError
 from turnrl.cli import main
 from turnrl.commands.eval.command import choose_checkpoint
+from turnrl.plugin.errors import CheckpointError
 from turnrl.recipe.agents import NamedAgent, find_agent
 from turnrl.recipe.invocation import read_invocation
+from turnrl.runs import find_run, record
 from turnrl.runs.checkpoints import named_in, newest
 from turnrl.runs.find import run_at
 from turnrl.runs.load import open_runs

@@ -13,6 +13,8 @@ import torch
 import turnrl
 from commands import RECIPE, fails, save
 from turnrl.cli import main
+from turnrl.plugin.hooks import installed
+from turnrl.policy.settings import Lora
 
 pytestmark = [
     pytest.mark.gpu,
@@ -58,16 +60,14 @@ def test_a_module_that_was_trained_in_python_is_asked_where_it_was_trained(tiny)
 
 @pytest.mark.parametrize("options", [LORA, NF4], ids=["lora", "nf4"])
 def test_kernels_and_shared_prompts_are_in_force(tiny_model, options):
-    policy = turnrl.Policy(
-        str(tiny_model), "nf4" if options is NF4 else "none", turnrl.Lora(r=4)
-    ).build()
+    policy = turnrl.Policy(str(tiny_model), "nf4" if options is NF4 else "none", Lora(r=4)).build()
     with torch.device("cuda"):  # as Lightning does
         policy.load("cuda")
     assert policy.way.share
     assert policy.in_force["attention while learning"] == "prompts once, torch's varlen kernel"
     assert {p.device.type for p in policy.parameters()} == {"cuda"}
     assert {p.dtype for p in policy.trainable_parameters().values()} == {torch.float32}
-    engine = turnrl.installed("turnrl_engines")["Slots"]()
+    engine = installed("turnrl_engines")["Slots"]()
     engine.start(policy, 64)
     in_force = dict(engine.in_force)
     engine.close()

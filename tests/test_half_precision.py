@@ -7,8 +7,9 @@ import asyncio
 import pytest
 import torch
 
-from turnrl import Lora, Policy, Sampling, adapted_layers
-from turnrl.policy.compute import joint_product
+from turnrl import Policy, Sampling
+from turnrl.policy.compute import adapted_layers, joint_product
+from turnrl.policy.settings import Lora
 from turnrl_slots import Slots
 
 PROMPT, ASKED, ROWS, STEPS = 8, 32, 80, (5, 80)

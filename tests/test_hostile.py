@@ -8,9 +8,9 @@ import pytest
 
 from hostile import MOST_S, cpu_s, too_slow
 from rollouts import Look
-from turnrl import ToolCall, neutralize, normalize_answer, read_call
+from turnrl import ToolCall, read_call
 from turnrl.agent.toolbox import Toolbox
-from turnrl.plugin.text import contained_answer, visible
+from turnrl.plugin.text import contained_answer, neutralize, normalize_answer, visible
 from turnrl_segmenters import Action, ReAct, SearchR1, TwoTurn
 
 SEGMENTERS = {

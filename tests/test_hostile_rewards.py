@@ -8,18 +8,10 @@ import threading
 import pytest
 
 from hostile import MOST_S, cpu_s, too_slow
-from turnrl import (
-    Phrase,
-    Question,
-    Reading,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-    curves,
-    says_nothing,
-    score_group,
-)
+from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn, score_group
+from turnrl.rewards.answers import says_nothing
+from turnrl.rewards.scoring import curves
+from turnrl.types import Phrase
 from turnrl_rewards import (
     F1,
     AnswerPresent,

@@ -16,8 +16,6 @@ import yaml
 
 from turnrl import (
     DataError,
-    Fields,
-    HotpotParagraphs,
     Question,
     QuestionSource,
     Reading,
@@ -26,10 +24,12 @@ from turnrl import (
     ToolError,
     Trajectory,
     Turn,
-    installed,
     load_questions,
 )
 from turnrl.cli import main
+from turnrl.data.fields import Fields
+from turnrl.data.paragraphs import HotpotParagraphs
+from turnrl.plugin.hooks import installed
 from turnrl.testing import check_source
 from turnrl_rewards import Progress, SupportSeen
 from turnrl_wiki_search import WikiSearch, embedded, tool

@@ -28,7 +28,6 @@ from turnrl import (
     Question,
     Reading,
     RecipeError,
-    RewardError,
     ToolCall,
     ToolResult,
     Trajectory,
@@ -36,6 +35,7 @@ from turnrl import (
     score_group,
 )
 from turnrl.cli import main
+from turnrl.plugin.errors import RewardError
 from turnrl.testing import check_reward
 from turnrl_rewards import JudgedState, JudgeServer, LLMJudge, LLMJudgeTurn
 from turnrl_rewards.verdicts import read_verdict

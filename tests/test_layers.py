@@ -21,7 +21,11 @@ ROOT = Path(__file__).parents[1]
 DESIGN = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
 LIST = re.search(r"^## Rooms\n.*?^```\n(.*?)^```$", DESIGN, re.DOTALL | re.MULTILINE)
 ROOMS = re.findall(r"^\S+", LIST.group(1), re.MULTILINE) if LIST else []
-DOORS = re.findall(r"^- `(turnrl\.[\w.]+)`", DESIGN, re.MULTILINE)
+DOORS = {
+    door
+    for item in re.findall(r"^- (`turnrl\.[^:]+):", DESIGN, re.MULTILINE)
+    for door in re.findall(r"`(turnrl\.[\w.]+)`", item)
+}
 CORE = ROOT / "turnrl"
 TEMPLATES = CORE / "commands" / "scaffold" / "templates"
 MODULES = [
@@ -50,6 +54,14 @@ def name_of(path: Path) -> str:
     return ".".join(path.relative_to(home).with_suffix("").parts).removesuffix(".__init__")
 
 
+def homes(package: str) -> dict[tuple[str, str], str]:
+    """The module of each name that a stub lists."""
+    stub = (ROOT / package.replace(".", "/") / "__init__.pyi").read_text(encoding="utf-8")
+    found = re.findall(r"^from (\.[\w.]*) import (\w+)", stub, re.MULTILINE)
+    return {(package, name): f"{package}{home}".rstrip(".") for home, name in found}
+
+
+HOMES = homes("turnrl") | homes("turnrl.runs")
 FILES = {name_of(path): path for path in [*MODULES, *PLUGINS]}
 
 
@@ -69,7 +81,8 @@ def taken(path: Path) -> Iterator[str]:
     """The files of this repository that a file imports, by their dotted names. A name of `turnrl`
     is of the file that has it."""
     for module, name in imports(path):
-        module = turnrl._HOMES.get(name or "", module) if module == "turnrl" else module
+        if name is not None and (module, name) in HOMES:
+            module = HOMES[module, name]
         candidates = (f"{module}.{name}", module)
         home = next((candidate for candidate in candidates if candidate in FILES), None)
         if home is not None and FILES[home] != path:
@@ -155,7 +168,8 @@ def run(code: str) -> str:
 
 def test_importing_turnrl_and_its_plugins_loads_no_torch():
     loaded = run(
-        "import sys, turnrl, turnrl.testing; turnrl.installed('turnrl_tools'); "
+        "import sys, turnrl.testing; from turnrl.plugin import hooks; "
+        "hooks.installed('turnrl_tools'); "
         "print({'torch', 'lightning', 'transformers', 'datasets', 'numpy'} & set(sys.modules))"
     )
     assert loaded.strip() == "set()"

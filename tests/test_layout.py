@@ -12,8 +12,9 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import turnrl.policy.layout
 from runs import adamw, column, data, make_module, trainer
-from turnrl import ClippedSurrogate, Lora, Policy
+from turnrl import ClippedSurrogate, Policy
 from turnrl.policy.layout import Layout, forward_passes, lay_out
+from turnrl.policy.settings import Lora
 from turnrl_estimators import TurnCritic
 
 few = st.lists(st.integers(0, 2), min_size=1, max_size=9)

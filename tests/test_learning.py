@@ -17,18 +17,10 @@ from lightning.pytorch.callbacks import Callback
 
 from engines import move
 from runs import adamw, column, data, make_module, trainer, weights
-from turnrl import (
-    ClippedSurrogate,
-    Engine,
-    Lora,
-    Policy,
-    Question,
-    Sample,
-    Session,
-    Trajectory,
-    Turn,
-)
+from turnrl import ClippedSurrogate, Policy, Question, Trajectory, Turn
+from turnrl.engines import Engine, Session
 from turnrl.policy.layout import forward_passes, lay_out
+from turnrl.policy.settings import Lora
 from turnrl.training.learning import (
     LearningSettings,
     OldLogprobs,
@@ -36,6 +28,7 @@ from turnrl.training.learning import (
     _spread,
     iteration_steps,
 )
+from turnrl.types import Sample
 from turnrl_slots import Slots
 
 # ----------------------------------------------------------------------------------- streams

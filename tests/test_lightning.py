@@ -18,8 +18,10 @@ from lightning.pytorch.tuner import Tuner
 
 from commands import fails, save
 from runs import data, last, make_module, rows, trainer, weights
-from turnrl import BestCheckpoint, CheckpointError, LastCheckpoint, RecipeError, load
+from turnrl import RecipeError, load
 from turnrl.cli import main
+from turnrl.plugin.errors import CheckpointError
+from turnrl.watch.checkpoints import BestCheckpoint, LastCheckpoint
 
 # remarks of Lightning
 pytestmark = [

@@ -12,8 +12,10 @@ from lightning.pytorch.loggers import CSVLogger, MLFlowLogger, TensorBoardLogger
 
 import trajectories
 from runs import data, last, make_module, trainer
-from turnrl import Recorder, TurnLevel, assign_credit, record
+from turnrl import TurnLevel, assign_credit
+from turnrl.runs import record
 from turnrl.watch.loggers import Shown, by_turn, fenced, show
+from turnrl.watch.recorder import Recorder
 from turnrl.watch.recorder import rows as recorded_rows
 
 HOSTILE = [

@@ -8,9 +8,11 @@ import json
 import pytest
 
 from conftest import CHATML
-from turnrl import ChatFormat, PluginError, Policy, RecipeError
+from turnrl import Policy, RecipeError
+from turnrl.agent.chat import ChatFormat
 from turnrl.agent.messages import on_the_wire, plain
 from turnrl.agent.templates import read_template
+from turnrl.plugin.errors import PluginError
 
 CALLS = """\
 {%- for message in messages %}

@@ -29,13 +29,10 @@ from turnrl import (
     AdvantageEstimator,
     ClippedSurrogate,
     DataError,
-    Lora,
     OutcomeReward,
-    PluginError,
     Policy,
     QuestionData,
     RecipeError,
-    Recorder,
     Rollout,
     assign_credit,
     load,
@@ -43,11 +40,13 @@ from turnrl import (
     score_group,
 )
 from turnrl.cli import main
-from turnrl.plugin.errors import is_finite
+from turnrl.plugin.errors import PluginError, is_finite
+from turnrl.policy.settings import Lora
 from turnrl.recipe.build import faults
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.keys import ABSENT, SYNONYMS, unknown_key
 from turnrl.recipe.merging import each_value, filled_in
+from turnrl.watch.recorder import Recorder
 from turnrl_estimators import Branched
 from turnrl_rewards import Number
 from worlds import Answered, Echo, Idle, Letters, Numbers
@@ -82,7 +81,7 @@ def check_message(message, mistake):
 
 
 MINE = """
-from turnrl import EngineSettings
+from turnrl.engines import EngineSettings
 
 
 class Mine(EngineSettings):

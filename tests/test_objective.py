@@ -12,17 +12,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from turnrl import (
-    ClippedSurrogate,
-    Objective,
-    PluginError,
-    RecipeError,
-    SampledTokens,
-    TokenObjective,
-    testing,
-)
+from turnrl import ClippedSurrogate, Objective, RecipeError, TokenObjective, testing
 from turnrl.objectives.applying import compute_loss
 from turnrl.objectives.tokens import k3
+from turnrl.plugin.errors import PluginError
+from turnrl.types import SampledTokens
 from turnrl_objectives import CISPO, SAPO
 
 number = st.floats(-2, 2)

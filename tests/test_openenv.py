@@ -22,18 +22,10 @@ from jsonschema import Draft202012Validator
 from websockets.asyncio.client import connect
 
 import turnrl
-from turnrl import (
-    DataError,
-    Question,
-    RecipeError,
-    Rollout,
-    ToolCall,
-    ToolError,
-    TrajectoryLost,
-    call_tools,
-    on_loop,
-)
+from turnrl import DataError, Question, RecipeError, Rollout, ToolCall, ToolError, call_tools
+from turnrl.agent.running import on_loop
 from turnrl.cli import main
+from turnrl.plugin.errors import TrajectoryLost
 from turnrl.plugin.patience import Unavailable
 from turnrl.testing import ScriptedEngine, check_tool
 from turnrl_environments import OpenEnv

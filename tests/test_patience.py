@@ -19,8 +19,9 @@ from pathlib import Path
 
 import pytest
 
-from turnrl import EngineError, RecipeError, RewardError
+from turnrl import RecipeError
 from turnrl.plugin.cache import Cache
+from turnrl.plugin.errors import EngineError, RewardError
 from turnrl.plugin.patience import (
     LONGEST_PAUSE_S,
     Patience,

@@ -31,10 +31,15 @@ import foreign  # noqa: F401 - its device is to be there
 import turnrl
 from commands import RECIPE, save
 from runs import data, make_module
-from turnrl import Beside, Lora, Policy, RecipeError, Start, parse_bytes
+from turnrl import Policy, RecipeError
 from turnrl.cli import main
+from turnrl.engines import Beside
+from turnrl.plugin.errors import parse_bytes
+from turnrl.policy.compute import adapted_layers
+from turnrl.policy.settings import Lora
 from turnrl.policy.trials import Way
 from turnrl.testing import ScriptedEngine
+from turnrl.types import Start
 from turnrl_doctor.counts import ENGINE, PHASES, learning, memory, reading, resident, stepping
 from turnrl_doctor.memory import MemoryPlan, given_settings, work_of
 from turnrl_doctor.plan import Card, choose, gigabytes
@@ -516,7 +521,7 @@ def test_mixed_precision_is_planned_with_float32_weights(tiny_model):
 def test_dense_weights_are_planned_at_the_size_that_they_take(tiny_model, dtype):
     module = make_module(tiny_model, policy={"dtype": dtype, "lora": Lora(r=4)})
     work = work_of(Start(torch.device("cpu"), module, data()))
-    layers = turnrl.adapted_layers(module.policy.load())
+    layers = adapted_layers(module.policy.load())
     assert work.dense_copy == sum(layer.dense_bytes for layer in layers)
     sampled = memory(work, Choice(decode_weights="dense"))["sampling"]
     assert sampled["dense weights"] == work.dense_copy

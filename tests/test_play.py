@@ -9,9 +9,10 @@ import sys
 import pytest
 
 from commands import save
-from turnrl import AdvantageEstimator, Reading, ToolResult, Turn, TurnLevel, installed
+from turnrl import AdvantageEstimator, Reading, ToolResult, Turn, TurnLevel
 from turnrl.cli import main
 from turnrl.commands.play import in_colours
+from turnrl.plugin.hooks import installed
 
 
 def play(capsys, *arguments):

@@ -7,19 +7,11 @@ import pytest
 
 from players.scripted import QUESTION, USER, ActingEcho, FunctionPlayer, play_one, scripted
 from players.summariser import Summariser
-from turnrl import (
-    DataError,
-    MessageSampler,
-    PluginError,
-    Reply,
-    Rollout,
-    ToolCall,
-    ToolError,
-    ToolResult,
-    TrajectoryLost,
-)
+from turnrl import DataError, Rollout, ToolCall, ToolError, ToolResult
 from turnrl.agent.chat import ChatFormat
 from turnrl.agent.running import on_loop
+from turnrl.engines import MessageSampler, Reply
+from turnrl.plugin.errors import PluginError, TrajectoryLost
 from turnrl.testing import ScriptedEngine
 from worlds import Echo
 

@@ -19,28 +19,27 @@ from turnrl import (
     AttemptOver,
     ClippedSurrogate,
     Player,
-    PluginError,
     Policy,
     Question,
     QuestionData,
     Reading,
     RecipeError,
-    Reply,
     Rollout,
     Stateful,
     Tool,
     ToolCall,
     ToolError,
     ToolResult,
-    ToolSession,
     ToolSpec,
-    TrajectoryLost,
     Turn,
-    record,
 )
 from turnrl.agent.chat import ChatFormat
 from turnrl.cli import main
+from turnrl.engines import Reply
+from turnrl.plugin.errors import PluginError, TrajectoryLost
+from turnrl.runs import record
 from turnrl.testing import check_player
+from turnrl.types import ToolSession
 from turnrl_estimators import Branched
 from turnrl_rewards import StepReward
 from turnrl_rewards.progress import informed

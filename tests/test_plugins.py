@@ -19,9 +19,13 @@ from commands import forget, save
 from rollouts import Brackets, collect
 from runs import column, data, make_module, trainer
 from trajectories import sampled_turn, trajectory
-from turnrl import PluginError, assign_credit, record
+from turnrl import assign_credit
 from turnrl.cli import main
-from turnrl.plugin.hooks import HOOKS, KINDS, import_named, load_plugins
+from turnrl.plugin.errors import PluginError
+from turnrl.plugin.hooks import HOOKS, KINDS, import_named, installed, load_plugins
+from turnrl.rewards.answers import says_nothing
+from turnrl.runs import record
+from turnrl.types import Start
 from turnrl_doctor.checks import Rehearsal
 
 ROOT = Path(__file__).parents[1]
@@ -71,7 +75,7 @@ def install(tmp_path, monkeypatch):
 
 
 def test_the_bundled_plugins_bring_their_classes():
-    names = {hook: set(turnrl.installed(hook)) for hook in KINDS}
+    names = {hook: set(installed(hook)) for hook in KINDS}
     assert "TwoTurn" in names["turnrl_segmenters"]
     assert "WikiSearch" in names["turnrl_tools"]
     assert "Atlas" in names["turnrl_datasets"]
@@ -103,7 +107,7 @@ def test_a_plugin_is_loaded_with_its_distribution_and_version(install):
     plugin = loaded()["nothing"]
     assert (plugin.distribution, plugin.version) == ("nothing", "4.2")
     (tool,) = plugin.brings("turnrl_tools")
-    assert turnrl.installed("turnrl_tools")["Nothing"] is tool
+    assert installed("turnrl_tools")["Nothing"] is tool
     assert {hook: plugin.brings(hook) for hook in HOOKS if hook != "turnrl_tools"} == dict.fromkeys(
         (hook for hook in HOOKS if hook != "turnrl_tools"), ()
     )
@@ -186,7 +190,7 @@ def test_commands_are_kept_as_functions(install):
 def test_a_broken_plugin_is_named_with_the_cause_and_a_workaround(install, source, message):
     install("broken", source)
     with pytest.raises(PluginError, match=message) as caught:
-        turnrl.installed("turnrl_tools")
+        installed("turnrl_tools")
     assert str(caught.value).startswith("plugin 'broken' of broken 4.2")
     assert "set TURNRL_LOAD_PLUGINS to the comma-separated plugins to load" in str(caught.value)
 
@@ -244,14 +248,14 @@ def test_the_variable_loads_only_the_plugins_it_names(install, monkeypatch):
     install("broken", "1 / 0")
     monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "segmenters, rewards")
     assert list(loaded()) == ["core", "rewards", "segmenters"]
-    assert set(turnrl.installed("turnrl_tools")) == {"FunctionTool"}  # the core's own
+    assert set(installed("turnrl_tools")) == {"FunctionTool"}  # the core's own
 
 
 def test_an_empty_variable_loads_nothing(install, monkeypatch):
     install("broken", "1 / 0")
     monkeypatch.setenv("TURNRL_LOAD_PLUGINS", "")
     assert list(loaded()) == ["core"]
-    assert "TurnLevel" in turnrl.installed("turnrl_estimators")
+    assert "TurnLevel" in installed("turnrl_estimators")
 
 
 def test_the_variable_cannot_request_a_plugin_that_is_not_installed(install, monkeypatch):
@@ -271,11 +275,12 @@ def test_two_installed_classes_cannot_share_a_name(install):
     install("one", GOOD)
     install("two", GOOD)
     with pytest.raises(PluginError, match="two installed classes are called 'Nothing'"):
-        turnrl.installed("turnrl_tools")
+        installed("turnrl_tools")
 
 
 OTHERS = """
-from turnrl import AdvantageEstimator, Engine, Sampling, hookimpl
+from turnrl import AdvantageEstimator, Sampling, hookimpl
+from turnrl.engines import Engine
 from turnrl_slots import Slots
 
 class Totals(AdvantageEstimator):
@@ -406,7 +411,7 @@ def test_a_plugin_that_makes_no_callback_is_named(install, tiny_model, tmp_path,
 def test_a_hook_that_gives_classes_of_another_kind_is_named(install):
     install("muddled", OTHERS.replace("return [Totals]", "return [Relay]"))
     with pytest.raises(PluginError, match=r"Relay.* which is not a subclass of AdvantageEstimator"):
-        turnrl.installed("turnrl_estimators")
+        installed("turnrl_estimators")
 
 
 # ------------------------------------------------------------------------ docs
@@ -463,7 +468,7 @@ def test_the_examples_in_the_docs_run(examples):
 def test_the_rehearsal_in_the_docs_replaces_the_tool(examples, tiny_model):
     module = make_module(tiny_model)
     module.rollout = replace(module.rollout, tools=[examples["Mail"]()])
-    start = turnrl.Start(torch.device("cpu"), module, data())
+    start = Start(torch.device("cpu"), module, data())
     findings = {finding.name: finding.text for finding in Rehearsal().run(start)}
     assert findings["tool mail"].endswith(": not sent: a rehearsal")
     assert "learning" in findings
@@ -579,7 +584,7 @@ def test_the_answer_rule_in_the_docs_compares_years(examples):
     question = turnrl.Question("q", "When?", "4 May 1999", rule=examples["Year"]())
     answers = ("1999-05-04", "in 1999", "in 1998", "then")
     assert [turnrl.exact_match(a, question) for a in answers] == [True, True, False, False]
-    assert turnrl.says_nothing("", question)
+    assert says_nothing("", question)
 
 
 def test_the_engine_in_the_docs_samples_concurrent_turns_as_it_samples_each_alone(

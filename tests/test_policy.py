@@ -15,8 +15,11 @@ from transformers import AutoModelForCausalLM
 import turnrl.policy.head
 from nursery import python
 from runs import adamw, column, data, last, make_module, trainer
-from turnrl import MTGRPO, ChatFormat, CheckpointError, Lora, Policy, RecipeError
+from turnrl import MTGRPO, Policy, RecipeError
+from turnrl.agent.chat import ChatFormat
+from turnrl.plugin.errors import CheckpointError
 from turnrl.policy.layout import lay_out
+from turnrl.policy.settings import Lora
 
 ROWS = [
     ([5, 9, 33, 71, 120, 8, 17, 41], [False, False, True, True, False, False, True, True]),
@@ -98,7 +101,7 @@ def test_an_adapter_on_a_base_that_is_not_quantised_brings_no_remark_on_kernels(
 ):
     script = tmp_path / "script.py"
     script.write_text(
-        "from turnrl import Lora, Policy\n"
+        "from turnrl import Policy; from turnrl.policy.settings import Lora\n"
         f"Policy({str(tiny_model)!r}, lora=Lora()).build().load()\n"
     )
     done = subprocess.run(

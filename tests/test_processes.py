@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from commands import TESTS, TWO, recipe, start
-from turnrl import record
 from turnrl.cli import main
+from turnrl.runs import record
 
 
 @pytest.fixture(scope="module")

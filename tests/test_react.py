@@ -14,16 +14,8 @@ from hypothesis import strategies as st
 
 from rollouts import Look
 from trajectories import ids_of, observed
-from turnrl import (
-    ChatFormat,
-    Policy,
-    Question,
-    Reading,
-    RecipeError,
-    Rollout,
-    ToolCall,
-    ToolResult,
-)
+from turnrl import Policy, Question, Reading, RecipeError, Rollout, ToolCall, ToolResult
+from turnrl.agent.chat import ChatFormat
 from turnrl.rewards.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
 from turnrl_rewards.qa import AnswerRetrieved, ToolExecuted, WellFormed

@@ -12,7 +12,7 @@ import turnrl
 import turnrl.recipe.bundled
 from commands import fails
 from turnrl.cli import main
-from turnrl.recipe.bundled import find_recipe
+from turnrl.recipe.bundled import bundled_recipes, find_recipe
 from turnrl.recipe.invocation import read_invocation
 
 ROOT = Path(__file__).parents[1]
@@ -41,7 +41,7 @@ def test_every_command_accepts_a_recipe_by_name(folder, capsys):
 
 
 def test_bundled_recipes_match_the_folder_including_variants(folder):
-    assert turnrl.bundled_recipes() == FILES
+    assert bundled_recipes() == FILES
     base, variant = "hotpotqa_qwen2.5_1.5b", "variants/hotpotqa_qwen2.5_0.5b_full"
     invocation = read_invocation("fit", [base, variant])
     assert invocation.files == [str(FILES[base]), str(FILES[variant])]
@@ -109,8 +109,6 @@ def test_an_installed_turnrl_has_its_recipes(tmp_path, monkeypatch, capsys):
         recipes = [name for name in archive.namelist() if name.startswith("turnrl/recipe/recipes/")]
         archive.extractall(tmp_path / "site", recipes)
     monkeypatch.setattr(turnrl.recipe.bundled, "__file__", str(package / "bundled.py"))
-    assert turnrl.bundled_recipes() == {
-        name: package / "recipes" / f"{name}.yaml" for name in FILES
-    }
+    assert bundled_recipes() == {name: package / "recipes" / f"{name}.yaml" for name in FILES}
     assert main(["recipes"]) == 0
     assert "turnrl fit quickstart\n    reproduces  MT-GRPO" in capsys.readouterr().out

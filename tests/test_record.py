@@ -31,22 +31,20 @@ from turnrl import (
     OutcomeOnly,
     Question,
     Reading,
-    Recorder,
-    Sample,
     ToolCall,
     ToolResult,
     Trajectory,
     Turn,
     TurnLevel,
     assign_credit,
-    record,
-    visible,
 )
 from turnrl.cli import main
+from turnrl.plugin.text import visible
 from turnrl.rewards.scoring import curves, score_group
-from turnrl.runs import columns
-from turnrl.types import Critic
+from turnrl.runs import columns, record
+from turnrl.types import Critic, Sample
 from turnrl.watch import recorder as recording
+from turnrl.watch.recorder import Recorder
 
 
 @pytest.fixture(scope="module")

@@ -21,24 +21,23 @@ from rollouts import Counter
 from runs import data, make_module, rows, trainer, weights
 from turnrl import (
     FunctionReward,
-    Lora,
     OutcomeOnly,
-    PluginError,
     Policy,
     Question,
     QuestionData,
     Reading,
-    Start,
     ToolCall,
     ToolResult,
-    ToolSession,
     ToolSpec,
     Trajectory,
     Turn,
     score_group,
 )
 from turnrl.cli import main
+from turnrl.plugin.errors import PluginError
+from turnrl.policy.settings import Lora
 from turnrl.testing import ScriptedEngine
+from turnrl.types import Start, ToolSession
 from turnrl_doctor.checks import Rehearsal
 from turnrl_doctor.miniature import small_network
 from turnrl_doctor.repeats import repeats

@@ -27,25 +27,17 @@ import trajectories
 from equations import Obscure, Raises
 from runs import data, make_module, trainer
 from trajectories import RULES
-from turnrl import (
-    AdvantageEstimator,
-    DataError,
-    Merged,
-    OutcomeOnly,
-    Recorder,
-    TurnLevel,
-    assign_credit,
-    record,
-)
+from turnrl import AdvantageEstimator, DataError, Merged, OutcomeOnly, TurnLevel, assign_credit
 from turnrl.cli import main
 from turnrl.commands.report import command
 from turnrl.commands.report.command import write as report
 from turnrl.credit.why import Contrast, compares
+from turnrl.runs import record
 from turnrl.runs.compare import compare, link, open_sides
 from turnrl.runs.load import differences, experiments, open_runs
 from turnrl.watch import curves as curves_of_a_run
 from turnrl.watch.curves import draw
-from turnrl.watch.recorder import rows, write
+from turnrl.watch.recorder import Recorder, rows, write
 from turnrl_estimators import Tree
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

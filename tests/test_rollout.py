@@ -26,9 +26,7 @@ from rollouts import (
 )
 from trajectories import ids_of, observed
 from turnrl import (
-    ChatFormat,
     DataError,
-    PluginError,
     Policy,
     Reading,
     RecipeError,
@@ -37,8 +35,10 @@ from turnrl import (
     ToolCall,
     ToolError,
     ToolResult,
-    neutralize,
 )
+from turnrl.agent.chat import ChatFormat
+from turnrl.plugin.errors import PluginError
+from turnrl.plugin.text import neutralize
 from turnrl.rewards.scoring import curves, score_group
 from turnrl.testing import ScriptedEngine, check_segmenter
 from turnrl_rewards.qa import AnswerRetrieved, ExactMatch, ToolExecuted, WellFormed

@@ -22,13 +22,17 @@ import turnrl
 from commands import fails
 from nursery import command as turnrl_command
 from runs import column, data, last, make_module, rows, trainer
-from turnrl import BestCheckpoint, CheckpointError, RecipeError, WorldError, record
+from turnrl import RecipeError
 from turnrl.cli import main
+from turnrl.plugin.errors import CheckpointError, WorldError
 from turnrl.recipe.invocation import read_invocation
 from turnrl.recipe.merging import listed
+from turnrl.runs import record
 from turnrl.runs.claim import claimed
 from turnrl.runs.files import remove_torn, whole_file
 from turnrl.watch.by_recipe import ByRecipe
+from turnrl.watch.checkpoints import BestCheckpoint
+from turnrl.watch.recorder import Recorder
 
 
 @pytest.fixture
@@ -121,7 +125,7 @@ def test_a_full_disk_stops_the_run_with_the_file_and_the_step(tiny_model, tmp_pa
         file.unlink(missing_ok=True)
         file.symlink_to("/dev/full")
 
-    run = trainer(tmp_path, 2, [Meddles(fill), turnrl.Recorder()])
+    run = trainer(tmp_path, 2, [Meddles(fill), Recorder()])
     place, why = "iteration 2, after step [24]", r"No space left on device\. Make room"
     if name == "model":
         place, why = "iteration 3, after step 4", r"File exists\. Correct that"

@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-import turnrl
 from nursery import command
 from turnrl.cli import main
 from turnrl.commands.scaffold.command import COMPONENTS, TEMPLATE
+from turnrl.plugin import hooks
 from turnrl.plugin.hooks import KINDS
 from turnrl_atlas import places
 
@@ -268,13 +268,16 @@ def test_an_installed_package_works_like_a_bundled_one(installed):
     printed = run(folder, environment, "turnrl", *asked)
     assert "Reward of a right answer that was looked up." in printed
     # and it is gone where it is not installed
-    assert "WeatherLookup" not in turnrl.installed("turnrl_tools")
+    assert "WeatherLookup" not in hooks.installed("turnrl_tools")
 
 
 @pytest.mark.slow
 def test_the_plugins_that_are_installed_cost_a_command_no_torch(installed):
     _, environment = installed
-    code = "import sys, turnrl; turnrl.installed('turnrl_tools'); print('torch' in sys.modules)"
+    code = (
+        "import sys; from turnrl.plugin import hooks; hooks.installed('turnrl_tools'); "
+        "print('torch' in sys.modules)"
+    )
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
     )

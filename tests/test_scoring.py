@@ -11,17 +11,16 @@ import torch
 from trajectories import Calls, attempt, turn
 from turnrl import (
     AdvantageEstimator,
-    ArgumentTypeError,
     DataError,
     OutcomeOnly,
     OutcomeReward,
-    PluginError,
     Question,
     ToolResult,
     TurnLevel,
     TurnReward,
 )
 from turnrl.credit.estimators import assign_credit
+from turnrl.plugin.errors import ArgumentTypeError, PluginError
 from turnrl.rewards.scoring import (
     Tally,
     curves,

@@ -42,15 +42,10 @@ from serving import (
     turns,
     write_recipe,
 )
-from turnrl import (
-    EngineError,
-    Lora,
-    Policy,
-    RecipeError,
-    TrajectoryLost,
-    build,
-    on_loop,
-)
+from turnrl import Policy, RecipeError, build
+from turnrl.agent.running import on_loop
+from turnrl.plugin.errors import EngineError, TrajectoryLost
+from turnrl.policy.settings import Lora
 from turnrl.testing import check_engine
 from turnrl_vllm import VLLM
 

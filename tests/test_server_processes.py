@@ -25,8 +25,9 @@ from serving import (
     trained_rows,
     write_recipe,
 )
-from turnrl import RecipeError, Surroundings
+from turnrl import RecipeError
 from turnrl.cli import main
+from turnrl.engines import Surroundings
 from turnrl_servers.folders import WeightsFolder
 
 __all__ = ["interpreter", "kind", "start_server", "write_recipe"]  # fixtures

@@ -24,9 +24,12 @@ from serving import (
     turn,
     write_recipe,
 )
-from turnrl import EngineError, Lora, Policy, RecipeError, Sampling, on_loop
+from turnrl import Policy, RecipeError, Sampling
+from turnrl.agent.running import on_loop
 from turnrl.cli import main
+from turnrl.plugin.errors import EngineError
 from turnrl.plugin.patience import Unavailable
+from turnrl.policy.settings import Lora
 from turnrl.testing import check_engine
 from turnrl_sglang import SGLang
 from turnrl_sglang.server import SGLangServer

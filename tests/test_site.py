@@ -14,11 +14,13 @@ import pytest
 import yaml
 
 import turnrl
+import turnrl.engines
+import turnrl.runs
 import turnrl.testing
 from nursery import command as started
 from nursery import python
 from turnrl.cli import main
-from turnrl.plugin.hooks import KINDS
+from turnrl.plugin.hooks import KINDS, installed
 
 ROOT = Path(__file__).parents[1]
 EXTENSION = ROOT / "docs" / "_ext"
@@ -107,7 +109,7 @@ def test_every_page_of_the_folder_is_a_page_of_the_site(pages):
 
 
 def test_every_public_name_is_described(pages):
-    for module in (turnrl, turnrl.testing):
+    for module in (turnrl, turnrl.engines, turnrl.runs, turnrl.testing):
         missing = [
             name
             for name in module.__all__
@@ -129,10 +131,10 @@ def test_every_command_is_there_with_its_help(pages, capsys, facts):
 
 
 def test_every_component_of_every_hook_is_there_with_its_arguments(pages, facts):
-    assert set(facts.hooks()) >= {hook for hook in KINDS if turnrl.installed(hook)}
+    assert set(facts.hooks()) >= {hook for hook in KINDS if installed(hook)}
     shown = {name: page for name, page in pages.items() if "components/" in name}
     for hook in KINDS:
-        for name, cls in turnrl.installed(hook).items():
+        for name, cls in installed(hook).items():
             own = f"class_path:{name},ofthepackage"
             (page,) = [page for page in shown.values() if own in page.text]
             for argument in facts.arguments(cls):

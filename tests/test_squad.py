@@ -9,15 +9,11 @@ import pyarrow.parquet
 import pytest
 import yaml
 
-from turnrl import (
-    DataError,
-    Passage,
-    RecipeError,
-    SquadParagraphs,
-    load_questions,
-)
+from turnrl import DataError, RecipeError, load_questions
 from turnrl.cli import main
+from turnrl.data.paragraphs import SquadParagraphs
 from turnrl.testing import check_source
+from turnrl.types import Passage
 from turnrl_wiki_search.embedded import read_info
 
 TOWER = "The Dom Tower is in  Utrecht. It was begun in 1321."

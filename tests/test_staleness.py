@@ -13,19 +13,18 @@ from runs import Ready, adamw, column, trainer
 from turnrl import (
     MTGRPO,
     ClippedSurrogate,
-    EngineSettings,
     Policy,
     QuestionData,
     RecipeError,
-    Recorder,
     Rollout,
-    Session,
     Stateful,
     ToolError,
-    ToolSession,
-    record,
 )
+from turnrl.engines import EngineSettings, Session
+from turnrl.runs import record
 from turnrl.testing import check_engine
+from turnrl.types import ToolSession
+from turnrl.watch.recorder import Recorder
 from turnrl_slots import Slots
 from worlds import Answered, Called, Echo, Kept, Letters, Numbers
 

@@ -18,9 +18,11 @@ import yaml
 import trajectories
 import turnrl
 from commands import fails, forget, save
-from turnrl import CheckpointError, Lora, Policy, RecipeError
+from turnrl import Policy, RecipeError
 from turnrl.cli import main
 from turnrl.commands.report.command import write as report
+from turnrl.plugin.errors import CheckpointError
+from turnrl.policy.settings import Lora
 from turnrl.recipe.build import build
 from turnrl.recipe.trust import is_marked, marked, needs_trust
 from turnrl.runs.config import load_yaml

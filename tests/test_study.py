@@ -20,19 +20,10 @@ import pytest
 import torch
 from scipy import stats
 
-from turnrl import (
-    Group,
-    Policy,
-    Question,
-    Reading,
-    RewardComponent,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-)
+from turnrl import Group, Policy, Question, Reading, ToolCall, ToolResult, Trajectory, Turn
 from turnrl.commands.sweep.matrix import check
 from turnrl.commands.sweep.results import Result
+from turnrl.types import RewardComponent
 from turnrl_atlas import Atlas, AtlasTwoHop, places
 from turnrl_rewards.qa import AnswerRetrieved
 

@@ -6,7 +6,8 @@ import pytest
 from conftest import CHATML
 from players.scripted import FunctionPlayer
 from rollouts import Brackets, Look
-from turnrl import ChatFormat, Policy, RecipeError, Rollout
+from turnrl import Policy, RecipeError, Rollout
+from turnrl.agent.chat import ChatFormat
 from turnrl.agent.templates import opened_thought, read_template
 from turnrl_segmenters import Action, ReAct, SearchR1, TwoTurn
 

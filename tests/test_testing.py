@@ -18,7 +18,6 @@ from turnrl import (
     Merged,
     OutcomeOnly,
     OutcomeReward,
-    Passage,
     Policy,
     Question,
     QuestionSource,
@@ -29,14 +28,12 @@ from turnrl import (
     Tool,
     ToolCall,
     ToolResult,
-    ToolSession,
     TurnLevel,
     TurnReward,
-    curves,
-    open_source,
     score_group,
 )
-from turnrl.data.sources import GivenQuestions
+from turnrl.data.sources import GivenQuestions, open_source
+from turnrl.rewards.scoring import curves
 from turnrl.testing import (
     ScriptedEngine,
     check_estimator,
@@ -49,6 +46,7 @@ from turnrl.testing import (
     hacked_trajectories,
 )
 from turnrl.testing.examples import RIGHT, SEARCHED, attempt
+from turnrl.types import Passage, ToolSession
 from turnrl_atlas import Atlas
 from turnrl_rewards import (
     F1,

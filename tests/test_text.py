@@ -8,21 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import trajectories
-from turnrl import (
-    DataError,
-    Question,
-    ToolError,
-    contained_answer,
-    contains_answer,
-    exact_match,
-    fitted,
-    in_short,
-    neutralize,
-    normalize_answer,
-    record,
-    visible,
-)
+from turnrl import DataError, Question, ToolError, exact_match
 from turnrl.cli import main
+from turnrl.plugin.errors import in_short
+from turnrl.plugin.text import contained_answer, fitted, neutralize, normalize_answer, visible
+from turnrl.rewards.answers import contains_answer
+from turnrl.runs import record
 from turnrl.watch.recorder import rows
 
 TAGS = ("tool", "result", "answer")

@@ -29,26 +29,15 @@ from rollouts import (
     collect_with_engine,
     say,
 )
-from turnrl import (
-    Question,
-    RecipeError,
-    Rollout,
-    Session,
-    Tool,
-    ToolCall,
-    ToolError,
-    ToolResult,
-    ToolSession,
-    call_tools,
-    on_loop,
-    result_of,
-)
+from turnrl import Question, RecipeError, Rollout, Tool, ToolCall, ToolError, ToolResult, call_tools
 from turnrl.agent.attempt import Attempt
 from turnrl.agent.batches import MAX_RESULT_CHARACTERS
-from turnrl.agent.running import run_tool
+from turnrl.agent.running import on_loop, result_of, run_tool
 from turnrl.agent.toolbox import Toolbox, ToolSessions
 from turnrl.agent.turn_scheme import TurnScheme
+from turnrl.engines import Session
 from turnrl.testing import ScriptedEngine, check_tool
+from turnrl.types import ToolSession
 
 COUNTERS = [Counter, PatientCounter, SlowlyMade]
 QUESTIONS = [Question(f"q{i}", f"What is the capital of {i}?", ("x",)) for i in range(5)]

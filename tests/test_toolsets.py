@@ -9,7 +9,6 @@ import pytest
 
 from rollouts import QUESTION, Brackets, Look, collect, say
 from turnrl import (
-    ForkableToolSession,
     OutcomeReward,
     Question,
     RecipeError,
@@ -18,13 +17,13 @@ from turnrl import (
     ToolCall,
     ToolError,
     ToolResult,
-    ToolSession,
     Toolset,
     ToolSpec,
-    record,
     score_group,
 )
+from turnrl.runs import record
 from turnrl.testing import ScriptedEngine, check_tool
+from turnrl.types import ForkableToolSession, ToolSession
 from turnrl.watch import recorder as recording
 
 INTEGER = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -25,27 +25,24 @@ from runs import adamw, column, data, last, make_module, rows, trainer, warmup, 
 from turnrl import (
     MTGRPO,
     AdvantageEstimator,
-    CheckpointError,
     ClippedSurrogate,
-    DeviceMemoryError,
-    Engine,
-    EngineError,
-    IterationData,
-    Lora,
     OutcomeOnly,
     OutcomeReward,
     Policy,
     Question,
     RecipeError,
     Rollout,
-    Session,
-    TrainingError,
     TurnLevel,
 )
+from turnrl.engines import Engine, Session
+from turnrl.plugin.errors import CheckpointError, DeviceMemoryError, EngineError, TrainingError
+from turnrl.policy.settings import Lora
 from turnrl.runs.files import read_table, write_table
 from turnrl.testing import check_engine
 from turnrl.training.learning import OldLogprobs
+from turnrl.training.loader import IterationData
 from turnrl.training.trainer_checks import check_trainer
+from turnrl.watch.recorder import Recorder
 from turnrl_estimators import Branched
 from turnrl_slots import Slots
 from worlds import Letters
@@ -658,7 +655,7 @@ def test_impossible_settings_are_refused(tiny_model):
         Policy(str(tiny_model), minibatch_tokens=0).build()
     for name in ("per_iteration", "transcripts"):
         with pytest.raises(RecipeError, match=rf"record\.{name} is -1; it must be at least 0"):
-            turnrl.Recorder(**{name: -1})
+            Recorder(**{name: -1})
     with pytest.raises(RecipeError, match="rewards is empty"):
         MTGRPO(Policy(str(tiny_model)), Rollout(Letters(), []), [])
 

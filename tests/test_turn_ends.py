@@ -12,7 +12,8 @@ import pytest
 
 import turnrl
 from rollouts import QUESTION, Look
-from turnrl import ChatFormat, Policy, RecipeError, Rollout
+from turnrl import Policy, RecipeError, Rollout
+from turnrl.agent.chat import ChatFormat
 from turnrl.agent.templates import read_template, render
 from turnrl.sft.dictation import play_demonstrations
 from turnrl_segmenters import ReAct, SearchR1, TwoTurn

@@ -20,8 +20,6 @@ import turnrl.policy.model
 from runs import column, data, make_module, trainer
 from trajectories import again, ids_of, observed, sampled_turn, trajectory, with_turns
 from turnrl import (
-    LanguageModel,
-    Lora,
     Policy,
     Question,
     Reading,
@@ -31,10 +29,12 @@ from turnrl import (
     ToolResult,
     Trajectory,
     Turn,
-    curves,
     exact_match,
     score_group,
 )
+from turnrl.policy.model import LanguageModel
+from turnrl.policy.settings import Lora
+from turnrl.rewards.scoring import curves
 from turnrl.testing import check_reward
 from turnrl_rewards import (
     F1,

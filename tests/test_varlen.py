@@ -14,9 +14,10 @@ import turnrl.policy.trials
 import turnrl.policy.varlen
 import turnrl_slots.ways
 from engines import Recorder, converse_by_steps, started, varlen_of_torch_2_11
-from turnrl import Lora, Policy, RecipeError, takes_ragged, varlen_attn
-from turnrl.policy.layout import lay_out
-from turnrl.policy.varlen import torch_varlen_attn
+from turnrl import Policy, RecipeError
+from turnrl.policy.layout import lay_out, takes_ragged
+from turnrl.policy.settings import Lora
+from turnrl.policy.varlen import torch_varlen_attn, varlen_attn
 
 
 @pytest.fixture

@@ -25,12 +25,9 @@ from serving import (
     start_server,
     turn,
 )
-from turnrl import (
-    Lora,
-    Policy,
-    RecipeError,
-    on_loop,
-)
+from turnrl import Policy, RecipeError
+from turnrl.agent.running import on_loop
+from turnrl.policy.settings import Lora
 from turnrl.testing import check_engine
 from turnrl_vllm import VLLM
 

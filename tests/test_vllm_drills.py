@@ -24,7 +24,7 @@ import yaml
 import turnrl
 from nodes import free_port
 from serving import VLLM_PYTHON, needs_vllm, sampled_tokens
-from turnrl import record
+from turnrl.runs import record
 
 pytestmark = [
     pytest.mark.slow,

@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from serving import PROMPT, STARTER, VLLM_PYTHON, learner_logprobs, needs_vllm, perturb, turns
-from turnrl import Lora, Policy, on_loop
+from turnrl import Policy
+from turnrl.agent.running import on_loop
+from turnrl.policy.settings import Lora
 from turnrl_vllm import VLLM
 
 pytestmark = [

@@ -32,17 +32,13 @@ from serving import (
     url_of,
     write_recipe,
 )
-from turnrl import (
-    EngineError,
-    LanguageModel,
-    Lora,
-    Policy,
-    RecipeError,
-    Surroundings,
-    build,
-    on_loop,
-)
+from turnrl import Policy, RecipeError, build
+from turnrl.agent.running import on_loop
 from turnrl.cli import main
+from turnrl.engines import Surroundings
+from turnrl.plugin.errors import EngineError
+from turnrl.policy.model import LanguageModel
+from turnrl.policy.settings import Lora
 from turnrl_vllm import VLLM
 
 __all__ = ["interpreter", "kind", "start_engine", "start_server", "write_recipe"]  # fixtures
@@ -108,7 +104,7 @@ def test_a_server_that_dies_stops_the_run_with_the_end_of_its_log(
 def test_a_run_that_is_killed_leaves_no_server(interpreter, tiny_model, tmp_path, number):
     (tmp_path / "run.py").write_text(
         "import sys, time\n"
-        "from turnrl import Lora, Policy\n"
+        "from turnrl import Policy; from turnrl.policy.settings import Lora\n"
         "from turnrl_vllm.settings import VLLM\n"
         "policy = Policy(sys.argv[1], lora=Lora(r=4)).build()\n"
         "policy.load()\n"

@@ -23,11 +23,8 @@ from pages import blocks
 from runs import column
 from turnrl import (
     MTGRPO,
-    Lora,
-    PluginError,
     Policy,
     Question,
-    RandomPlay,
     Reading,
     RecipeError,
     Rollout,
@@ -39,9 +36,12 @@ from turnrl import (
     warm_up,
 )
 from turnrl.cli import main
+from turnrl.plugin.errors import PluginError
 from turnrl.policy.model import LanguageModel
+from turnrl.policy.settings import Lora
 from turnrl.recipe.build import build
 from turnrl.sft.dictation import play_demonstrations
+from turnrl.sft.random_play import RandomPlay
 from turnrl.sft.warmup import Lesson, demonstrations
 from turnrl.testing import check_segmenter
 from turnrl_environments import Environment

@@ -13,7 +13,8 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 import turnrl
-from turnrl import Lora, Policy, RecipeError
+from turnrl import Policy, RecipeError
+from turnrl.policy.settings import Lora
 from turnrl.watch.card import write_card
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # peft

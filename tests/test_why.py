@@ -12,8 +12,9 @@ import torch
 import trajectories
 from pages import example
 from trajectories import RULES
-from turnrl import AdvantageEstimator, OutcomeOnly, TurnLevel, assign_credit, installed
+from turnrl import AdvantageEstimator, OutcomeOnly, TurnLevel, assign_credit
 from turnrl.credit.why import terms
+from turnrl.plugin.hooks import installed
 from turnrl_estimators import CostsAmongRight, GroupInGroup
 
 

@@ -27,17 +27,9 @@ from searching import (
     needs_shared_data,
     write_rows,
 )
-from turnrl import (
-    DataError,
-    Passage,
-    Question,
-    RecipeError,
-    ToolCall,
-    ToolError,
-    ToolResult,
-    call_tools,
-    installed,
-)
+from turnrl import DataError, Question, RecipeError, ToolCall, ToolError, ToolResult, call_tools
+from turnrl.plugin.hooks import installed
+from turnrl.types import Passage
 from turnrl_wiki_search import Elasticsearch, Embedded, Retriever, WikiSearch, embedded
 from turnrl_wiki_search.changes import changed_file, states_of
 from turnrl_wiki_search.command import score_retrieval

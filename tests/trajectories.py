@@ -11,15 +11,11 @@ import torch
 import yaml
 
 from turnrl import (
-    Credit,
     Group,
     Merged,
     OutcomeOnly,
     Question,
     Reading,
-    RewardComponent,
-    Sample,
-    TokenScores,
     ToolCall,
     ToolResult,
     Trajectory,
@@ -28,6 +24,9 @@ from turnrl import (
     TurnReward,
     assign_credit,
 )
+from turnrl.credit.estimators import Credit
+from turnrl.engines import TokenScores
+from turnrl.types import RewardComponent, Sample
 from turnrl.watch.recorder import rows, write
 from turnrl_estimators import (
     CostsAmongRight,

@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 
 from turnrl import (
-    Engine,
     OutcomeReward,
     Player,
     Question,
@@ -19,9 +18,10 @@ from turnrl import (
     Tool,
     ToolCall,
     ToolResult,
-    ToolSession,
     TurnReward,
 )
+from turnrl.engines import Engine
+from turnrl.types import ToolSession
 from turnrl_segmenters import TwoTurn
 from turnrl_slots import Slots
 

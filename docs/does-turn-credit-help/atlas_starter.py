@@ -26,7 +26,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from turnrl import ChatFormat, Policy, Supervised, TokenRow
+from turnrl import Policy
+from turnrl.agent.chat import ChatFormat
+from turnrl.sft.supervised import Supervised
+from turnrl.types import TokenRow
 from turnrl_atlas import STARTER
 
 PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"

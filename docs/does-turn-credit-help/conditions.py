@@ -14,19 +14,15 @@ from torch import Tensor
 
 from turnrl import (
     AdvantageEstimator,
-    Attempts,
     Group,
-    GroupRelative,
-    Passage,
     Question,
     QuestionSource,
-    Scorer,
     Trajectory,
     TurnLevel,
     TurnReward,
-    returns_to_go,
-    standardize,
 )
+from turnrl.credit.estimators import GroupRelative, returns_to_go, standardize
+from turnrl.types import Attempts, Passage, Scorer
 from turnrl_atlas import Atlas
 from turnrl_rewards.calls import SearchCost
 from turnrl_rewards.qa import AnswerRetrieved

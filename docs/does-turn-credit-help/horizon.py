@@ -13,7 +13,8 @@ from __future__ import annotations
 import torch
 from conditions import Apart
 
-from turnrl import GroupRelative, TurnLevel
+from turnrl import TurnLevel
+from turnrl.credit.estimators import GroupRelative
 
 UNSCALED = {"baseline": "leave_one_out", "scale": "none"}
 RULES: dict[str, GroupRelative] = {

@@ -14,8 +14,8 @@ from measures import HABITS, ITERATION, Column, area, end, never, never_good, un
 from parts import MERGED, OURS, OUTCOMES
 from rows import Row, Rows
 
-from turnrl import TurnRLError
 from turnrl.commands.sweep.results import Result
+from turnrl.plugin.errors import TurnRLError
 from turnrl.runs.statistics import Difference
 from turnrl.runs.table import format_difference
 

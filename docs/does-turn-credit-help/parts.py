@@ -18,8 +18,8 @@ from measures import (
     learned_by_tokens,
 )
 
-from turnrl import TurnRLError
 from turnrl.commands.sweep.matrix import Cell, read_cells
+from turnrl.plugin.errors import TurnRLError
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"

@@ -33,9 +33,9 @@ from parts import CONDITIONS, HERE, PARTS, STARTERS, Part
 from pictures import THEMES, WORLDS, curves, first_look, forest, pretrained
 from rows import Rows, done, rows
 
-from turnrl import TurnRLError
 from turnrl.cli import main as turnrl
 from turnrl.commands.sweep.matrix import read_seeds
+from turnrl.plugin.errors import TurnRLError
 
 CURVES = ("one-hop", "two-hop", "split", "paid-hops")
 """The parts that have a picture of their curves."""

@@ -30,23 +30,19 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Qwen2Config
 from turnrl import (
     MTGRPO,
     ClippedSurrogate,
-    Completion,
-    Engine,
-    EngineSettings,
     OutcomeOnly,
     OutcomeReward,
     Policy,
     Question,
     QuestionData,
     Rollout,
-    SampledPolicy,
     Sampling,
-    Session,
     Tool,
     ToolCall,
     ToolResult,
     Trajectory,
 )
+from turnrl.engines import Completion, Engine, EngineSettings, SampledPolicy, Session
 from turnrl_segmenters import ReAct
 
 STARTER = "package://turnrl_atlas/starter"

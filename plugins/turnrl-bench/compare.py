@@ -48,7 +48,8 @@ from bench_task import (
     train,
 )
 from trl_step import by_trl, by_turnrl, check_equal
-from turnrl import MTGRPO, Lora, Policy, RecipeError, Rollout, Sampling
+from turnrl import MTGRPO, Policy, RecipeError, Rollout, Sampling
+from turnrl.policy.settings import Lora
 from turnrl_atlas import Atlas
 from turnrl_segmenters import TwoTurn
 from turnrl_slots import Slots

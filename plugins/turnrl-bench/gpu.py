@@ -39,7 +39,11 @@ from bench_task import (
     silence,
     train,
 )
-from turnrl import Engine, LanguageModel, Lora, Policy, RecipeError, Sampling, recompute
+from turnrl import Policy, RecipeError, Sampling
+from turnrl.engines import Engine
+from turnrl.policy.compute import recompute
+from turnrl.policy.model import LanguageModel
+from turnrl.policy.settings import Lora
 from turnrl_slots import Slots
 
 SEVEN_B = qwen2(152_064, 3584, 18_944, layers=28, heads=28, kv_heads=4, tied=False)

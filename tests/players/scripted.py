@@ -2,7 +2,8 @@
 
 import asyncio
 
-from turnrl import ChatFormat, Player, Question, Rollout
+from turnrl import Player, Question, Rollout
+from turnrl.agent.chat import ChatFormat
 from turnrl.testing import ScriptedEngine
 from worlds import Echo, Letters
 

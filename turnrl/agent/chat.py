@@ -220,7 +220,7 @@ class ChatFormat:
         return [textwrap.indent(cast(str, text).strip(), "   > ") for text in read]
 
     def inert(self, text: str, tags: Sequence[str]) -> str:
-        """`text` with tags and control tokens neutralised; see `turnrl.neutralize`."""
+        """`text` with tags and control tokens neutralised; see `turnrl.plugin.text.neutralize`."""
         return neutralize(text, tags, self.control_tokens)
 
     def count(self, text: str) -> int:

@@ -163,7 +163,7 @@ class HubDataset(QuestionSource):
 
 
 class ByName:
-    """See `turnrl.SourceOpener`."""
+    """See `turnrl.data.sources.SourceOpener`."""
 
     names: Sequence[str] = tuple(PRESETS)
     takes = (

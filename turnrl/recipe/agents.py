@@ -133,7 +133,7 @@ def find_agent(word: str | Path, name: str | None = None) -> NamedAgent:
     """Find the agent that a word means, the same for every command.
 
     A YAML file or the name of a bundled recipe means the recipe. A checkpoint means itself. A word
-    for a run (see `turnrl.find_run`) means its best checkpoint, or else its last, or else its
+    for a run (see `turnrl.runs.find_run`) means its best checkpoint, or else its last, or else its
     newest, or else its exported policy. The folder `model` or `adapter` of a run means the same
     checkpoint, from which it was exported, or else itself. Any other file is read as a recipe.
 

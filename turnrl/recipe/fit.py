@@ -77,9 +77,9 @@ def add_recipe_command(
         flags: Options without a value that are not settings of a recipe, with their lines of help,
             such as `{"json": "Print JSON"}`. `Built.invocation.raised_flags` has those that the
             user gives, and argparse's namespace has each as a boolean, such as `parsed.json`.
-        takes_run: Accept a run in the place of the first recipe, by any word that `turnrl.find_run`
-            takes. The recipe is then the run's `config.yaml` without `ckpt_path` and
-            `trainer.logger`, and `Invocation.agent` has the folder and the checkpoint.
+        takes_run: Accept a run in the place of the first recipe, by any word that
+            `turnrl.runs.find_run` takes. The recipe is then the run's `config.yaml` without
+            `ckpt_path` and `trainer.logger`. `Invocation.agent` has the folder and the checkpoint.
         prepare: Called before anything is built, with the recipes and options merged in `contents`.
             Returns the invocation with the command's own changes, such as
             `dataclasses.replace(invocation, contents={**invocation.contents, "ckpt_path": None})`.

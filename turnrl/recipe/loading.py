@@ -40,8 +40,8 @@ def load(
     settings that a memory plan would choose for a run of its recipe.
 
     Args:
-        path: A run (see `turnrl.find_run`), a checkpoint, or a recipe, by its path or its name. The
-            policy of a recipe is untrained.
+        path: A run (see `turnrl.runs.find_run`), a checkpoint, or a recipe, by its path or its
+            name. The policy of a recipe is untrained.
         device: The device of the weights.
         checkpoint: `best` or `last` of the run; None for the best one, or else the last. If `path`
             is a recipe: the run or checkpoint that has its weights.

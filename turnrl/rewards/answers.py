@@ -12,7 +12,7 @@ from turnrl.plugin.text import has_content, normalize_answer
 from turnrl.types import AnswerRule, Phrase, Question, ToolResult, Trajectory
 
 CURVES = ("exact_match", "tool_execution", "answer_in_results", "format")
-"""The paper's four curves, whatever the rewards are; see `turnrl.curves`."""
+"""The paper's four curves, whatever the rewards are; see `turnrl.rewards.scoring.curves`."""
 
 
 def _rule(question: Question, function: str) -> AnswerRule:

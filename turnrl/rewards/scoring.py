@@ -120,8 +120,8 @@ def _prepared(
         return Notes()
     if not _are_notes(notes, len(trajectories)):
         raise PluginError(
-            f"{scored} gave {notes!r:.200} from prepare. Return None, or turnrl.Notes with finite "
-            "numbers as metrics, and columns with a value of each trajectory."
+            f"{scored} gave {notes!r:.200} from prepare. Return None, or turnrl.types.Notes "
+            "with finite numbers as metrics, and columns with a value of each trajectory."
         )
     return notes
 

@@ -13,3 +13,7 @@ statistics   95 % intervals: of a figure, and of two runs on the same questions
 compare      evaluations of runs, paired by question or by seed
 alarms       signs in the metrics that a run goes wrong
 """
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -14,9 +14,9 @@
     parent          of a branch, the member that it came from; null of what is none
     ended_by        why the trajectory ended: `answer`, `tool`, `player`, `turns` or `length`
     answer          the final answer; null if there is none
-    exact_match, tool_execution, answer_in_results, format      the four curves (`turnrl.curves`);
+    exact_match, tool_execution, answer_in_results, format      the four curves (`turnrl.rewards.scoring.curves`);
                     `answer_in_results` is null where it would say nothing
-    f1              words that the answer shares with an accepted one; see `turnrl.f1`
+    f1              words that the answer shares with an accepted one; see `turnrl.rewards.answers.f1`
     prompt_tokens   tokens of the prompt; null if a `MessageSampler` wrote the turns
     sample_tokens   tokens of each of its token histories: one, or several if its player rewrote
                     the history on the way
@@ -56,7 +56,7 @@ turns and the results, history after history; null without it:
 
 Log-probabilities and entropies are at the temperature of sampling, and at 1 for greedy turns.
 
-The metadata of a file names the version of its columns (`turnrl.record`). Files of another version
+The metadata of a file names the version of its columns (`turnrl.runs.record`). Files of another version
 are refused. Columns that a file lacks are null.
 """
 

@@ -113,7 +113,7 @@ def open_sides(
     side, unless there would be no other side.
 
     Args:
-        places: Runs, as `turnrl.find_run` takes them. `quickstart@10` is the policy after
+        places: Runs, as `turnrl.runs.find_run` takes them. `quickstart@10` is the policy after
             iteration 10.
         split: The split that was evaluated.
         iteration: For places that name no iteration, take the evaluation after this one; None for

@@ -91,7 +91,7 @@ def open_runs(paths: Sequence[str | Path]) -> list[Run]:
     """The runs at the given places, in order.
 
     Args:
-        paths: Runs, as `turnrl.find_run` takes them.
+        paths: Runs, as `turnrl.runs.find_run` takes them.
     Raises:
         DataError: If there is no run at one of them, or if a run is named twice.
     """

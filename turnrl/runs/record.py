@@ -76,7 +76,7 @@ def files(run: str | Path, split: str | None = None) -> list[Path]:
     """The files of a record, in order of their names.
 
     Args:
-        run: A run, as `turnrl.find_run` takes it, or any folder with such files, or one file
+        run: A run, as `turnrl.runs.find_run` takes it, or any folder with such files, or one file
             that ends in `.parquet`.
         split: Take only files of this split, such as `val`; None for all.
     Raises:
@@ -295,7 +295,7 @@ def success(name: str, values: Sequence[float]) -> float | None:
 def transcript(row: Columns, sent: Sequence[str] = ()) -> str:
     """One trajectory as text to read: the question with the opening of tool sessions, each turn
     with its rewards and its advantage, and the rewards of the whole. Invisible characters are shown
-    as in `turnrl.visible`.
+    as in `turnrl.plugin.text.visible`.
 
     Args:
         row: A row of the record.

@@ -23,7 +23,7 @@ _TRIES = 50
 
 
 class RandomPlay:
-    """A demonstrator (see `turnrl.Demonstrator`) that shows the form of turns and nothing else.
+    """A demonstrator (see `turnrl.sft.dictation`) that shows the form of turns and nothing else.
 
     Args:
         scheme: The turn scheme, which writes the turns.

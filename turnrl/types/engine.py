@@ -157,8 +157,8 @@ class TokenScores(NamedTuple):
 
 
 class SampledPolicy(Protocol):
-    """The part of the acting policy that engines and rewards may use. `turnrl.LanguageModel`
-    is one."""
+    """The part of the acting policy that engines and rewards may use. `LanguageModel` is
+    one."""
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:

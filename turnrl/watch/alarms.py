@@ -98,7 +98,7 @@ class Alarms(L.Callback):
             raise TrainingError(
                 f"stopped by an alarm: {due[0].text}. Look at the run with 'turnrl report', change "
                 "the recipe, and train anew or resume from a checkpoint before the alarm. Without "
-                "'stop: true' of turnrl.Alarms a run continues."
+                "'stop: true' of turnrl.watch.alarms.Alarms a run continues."
             )
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

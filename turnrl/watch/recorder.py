@@ -1,7 +1,7 @@
 """Recording: a callback turns scored groups into rows of the record, and writes them into files of
 a run's folder.
 
-`turnrl.runs.columns` explains the columns, and `turnrl.record` reads them.
+`turnrl.runs.columns` explains the columns, and `turnrl.runs.record` reads them.
 """
 
 import dataclasses
@@ -20,7 +20,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
 
-import turnrl
 from turnrl.credit.estimators import Credit
 from turnrl.plugin.errors import at_least
 from turnrl.policy.reading import read_trajectories
@@ -29,13 +28,14 @@ from turnrl.rewards.scoring import curves
 from turnrl.runs.columns import SCHEMA, TOKENS, UNREAD
 from turnrl.runs.files import whole_file
 from turnrl.runs.record import FileName, Row, transcript
+from turnrl.types import TokenRow
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.engine import TokenScores
 from turnrl.types.group import Group
 from turnrl.types.trajectory import ToolCall, ToolResult, Trajectory
 from turnrl.watch.trainer import writing
 
-Learner = Callable[[Sequence[turnrl.TokenRow]], Sequence[TokenScores]]
+Learner = Callable[[Sequence[TokenRow]], Sequence[TokenScores]]
 """The learner's log-probabilities and entropies of sampled tokens; see `Policy.read`."""
 Texts = Callable[[Sequence[int]], Sequence[str]]
 """The text that each token of a history adds; see `ChatFormat.token_texts`."""

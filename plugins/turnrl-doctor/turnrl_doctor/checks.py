@@ -14,18 +14,12 @@ from huggingface_hub import constants, get_session, hf_hub_url, try_to_load_from
 from packaging.requirements import Requirement
 from safetensors import SafetensorError, safe_open
 
-from turnrl import (
-    MTGRPO,
-    Check,
-    Finding,
-    RecipeError,
-    Start,
-    Status,
-    counted,
-    writable_part,
-)
+from turnrl import MTGRPO, Check, Finding, RecipeError
+from turnrl.plugin.text import counted
 from turnrl.policy.sizes import sizes_of
+from turnrl.runs.claim import writable_part
 from turnrl.testing import check_turns
+from turnrl.types import Start, Status
 from turnrl_doctor.command import of_error
 from turnrl_doctor.memory import work_of
 from turnrl_doctor.plan import gigabytes

@@ -12,23 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Literal, get_args
 
-from turnrl import (
-    Check,
-    Finding,
-    PluginError,
-    RecipeError,
-    Start,
-    Status,
-    Style,
-    TurnRLError,
-    fitted,
-    installed,
-    painted,
-    parse_bytes,
-    say,
-    terminal_columns,
-    visible,
-)
+from turnrl import Check, Finding, RecipeError
+from turnrl.plugin.errors import PluginError, TurnRLError, parse_bytes
+from turnrl.plugin.hooks import installed
+from turnrl.plugin.text import Style, fitted, painted, say, terminal_columns, visible
+from turnrl.types import Start, Status
 
 _USAGE = "turnrl doctor [RECIPE ...] [--card SIZE] [--key value ...]"
 _ABOUT = """\

@@ -9,16 +9,10 @@ from typing import cast
 import torch
 from lightning.pytorch.utilities import rank_zero_only
 
-from turnrl import (
-    MTGRPO,
-    Check,
-    EngineSettings,
-    Finding,
-    Policy,
-    RecipeError,
-    Start,
-    parse_bytes,
-)
+from turnrl import MTGRPO, Check, Finding, Policy, RecipeError
+from turnrl.engines import EngineSettings
+from turnrl.plugin.errors import parse_bytes
+from turnrl.types import Start
 from turnrl_doctor.counts import CONTEXT
 from turnrl_doctor.plan import Card, CostedChoice, choose, gigabytes
 from turnrl_doctor.table import table

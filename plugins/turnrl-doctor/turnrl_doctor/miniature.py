@@ -12,7 +12,9 @@ from typing import cast
 import torch
 import transformers
 
-from turnrl import LanguageModel, Policy, in_short
+from turnrl import Policy
+from turnrl.plugin.errors import in_short
+from turnrl.policy.model import LanguageModel
 from turnrl.policy.sizes import ModelSizes, sizes_of
 
 _WIDTH = 128

@@ -29,16 +29,12 @@ from turnrl import (
     MTGRPO,
     Finding,
     Group,
-    LanguageModel,
-    PluginError,
     Policy,
     Question,
     QuestionData,
     Reading,
     RecipeError,
-    Reward,
     Rollout,
-    Start,
     Stateful,
     Tool,
     ToolCall,
@@ -46,15 +42,16 @@ from turnrl import (
     Toolset,
     ToolSpec,
     Trajectory,
-    WorldError,
-    counted,
-    kind_of,
     load_questions,
-    open_source,
     score_group,
 )
 from turnrl.credit.earnings import earnings
+from turnrl.data.sources import open_source
+from turnrl.plugin.errors import PluginError, WorldError, kind_of
+from turnrl.plugin.text import counted
+from turnrl.policy.model import LanguageModel
 from turnrl.testing import ScriptedEngine
+from turnrl.types import Reward, Start
 from turnrl_doctor.command import of_error
 from turnrl_doctor.miniature import miniature
 from turnrl_doctor.repeats import repeats

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from turnrl import Finding, Group, Reward, SampledPolicy, Trajectory, Turn
+from turnrl import Finding, Group, Trajectory, Turn
+from turnrl.engines import SampledPolicy
+from turnrl.types import Reward
 
 
 def repeats(

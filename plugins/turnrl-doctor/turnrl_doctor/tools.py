@@ -7,19 +7,10 @@ from collections.abc import Mapping, Sequence
 
 from jsonschema import Draft202012Validator
 
-from turnrl import (
-    Finding,
-    PluginError,
-    Question,
-    SchemaValues,
-    ToolCall,
-    ToolError,
-    ToolResult,
-    Toolset,
-    ToolSpec,
-    call_tools,
-    on_loop,
-)
+from turnrl import Finding, Question, ToolCall, ToolError, ToolResult, Toolset, ToolSpec, call_tools
+from turnrl.agent.running import on_loop
+from turnrl.plugin.errors import PluginError
+from turnrl.sft.json_values import SchemaValues
 
 _SHOWN = 60
 """The most characters shown of a call, and of a result."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Literal
 
-from turnrl import Beside
+from turnrl.engines import Beside
 from turnrl.policy.sizes import MINIBATCH_TOKENS, padded_columns, sizes_of
 from turnrl_slots.sizes import PREFILL_TOKENS
 

@@ -18,7 +18,8 @@ import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from turnrl import hookimpl, lazy_names
+from turnrl import hookimpl
+from turnrl.plugin.hooks import lazy_names
 
 if TYPE_CHECKING:
     from turnrl_environments.classes import Environment as Environment

@@ -9,20 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, final
 
-from turnrl import (
-    Described,
-    Question,
-    RecipeError,
-    ToolCall,
-    ToolError,
-    ToolResult,
-    ToolSpec,
-    TrajectoryLost,
-    as_result,
-    described,
-    mistake_of,
-    named,
-)
+from turnrl import Question, RecipeError, ToolCall, ToolError, ToolResult, ToolSpec
+from turnrl.agent.function_tools import as_result
+from turnrl.agent.functions import Described, described
+from turnrl.agent.mistakes import mistake_of
+from turnrl.plugin.errors import TrajectoryLost
+from turnrl.plugin.hooks import named
 from turnrl_environments.own import OwnEpisode
 from turnrl_environments.world import World, missing, paid, seed_of
 

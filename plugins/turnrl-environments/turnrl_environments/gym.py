@@ -12,20 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, final
 
-from turnrl import (
-    Question,
-    RecipeError,
-    ToolCall,
-    ToolError,
-    ToolResult,
-    ToolSpec,
-    in_short,
-    is_flag,
-    is_of_threads,
-    kind_of,
-    mistake_of,
-    named,
-)
+from turnrl import Question, RecipeError, ToolCall, ToolError, ToolResult, ToolSpec
+from turnrl.agent.mistakes import is_of_threads, mistake_of
+from turnrl.plugin.errors import in_short, is_flag, kind_of
+from turnrl.plugin.hooks import named
 from turnrl_environments.own import OwnEpisode, close
 from turnrl_environments.world import TRUNCATED, World, paid, seed_of, text_of
 

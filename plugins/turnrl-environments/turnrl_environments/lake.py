@@ -6,7 +6,8 @@ import random
 from collections import deque
 from typing import Any, Literal
 
-from turnrl import RecipeError, ToolResult, at_least, within
+from turnrl import RecipeError, ToolResult
+from turnrl.plugin.errors import at_least, within
 
 Move = Literal["left", "down", "right", "up"]
 _MOVES: dict[Move, tuple[int, int]] = {

@@ -17,13 +17,10 @@ from turnrl import (
     ToolError,
     ToolResult,
     ToolSpec,
-    TrajectoryLost,
-    at_least,
-    check_address,
-    inlined_schema,
-    is_flag,
-    named,
 )
+from turnrl.agent.functions import inlined_schema
+from turnrl.plugin.errors import TrajectoryLost, at_least, check_address, is_flag
+from turnrl.plugin.hooks import named
 from turnrl.plugin.patience import Patience
 from turnrl_environments.client import Broken, Connection, Full, Refused, imported, schema_of
 from turnrl_environments.world import Episode, World, missing, paid, seed_of, text_of

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 from typing import Any, Self, TypeVar
 
-from turnrl import ForkableToolSession, ToolError, in_short
+from turnrl import ToolError
+from turnrl.plugin.errors import in_short
+from turnrl.types import ForkableToolSession
 from turnrl_environments.world import Episode, W, World
 
 T = TypeVar("T")

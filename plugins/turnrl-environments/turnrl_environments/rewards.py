@@ -4,16 +4,8 @@ from __future__ import annotations
 
 from typing import Literal, final
 
-from turnrl import (
-    OutcomeReward,
-    RecipeError,
-    Trajectory,
-    Turn,
-    TurnReward,
-    at_least,
-    one_of,
-    within,
-)
+from turnrl import OutcomeReward, RecipeError, Trajectory, Turn, TurnReward
+from turnrl.plugin.errors import at_least, one_of, within
 from turnrl_environments.world import STEP
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import final
 
-from turnrl import DataError, Question, QuestionSource, at_least
+from turnrl import DataError, Question, QuestionSource
+from turnrl.plugin.errors import at_least
 
 _FIRST = {"train": 0, "val": 1_000_000_000}
 

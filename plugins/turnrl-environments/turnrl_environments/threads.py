@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar, cast, final
 
-from turnrl import ToolError, resolve
+from turnrl import ToolError
+from turnrl.agent.running import resolve
 
 T = TypeVar("T")
 

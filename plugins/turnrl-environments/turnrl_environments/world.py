@@ -25,17 +25,13 @@ from turnrl import (
     Stateful,
     ToolCall,
     ToolError,
-    ToolFigures,
     ToolResult,
-    ToolSession,
     Toolset,
-    TrajectoryLost,
-    at_least,
-    blaming,
-    is_finite,
-    is_of_threads,
-    result_of,
 )
+from turnrl.agent.mistakes import is_of_threads
+from turnrl.agent.running import result_of
+from turnrl.plugin.errors import TrajectoryLost, at_least, blaming, is_finite
+from turnrl.types import ToolFigures, ToolSession
 from turnrl_environments.threads import THREAD, Queued
 
 T = TypeVar("T")

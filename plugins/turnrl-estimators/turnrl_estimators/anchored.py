@@ -7,8 +7,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from turnrl import Group, GroupRelative, Merged, Turn, at_least, returns_to_go, within
+from turnrl import Group, Merged, Turn
+from turnrl.credit.estimators import GroupRelative, returns_to_go
 from turnrl.credit.why import Contrast, compares
+from turnrl.plugin.errors import at_least, within
 from turnrl_estimators.relative import rewards_and_outcome
 
 

@@ -17,7 +17,8 @@ import json
 from dataclasses import asdict
 from typing import TYPE_CHECKING
 
-from turnrl import installed, say
+from turnrl.plugin.hooks import installed
+from turnrl.plugin.text import say
 
 if TYPE_CHECKING:
     Commands = argparse._SubParsersAction[argparse.ArgumentParser]

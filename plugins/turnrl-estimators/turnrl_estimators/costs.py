@@ -9,19 +9,11 @@ from typing import Literal, final, get_args
 import torch
 from torch import Tensor
 
-from turnrl import (
-    Group,
-    GroupRelative,
-    RecipeError,
-    Reward,
-    TurnLevel,
-    at_least,
-    one_of,
-    returns_to_go,
-    standardize,
-    within,
-)
+from turnrl import Group, RecipeError, TurnLevel
+from turnrl.credit.estimators import GroupRelative, returns_to_go, standardize
 from turnrl.credit.why import Contrast, compares
+from turnrl.plugin.errors import at_least, one_of, within
+from turnrl.types import Reward
 
 _logger = logging.getLogger(__name__)
 

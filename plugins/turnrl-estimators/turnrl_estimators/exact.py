@@ -15,16 +15,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from turnrl import (
-    AdvantageEstimator,
-    Group,
-    RecipeError,
-    RewardComponent,
-    Trajectory,
-    assign_credit,
-    counted,
-)
+from turnrl import AdvantageEstimator, Group, RecipeError, Trajectory, assign_credit
 from turnrl.credit.applied import Made, make, one_line
+from turnrl.plugin.text import counted
+from turnrl.types import RewardComponent
 from turnrl_estimators.costs import CostsAmongRight
 from turnrl_estimators.toy import QUESTION, Fate, Toy
 

@@ -7,16 +7,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from turnrl import (
-    AdvantageEstimator,
-    Group,
-    GroupRelative,
-    TurnLevel,
-    returns_to_go,
-    standardize,
-    within,
-)
+from turnrl import AdvantageEstimator, Group, TurnLevel
+from turnrl.credit.estimators import GroupRelative, returns_to_go, standardize
 from turnrl.credit.why import Contrast, compares
+from turnrl.plugin.errors import within
 
 
 def rewards_and_outcome(turn_rewards: Tensor, outcome: Tensor, reached: Tensor) -> Tensor:

@@ -20,15 +20,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from turnrl import (
-    Question,
-    Reading,
-    Sample,
-    ToolCall,
-    ToolResult,
-    Trajectory,
-    Turn,
-)
+from turnrl import Question, Reading, ToolCall, ToolResult, Trajectory, Turn
+from turnrl.types import Sample
 
 QUESTION = Question("toy", "How many searches does it take?", ("right",))
 

@@ -7,18 +7,10 @@ from typing import final
 import torch
 from torch import Tensor
 
-from turnrl import (
-    AdvantageEstimator,
-    Attempts,
-    Critic,
-    Group,
-    Probe,
-    RecipeError,
-    Scorer,
-    returns_to_go,
-    standardize,
-    within,
-)
+from turnrl import AdvantageEstimator, Group, RecipeError
+from turnrl.credit.estimators import returns_to_go, standardize
+from turnrl.plugin.errors import within
+from turnrl.types import Attempts, Critic, Probe, Scorer
 from turnrl_estimators.relative import rewards_and_outcome
 
 MOST_PROBES = 256

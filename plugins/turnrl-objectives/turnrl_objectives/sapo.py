@@ -20,7 +20,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from turnrl import RecipeError, SampledTokens, TokenObjective
+from turnrl import RecipeError, TokenObjective
+from turnrl.types import SampledTokens
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from typing import TypeVar
 
 import httpx2
 
-from turnrl import WorldError
+from turnrl.plugin.errors import WorldError
 from turnrl.plugin.patience import (
     Patience,
     Unavailable,

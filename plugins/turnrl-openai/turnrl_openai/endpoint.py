@@ -10,7 +10,9 @@ import logging
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
-from turnrl import EngineError, Message, MessageSampler, Reply, Sampling
+from turnrl import Message, Sampling
+from turnrl.engines import MessageSampler, Reply
+from turnrl.plugin.errors import EngineError
 from turnrl_openai.reply import Gathered
 from turnrl_openai.server import EndpointServer
 

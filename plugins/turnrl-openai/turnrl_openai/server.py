@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from turnrl import Message, RecipeError, at_least, check_address
+from turnrl import Message, RecipeError
+from turnrl.plugin.errors import at_least, check_address
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from turnrl import hookimpl, lazy_names
+from turnrl import hookimpl
+from turnrl.plugin.hooks import lazy_names
 
 if TYPE_CHECKING:
     from turnrl_rewards.answers import Choice as Choice

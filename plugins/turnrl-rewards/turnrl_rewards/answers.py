@@ -18,7 +18,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, cast
 from unicodedata import category, normalize
 
-from turnrl import AnswerRule, Phrase, PluginError, Question, RecipeError, at_least, named
+from turnrl import AnswerRule, Question, RecipeError
+from turnrl.plugin.errors import PluginError, at_least
+from turnrl.plugin.hooks import named
+from turnrl.types import Phrase
 
 if TYPE_CHECKING:
     from fractions import Fraction

@@ -11,7 +11,8 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from turnrl import RewardError, on_loop
+from turnrl.agent.running import on_loop
+from turnrl.plugin.errors import RewardError
 from turnrl_openai.connection import Connection
 from turnrl_openai.reply import Gathered
 from turnrl_rewards.server import JudgeServer

@@ -9,15 +9,11 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Literal, final
 
-from turnrl import (
-    RecipeError,
-    Sample,
-    SampledPolicy,
-    Trajectory,
-    TurnReward,
-    read_trajectories,
-    usable_answers,
-)
+from turnrl import RecipeError, Trajectory, TurnReward
+from turnrl.engines import SampledPolicy
+from turnrl.policy.reading import read_trajectories
+from turnrl.rewards.answers import usable_answers
+from turnrl.types import Sample
 from turnrl_rewards.calls import lost
 from turnrl_rewards.progress import Difference, StateScore, informed
 

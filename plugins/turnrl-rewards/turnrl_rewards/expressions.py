@@ -18,7 +18,7 @@ import subprocess
 import sys
 import threading
 
-from turnrl import RewardError
+from turnrl.plugin.errors import RewardError
 
 LIMIT_S = 0.2
 """CPU time of a comparison in seconds. Common ones take a tenth of it."""

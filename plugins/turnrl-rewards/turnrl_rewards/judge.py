@@ -11,7 +11,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import final
 
-from turnrl import OutcomeReward, SampledPolicy, Trajectory, says_nothing
+from turnrl import OutcomeReward, Trajectory
+from turnrl.engines import SampledPolicy
+from turnrl.rewards.answers import says_nothing
 from turnrl_rewards.progress import Difference, StateScore, informed
 from turnrl_rewards.server import JudgeServer
 from turnrl_rewards.verdicts import Case, Verdicts

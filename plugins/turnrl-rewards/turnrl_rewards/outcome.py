@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import final
 
-from turnrl import OutcomeReward, Trajectory, exact_match, f1
+from turnrl import OutcomeReward, Trajectory, exact_match
+from turnrl.rewards.answers import f1
 
 
 @final

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import final
 
-from turnrl import RecipeError, SampledPolicy, Trajectory, TurnReward, finds_answer
+from turnrl import RecipeError, Trajectory, TurnReward, finds_answer
+from turnrl.engines import SampledPolicy
 
 
 class StateScore(ABC):
@@ -85,8 +86,8 @@ class Progress(Difference):
 class AnswerSeen(StateScore):
     """1 if a successful result so far contains an accepted answer that the policy had not written
     into a call before (`turnrl.finds_answer`), else 0. Always 0 if finding the answer means nothing
-    (`turnrl.can_be_found`), for example because the answer is yes or no, or occurs in the
-    question."""
+    (`turnrl.rewards.answers.can_be_found`), for example because the answer is yes or no, or occurs
+    in the question."""
 
     def score(self, trajectory: Trajectory, turns: int) -> float:
         return float(any(finds_answer(trajectory, turn) for turn in range(turns)))

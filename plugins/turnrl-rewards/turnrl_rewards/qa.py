@@ -12,17 +12,10 @@ from __future__ import annotations
 
 from typing import final
 
-from turnrl import (
-    OutcomeReward,
-    Phrase,
-    Trajectory,
-    TurnReward,
-    contained_answer,
-    exact_match,
-    finds_answer,
-    normalize_answer,
-    says_nothing,
-)
+from turnrl import OutcomeReward, Trajectory, TurnReward, exact_match, finds_answer
+from turnrl.plugin.text import contained_answer, normalize_answer
+from turnrl.rewards.answers import says_nothing
+from turnrl.types import Phrase
 
 
 @final
@@ -50,8 +43,8 @@ class AnswerRetrieved(TurnReward):
 
     It pays in every turn that finds one, so it needs a price where there are more than two turns. 0
     if the policy had written the answer into a call, whose words a tool may repeat. Also 0 if
-    finding the answer means nothing (`turnrl.can_be_found`), for example because it is yes or no,
-    or occurs in the question.
+    finding the answer means nothing (`turnrl.rewards.answers.can_be_found`), for example because it
+    is yes or no, or occurs in the question.
 
     Args:
         weight: Reward of a turn that found an accepted answer.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import final
 
-from turnrl import at_least
+from turnrl.plugin.errors import at_least
 from turnrl_openai import ChatServer
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from numbers import Real
 from typing import final
 
-from turnrl import Trajectory, TurnReward, instance_of
+from turnrl import Trajectory, TurnReward
+from turnrl.plugin.errors import instance_of
 
 
 @final

@@ -15,7 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from turnrl import RecipeError, RewardError, neutralize
+from turnrl import RecipeError
+from turnrl.plugin.errors import RewardError
+from turnrl.plugin.text import neutralize
 from turnrl_rewards.server import JudgeServer
 
 if TYPE_CHECKING:

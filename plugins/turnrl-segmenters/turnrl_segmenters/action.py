@@ -14,17 +14,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, final
 
-from turnrl import (
-    Message,
-    Question,
-    Reading,
-    RecipeError,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-    is_finite,
-    one_of,
-)
+from turnrl import Message, Question, Reading, RecipeError, ToolCall, ToolResult, ToolSpec
+from turnrl.plugin.errors import is_finite, one_of
 from turnrl_segmenters.scheme import THOUGHT, Scheme, opened_thought
 
 _TAG = re.compile(r"</?action>")

@@ -17,7 +17,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, final
 
-from turnrl import Message, Reading, ToolResult, ToolSpec, is_blank, one_of
+from turnrl import Message, Reading, ToolResult, ToolSpec
+from turnrl.plugin.errors import one_of
+from turnrl.plugin.text import is_blank
 from turnrl_segmenters.calls import call_text, read_tool_call
 from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme, opened_thought
 

@@ -15,7 +15,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, final
 
-from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec, is_blank, one_of
+from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec
+from turnrl.plugin.errors import one_of
+from turnrl.plugin.text import is_blank
 from turnrl_segmenters.scheme import MUST_ANSWER, Scheme, opened_thought
 
 _TAG = re.compile(r"<(/?)(think|search|information|answer)>")

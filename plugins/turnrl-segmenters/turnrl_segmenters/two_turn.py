@@ -16,16 +16,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import final
 
-from turnrl import (
-    Message,
-    Reading,
-    RecipeError,
-    ToolCall,
-    ToolResult,
-    ToolSpec,
-    is_blank,
-    read_call,
-)
+from turnrl import Message, Reading, RecipeError, ToolCall, ToolResult, ToolSpec, read_call
+from turnrl.plugin.text import is_blank
 from turnrl_segmenters.calls import call_text
 from turnrl_segmenters.scheme import MUST_ANSWER, THOUGHT, Scheme
 
@@ -162,7 +154,9 @@ def _describe(tool: ToolSpec) -> str:
 
 def _example(tool: ToolSpec) -> str:
     """A call with a tool's required arguments, or with all if none is required."""
-    from turnrl import SchemaValues  # loads jsonschema, which most commands do without
+    from turnrl.sft.json_values import (
+        SchemaValues,  # loads jsonschema, which most commands do without
+    )
 
     args = SchemaValues(tool.parameters, lambda: "...").mapping(None) or {}
     return json.dumps({"name": tool.name, "args": args}, ensure_ascii=False)

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from turnrl import lazy_names
+from turnrl.plugin.hooks import lazy_names
 
 if TYPE_CHECKING:
     from turnrl_servers.connection import Refused as Refused

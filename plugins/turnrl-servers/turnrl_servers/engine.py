@@ -14,21 +14,12 @@ from typing import final
 
 import torch
 
-from turnrl import (
-    Beside,
-    Completion,
-    Engine,
-    EngineError,
-    SampledPolicy,
-    Sampling,
-    Session,
-    Surroundings,
-    TrajectoryLost,
-    counted,
-    on_loop,
-    say,
-)
+from turnrl import Sampling
+from turnrl.agent.running import on_loop
+from turnrl.engines import Beside, Completion, Engine, SampledPolicy, Session, Surroundings
+from turnrl.plugin.errors import EngineError, TrajectoryLost
 from turnrl.plugin.patience import Unavailable
+from turnrl.plugin.text import counted, say
 from turnrl_servers.connection import Refused
 from turnrl_servers.files import has_adapter
 from turnrl_servers.folders import WeightsFolder, check_together

@@ -8,7 +8,9 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeGuard
 
-from turnrl import EngineError, LanguageModel, SampledPolicy
+from turnrl.engines import SampledPolicy
+from turnrl.plugin.errors import EngineError
+from turnrl.policy.model import LanguageModel
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 from typing import final
 
-from turnrl import RecipeError, SampledPolicy, Surroundings
+from turnrl import RecipeError
+from turnrl.engines import SampledPolicy, Surroundings
 from turnrl_servers.files import has_adapter
 
 

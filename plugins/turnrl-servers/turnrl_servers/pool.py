@@ -8,8 +8,9 @@ import sys
 from collections.abc import Awaitable, Callable, Sequence
 from typing import final
 
-from turnrl import EngineError, say, visible
+from turnrl.plugin.errors import EngineError
 from turnrl.plugin.patience import Patience, Unavailable
+from turnrl.plugin.text import say, visible
 from turnrl_servers.connection import Refused
 from turnrl_servers.server import Server
 

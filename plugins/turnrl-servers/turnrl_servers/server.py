@@ -10,7 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from turnrl import Completion, EngineError, Sampling
+from turnrl import Sampling
+from turnrl.engines import Completion
+from turnrl.plugin.errors import EngineError
 from turnrl.plugin.patience import Unavailable
 from turnrl_servers.connection import Connection, Refused
 

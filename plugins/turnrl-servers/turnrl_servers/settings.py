@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from turnrl import EngineSettings, RecipeError, at_least, check_address, installed
+from turnrl import RecipeError
+from turnrl.engines import EngineSettings
+from turnrl.plugin.errors import at_least, check_address
+from turnrl.plugin.hooks import installed
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from turnrl import Beside, SampledPolicy
+from turnrl.engines import Beside, SampledPolicy
 from turnrl_servers.server import Server
 from turnrl_servers.settings import ServerSettings
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, final
 
-from turnrl import EngineError, RecipeError, SampledPolicy
+from turnrl import RecipeError
+from turnrl.engines import SampledPolicy
+from turnrl.plugin.errors import EngineError
 from turnrl.plugin.patience import Unavailable
 from turnrl_servers.connection import Refused
 from turnrl_servers.server import Fields, Served, Server

@@ -13,7 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import final
 
-from turnrl import EngineError, SampledPolicy, on_loop
+from turnrl.agent.running import on_loop
+from turnrl.engines import SampledPolicy
+from turnrl.plugin.errors import EngineError
 from turnrl.plugin.patience import Unavailable
 from turnrl_servers.connection import Refused
 from turnrl_servers.files import is_divided, mark_published, wait_until_published, write

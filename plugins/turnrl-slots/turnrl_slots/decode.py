@@ -25,7 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnrl import in_short, of_the_device
+from turnrl.plugin.errors import in_short
+from turnrl.policy.device import of_the_device
 from turnrl_slots.kernel import KernelPass, Sequences, Tables
 from turnrl_slots.pages import Pool
 from turnrl_slots.sizes import PAGE, pages_of

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from turnrl import adapted_layers
+from turnrl.policy.compute import adapted_layers
 
 
 def dense_bytes(network: nn.Module) -> int:

@@ -22,17 +22,10 @@ from typing import final
 import numpy as np
 import torch
 
-from turnrl import (
-    Completion,
-    Engine,
-    LanguageModel,
-    RecipeError,
-    SampledPolicy,
-    Sampling,
-    Session,
-    Surroundings,
-    adapted_layers,
-)
+from turnrl import RecipeError, Sampling
+from turnrl.engines import Completion, Engine, SampledPolicy, Session, Surroundings
+from turnrl.policy.compute import adapted_layers
+from turnrl.policy.model import LanguageModel
 from turnrl_slots.dense import dense_bytes
 from turnrl_slots.limits import check_layers, check_room, least_shapes
 from turnrl_slots.memory import auto_memory

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnrl import varlen_attn
+from turnrl.policy.varlen import varlen_attn
 from turnrl_slots.attention import Feed
 from turnrl_slots.pages import Pool, Way, rectangle
 from turnrl_slots.sizes import PAGE, pages_of

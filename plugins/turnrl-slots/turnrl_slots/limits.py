@@ -7,7 +7,9 @@ from typing import NoReturn
 import torch
 from transformers import PretrainedConfig
 
-from turnrl import LanguageModel, RecipeError, SampledPolicy
+from turnrl import RecipeError
+from turnrl.engines import SampledPolicy
+from turnrl.policy.model import LanguageModel
 from turnrl.policy.sizes import sizes_of
 from turnrl_slots.pages import Shapes
 from turnrl_slots.sizes import PAGE, pages_of

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from turnrl import RecipeError, in_short
+from turnrl import RecipeError
+from turnrl.plugin.errors import in_short
 
 _SHARE_OF_MACHINE = 0.25
 """Share of all memory on a machine without a GPU, for `kv_memory: auto`. A share of the free memory

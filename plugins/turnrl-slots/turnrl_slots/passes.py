@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from turnrl import SampledPolicy
+from turnrl.engines import SampledPolicy
 from turnrl_slots.attention import Feed, GatherPlan
 from turnrl_slots.decode import Decoder, Graphs
 from turnrl_slots.dense import Dense

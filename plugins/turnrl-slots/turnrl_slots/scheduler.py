@@ -13,7 +13,8 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from turnrl import Completion, Sampling
+from turnrl import Sampling
+from turnrl.engines import Completion
 from turnrl_slots.pages import Pool
 from turnrl_slots.sizes import PAGE, pages_of
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, final, get_args
 
-from turnrl import EngineSettings, at_least, one_of, parse_bytes
+from turnrl.engines import EngineSettings
+from turnrl.plugin.errors import at_least, one_of, parse_bytes
 
 if TYPE_CHECKING:
     from turnrl_slots.engine import SlotsEngine

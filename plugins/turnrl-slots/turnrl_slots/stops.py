@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 
-from turnrl import SampledPolicy
+from turnrl.engines import SampledPolicy
 
 
 class Stops:

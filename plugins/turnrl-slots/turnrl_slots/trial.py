@@ -9,7 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from turnrl import RecipeError, SampledPolicy, Sampling, in_short, of_the_device, out_of_memory
+from turnrl import RecipeError, Sampling
+from turnrl.engines import SampledPolicy
+from turnrl.plugin.errors import in_short
+from turnrl.policy.device import of_the_device, out_of_memory
 from turnrl_slots.attention import Feed
 from turnrl_slots.limits import refuse
 from turnrl_slots.pages import Pool, Shapes

@@ -10,7 +10,10 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import activate_flash_attention_impl
 
-from turnrl import RecipeError, in_short, of_the_device, takes_ragged
+from turnrl import RecipeError
+from turnrl.plugin.errors import in_short
+from turnrl.policy.device import of_the_device
+from turnrl.policy.layout import takes_ragged
 from turnrl_slots import kernel
 from turnrl_slots.pages import Shapes, Way
 from turnrl_slots.settings import Attention

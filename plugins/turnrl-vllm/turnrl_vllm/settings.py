@@ -7,7 +7,9 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, final
 
-from turnrl import EngineSettings, RecipeError, at_least
+from turnrl import RecipeError
+from turnrl.engines import EngineSettings
+from turnrl.plugin.errors import at_least
 from turnrl_servers.settings import ServerSettings
 
 if TYPE_CHECKING:

@@ -15,16 +15,12 @@ from typing import final
 
 import torch
 
-from turnrl import (
-    Beside,
-    EngineError,
-    LanguageModel,
-    RecipeError,
-    SampledPolicy,
-    on_loop,
-    say,
-    visible,
-)
+from turnrl import RecipeError
+from turnrl.agent.running import on_loop
+from turnrl.engines import Beside, SampledPolicy
+from turnrl.plugin.errors import EngineError
+from turnrl.plugin.text import say, visible
+from turnrl.policy.model import LanguageModel
 from turnrl_servers import Server, Supply, has_adapter, write
 from turnrl_vllm import keeper
 from turnrl_vllm.server import VLLMServer

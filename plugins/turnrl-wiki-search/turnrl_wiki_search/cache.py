@@ -6,8 +6,9 @@ import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from turnrl import Passage, ToolError
+from turnrl import ToolError
 from turnrl.plugin.cache import Cache
+from turnrl.types import Passage
 from turnrl_wiki_search.index import FORMAT, Hit, IndexInfo, SearchIndex
 from turnrl_wiki_search.settings import IndexSettings
 

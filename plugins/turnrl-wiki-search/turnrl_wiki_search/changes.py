@@ -7,7 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from turnrl import Passage
+from turnrl.types import Passage
 
 
 def states_of(files: Sequence[Path]) -> dict[str, list[object]]:

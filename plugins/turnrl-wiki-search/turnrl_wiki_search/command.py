@@ -13,8 +13,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
 
-from turnrl import Fields, Question, RecipeError, contains_answer, counted, say, visible
+from turnrl import Question, RecipeError
+from turnrl.data.fields import Fields
 from turnrl.data.files import FILE_KINDS
+from turnrl.plugin.text import counted, say, visible
+from turnrl.rewards.answers import contains_answer
 from turnrl_wiki_search import elastic
 from turnrl_wiki_search.index import Analyzer, Hit, SearchIndex, clean_query
 from turnrl_wiki_search.progress import show_progress

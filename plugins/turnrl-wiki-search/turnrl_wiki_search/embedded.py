@@ -29,7 +29,9 @@ from typing import Literal
 import filelock
 import tantivy
 
-from turnrl import Passage, QuestionSource, ToolError, whole_file
+from turnrl import QuestionSource, ToolError
+from turnrl.runs.files import whole_file
+from turnrl.types import Passage
 from turnrl_wiki_search.changes import changed_file, states_of
 from turnrl_wiki_search.index import (
     FORMAT,

@@ -9,7 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from turnrl import Passage, ToolError, say
+from turnrl import ToolError
+from turnrl.plugin.text import say
+from turnrl.types import Passage
 
 Analyzer = Literal["english", "standard"]
 

@@ -19,7 +19,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from turnrl import ToolError, is_finite
+from turnrl import ToolError
+from turnrl.plugin.errors import is_finite
 from turnrl.plugin.patience import Patience, Unavailable, is_loopback, raise_if_away, short_reason
 from turnrl_wiki_search.credentials import (
     fill_in,

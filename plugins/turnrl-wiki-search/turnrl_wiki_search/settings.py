@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, final
 from urllib.parse import parse_qsl, urlsplit
 
-from turnrl import QuestionSource, RecipeError, at_least, check_address
+from turnrl import QuestionSource, RecipeError
+from turnrl.plugin.errors import at_least, check_address
 from turnrl_wiki_search.credentials import check_reference, is_secret_name
 
 if TYPE_CHECKING:

@@ -15,10 +15,13 @@ from itertools import islice
 from pathlib import Path
 from typing import TypedDict, TypeVar, cast
 
-from turnrl import DataError, Passage, QuestionSource, RecipeError, did_you_mean, installed
+from turnrl import DataError, QuestionSource, RecipeError
 from turnrl.data.files import FILE_KINDS, file_kind, read_file
 from turnrl.data.rows import hub_errors, is_missing, written
+from turnrl.plugin.errors import did_you_mean
+from turnrl.plugin.hooks import installed
 from turnrl.recipe.explain import explain
+from turnrl.types import Passage
 from turnrl_wiki_search.changes import Ids
 from turnrl_wiki_search.splitting import Splitter
 

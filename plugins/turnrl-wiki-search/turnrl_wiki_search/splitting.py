@@ -6,7 +6,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from turnrl import Passage, RecipeError
+from turnrl import RecipeError
+from turnrl.types import Passage
 
 _SENTENCE_END = re.compile(r"""([.!?]["'”’)\]]*)\s+(?=["'“‘(\[]*[A-Z0-9])|\n""")
 _ABBREVIATIONS = frozenset(

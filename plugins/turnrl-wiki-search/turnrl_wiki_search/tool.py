@@ -12,15 +12,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import final
 
-from turnrl import (
-    QuestionSource,
-    RecipeError,
-    Tool,
-    ToolCall,
-    ToolError,
-    ToolResult,
-    at_least,
-)
+from turnrl import QuestionSource, RecipeError, Tool, ToolCall, ToolError, ToolResult
+from turnrl.plugin.errors import at_least
 from turnrl_wiki_search.cache import CachedIndex
 from turnrl_wiki_search.index import Hit, SearchIndex, clean_query, remark
 from turnrl_wiki_search.progress import show_progress

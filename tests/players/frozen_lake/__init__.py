@@ -3,7 +3,7 @@
 import gymnasium
 
 from turnrl import Player, Question, QuestionSource, Stateful, Tool, ToolCall, ToolResult
-from turnrl import ToolSession as Session
+from turnrl.types import ToolSession as Session
 
 MOVES = {"l": 0, "d": 1, "r": 2, "u": 3}
 

@@ -9,8 +9,9 @@ from dataclasses import asdict
 from functools import partial
 from typing import Any
 
-from turnrl import Passage, ToolError
+from turnrl import ToolError
 from turnrl.plugin.patience import Unavailable
+from turnrl.types import Passage
 from turnrl_wiki_search.elastic.client import RETRIED, Connection
 from turnrl_wiki_search.elastic.search import read_description
 from turnrl_wiki_search.index import FORMAT, Analyzer, IndexInfo, info_from, remark

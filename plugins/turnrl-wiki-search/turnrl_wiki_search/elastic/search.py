@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from turnrl import Passage, ToolError
+from turnrl import ToolError
 from turnrl.plugin.patience import Patience, Unavailable
+from turnrl.types import Passage
 from turnrl_wiki_search.elastic.client import RETRIED, Connection
 from turnrl_wiki_search.index import Hit, IndexInfo, SearchIndex, info_from
 from turnrl_wiki_search.settings import RETRIES, Elasticsearch

@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 
 import turnrl
-from turnrl import AdvantageEstimator, Player, QuestionSource, Reward, Segmenter, Tool
+from turnrl import AdvantageEstimator, Player, QuestionSource, Segmenter, Tool
+from turnrl.engines import EngineSettings
+from turnrl.types import Reward
 from turnrl_example.estimator import ExampleToGo
 from turnrl_example.outcome_reward import ExampleLookedUp
 from turnrl_example.player import ExampleDesk
@@ -51,7 +53,7 @@ def turnrl_objectives() -> Iterable[type[turnrl.Objective]]:
 
 
 @turnrl.hookimpl
-def turnrl_engines() -> Iterable[type[turnrl.EngineSettings]]:
+def turnrl_engines() -> Iterable[type[EngineSettings]]:
     from turnrl_example.engine import ExampleEngine  # needs torch, which few commands do
 
     return [ExampleEngine]

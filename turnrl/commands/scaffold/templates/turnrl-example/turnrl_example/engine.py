@@ -7,7 +7,8 @@ from typing import Literal, final
 
 import torch
 
-from turnrl import Completion, Engine, EngineSettings, SampledPolicy, Sampling, Session
+from turnrl import Sampling
+from turnrl.engines import Completion, Engine, EngineSettings, SampledPolicy, Session
 
 
 @final

@@ -4,7 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from turnrl import SampledTokens, TokenObjective
+from turnrl import TokenObjective
+from turnrl.types import SampledTokens
 
 
 @dataclass(frozen=True)

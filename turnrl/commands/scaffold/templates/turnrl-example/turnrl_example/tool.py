@@ -4,7 +4,8 @@ import difflib
 from collections.abc import Sequence
 from typing import final
 
-from turnrl import Tool, ToolCall, ToolResult, contained_answer
+from turnrl import Tool, ToolCall, ToolResult
+from turnrl.plugin.text import contained_answer
 from turnrl_example.facts import FACTS, countries
 
 
