@@ -1,4 +1,4 @@
-"""`turnrl eval`: recipes, runs and servers scored on data sets; `turnrl export`."""
+"""`turnrl eval`: recipes, runs and servers scored on data sets."""
 
 from __future__ import annotations
 
@@ -573,38 +573,3 @@ def test_the_help_explains_the_settings_of_an_evaluation(recipe, capsys):
     for text in (*settings, "--json", "Print the figures as JSON"):
         assert text in printed
     assert "--command" not in printed
-
-
-def test_export_reports_how_to_install_a_missing_inspect_ai(recipe, monkeypatch, capsys):
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    message = fails(capsys, ["export", "recipe", "log.eval"], 1)
-    assert "inspect_ai, which is not installed. Install it: pip install inspect_ai." in message
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # of the package's own dependencies
-def test_a_record_becomes_a_log_of_inspect_ai(recipe, capitals, capsys):
-    log = pytest.importorskip("inspect_ai.log")
-    command = ["eval", "recipe.yaml", "--questions", capitals, "worlds.Numbers", "--samples", "2"]
-    assert main(command) == 0
-    assert "Choose one with --split" in fails(capsys, ["export", "recipe-eval", "log.eval"])
-    assert "must end in .eval or .json" in fails(capsys, ["export", "recipe-eval", "log"])
-    for file in ("log.eval", "log.json"):
-        assert main(["export", "recipe-eval", file, "--split", "capitals"]) == 0
-        read = log.read_eval_log(file)
-        rows = record.read("recipe-eval", split="capitals")
-        assert read.status == "success"
-        assert read.eval.model == recipe["model"]["policy"]["model"]
-        samples = {(sample.id, sample.epoch): sample for sample in read.samples}
-        assert len(samples) == len(rows) == 4
-        for row in rows:
-            sample = samples[row["question_id"], row["member"] + 1]
-            assert (sample.input, sample.target) == (row["question"], row["answers"])
-            sampled = [m.content for m in sample.messages if m.role == "assistant"]
-            assert sampled == [turn["text"] for turn in row["turns"]]
-            results = [m.content for m in sample.messages if m.role == "tool"]
-            assert results == [r["content"] for turn in row["turns"] for r in turn["results"]]
-            known = {k: v for k, v in record.scores(row).items() if v is not None}
-            assert {k: score.value for k, score in sample.scores.items()} == known
-        means = {score.name: score.metrics["mean"].value for score in read.results.scores}
-        assert means["turns"] == record.figures(rows)["turns"].mean

@@ -10,14 +10,10 @@ import math
 import random
 import re
 import shutil
-import signal
-import subprocess
 import sys
 from collections import Counter
 from dataclasses import InitVar, dataclass
 from pathlib import Path
-from subprocess import PIPE
-from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -29,13 +25,11 @@ from runs import data, make_module, trainer
 from trajectories import RULES
 from turnrl import AdvantageEstimator, DataError, Merged, OutcomeOnly, TurnLevel, assign_credit
 from turnrl.cli import main
-from turnrl.commands.report import command
 from turnrl.commands.report.command import write as report
 from turnrl.credit.why import Contrast, compares
 from turnrl.runs import record
 from turnrl.runs.compare import compare, link, open_sides
 from turnrl.runs.load import differences, experiments, open_runs
-from turnrl.watch import curves as curves_of_a_run
 from turnrl.watch.curves import draw
 from turnrl.watch.recorder import Recorder, rows, write
 from turnrl_estimators import Tree
@@ -407,94 +401,11 @@ class NeedsMore(AdvantageEstimator):
         return group.turn_rewards
 
 
-@pytest.mark.slow
-def test_a_report_is_rewritten_while_its_run_continues(tmp_path):
-    folder = trajectories.run(tmp_path / "run")
-    words = [sys.executable, "-m", "turnrl", "report", "--watch", str(folder), "-o", "out.html"]
-    with subprocess.Popen(words, cwd=tmp_path, stdout=PIPE, stderr=PIPE, text=True) as watching:
-        try:
-            lines = iter(watching.stdout.readline, "")
-            assert "written to out.html" in next(lines)
-            assert "watching" in next(lines)
-            before = (tmp_path / "out.html").read_bytes()
-            with (folder / "metrics.csv").open("a") as file:
-                file.write("4,0.5,0.6\n")
-            assert "rewritten" in next(lines)
-            assert (tmp_path / "out.html").read_bytes() != before
-            assert unpacked(tmp_path / "out.html")["reload_s"] > 0
-            watching.send_signal(signal.SIGINT)
-            assert watching.wait(30) == 130
-            assert "Traceback" not in watching.stderr.read()
-            assert unpacked(tmp_path / "out.html")["reload_s"] == 0
-        finally:
-            watching.kill()
-
-
-def test_watch_waits_for_a_run_that_has_no_figures_yet(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    run = tmp_path / "runs" / "atlas_react" / "version_0"
-    run.mkdir(parents=True)
-    pauses = iter(
-        [
-            lambda: (run / "config.yaml").write_text("seed_everything: 0\n"),
-            lambda: (run / "checkpoints").mkdir(),
-            lambda: trajectories.run(run),
-        ]
-    )
-
-    def sleep(seconds):
-        assert not Path("out.html").exists()
-        happens = next(pauses, None)
-        if happens is None:
-            raise KeyboardInterrupt
-        happens()
-
-    def written(*arguments):
-        report(*arguments)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(command, "write", written)
-    monkeypatch.setattr(command, "time", SimpleNamespace(sleep=sleep))
-    assert main(["report", "--watch", "atlas_react", "-o", "out.html"]) == 130
-    printed = capsys.readouterr().out
-    assert printed.count("waiting: atlas_react has nothing to show yet. Ctrl-C ends this.\n") == 1
-    assert Path("out.html").is_file()
-
-
 def test_a_run_draws_its_curves(tiny_model, tmp_path):
     trainer(tmp_path, 2).fit(make_module(tiny_model), data())
     (picture,) = tmp_path.rglob("curves.svg")
     drawn = picture.read_text()
     assert drawn.lstrip().startswith("<?xml")
-
-
-def test_drawing_curves_takes_at_most_a_fiftieth_of_the_time(tmp_path, monkeypatch):
-    clock, drawn = SimpleNamespace(now=100.0), []
-
-    def draws(runs, file):
-        drawn.append(clock.now)
-        clock.now += 2.0  # and 100 pass before the next
-
-    monkeypatch.setattr(curves_of_a_run, "draw", draws)
-    monkeypatch.setattr(curves_of_a_run, "open_runs", lambda folders: [])
-    monkeypatch.setattr(curves_of_a_run, "time", SimpleNamespace(monotonic=lambda: clock.now))
-    curves = curves_of_a_run.Curves()
-    fitting = SimpleNamespace(
-        state=SimpleNamespace(fn="fit"),
-        sanity_checking=False,
-        is_global_zero=True,
-        lightning_module=None,
-    )
-    here = SimpleNamespace(folder=tmp_path)
-    curves.on_train_start(fitting, here)
-    curves.on_train_epoch_start(fitting, here)  # nothing is validated yet
-    for pause in (9.0, 1.0, 99.0, 1.0, 40.0):
-        curves.on_validation_end(fitting, here)
-        clock.now += pause
-        curves.on_train_epoch_start(fitting, here)
-    assert drawn == [110.0, 212.0]
-    curves.on_train_end(fitting, here)
-    assert drawn == [110.0, 212.0, 254.0]
 
 
 def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monkeypatch):
@@ -866,21 +777,6 @@ def test_identical_attempts_share_a_row(tmp_path, open_page):
         assert f"6 attempts at one question, best first, in {len(sets)} rows" in page.inner_text(
             "main"
         )
-
-
-@browser_only
-def test_a_watched_page_reloads_itself_and_keeps_its_position(tmp_path, open_page):
-    folder = trajectories.run(tmp_path / "run", iterations=3, groups=20)
-    report([folder], tmp_path / "out.html", reload_s=2)
-    page = open_page(tmp_path / "out.html", "#/list?iteration=2")
-    page.evaluate("window.scrollTo(0, 700)")
-    with (folder / "metrics.csv").open("a") as file:
-        file.write("4,0.5,0.6\n")
-    with page.expect_event("load", timeout=20_000):
-        report([folder], tmp_path / "out.html", title="the second")
-    page.wait_for_function("() => document.title.includes('the second')", timeout=20_000)
-    page.wait_for_function("() => scrollY === 700")
-    assert page.evaluate("location.hash") == "#/list?iteration=2"
 
 
 @browser_only

@@ -1,6 +1,6 @@
 """The framework's own commands. Plugins bring others: `doctor`, `index`, `credit-check`.
 
-eval/       a recipe, a run or a server scored on questions; and the export to inspect_ai
+eval/       a recipe, a run or a server scored on questions
 recipes     the recipes that come with turnrl, listed and copied
 play        a trained agent in a terminal
 report/     an HTML page about runs
@@ -28,7 +28,6 @@ COMMANDS: Mapping[str, str] = {
     "recipes": "turnrl.commands.recipes:add_recipes_command",
     "compare": "turnrl.commands.compare:add_compare_command",
     "completion": "turnrl.commands.completion:add_completion_command",
-    "export": "turnrl.commands.eval.command:add_export_command",
     "play": "turnrl.commands.play:add_play_command",
     "plugin": "turnrl.commands.scaffold.command:add_plugin_command",
     "plugins": "turnrl.commands.scaffold.listing:add_plugins_command",

@@ -67,6 +67,5 @@ def turnrl_callbacks() -> list[str]:
         "turnrl.watch.console:iteration_lines",
         "turnrl.recipe.tidying:Tidy",
         "turnrl.watch.recorder:Recorder",
-        "turnrl.watch.loggers:ToLoggers",
         "turnrl.watch.curves:Curves",
     ]

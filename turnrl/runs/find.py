@@ -76,16 +76,6 @@ def require(run: Path, needs: str) -> Path:
     )
 
 
-def is_beginning(word: str | Path) -> bool:
-    """True if a word means a run that has nothing to show yet, or a folder of runs that holds no
-    files yet, so that a run may be about to begin there."""
-    run = run_at(word)
-    if run is not None:
-        return not any(any(run.glob(pattern)) for pattern in _NEEDS["figures"][2])
-    homes = [path for path in (Path(word), RUNS / word) if path.is_dir()]
-    return any(all(path.is_dir() for path in home.rglob("*")) for home in homes)
-
-
 def run_at(word: str | Path) -> Path | None:
     """The folder of the run that a word means; None if it means none. See `find_run`."""
     named = RUNS / word

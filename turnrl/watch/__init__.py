@@ -8,7 +8,6 @@ console      a row of figures per iteration, and the end of the run
 resumed      the figures that a run began with, and settings that changed when it was resumed
 alarms       a line when a run goes wrong
 health       a line when a run learns nothing
-loggers      advantages by turn and transcripts, for loggers that can show them
 curves       the four curves as a picture
 card         the trained policy, for use without turnrl: weights, tokenizer, model card
 by_recipe    a note in the trainer, for callbacks that print

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,6 @@ import lightning as L
 from turnrl.runs.files import whole_file
 from turnrl.runs.load import Run, open_runs
 from turnrl.watch.trainer import writing
-
-_TIMES = 50
-"""So many times what the last drawing took passes before the next."""
-_FIRST = 10.0
-"""Seconds of training before the first drawing, which takes some 0.2 s."""
 
 _ORDER = ("tool_execution", "answer_in_results", "exact_match", "format")
 """Panels from left to right, as in the report's page."""
@@ -30,37 +24,13 @@ _LEGEND = (
 
 
 class Curves(L.Callback):
-    """Draw `curves.svg` after a validation, once its row is in `metrics.csv`.
+    """Draw `curves.svg` when training ends, once the last row of metrics is written."""
 
-    Drawing takes at most a fiftieth of the time of a run, so where iterations are short, some
-    validations pass without. The end of the run is always drawn.
-    """
-
-    def __init__(self) -> None:
-        self._due = False
-        self._next = 0.0  # on the clock `time.monotonic`
-
-    def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._next = time.monotonic() + _FIRST
-
-    def on_validation_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._due = trainer.state.fn == "fit" and not trainer.sanity_checking
-
-    def on_train_epoch_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        if time.monotonic() >= self._next:
-            self._draw(trainer, pl_module)
-
-    def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self._draw(trainer, pl_module)
-
-    def _draw(self, trainer: L.Trainer, module: Any) -> None:
-        due, self._due = self._due, False
-        if due and trainer.is_global_zero and module.folder is not None:
-            began = time.monotonic()
-            file = module.folder / "curves.svg"
+    def on_train_end(self, trainer: L.Trainer, pl_module: Any) -> None:
+        if trainer.is_global_zero and pl_module.folder is not None:
+            file = pl_module.folder / "curves.svg"
             with writing(trainer, file):
-                draw(open_runs([module.folder]), file)
-            self._next = (ended := time.monotonic()) + _TIMES * (ended - began)
+                draw(open_runs([pl_module.folder]), file)
 
 
 def draw(runs: Sequence[Run], file: Path) -> None:

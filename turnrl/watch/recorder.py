@@ -64,8 +64,6 @@ class Recorder(L.Callback):
         at_least(0, "record.", self, "transcripts", whole=True, optional=False)
         self.evaluated: list[Row] = []
         """The rows of the last evaluation in this process, with or without a folder."""
-        self.texts: list[str] = []
-        """The texts of the last iteration's trajectories that were written out."""
         self._kept: object = None
 
     def on_train_batch_start(
@@ -74,7 +72,7 @@ class Recorder(L.Callback):
         experience = pl_module.experience
         if experience is self._kept or pl_module.folder is None:
             return
-        self._kept, self.texts = experience, []
+        self._kept = experience
         place = (trainer.global_rank, trainer.world_size)
         count = count_kept(experience.groups, self.per_iteration, *place)
         recorded = rows(
@@ -122,13 +120,13 @@ class Recorder(L.Callback):
             write(recorded, kept)
         if first["split"] == "train" and rank == 0 and self.transcripts:
             file = folder / "transcripts" / f"iteration_{first['iteration']:04d}.txt"
-            self.texts = []
+            texts = []
             for row in _extremes(recorded, self.transcripts):
                 group = groups[row["group"] // trainer.world_size]
                 trajectory = group.trajectories[row["member"]]
                 sent = module.rollout.driver.sent(trajectory, module.chat)
-                self.texts.append(transcript(row, sent))
-            whole = ("\n" + "=" * 80 + "\n").join(self.texts)
+                texts.append(transcript(row, sent))
+            whole = ("\n" + "=" * 80 + "\n").join(texts)
             with writing(trainer, file), whole_file(file) as new:
                 new.write_text(whole + "\n", encoding="utf-8")
 

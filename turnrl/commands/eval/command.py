@@ -1,5 +1,4 @@
-"""`turnrl eval RECIPE_OR_RUN`: questions asked and scored, with an interval for every figure; and
-`turnrl export`, the record of an evaluation as an inspect_ai log.
+"""`turnrl eval RECIPE_OR_RUN`: questions asked and scored, with an interval for every figure.
 
 Nothing heavy is imported before a command runs.
 """
@@ -88,19 +87,3 @@ def _start(run: Callable[[argparse.Namespace], int], parsed: argparse.Namespace)
     # a run prints its progress on standard output, where a program wants to read only figures
     with contextlib.redirect_stdout(sys.stderr) if parsed.json else contextlib.nullcontext():
         return run(parsed)
-
-
-def add_export_command(commands: Commands) -> None:
-    """Add `export` to argparse's sub-parsers."""
-    summary = "write trajectories of a run as an inspect_ai log"
-    parser = commands.add_parser("export", help=summary, description=summary)
-    parser.add_argument("run_folder", metavar="RUN", help="a run, or the name of its runs")
-    parser.add_argument("file", metavar="FILE", help="the log to write: NAME.eval or NAME.json")
-    parser.add_argument("--split", help="the split to take; the newest evaluation by default")
-    parser.set_defaults(run=_export)
-
-
-def _export(parsed: argparse.Namespace) -> None:
-    from turnrl.commands.eval.inspecting import export
-
-    export(parsed.run_folder, parsed.file, parsed.split)

@@ -39,9 +39,7 @@ Shown = dict[str, object]
 Advantages = Sequence[Sequence[float | None]]
 
 
-def page(
-    runs: Sequence[Run], title: str, most: int | None = None, reload_s: float = 0.0
-) -> Iterator[str]:
+def page(runs: Sequence[Run], title: str, most: int | None = None) -> Iterator[str]:
     """The page, in pieces.
 
     Args:
@@ -49,7 +47,6 @@ def page(
         title: Title of the page.
         most: Approximate number of trajectories of each run, in whole groups from all of its parts;
             None for all.
-        reload_s: Seconds after which an open page loads itself again; 0 for never.
     """
     assets = files("turnrl.commands.report") / "assets"
     style = "\n".join((assets / name).read_text() for name in ("uPlot.min.css", "report.css"))
@@ -67,7 +64,7 @@ def page(
         for chunk in _chunks(run, most):
             yield _block(f"d{listed.chunks}", [_detail(members) for members in chunk])
             listed.add(number, chunk)
-    yield _block("summary", _summary(runs, listed, title, reload_s))
+    yield _block("summary", _summary(runs, listed, title))
     yield f"<script>{script}</script>\n</body>\n</html>\n"
 
 
@@ -134,11 +131,10 @@ class _Listed:
         self.chunks += 1
 
 
-def _summary(runs: Sequence[Run], listed: _Listed, title: str, reload_s: float) -> Shown:
+def _summary(runs: Sequence[Run], listed: _Listed, title: str) -> Shown:
     compared = _compared(runs, listed)  # it may add to the problems of runs
     return {
         "title": title,
-        "reload_s": reload_s,
         "written": datetime.now().astimezone().isoformat(timespec="seconds"),
         "runs": [
             {

@@ -49,7 +49,7 @@ function nameOf(fold) {
   return `${head ? head.textContent : ""}: ${fold.querySelector("summary").textContent}`.replace(/\d+/g, "");
 }
 
-/** Keep where the reader is on this page, for when he comes back to it or it is loaded again. */
+/** Keep where the reader is on this page, for when he comes back to it. */
 function remember() {
   if (shownAt !== location.hash) return;  // the next page is on its way
   const open = [...main.querySelectorAll("details")].filter((one) => one.open).map(nameOf);
@@ -59,14 +59,6 @@ history.scrollRestoration = "manual";
 let scrolled = 0;
 window.addEventListener("scroll", () => { clearTimeout(scrolled); scrolled = setTimeout(remember, 60); });
 main.addEventListener("toggle", remember, true);
-
-/** A page that is rewritten while runs train is loaded again, but not under the hands of a reader. */
-function reload() {
-  const typed = [...main.querySelectorAll("input[type=search]")].some((box) => box.value !== box.defaultValue);
-  const busy = /^#\/[tg]\//.test(location.hash) || document.hidden || typed || ![document.body, main].includes(document.activeElement) || !getSelection().isCollapsed;
-  if (busy) setTimeout(reload, 1000);
-  else { remember(); location.reload(); }
-}
 
 const KEPT = "turnrl-theme";
 /** A file from disk may be refused a place to keep things in. */
@@ -117,7 +109,6 @@ window.addEventListener("resize", () => { clearTimeout(resized); resized = setTi
 window.addEventListener("hashchange", show);
 unpack("summary").then((value) => {
   data = value;
-  if (data.reload_s) setTimeout(reload, 1000 * data.reload_s);
   return show();
 }, (error) => {
   main.replaceChildren(el("h1", {}, "The report cannot be opened"), el("p", {}, `${error}. Open it in a browser of 2023 or later.`));
