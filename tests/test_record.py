@@ -517,7 +517,8 @@ def test_a_record_is_read_while_its_next_file_is_being_written(tmp_path):
 
 
 def test_reading_a_record_loads_no_torch(run):
-    code = "import sys; from turnrl.runs import record; record.read(sys.argv[1]); assert 'torch' not in sys.modules"
+    code = "import sys; from turnrl.runs import record; record.read(sys.argv[1])"
+    code += "; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code, str(run[0])], check=True)
 
 
