@@ -7,10 +7,10 @@ import shlex
 
 import pytest
 
-import turnrl
 from pages import ROOT
 from turnrl import Question, RecipeError, ToolResult, ToolSpec
 from turnrl.cli import main
+from turnrl.runs import record
 from turnrl.testing import check_segmenter
 from turnrl_segmenters import Action
 
@@ -179,7 +179,7 @@ def test_the_lake_of_the_page_runs_and_warns_that_nothing_ends(tmp_path, monkeyp
     (warning,) = [r.getMessage() for r in caplog.records if "no attempt" in r.getMessage()]
     assert re.split(r"of \d+, .*? took no step", warning) == known
     assert "of 8, " in warning
-    for row in turnrl.record.read("runs/lake/version_0/record"):
+    for row in record.read("runs/lake/version_0/record"):
         figures = {figure["name"]: figure["values"] for figure in row["figures"]}
         assert figures == {"steps": [0.0], "earned": [0.0], "ended": [0.0], "truncated": [0.0]}
         assert row["outcome"] == 0

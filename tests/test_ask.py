@@ -22,6 +22,7 @@ from turnrl import MTGRPO, Policy, Question, QuestionData, RecipeError, Rollout
 from turnrl.cli import main
 from turnrl.plugin.errors import CheckpointError, TrainingError
 from turnrl.policy.settings import Lora
+from turnrl.runs import record
 from turnrl.types import OutcomeReward
 from turnrl.watch.checkpoints import BestCheckpoint
 from turnrl_slots import Slots
@@ -53,9 +54,9 @@ def test_a_checkpoint_answers_the_users_own_questions(run, capsys):
     assert [t.sample.token_ids for t in other] != [t.sample.token_ids for t in again]
     # the evaluation's own greedy trajectories are these
     assert main(["eval", "recipe.yaml", "--ckpt_path", "last"]) == 0
-    record = turnrl.record.read("runs/recipe-eval/version_0/record")
+    rows = record.read("runs/recipe-eval/version_0/record")
     questions = Numbers().questions("val")
-    texts = [[turn["text"] for turn in row["turns"]] for row in record]
+    texts = [[turn["text"] for turn in row["turns"]] for row in rows]
     assert texts == [[turn.text for turn in t.turns] for t in agent.ask(questions)]
 
 

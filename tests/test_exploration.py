@@ -34,7 +34,6 @@ from turnrl import (
     TurnLevel,
     TurnReward,
     assign_credit,
-    learning,
     score_group,
 )
 from turnrl.agent.running import on_loop
@@ -46,6 +45,7 @@ from turnrl.policy.reading import read_trajectories
 from turnrl.rewards.scoring import CURVES
 from turnrl.runs import record
 from turnrl.testing import ScriptedEngine
+from turnrl.training import learning
 from turnrl.training.experience import Collected, Experience
 from turnrl.types import Critic, ForkableToolSession, Probe, ToolSession
 from turnrl.watch.recorder import Recorder

@@ -21,12 +21,12 @@ import pytest
 from jsonschema import Draft202012Validator
 from websockets.asyncio.client import connect
 
-import turnrl
 from turnrl import DataError, Question, RecipeError, Rollout, ToolCall, ToolError, call_tools
 from turnrl.agent.running import on_loop
 from turnrl.cli import main
 from turnrl.plugin.errors import TrajectoryLost
 from turnrl.plugin.patience import Unavailable
+from turnrl.runs import record
 from turnrl.testing import ScriptedEngine, check_tool
 from turnrl_environments import OpenEnv
 from turnrl_environments.client import Full
@@ -324,7 +324,7 @@ def test_the_recipe_of_the_page_runs(serve, tmp_path, monkeypatch):
     Path("server.yaml").write_text(recipe.replace("http://localhost:8000", server.url))
     words = [*shlex.split(command), "--model.rollout.max_turn_tokens", "16"]
     assert main(words) == 0
-    (row, *_) = turnrl.record.read("runs/server/version_0/record")
+    (row, *_) = record.read("runs/server/version_0/record")
     assert {figure["name"] for figure in row["figures"]} == {
         "steps",
         "earned",

@@ -87,7 +87,7 @@ class Comparison:
         second: The other side, with the same number of evaluations in the same order.
         questions: The ids of the questions in common.
         asked: Number of questions that the first run of each side answered, in common or not.
-        figures: The differences, by the names of `turnrl.record.scores`.
+        figures: The differences, by the names of `turnrl.runs.record.scores`.
         main: The figure that decides: `exact_match`, or `reward/total` if no question has an
             accepted answer.
         won: Questions with more of the main figure on the second side, in the order of the first.

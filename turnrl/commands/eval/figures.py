@@ -30,7 +30,7 @@ def report_of(rows: Mapping[str, Sequence[record.Row]], sampled: bool) -> Figure
 
     Args:
         rows: Rows of the record, by data set.
-        sampled: Add `mean@n` and `pass@k` of exact match; see `turnrl.record.pass_at_k`.
+        sampled: Add `mean@n` and `pass@k` of exact match; see `turnrl.runs.record.pass_at_k`.
     """
     sets = {name: list(of_set) for name, of_set in rows.items()}
     if len(sets) > 1:
