@@ -5,6 +5,7 @@ The algorithm learns from it, and its figures become the iteration's row in `met
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -46,6 +47,18 @@ class Collected:
             probe_tokens=self.probe_tokens + other.probe_tokens,
             restarted=self.restarted + other.restarted,
         )
+
+
+class Evaluated(NamedTuple):
+    """A batch of questions that an evaluation scored.
+
+    Args:
+        groups: One for each question.
+        greedy: True for one greedy trajectory per question.
+    """
+
+    groups: tuple[Group, ...]
+    greedy: bool
 
 
 @dataclass(frozen=True)

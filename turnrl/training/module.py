@@ -28,8 +28,10 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, partial, reduce
+from pathlib import Path
 from typing import Any, cast, final
 
+import lightning as L
 import torch
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.utilities import rank_zero_info
@@ -52,9 +54,10 @@ from turnrl.policy.settings import Policy
 from turnrl.rewards import scoring
 from turnrl.rewards.functions import rewards_of
 from turnrl.rewards.scoring import Tally
+from turnrl.training.checkpoints import read_safely
 from turnrl.training.checks import check_batch, check_parts, check_settings
 from turnrl.training.collection import Collector
-from turnrl.training.experience import Experience
+from turnrl.training.experience import Evaluated, Experience
 from turnrl.training.learning import (
     LearningSettings,
     Minibatch,
@@ -161,11 +164,8 @@ class MTGRPO(PolicyModule):
         self.experience: Experience | None = None
         """The experience of the last iteration."""
         self._unlogged: Experience | None = None
-        self.samples: int | None = None
-        """Trajectories that an evaluation samples per question; None for a single greedy one."""
-        self.evaluated: list[Group] = []
-        """Groups scored so far by this evaluation in this process. With rank r of R processes,
-        group i of them is number r + i R of the evaluation."""
+        self._samples: int | None = None
+        self._evaluated: list[Group] = []
         _ = model.folder  # raises if the folder is missing, before any data is read
         check_settings(self)
 
@@ -379,26 +379,57 @@ class MTGRPO(PolicyModule):
 
     # -------------------------------------------------------------- evaluate
 
+    def evaluate(
+        self,
+        trainer: L.Trainer,
+        data: L.LightningDataModule,
+        samples: int | None = None,
+        checkpoint: str | Path | None = None,
+    ) -> list[Group]:
+        """Score questions as a run's validations do.
+
+        Args:
+            trainer: Runs the evaluation, over all its processes.
+            data: The questions.
+            samples: Trajectories to sample per question; None for a single greedy one.
+            checkpoint: The checkpoint to score; None for the weights as they are.
+        Returns:
+            The scored groups of this process. With rank r of R processes, group i of them is
+            number r + i R.
+        """
+        self._samples = samples
+        # a checkpoint may come from anywhere, so no code in it is run
+        options = {"ckpt_path": checkpoint, "verbose": False, "weights_only": True}
+        try:
+            with read_safely(checkpoint):
+                trainer.validate(self, datamodule=data, **options)  # type: ignore[arg-type]
+        finally:
+            self._samples = None
+        return self._evaluated
+
     def on_validation_epoch_start(self) -> None:
         """Forget the groups of the last evaluation."""
         super().on_validation_epoch_start()
-        self.evaluated = []
+        self._evaluated = []
         if self.policy.divided:  # here, because a process without a question has to take part too
             self.collector.sync()
 
-    def validation_step(self, batch: list[Question], batch_idx: int) -> None:
+    def validation_step(  # type: ignore[override] # Lightning passes on whatever it returns
+        self, batch: list[Question], batch_idx: int
+    ) -> Evaluated:
         """Score trajectories, by default one greedy trajectory per question. A process may have no
-        question in a batch."""
+        question in a batch. Lightning hands the result to the callbacks."""
         advice = "Give QuestionData(val=rows), or a loader of lists of turnrl.Question."
         check_batch(batch, Question, "evaluate", advice)
         split = self.split
         with self.policy.uneven_passes():
             groups = self._scored(batch, batch_idx) if batch else ()
-        self.evaluated += groups
+        self._evaluated += groups
         tallies = scoring.group_tallies(groups, self.rewards)
         self.metrics.log({f"{split}/{name}": t for name, t in tallies.items()}, weigh=True)
         if self.trainer.state.fn != "fit":
             self.metrics.log_sum(f"{split}/questions", len(batch))
+        return Evaluated(groups, greedy=self._samples is None)
 
     @property
     def split(self) -> str:
@@ -408,7 +439,7 @@ class MTGRPO(PolicyModule):
 
     def _scored(self, batch: list[Question], number: int) -> tuple[Group, ...]:
         key = (EVALUATE, self.seed, number, self.global_rank)
-        attempts = self.collector.explore(batch, self.samples, key, self.bar("evaluating"))
+        attempts = self.collector.explore(batch, self._samples, key, self.bar("evaluating"))
         return self.collector.score(attempts.trajectories)
 
 

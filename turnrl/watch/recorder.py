@@ -62,9 +62,9 @@ class Recorder(L.Callback):
         self.transcripts = transcripts
         at_least(0, "record.", self, "per_iteration", whole=True)
         at_least(0, "record.", self, "transcripts", whole=True, optional=False)
-        self.evaluated: list[Row] = []
-        """The rows of the last evaluation in this process, with or without a folder."""
         self._kept: object = None
+        self._evaluated: list[Group] = []
+        self._greedy = True
 
     def on_train_batch_start(
         self, trainer: L.Trainer, pl_module: Any, batch: object, batch_idx: int
@@ -88,10 +88,19 @@ class Recorder(L.Callback):
         )
         self._write(list(recorded), experience.groups, trainer, pl_module)
 
+    def on_validation_epoch_start(self, trainer: L.Trainer, pl_module: Any) -> None:
+        self._evaluated = []
+
+    def on_validation_batch_end(
+        self, trainer: L.Trainer, pl_module: Any, outputs: Any, *args: object, **kwargs: object
+    ) -> None:
+        if pl_module.folder is not None:
+            self._evaluated += outputs.groups
+            self._greedy = outputs.greedy
+
     def on_validation_epoch_end(self, trainer: L.Trainer, pl_module: Any) -> None:
-        groups, (iteration, version) = pl_module.evaluated, pl_module.position
-        greedy = pl_module.samples is None
-        learner = partial(pl_module.read, temperature=1.0) if greedy else pl_module.read
+        groups, (iteration, version) = self._evaluated, pl_module.position
+        learner = partial(pl_module.read, temperature=1.0) if self._greedy else pl_module.read
         recorded = rows(
             groups,
             [None] * len(groups),
@@ -103,8 +112,8 @@ class Recorder(L.Callback):
             learner=learner if self.tokens else None,
             texts=pl_module.chat.token_texts,
         )
-        self.evaluated = list(recorded)
-        self._write(self.evaluated, groups, trainer, pl_module)
+        self._write(list(recorded), groups, trainer, pl_module)
+        self._evaluated = []
 
     def _write(
         self, recorded: Sequence[Row], groups: Sequence[Group], trainer: L.Trainer, module: Any

@@ -20,7 +20,6 @@ from turnrl.plugin.text import say
 from turnrl.recipe.build import Built
 from turnrl.rewards.scoring import score_group
 from turnrl.runs import record
-from turnrl.training.checkpoints import read_safely
 from turnrl.training.module import MTGRPO
 from turnrl.training.questions import QuestionData
 from turnrl.watch import recorder as recording
@@ -36,16 +35,16 @@ def evaluate(built: Built, out: TextIO) -> None:
         out: The stream for JSON, if it is asked for.
     Raises:
         RecipeError: If it is not an `MTGRPO` on `QuestionData`, or there is nothing to score.
-        PluginError: If the plugin that keeps the record is not loaded.
     """
     (module, sets), trainer = _parts(built), built.trainer
     server: EndpointServer | None = built.settings["endpoint"]
+    samples: int | None = built.settings["samples"]
     for data in sets.values():  # all, so that a mistake in the last shows before the first is asked
         data.setup("validate")
     if server is None:
-        rows = _by_policy(module, sets, trainer, built.checkpoint)
+        rows = _by_policy(module, sets, trainer, samples, built.checkpoint)
     else:
-        rows = _by_server(module, sets, trainer, server, built.invocation.place.folder)
+        rows = _by_server(module, sets, trainer, samples, server, built.invocation.place.folder)
     if not any(rows.values()):
         raise RecipeError("nothing to score. Set data.val; leave out limit_val_batches 0.")
     if not trainer.is_global_zero:
@@ -53,7 +52,6 @@ def evaluate(built: Built, out: TextIO) -> None:
     if _is_optimistic(built):
         say("best.ckpt was chosen by its score on these questions: its figures are optimistic")
         say("use other --questions, or score the last checkpoint with --ckpt_path last")
-    samples = module.samples
     figures = report_of(rows, samples is not None)
     if "json" in built.invocation.raised_flags:
         asked = {
@@ -99,7 +97,6 @@ def _parts(built: Built) -> tuple[MTGRPO, dict[str, QuestionData]]:
             f"ckpt_path is {built.checkpoint!r}, and the endpoint {server.model!r} acts instead of "
             "the policy. Leave one of them out."
         )
-    module.samples = samples
     return module, _data_sets(data, settings)
 
 
@@ -147,7 +144,11 @@ def _name(source: object, kind: str) -> str:
 
 
 def _by_policy(
-    module: MTGRPO, sets: Mapping[str, QuestionData], trainer: Any, checkpoint: str | None
+    module: MTGRPO,
+    sets: Mapping[str, QuestionData],
+    trainer: L.Trainer,
+    samples: int | None,
+    checkpoint: str | None,
 ) -> dict[str, list[record.Row]]:
     """The rows of each data set, by the policy, over all processes."""
     if checkpoint is None and trainer.is_global_zero:
@@ -155,12 +156,10 @@ def _by_policy(
     rows: dict[str, list[record.Row]] = {}
     for name, data in sets.items():
         data.label = name
-        # a checkpoint may come from anywhere, so no code in it is run
-        options = {"ckpt_path": checkpoint, "verbose": False, "weights_only": True}
-        with read_safely(checkpoint):
-            trainer.validate(module, datamodule=data, **options)
+        groups = module.evaluate(trainer, data, samples, checkpoint)
         checkpoint = None  # its weights are loaded
-        (own,) = (c.evaluated for c in trainer.callbacks if isinstance(c, recording.Recorder))
+        place = (*module.position, trainer.global_rank, trainer.world_size)
+        own = list(recording.rows(groups, [None] * len(groups), name, *place))
         shares = [own] * trainer.world_size
         if trainer.world_size > 1:
             torch.distributed.all_gather_object(shares, own)
@@ -172,12 +171,13 @@ def _by_server(
     module: MTGRPO,
     sets: Mapping[str, QuestionData],
     trainer: L.Trainer,
+    samples: int | None,
     server: EndpointServer,
     folder: Path | None,
 ) -> dict[str, list[record.Row]]:
     """The rows of each data set, by a model behind a server. No weights are loaded."""
     sampler = Endpoint(server)
-    size, greedy = module.samples or 1, module.samples is None
+    size, greedy = samples or 1, samples is None
     # a server's replies cannot be reproduced, so no trajectory waits for another's turn
     rollout = replace(module.rollout, lockstep=False)
     rows: dict[str, list[record.Row]] = {}
