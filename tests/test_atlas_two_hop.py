@@ -181,6 +181,6 @@ def test_the_recipe_trains_a_policy_that_searches_twice_and_answers(tmp_path, mo
     first, *_, last = (pq.read_table(file).to_pylist() for file in sorted(folder.glob("val-*")))
     assert sum(row["exact_match"] for row in first) / len(first) < 0.25
     assert sum(row["exact_match"] for row in last) / len(last) >= 0.75
-    calls = [sum(len(turn["calls"]) for turn in row["turns"]) for row in last]
+    calls = [sum(len(turn["reading"]["calls"]) for turn in row["turns"]) for row in last]
     assert 2 <= round(sum(calls) / len(calls), 1) < 2.5
     assert sum(row["ended_by"] == "answer" for row in last) / len(last) > 0.95

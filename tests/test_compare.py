@@ -13,6 +13,7 @@ import pytest
 import yaml
 from scipy import stats
 
+import trajectories
 from commands import fails
 from turnrl import DataError
 from turnrl.cli import main
@@ -27,28 +28,18 @@ from turnrl.watch import recorder as recording
 
 def row(number, right, **more):
     """An answer to the question of a number: right or not, for a reward of the same weight."""
-    empty = dict.fromkeys(record.SCHEMA.names)
-    return {
-        **empty,
-        **{"iteration": 1, "policy_version": 4, "split": "val", "group": number, "member": 0},
-        **{"question_id": f"q{number}", "question": f"Number {number}?", "answers": ["yes"]},
-        **{
-            "answer": "yes" if right else "no",
-            "ended_by": "answer",
-            "outcome": 0.3 * right,
-            "begins": 0,
-        },
-        "turns": [{"text": "", "tokens": 2, "reward": 0.1, "advantage": None, "calls": []}]
-        * (1 + right),
-        "prompt_tokens": 3,
+    columns = {
+        **{"iteration": 1, "policy_version": 4, "group": number, "answers": ["yes"]},
+        **{"question_id": f"q{number}", "question": f"Number {number}?"},
+        **{"answer": "yes" if right else "no", "outcome": 0.3 * right, "f1": None},
         **{"exact_match": float(right), "tool_execution": 0.5 * (number % 3), "format": 1.0},
         "answer_in_results": None if number % 2 else float(right),
         "rewards": [
             {"name": "outcome/right", "value": 0.3 * right},
             {"name": "turn/x", "value": 0.1},
         ],
-        **more,
     }
+    return trajectories.row(1 + right, **columns | more)
 
 
 def saved(place, rows, file="val-000004-0.parquet", **settings):

@@ -79,7 +79,6 @@ def test_a_gymnasium_environment_trains_on_the_reward_of_each_step(tiny_model, t
             if way is not None:
                 _, wanted, ended, late, _ = env.step(MOVES[way])
                 over, moved = ended or late, moved + 1
-            assert turn["world_reward"] == pytest.approx(float(wanted))
             assert turn["reward"] == pytest.approx(float(wanted))
         assert (row["ended_by"] == "tool") == over
         assert row["exact_match"] is None  # there is nothing to match

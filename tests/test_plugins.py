@@ -348,7 +348,7 @@ def test_third_party_estimators_and_engines_have_short_names(install, recipe, ca
     assert saved["engine"]["init_args"] == {"rows": 3}
     rows = [r for r in record.read("runs/recipe/version_0/record") if r["split"] == "train"]
     for row in rows:
-        total = row["outcome"] + sum(turn["reward"] for turn in row["turns"])
+        total = row["outcome"] + sum(turn["turn_reward"] for turn in row["turns"])
         for turn in row["turns"]:
             assert turn["advantage"] == pytest.approx(2 * (total - row["group_mean"]), abs=1e-5)
     assert len(rows) == 32

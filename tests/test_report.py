@@ -187,20 +187,17 @@ def test_a_record_without_valid_json_is_reported(tmp_path):
     folder = trajectories.run(tmp_path / "run", iterations=1, turns=(2, 2))
     (file,) = record.files(folder)
     read = record.read(file)
-    texts = iter(('{"query": ', "[1]", None, "[" * 100_000, '"a text"'))
+    texts = iter(('{"query": ', "[1]", "[" * 100_000, '"a text"'))
     for row, text in zip(read, texts, strict=False):
-        row["turns"][0]["calls"] = [dict.fromkeys(("error", "mended")) | {"name": "look"}]
-        row["turns"][0]["calls"][0]["arguments"] = text
-        row["turns"][0]["results"] = [{"content": "seen", "ok": True, "metadata": "{"}]
+        row["turns"][0]["reading"]["calls"][0]["arguments"] = text
+        row["turns"][0]["results"][0]["metadata"] = "{"
         row["estimator"] = "TurnLevel()"
     write(read, file)
     calls = [t.turns[0].reading.calls[0] for t in record.group(read[:4]).trajectories]
     assert [call.arguments for call in calls] == [{}] * 4
-    assert calls[0].error == """no JSON object: '{"query": '"""
-    assert calls[2].error is None  # without arguments
     report([folder], tmp_path / "out.html")
     first = unpacked(tmp_path / "out.html", "d0")[0]
-    assert first["rows"][0]["turns"][0]["calls"][0]["arguments"] == '{"query": '
+    assert first["rows"][0]["turns"][0]["reading"]["calls"][0]["arguments"] == '{"query": '
     lost = "cannot be rebuilt: the record has no JSON of it, but 'TurnLevel()'"
     assert first["why"][0]["unexplained"] == lost
     assert "Merged" in [credit["name"] for credit in first["why"]]
@@ -369,7 +366,7 @@ def test_branches_do_not_count_as_attempts(tiny_model, tmp_path):
     for row, turns in zip(members, merged["terms"], strict=True):
         assert (turns is None) == (row["parent"] is not None)
         if turns is not None:
-            total = row["outcome"] + sum(turn["reward"] for turn in row["turns"])
+            total = row["outcome"] + sum(turn["turn_reward"] for turn in row["turns"])
             assert turns[0][0]["value"] == pytest.approx(total, abs=1e-6)
             assert turns[0][0]["count"] == 4
     for members in record.groups(kept):
@@ -431,7 +428,7 @@ def test_the_picture_of_the_curves_has_the_values_of_the_metrics(tmp_path, monke
 def test_the_total_in_the_list_is_outcome_plus_turn_rewards(tmp_path):
     folder = trajectories.run(tmp_path / "run")
     report([folder], tmp_path / "out.html")
-    wanted = [r["outcome"] + sum(t["reward"] for t in r["turns"]) for r in record.read(folder)]
+    wanted = [r["outcome"] + sum(t["turn_reward"] for t in r["turns"]) for r in record.read(folder)]
     shown = unpacked(tmp_path / "out.html")["trajectories"]["total"]
     assert shown == pytest.approx(wanted)
 
@@ -672,7 +669,11 @@ def test_a_list_is_filtered_sorted_and_searched(tmp_path, open_page):
     assert "80 of 320" in page.inner_text("main")
     shown = page.locator("table.list tbody tr td.num:nth-last-child(2)").all_inner_texts()
     totals = sorted(
-        (r["outcome"] + sum(t["reward"] for t in r["turns"]) for r in kept if r["iteration"] == 2),
+        (
+            r["outcome"] + sum(t["turn_reward"] for t in r["turns"])
+            for r in kept
+            if r["iteration"] == 2
+        ),
         reverse=True,
     )
     assert [float(text) for text in shown] == pytest.approx(totals[:50], abs=1e-3)
@@ -891,9 +892,12 @@ def test_a_turn_shows_its_thought_calls_and_results(tmp_path, open_page):
     kept = record.read(folder)
     for row, text in zip(kept, TURNS, strict=True):
         row |= {"answers": ["Netherlands", "nether"], "exact_match": 0.0}
-        call = row["turns"][0]["calls"][0] | {"arguments": '{"query": "Utrecht, \\"nl\\""}'}
+        call = row["turns"][0]["reading"]["calls"][0] | {
+            "arguments": '{"query": "Utrecht, \\"nl\\""}'
+        }
         read = row["turns"][0]["results"][0] | {"content": FOUND, "ok": True}
-        row["turns"][0] |= {"text": text, "calls": [call], "results": [read]}
+        row["turns"][0] |= {"text": text, "results": [read]}
+        row["turns"][0]["reading"]["calls"] = [call]
         row["turns"][1]["text"] = "<think>so</think><answer>Holland</answer>"
     replace_record(folder, kept)
     page = open_page([folder])

@@ -377,7 +377,7 @@ def test_a_record_with_columns_of_another_type_is_named(kind, tmp_path):
     table = pq.read_table(file)
     odd = pa.array([None] * len(table), getattr(pa, kind)())
     changed = table.set_column(table.column_names.index("turns"), "turns", odd)
-    pq.write_table(changed.replace_schema_metadata({"turnrl.record": "3"}), file)
+    pq.write_table(changed.replace_schema_metadata({"turnrl.record": "4"}), file)
     assert main(["report", str(run), "-o", str(tmp_path / "page.html")]) == 0
     (opened,) = open_runs([run])
     assert list(opened.groups()) == []

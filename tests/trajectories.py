@@ -23,6 +23,7 @@ from turnrl import (
     TurnLevel,
     TurnReward,
     assign_credit,
+    score_group,
 )
 from turnrl.credit.estimators import Credit
 from turnrl.engines import TokenScores
@@ -191,6 +192,14 @@ def group(draw, number, size=4, turns=(1, 4), text=None, version=0):
         reached,
         parts,
     )
+
+
+def row(turns=1, **columns):
+    """A valid row of a record, with some columns of its own."""
+    question = Question("q", "?", ("x",))
+    made = [sampled_turn("", (7, 7), (-0.5, -0.5)) for _ in range(turns)]
+    scored = score_group([trajectory(question, (1, 2, 3), made, "answer")], [], turns)
+    return next(rows([scored], [None], "val", 0, 0)) | columns
 
 
 def noted(read):

@@ -7,7 +7,7 @@
         print(name, figure.mean, figure.low, figure.high)
     print(record.transcript(rows[0]))
 
-`turnrl/runs/columns.py` explains the columns.
+`help(turnrl.runs.columns.RecordedAttempt)` explains the columns.
 
 Files are named SPLIT-POLICY_VERSION-PROCESS, and each is there whole or not at all, so you can read
 the record of a run that is still training. Any Parquet reader can read them, such as
@@ -26,15 +26,13 @@ import pyarrow.parquet as pq
 from turnrl.rewards.answers import CURVES as CURVES
 from turnrl.plugin.errors import DataError, did_you_mean, in_short
 from turnrl.runs.find import find_run
-from turnrl.runs.columns import ALWAYS, COLUMNS, VERSION, VERSION_KEY, fault_in
+from turnrl.runs.columns import COLUMNS, VERSION, VERSION_KEY, RecordedTurn, check_row, restore
 from turnrl.runs.columns import SCHEMA as SCHEMA
 from turnrl.runs.columns import TOKENS as TOKENS
-from turnrl.runs.restoring import Columns as Columns
-from turnrl.runs.restoring import Row as Row
-from turnrl.runs.restoring import call as call
+from turnrl.runs.columns import Columns as Columns
+from turnrl.runs.columns import Row as Row
+from turnrl.runs.columns import json_object as json_object
 from turnrl.runs.restoring import group as group
-from turnrl.runs.restoring import json_object as json_object
-from turnrl.runs.restoring import turn_of
 from turnrl.runs.statistics import all_or_nothing
 from turnrl.runs.statistics import mean_interval as mean_interval
 from turnrl.plugin.text import labelled, visible
@@ -117,11 +115,11 @@ def table(
 def _opened(file: Path, columns: Sequence[str] | None) -> pa.Table:
     try:
         schema = pq.read_schema(file)
-        version = int((schema.metadata or {}).get(VERSION_KEY, 1))
-        if not set(schema.names) >= ALWAYS:
+        version = (schema.metadata or {}).get(VERSION_KEY, b"").decode()
+        if not version:
             step = "Give the folder of a run, or a file of its record/."
             raise DataError(f"{str(file)!r} is not a record of turnrl. {step}")
-        if version != VERSION:
+        if version != str(VERSION):
             raise DataError(
                 f"{str(file)!r} has version {version} of the record, and this turnrl reads "
                 f"{VERSION}. Update your clone of turnrl, or read it with the one that wrote it."
@@ -158,14 +156,15 @@ def read_checked(file: Path, columns: Sequence[str] | None = None) -> list[Row]:
     Raises:
         DataError: As in `table`. Also if a value is one that no turnrl writes.
     """
-    kept = _opened(file, columns)
-    fault = fault_in(kept)
-    rows: list[Row] = [] if fault else kept.to_pylist()
-    if any(map(_has_odd_parents, groups(rows) if columns is None else ())):
-        fault = "a branch comes from no attempt of its group"
-    if fault:
+    rows: list[Row] = _opened(file, columns).to_pylist()
+    try:
+        for row in rows:
+            check_row(row)
+        if any(map(_has_odd_parents, groups(rows) if columns is None else ())):
+            raise DataError("a branch comes from no attempt of its group")
+    except DataError as fault:
         step = "Copy it again, or remove it."
-        raise DataError(f"{str(file)!r} is not a record of turnrl: {fault}. {step}")
+        raise DataError(f"{str(file)!r} is not a record of turnrl: {fault}. {step}") from fault
     return rows
 
 
@@ -213,7 +212,7 @@ def scores(row: Columns) -> dict[str, float | None]:
     turns, sampled = row["turns"], row["prompt_tokens"] is not None
     sizes = (
         float(len(turns)),
-        float(sum(len(turn["calls"]) for turn in turns)),
+        float(sum(len(turn["reading"]["calls"]) for turn in turns)),
         float(sum(turn["tokens"] for turn in turns)) if sampled else None,
     )
     curves = {name: row[name] for name in (*CURVES, "f1")}
@@ -310,11 +309,10 @@ def transcript(row: Columns, sent: Sequence[str] = ()) -> str:
     for k, turn in enumerate(row["turns"], 1):
         parts = f" ({_parts(turn['rewards'])})" if turn["rewards"] else ""
         credit = "" if turn["advantage"] is None else f"   advantage {turn['advantage']:+.3f}"
-        shown = turn_of(turn)
         several = len(row.get("sample_tokens") or ()) > 1
         history = f"   history {turn['sample'] + 1}" if several else ""
-        lines.append(f"-- turn {k}{history}   reward {turn['reward']:.3f}{parts}{credit}")
-        lines += [*sent[k - 1 : k], str(shown)]
+        lines.append(f"-- turn {k}{history}   reward {turn['turn_reward']:.3f}{parts}{credit}")
+        lines += [*sent[k - 1 : k], str(restore(RecordedTurn, turn))]
     return visible("\n".join([*lines, _parts(row["rewards"])]))
 
 

@@ -1,24 +1,17 @@
-"""Rows of a record, restored to the scored group, the turns and the calls that they record.
+"""Rows of a record, restored to the scored group that they record."""
 
-Another program may have written the rows, so parts may be missing.
-"""
+from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from turnrl.runs.columns import UNREAD
+from turnrl.runs.columns import RecordedAttempt, Row, restore
 from turnrl.types.group import Group, RewardComponent
 from turnrl.types.questions import Question
-from turnrl.types.trajectory import Reading, Sample, ToolCall, ToolResult, Trajectory, Turn
+from turnrl.types.trajectory import Sample, Trajectory
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-Row = dict[str, Any]
-"""One trajectory, by column name."""
-Columns = Mapping[str, Any]
-"""A read-only row, or a part of one."""
 
 
 def group(rows: Sequence[Row]) -> Group:
@@ -32,109 +25,62 @@ def group(rows: Sequence[Row]) -> Group:
     """
     import torch
 
-    turns = max(len(row["turns"]) for row in rows)
-    turn_rewards = torch.zeros(len(rows), turns)
-    reached = torch.zeros(len(rows), turns, dtype=torch.bool)
-    for i, row in enumerate(rows):
-        earned = [turn["reward"] or 0.0 for turn in row["turns"]]
+    attempts: list[RecordedAttempt] = [restore(RecordedAttempt, row) for row in rows]
+    shape = len(rows), max(len(attempt.turns) for attempt in attempts)
+    turn_rewards, reached = torch.zeros(shape), torch.zeros(shape, dtype=torch.bool)
+    for i, attempt in enumerate(attempts):
+        earned = [turn.turn_reward for turn in attempt.turns]
         turn_rewards[i, : len(earned)] = torch.tensor(earned)
-        reached[i, row["begins"] : len(earned)] = True
-    trajectories = tuple(map(_trajectory, rows))
-    outcome = torch.tensor([row["outcome"] for row in rows])
-    parents = [row["parent"] for row in rows]
-    branched = any(parent is not None for parent in parents)
-    trunks = tuple(i if parent is None else parent for i, parent in enumerate(parents))
+        reached[i, attempt.begins : len(earned)] = True
+    trajectories = tuple(map(_trajectory, attempts))
+    branched = any(attempt.parent is not None for attempt in attempts)
+    trunks = tuple(i if one.parent is None else one.parent for i, one in enumerate(attempts))
     return Group(
         trajectories[0].question,
         trajectories,
         turn_rewards,
-        outcome,
+        torch.tensor([attempt.outcome for attempt in attempts]),
         reached,
-        _components(rows, turns),
+        _components(attempts, shape),
         parents=trunks if branched else (),
     )
 
 
-def _components(rows: Sequence[Row], turns: int) -> dict[str, RewardComponent]:
-    first, costs = rows[0], rows[0].get("costs")
-    right_at = {part["name"]: part["value"] for part in first.get("right_at") or ()}
+def _components(
+    attempts: Sequence[RecordedAttempt], shape: tuple[int, int]
+) -> dict[str, RewardComponent]:
+    import torch
+
+    costs = attempts[0].costs
+    right_at = {part.name: part.value for part in attempts[0].right_at}
+    values: dict[str, Tensor] = {}
+    for i, attempt in enumerate(attempts):
+        for part in attempt.rewards:
+            by_turn = part.name.startswith("turn/")
+            empty = torch.zeros(shape if by_turn else shape[:1], dtype=torch.float64)
+            own = values.setdefault(part.name, empty)
+            if not by_turn:
+                own[i] = part.value
+        for k, turn in enumerate(attempt.turns):
+            for part in turn.rewards:
+                values[part.name][i, k] = part.value
     return {
-        name: RewardComponent(
-            values,
-            None if costs is None else name in costs,
-            right_at.get(name),
-        )
-        for name, values in _values(rows, turns).items()
+        name: RewardComponent(own, None if costs is None else name in costs, right_at.get(name))
+        for name, own in values.items()
     }
 
 
-def _values(rows: Sequence[Row], turns: int) -> "dict[str, Tensor]":
-    """The values of each reward, by its name."""
-    import torch
-
-    parts: dict[str, Tensor] = {}
-    for i, row in enumerate(rows):
-        for part in row["rewards"] or ():
-            if not part["name"].startswith("turn/"):
-                new = torch.zeros(len(rows), dtype=torch.float64)
-                parts.setdefault(part["name"], new)[i] = part["value"]
-        for k, turn in enumerate(row["turns"]):
-            for part in turn["rewards"] or ():
-                new = torch.zeros(len(rows), turns, dtype=torch.float64)
-                parts.setdefault(part["name"], new)[i, k] = part["value"]
-    return parts
-
-
-def _trajectory(row: Row) -> Trajectory:
+def _trajectory(attempt: RecordedAttempt) -> Trajectory:
     # if the answers are unknown, any will do, because nothing is scored again
-    question = Question(
-        row["question_id"] or row["question"],
-        row["question"],
-        tuple(filter(None, row["answers"] or ())) or ("",),
-    )
-    turns = tuple(map(turn_of, row["turns"]))
-    sample = Sample().read((0,) * (row["prompt_tokens"] or 0))
-    for k, turn in enumerate(row["turns"]):
-        sample = sample.wrote(k, (0,) * turn["tokens"], (0.0,) * turn["tokens"])
+    answers = tuple(filter(None, attempt.answers)) or ("",)
+    sample = Sample().read((0,) * (attempt.prompt_tokens or 0))
+    for k, turn in enumerate(attempt.turns):
+        sample = sample.wrote(k, (0,) * turn.tokens, (0.0,) * turn.tokens)
     return Trajectory(
-        question=question,
-        turns=turns,
-        ended_by=row["ended_by"],
+        question=Question(attempt.question_id or attempt.question, attempt.question, answers),
+        turns=attempt.turns,
+        ended_by=attempt.ended_by,
         samples=(sample,),
-        begins=row["begins"] or 0,
-        opening=row.get("opening") or "",
-    )
-
-
-def call(part: Columns) -> ToolCall:
-    """The call that an item of a row's `calls` records. If its arguments are not a JSON object
-    (another program may have written the record), it becomes an unreadable call, with an
-    `error`."""
-    arguments = json_object(part["arguments"])
-    unread = None if arguments is not None else f"no JSON object: {part['arguments']!r:.200}"
-    return ToolCall(part["name"], arguments or {}, part["error"] or unread, part["mended"])
-
-
-def json_object(text: str | None) -> dict[str, Any] | None:
-    """The JSON object in a column; None if the text is not a JSON object."""
-    try:
-        value = json.loads(text or "{}")
-    except (ValueError, RecursionError):
-        return None
-    return value if isinstance(value, dict) else None
-
-
-def _result(part: Columns) -> ToolResult:
-    metadata = json_object(part["metadata"]) or {}
-    unread = metadata.pop(UNREAD, None)
-    return ToolResult(part["content"], part["ok"], metadata, unread=unread)
-
-
-def turn_of(turn: Columns) -> Turn:
-    """The turn that an item of a row's `turns` records."""
-    calls = tuple(map(call, turn["calls"]))
-    results = tuple(map(_result, turn["results"] or ()))
-    reading = Reading(calls, None, turn["format_error"])
-    return Turn(
-        turn["text"] or "", reading, results, turn["world_reward"] or 0.0, bool(turn["cut"])
+        begins=attempt.begins,
+        opening=attempt.opening,
     )

@@ -1,21 +1,18 @@
 """Recording: a callback turns scored groups into rows of the record, and writes them into files of
 a run's folder.
 
-`turnrl.runs.columns` explains the columns, and `turnrl.runs.record` reads them.
+`turnrl.runs.columns` has the columns, and `turnrl.runs.record` reads them.
 """
 
 import dataclasses
 import inspect
 import itertools
-import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import lightning as L
-import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 from torch import Tensor
@@ -25,14 +22,23 @@ from turnrl.plugin.errors import at_least
 from turnrl.policy.reading import read_trajectories
 from turnrl.rewards.answers import f1
 from turnrl.rewards.scoring import curves
-from turnrl.runs.columns import SCHEMA, TOKENS, UNREAD
+from turnrl.runs.columns import (
+    SCHEMA,
+    TOKENS,
+    NamedValue,
+    NamedValues,
+    RecordedAttempt,
+    RecordedTokens,
+    RecordedTurn,
+    plain,
+)
 from turnrl.runs.files import whole_file
 from turnrl.runs.record import FileName, Row, transcript
 from turnrl.types import TokenRow
 from turnrl.types.contracts import AdvantageEstimator
 from turnrl.types.engine import TokenScores
 from turnrl.types.group import Group
-from turnrl.types.trajectory import ToolCall, ToolResult, Trajectory
+from turnrl.types.trajectory import Trajectory, Turn
 from turnrl.watch.trainer import writing
 
 Learner = Callable[[Sequence[TokenRow]], Sequence[TokenScores]]
@@ -180,8 +186,8 @@ def rows(
         groups: The groups.
         credit: Each group's credit, or None if nothing is learned.
         split: The split that the questions are from.
-        iteration: See `turnrl.runs.columns`.
-        policy_version: See `turnrl.runs.columns`.
+        iteration: See `RecordedAttempt`.
+        policy_version: See `RecordedAttempt`.
         first: Number of the first group.
         step: Step from one group's number to the next, because processes number theirs in turn.
         estimator: The estimator that gave the credit; None if nothing is learned.
@@ -190,104 +196,85 @@ def rows(
     """
     every = [trajectory for group in groups for trajectory in group.trajectories]
     rule = None if estimator is None else _settings(estimator)
-    tokens: Iterator[Row] = itertools.repeat(dict.fromkeys(TOKENS))
+    tokens: Iterator[RecordedTokens] = itertools.repeat(RecordedTokens())
     if learner is not None:
         scores = read_trajectories(every, learner)
         tokens = map(partial(_tokens, texts=texts), every, scores)
     scored = zip(groups, credit, strict=True)
     for number, (group, group_credit) in zip(itertools.count(first, step), scored):
         for i in range(len(group.trajectories)):
-            yield {
+            shared = {
                 "iteration": iteration,
                 "policy_version": policy_version,
                 "split": split,
                 "group": number,
                 "estimator": rule,
-                **_attempt(group, group_credit, i),
-                **next(tokens),
             }
+            yield plain(_recorded(group, group_credit, i, shared, next(tokens)))
 
 
-def _attempt(group: Group, credit: Credit | None, i: int) -> Row:
-    """The group's data about one of its trajectories."""
+def _recorded(
+    group: Group, credit: Credit | None, i: int, shared: Mapping[str, Any], tokens: RecordedTokens
+) -> RecordedAttempt:
+    """One trajectory of a group, with the columns that a whole collection shares."""
     question, trajectory = group.question, group.trajectories[i]
     samples, totals = trajectory.samples, group.totals[group.trunks]
-    branch = i not in group.trunks
-    return {
-        "question_id": _text(question.id),
-        "question": _text(question.text),
-        "answers": [_text(answer) for answer in question.answers],
-        "opening": _text(trajectory.opening or None),
-        "member": i,
-        "begins": trajectory.begins,
-        "parent": group.parents[i] if branch else None,
-        "ended_by": trajectory.ended_by,
-        "answer": _text(trajectory.answer),
-        **curves(trajectory),
-        "f1": f1(trajectory.answer, question),
-        "prompt_tokens": len(samples[0].prompt_ids) if samples else None,
-        "sample_tokens": list(map(len, samples)),
-        "outcome": float(group.outcome[i]),
-        "rewards": _rewards({name: part[i] for name, part in group.component_totals.items()}),
-        "costs": None if group.cost_names is None else list(group.cost_names),
-        "right_at": [
-            {"name": name, "value": part.right_at}
-            for name, part in group.components.items()
-            if part.right_at is not None
-        ],
-        "figures": [
-            {"name": name, "values": value if isinstance(value, Sequence) else [value]}
+    right_at = {name: part.right_at for name, part in group.components.items()}
+    more: dict[str, Any] = {**shared, **vars(tokens), **curves(trajectory)}
+    return RecordedAttempt(
+        **more,
+        question_id=question.id,
+        question=question.text,
+        answers=question.answers,
+        opening=trajectory.opening,
+        member=i,
+        begins=trajectory.begins,
+        parent=None if i in group.trunks else group.parents[i],
+        ended_by=trajectory.ended_by,
+        answer=trajectory.answer,
+        f1=f1(trajectory.answer, question),
+        prompt_tokens=len(samples[0].prompt_ids) if samples else None,
+        sample_tokens=tuple(map(len, samples)),
+        outcome=float(group.outcome[i]),
+        rewards=_named({name: part[i] for name, part in group.component_totals.items()}),
+        costs=group.cost_names,
+        right_at=_named({name: least for name, least in right_at.items() if least is not None}),
+        figures=tuple(
+            NamedValues(name, tuple(value) if isinstance(value, Sequence) else (value,))
             for name, value in trajectory.figures.items()
-        ],
-        "extra": _json(group.extra[i]) if group.extra else None,
-        "group_mean": float(totals.mean()) if len(totals) > 1 else None,
-        "group_std": float(totals.std()) if len(totals) > 1 else None,
-        "turns": [_turn(group, credit, i, k) for k in range(len(trajectory.turns))],
-    }
+        ),
+        extra=group.extra[i] if group.extra else None,
+        group_mean=float(totals.mean()) if len(totals) > 1 else None,
+        group_std=float(totals.std()) if len(totals) > 1 else None,
+        turns=tuple(_turn(group, credit, i, k) for k in range(len(trajectory.turns))),
+    )
 
 
-def _turn(group: Group, credit: Credit | None, i: int, k: int) -> Row:
+def _turn(group: Group, credit: Credit | None, i: int, k: int) -> RecordedTurn:
     trajectory = group.trajectories[i]
     turn, own = trajectory.turns[k], k >= trajectory.begins
     sampled = [sample.turn_index.count(k) for sample in trajectory.samples]
     parts = {name: p.values[i, k] for name, p in group.components.items() if p.by_turn}
-    return {
-        "text": _text(turn.text),
-        "tokens": sum(sampled),
-        "sample": sampled.index(max(sampled)) if sampled else None,
-        "cut": turn.cut,
-        "calls": [_call(call) for call in turn.reading.calls],
-        "results": [_result(result) for result in turn.results],
-        "format_error": _text(turn.reading.format_error),
-        "reward": float(group.turn_rewards[i, k]),
-        "world_reward": float(turn.reward),
-        "rewards": _rewards(parts),
-        "advantage": float(credit.turns[i, k]) if credit is not None and own else None,
-    }
+    return RecordedTurn(
+        **{field.name: getattr(turn, field.name) for field in dataclasses.fields(Turn)},
+        tokens=sum(sampled),
+        sample=sampled.index(max(sampled)) if sampled else None,
+        turn_reward=float(group.turn_rewards[i, k]),
+        rewards=_named(parts),
+        advantage=float(credit.turns[i, k]) if credit is not None and own else None,
+    )
 
 
-def _rewards(parts: Mapping[str, Tensor] | Mapping[str, float]) -> list[Row]:
-    return [{"name": name, "value": float(value)} for name, value in parts.items()]
+def _named(values: Mapping[str, Tensor] | Mapping[str, float]) -> tuple[NamedValue, ...]:
+    return tuple(NamedValue(name, float(value)) for name, value in values.items())
 
 
-def _call(call: ToolCall) -> Row:
-    faults = {"error": _text(call.error), "mended": _text(call.mended)}
-    return {"name": _text(call.name), "arguments": _json(call.arguments), **faults}
-
-
-def _result(result: ToolResult) -> Row:
-    metadata = {**result.metadata}
-    if result.unread is not None:
-        metadata[UNREAD] = result.unread
-    shown = _json(metadata) if metadata else None
-    return {"content": _text(result.content), "ok": result.ok, "metadata": shown}
-
-
-def _tokens(trajectory: Trajectory, learner: TokenScores, texts: Texts | None) -> Row:
-    """The columns `TOKENS`, from the learner's scores of the N sampled tokens."""
+def _tokens(
+    trajectory: Trajectory, learner: TokenScores, texts: Texts | None = None
+) -> RecordedTokens:
+    """The tokens of a trajectory, with the learner's scores of the N sampled ones."""
     logprobs, entropies = iter(learner.logprobs.tolist()), iter(learner.entropy.tolist())
-    *numbered, text = TOKENS
-    columns: list[list[float | None]] = [[] for _ in numbered]
+    every = []
     for sample in trajectory.samples:
         for token, k, logprob, version in zip(
             sample.token_ids,
@@ -298,48 +285,21 @@ def _tokens(trajectory: Trajectory, learner: TokenScores, texts: Texts | None) -
         ):
             own = k >= trajectory.begins
             numbers = (logprob, next(logprobs), next(entropies), version) if own else (None,) * 4
-            for column, value in zip(columns, (token, k if own else -1, *numbers), strict=True):
-                column.append(value)
-    pieces = None
+            every.append((token, k if own else -1, *numbers))
+    columns = dict(zip(TOKENS, zip(*every, strict=True), strict=False))
     if texts is not None:
-        pieces = [_text(t) for sample in trajectory.samples for t in texts(sample.token_ids)]
-    return {**dict(zip(numbered, columns, strict=True)), text: pieces}
+        pieces = (text for sample in trajectory.samples for text in texts(sample.token_ids))
+        columns["token_texts"] = tuple(pieces)
+    return RecordedTokens(**columns)
 
 
-def _settings(estimator: AdvantageEstimator) -> str:
-    """JSON of an estimator's name, the path of its class, and the arguments that it keeps in
-    attributes."""
+def _settings(estimator: AdvantageEstimator) -> dict[str, object]:
+    """An estimator's name, the path of its class, and the arguments that it keeps in attributes."""
     kind = type(estimator)
     names = (name for name in inspect.signature(kind).parameters if hasattr(estimator, name))
     arguments = {name: getattr(estimator, name) for name in names}
     path = f"{kind.__module__}.{kind.__qualname__}"
-    return _json({"name": kind.__name__, "class": path, "arguments": arguments})
-
-
-def _json(value: object) -> str:
-    """JSON of anything, in which a short text stands for a value that JSON cannot express."""
-    try:
-        return json.dumps(_plain(value))
-    except Exception as error:  # a package's object may raise anything on access
-        return json.dumps(f"{type(value).__name__}, which raised {type(error).__name__}")
-
-
-def _plain(value: object) -> object:
-    if isinstance(value, Mapping):
-        return {str(key): _plain(part) for key, part in value.items()}
-    if isinstance(value, list | tuple | set | frozenset):
-        return [_plain(part) for part in value]
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _plain({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
-    if isinstance(value, Tensor | np.ndarray | np.generic):
-        return _plain(value.tolist())
-    finite = isinstance(value, float) and math.isfinite(value)
-    return value if value is None or finite or isinstance(value, str | int) else str(value)[:200]
-
-
-def _text(text: str | None) -> str | None:
-    """The text without halves of surrogate pairs, which JSON allows and Parquet refuses."""
-    return None if text is None else text.encode("utf-8", "replace").decode()
+    return {"name": kind.__name__, "class": path, "arguments": arguments}
 
 
 def write(rows: Sequence[Row], file: Path) -> None:
@@ -352,7 +312,7 @@ def _extremes(rows: Iterable[Row], count: int) -> list[Row]:
     """From each of the first groups one trajectory, alternately the best and the worst."""
 
     def total(row: Row) -> float:
-        return float(row["outcome"] + sum(turn["reward"] for turn in row["turns"]))
+        return float(row["outcome"] + sum(turn["turn_reward"] for turn in row["turns"]))
 
     groups = [list(members) for _, members in itertools.groupby(rows, lambda row: row["group"])]
     return [(min if n % 2 else max)(g, key=total) for n, g in enumerate(groups[:count])]

@@ -118,7 +118,7 @@ class _Listed:
                     "question": question,
                     "answer": (row["answer"] or "")[:200] if row["answer"] is not None else None,
                     "total": _short(
-                        row["outcome"] + sum(turn["reward"] or 0.0 for turn in row["turns"])
+                        row["outcome"] + sum(turn["turn_reward"] for turn in row["turns"])
                     ),
                     "tokens": sum(turn["tokens"] for turn in row["turns"]),
                     "advantages": [_short(turn["advantage"]) for turn in row["turns"]],

@@ -42,7 +42,7 @@ function written(turn) {
     last = one.index + one[0].length;
     const kind = kindOfElement(one[1]);
     if (kind !== "other") parts.push({ kind, text: one[2] });
-    else if (!turn.calls.some((call) => isOf(call, one))) parts.push({ kind: "rest", text: one[0] });
+    else if (!turn.reading.calls.some((call) => isOf(call, one))) parts.push({ kind: "rest", text: one[0] });
   }
   parts.push({ kind: "rest", text: text.slice(last) });
   return parts.map((part) => ({ ...part, text: part.text.trim() })).filter((part) => part.text);
@@ -70,7 +70,7 @@ function spelled(call) {
 
 /** What a turn did, in a few words. */
 function brief(turn) {
-  if (turn.calls.length) return turn.calls.map(spelled).join(" ");
+  if (turn.reading.calls.length) return turn.reading.calls.map(spelled).join(" ");
   const parts = written(turn);
   const answer = parts.find((part) => part.kind === "answer");
   const rest = answer || parts.findLast((part) => part.kind === "rest") || parts[0];
@@ -98,16 +98,8 @@ function marked(text, answers) {
   return [...nodes, ...visible(text.slice(last))];
 }
 
-function notRead(result) {
-  try {
-    return JSON.parse(result.metadata || "{}")["turnrl.unread"] || "";
-  } catch {
-    return "";
-  }
-}
-
 function readOf(result, answers) {
-  const unread = result.content ? "" : notRead(result);
+  const unread = result.content ? "" : result.unread || "";
   const paint = (text) => marked(text, answers);
   return [
     result.ok ? null : el("p", { class: "label" }, el("span", { class: "bad" }, "an error came back")),
@@ -126,15 +118,15 @@ function didSay(turn, k, row, right) {
     parts.map((part) => part.kind === "answer"
       ? el("p", {}, el("span", { class: "label" }, "answer "), bdi(part.text), k === row.turns.length - 1 && row.answer !== null ? [" ", right] : null, whole(part.text, "answer"))
       : block(part.text, part.kind === "thought" ? `Turn ${k + 1}, thought` : `Turn ${k + 1}, said`, { class: part.kind })),
-    turn.format_error ? el("p", {}, el("span", { class: "bad" }, "form: "), bdi(turn.format_error)) : null,
-    whole(turn.format_error, "form"),
-    turn.calls.map((call, c) => [
+    turn.reading.format_error ? el("p", {}, el("span", { class: "bad" }, "form: "), bdi(turn.reading.format_error)) : null,
+    whole(turn.reading.format_error, "form"),
+    turn.reading.calls.map((call, c) => [
       block(spelled(call), "Call", { class: "call" }),
       call.error ? el("p", { class: "bad" }, bdi(call.error)) : null, whole(call.error, "error of the call"),
       call.mended ? el("p", { class: "bad" }, bdi(call.mended)) : null, whole(call.mended, "what was wrong with the call"),
       turn.results[c] ? readOf(turn.results[c], answers) : el("p", { class: "label" }, "not run: nothing would have read the result"),
     ]),
-    turn.calls.length ? null : turn.results.map((result) => readOf(result, answers)),
+    turn.reading.calls.length ? null : turn.results.map((result) => readOf(result, answers)),
     raw ? null : folded("as written", () => block(turn.text, `Turn ${k + 1}, as written`)));
 }
 
@@ -168,7 +160,7 @@ function worth(turn, k, n, row, detail, most) {
   const own = detail.why.find((one) => one.own);
   const terms = own && own.terms && k >= row.begins ? own.terms[n][k] : null;
   const paid = (turn.rewards || []).filter((one) => one.value);
-  const asides = [`reward ${exact(turn.reward, 4)}`, turn.world_reward && turn.world_reward !== turn.reward ? `the world paid ${exact(turn.world_reward, 4)}` : null, `${turn.tokens} tokens`,
+  const asides = [`reward ${exact(turn.turn_reward, 4)}`, turn.reward && turn.reward !== turn.turn_reward ? `the world paid ${exact(turn.reward, 4)}` : null, `${turn.tokens} tokens`,
     (row.sample_tokens || []).length > 1 ? `history ${turn.sample + 1} of ${row.sample_tokens.length}` : null].filter(Boolean);
   return el("div", { class: "worth" },
     el("p", {}, turn.advantage === null ? el("strong", {}, k < row.begins ? "learned from in another attempt" : "evaluated, not learned from") : el("span", { class: "big" }, advantage(turn.advantage)), terms && terms.length > 1 ? ` = ${terms.map((term) => signed(given(term), 2).replace(/^(.)/, "$1 ")).join(" ").replace(/^\+ /, "").replace(/^- /, "-")}` : null, el("span", { class: "dim" }, "; ", asides.join(", "))),
@@ -182,7 +174,7 @@ function digits(turn, own, n, k) {
   const terms = own.terms[n][k];
   const parts = (turn.rewards || []).map((r) => [bdi(r.name), num(exact(r.value))]);
   return [
-    parts.length ? table("Rewards of this turn", ["reward", "value"], parts) : el("p", {}, `Reward of this turn: ${exact(turn.reward)}`),
+    parts.length ? table("Rewards of this turn", ["reward", "value"], parts) : el("p", {}, `Reward of this turn: ${exact(turn.turn_reward)}`),
     table(`What ${own.name} compares`, ["value", "weight", "this one", "compared with", "divided by", "mean of the set", "deviation", "members", "gives"],
       terms.map((t) => [t.name, ...[t.weight, t.value, t.baseline, t.divisor, t.mean, t.std].map((value) => num(exact(value))), num(String(t.count)), num(signed(given(t), 4))])),
     el("p", { class: "equation" }, `advantage = ${equation(terms)} = ${exact(own.advantages[n][k])}`),
@@ -269,7 +261,7 @@ function alike(members, detail) {
   const found = new Map();
   members.forEach((i, n) => {
     const row = detail.rows[n];
-    const key = JSON.stringify([row.answer, row.opening, at("ended_by", i), at("total", i), at("exact_match", i), row.begins, row.turns.map((turn) => [turn.text, turn.reward, turn.advantage, turn.results.map((r) => [r.ok, r.content])])]);
+    const key = JSON.stringify([row.answer, row.opening, at("ended_by", i), at("total", i), at("exact_match", i), row.begins, row.turns.map((turn) => [turn.text, turn.turn_reward, turn.advantage, turn.results.map((r) => [r.ok, r.content])])]);
     found.set(key, [...(found.get(key) || []), n]);
   });
   return [...found.values()];
