@@ -1,11 +1,8 @@
-"""Lightning's doors: every callback and every option of the Trainer, tried once. Each works as its
-name says, or is refused at the start with the reason. Whatever resumes, loads or writes does so
-from what its name says, and over nothing."""
+"""Lightning's callbacks and the Trainer's options: each works as its name says, or is refused at
+the start. Whatever resumes, loads or writes does so from what its name says, and over nothing."""
 
 from __future__ import annotations
 
-import inspect
-import logging
 from pathlib import Path
 
 import lightning as L
@@ -21,6 +18,7 @@ from runs import data, last, make_module, rows, trainer, weights
 from turnrl import RecipeError, load
 from turnrl.cli import main
 from turnrl.plugin.errors import CheckpointError
+from turnrl.training.trainer_checks import check_trainer
 from turnrl.watch.checkpoints import BestCheckpoint, LastCheckpoint
 
 # remarks of Lightning
@@ -68,173 +66,87 @@ class Ema(callbacks.WeightAveraging):
     """A user's own, which extends a callback that is refused."""
 
 
-NO_EFFECT = None
-# the argument is the run's folder; a text is in the message that refuses the callback
-CALLBACKS = {
-    "BackboneFinetuning": (lambda _: callbacks.BackboneFinetuning(), "which weights are trained"),
-    "BaseFinetuning": (lambda _: callbacks.BaseFinetuning(), "which weights are trained"),
-    "BasePredictionWriter": (lambda _: Writer(), NO_EFFECT),
-    "BatchSizeFinder": (lambda _: callbacks.BatchSizeFinder(), "an iteration collects its own"),
-    "Callback": (lambda _: callbacks.Callback(), NO_EFFECT),
-    "Checkpoint": (lambda _: callbacks.Checkpoint(), NO_EFFECT),
-    "DeviceStatsMonitor": (lambda _: callbacks.DeviceStatsMonitor(cpu_stats=True), NO_EFFECT),
-    "EMAWeightAveraging": (lambda _: callbacks.EMAWeightAveraging(), "validates one set"),
-    "EarlyStopping": (lambda _: callbacks.EarlyStopping("val/exact_match"), NO_EFFECT),
-    "GradientAccumulationScheduler": (
-        lambda _: callbacks.GradientAccumulationScheduler({0: 2}),
-        "a batch is a whole step",
-    ),
-    "LambdaCallback": (lambda _: callbacks.LambdaCallback(on_fit_end=print), NO_EFFECT),
-    "LearningRateFinder": (lambda _: callbacks.LearningRateFinder(), "no such meaning"),
-    "LearningRateMonitor": (lambda _: callbacks.LearningRateMonitor("step"), NO_EFFECT),
-    "ModelCheckpoint": (
-        lambda at: callbacks.ModelCheckpoint(at / "own", every_n_train_steps=1),
-        NO_EFFECT,
-    ),
-    "ModelPruning": (lambda _: callbacks.ModelPruning("l1_unstructured"), "puts masks"),
-    "ModelSummary": (lambda _: callbacks.ModelSummary(2), NO_EFFECT),
-    "OnExceptionCheckpoint": (lambda at: callbacks.OnExceptionCheckpoint(at / "own"), NO_EFFECT),
-    "ProgressBar": (lambda _: callbacks.ProgressBar(), NO_EFFECT),
-    "RichModelSummary": (lambda _: callbacks.RichModelSummary(2), NO_EFFECT),
-    "RichProgressBar": (lambda _: callbacks.RichProgressBar(), NO_EFFECT),
-    "SpikeDetection": (lambda _: callbacks.SpikeDetection(), NO_EFFECT),
-    "StochasticWeightAveraging": (
-        lambda _: callbacks.StochasticWeightAveraging(1e-3),
-        "validates one set",
-    ),
-    "TQDMProgressBar": (lambda _: callbacks.TQDMProgressBar(), NO_EFFECT),
-    "ThroughputMonitor": (
-        lambda _: callbacks.ThroughputMonitor(batch_size_fn=len, window_size=2),
-        NO_EFFECT,
-    ),
-    "Timer": (lambda _: callbacks.Timer(), NO_EFFECT),
-    "WeightAveraging": (lambda _: Ema(), "has a Ema, which validates one set of weights"),
-}
-_BARS = ("ProgressBar", "RichProgressBar", "TQDMProgressBar")
+REFUSED = [
+    callbacks.BackboneFinetuning(),
+    callbacks.BatchSizeFinder(),
+    callbacks.GradientAccumulationScheduler({0: 2}),
+    callbacks.LearningRateFinder(),
+    callbacks.ModelPruning("l1_unstructured"),
+    callbacks.StochasticWeightAveraging(1e-3),
+    Ema(),
+]
 
 
-def test_every_callback_of_lightning_is_decided():
-    assert {*CALLBACKS} == {*callbacks.__all__}
-
-
-@pytest.mark.parametrize("name", CALLBACKS)
-def test_a_callback_leaves_the_weights_as_they_are_or_is_refused(tiny_model, tmp_path, plain, name):
-    make, refused = CALLBACKS[name]
-    shown = {"enable_progress_bar": True} if name in _BARS else {}
-    run = made(tmp_path, [make(tmp_path)], **shown)
+@pytest.mark.parametrize("callback", REFUSED, ids=lambda callback: type(callback).__name__)
+def test_a_callback_that_changes_weights_or_steps_is_refused_at_the_start(
+    tiny_model, tmp_path, callback
+):
     module = make_module(tiny_model)
-    if refused is not None:
-        with pytest.raises(RecipeError, match=refused):
-            run.fit(module, data())
-        assert module.policy.network is None  # at the start
-        return
-    run.fit(module, data())
+    with pytest.raises(RecipeError, match=rf"callbacks has a {type(callback).__name__}, which"):
+        made(tmp_path, [callback]).fit(module, data())
+    assert module.policy.network is None
+
+
+def test_the_other_callbacks_of_lightning_leave_the_weights_as_they_are(
+    tiny_model, tmp_path, plain
+):
+    others = [
+        Writer(),
+        callbacks.DeviceStatsMonitor(cpu_stats=True),
+        callbacks.EarlyStopping("val/exact_match"),
+        callbacks.LearningRateMonitor("step"),
+        callbacks.ModelCheckpoint(tmp_path / "own", every_n_train_steps=1),
+        callbacks.OnExceptionCheckpoint(tmp_path / "own"),
+        callbacks.RichModelSummary(2),
+        callbacks.SpikeDetection(),
+        callbacks.TQDMProgressBar(),
+        callbacks.ThroughputMonitor(batch_size_fn=len, window_size=2),
+        callbacks.Timer(),
+    ]
+    module = make_module(tiny_model)
+    made(tmp_path, others, enable_progress_bar=True).fit(module, data())
     assert torch.equal(weights(module.policy), plain)
     written = rows(tmp_path)
     assert [(row["iteration"], row["step"]) for row in written] == [("0", "0"), ("1", "2")]
-    if name == "LearningRateMonitor":
-        assert float(written[1]["lr-AdamW"]) == 3e-3
-    if name == "DeviceStatsMonitor":
-        assert any("DeviceStats" in key and value for key, value in written[1].items())
+    assert float(written[1]["lr-AdamW"]) == 3e-3
+    assert any("DeviceStats" in key and value for key, value in written[1].items())
 
 
-def of_steps(number):
-    return lambda run, *_: run.global_step == number
+@pytest.mark.parametrize(
+    "options", [{"precision": "bf16-mixed"}, {"overfit_batches": 1}, {"accumulate_grad_batches": 2}]
+)
+def test_an_option_of_the_trainer_that_changes_a_step_is_refused(tmp_path, options):
+    ((name, value),) = options.items()
+    with pytest.raises(RecipeError, match=rf"trainer\.{name} is .?{value}"):
+        check_trainer(made(tmp_path, **options))
 
 
-def has_no_validation(_, folder, *__):
-    return not any("val/reward/total" in row for row in rows(folder))
-
-
-def validates_each_step(_, folder, *__):
-    return [row["step"] for row in rows(folder) if row["val/reward/total"]] == ["0", "1", "2"]
-
-
-def leaves_nothing(run, folder, *_):
-    return run.global_step == 1 and not any(folder.rglob("*.*"))
-
-
-def differs(_, __, trained, plain):
-    return not torch.equal(trained, plain)
-
-
-# NO_EFFECT on the weights; a text that is in the refusal; or what to look at afterwards
-OPTIONS = {
-    "accelerator": ("cpu", NO_EFFECT),
-    "strategy": ("auto", NO_EFFECT),
-    "devices": (1, NO_EFFECT),
-    "num_nodes": (1, NO_EFFECT),
-    "precision": ("bf16-mixed", "trained weights are kept in 32-true"),
-    "logger": (False, NO_EFFECT),
-    "callbacks": (None, NO_EFFECT),  # the table above
-    "fast_dev_run": (1, leaves_nothing),
-    "max_epochs": (2, of_steps(4)),
-    "min_epochs": (1, NO_EFFECT),
-    "max_steps": (1, of_steps(1)),
-    "min_steps": (1, NO_EFFECT),
-    "max_time": ("00:01:00:00", NO_EFFECT),
-    "limit_train_batches": (1, of_steps(1)),
-    "limit_val_batches": (0, has_no_validation),
-    "limit_test_batches": (1, NO_EFFECT),
-    "limit_predict_batches": (1, NO_EFFECT),
-    "overfit_batches": (1, "each iteration asks other questions"),
-    "val_check_interval": (1, validates_each_step),
-    "check_val_every_n_epoch": (1, NO_EFFECT),
-    "num_sanity_val_steps": (2, NO_EFFECT),
-    "log_every_n_steps": (5, NO_EFFECT),
-    "enable_checkpointing": (False, NO_EFFECT),
-    "enable_progress_bar": (True, NO_EFFECT),
-    "enable_model_summary": (True, NO_EFFECT),
-    "accumulate_grad_batches": (2, "a batch is a whole step"),
-    "gradient_clip_val": (1e-9, differs),
-    "gradient_clip_algorithm": ("value", NO_EFFECT),
-    "deterministic": (True, NO_EFFECT),
-    "benchmark": (True, NO_EFFECT),
-    "inference_mode": (False, NO_EFFECT),
-    "use_distributed_sampler": (False, NO_EFFECT),
-    "profiler": ("simple", NO_EFFECT),
-    "detect_anomaly": (True, NO_EFFECT),
-    "barebones": (True, NO_EFFECT),
-    "plugins": (AsyncCheckpointIO, NO_EFFECT),
-    "sync_batchnorm": (True, NO_EFFECT),
-    "reload_dataloaders_every_n_epochs": (1, NO_EFFECT),
-    "default_root_dir": ("elsewhere", NO_EFFECT),
-    "enable_autolog_hparams": (False, NO_EFFECT),
-    "model_registry": ("own/model", NO_EFFECT),  # only of Lightning's cloud
-}
-
-
-def test_every_option_of_the_trainer_is_decided():
-    assert {*OPTIONS} == {*inspect.signature(L.Trainer).parameters}
-
-
-@pytest.mark.parametrize("name", [name for name in OPTIONS if name != "callbacks"])
-def test_an_option_does_what_its_name_says_or_is_refused(
-    tiny_model, tmp_path, plain, monkeypatch, name
-):
-    monkeypatch.chdir(tmp_path)
-    value, expected = OPTIONS[name]
-    options = {name: [value()] if name == "plugins" else value}
-    if name == "barebones":  # Lightning itself refuses it beside these
-        options = {"logger": None, "num_sanity_val_steps": None, "barebones": True}
-        options |= {
-            "log_every_n_steps": None,
-            "enable_progress_bar": None,
-            "enable_model_summary": None,
-        }
-    run = made(tmp_path, **options)
+def test_other_options_of_the_trainer_leave_the_weights_as_they_are(tiny_model, tmp_path, plain):
+    options = {
+        **{"num_sanity_val_steps": 2, "log_every_n_steps": 5, "gradient_clip_algorithm": "value"},
+        **{"deterministic": True, "inference_mode": False, "use_distributed_sampler": False},
+        **{"profiler": "simple", "detect_anomaly": True, "plugins": [AsyncCheckpointIO()]},
+        **{"sync_batchnorm": True, "reload_dataloaders_every_n_epochs": 1, "min_steps": 1},
+        **{"max_time": "00:01:00:00", "enable_model_summary": True},
+    }
     module = make_module(tiny_model)
-    if isinstance(expected, str):
-        with pytest.raises(RecipeError, match=expected):
-            run.fit(module, data())
-        return
-    run.fit(module, data())
-    trained = weights(module.policy)
-    if expected is NO_EFFECT:
-        assert torch.equal(trained, plain)
-    else:
-        assert expected(run, tmp_path, trained, plain)
+    made(tmp_path, **options).fit(module, data())
     torch.use_deterministic_algorithms(False)
+    assert torch.equal(weights(module.policy), plain)
+
+
+def test_a_trial_leaves_nothing_and_steps_and_validations_can_be_limited(tiny_model, tmp_path):
+    run = made(tmp_path / "trial", fast_dev_run=1)
+    run.fit(make_module(tiny_model), data())
+    assert run.global_step == 1
+    assert not any((tmp_path / "trial").rglob("*.*"))
+    run = made(tmp_path / "few", limit_train_batches=1, limit_val_batches=0)
+    run.fit(make_module(tiny_model), data())
+    assert run.global_step == 1
+    assert not any("val/reward/total" in row for row in rows(tmp_path / "few"))
+    made(tmp_path / "often", val_check_interval=1).fit(make_module(tiny_model), data())
+    validated = [row["step"] for row in rows(tmp_path / "often") if row["val/reward/total"]]
+    assert validated == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize("find", ["lr_find", "scale_batch_size"])
@@ -244,43 +156,6 @@ def test_the_tuner_is_refused(tiny_model, tmp_path, find):
     module.batch_size = 2
     with pytest.raises(RecipeError, match=r"trainer\.callbacks has a .*Finder"):
         getattr(Tuner(made(tmp_path)), find)(module, datamodule=data())
-
-
-class OwnAverage(L.Callback):
-    """Average weights as a user might write it: in force while a validation lasts."""
-
-    def on_fit_start(self, trainer, pl_module):
-        kept = pl_module.policy.trainable_parameters()
-        self.average = {name: p.detach().clone() for name, p in kept.items()}
-
-    def on_train_batch_end(self, trainer, pl_module, *args):
-        for name, p in pl_module.policy.trainable_parameters().items():
-            self.average[name].lerp_(p.detach(), 0.1)
-
-    def on_validation_start(self, trainer, pl_module):
-        for name, p in pl_module.policy.trainable_parameters().items():
-            own = p.detach().clone()
-            p.data.copy_(self.average[name])
-            self.average[name] = own
-
-    on_validation_end = on_validation_start
-
-
-class Shrinks(L.Callback):
-    """Changes the weights after they were validated."""
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        for p in pl_module.policy.trainable_parameters().values():
-            p.data.mul_(0.9)
-
-
-@pytest.mark.parametrize("callback", [OwnAverage, Shrinks])
-def test_a_checkpoint_of_other_weights_than_were_validated_is_refused(
-    tiny_model, tmp_path, callback
-):
-    run = made(tmp_path, [callback(), LastCheckpoint()])
-    with pytest.raises(RecipeError, match=rf"since their validation .*\({callback.__name__}\)"):
-        run.fit(make_module(tiny_model), data())
 
 
 # ---------------------------------------------------------------------------- resuming
@@ -299,17 +174,11 @@ def each_step(tiny_model, tmp_path_factory):
 
 
 @pytest.mark.parametrize("step", [1, 2, 3])
-def test_resuming_inside_an_iteration_is_said_and_at_its_end_is_exact(
-    tiny_model, tmp_path, each_step, caplog, step
-):
+def test_resuming_at_the_end_of_an_iteration_is_exact(tiny_model, tmp_path, each_step, step):
     folder, whole = each_step
     module = make_module(tiny_model)
-    with caplog.at_level(logging.WARNING):
-        trainer(tmp_path, 2).fit(module, data(), ckpt_path=str(folder / f"step={step}.ckpt"))
-    exact = step == 2
-    assert torch.equal(weights(module.policy), whole) == exact
-    inside = f"saved inside iteration {1 + step // 2}, after 1 step of it"
-    assert (inside in caplog.text) == (not exact)
+    trainer(tmp_path, 2).fit(module, data(), ckpt_path=str(folder / f"step={step}.ckpt"))
+    assert torch.equal(weights(module.policy), whole) == (step == 2)
     assert [(r["iteration"], r["step"]) for r in rows(tmp_path)][-1] == ("2", "4")
     saved = torch.load(last(tmp_path), weights_only=True)
     counts = saved["loops"]["fit_loop"]["epoch_progress"]["current"]

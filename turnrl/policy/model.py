@@ -25,7 +25,7 @@ from turnrl.plugin.errors import RecipeError
 from turnrl.policy.adapter import exchanged, start_adapter, with_adapter
 from turnrl.policy.attention import no_mask, take_over
 from turnrl.policy.compute import blocks_of, fuse, head_logits, recompute
-from turnrl.policy.divided import UnevenPasses, divide, part_of, sum_bits, whole, whole_state
+from turnrl.policy.divided import UnevenPasses, divide, part_of, whole, whole_state
 from turnrl.policy.export import exchange_trained, write_network
 from turnrl.policy.head import ValueHead, chosen_logprobs
 from turnrl.policy.layout import ForwardPass, Layout, forward_passes
@@ -402,11 +402,6 @@ class LanguageModel(nn.Module):
     def trainable_parameters(self) -> dict[str, nn.Parameter]:
         """Trained parameters by name; `value_head` is the critic's."""
         return {name: p for name, p in self.named_parameters() if p.requires_grad}
-
-    def trained_bits(self) -> list[int]:
-        """For each trained weight, the sum of its bits as integers: exact, in any order, so that it
-        differs if the weights do. If processes share a divided policy, of this one's parts."""
-        return sum_bits(self.trainable_parameters().values())
 
     def export(self, folder: str | Path, weights: Mapping[str, Tensor] | None = None) -> Path:
         """Write what was trained, for use without turnrl, with the tokenizer beside it.

@@ -383,7 +383,8 @@ def make(invocation: Invocation) -> Built:
     trainer = cli.trainer
     check_trainer(trainer)
     folder = invocation.place.folder and Path(str(trainer.log_dir))
-    start = start_of(trainer, cli.model, cli.datamodule, folder)
+    gpu_memory = cli.model.gpu_memory if isinstance(cli.model, MTGRPO) else None
+    start = start_of(trainer, cli.model, cli.datamodule, folder, gpu_memory)
     if start.divided:
         check_division(cli.model.policy, cli.model.engine)
     return Built(

@@ -1,20 +1,16 @@
 """Callbacks that belong to every run: the first and the last validation, and plugins' callbacks."""
 
 import logging
-from collections.abc import Sequence
 from typing import Any
 
 import lightning as L
-from lightning.pytorch.callbacks import Timer
 from lightning.pytorch.strategies.launchers.subprocess_script import _SubprocessScriptLauncher
 from lightning.pytorch.trainer.states import RunningStage
 
-from turnrl.plugin.errors import RecipeError, did_you_mean, in_short
+from turnrl.plugin.errors import in_short
 from turnrl.plugin.hooks import load_plugins
 from turnrl.plugin.signals import end_all
-from turnrl.rewards.answers import CURVES
-from turnrl.training.trainer_checks import users_callbacks
-from turnrl.watch.checkpoints import BestCheckpoint, LastCheckpoint
+from turnrl.watch.checkpoints import LastCheckpoint
 from turnrl.watch.metrics import PolicyRows, write_whole_rows
 from turnrl.watch.trainer import is_trial
 
@@ -36,7 +32,7 @@ def callbacks_of_a_run(trainer: Any) -> list[L.Callback]:
         PluginError: If a plugin brings something else.
     """
     write_whole_rows(trainer)
-    made: list[L.Callback | None] = [TimeLeft(), LastValidation(), PolicyRows()]
+    made: list[L.Callback | None] = [LastValidation(), PolicyRows()]
     for plugin in load_plugins():
         for make in plugin.brings("turnrl_callbacks"):
             try:
@@ -81,22 +77,6 @@ class EndsProcesses(L.Callback):
             end_all(launcher.procs, _PATIENCE_S)
 
 
-class TimeLeft(L.Callback):
-    """Refuse to resume a run whose `trainer.max_time` is used up."""
-
-    def on_fit_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-        timers = [callback for callback in callbacks if isinstance(callback, Timer)]
-        for timer in timers if trainer.ckpt_path is not None else ():
-            left = timer.time_remaining()
-            if left is not None and left <= 0:
-                raise RecipeError(
-                    f"trainer.max_time is used up: the checkpoint's runs took "
-                    f"{timer.time_elapsed():.0f} s of {left + timer.time_elapsed():.0f} s, because "
-                    "it counts over all of them. Raise it to go on."
-                )
-
-
 class FirstValidation(L.Callback):
     """Score the untrained policy, whatever the interval of validations.
 
@@ -107,44 +87,6 @@ class FirstValidation(L.Callback):
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         if trainer.global_step == 0:
             _validate(trainer, pl_module)
-            check_monitors(trainer)
-
-
-def check_monitors(trainer: L.Trainer) -> None:
-    """Refuse a callback that waits for a metric which will not come, as far as the first validation
-    shows. It would end the run after its first iteration, or never stop it.
-
-    Raises:
-        RecipeError: Naming the callback, its monitor and the metrics.
-    """
-    if is_trial(trainer):
-        return
-    metrics = [*trainer.callback_metrics]
-    own = users_callbacks(trainer)
-    for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        name = getattr(callback, "monitor", None)
-        chosen = isinstance(callback, BestCheckpoint) and callback.chooses
-        if not isinstance(name, str) or chosen or _may_come(name, metrics):
-            continue
-        fault = (
-            f"{type(callback).__name__} has monitor = {name!r}, and the first validation logged no "
-            f"such metric.{did_you_mean(name, metrics)} It logged "
-            f"{', '.join(sorted(metrics)) or 'nothing: set data.val'}."
-        )
-        if not own and getattr(callback, "strict", True):
-            raise RecipeError(fault)
-        _logger.warning(fault)  # a callback of the user's may log it later
-
-
-def _may_come(name: str, metrics: Sequence[str]) -> bool:
-    """True if a metric was logged, or if training may log it. Training logs the metrics of a
-    validation too, without `val/`."""
-    if name in (*metrics, "epoch", "step"):
-        return True
-    section = name.partition("/")[0]
-    if section == "reward" or name in {f"train/{curve}" for curve in CURVES}:
-        return not metrics or f"val/{name.removeprefix('train/')}" in metrics
-    return section in ("train", "rollout", "critic") and "/" in name
 
 
 class LastValidation(L.Callback):

@@ -14,11 +14,9 @@ from torch.optim import AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from turnrl.plugin.errors import CheckpointError, RecipeError, blaming, in_short
-from turnrl.plugin.text import counted
 from turnrl.policy.adapter import read_adapter, take_adapter
 from turnrl.policy.files import load_whole
 from turnrl.policy.model import LanguageModel
-from turnrl.runs.checkpoints import position
 
 _logger = logging.getLogger(__name__)
 
@@ -82,21 +80,6 @@ def check_policy(checkpoint: Mapping[str, Any], policy: LanguageModel, learns: b
         raise CheckpointError(
             f"the checkpoint holds other weights than the recipe trains: {odd[0]!r}{critic} is "
             f"only in {where}. Use the recipe that it was made with."
-        )
-
-
-def warn_inside_iteration(checkpoint: Mapping[str, Any]) -> None:
-    """Warn if a run will resume from the middle of an iteration, whose trajectories no checkpoint
-    keeps."""
-    loops = checkpoint.get("loops", {}).get("fit_loop", {})
-    steps = loops.get("epoch_loop.batch_progress", {})
-    done = steps.get("current", {}).get("ready", 0)
-    if done and not steps.get("is_last_batch") and checkpoint["global_step"]:
-        _logger.warning(
-            f"this checkpoint was saved inside iteration {position(checkpoint).iteration}, after "
-            f"{counted(done, 'step')} of it. Its trajectories are not kept, so the steps that are "
-            "left learn from new ones, and the run goes on otherwise than one that never stopped. "
-            "To resume exactly, give a last.ckpt or a best.ckpt."
         )
 
 

@@ -25,7 +25,6 @@ from turnrl.agent.rollout import Rollout
 from turnrl.agent.running import Underway
 from turnrl.credit.estimators import sampled_tokens
 from turnrl.plugin.errors import EngineError, PluginError, RecipeError, blaming
-from turnrl.policy.files import PACKAGE_PREFIX
 from turnrl.policy.memory import Memory
 from turnrl.policy.model import LanguageModel
 from turnrl.policy.reading import read_trajectories
@@ -37,6 +36,7 @@ from turnrl.types import (
     Attempts,
     Engine,
     Group,
+    Objective,
     Question,
     Reward,
     Surroundings,
@@ -72,8 +72,11 @@ class Parts(Protocol):
         engine: Samples the policy. The collector starts it and closes it.
         rewards: Turn rewards and outcome rewards.
         estimator: Prepares the groups, probes included.
+        objective: Learns from them.
         group_size: G, trajectories per question.
         max_staleness: Number of iterations that are sampled ahead.
+        redraws: How many times groups that teach nothing are drawn again.
+        gpu_memory: The memory to plan for.
         memory: Names the phase if a device's memory runs out.
     """
 
@@ -82,8 +85,11 @@ class Parts(Protocol):
     engine: Engine
     rewards: list[Reward]
     estimator: AdvantageEstimator
+    objective: Objective
     group_size: int
     max_staleness: int
+    redraws: int
+    gpu_memory: str | None
     memory: Memory
 
     @property
@@ -135,9 +141,11 @@ class Collector:
         """The policy's chat format."""
         return ChatFormat(self.parts.policy.tokenizer)
 
-    def check(self) -> None:
+    def check(self, learns: bool = False) -> None:
         """Find settings that cannot work, as far as possible before any weights are loaded.
 
+        Args:
+            learns: False for a policy that only acts.
         Raises:
             TurnRLError: About the policy, the rollout, a tool's world or the engine.
         """
@@ -153,7 +161,7 @@ class Collector:
                 "as TurnLevel."
             )
         rollout.places.of_tools(estimator.probes, self._shares)
-        self.check_engine(self.parts.surroundings)
+        self.check_engine(self.parts.surroundings, learns)
 
     def check_data(self, data: KnownQuestions) -> None:
         """Leave out the questions whose prompts are too long, and check the others; see
@@ -168,25 +176,19 @@ class Collector:
         Raises:
             TurnRLError: Naming a question, and what it lacks.
         """
-        rollout, model = self.parts.rollout, self.parts.policy.settings.model
+        rollout = self.parts.rollout
         rollout.driver.check_questions(questions, self.chat)
-        systems = [question.system for question in questions if question.system]
-        if systems and model.startswith(PACKAGE_PREFIX):
-            _logger.warning(
-                f"{len(systems)} of {len(questions)} questions have a system message, such as "
-                f"{systems[0]!r:.60}. The starter {model} was trained with one system message, and "
-                "may not call its tools after another. Leave it out of the data."
-            )
         parts: list[Toolset | Reward] = [*rollout.toolsets, *self.parts.rewards]
         for part in parts:
             with blaming(PluginError, f"{part} in check_questions", "Fix it, or the data."):
                 part.check_questions(questions)
 
-    def check_engine(self, where: Surroundings) -> None:
+    def check_engine(self, where: Surroundings, learns: bool) -> None:
         """Find what the engine cannot do, before any weights are loaded.
 
         Args:
             where: Where it will work.
+            learns: False for a policy that only acts, and so never samples ahead.
         Raises:
             RecipeError: Naming the setting, and the next step.
         """
@@ -195,6 +197,14 @@ class Collector:
             raise RecipeError(
                 f"{engine.name} cannot draw from a part of the distribution. Leave out "
                 "model.rollout.top_k, min_p and top_p, or take another engine, such as Slots."
+            )
+        ahead, corrects = self.parts.max_staleness, "sampler" in self.parts.objective.needs
+        if learns and ahead and (engine.keeps <= ahead or not corrects):
+            raise RecipeError(
+                f"model.max_staleness is {ahead}, which samples while the policy learns. It needs "
+                f"{ahead + 1} versions of the weights ({engine.name} keeps {engine.keeps}: set "
+                f"model.engine.keeps, or take VLLM) and an objective that corrects for older "
+                "weights (importance_cap: 2). Set them, or lower max_staleness."
             )
         engine.check(self.parts.policy, rollout.max_tokens, where)
 

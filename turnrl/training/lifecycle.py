@@ -30,10 +30,10 @@ from turnrl.runs.checkpoints import Position, position
 from turnrl.training import checkpoints
 from turnrl.training.asking import ask, check_sampling, scores
 from turnrl.training.callbacks import callbacks_of_a_run
-from turnrl.training.checks import check_division, check_schedule, examine_run, settle_evaluation
+from turnrl.training.checks import check_division, examine_run, start_of
 from turnrl.training.collection import Collector, KnownQuestions
 from turnrl.training.learning import Step
-from turnrl.training.trainer_checks import check_trainer, claim_folder, users_callbacks
+from turnrl.training.trainer_checks import check_trainer, claim_folder
 from turnrl.types import (
     EngineSettings,
     Question,
@@ -59,9 +59,11 @@ class PolicyModule(L.LightningModule, ABC):
         seed: Seed of sampling and of the order of trajectories.
     Attributes:
         max_staleness: Number of iterations that are sampled ahead of the one being learned from.
+        gpu_memory: The memory that is planned for, a size or `auto`; None for no plan.
     """
 
     max_staleness: int = 0
+    gpu_memory: str | None = None
 
     def __init__(
         self,
@@ -85,7 +87,6 @@ class PolicyModule(L.LightningModule, ABC):
         self.folder: Path | None = None
         """The run's folder, once the module is set up."""
         self._loaded = Position(0, 0)
-        self._validated: tuple[int, list[int]] | None = None
 
     def use_engine(self, settings: EngineSettings) -> None:
         """Sample with an engine of these settings. The one before must not be started."""
@@ -169,13 +170,15 @@ class PolicyModule(L.LightningModule, ABC):
         self.folder = run_folder(self.trainer)
         if self.folder is not None:  # from here on it has to be there
             self.folder.mkdir(parents=True, exist_ok=True)
-        if stage == "fit":
-            examine_run(self, self.folder)
+        data, learns = data_of(self.trainer), stage == "fit"
+        start = start_of(self.trainer, self, data, self.folder, self.gpu_memory, learns)
+        if learns:
+            examine_run(start, shown=self.trainer.is_global_zero)
         else:
             claim_folder(self.trainer, self.folder)
-            settle_evaluation(self, self.folder)
-        self.collector.check()
-        if isinstance(data := data_of(self.trainer), KnownQuestions):
+            start.settle()  # an evaluation samples like the run's own validation
+        self.collector.check(learns=start.learns)
+        if isinstance(data, KnownQuestions):
             self.collector.check_data(data)
 
     def configure_model(self) -> None:
@@ -204,26 +207,18 @@ class PolicyModule(L.LightningModule, ABC):
             optimizer = self.optimizer(self.policy.parameter_groups())
         with blaming(RecipeError, "model.scheduler", "Fix its settings."):
             schedule = self.scheduler(optimizer) if self.scheduler is not None else None
+        waits = isinstance(schedule, ReduceLROnPlateau)  # for a metric
+        if self.scheduler is not None and (waits or not isinstance(schedule, LRScheduler)):
+            raise RecipeError(
+                f"model.scheduler makes {kind_of(schedule)}. Give a class or a function that makes "
+                "a schedule that counts steps: "
+                "scheduler=lambda optimizer: CosineAnnealingLR(optimizer, T_max=100)."
+            )
         if not isinstance(optimizer, Optimizer):
             raise RecipeError(
-                f"the function model.optimizer returned {kind_of(optimizer)}, not an optimiser. "
-                "Write optimizer=lambda parameters: AdamW(parameters, lr=1e-5), for example."
+                f"model.optimizer makes {kind_of(optimizer)}. Give a class or a function that "
+                "makes an optimiser: optimizer=lambda parameters: AdamW(parameters, lr=1e-5)."
             )
-        if self.scheduler is not None and not isinstance(schedule, LRScheduler):
-            raise RecipeError(
-                f"the function model.scheduler returned {kind_of(schedule)}, not a schedule. "
-                "Write scheduler=lambda optimizer: CosineAnnealingLR(optimizer, T_max=100), for "
-                "example."
-            )
-        if isinstance(schedule, ReduceLROnPlateau):
-            raise RecipeError(
-                f"model.scheduler is {type(schedule).__name__}, which waits for a metric. Take one "
-                "that counts steps, such as CosineAnnealingLR or LinearLR."
-            )
-        if schedule and self._trainer is not None and self.trainer.state.fn == "fit":
-            with blaming(RecipeError, "model.scheduler", "Fix its settings."):
-                trial = self.optimizer(self.policy.parameter_groups())
-                check_schedule(trial, self.scheduler(trial), self.trainer)  # type: ignore[misc]
         return [optimizer], [{"scheduler": schedule, "interval": "step"}] if schedule else []
 
     def read(self, rows: Sequence[TokenRow], temperature: float | None = None) -> list[TokenScores]:
@@ -269,8 +264,6 @@ class PolicyModule(L.LightningModule, ABC):
         """Keep only the trained weights and the policy's identity. Refuse to save a policy that can
         no longer act: a step may leave weights finite but ruined, so that the next forward pass is
         not finite."""
-        if self._validated is not None and self._validated[0] == self.global_step:
-            self._refuse_exchanged(self._validated[1])
         if self.witness is not None:
             (read,) = read_trajectories([self.witness], self.read)
             named = {"the policy's log-probabilities": read.logprobs, "its values": read.values}
@@ -278,21 +271,6 @@ class PolicyModule(L.LightningModule, ABC):
                 if not numbers.isfinite().all():
                     raise self._training_error(f"{name} are not finite")
         checkpoints.describe(checkpoint, self.policy, self.trainer.optimizers)
-
-    def on_validation_epoch_start(self) -> None:
-        """Note the weights that are validated, because a checkpoint has to hold the same ones."""
-        if self.trainer.state.fn == "fit":
-            self._validated = self.global_step, self.policy.trained_bits()
-
-    def _refuse_exchanged(self, validated: list[int]) -> None:
-        if validated == self.policy.trained_bits():
-            return
-        theirs = [type(callback).__name__ for callback in users_callbacks(self.trainer)]
-        raise RecipeError(
-            f"the weights have changed since their validation at step {self.global_step}, so the "
-            "checkpoint would not hold what was validated, nor what the engine samples with. Leave "
-            f"out the callback that changes or exchanges them ({', '.join(theirs) or 'unknown'})."
-        )
 
     def on_load_checkpoint(self, checkpoint: dict[str, object]) -> None:
         """Refuse a checkpoint of another policy, and let the recipe's optimiser settings override
@@ -308,8 +286,6 @@ class PolicyModule(L.LightningModule, ABC):
             (optimizer,), schedules = self.configure_optimizers()
             schedule = schedules[0]["scheduler"] if schedules else None
             checkpoints.override_optimizer(checkpoint, optimizer, schedule)
-        if fit and self.trainer.is_global_zero:
-            checkpoints.warn_inside_iteration(checkpoint)
 
     @classmethod
     def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **parts: Any) -> Any:

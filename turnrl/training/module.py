@@ -42,7 +42,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from turnrl.agent.rollout import Rollout
 from turnrl.credit.earnings import earning_tallies
 from turnrl.credit.estimators import TurnLevel, assign_credit
-from turnrl.objectives.applying import compute_loss
+from turnrl.objectives.applying import check_needs, compute_loss
 from turnrl.objectives.clipped import ClippedSurrogate
 from turnrl.plugin.errors import RecipeError, instance_of
 from turnrl.plugin.hooks import installed_class
@@ -55,7 +55,7 @@ from turnrl.rewards import scoring
 from turnrl.rewards.functions import rewards_of
 from turnrl.rewards.scoring import Tally
 from turnrl.training.checkpoints import read_safely
-from turnrl.training.checks import check_batch, check_parts, check_settings
+from turnrl.training.checks import check_settings
 from turnrl.training.collection import Collector
 from turnrl.training.experience import Evaluated, Experience
 from turnrl.training.learning import (
@@ -144,17 +144,19 @@ class MTGRPO(PolicyModule):
         paper = partial(AdamW, lr=1e-6, betas=(0.9, 0.99), weight_decay=0.0)
         optimizer = paper if optimizer is None else optimizer
         engine = _default_engine() if engine is None else engine
-        instance_of(Policy, "policy", policy)
-        instance_of(EngineSettings, "engine", engine)
         estimator = estimator if estimator is not None else TurnLevel()
+        objective = objective if objective is not None else ClippedSurrogate()
+        instance_of(Policy, "policy", policy)
+        instance_of(Rollout, "rollout", rollout)
+        instance_of(EngineSettings, "engine", engine)
         instance_of(AdvantageEstimator, "estimator", estimator)
+        instance_of(Objective, "objective", objective)
+        check_needs(objective)
         model = policy.build(estimator.critic)
         super().__init__(model, rollout, engine, optimizer, scheduler, seed)
         self.rewards = rewards_of(rewards)
         self.estimator = estimator
-        self.objective: Objective = objective if objective is not None else ClippedSurrogate()
-        check_parts(self)
-        self.objective = self.objective.for_engine(self.engine)
+        self.objective = objective.for_engine(self.engine)
         self.group_size = group_size
         self.max_staleness = max_staleness
         self.redraws = redraws
@@ -299,8 +301,6 @@ class MTGRPO(PolicyModule):
 
     def on_train_batch_start(self, batch: Step, batch_idx: int) -> None:
         """Log the collection's metrics, once per iteration."""
-        advice = "Give Trainer.fit a data module: QuestionData(train=rows), or an IterationData."
-        check_batch(batch, Minibatch, "learn from", advice)
         if (experience := self._unlogged) is not None:
             self._unlogged = None
             tallies = experience.tallies(self.rewards)
@@ -409,7 +409,6 @@ class MTGRPO(PolicyModule):
 
     def on_validation_epoch_start(self) -> None:
         """Forget the groups of the last evaluation."""
-        super().on_validation_epoch_start()
         self._evaluated = []
         if self.policy.divided:  # here, because a process without a question has to take part too
             self.collector.sync()
@@ -419,8 +418,6 @@ class MTGRPO(PolicyModule):
     ) -> Evaluated:
         """Score trajectories, by default one greedy trajectory per question. A process may have no
         question in a batch. Lightning hands the result to the callbacks."""
-        advice = "Give QuestionData(val=rows), or a loader of lists of turnrl.Question."
-        check_batch(batch, Question, "evaluate", advice)
         split = self.split
         with self.policy.uneven_passes():
             groups = self._scored(batch, batch_idx) if batch else ()

@@ -22,35 +22,16 @@ from turnrl.runs.claim import refuse_other_run
 from turnrl.watch.by_recipe import ByRecipe
 from turnrl.watch.trainer import data_of
 
-_AVERAGES = (
-    "validates one set of weights, and the engine samples with another, which the checkpoint keeps"
+_REFUSED = (
+    BaseFinetuning,
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    ModelPruning,
+    StochasticWeightAveraging,
+    WeightAveraging,
 )
-_REFUSED: dict[type[L.Callback], tuple[str, str]] = {
-    GradientAccumulationScheduler: (
-        "keeps the gradients of several batches, but a batch is a whole step",
-        "model.policy.minibatch_tokens bounds its memory",
-    ),
-    StochasticWeightAveraging: (_AVERAGES, "model.scheduler can lower the learning rate"),
-    WeightAveraging: (_AVERAGES, "model.scheduler can lower the learning rate"),
-    ModelPruning: (
-        "puts masks and other names in the place of weights that the engine samples with",
-        "prune the model before training, or the one that a run exports",
-    ),
-    BaseFinetuning: (
-        "changes which weights are trained while a run trains, and a checkpoint has those alone",
-        "model.policy.lora.target_modules says what is trained",
-    ),
-    LearningRateFinder: (
-        "takes the rate at which the loss falls fastest, but this loss has no such meaning: each "
-        "step has its own trajectories",
-        "model.optimizer.lr sets the rate; 'turnrl sweep' compares several",
-    ),
-    BatchSizeFinder: (
-        "tries out batches of a data set, but an iteration collects its own",
-        "model.gpu_memory chooses model.policy.minibatch_tokens for the memory",
-    ),
-}
-"""Callbacks that a run refuses, and those that extend them: the reason, and what to do."""
+"""Callbacks that change weights, gradients or batches without the engine and the checkpoint."""
 _claimed: WeakKeyDictionary[L.Trainer, Path] = WeakKeyDictionary()
 """The folder that each trainer writes to."""
 
@@ -84,25 +65,18 @@ def check_trainer(trainer: L.Trainer) -> None:
             "with data.questions_per_iteration no larger, asks the same ones each time."
         )
     for callback in trainer.callbacks:  # type: ignore[attr-defined]
-        for kind, (reason, instead) in _REFUSED.items():
-            if isinstance(callback, kind):
-                raise RecipeError(
-                    f"trainer.callbacks has a {type(callback).__name__}, which {reason}. Leave it "
-                    f"out; {instead}."
-                )
+        if isinstance(callback, _REFUSED):
+            raise RecipeError(
+                f"trainer.callbacks has a {type(callback).__name__}, which changes weights, "
+                "gradients or batches, but the engine samples with the weights of each step, and a "
+                "batch is a whole step. Leave it out."
+            )
     strategy = trainer.strategy
     if isinstance(strategy, ParallelStrategy) and not isinstance(strategy, DDPStrategy | FSDP2):
         raise RecipeError(
             f"trainer.strategy is a {type(strategy).__name__}. Take ddp, with the whole policy in "
             "each process, or fsdp2, which divides it over them."
         )
-
-
-def users_callbacks(trainer: L.Trainer) -> list[L.Callback]:
-    """The callbacks that are neither turnrl's nor Lightning's."""
-    theirs = ("turnrl", "lightning", "pytorch_lightning")
-    callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    return [callback for callback in callbacks if not type(callback).__module__.startswith(theirs)]
 
 
 def claim_folder(trainer: L.Trainer, folder: Path | None) -> None:

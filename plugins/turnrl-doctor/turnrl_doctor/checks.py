@@ -303,7 +303,7 @@ class Sampler(Check):
         if (module := recipe_of(start)) is None:
             return
         engine = module.engine
-        module.collector.check_engine(start.surroundings)
+        module.collector.check_engine(start.surroundings, start.learns)
         servers = engine.in_force.get("sampler", "")
         text = f"{engine.name} can sample this model"
         yield Finding("pass", "sampler", f"{text} ({servers})" if servers else text)
