@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import copy
-import importlib.metadata
 import json
 import re
 import shutil
 from collections import namedtuple
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,17 +15,16 @@ import torch
 import yaml
 
 import turnrl
-import worlds
 from commands import RECIPE, save
 from runs import data, make_module
-from turnrl import Check, Finding, Policy, RecipeError, ToolError, Toolset
+from turnrl import Check, Finding, Policy, RecipeError
 from turnrl.cli import main
 from turnrl.plugin.errors import CheckpointError
 from turnrl.plugin.hooks import installed, load_plugins
 from turnrl.policy.settings import Lora
 from turnrl.types import Start
 from turnrl_doctor import checks
-from turnrl_doctor.command import diagnose, for_another_machine, lines_of
+from turnrl_doctor.command import diagnose, lines_of
 from turnrl_doctor.miniature import miniature
 
 Usage = namedtuple("Usage", "total used free")
@@ -85,27 +82,24 @@ def test_a_recipe_that_is_well_passes_every_line(recipe, doctor):
     code, lines = doctor(recipe())
     assert (code, failed(lines)) == (0, set())
     assert set(lines) >= {
-        "versions", "GPU", "run folder", "disk", "model", "window", "sampler", "chat template",
-        "memory plan", "data train", "data val", "tool echo", "sharing", "sampling", "rewards",
-        "learning",
+        "versions", "GPU", "run folder", "disk", "model files", "window", "sampler",
+        "chat template", "memory plan", "data train", "data val", "tool echo", "sharing",
+        "sampling", "rewards", "learning",
     }  # fmt: skip
-    assert f"torch {importlib.metadata.version('torch')}" in lines["versions"][1]
-    if not torch.cuda.is_available():
-        assert "kernels, graphs and a GPU's attention are not examined" in lines["GPU"][1]
     assert re.match(r"\d+ turns by Slots", lines["sampling"][1])
-    assert lines["rewards"][1].startswith("Answered, Called score 20 attempts at 3 questions")
+    assert lines["rewards"][1] == "Answered, Called score 20 attempts"
     # a call for each of three questions, in two sessions
     shown = '6 of 6 calls succeed, for example echo {"text": "Number 0?"}: 9 letters'
     assert lines["tool echo"][1] == shown
     assert lines["data val"] == ("pass", "3 questions")
-    assert "credit by TurnLevel, " in lines["learning"][1]
+    assert "with TurnLevel" in lines["learning"][1]
     assert [path.name for path in Path().iterdir()] == ["recipe.yaml"]  # it writes nothing
 
 
 def test_without_a_recipe_the_machine_alone_is_examined(doctor):
     code, lines = doctor()
     assert code == 0
-    assert set(lines) == {"versions", "GPU", "4 bit"}
+    assert set(lines) == {"versions", "GPU"}
 
 
 def test_a_mistake_in_the_recipe_is_a_line_and_the_machine_is_examined(recipe, doctor):
@@ -114,7 +108,7 @@ def test_a_mistake_in_the_recipe_is_a_line_and_the_machine_is_examined(recipe, d
     assert failed(lines) == {"recipe"}
     assert "group_sise" in lines["recipe"][1]
     assert "Did you mean group_size?" in lines["recipe"][1]
-    assert {"versions", "GPU", "4 bit"} <= set(lines)
+    assert {"versions", "GPU"} <= set(lines)
 
 
 def test_an_accelerator_that_is_not_there_hides_nothing_else(recipe, doctor):
@@ -129,28 +123,23 @@ def test_an_accelerator_that_is_not_there_hides_nothing_else(recipe, doctor):
 # ----------------------------------------------------------------- broken on purpose
 
 
-def test_a_model_folder_that_lacks_its_weights_is_named(recipe, doctor, tiny_model, tmp_path):
+@pytest.mark.parametrize("cut", [True, False])
+def test_a_model_folder_that_is_not_whole_is_named(recipe, doctor, tiny_model, tmp_path, cut):
     folder = shutil.copytree(tiny_model, tmp_path / "half")
-    (folder / "model.safetensors").unlink()
+    weights = folder / "model.safetensors"
+    if cut:
+        whole = weights.read_bytes()
+        weights.write_bytes(whole[: len(whole) // 3])
+        with pytest.raises(RecipeError, match=r"half' cannot be loaded"):
+            Policy(str(folder)).build().load()
+    else:
+        weights.unlink()
     code, lines = doctor(recipe(model__policy__model=str(folder)))
-    assert (code, failed(lines)) == (1, {"model"})
-    assert "has no model.safetensors" in lines["model"][1]
-    assert "Copy the model's folder again" in lines["model"][1]
+    assert (code, failed(lines)) == (1, {"model files"})
+    assert str(folder) in lines["model files"][1]
     # the rest is tried without them
     tried = ("tool echo", "sampling", "rewards", "learning")
     assert {lines[line][0] for line in tried} == {"pass"}
-
-
-def test_a_file_of_weights_that_was_cut_short_is_named(recipe, doctor, tiny_model, tmp_path):
-    folder = shutil.copytree(tiny_model, tmp_path / "cut")
-    whole = (folder / "model.safetensors").read_bytes()
-    (folder / "model.safetensors").write_bytes(whole[: len(whole) // 3])
-    code, lines = doctor(recipe(model__policy__model=str(folder)))
-    assert code == 1
-    assert lines["model"][0] == "fail"
-    assert "cut/model.safetensors" in lines["model"][1]
-    with pytest.raises(RecipeError, match=r"cut' cannot be loaded"):
-        Policy(str(folder)).build().load()
 
 
 def test_a_tokenizer_without_its_vocabulary_is_refused(recipe, doctor, tiny_model, tmp_path):
@@ -177,7 +166,7 @@ def test_a_data_set_that_is_not_there_yet_is_not_downloaded(recipe, doctor, monk
     monkeypatch.setattr("datasets.load_dataset", None)
     code, lines = doctor(recipe(data__train="owner/name"))
     assert code == 0
-    assert lines["data train"] == ("pass", "owner/name is on the hub, and will be downloaded")
+    assert lines["data train"] == ("pass", "owner/name is on the hub, to be downloaded")
     assert asked == ["owner/name"]
 
 
@@ -214,7 +203,7 @@ def test_a_full_disk_is_a_failure_with_the_numbers(recipe, doctor, monkeypatch):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 10**6))
     code, lines = doctor(recipe())
     assert (code, failed(lines)) == (1, {"disk"})
-    assert "0.00 GB free, about 0." in lines["disk"][1]
+    assert "0.00 GB free; checkpoints need about 0." in lines["disk"][1]
     assert "save_dir" in lines["disk"][1]
 
 
@@ -223,10 +212,10 @@ def test_a_disk_has_to_hold_the_record_of_the_iterations_that_a_run_has(
 ):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(10**9, 10**9, 2 * 10**7))
     _, lines = doctor(recipe(), "--trainer.max_epochs", "1")
-    assert "the record after iteration 1 " in lines["disk"][1]
+    assert "by iteration 1" in lines["disk"][1]
     assert lines["disk"][0] != "fail"
     _, lines = doctor(recipe(), "--trainer.max_epochs", "3000")
-    assert (lines["disk"][0], "after iteration 3000 " in lines["disk"][1]) == ("fail", True)
+    assert (lines["disk"][0], "by iteration 3000" in lines["disk"][1]) == ("fail", True)
     assert main(["fit", recipe(), "--trainer.max_epochs", "3000"]) == 2
 
 
@@ -240,55 +229,16 @@ def test_a_folder_that_cannot_be_written_is_named(recipe, doctor):
     assert "/proc takes no folder" in lines["run folder"][1]
 
 
-def test_a_card_prints_its_plan(recipe, doctor, capsys):
-    code = main(["doctor", recipe(), "--card=24GB"])
-    out = capsys.readouterr().out
-    assert code == 0
-    assert out.startswith("memory plan for 24GB")
-    assert "pass  memory plan" in out
-
-
-def test_missing_local_files_only_warn_when_planning_for_another_card(
-    recipe, doctor, capsys, tiny_model
-):
+def test_a_card_prints_its_plan_and_checks_nothing_of_this_machine(recipe, capsys, tiny_model):
     folder = Path(shutil.copytree(tiny_model, "plan/model"))
     (folder / "model.safetensors").unlink()
-    recipe = recipe(model__policy__model=str(folder))
-    assert main(["doctor", recipe, "--card", "24GB", "--data.train", "nowhere.jsonl"]) == 0
+    words = [recipe(model__policy__model=str(folder)), "--data.train=nowhere.jsonl"]
+    assert main(["doctor", *words, "--card=24GB", "--trainer.accelerator=gpu"]) == 0
     out = capsys.readouterr().out
-    assert "pass  memory plan" in out
-    assert f"warn  model          {folder} has no model.safetensors" in out
-    assert "warn  data train     no file 'nowhere.jsonl'" in out
-    code, lines = doctor(recipe)
-    assert code == 1
-    assert "model" in failed(lines)
-
-
-class Away(Toolset):
-    """A toolset whose server is down."""
-
-    specs = ()
-
-    def check(self):
-        raise ToolError("its server does not answer. Start it.")
-
-    def run(self, calls):
-        return []
-
-
-@pytest.mark.parametrize(
-    ("tool", "status"), [(Away, "warn"), (worlds.Raises, "fail")], ids=["outage", "own fault"]
-)
-def test_planning_for_another_card_excuses_a_tools_outage_but_not_its_faults(
-    recipe, tiny_model, tool, status
-):
-    module = make_module(tiny_model)
-    module.rollout = replace(module.rollout, tools=[tool()])
-    findings = diagnose(Start(torch.device("cpu"), module, data()))
-    (line,) = [
-        finding for finding in map(for_another_machine, findings) if finding.name.startswith("tool")
-    ]
-    assert line.status == status
+    assert out.startswith("memory plan for 24GB")
+    assert re.findall(r"^(pass|warn|fail)", out, re.MULTILINE) == ["pass"]
+    assert main(["doctor", *words, "--card=1MB"]) == 2
+    assert main(["doctor", *words, "--card=24GB", "--model.group_sise=4"]) == 2
 
 
 def test_a_card_without_a_recipe_or_a_size_is_a_mistake(capsys):
@@ -351,7 +301,7 @@ CANNOT_RUN = {
     ),
     "a chat template that forgets": (
         {"model__policy__chat_template": "forgets.jinja"},
-        "template",
+        "chat template",
         "is not prefix-preserving",
         "policy.chat_template",
     ),
@@ -359,18 +309,6 @@ CANNOT_RUN = {
         {"model__rollout__segmenter": "worlds.Shortens"},
         "turn scheme",
         "must show each result as it is",
-        "check_segmenter shows the rule",
-    ),
-    "a turn scheme that leaves the question out": (
-        {"model__rollout__segmenter": "worlds.Forgets"},
-        "turn scheme",
-        "leaves the question out",
-        "check_segmenter shows the rule",
-    ),
-    "a turn scheme that stops inside a call": (
-        {"model__rollout__segmenter": "worlds.StopsEarly"},
-        "turn scheme",
-        "which ends early: it stops at ('}',)",
         "check_segmenter shows the rule",
     ),
     "a model with too few positions": (
@@ -390,24 +328,6 @@ CANNOT_RUN = {
         "data train",
         "no file",
         "Check its name",
-    ),
-    "a file that is empty": (
-        {"data__train": "empty.jsonl"},
-        "data train",
-        "no usable question",
-        "Name another source",
-    ),
-    "a file with another field": (
-        {"data__val": "fields.jsonl"},
-        "data val",
-        "has no field 'question'",
-        "",
-    ),
-    "answers that the recipe's rule refuses": (
-        {"data__val": "aims.jsonl", "data__answers": "number"},
-        "data val",
-        "none of its 3 rows can be used",
-        "",
     ),
     "a model folder that is missing": (
         {"model__policy__model": "./nowhere/at-all"},
@@ -429,14 +349,12 @@ def test_a_recipe_that_cannot_run_fails_with_the_next_step(what, recipe, doctor,
     ]
     Path("aims.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     Path("long.jsonl").write_text(json.dumps(rows[0]) + "\n")
-    Path("empty.jsonl").touch()
-    Path("fields.jsonl").write_text('{"id": 1, "query": "Where?", "answers": ["here"]}\n')
     Path("forgets.jinja").write_text(FORGETS)
     if "plugin" in what:
         broken_plugin()
     code, lines = doctor(recipe(**changes))
     assert (code > 0, lines[line][0]) == (True, "fail")
-    assert len(failed(lines)) == 1, lines  # only one line, and all others are examined
+    assert len(failed(lines)) == 1, lines  # only one line
     text, _, next_step = lines[line][1].partition(" | ")
     assert seen in text
     assert step in next_step
@@ -476,25 +394,11 @@ class Broken(Check):
         raise KeyError("what it looked for")
 
 
-class Wordy(Check):
-    """One that tells in its own way."""
-
-    def run(self, start):
-        return ["all is well"]
-
-
 class Leaves(Check):
     """One that ends the program."""
 
-    def run(self, start):
-        raise SystemExit(3)
-
-
-class Unsettled(Check):
-    """Another."""
-
     def settle(self, start):
-        raise ZeroDivisionError("by zero")
+        raise SystemExit(3)
 
     def run(self, start):
         raise AssertionError("it is not run")
@@ -502,15 +406,12 @@ class Unsettled(Check):
 
 def test_a_check_that_raises_hides_no_other(recipe, doctor, monkeypatch):
     known = installed("turnrl_checks")
-    own = (Unsettled, Broken, Wordy, Leaves)
-    more = {**{check.__name__: check for check in own}, **known}
+    more = {**{check.__name__: check for check in (Leaves, Broken)}, **known}
     monkeypatch.setattr("turnrl_doctor.command.installed", lambda hook: more)
     code, lines = doctor(recipe())
     assert code == 1
-    assert failed(lines) == {"broken", "unsettled", "wordy", "leaves"}
-    assert "Wordy.run gave 'all is well', which is not a Finding" in lines["wordy"][1]
+    assert failed(lines) == {"broken", "leaves"}
     assert "KeyError" in lines["broken"][1]
-    assert "The check Broken could not finish" in lines["broken"][1]
     assert lines["begun"] == ("pass", "well")
     assert lines["learning"][0] == "pass"
 
@@ -542,29 +443,12 @@ def installed_versions(monkeypatch):
     return say
 
 
-def test_untested_versions_give_one_warning(installed_versions):
-    (finding,) = installed_versions(torch="1.13.0", transformers="6.1.0")
+def test_untested_and_missing_versions_give_one_warning(installed_versions):
+    (finding,) = installed_versions(torch="1.13.0", tantivy=None)
     assert (finding.status, finding.name) == ("warn", "versions")
-    assert finding.text == "turnrl was not tried with torch 1.13.0, transformers 6.1.0"
-    assert re.fullmatch(
-        r"If something fails, run pip install 'torch<[\d.]+,>=[\d.]+' 'transformers<6,>=[\d.]+'",
-        finding.advice,
-    )
-
-
-@pytest.mark.parametrize("torch_", ["2.11.0", "2.11.0+cu130", "2.13.1"])
-@pytest.mark.parametrize("transformers", ["5.17.0", "5.24.0"])
-def test_versions_that_were_tried_pass(installed_versions, torch_, transformers):
-    (finding,) = installed_versions(torch=torch_, transformers=transformers)
-    assert finding.status == "pass"
-    assert f"torch {torch_}," in finding.text
-
-
-def test_a_library_that_is_not_installed_fails_with_the_command_that_mends_it(installed_versions):
-    missing, warned = installed_versions(tantivy=None, torch="2.99")
-    assert (missing.status, warned.status) == ("fail", "warn")
-    assert missing.text.startswith("tantivy is not installed; turnrl needs tantivy")
-    assert missing.advice.startswith("pip install 'tantivy")
+    assert "tantivy (not installed), torch 1.13.0" in finding.text
+    assert re.search(r"pip install 'tantivy<\d+,>=[\d.]+' 'torch<[\d.]+,", finding.advice)
+    assert [f.status for f in installed_versions(torch="2.11.0+cu130")] == ["pass"]
 
 
 def test_a_run_with_an_untested_version_warns_once_and_continues(
@@ -576,18 +460,6 @@ def test_a_run_with_an_untested_version_warns_once_and_continues(
     wanted = "versions: turnrl was not tried with torch 2.99.0. If something fails, run pip install"
     assert warning.startswith(wanted)
     assert "\n" not in warning
-
-
-def test_4_bit_kernels_that_compute_something_else_fail(monkeypatch):
-    import bitsandbytes
-
-    well = bitsandbytes.nn.Linear4bit.forward
-    (finding,) = checks.FourBit().run(Start(torch.device("cpu")))
-    assert finding.status == "pass"
-    monkeypatch.setattr(bitsandbytes.nn.Linear4bit, "forward", lambda *a: 2 * well(*a))
-    (finding,) = checks.FourBit().run(Start(torch.device("cpu")))
-    assert finding.status == "fail"
-    assert "is off by 1" in finding.text
 
 
 @pytest.mark.parametrize("settings", [{}, {"quantization": "nf4", "lora": Lora(r=4)}])

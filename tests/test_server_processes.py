@@ -46,7 +46,8 @@ def fit_in_two(nursery, strategy: str, *options: str) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_processes_that_learn_together_share_the_versions_of_the_first(
     start_server, write_recipe, nursery, strategy
 ):
@@ -84,7 +85,8 @@ def test_processes_that_learn_together_sample_ahead(start_server, write_recipe, 
     assert behind == {0, 2}  # an iteration has two steps
 
 
-@pytest.mark.parametrize("strategy", ["ddp", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_if_the_first_process_fails_the_others_end(
     start_server, write_recipe, tmp_path, nursery, strategy
 ):
@@ -176,11 +178,7 @@ def test_the_doctor_passes_a_server_that_processes_can_share(
     write_recipe(whole, url=start_server(*WINDOW).url)
     main(["doctor", "recipe.yaml", "--trainer.devices=2", f"--trainer.strategy={strategy}"])
     shown = capsys.readouterr().out
-    assert re.search(
-        r"^pass  sampler +VLLM can sample this model \(vLLM 0\.0\.0, 1 server\)$",
-        shown,
-        re.MULTILINE,
-    ), shown
+    assert re.search(r"(?m)^pass  sampler +vLLM 0\.0\.0, 1 server$", shown), shown
 
 
 def test_the_doctor_refuses_settings_that_fsdp_cannot_shard(write_recipe, capsys):

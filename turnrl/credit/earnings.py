@@ -51,7 +51,6 @@ class Earnings:
         attempts: Number of all attempts.
         parts: The pay of each turn reward.
         cost: The average loss to costs of an attempt that acted; 0 if no turn reward is a cost.
-        least: The smallest loss of a turn with a cost; 0 if there was none.
         paying: Names of rewards that are marked as costs but paid attempts that acted.
         paid: Number of attempts that acted and were paid something beside costs.
         pays: Their average pay; None if none was paid.
@@ -61,7 +60,6 @@ class Earnings:
     attempts: int
     parts: tuple[TurnPay, ...]
     cost: float
-    least: float
     paying: tuple[str, ...]
     paid: int
     pays: float | None
@@ -85,23 +83,16 @@ class Earnings:
     def verdict(self) -> str:
         """A sentence on whether calls pay off."""
         losing = f"an attempt that calls loses {self.cost:.2g} to costs on average"
-        seen = f"here {self.paid} of {self.acted} were"
-        return self._compared(losing, self.cost, seen)
-
-    @property
-    def outlook(self) -> str:
-        """A sentence on whether calls could pay off, for scripted attempts."""
-        losing = f"a call that costs loses {self.least:.2g}"
-        return self._compared(losing, self.least, "a run says how many are")
-
-    def _compared(self, losing: str, cost: float, seen: str) -> str:
         if self.pays is None:
             return f"{losing}, and none was paid by another turn reward yet"
-        share, gaining = cost / self.pays, f"a paid attempt gains {self.pays:.2g}"
+        share, gaining = self.cost / self.pays, f"a paid attempt gains {self.pays:.2g}"
         if share > 1:
             return f"{losing}, and {gaining}, so calls never pay off"
         often = f"1 attempt in {1 / share:.2g}" if share < 0.95 else "every attempt"
-        return f"{losing}, and {gaining}, so calls pay off if {often} is paid: {seen}"
+        return (
+            f"{losing}, and {gaining}, so calls pay off if {often} is paid: here {self.paid} of "
+            f"{self.acted} were"
+        )
 
 
 def earnings(groups: Sequence[Group]) -> Earnings:
@@ -121,7 +112,6 @@ def earnings(groups: Sequence[Group]) -> Earnings:
     calling, _ = _split(attempts, calls)
     costs = [-float(group.turn_costs[i].sum()) for group, i in calling]
     gains = [float((group.turn_rewards - group.turn_costs)[i].sum()) for group, i in calling]
-    spent = [-cost for group, i in calling for cost in group.turn_costs[i].tolist() if cost < 0]
     gained = [gain for gain in gains if gain > 1e-6]
     costly = {name for group in groups for name in group.cost_names or ()}
     return Earnings(
@@ -129,7 +119,6 @@ def earnings(groups: Sequence[Group]) -> Earnings:
         attempts=len(attempts),
         parts=tuple(parts),
         cost=fmean(costs) if costs else 0.0,
-        least=min(spent, default=0.0),
         paying=tuple(p.name for p in parts if p.name in costly and (p.acted or 0.0) > 0),
         paid=len(gained),
         pays=_mean(gained),

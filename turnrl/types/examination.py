@@ -28,15 +28,12 @@ class Finding:
         name: The thing that was examined: `GPU`, `index`.
         text: What the check saw, in one line.
         advice: The next step for the user; empty for `pass`.
-        about: `machine` if it is about something that this machine has or reaches, such as a disk
-            or a server, and so may differ on another; `recipe` for the rest.
     """
 
     status: Status
     name: str
     text: str
     advice: str = ""
-    about: Literal["machine", "recipe"] = "recipe"
 
 
 @runtime_checkable

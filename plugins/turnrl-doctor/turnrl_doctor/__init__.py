@@ -1,13 +1,13 @@
-"""`turnrl doctor [RECIPE]` examines now whatever could fail later, and plans a GPU's memory.
+"""`turnrl doctor [RECIPE]` finds what would fail later in a run, and plans a GPU's memory.
 
 command    the command line
-checks     the examinations, as `Check`s; `turnrl fit` runs the quick ones too
+checks     the checks; `turnrl fit` runs the quick ones too
 rehearsal  the recipe's own parts, tried on a few questions
 staged     the turn scheme of scripted attempts
 tools      tools, called with arguments that they allow, and judged
 miniature  the recipe's model, small enough for any machine
-memory     the plan, applied to a recipe
-plan       the plan itself: functions of numbers, like work, counts and table
+memory     the memory plan, applied to a recipe
+plan       the plan itself: functions of numbers, like work and counts
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def turnrl_commands() -> list[str]:
 @hookimpl
 def turnrl_checks() -> list[str]:
     """Checks of `turnrl doctor`, in the order in which they are shown."""
-    quick = (
-        *("Versions", "Gpu", "FourBit", "RunFolder", "Disk"),
-        *("ModelFiles", "Window", "Sampler", "Template"),
-    )
-    checks = [f"turnrl_doctor.checks:{name}" for name in quick]
-    return [*checks, "turnrl_doctor.memory:MemoryPlan", "turnrl_doctor.checks:Rehearsal"]
+    before = ("Versions", "Gpu", "RunFolder", "Disk", "ModelFiles", "Window", "Sampler")
+    return [
+        *(f"turnrl_doctor.checks:{name}" for name in (*before, "ChatTemplate")),
+        "turnrl_doctor.memory:MemoryPlan",
+        "turnrl_doctor.checks:Rehearsal",
+    ]

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import logging
+import re
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Any
 
 from turnrl import Check, Finding, RecipeError
-from turnrl.plugin.errors import PluginError, TurnRLError, parse_bytes
+from turnrl.plugin.errors import TurnRLError, parse_bytes
 from turnrl.plugin.hooks import installed
 from turnrl.plugin.text import Style, fitted, painted, say, terminal_columns, visible
 from turnrl.types import Start, Status
@@ -42,44 +43,52 @@ def add_doctor_command(commands: Any) -> None:
 def _run(parsed: argparse.Namespace) -> int:
     # no abbreviations, which might be meant for the recipe
     options = argparse.ArgumentParser(usage=_USAGE, description=_ABOUT, allow_abbrev=False)
-    text = "plan the memory of a card of this size, such as 24GB"
+    text = "print the memory plan for a card of this size, such as 24GB, and check nothing else"
     options.add_argument("--card", metavar="SIZE", help=text)
     args, words = options.parse_known_args(parsed.recipe)
-    card = args.card
-    if card is not None:
-        parse_bytes(card, "--card")
+    if args.card is not None:
+        parse_bytes(args.card, "--card")
+        if not words:
+            raise RecipeError("--card plans a recipe's memory, and there is none. Name a recipe.")
+    with _quiet():
+        return _plan(words, args.card) if args.card else _examine(words)
+
+
+def _plan(words: list[str], card: str) -> int:
+    """Print the memory plan of a recipe for a card that may be in another machine."""
+    from turnrl_doctor.memory import MemoryPlan  # here, because it loads torch
+
+    start, mistakes = _built([*words, f"--model.gpu_memory={card}"])
+    if start is None:
+        _show(mistakes)
+        return 2
+    check = MemoryPlan()
+    check.settle(start)
+    return int(_show(check.run(start))["fail"] > 0)
+
+
+def _examine(words: list[str]) -> int:
+    """Print what all checks find in a recipe, or in this machine alone."""
     import torch  # here, because listing commands does not need it
 
-    start, mistakes, seen = None, list[Finding](), Counter[Status]()
-    with _quiet():
-        if words:
-            start, mistakes = _built(words, card)
-            seen = _shown(mistakes)
-        elif card is not None:
-            raise RecipeError("--card plans a recipe's memory, and there is none. Name a recipe.")
-        if start is None:
-            start = Start(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
-        code = 2 if seen["fail"] else 0
-        findings = diagnose(start, mistakes)
-        seen += _shown(map(for_another_machine, findings) if card else findings)
-    say(_in_sum(seen, "A run on that card" if card else "A run"))
-    return code or int(seen["fail"] > 0)
+    start, mistakes = _built(words) if words else (None, [])
+    if start is None:
+        start = Start(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    seen = _show(itertools.chain(mistakes, diagnose(start)))
+    if seen["fail"]:
+        say("A run would stop. Fix what failed, then run the doctor again.")
+    else:
+        warned = f"; see the warnings ({seen['warn']})" if seen["warn"] else ""
+        say(f"A run can begin{warned}.")
+    return 2 if mistakes else int(seen["fail"] > 0)
 
 
-def for_another_machine(finding: Finding) -> Finding:
-    """Judge a finding of this machine for a card in another one: what this machine lacks is a
-    warning there, not a failure."""
-    lacks = finding.about == "machine" and finding.status == "fail"
-    return replace(finding, status="warn") if lacks else finding
-
-
-def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Finding]]:
+def _built(words: list[str]) -> tuple[Start | None, list[Finding]]:
     """Build the recipe as far as it can be built, and list its mistakes."""
     from lightning.fabric.utilities.exceptions import MisconfigurationException
 
     from turnrl import build
 
-    words = [*words, *([f"--model.gpu_memory={card}"] if card else [])]
     try:
         return build(words).start, []
     except TurnRLError as error:
@@ -95,103 +104,69 @@ def _built(words: list[str], card: str | None) -> tuple[Start | None, list[Findi
         return None, mistakes
 
 
-def diagnose(start: Start, known: Iterable[Finding] = ()) -> Iterator[Finding]:
+def diagnose(start: Start) -> Iterator[Finding]:
     """Run all installed checks. If one raises, the error is a finding too, and the others still
     run.
 
     Args:
         start: The run to examine.
-        known: Failures that were printed already.
     """
-    shown = {finding.text for finding in known}
-
-    def once(finding: Finding) -> Finding:
-        """Pass a failure on only once if several checks meet it, such as a missing configuration of
-        the model."""
-        if finding.status != "fail" or finding.text not in shown:
-            shown.add(finding.text)
-            return finding
-        return Finding("warn", finding.name, "not examined, for a reason above")
-
     checks: list[Check] = []
     try:
-        classes = installed("turnrl_checks")
+        kinds = installed("turnrl_checks")
     except TurnRLError as error:
-        yield once(of_error("plugins", error))
+        yield of_error("plugins", error)
         return
-    for name, cls in classes.items():
+    for name, kind in kinds.items():
         try:
-            check = cls()
+            check = kind()
             check.settle(start)
         except (Exception, SystemExit) as error:  # a check may be anybody's code
-            yield once(_raised(name, error))
+            yield _raised(name, error)
         else:
             checks.append(check)
     for check in checks:
-        name = type(check).__name__
         try:
-            for finding in check.run(start):
-                if not isinstance(finding, Finding) or finding.status not in get_args(Status):
-                    raise PluginError(
-                        f"{name}.run gave {finding!r}, which is not a Finding. Fix it."
-                    )
-                yield once(finding)
+            yield from check.run(start)
         except (Exception, SystemExit) as error:
-            yield once(_raised(name, error))
+            yield _raised(type(check).__name__, error)
 
 
-def of_error(
-    name: str, error: BaseException, step: str = "", about: Literal["machine", "recipe"] = "recipe"
-) -> Finding:
+def of_error(name: str, error: BaseException, step: str = "") -> Finding:
     """A failure as a line: the error's first sentence is the text, the rest is the next step.
 
     Args:
         name: The line's name.
         error: The error.
         step: The next step if the error names none.
-        about: As in `Finding`.
     """
     message = " ".join(str(error).split())
     if not isinstance(error, TurnRLError):
         message = f"{type(error).__name__}: {message}"
     text, _, own_step = message.partition(". ")
-    return Finding("fail", name, text.rstrip("."), own_step or step, about)
+    return Finding("fail", name, text.rstrip("."), own_step or step)
 
 
 def _raised(name: str, error: BaseException) -> Finding:
-    unknown = f"The check {name} could not finish; a run may show more."
-    return of_error(_spaced(name), error, "" if isinstance(error, TurnRLError) else unknown)
+    spaced = re.sub("(?<!^)([A-Z])", r" \1", name).lower()  # `MemoryPlan` as `memory plan`
+    return of_error(spaced, error, f"The check {name} could not finish; a run may show more.")
 
 
-def _spaced(name: str) -> str:
-    """`MemoryPlan` as `memory plan`."""
-    return "".join(f" {c.lower()}" if c.isupper() else c for c in name).strip()
-
-
-def _shown(findings: Iterable[Finding]) -> Counter[Status]:
-    """Print findings as they come, and count them."""
-    seen = Counter[Status]()
+def _show(findings: Iterable[Finding]) -> Counter[Status]:
+    """Print findings as they come, and count them. If several checks meet the same failure, such as
+    a missing configuration of the model, it is printed once."""
+    seen, failures = Counter[Status](), set[str]()
+    columns = terminal_columns(sys.stdout)  # None for a script, which reads a line at a time
     for finding in findings:
+        if finding.status == "fail":
+            if finding.text in failures:
+                continue
+            failures.add(finding.text)
         seen[finding.status] += 1
-        first, *more_lines = lines_of(finding, _columns())
+        first, *more_lines = lines_of(finding, columns and min(80, columns))
         status = painted(finding.status, _STYLES[finding.status])
         print("\n".join([status + first.removeprefix(finding.status), *more_lines]), flush=True)
     return seen
-
-
-def _in_sum(seen: Mapping[Status, int], run: str) -> str:
-    """A line with the consequence of the findings for a run."""
-    if seen["fail"]:
-        count = seen["fail"]
-        failures = "the failure" if count == 1 else f"the {count} failures"
-        return f"{run} would stop. Fix {failures}, then run the doctor again."
-    return f"{run} can begin" + (f"; see the warnings ({seen['warn']})." if seen["warn"] else ".")
-
-
-def _columns() -> int | None:
-    """The width of a line on a terminal; None elsewhere, because scripts read a line at a time."""
-    columns = terminal_columns(sys.stdout)
-    return None if columns is None else min(80, columns)
 
 
 def lines_of(finding: Finding, columns: int | None) -> list[str]:

@@ -40,25 +40,6 @@ def resident(work: Work) -> Parts:
     }
 
 
-def gathered(work: Work) -> int:
-    """Bytes that a pass of a divided policy needs undivided: the weights outside the layers, the
-    layer that computes, and the next layer. If all weights are trained, their gradients are whole
-    as well, until they are divided."""
-    if work.shares == 1:
-        return 0
-    parts = resident(work)
-    layers = (parts["weights"] + parts["adapter"]) * 2 // work.shape.layers
-    return (layers + parts["embedding and head"]) * (1 if work.rank else 2)
-
-
-def rounded(work: Work, recomputed: int) -> int:
-    """Bytes of the copies of weights that autocast keeps during a forward pass: of all weights, or,
-    if the policy is divided, of the weights in layers that are not recomputed."""
-    layers = work.shape.layers
-    copied = layers if work.shares == 1 else min(layers, layers - recomputed + 1)
-    return 2 * (work.shape.dense * copied // layers + work.shape.vocab * work.shape.hidden)
-
-
 def forward(work: Work, tokens: int) -> int:
     """The peak of a forward pass over so many tokens that keeps nothing for a backward pass.
 
@@ -165,20 +146,18 @@ def sampling(work: Work, choice: Choice) -> Parts:
 def memory(work: Work, choice: Choice) -> dict[str, Parts]:
     """Bytes of each part in each phase."""
     trained, shape = 4 * work.trained, work.shape
-    trained_here, parts = trained // work.shares, resident(work).items()
-    always = {"CUDA context": CONTEXT, **{name: size // work.shares for name, size in parts}}
+    always = {"CUDA context": CONTEXT, **resident(work)}
     later = {
-        "gradients": trained_here
-        * (2 if work.processes > work.shares else 1),  # DDP has buckets of them
-        "optimiser": int(trained_here * work.moments),
+        # DDP has buckets of them
+        "gradients": trained * (2 if work.processes > 1 else 1),
+        "optimiser": int(trained * work.moments),
     }
     # several threads read files, each one matrix at a time, which the GPU quantises
     widest = shape.hidden * shape.inner
     load = {"matrices on their way": 4 * widest * work.size if work.rank else 0}
-    if work.shares > 1:  # a layer is loaded whole, and a trial gathers as much as a pass
-        load = {"gathered weights": gathered(work)}
-    copies = rounded(work, choice.gradient_checkpointing) if work.mixed else 0
-    passing = {"gathered weights": gathered(work), "rounded weights": copies}
+    # autocast keeps a copy of each weight that it rounds
+    copies = 2 * (shape.dense + shape.vocab * shape.hidden) if work.mixed else 0
+    passing = {"rounded weights": copies}
     sample = sampling(work, choice) if work.sampled else {}
     beside = {} if work.beside is None else {ENGINE: work.beside.sampling}
     learn = learning(work, choice.minibatch_tokens, choice.gradient_checkpointing)
@@ -194,6 +173,6 @@ def memory(work: Work, choice: Choice) -> dict[str, Parts]:
         "loading": {**always, **load},
         "sampling": {**always, **later, **passing, **sample, **beside},
         "learning": {**always, **later, **stay, **passing, **learn},
-        "step": {**always, **later, **stay, "updates": trained_here},
+        "step": {**always, **later, **stay, "updates": trained},
         "checkpoint": {**always, **later, **stay},
     }

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import cast
 
 import torch
 from lightning.pytorch.utilities import rank_zero_only
@@ -14,8 +13,7 @@ from turnrl.engines import EngineSettings
 from turnrl.plugin.errors import parse_bytes
 from turnrl.types import Start
 from turnrl_doctor.counts import CONTEXT
-from turnrl_doctor.plan import Card, CostedChoice, choose, gigabytes
-from turnrl_doctor.table import table
+from turnrl_doctor.plan import Card, CostedChoice, choose, gigabytes, table
 from turnrl_doctor.work import Work, decoder_of
 from turnrl_slots import Slots
 
@@ -49,6 +47,8 @@ def work_of(start: Start) -> Work:
     module = start.module
     if not isinstance(module, MTGRPO):
         raise LookupError(f"{type(module).__name__} is not MTGRPO")
+    if start.divided:
+        raise LookupError("processes that share one policy are not planned")
     policy, rollout, estimator = module.policy, module.rollout, module.estimator
     lora, turns = policy.lora, rollout.max_turns
     trajectories = -(-start.questions // start.processes) * module.group_size
@@ -73,7 +73,6 @@ def work_of(start: Start) -> Work:
         cut=rollout.cuts_distribution,
         moments=_moments(module),
         processes=start.processes,
-        shares=start.processes if start.divided else 1,
         mixed=half and lora is None,
         sampled=isinstance(module.engine_settings, Slots),
     )
@@ -143,23 +142,30 @@ class MemoryPlan(Check):
 
     def __init__(self) -> None:
         self._plan: CostedChoice | None = None
-        self._why = "the run has no GPU, and model.gpu_memory gives no size"
+        self._why = "the run has no GPU"
 
     def settle(self, start: Start) -> None:
-        """Choose the settings that the recipe leaves open, and print the plan. A policy
-        that only acts gets the choices of a run on this card; on a CPU, or if no run fits, it gets
-        none. A module is planned once.
+        """Choose the settings that the recipe leaves open, and print the plan. A policy that only
+        acts gets the choices of a run on this card; on a CPU, or if no run fits, it gets none. A
+        module is planned once.
 
         Raises:
             RecipeError: If a run would learn, and nothing fits the card.
         """
         module = start.module
-        if not isinstance(module, MTGRPO):
+        if not isinstance(module, MTGRPO) or module.memory.planned:
+            self._why = "made before"
             return
-        if module.memory.planned:
-            self._why = ""
+        try:
+            plan = self._planned(start, module)
+        except LookupError as error:
+            self._why = str(error)
             return
-        if (plan := self._planned(start, module)) is None:
+        except RecipeError:
+            if start.learns:
+                raise
+            return
+        if plan is None:
             return
         self._plan, phases = plan, ("sampling", "learning") if plan.work.sampled else ("learning",)
         module.use_settings(
@@ -171,49 +177,25 @@ class MemoryPlan(Check):
             rank_zero_only(print)(table(plan), flush=True)
 
     def _planned(self, start: Start, module: MTGRPO) -> CostedChoice | None:
-        """The plan for a module; None if no plan can be made."""
-        if start.gpu_memory is None:
-            self._why = "model.gpu_memory is null"
-            return None
         if not start.learns and start.device.type == "cpu":
             return None  # it may have trained elsewhere, and pages for a GPU may not fit here
-        if (card := card_for(start.device, start.gpu_memory)) is None:
+        if start.gpu_memory is None or not (card := card_for(start.device, start.gpu_memory)):
             return None
-        try:
-            work = work_of(start)
-        except LookupError as error:
-            self._why = str(error)
-            return None
-        beside = module.engine.beside(card.bytes)
+        work, beside = work_of(start), module.engine.beside(card.bytes)
         if beside is not None and module.max_staleness:  # it samples while the policy learns
             beside = beside._replace(learning=beside.sampling)
         work = replace(work, beside=beside)
-        try:
-            return choose(work, card, given_settings(module, work))
-        except RecipeError:
-            if start.learns:
-                raise
-            return None
+        return choose(work, card, given_settings(module, work))
 
     def run(self, start: Start) -> Iterable[Finding]:
-        """One line: the phase that needs most, or the reason why there is no plan."""
+        """The phase that needs most, or the reason why there is no plan."""
         if start.module is None:
             return
-        if self._plan is None:
-            if not self._why:
-                yield Finding("pass", "memory plan", "made before")
-            elif start.device.type == "cuda":
-                step = "Set model.policy.minibatch_tokens and model.engine.kv_memory by hand."
-                yield Finding("warn", "memory plan", f"none: {self._why}", step)
-            else:
-                yield Finding(
-                    "pass", "memory plan", f"none: {self._why}. --card 24GB plans for one"
-                )
-            return
-        plan = self._plan
-        if not plan.work.sampled and plan.work.beside is None:
-            engine = cast(MTGRPO, start.module).engine.name
-            text = f"the plan does not know what {engine} takes while it samples"
+        if (plan := self._plan) is None:
+            yield Finding("pass", "memory plan", f"none: {self._why}")
+        elif not plan.work.sampled and plan.work.beside is None:
+            text = "the plan does not know what the engine takes while it samples"
             yield Finding("warn", "memory plan", text, "Leave room for it: lower model.gpu_memory.")
-        usable = f"{gigabytes(plan.most)} of {gigabytes(plan.card.bytes)} GB"
-        yield Finding("pass", "memory plan", f"{plan.worst} needs most, {usable}")
+        else:
+            usable = f"{gigabytes(plan.most)} of {gigabytes(plan.card.bytes)} GB"
+            yield Finding("pass", "memory plan", f"{plan.worst} needs most, {usable}")

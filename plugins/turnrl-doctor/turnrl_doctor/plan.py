@@ -2,8 +2,7 @@
 
     work     a model's dimensions, a recipe's part, and the settings
     counts   the bytes of each part in each phase
-    plan     the first choice that fits, or the reason why nothing does
-    table    a plan as lines
+    plan     the first choice that fits, or the reason why nothing does; and its table
 
 All are functions of numbers alone: no weights, no GPU, no torch.
 """
@@ -18,7 +17,7 @@ from typing import Any
 
 from turnrl import RecipeError
 from turnrl_doctor.counts import ENGINE, PHASES, Parts, memory
-from turnrl_doctor.work import Choice, Work
+from turnrl_doctor.work import NAMES, Choice, Work
 from turnrl_slots.sizes import PAGE, PREFILL_TOKENS
 
 Settings = Mapping[str, Any]
@@ -37,6 +36,15 @@ _SETTING_OF = {
 }
 """The setting that decides how large a part is."""
 
+_SMALLER = {
+    "weights": "Take a smaller model, or set model.policy.quantization to nf4.",
+    "embedding and head": "Take a smaller model.",
+    **dict.fromkeys(
+        ("adapter", "gradients", "optimiser", "updates", "rounded weights"),
+        "Train fewer weights: set model.policy.lora, or lower its r.",
+    ),
+}
+"""The step that makes a part smaller that no setting of the plan decides."""
 
 _HEADROOM = 0.1
 """Share of a card that stays unused, because the allocator's blocks do not fit exactly."""
@@ -190,39 +198,48 @@ def _does_not_fit(work: Work, card: Card, given: Settings) -> RecipeError:
     plan = CostedChoice(work, card, Choice(**smallest, kv_memory=pages), given)
     parts = plan.memory[plan.worst]
     largest = max(parts, key=parts.__getitem__)
+    setting = _SETTING_OF.get(largest, "")
+    if setting.rpartition(".")[2] in given:
+        step = f"Lower {setting}, or leave it out."
+    elif largest == ENGINE:
+        step = "Lower --gpu-memory-utilization in model.engine.arguments."
+    else:
+        step = _SMALLER.get(largest, "Lower model.rollout.max_tokens.")
     return RecipeError(
         f"the run does not fit: {plan.worst} needs at least {gigabytes(plan.most)} GB, and "
         f"the plan uses {gigabytes(card.usable)} of the {gigabytes(card.bytes)} GB of {card.name}; "
-        f"the largest part is {largest} ({gigabytes(parts[largest])} GB). "
-        f"{_remedy(work, largest, given)}"
+        f"the largest part is {largest} ({gigabytes(parts[largest])} GB). {step}"
     )
-
-
-def _remedy(work: Work, largest: str, given: Settings) -> str:
-    """The first setting to change, as a sentence."""
-    if largest == ENGINE:
-        return (
-            "Let it take less (--gpu-memory-utilization in model.engine.arguments, if it is vLLM)."
-        )
-    setting = _SETTING_OF.get(largest, "")
-    if setting.rpartition(".")[2] in given:
-        return f"Lower {setting}, or leave it out."
-    undivided = work.shares == 1
-    if not undivided and largest in ("weights", "embedding and head", "gradients", "optimiser"):
-        return "Share the policy among more processes (trainer.devices), or take a smaller model."
-    if largest in ("weights", "embedding and head", "matrices on their way", "gathered weights"):
-        if work.rank and not work.four_bit and undivided:
-            return "Set model.policy.quantization to nf4, or take a smaller model."
-        return "Take a smaller model, or a larger card."
-    if largest in ("gradients", "optimiser", "updates", "adapter"):
-        if not work.rank:
-            return "Add model.policy.lora, or take a smaller model."
-        return "Lower model.policy.lora.r."
-    if given.get("gradient_checkpointing") == 0:
-        return "Set model.policy.gradient_checkpointing to true, or leave it out."
-    return "Lower model.rollout.max_tokens."
 
 
 def gigabytes(size: float) -> str:
     """`5.63`, `47.1`: three digits, in units of 10^9 bytes."""
     return f"{size / 1e9:.2f}" if size < 9.995e9 else f"{size / 1e9:.1f}"
+
+
+def table(plan: CostedChoice) -> str:
+    """The plan as lines of at most 80 columns."""
+    card, choice = plan.card, plan.choice
+    lines = [
+        f"memory plan for {card.name[:60]}",
+        f"  {gigabytes(card.bytes)} GB, of which the plan uses {gigabytes(card.usable)}; in GB",
+        f" {'':24}" + "".join(f"{phase:>11}" for phase in PHASES),
+    ]
+    parts = dict.fromkeys(name for phase in PHASES for name in plan.memory[phase])
+    for name in parts:
+        sizes = [plan.memory[phase].get(name, 0) for phase in PHASES]
+        if any(size >= 5e6 for size in sizes):
+            shown = (gigabytes(size) if size >= 5e6 else "-" for size in sizes)
+            lines.append(f" {name:24}" + "".join(f"{text:>11}" for text in shown))
+    totals = "".join(f"{gigabytes(plan.total(phase)):>11}" for phase in PHASES)
+    lines.append(f" {'sum':24}{totals}")
+    lines.append("  settings")
+    for name in NAMES:
+        if not plan.work.sampled and name not in ("minibatch_tokens", "gradient_checkpointing"):
+            continue
+        value = getattr(choice, name)
+        text = f"{gigabytes(value)}GB" if name == "kv_memory" else str(value)
+        if name == "gradient_checkpointing":
+            text = f"{value} of {plan.work.shape.layers} layers"
+        lines.append(f"    {name:24}{text:24}{'given' if name in plan.given else 'by the plan'}")
+    return "\n".join(lines)

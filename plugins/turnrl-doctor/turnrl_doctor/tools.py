@@ -16,20 +16,6 @@ _SHOWN = 60
 """The most characters shown of a call, and of a result."""
 
 
-class StandIn(Toolset):
-    """Answers in place of tools that failed, so that later parts can still be rehearsed."""
-
-    def __init__(self, specs: Sequence[ToolSpec]) -> None:
-        self._specs = specs
-
-    @property
-    def specs(self) -> Sequence[ToolSpec]:
-        return self._specs
-
-    def run(self, calls: Sequence[ToolCall]) -> Sequence[ToolResult]:
-        return [ToolResult("a result") for _ in calls]
-
-
 def judged(name: str, tools: Toolset, replies: list[tuple[ToolCall, ToolResult]]) -> Finding:
     """The finding about tools that were called."""
     if not replies:

@@ -104,7 +104,6 @@ class Work:
         processes: Number of processes that learn together.
         sampled: True if the plan knows the engine's memory.
         mixed: True if float32 weights are rounded for each product.
-        shares: Number of processes that share one policy; 1 if each has all of it.
         beside: GPU memory of the engine's own processes; None if it has none, or it is not known.
     """
 
@@ -123,7 +122,6 @@ class Work:
     processes: int = 1
     sampled: bool = True
     mixed: bool = False
-    shares: int = 1
     beside: Beside | None = None
 
     @property
