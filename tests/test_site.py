@@ -11,7 +11,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-import yaml
+from sphinx.errors import ExtensionError
 
 import turnrl
 import turnrl.engines
@@ -102,12 +102,14 @@ def pages(built) -> dict[str, Text]:
     return by_name
 
 
+@pytest.mark.slow
 def test_every_page_of_the_folder_is_a_page_of_the_site(pages):
     written = [p for kind in ("md", "rst") for p in (ROOT / "docs").rglob(f"*.{kind}")]
     names = {p.relative_to(ROOT / "docs").with_suffix(".html").as_posix() for p in written}
     assert names <= set(pages)
 
 
+@pytest.mark.slow
 def test_every_public_name_is_described(pages):
     for module in (turnrl, turnrl.engines, turnrl.runs, turnrl.testing):
         missing = [
@@ -118,6 +120,7 @@ def test_every_public_name_is_described(pages):
         assert missing == []
 
 
+@pytest.mark.slow
 def test_every_command_is_there_with_its_help(pages, capsys, facts):
     commands = list(facts.commands())
     assert {("fit",), ("eval",), ("plugin", "new"), ("index", "build")} <= set(commands)
@@ -130,6 +133,7 @@ def test_every_command_is_there_with_its_help(pages, capsys, facts):
         assert bare(more.split("\n\n")[0]) in shown, command
 
 
+@pytest.mark.slow
 def test_every_component_of_every_hook_is_there_with_its_arguments(pages, facts):
     assert set(facts.hooks()) >= {hook for hook in KINDS if installed(hook)}
     shown = {name: page for name, page in pages.items() if "components/" in name}
@@ -142,6 +146,7 @@ def test_every_component_of_every_hook_is_there_with_its_arguments(pages, facts)
                 assert bare(row) in page.text, (name, argument)
 
 
+@pytest.mark.slow
 def test_every_metric_is_there_with_its_unit_and_meaning(pages, facts):
     shown = pages["reference/metrics.html"].text
     for *_, group in facts.metrics():
@@ -149,6 +154,7 @@ def test_every_metric_is_there_with_its_unit_and_meaning(pages, facts):
             assert bare(metric.name + metric.unit + metric.text) in shown, metric
 
 
+@pytest.mark.slow
 def test_a_page_asks_for_nothing_from_elsewhere(built, pages):
     for name, page in pages.items():
         assert [address for address in page.loads if "//" in address] == [], name
@@ -160,36 +166,25 @@ def test_a_page_asks_for_nothing_from_elsewhere(built, pages):
 # ---------------------------------------------------------------- gaps
 
 
-class Undescribed(turnrl.OutcomeReward):
-    def __init__(self, weight: float = 1.0, bonus: float = 0.0) -> None:
-        self.weight = weight
+def test_what_has_no_description_is_named(facts):
+    from turnrl_site import directives
 
-    def score(self, trajectory):
-        return self.weight
+    class Undescribed(turnrl.OutcomeReward):
+        """Pays always.
 
+        Args:
+            weight: The reward.
+        """
 
-class HalfDescribed(Undescribed):
-    """Pays always.
+        def __init__(self, weight: float = 1.0, bonus: float = 0.0) -> None:
+            self.weight = weight
 
-    Args:
-        weight: The reward.
-    """
+        def score(self, trajectory):
+            return self.weight
 
-
-def test_a_component_or_an_argument_without_a_description_is_named(facts):
-    assert facts.component_gaps([Undescribed, HalfDescribed]) == [
-        "Undescribed (a docstring)",
-        "Undescribed.weight (an Args line)",
-        "Undescribed.bonus (an Args line)",
-        "HalfDescribed.bonus (an Args line)",
-    ]
-
-
-def test_a_metric_without_a_unit_or_a_meaning_is_named(facts, tmp_path):
-    file = tmp_path / "metrics.yaml"
-    rows = {"a/b": {"unit": "s"}, "a/c": {"meaning": "Seconds."}}
-    file.write_text(yaml.safe_dump([{"title": "T", "text": "t", "metrics": rows}]))
-    assert facts.metric_gaps(file) == ["metric a/c (a unit)", "metric a/b (a meaning)"]
+    assert facts.prose(Undescribed) == "Pays always."
+    with pytest.raises(ExtensionError, match=r"bonus.* has no meaning"):
+        directives.argument_table(facts.arguments(Undescribed))
 
 
 # ---------------------------------------------------------------- columns of metrics.csv

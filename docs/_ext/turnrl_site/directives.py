@@ -114,6 +114,8 @@ class Recipes(Generated):
     def text(self) -> Iterable[str]:
         for recipe in facts.recipes():
             yield from heading(recipe.name, "-")
+            if not recipe.comment:
+                raise ExtensionError(f"recipe {recipe.name} has no comment. Begin it with one.")
             yield from [recipe.comment, ""]
             yield from [".. code-block:: yaml", "", *indented(recipe.text.splitlines()), ""]
 
@@ -168,9 +170,16 @@ def argument_table(arguments: Sequence[facts.Argument], prefix: str = "") -> lis
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "options") -> list[str]:
-    """A table whose cells are reStructuredText of one line. A narrow screen stacks its cells."""
+    """A table whose cells are reStructuredText of one line. A narrow screen stacks its cells.
+
+    Raises:
+        ExtensionError: If a cell is empty.
+    """
     lines = [".. list-table::", f"   :class: {kind}", "   :header-rows: 1", ""]
     for row in [head, *rows]:
+        for title, cell in zip(head, row, strict=True):
+            if not cell.strip():
+                raise ExtensionError(f"{row[0]} has no {title}. Write it in its docstring.")
         lines += [f"   {'  ' if n else '* '}- {bars(literals(cell))}" for n, cell in enumerate(row)]
     return [*lines, ""]
 
@@ -206,8 +215,3 @@ def docstring_lines(
 ) -> None:
     """Sphinx's event before a docstring is read as reStructuredText."""
     lines[:] = from_docstring(lines)
-
-
-def shown_hooks(sources: Iterable[str]) -> set[str]:
-    """The hooks whose components some pages show."""
-    return set(re.findall(r"^\.\. components:: (\w+)$", "\n".join(sources), re.MULTILINE))

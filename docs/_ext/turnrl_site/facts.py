@@ -90,7 +90,8 @@ def value_text(value: object) -> str:
 
 def prose(cls: Any) -> str:
     """What a docstring says before its sections, as the help shows it."""
-    return (docstring_parser.parse(inspect.getdoc(cls) or "").description or "").strip()
+    own = inspect.cleandoc(cls.__doc__ or "")  # `getdoc` would give its base's
+    return (docstring_parser.parse(own).description or "").strip()
 
 
 # ---------------------------------------------------------------- components
@@ -113,19 +114,6 @@ def hooks() -> dict[str, dict[str, type]]:
             if all(isinstance(thing, type) for thing in brought.values()):
                 found[name] = brought
     return found
-
-
-def component_gaps(classes: Sequence[type]) -> list[str]:
-    """What of the classes has no description, each by name."""
-    return [
-        *(f"{cls.__name__} (a docstring)" for cls in classes if not (cls.__doc__ and prose(cls))),
-        *(
-            f"{cls.__name__}.{argument.name} (an Args line)"
-            for cls in classes
-            for argument in arguments(cls)
-            if not argument.text
-        ),
-    ]
 
 
 # ---------------------------------------------------------------- the public interface
@@ -161,9 +149,7 @@ def _name(module: Any, name: str, value: Any) -> Name:
         kind = "module"
     else:
         kind = "function" if inspect.isroutine(value) else "value"
-    text = value_doc(name, value) if kind == "value" else inspect.getdoc(value) or ""
-    if inspect.isclass(value) and not value.__doc__:
-        text = ""  # `getdoc` would give its base's
+    text = value_doc(name, value) if kind == "value" else inspect.cleandoc(value.__doc__ or "")
     return Name(name, kind, first_sentence(text))
 
 
@@ -191,11 +177,6 @@ def value_doc(name: str, value: object) -> str:
                 return "\n".join(found).strip()
     doc = getattr(value, "__doc__", "") or ""
     return inspect.cleandoc(doc) if type(value).__module__.partition(".")[0] != "typing" else ""
-
-
-def name_gaps(module: Any) -> list[str]:
-    """Public names without a description."""
-    return [f"{module.__name__}.{n.name} (a docstring)" for n in names(module) if not n.text]
 
 
 # ---------------------------------------------------------------- commands
@@ -292,15 +273,7 @@ def metrics(file: Path = METRICS) -> list[tuple[str, str, list[Metric]]]:
     ]
 
 
-def metric_gaps(file: Path = METRICS) -> list[str]:
-    """Metrics without a unit or a meaning."""
-    rows = [metric for *_, group in metrics(file) for metric in group]
-    return [f"metric {row.name} (a unit)" for row in rows if not row.unit] + [
-        f"metric {row.name} (a meaning)" for row in rows if not row.text
-    ]
-
-
-# ---------------------------------------------------------------- all of it
+# ---------------------------------------------------------------- sections of a recipe
 
 SECTIONS = {
     "model.policy": turnrl.Policy,
@@ -313,28 +286,3 @@ SECTIONS = {
     "data.fields": Fields,
 }
 """The sections of a recipe, and the class that each one makes."""
-
-
-DOORS = [
-    importlib.import_module(f"turnrl{door}")
-    for door in ("", ".types", ".engines", ".runs", ".testing", ".plugin.errors", ".plugin.text")
-]
-"""The modules whose names the reference describes."""
-
-
-def gaps() -> list[str]:
-    """Everything that the reference shows and that nobody has described, by name."""
-    components = [cls for brought in hooks().values() for cls in brought.values()]
-    return [
-        *component_gaps([*components, *SECTIONS.values()]),
-        *(gap for door in DOORS for gap in name_gaps(door)),
-        *(f"turnrl {' '.join(c)} (its help)" for c in commands() if not described(c)),
-        *(f"recipe {recipe.name} (a comment)" for recipe in recipes() if not recipe.comment),
-        *metric_gaps(),
-    ]
-
-
-def described(command: Sequence[str]) -> bool:
-    """Tell if the help above a command has words for it."""
-    line = rf"^ {{4}}{re.escape(command[-1])}(?: {{2,}}\S|\n {{6,}}\S)"
-    return re.search(line, help_of(*command[:-1]), re.M) is not None
