@@ -41,7 +41,7 @@ from turnrl.training.checks import check_rewards
 from turnrl.types import RewardComponent
 from turnrl_estimators import CostsAmongRight
 from turnrl_estimators.exact import figures
-from turnrl_estimators.toy import TOYS, Toy
+from turnrl_estimators.toy import TOYS
 from turnrl_rewards import ExactMatch, FirstHit, Repetition, SearchCost
 
 QUESTION = Question("q", "What?", ("x",))
@@ -146,58 +146,9 @@ def test_costs_among_right_equals_its_equation_written_as_loops(drawn, options):
 # ------------------------------------------------------------------ properties
 
 
-def cost_part(drawn, options):
-    """What costs add to the credit."""
-    with_costs, without = (
-        CostsAmongRight(**options, cost_coef=coef)(drawn.group()) for coef in (1.0, 0.0)
-    )
-    return with_costs - without
-
-
 def test_costs_among_right_keeps_to_its_contract():
     for options in ({}, UNBIASED):
         check_estimator(CostsAmongRight(**options))
-
-
-@given(groups(), OPTIONS)
-@settings(deadline=None)
-def test_without_costs_it_is_turn_level_to_the_digit(drawn, options):
-    rule = CostsAmongRight(**options)
-    del options["cost_scale"]
-    group, wanted = drawn.group(), TurnLevel(**options)
-    parts = {name: RewardComponent(part.values) for name, part in group.components.items()}
-    unmarked = dataclasses.replace(group, components=parts)
-    assert rule(unmarked).equal(wanted(unmarked))
-    free = dataclasses.replace(
-        drawn, costs=[[0.0] * n for n in drawn.lengths], outcome_costs=[0.0] * len(drawn.outcome)
-    )
-    assert rule(free.group()).equal(wanted(free.group()))
-
-
-@given(groups(), OPTIONS)
-@settings(deadline=None, max_examples=30)
-def test_costs_add_up_to_nothing_in_each_turn_and_give_wrong_attempts_nothing(drawn, options):
-    part = cost_part(drawn, options)
-    assert torch.allclose(part.sum(0), torch.zeros(part.shape[1]).double(), atol=1e-9)
-    assert not part[~torch.tensor(drawn.right)].any()
-
-
-@given(groups(), OPTIONS, st.floats(-5, 5))
-@settings(deadline=None, max_examples=30)
-def test_the_cost_of_wrong_attempts_changes_no_credit(drawn, options, cost):
-    dearer = dataclasses.replace(
-        drawn,
-        costs=[
-            row if right else [price + cost for price in row]
-            for row, right in zip(drawn.costs, drawn.right, strict=True)
-        ],
-        outcome_costs=[
-            price + cost * (not right)
-            for price, right in zip(drawn.outcome_costs, drawn.right, strict=True)
-        ],
-    )
-    before, after = (CostsAmongRight(**options)(lists.group()) for lists in (drawn, dearer))
-    assert torch.allclose(before, after, atol=1e-7)
 
 
 @given(groups())
@@ -264,26 +215,6 @@ def test_if_all_are_right_a_cost_weighs_in_proportion_to_the_outcome(weight):
     assert part.tolist() == pytest.approx([credit * (7 / 8) ** 0.5 for credit in wanted])
 
 
-def test_a_cost_is_not_amplified_if_right_attempts_earn_unequal_outcomes():
-    drawn = Drawn([[0.0]] * 4, [[-0.1], [0.0]] * 2, [1.0, 10.0, 20.0, 30.0], [0.0] * 4, 1.0)
-    by_cost = 0.05 / statistics.stdev(drawn.outcome)
-    part = CostsAmongRight()(drawn.group()) - CostsAmongRight(cost_coef=0)(drawn.group())
-    assert part[:, 0].tolist() == pytest.approx([-by_cost, by_cost] * 2, rel=1e-3)
-
-
-def test_costs_change_no_credit_in_a_group_of_one():
-    group = searched([1], [True]).group()
-    assert CostsAmongRight()(group).equal(TurnLevel()(group))
-
-
-def test_the_only_right_attempt_is_compared_with_no_other():
-    for options in ({}, UNBIASED):
-        group = searched([3, 0], [True, False]).group()
-        assert CostsAmongRight(**options)(group).equal(
-            CostsAmongRight(**options, cost_coef=0)(group)
-        )
-
-
 # ------------------------------------------------------------------ what it optimises
 
 
@@ -299,38 +230,6 @@ def test_unscaled_it_estimates_the_gradient_that_its_page_gives(size):
     assert figures("", CostsAmongRight(**UNBIASED), toy, size, wanted).bias < 1e-6
     plain = dataclasses.replace(toy, search_costs=())
     assert torch.allclose(toy.gradient_among_right - toy.cost_part, plain.gradient)
-
-
-def test_the_cost_gradient_follows_the_cost_of_right_attempts_not_their_number():
-    toy, step = TOYS["costs"], 1e-6
-
-    def among(toy, k):
-        """How likely it is to be right and to reach turn k, and the mean cost from there on."""
-        those = [f for f in toy.fates if toy.is_right(f) and len(f.scores) > k]
-        whole = sum(f.chance for f in those)
-        return whole, sum(f.chance * sum(f.turn_costs[k:]) for f in those) / whole
-
-    for k in range(3):
-        up, down = (
-            dataclasses.replace(
-                toy, logits=tuple(x + d * (n == k) for n, x in enumerate(toy.logits))
-            )
-            for d in (step, -step)
-        )
-        slope = (among(up, k)[1] - among(down, k)[1]) / (2 * step)
-        assert float(toy.cost_part[k]) == pytest.approx(among(toy, k)[0] * slope, abs=1e-9)
-
-
-def test_if_every_attempt_is_right_it_is_the_plain_gradient_of_all_rewards():
-    toy = Toy(
-        logits=(0.3, -0.4, 9.0),
-        search_rewards=((0.0, 0.5), (0.0,), (0.0,)),
-        outcomes=(1.0, 1.0, 1.0),
-        search_costs=(0.1, 0.2, 0.0),
-    )
-    # except for the few that do not answer in the third turn either
-    assert torch.allclose(toy.gradient_among_right, toy.gradient, rtol=0, atol=1e-4)
-    assert float(toy.gradient.norm()) > 0.02
 
 
 def test_in_the_toy_with_costs_all_rewards_say_stop_and_right_answers_say_search():
@@ -415,7 +314,6 @@ class Graded(OutcomeReward):
 
 @pytest.mark.parametrize(("rewards", "message"), [
     (["SearchCost", "WellFormed"], "no reward says which are. Add ExactMatch to model.rewards"),
-    (["SearchCost", {"class_path": f"{__name__}.Graded"}], "Let a right attempt earn more than 0"),
     (["ExactMatch", f"{__name__}.Strange"], "turn/strange has right_at = 1.0, but it scores turns"),
 ])  # fmt: skip
 def test_a_run_is_refused_before_it_begins(recipe, capsys, rewards, message):
@@ -455,31 +353,13 @@ def test_if_all_are_right_the_unit_is_everything_that_a_right_attempt_earns():
     assert terms(CostsAmongRight(), group)[0][0][-1].divisor == pytest.approx(0.6)
 
 
-def test_the_unit_is_the_outcomes_spread_as_soon_as_one_attempt_is_wrong():
-    # outcomes of seven right attempts and a wrong one: their deviation is 1 / sqrt(8), below the
-    # half of a right answer that counts if all are right
-    group = searched([1, 1, 0, 0, 0, 0, 0, 0], [True] * 7 + [False]).group()
-    mean = -0.2 / 7
-    by_cost = CostsAmongRight()(group) - TurnLevel()(
-        searched([0] * 8, [True] * 7 + [False]).group()
-    )
-    assert by_cost[:2, 0].tolist() == pytest.approx([(-0.1 - mean) * 8**0.5] * 2, abs=1e-5)
-    assert CostsAmongRight().unit(0.3, group) == 0.3
-    assert CostsAmongRight().unit(0.01, group) == 0.1
-    assert CostsAmongRight(scale="none").unit(0.3, group) == 1
-
-
 def test_impossible_settings_are_refused():
     with pytest.raises(RecipeError, match=r"outcome/graded has right_at = inf. Give what a right"):
         check_rewards([SearchCost(), type("Graded", (Graded,), {"right_at": math.inf})()])
     both = type("Graded", (Graded,), {"right_at": 1.0, "is_cost": True})()
     with pytest.raises(RecipeError, match=r"right_at = 1.0 and is_cost, but what a right"):
         check_rewards([both])
-    with pytest.raises(RecipeError, match="cost_coef is -1; it must be at least"):
-        CostsAmongRight(cost_coef=-1)
-    with pytest.raises(RecipeError, match="gamma is 2; it must be from 0 to 1"):
-        CostsAmongRight(gamma=2)
-    with pytest.raises(RecipeError, match="cost_scale is 'std'; choose one of outcome, none"):
+    with pytest.raises(RecipeError, match="cost_scale is 'std'"):
         CostsAmongRight(cost_scale="std")
 
 

@@ -20,7 +20,6 @@ from turnrl.runs.statistics import Difference
 from turnrl.runs.table import format_difference
 
 Table = Iterator[str]
-NOT_RUN = "Not run yet."
 _MARK = re.compile(r"<!-- ([\w-]+: [\w :-]+) -->\n(.*?)<!-- end -->", re.DOTALL)
 
 
@@ -189,21 +188,16 @@ def fill(page: Path, tables: Mapping[str, list[str]]) -> None:
         page: The page.
         tables: The lines of each, by the name in its mark; none if nothing was run.
     Raises:
-        TurnRLError: If a mark of the page is that of no table, or its table was run and has no line
-            any more. The page is then as it was.
+        TurnRLError: If a mark names no table, or one without a run. The page is then as it was.
     """
     text = page.read_text("utf-8")
 
     def filled(mark: re.Match[str]) -> str:
-        name, before = mark[1], mark[2].strip()
-        if name not in tables:
-            raise TurnRLError(f"{page} has the mark <!-- {name} -->, and there is no such table.")
-        if before not in ("", NOT_RUN) and not tables[name]:
+        if not (table := tables.get(mark[1])):
             raise TurnRLError(
-                f"{page} has a table at <!-- {name} -->, and no line is left for it. Bring the "
-                "lines back, or empty the table by hand."
+                f"{page} has the mark <!-- {mark[1]} -->, and no run has such a table."
             )
-        return "\n".join([f"<!-- {name} -->", *(tables[name] or [NOT_RUN]), "<!-- end -->"])
+        return "\n".join([f"<!-- {mark[1]} -->", *table, "<!-- end -->"])
 
     page.write_text(_MARK.sub(filled, text), "utf-8")
 
@@ -211,16 +205,3 @@ def fill(page: Path, tables: Mapping[str, list[str]]) -> None:
 def marks(page: Path) -> list[str]:
     """The names of the tables that a page asks for."""
     return [mark[1] for mark in _MARK.finditer(page.read_text("utf-8"))]
-
-
-def bare(page: Path, tables: Mapping[str, list[str]], pictures: list[str]) -> None:
-    """Write a page of nothing but tables and pictures.
-
-    Args:
-        page: The page.
-        tables: The lines of each, by name; none if nothing was run.
-        pictures: Names of files beside it.
-    """
-    shown = [f"![{name}]({name})\n" for name in pictures]
-    shown += ["\n".join([f"## {name}\n", *lines, ""]) for name, lines in tables.items() if lines]
-    page.write_text("# Figures\n\n" + "\n".join(shown), "utf-8")

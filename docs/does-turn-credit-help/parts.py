@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from os.path import relpath
@@ -19,7 +19,6 @@ from measures import (
 )
 
 from turnrl.commands.sweep.matrix import Cell, read_cells
-from turnrl.plugin.errors import TurnRLError
 
 HERE = Path(__file__).parent
 RECIPES = HERE.parents[1] / "recipes"
@@ -80,8 +79,6 @@ class Sweep:
         options: Settings of every run.
         starter: The policy of `STARTERS` that they start from, in `starters` beside this file;
             that of the recipe if not given.
-    Raises:
-        TurnRLError: If an estimator has no setting in `ESTIMATORS`, or there is no such starter.
     """
 
     recipes: tuple[str, ...]
@@ -89,10 +86,6 @@ class Sweep:
     estimators: tuple[str, ...]
     options: tuple[str, ...] = ()
     starter: str = ""
-
-    def __post_init__(self) -> None:
-        _known("estimator", self.estimators, ESTIMATORS)
-        _known("starter", filter(None, [self.starter]), STARTERS)
 
     def of(self, *estimators: str) -> Sweep:
         """The same with other estimators."""
@@ -157,8 +150,6 @@ class Part:
         measure: What its runs are judged by.
         world: The runs of the main comparison, at whose shortest the area ends if no run of the
             part is shorter; None to leave them out of account.
-    Raises:
-        TurnRLError: If two rows have one name, or a pair or the base is of no row.
     """
 
     sweeps: Mapping[str, Sweep]
@@ -170,23 +161,9 @@ class Part:
     level: float = 0.95
     measure: Measure = EXACT
 
-    def __post_init__(self) -> None:
-        rows = [(name, label) for label, one in self.every() for name in one.estimators]
-        if twice := [row for number, row in enumerate(rows) if row in rows[:number]]:
-            raise TurnRLError(f"two rows are called {twice[0]}. Give one sweep another label.")
-        _known("estimator", (name for pair in self.pairs for name in pair), [n for n, _ in rows])
-        _known("label", () if self.base is None else [self.base], [label for _, label in rows])
-
     def every(self) -> list[tuple[str, Sweep]]:
         """The sweeps with their labels, those that stand beside first."""
         return [*self.beside.items(), *self.sweeps.items()]
-
-
-def _known(what: str, names: Iterable[str], known: Iterable[str]) -> None:
-    for name in names:
-        if name not in known:
-            there = ", ".join(map(repr, dict.fromkeys(known)))
-            raise TurnRLError(f"there is no {what} {name!r} here. There are {there}.")
 
 
 OURS, MERGED, OUTCOMES = PAPERS = ("MT-GRPO", "GRPO-MR", "GRPO-OR")
