@@ -6,7 +6,6 @@ import tomllib
 from pathlib import Path
 from types import ModuleType
 
-import peft
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -16,7 +15,6 @@ import turnrl_atlas
 from turnrl import Policy, RecipeError
 from turnrl.policy.compute import (
     MOST_CHANGE,
-    adapt_in_place,
     adapted_layers,
     change_of,
     dense_weight,
@@ -129,15 +127,6 @@ def test_a_model_may_add_in_place_to_an_adapted_layers_output(tiny_model):
     (wanted,) = torch.autograd.grad((layer(x) + 1).square().sum(), x)
     (gradient,) = torch.autograd.grad(layer(x).add_(1).square().sum(), x)
     assert torch.allclose(gradient, wanted, atol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing")
-def test_dora_is_left_to_peft(tiny_model):
-    network = AutoModelForCausalLM.from_pretrained(tiny_model)
-    config = peft.LoraConfig(r=2, use_dora=True, target_modules=["q_proj"], task_type="CAUSAL_LM")
-    network = peft.get_peft_model(network, config)
-    adapt_in_place(network)
-    assert not any("forward" in vars(layer) for layer in network.modules())
 
 
 def test_a_dense_weight_reproduces_the_quantized_layers_output(tiny_model):

@@ -1,15 +1,13 @@
-"""Earnings: what turn rewards pay to attempts that act and to the others, in lines and metrics."""
+"""Metrics of what turn rewards pay to attempts that act, and to the others."""
 
 from __future__ import annotations
 
-import logging
 import math
 import statistics
 from dataclasses import replace
 
 import pytest
 
-from runs import Printed, data, make_module, trainer
 from trajectories import sampled_turn, trajectory
 from turnrl import (
     AdvantageEstimator,
@@ -23,13 +21,10 @@ from turnrl import (
     TurnLevel,
     TurnReward,
 )
-from turnrl.credit.earnings import ENOUGH, earning_tallies, earnings
+from turnrl.credit.earnings import ENOUGH, earning_tallies
 from turnrl.rewards.scoring import Tally, score_group
-from turnrl.runs import record
-from turnrl.watch import recorder as recording
 from turnrl_estimators import CostsAmongRight, Tree
-from turnrl_rewards import Repetition, SearchCost
-from worlds import Answered
+from turnrl_rewards import SearchCost
 
 FOUND, MISSED, FAILED = ToolResult("Paris"), ToolResult("Rome"), ToolResult("no", ok=False)
 
@@ -62,66 +57,6 @@ def attempt(answer, *results, question="q", begins=0):
 
 def group(*attempts, rewards=PAID):
     return score_group(attempts, rewards)
-
-
-FIVE = group(
-    attempt("Paris", FOUND),
-    attempt("Rome", MISSED),
-    attempt("Rome", FAILED, FOUND),
-    attempt("Rome"),
-    attempt("Paris"),
-)
-
-
-def test_turn_rewards_are_compared_between_attempts_that_act_and_the_others():
-    earned = earnings([FIVE] * 7)
-    finds, cost = earned.parts
-    assert (earned.acted, earned.attempts, earned.paid) == (21, 35, 14)
-    # calls cost 0.1, 0.1, and 0.1 + 0.2 for two; what failed is a call too
-    assert earned.cost == pytest.approx(0.5 / 3)
-    assert earned.pays == 0.5
-    assert (finds.name, finds.acted, finds.idle) == ("turn/finds", pytest.approx(1 / 3), 0)
-    assert (cost.acted, cost.idle) == (pytest.approx(-0.5 / 3), 0)
-    assert str(finds) == "turn/finds pays 0.333 with a call, 0.000 without"
-    assert earned.lines == [str(finds), str(cost), earned.verdict]
-    assert earned.verdict == (
-        "an attempt that calls loses 0.17 to costs on average, and a paid attempt gains 0.5, "
-        "so calls pay off if 1 attempt in 3 is paid: here 14 of 21 were"
-    )
-
-
-def test_a_cost_that_pays_is_reported():
-    class Wrong(TurnReward):
-        is_cost = True
-
-        def score(self, trajectory, turn):
-            return 0.1 * len(trajectory.turns[turn].reading.calls)
-
-    *_, warning = earnings([group(attempt("Paris", FOUND), rewards=[Wrong(), Says()])]).lines
-    assert warning.startswith("turn/wrong is marked as a cost and pays attempts that call: return")
-
-
-def test_the_verdict_names_how_many_have_to_be_paid():
-    earned = earnings([group(attempt("Rome", MISSED), attempt("Rome"))])
-    assert (earned.paid, earned.pays) == (0, None)
-    assert earned.verdict.endswith("and none was paid by another turn reward yet")
-    dear = earnings([group(attempt("Rome", FOUND), rewards=[Finds(), SearchCost(0.6)])])
-    assert dear.verdict.endswith("so calls never pay off")
-    close = earnings([group(attempt("Rome", FOUND), rewards=[Finds(), SearchCost(0.49)])])
-    assert "if every attempt is paid" in close.verdict
-
-
-def test_a_recorded_group_gives_the_same_verdict_as_the_run(tmp_path):
-    scored = group(attempt("Rome", MISSED), attempt("Rome"))
-    rows = [*recording.rows([scored], [None], "train", 0, 0)]
-    assert earnings([record.group(rows)]).verdict == earnings([scored]).verdict
-
-
-def test_there_are_no_lines_without_costs():
-    assert earnings([group(attempt("Rome", FOUND), rewards=[Finds(), Says()])]).lines == []
-    assert earnings([]).lines == []
-    # Repetition is a cost, but no call was repeated
-    assert earnings([group(attempt("Rome", FOUND), rewards=[Repetition(), Says()])]).lines == []
 
 
 def many(questions, rewards=PAID):
@@ -207,7 +142,6 @@ def test_an_outcome_that_costs_is_not_a_cost_of_a_turn():
 
     groups = many(10, [Finds(), Fine()])
     assert earning_tallies(groups, True)["reward/acting_error"].count == 0
-    assert earnings(groups).lines == []
 
 
 def test_branches_are_left_out():
@@ -215,7 +149,6 @@ def test_branches_are_left_out():
     with_branch = score_group([whole, attempt("Rome"), attempt("Rome", FOUND, begins=1)], [Finds()])
     with_branch = replace(with_branch, parents=(0, 1, 0))
     assert earning_tallies([with_branch])["rollout/acted"] == Tally(1, 2)
-    assert earnings([with_branch]).attempts == 2
 
 
 def test_estimators_say_whether_they_charge_costs_to_every_attempt():
@@ -226,26 +159,3 @@ def test_estimators_say_whether_they_charge_costs_to_every_attempt():
     assert not TurnLevel(turn_coef=0.0).charges_costs
     assert not OutcomeOnly().charges_costs
     assert not CostsAmongRight().charges_costs
-
-
-# ---------------------------------------------------------------------------------- in a run
-
-
-def earning(tiny_model, folder, *bars, epochs=1):
-    """A run in which searches cost, and no other reward pays turns."""
-    module = make_module(tiny_model)
-    module.rewards = [SearchCost(), Answered()]
-    run = trainer(folder, epochs, bars, enable_progress_bar=bool(bars), limit_val_batches=0)
-    run.fit(module, data())
-
-
-def test_a_run_says_once_whether_calls_pay_off(tiny_model, tmp_path, caplog):
-    bar = Printed()
-    earning(tiny_model, tmp_path / "bar", bar, epochs=2)
-    pay, verdict = (line for line in bar.lines if " pays " in line or " to costs " in line)
-    assert pay.startswith("turn/search_cost pays")
-    assert verdict.endswith("to costs on average, and none was paid by another turn reward yet")
-    with caplog.at_level(logging.INFO, "turnrl"):
-        earning(tiny_model, tmp_path / "no bar")
-    (logged,) = [r for r in caplog.records if "to costs on average" in r.getMessage()]
-    assert logged.levelno == logging.INFO

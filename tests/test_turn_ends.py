@@ -97,14 +97,6 @@ def test_every_end_token_that_a_folder_declares_ends_a_turn(tiny_model, tmp_path
         assert chat.text((*chat.turn("Hm", ("m",)), token)) == "Hm"
 
 
-def test_an_end_token_of_ordinary_text_is_named(tiny_model, tmp_path, caplog):
-    folder = Path(shutil.copytree(tiny_model, tmp_path / "model"))
-    (folder / "generation_config.json").write_text('{"eos_token_id": [2, 40]}')
-    tokenizer = Policy(str(folder)).build().tokenizer
-    assert f"declares {tokenizer.decode([40])!r}, a piece of ordinary text" in caplog.text
-    assert 40 in ChatFormat(tokenizer).end_ids
-
-
 def certain(folder, tiny_model, token):
     """A folder with a model whose likeliest token is always the one, a declared end."""
     import torch

@@ -106,17 +106,13 @@ def test_random_play_calls_with_valid_arguments_and_gives_the_right_answer(chat,
 
 SCHEMAS = [
     {"$ref": "#/$defs/place"},
-    {"allOf": [{"$ref": "#/$defs/place"}, {"description": "where"}]},
-    {"type": "array", "prefixItems": [{"type": "integer"}, {"const": "x"}], "items": False},
     {"type": "array", "items": {"type": "string"}, "maxItems": 0},
+    {"type": "array", "items": {"enum": [1, 2]}, "minItems": 3},
     {"type": "string", "minLength": 90},
     {"type": "string", "maxLength": 2},
     {"type": "number", "maximum": -5},
-    {"type": "integer", "exclusiveMinimum": 0, "multipleOf": 7},
     {"type": ["integer", "null"], "minimum": 3},
     {"oneOf": [{"type": "boolean"}, {"type": "object", "properties": {"a": {"const": 1}}}]},
-    {"type": "array", "items": {"enum": [1, 2, 3]}, "minItems": 3, "uniqueItems": True},
-    {"allOf": [{"$ref": "#/$defs/place"}, {"$ref": "#/$defs/named"}]},
     {"type": "string", "format": "date", "pattern": "^[0-9]{4}-"},
     {"items": {"$ref": "#/$defs/tree"}},
 ]
@@ -125,7 +121,6 @@ SCHEMAS = [
 @pytest.mark.parametrize("schema", SCHEMAS, ids=str)
 def test_random_arguments_fit_schemas_of_many_kinds(chat, schema):
     place = {"type": "object", "properties": {"x": {"type": "number"}}, "required": ["x"]}
-    named = {"properties": {"name": {"type": "string"}}, "required": ["name"]}
     tree = {"properties": {"left": {"$ref": "#/$defs/tree"}, "x": True}, "required": ["x"]}
 
     class Odd(Page):
@@ -133,7 +128,7 @@ def test_random_arguments_fit_schemas_of_many_kinds(chat, schema):
             "type": "object",
             "properties": {"odd": schema},
             "required": ["odd"],
-            "$defs": {"place": place, "named": named, "tree": tree},
+            "$defs": {"place": place, "tree": tree},
         }
 
     (attempts,) = play(chat, RandomPlay(ReAct()), tools=[Odd()], size=20)
@@ -442,7 +437,7 @@ LAKE = {
     },
     "trainer": {"max_epochs": 1, "accelerator": "cpu", "callbacks": []},
 }
-SHORT = ["--steps", "30", "--batch_size", "8", "--held_out", "12", "--lr"]
+SHORT = ["--steps", "30", "--batch_size", "8", "--lr"]
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
@@ -458,14 +453,6 @@ def test_a_policy_that_never_calls_calls_after_a_warm_up_and_a_run_begins_with_i
     save(recipe, "lake.yaml")
     assert main(["warmup", "lake.yaml", "--to", "warm", *SHORT, rate]) == 0
     printed = capsys.readouterr().out
-    shares = {
-        line[15:]: [float(word) for word in line.split()[:2]]
-        for line in printed.splitlines()
-        if "in the right form" in line or "attempts" in line
-    }
-    before, after = shares["turns with a call that worked or an answer in the right form"]
-    assert before < 0.3
-    assert after > 0.8
     assert "begin with it: turnrl fit lake.yaml --model.policy.model warm" in printed
     assert Path("warm", "adapter_config.json").is_file() == (lora is not None)
     assert "-- turn 2" in Path("warm/demonstrations.txt").read_text()
@@ -487,8 +474,6 @@ def test_mistakes_in_warm_up_options_are_reported(tmp_path, monkeypatch, capsys)
     assert message.endswith("steps is 0; it must be at least 1")
     message = fails(capsys, [*go, "--to", "warm", "--lr", "0"])
     assert message.endswith("lr is 0.0; it must be at least 1e-12")
-    message = fails(capsys, [*go, "--to", "warm", "--held_out", "-1"])
-    assert message.endswith("held_out is -1; it must be at least 0")
     message = fails(capsys, [*go, "--to", "warm", "--batch_size", "1.5"])
     assert message.endswith("batch_size is the string '1.5'; it must be a whole number")
     message = fails(capsys, [*go, "--to", "warm", "--by", "nowhere.demonstrate"])
@@ -518,12 +503,9 @@ def test_mistakes_in_warm_up_options_are_reported(tmp_path, monkeypatch, capsys)
     assert "Did you mean steps" in fails(capsys, [*go, "--to", "warm", "--stepz", "3"])
 
 
-@pytest.mark.parametrize(
-    ("option", "value"), [("--lr", "0"), ("--held_out", "-1"), ("--steps", "0")]
-)
-def test_settings_of_a_warm_up_are_refused_before_torch_is_loaded(tmp_path, option, value):
+def test_settings_of_a_warm_up_are_refused_before_torch_is_loaded(tmp_path):
     save(LAKE, str(tmp_path / "lake.yaml"))
-    words = ["warmup", "lake.yaml", "--to", "warm", option, value]
+    words = ["warmup", "lake.yaml", "--to", "warm", "--steps", "0"]
     code = (
         "import sys; from turnrl.cli import main; "
         f"print(main({words!r}), {{'torch', 'lightning'}} & {{*sys.modules}})"
@@ -543,7 +525,7 @@ def test_a_warm_up_accepts_custom_demonstrations(tmp_path, monkeypatch, capsys):
     recipe = json.loads(json.dumps(LAKE))
     recipe["model"]["rollout"]["segmenter"]["init_args"]["form"] = "tag"
     save(recipe, "lake.yaml")
-    options = ["--steps", "1", "--batch_size", "2", "--held_out", "0"]
+    options = ["--steps", "1", "--batch_size", "2"]
     go = ["warmup", "lake.yaml", "--to", "warm", "--by", "shown.demonstrate", *options]
     message = fails(capsys, go)
     assert re.search(
@@ -557,16 +539,13 @@ def test_a_warm_up_in_python_takes_a_function_and_a_trainers_arguments(tmp_path,
     monkeypatch.chdir(tmp_path)
     save(LAKE, "lake.yaml")
     built = build(["lake.yaml"])
-    mine = WarmUp(steps=1, batch_size=2, by=lambda attempt, rng: "right", held_out=0)
+    mine = WarmUp(steps=1, batch_size=2, by=lambda attempt, rng: "right")
     with pytest.raises(RecipeError, match="trainer has 'logger', which a warm-up sets itself"):
         warm_up(built.module, built.data, "warm", mine, trainer={"logger": True})
     with pytest.raises(RecipeError, match=r"^lr is 0; it must be at least 1e-12"):
         WarmUp(lr=0)
-    with pytest.raises(RecipeError, match=r"^by is the string 'x', not a function of an attempt"):
-        WarmUp(by="x")
-    done = warm_up(built.module, built.data, "warm", mine, trainer={"accelerator": "cpu"})
-    assert done.before is done.after is None
-    assert done.steps == 1
+    losses = warm_up(built.module, built.data, "warm", mine, trainer={"accelerator": "cpu"})
+    assert len(losses) == 1
     assert "right" in Path("warm/demonstrations.txt").read_text()
 
 
@@ -636,7 +615,6 @@ def test_an_adapter_with_dropout_loads_and_its_reference_has_none(tiny_model, tm
     torch.testing.assert_close(
         first, logprobs_of(begun)
     )  # in eval mode, and nothing has been learned
-    begun.refer_to_now()
 
 
 @pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing:FutureWarning")  # of peft
@@ -826,10 +804,10 @@ def test_a_scheme_that_writes_as_on_the_page():
 def test_the_python_of_the_page_warms_up(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (code,) = (p.text for p in blocks(PAGE) if "warm_up(" in p.text)
-    small = "lr=1e-3, steps=20, batch_size=8, held_out=8"
+    small = "lr=1e-3, steps=20, batch_size=8"
     assert "lr=1e-3" in code
     exec(code.replace("lr=1e-3", small), {})
-    assert float(capsys.readouterr().out.split()[-1]) > 0.5
+    assert float(capsys.readouterr().out.split()[-1]) < 3
     assert Path("lake_starter/model.safetensors").is_file()
 
 
@@ -839,10 +817,8 @@ def test_the_frozen_lake_of_the_page_is_learned(tmp_path, monkeypatch, capsys):
     commands = [line for p in blocks(PAGE) for line in p.text.splitlines() if "frozen_lake" in line]
     warm, fit = [line.split()[1:] for line in commands if line.startswith("turnrl ")][:2]
     assert main(warm) == 0
-    assert re.search(
-        r"^ +0\.0\d +1\.00  attempts with a call that worked$", capsys.readouterr().out, re.M
-    )
     assert main(fit) == 0
+    assert column("runs/frozen_lake", "val/tool_execution")[0] > 0.9
     outcomes = column("runs/frozen_lake", "val/reward/outcome")
     assert outcomes[0] < 0.1
     assert max(outcomes) > 0.25
@@ -865,7 +841,7 @@ def test_an_interrupt_says_whether_anything_was_written(
         monkeypatch.setattr(LanguageModel, "load", interrupted)
     else:
         monkeypatch.setattr("turnrl.watch.card.write_card", interrupted)
-    few = ["--steps", "2", "--batch_size", "4", "--held_out", "2"]
+    few = ["--steps", "2", "--batch_size", "4"]
     assert main(["warmup", "lake.yaml", "--to", "warm", *few]) == 130
     printed = capsys.readouterr().err
     assert re.search(message, printed)

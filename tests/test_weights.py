@@ -74,9 +74,8 @@ def test_a_model_whose_tensors_are_not_all_there_is_refused_with_their_names(
 ):
     change(base, weights, **config)
     policy = Policy(str(base), quantization, Lora(r=4) if quantization == "nf4" else None).build()
-    for load in (policy.load, policy.files.check_files):
-        with pytest.raises(RecipeError, match=message):
-            load()
+    with pytest.raises(RecipeError, match=message):
+        policy.load()
 
 
 def as_bin(folder):
@@ -104,7 +103,6 @@ def with_head(folder):
 def test_whole_models_load_in_every_form(base, tiny_model, form):
     form(base)
     policy = Policy(str(base)).build()
-    policy.files.check_files()
     policy.load()
     plain = Policy(str(tiny_model)).build()
     plain.load()
@@ -131,12 +129,6 @@ def test_a_broken_model_folder_is_an_error_of_the_recipe(base, fault):
     fault(base)
     with pytest.raises(RecipeError, match=r"model\.policy\.model .* cannot be loaded"):
         Policy(str(base)).build().load()
-
-
-def test_tensors_that_the_architecture_does_not_have_are_named(base, caplog):
-    change(base, lambda w: w | {"model.layers.0.self_attn.q_norm.weight": torch.ones(8)})
-    Policy(str(base)).build().load()
-    assert "no place for: model.layers.0.self_attn.q_norm.weight" in caplog.text
 
 
 # ---------------------------------------------------------------------------- adapters
@@ -177,7 +169,6 @@ def adapter(base, folder, **settings):
 def test_an_adapter_of_peft_computes_what_it_does_there(tiny_model, tmp_path, init, layers):
     wanted = adapter(tiny_model, tmp_path / "a", init_lora_weights=init, target_modules=layers)
     policy = Policy(str(tmp_path / "a"), lora=Lora(r=4, alpha=8, target_modules=layers)).build()
-    policy.files.check_files()
     policy.load()
     torch.testing.assert_close(logprobs_of(policy), wanted, atol=1e-5, rtol=0)
     again = Policy(str(policy.export(tmp_path / "b")), lora=policy.lora).build()
@@ -256,9 +247,8 @@ def test_a_broken_adapter_is_an_error_of_the_recipe(tiny_model, tmp_path, fault)
 @pytest.mark.parametrize("name", ["q_porj", "mlp.q_proj", "layers.7.self_attn.q_proj"])
 def test_a_name_in_target_modules_that_matches_nothing_is_refused(tiny_model, name):
     policy = Policy(str(tiny_model), lora=Lora(target_modules=["v_proj", name])).build()
-    for load in (policy.files.check_files, policy.load):
-        with pytest.raises(RecipeError, match=rf"target_modules has '{name}'.*q_proj"):
-            load()
+    with pytest.raises(RecipeError, match=rf"target_modules has '{name}'.*q_proj"):
+        policy.load()
 
 
 # ---------------------------------------------------------------------------- quantised bases
@@ -278,12 +268,11 @@ def four_bits(tiny_model, tmp_path):
 
 
 def test_a_base_that_is_quantised_on_disk_is_trained_only_with_an_adapter(four_bits, base):
-    with pytest.raises(RecipeError, match=r"quantised on disk \(nf4\).*Add model\.policy\.lora"):
+    with pytest.raises(RecipeError, match=r"quantised on disk \(nf4\)"):
         Policy(str(four_bits)).build().files.check(100)
     for quantization in ("none", "nf4"):
         policy = Policy(str(four_bits), quantization, Lora(r=4)).build()
         policy.files.check(100)
-        policy.files.check_files()
         policy.load()
         (layout,) = (layout for _, layout in policy.forward_passes([ROW]))
         policy(layout).logprobs.sum().backward()
@@ -291,7 +280,7 @@ def test_a_base_that_is_quantised_on_disk_is_trained_only_with_an_adapter(four_b
         assert all(gradient is not None and gradient.any() for gradient in moved)
         assert policy.files.base_quantization == "nf4"
     change(base, quantization_config={"quant_method": "gptq", "bits": 4})
-    with pytest.raises(RecipeError, match=r"is 'nf4', and .* already quantised on disk \(gptq\)"):
+    with pytest.raises(RecipeError, match=r"quantised on disk \(gptq\)"):
         Policy(str(base), "nf4", Lora(r=4)).build().files.check(100)
 
 
@@ -312,24 +301,3 @@ def test_the_card_of_an_adapter_says_that_its_base_was_quantised(tiny_model, tmp
     )
     write_card(tmp_path / "a", "some/base", None, True, {})
     assert "quantised" not in (tmp_path / "a" / "README.md").read_text()
-
-
-# ---------------------------------------------------------------------------- vocabularies
-
-
-@pytest.mark.parametrize("special", [True, False])
-def test_a_token_beyond_the_embedding_is_refused_if_a_text_may_become_it(base, special):
-    tokenizer = transformers.AutoTokenizer.from_pretrained(base)
-    rows = json.loads((base / "config.json").read_text())["vocab_size"]
-    fill = [f"<fill{i}>" for i in range(max(0, rows - len(tokenizer)))]
-    tokenizer.add_tokens(fill, special_tokens=True)
-    assert len(tokenizer) >= rows
-    new = transformers.AddedToken("<beyond>", special=special, normalized=False)
-    tokenizer.add_tokens([new], special_tokens=special)
-    tokenizer.save_pretrained(base)
-    if special:  # such as the mark of an image: no text becomes it
-        Policy(str(base)).build().files.check(100)
-        tokenizer.chat_template += "{{ '<beyond>' }}"
-        tokenizer.save_pretrained(base)
-    with pytest.raises(RecipeError, match=rf"tokens beyond the {rows} rows .*<beyond>"):
-        Policy(str(base)).build().files.check(100)

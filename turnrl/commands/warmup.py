@@ -92,24 +92,8 @@ def _warm_up(built: Built) -> None:
     trainer = built.invocation.contents["trainer"]
     chosen = {name: trainer[name] for name in kept if trainer.get(name) is not None}
     folder = Path(built.settings["to"])
-    done = warm_up(module, data, folder, settings, chosen)
-    if done.before is not None and done.after is not None:
-        rows = {
-            "turns with a call that worked or an answer in the right form": "in_form",
-            "attempts with a call that worked": "calls",
-            "attempts that ended by an answer or their environment": "ends",
-        }
-        print("before  after")
-        for text, name in rows.items():
-            before, after = (shares._asdict()[name] for shares in (done.before, done.after))
-            print(f"{before:6.2f} {after:6.2f}  {text}")
-    print(f"{done.losses[0]:6.3f} {done.losses[1]:6.3f}  loss of the first and the last batch")
+    losses = warm_up(module, data, folder, settings, chosen)
+    print(f"loss of the first batch {losses[0]:.3f}, of the last {losses[-1]:.3f}")
     say(f"written to {folder}; some of what it was taught is in {folder / TRANSCRIPT}")
-    if done.after is not None and module.rollout.specs and not done.after.calls:
-        say(
-            "no call worked after the warm-up: take more --steps (it took "
-            f"{done.steps}), or another --lr, before you begin with it"
-        )
-        return
     same = built.invocation.words(without=(*_SETTINGS, "model.policy.model"))
     print(f"begin with it: turnrl fit {same} --model.policy.model {folder}")

@@ -257,24 +257,6 @@ def not_a_list(kind: type, name: str, value: object, extends: str) -> ArgumentTy
     return ArgumentTypeError(f"{name} is {kind_of(value)}, not a list. Pass a list: {example}.")
 
 
-def function_of(arguments: str, name: str, value: object, example: str) -> None:
-    """Refuse an argument from Python that cannot be called.
-
-    Args:
-        arguments: The arguments it is called with, such as `the parameters`.
-        name: The argument.
-        value: Its value; None is allowed.
-        example: The value to write instead.
-    Raises:
-        ArgumentTypeError: Naming the argument, its value, and what to write.
-    """
-    if value is not None and not callable(value):
-        raise ArgumentTypeError(
-            f"{name} is {kind_of(value)}, not a function of {arguments}. "
-            f"Pass a class or a function: {name}={example}."
-        )
-
-
 def kind_of(value: object) -> str:
     """An argument's value in words: `the class TurnLevel`, `the string 'x'`, `a dict`."""
     if isinstance(value, type):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from turnrl.plugin.errors import RecipeError, did_you_mean, in_short
+from turnrl.plugin.errors import RecipeError, in_short
 from turnrl.policy.compute import adapt_in_place
 from turnrl.policy.settings import Lora
 
@@ -206,26 +206,20 @@ def exchanged(weights: Mapping[nn.Parameter, Tensor]) -> Iterator[None]:
 
 def _refuse_unmatched(network: nn.Module, config: Any) -> None:
     """Refuse names of layers that match none: peft ignores them if another name matches."""
-    if isinstance(config.target_modules, str):
-        return
     from peft.tuners.tuners_utils import check_target_module_exists
 
+    targets = config.target_modules
     layers = [name for name, _ in network.named_modules() if name]
-    for target in sorted(config.target_modules):
+    for target in [] if isinstance(targets, str) else sorted(targets):
         alone = copy.copy(config)
         alone.target_modules = {target}
         if not any(check_target_module_exists(alone, name) is True for name in layers):
-            kinds = sorted(
-                {
-                    name.rpartition(".")[2]
-                    for name, part in network.named_modules()
-                    if isinstance(part, nn.Linear)
-                }
-            )
+            kinds = {
+                n.rpartition(".")[2] for n, p in network.named_modules() if isinstance(p, nn.Linear)
+            }
             raise RecipeError(
                 f"model.policy.lora.target_modules has {target!r}, and the model has no layer of "
-                f"this name that an adapter fits.{did_you_mean(target, kinds)} Its linear layers "
-                f"are {', '.join(kinds)}."
+                f"this name that an adapter fits. Its linear layers are {', '.join(sorted(kinds))}."
             )
 
 

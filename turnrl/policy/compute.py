@@ -202,20 +202,13 @@ def _quantized(layer: nn.Module) -> Any:
 
 
 def adapt_in_place(network: nn.Module) -> None:
-    """Have `AdaptedLayer` compute a network's adapted linear layers (peft's LoRA).
-
-    Layers with several adapters, or with a variant such as DoRA, are left to peft.
-    """
+    """Have `AdaptedLayer` compute a network's adapted linear layers (peft's LoRA)."""
     from peft.tuners.lora import LoraLayer
 
     for layer in network.modules():
-        if not isinstance(layer, LoraLayer) or len(layer.lora_A) != 1:
-            continue
-        (name,) = layer.lora_A
-        adapted: Any = layer
-        variant = adapted.lora_variant or adapted.lora_bias[name]
-        if isinstance(adapted.get_base_layer(), nn.Linear) and not variant:
-            adapted.forward = AdaptedLayer(adapted, name)
+        if isinstance(layer, LoraLayer) and isinstance(layer.get_base_layer(), nn.Linear):
+            (name,) = layer.lora_A
+            vars(layer)["forward"] = AdaptedLayer(layer, name)
 
 
 def adapted_layers(network: nn.Module) -> "list[AdaptedLayer]":

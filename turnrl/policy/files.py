@@ -4,7 +4,6 @@ import contextlib
 import hashlib
 import importlib.util
 import json
-import logging
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +22,6 @@ from turnrl.plugin.text import counted
 from turnrl.policy.adapter import read_adapter
 from turnrl.policy.device import of_the_device
 
-_logger = logging.getLogger(__name__)
 PACKAGE_PREFIX = "package://"
 
 
@@ -231,11 +229,6 @@ def load_whole(model: str, revision: str | None, **options: object) -> Any:
             f"{holds if unused else ''} Copy its folder again, whole, or correct the names in its "
             "files and the sizes in its config.json."
         )
-    if unused:
-        _logger.warning(
-            f"{model} holds {counted(len(unused), 'tensor')} that its architecture "
-            f"({type(network).__name__}) has no place for: {_first(unused)}"
-        )
     return network
 
 
@@ -267,12 +260,6 @@ def load_tokenizer(
         )
     ends = [token for token in _declared_ends(origin) if token < len(tokenizer)]
     setattr(tokenizer, DECLARED_ENDS, tuple(ends))
-    for token in {*ends} - {*tokenizer.all_special_ids, *tokenizer.get_added_vocab().values()}:
-        _logger.warning(
-            f"the model {origin.model!r} declares {tokenizer.decode([token])!r}, a piece of "
-            f"ordinary text, as an end token (eos_token_id {token}), so it ends a turn wherever it "
-            "is sampled. If that is wrong, correct generation_config.json and config.json."
-        )
     return tokenizer
 
 
@@ -332,42 +319,11 @@ def check_quantization(
         RecipeError: Naming the method.
     """
     method = quantization_of(config)
-    if method is not None and not adapter:
+    if method is not None and (not adapter or wanted not in ("none", method)):
         raise RecipeError(
-            f"model.policy.model {model!r} is quantised on disk ({method}), and such weights "
-            "cannot be trained. Add model.policy.lora (an empty mapping means its defaults), or "
-            "name the model that it was quantised from."
-        )
-    if method is not None and wanted not in ("none", method):
-        raise RecipeError(
-            f"model.policy.quantization is {wanted!r}, and model.policy.model {model!r} is already "
-            f"quantised on disk ({method}). Set quantization to none, or name the model that it "
-            "was quantised from."
-        )
-
-
-def check_vocabulary(
-    tokenizer: transformers.PreTrainedTokenizerBase,
-    config: transformers.PretrainedConfig,
-    model: str,
-) -> None:
-    """Refuse tokens that a text may become and that the embedding has no row for. Others, such as
-    the mark of an image in a model that sees none, are no harm.
-
-    Raises:
-        RecipeError: Naming the tokens.
-    """
-    rows = config.get_text_config().vocab_size
-    ids = {token: number for token, number in tokenizer.get_vocab().items() if number >= rows}
-    template = str(tokenizer.chat_template)
-    special = {text.content for text in tokenizer.added_tokens_decoder.values() if text.special}
-    used = sorted(token for token in ids if token not in special or token in template)
-    used += [t for t in (tokenizer.eos_token, tokenizer.bos_token) if t in ids and t not in used]
-    if used:
-        raise RecipeError(
-            f"the tokenizer of model.policy.model {model!r} has tokens beyond the {rows} rows of "
-            f"the model's embedding: {_first(used)}. Add rows with resize_token_embeddings in "
-            "transformers, and train them, or take the tokenizer that belongs to the model."
+            f"model.policy.model {model!r} is quantised on disk ({method}), so its weights can "
+            "neither be trained nor quantised anew. Add model.policy.lora and set quantization to "
+            "none, or name the model that it was quantised from."
         )
 
 

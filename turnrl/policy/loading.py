@@ -9,11 +9,10 @@ import torch
 import transformers
 
 from turnrl.plugin.errors import RecipeError
-from turnrl.policy.adapter import digest_of, start_adapter, with_adapter
+from turnrl.policy.adapter import digest_of
 from turnrl.policy.files import (
     Origin,
     check_quantization,
-    check_vocabulary,
     fingerprint,
     load_config,
     load_network,
@@ -100,8 +99,8 @@ class ModelFiles:
         Args:
             tokens: The most tokens of a trajectory.
         Raises:
-            RecipeError: If the model has too few positions, is quantised and to be trained whole,
-                or has no embedding for a token of its tokenizer.
+            RecipeError: If the model has too few positions, or is quantised and to be trained
+                whole.
         """
         model, limit = self.settings.model, sizes_of(self.config).positions
         if limit is not None and tokens > limit:
@@ -111,23 +110,6 @@ class ModelFiles:
             )
         adapted = self.lora is not None
         check_quantization(self.config, model, self.settings.quantization, adapted)
-        check_vocabulary(self.tokenizer, self.config, model)
-
-    def check_files(self) -> None:
-        """Compare the names and the shapes of the weights on disk with the architecture, and the
-        adapter with its layers, without reading any weights.
-
-        Raises:
-            RecipeError: Naming what does not fit.
-        """
-        if quantization_of(self.config) is not None:
-            return  # only its own package, on its own device, knows its layers
-        meta = torch.device("meta")
-        network = load_network(self.origin, self.config, torch.float32, False, meta)
-        if self.lora is not None:
-            network = with_adapter(network, self.lora)
-            if self.origin.adapter is not None:
-                start_adapter(network, self.origin.adapter)
 
     def dtype_on(self, kind: str) -> torch.dtype:
         """The precision of activations on a kind of device, such as `cuda`."""

@@ -380,11 +380,6 @@ class LanguageModel(nn.Module):
         with self.evaluating(), exchanged(self._start):
             yield
 
-    def refer_to_now(self) -> None:
-        """Make the adapter as it is now the reference from here on."""
-        if self.lora is not None:
-            self._start = {p: p.detach().clone() for p in self.trainable_parameters().values()}
-
     def trainable_state(self) -> dict[str, Tensor]:
         """The trained weights by name, for a checkpoint. If processes share a divided policy, all
         of them have to call this, and the weights are whole in the first one."""

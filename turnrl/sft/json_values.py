@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from itertools import islice
 from typing import Any, TypeGuard, TypeVar, final
 
 from jsonschema import Draft202012Validator
@@ -75,13 +76,10 @@ class SchemaValues:
         if depth > 2 * _DEEPEST:
             return
         if "$ref" in schema:
-            yield from self._values(self._referred(schema), whole, depth + 1)
+            yield from self._values(self._refs.lookup(schema["$ref"]).contents, whole, depth + 1)
         for key in ("anyOf", "oneOf"):
             for part in self._mixed(filter(_says_something, schema.get(key, ()))):
                 yield from self._values({**_rest(schema, key), **part}, whole, depth + 1)
-        if parts := schema.get("allOf"):
-            every = [_rest(schema, "allOf"), *map(self._referred, parts)]
-            yield from self._values(_merged(every), whole, depth + 1)
         kinds = schema.get("type", _likely(schema))
         for kind in [kinds] if isinstance(kinds, str) else self._mixed(kinds):
             yield from self._of_kind(kind, schema, whole, depth)
@@ -94,12 +92,6 @@ class SchemaValues:
         else:  # most callers take only the first
             yield self._rng.choice(listed)
             yield from self._rng.sample(listed, len(listed))
-
-    def _referred(self, schema: object) -> object:
-        """The definition that a part of the schema refers to, or the part itself."""
-        if _says_something(schema) and "$ref" in schema:
-            return self._refs.lookup(schema["$ref"]).contents
-        return schema
 
     def _of_kind(
         self, kind: str, schema: Schema, whole: bool | None, depth: int
@@ -117,7 +109,7 @@ class SchemaValues:
         elif kind in ("integer", "number"):
             if self._rng is not None:
                 yield _drawn(schema, kind, self._rng)
-            yield from _numbers(schema, kind)
+            yield from _numbers(schema)
         else:
             yield from {"boolean": (not tails, tails)}.get(kind, (None,))
 
@@ -128,35 +120,19 @@ class SchemaValues:
         return {
             name: value
             for name in names
-            for value in self._fitting(properties.get(name, True), whole, depth, 1)
+            for value in self._fitting(properties.get(name, True), whole, depth)
         }
 
     def _array(self, schema: Schema, whole: bool | None, depth: int) -> list[object]:
-        first = [
-            value
-            for part in schema.get("prefixItems", ())
-            for value in self._fitting(part, whole, depth, 1)
-        ]
-        items, unique = schema.get("items", True), schema.get("uniqueItems")
-        wanted = max(schema.get("minItems", 0), min(1, schema.get("maxItems", 1))) - len(first)
-        if unique or self._rng is None:
-            rest = list(self._fitting(items, whole, depth, max(wanted, 0)))
-            return first + (rest if unique or not rest else (rest * wanted)[:wanted])
-        draws = (self._fitting(items, whole, depth, 1) for _ in range(wanted))
-        return first + [value for values in draws for value in values]
+        wanted = max(schema.get("minItems", 0), min(1, schema.get("maxItems", 1)))
+        items = schema.get("items", True)
+        draws = (self._fitting(items, whole, depth) for _ in range(wanted))
+        return [value for values in draws for value in values]
 
-    def _fitting(
-        self, schema: object, whole: bool | None, depth: int, count: int
-    ) -> Iterator[object]:
-        """At most `count` values, all different, that a part of the schema allows."""
-        yielded: list[object] = []
+    def _fitting(self, schema: object, whole: bool | None, depth: int) -> Iterator[object]:
+        """One value that a part of the schema allows, or none."""
         validator = self._validator.evolve(schema=schema)
-        for value in self._values(schema, whole, depth + 1) if count else ():
-            if value not in yielded and validator.is_valid(value):
-                yielded.append(value)
-                yield value
-            if len(yielded) == count:
-                return
+        yield from islice(filter(validator.is_valid, self._values(schema, whole, depth + 1)), 1)
 
 
 def _sized(text: str, schema: Schema) -> str:
@@ -167,38 +143,32 @@ def _sized(text: str, schema: Schema) -> str:
 
 
 def _drawn(schema: Schema, kind: str, rng: random.Random) -> float:
-    """A number between the bounds of a schema, or one of ten steps if a bound is missing."""
-    step = schema.get("multipleOf", 1)
+    """A number between the bounds of a schema; one of ten if a bound is missing."""
     minimum = schema.get("minimum", schema.get("exclusiveMinimum"))
     maximum = schema.get("maximum", schema.get("exclusiveMaximum"))
     if minimum is None:
-        minimum = 0 if maximum is None or maximum >= 0 else maximum - 9 * step
-    maximum = max(minimum, minimum + 9 * step if maximum is None else maximum)
-    if kind == "integer" or "multipleOf" in schema:
-        low, high = math.ceil(minimum / step), math.floor(maximum / step)
-        chosen: float = step * rng.randint(min(low, high), high)
-        return chosen
+        minimum = 0 if maximum is None or maximum >= 0 else maximum - 9
+    maximum = max(minimum, minimum + 9 if maximum is None else maximum)
+    if kind == "integer":
+        low, high = math.ceil(minimum), math.floor(maximum)
+        return rng.randint(min(low, high), high)
     return rng.uniform(minimum, maximum)
 
 
-def _numbers(schema: Schema, kind: str) -> Iterator[float]:
-    unit = schema.get("multipleOf", 1)
-    ends = [schema[name] for name in _ENDS if name in schema]
-    yield from (unit, 0)
-    for end in ends:
-        yield from (unit * (math.floor(end / unit) + n) for n in (1, 2, -1, -2))
-        yield end
-    if kind == "number" and len(ends) == 2:
-        yield sum(ends) / 2
+def _numbers(schema: Schema) -> Iterator[float]:
+    """Likely numbers: 1, 0, and those at the bounds of a schema."""
+    yield from (1, 0)
+    for end in (schema[name] for name in _ENDS if name in schema):
+        yield from (math.floor(end) + 1, math.floor(end) - 1, end)
 
 
 def _likely(schema: Schema) -> str:
     """The type that a schema without `type` means, judged by its other keywords."""
     if {"properties", "required"} & schema.keys():
         return "object"
-    if {"items", "prefixItems"} & schema.keys():
+    if "items" in schema:
         return "array"
-    return "number" if {*_ENDS, "multipleOf"} & schema.keys() else "string"
+    return "number" if {*_ENDS} & schema.keys() else "string"
 
 
 def _rest(schema: Schema, key: str) -> dict[str, object]:
@@ -208,13 +178,3 @@ def _rest(schema: Schema, key: str) -> dict[str, object]:
 def _says_something(schema: object) -> TypeGuard[Schema]:
     """False for `true`, which allows anything, and `false`, which allows nothing."""
     return isinstance(schema, Mapping)
-
-
-def _merged(parts: Sequence[object]) -> dict[str, object]:
-    """One schema that stands for several which all hold."""
-    merged: dict[str, Any] = {}
-    for part in filter(_says_something, parts):
-        both = {**merged.get("properties", {}), **part.get("properties", {})}
-        required = [*merged.get("required", ()), *part.get("required", ())]
-        merged |= {**part, "properties": both, "required": required}
-    return merged

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, final
 
-from turnrl.plugin.errors import RecipeError, at_least, function_of, is_finite
+from turnrl.plugin.errors import RecipeError, at_least, is_finite
 
 if TYPE_CHECKING:
     from turnrl.sft.dictation import Demonstrator
@@ -26,8 +26,6 @@ class WarmUp:
         lr: Peak of the learning rate; null for 5e-4 under LoRA, else 2e-4.
         by: A function of an attempt and of random numbers that returns the next turn (for the
             command, its dotted path); null for random play.
-        held_out: Number of questions that the policy attempts before and after, once each, from
-            `data.val`, or else from `data.train`. 0 for none.
     Raises:
         RecipeError: Naming the setting that is out of range.
     """
@@ -36,15 +34,12 @@ class WarmUp:
     batch_size: int = 16
     lr: float | None = None
     by: Demonstrator | None = None
-    held_out: int = 32
 
     def __post_init__(self) -> None:
         at_least(1, "", self, "steps", "batch_size", whole=True, optional=False)
-        at_least(0, "", self, "held_out", whole=True, optional=False)
         at_least(1e-12, "", self, "lr")
         if self.lr is not None and not is_finite(self.lr):
             raise RecipeError(f"lr is {self.lr}. Give a finite rate, such as 5e-4.")
-        function_of("an attempt and of random numbers", "by", self.by, "walker.demonstrate")
 
     def rate(self, adapter: bool) -> float:
         """The peak of the learning rate, for an adapter or for a whole model."""

@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, cast, final
+from typing import Any, NoReturn, cast, final
 
 import lightning as L
 from torch.utils.data import DataLoader, Dataset
@@ -44,36 +44,6 @@ _OURS |= {"enable_model_summary": False, "enable_progress_bar": False}
 _logger = logging.getLogger(__name__)
 
 
-class WarmedUp(NamedTuple):
-    """What a warm-up did.
-
-    Args:
-        before: How the policy acted before; None if `held_out` is 0.
-        after: How the policy acts now; None like `before`.
-        losses: The mean cross-entropy of the first batch and of the last.
-        steps: Number of optimiser steps; fewer than requested if demonstrations were left out.
-    """
-
-    before: Conduct | None
-    after: Conduct | None
-    losses: tuple[float, float]
-    steps: int
-
-
-class Conduct(NamedTuple):
-    """How well a policy keeps to the form in sampled attempts, as shares from 0 to 1.
-
-    Args:
-        in_form: Share of turns with a call that worked, or with a well-formed answer.
-        calls: Share of attempts with a call that worked.
-        ends: Share of attempts that ended by an answer or by their environment.
-    """
-
-    in_form: float
-    calls: float
-    ends: float
-
-
 @final
 class Lesson(Supervised):
     """Supervised learning on batches of demonstrations, as rows."""
@@ -101,7 +71,7 @@ def warm_up(
     folder: str | Path,
     settings: WarmUp | None = None,
     trainer: Mapping[str, object] | None = None,
-) -> WarmedUp:
+) -> list[float]:
     """Teach a module's policy the form of its turns, and write the policy to a folder. Set
     `policy.model` to the folder; under LoRA it holds the adapter.
 
@@ -111,6 +81,9 @@ def warm_up(
         folder: The folder that the policy is written to.
         settings: The number and size of steps, and the demonstrator.
         trainer: Arguments of Lightning's Trainer, such as `accelerator`.
+    Returns:
+        The mean cross-entropy of each batch. There are fewer than `steps` if demonstrations were
+        left out.
     Raises:
         RecipeError: If the rollout has a player, if most demonstrations do not fit its limits, or
             if `trainer` has an argument that a warm-up sets itself.
@@ -122,10 +95,7 @@ def warm_up(
     module.collector.check()
     data.setup("fit")
     data.leave_out_overlong(module.rollout, module.chat)
-    questions = data.passes(_ORDER)
-    asked = list(islice(questions, settings.steps * settings.batch_size))
-    tried = data.eval_questions("val")[: settings.held_out] if data.sources["val"] else []
-    tried = tried or list(islice(questions, settings.held_out))
+    asked = list(islice(data.passes(_ORDER), settings.steps * settings.batch_size))
     at_once = data.questions_per_iteration * module.group_size
     demonstrate = settings.by or RandomPlay(module.rollout.scheme.plugin)
     shown = demonstrations(module, asked, demonstrate, at_once)
@@ -134,20 +104,14 @@ def warm_up(
     try:
         with module.memory.phase("loading"):
             module.policy.load(device)
-        module.to(device)
-        before = conduct_of(module, tried)
-        module.collector.close()  # frees the engine's memory for the gradients
         rows = [row for trajectory in shown for row in trajectory.token_rows]
         with module.memory.phase("learning"):
             lesson = Lesson(settings.rate(module.policy.lora is not None), module.policy)
             losses = _learn(runner, lesson, rows, settings.batch_size)
-        module.to(device)
-        module.policy.refer_to_now()
-        after = conduct_of(module, tried)
     finally:
         module.collector.close()
     _write(module.policy, folder, shown)
-    return WarmedUp(before, after, (losses[0], losses[-1]), len(losses))
+    return losses
 
 
 def _write(policy: LanguageModel, folder: str | Path, shown: Sequence[Trajectory]) -> None:
@@ -157,9 +121,7 @@ def _write(policy: LanguageModel, folder: str | Path, shown: Sequence[Trajectory
     (written / TRANSCRIPT).write_text(f"{transcript}\n", encoding="utf-8")
 
 
-def _learn(
-    runner: L.Trainer, lesson: Lesson, rows: Sequence[TokenRow], size: int
-) -> Sequence[float]:
+def _learn(runner: L.Trainer, lesson: Lesson, rows: Sequence[TokenRow], size: int) -> list[float]:
     """Learn from each row once, `size` rows per step. Returns the loss of each step."""
     batches = [rows[i : i + size] for i in range(0, len(rows), size)]
     with _quiet(), tqdm(total=len(batches), desc="learning", leave=False, disable=None) as bar:
@@ -168,7 +130,6 @@ def _learn(
             runner.fit(lesson, DataLoader(cast("Dataset[Any]", batches), batch_size=None))
         except SystemExit as stop:  # Lightning's, for Ctrl-C
             raise stop.__context__ or stop from None
-    lesson.policy.zero_grad(set_to_none=True)  # the engine needs the memory
     return lesson.losses
 
 
@@ -262,20 +223,6 @@ def _check_calls(shown: Sequence[Trajectory]) -> None:
             f"learned. The first reply was {results[0].content!r:.200}. Mend the tool, or give "
             "'turnrl warmup' turns of your own with --by."
         )
-
-
-def conduct_of(module: MTGRPO, questions: Sequence[Question]) -> Conduct | None:
-    """How a policy acts now, in one sampled attempt at each question; None without questions."""
-    if not questions:
-        return None
-    attempts = module.ask(questions, samples=1)
-    turns = [turn for attempt in attempts for turn in attempt.turns]
-    answers = [t.reading.answer is not None and not t.reading.format_error for t in turns]
-    worked = [any(result.ok for result in turn.results) for turn in turns]
-    in_form = sum(map(max, answers, worked)) / len(turns)
-    calls = sum(any(result.ok for result in attempt.results) for attempt in attempts)
-    ends = sum(attempt.ended_by in ("answer", "tool") for attempt in attempts)
-    return Conduct(in_form, calls / len(attempts), ends / len(attempts))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
-from turnrl.plugin.errors import DataError, RecipeError, at_least, check_numbers, is_finite
+from turnrl.plugin.errors import DataError, RecipeError, at_least
 from turnrl.rewards import scoring
 from turnrl.training.collection import Collector
 from turnrl.types import Question, Trajectory
@@ -18,15 +18,9 @@ def check_sampling(samples: int | None, seed: int, temperature: float | None) ->
         RecipeError: Naming the argument and its value.
     """
     arguments = SimpleNamespace(samples=samples, seed=seed, temperature=temperature)
-    check_numbers("", arguments, "samples", whole=True)
-    check_numbers("", arguments, "temperature")
+    at_least(1, "", arguments, "samples", whole=True)
     at_least(0, "", arguments, "seed", whole=True, optional=False)
-    if samples is not None and samples < 1:
-        raise RecipeError(f"samples is {samples}; it must be at least 1, or None for greedy")
-    if temperature is not None and not (is_finite(temperature) and temperature >= 0):
-        raise RecipeError(
-            f"temperature is {temperature!r:.80}; give 0 for greedy, or a number above"
-        )
+    at_least(0, "", arguments, "temperature")
     if temperature == 0 and samples is not None:
         raise RecipeError(
             f"temperature is 0, which is greedy, so {samples} samples would be one. Leave out "

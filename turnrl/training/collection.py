@@ -376,19 +376,14 @@ class Collector:
         holds = rollout.places.at_once(engine, estimator.probes, self._shares)
         places, tool = rollout.places.of_tools(estimator.probes, self._shares)
         size = self.parts.group_size
-        probes = " and their probes" if estimator.probes else ""
-        if places is not None and places == holds and places < size:
+        if holds is not None and holds < size:
+            name, setting = engine.name, engine.memory_setting or "its memory"
+            raises = f"Raise {setting}, or lower model.rollout.max_tokens."
+            if places == holds:
+                name, raises = tool, "Raise its capacity, if it can serve more."
             rank_zero_info(
-                f"{tool} has room for {places} of a group's {size} trajectories{probes}, so the "
-                "others wait for their turn, which is slow. Raise its capacity, if it can serve "
-                "more."
-            )
-        elif holds is not None and holds < size:
-            rank_zero_info(
-                f"{engine.name} has room for {holds} of a group's {size} trajectories of "
-                f"model.rollout.max_tokens = {rollout.max_tokens}{probes}, and running so few at "
-                f"once is slow. Raise {engine.memory_setting or 'its memory'}, or lower "
-                "model.rollout.max_tokens."
+                f"{name} has room for {holds} of a group's {size} trajectories and their probes, "
+                f"and running so few at once is slow. {raises}"
             )
 
     def _start_tools(self) -> None:

@@ -287,22 +287,6 @@ class PolicyModule(L.LightningModule, ABC):
             schedule = schedules[0]["scheduler"] if schedules else None
             checkpoints.override_optimizer(checkpoint, optimizer, schedule)
 
-    @classmethod
-    def load_from_checkpoint(cls, checkpoint_path: Any, *args: Any, **parts: Any) -> Any:
-        """Make a module of parts given here, with a checkpoint's weights. For a run that has a
-        recipe, `turnrl.load` makes the parts too.
-
-        Raises:
-            CheckpointError: If no parts are given, or the checkpoint is of another policy.
-        """
-        if "policy" not in parts:
-            raise CheckpointError(
-                f"a checkpoint does not hold the parts of a {cls.__name__}. Call "
-                f"turnrl.load({str(checkpoint_path)!r}), or, for a run made in Python, "
-                f"turnrl.load({str(checkpoint_path)!r}, module=module)."
-            )
-        return super().load_from_checkpoint(checkpoint_path, *args, **parts)
-
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:

@@ -8,9 +8,7 @@ from typing import Any
 
 import lightning as L
 from lightning.pytorch.callbacks import LambdaCallback
-from lightning.pytorch.utilities import rank_zero_info
 
-from turnrl.credit.earnings import earnings
 from turnrl.plugin.errors import TrainingError
 from turnrl.plugin.text import painted
 from turnrl.rewards.scoring import Tally
@@ -40,7 +38,6 @@ class Alarms(L.Callback):
         """The figures that the rules read, for each iteration so far, including those of the run
         that this one resumes."""
         self._due: list[Alarm] = []
-        self._earned: list[str] = []
         self._taught_nothing = 0  # iterations in a row
         self._warned = False
         # counts before the row of metrics is taken; `self` prints after the iteration's line
@@ -48,7 +45,7 @@ class Alarms(L.Callback):
 
     def setup(self, trainer: L.Trainer, pl_module: L.LightningModule, stage: str) -> None:
         if stage == "fit":
-            self.rows, self._due, self._earned = [], [], []
+            self.rows, self._due = [], []
             self._taught_nothing, self._warned = 0, False
             callbacks: list[L.Callback] = trainer.callbacks  # type: ignore[attr-defined]
             between = [c for c in callbacks if c not in (self, self._counts)]
@@ -79,11 +76,6 @@ class Alarms(L.Callback):
         self._due = [alarm for alarm in raised if alarm.noticed == iteration]
         pl_module.metrics.log({"train/alarms": Tally(len(raised), 1)})
         experience = pl_module.experience  # of this process; None in a run that resumes
-        if experience is not None and iteration == 1:
-            self._earned = earnings(experience.first_draw.groups).lines
-            if self._earned and not pl_module.estimator.charges_costs:
-                rule = type(pl_module.estimator).__name__
-                self._earned[-1] += f"; {rule} does not charge all of them"
         trajectories = experience.trajectories if experience is not None else ()
         warning = warning_if_nothing_learned(iteration, figures, pl_module.rollout, trajectories)
         self._taught_nothing = self._taught_nothing + 1 if warning else 0
@@ -105,12 +97,8 @@ class Alarms(L.Callback):
         self._print(trainer)
 
     def _print(self, trainer: L.Trainer) -> list[Alarm]:
-        (due, self._due), (earned, self._earned) = (self._due, []), (self._earned, [])
+        due, self._due = self._due, []
         silent = trainer.progress_bar_callback is None and trainer.is_global_zero
-        for line in earned:
-            announce(trainer, line)
-            if silent:
-                rank_zero_info(line)
         for alarm in due:
             announce(trainer, painted(f"alarm: {alarm.text}", "alarm"))
             if silent:
